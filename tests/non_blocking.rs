@@ -20,10 +20,10 @@ mod deadlines;
 mod hangs;
 #[path = "killed.rs"]
 mod killed;
-#[path = "let_go.rs"]
-mod let_go;
 #[path = "members/main.rs"]
 mod members;
+#[path = "memory_release.rs"]
+mod memory_release;
 #[path = "operations.rs"]
 mod operations;
 #[path = "plans.rs"]

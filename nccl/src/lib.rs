@@ -99,9 +99,7 @@ use nccl_base::operation;
 #[cfg(feature = "world")]
 use nccl_base::{forked, host, sync, time};
 #[cfg(feature = "world")]
-use nccl_control as rendezvous;
-#[cfg(feature = "world")]
-use nccl_core::{communicator, events, peers, reaper, threads};
+use nccl_core::{communicator, drop_queue, events, peers, threads};
 use nccl_core::{library, op};
 
 pub mod all_to_all {
@@ -209,7 +207,7 @@ pub mod launch {
 
     /// For `nccl-run`.
     #[doc(hidden)]
-    pub use nccl_base::say::write_within;
+    pub use nccl_base::bounded_write::write_within;
 }
 #[cfg(feature = "metrics")]
 pub mod metrics;

@@ -37,9 +37,9 @@ use nccl_core::recorder::{Identity, tracks};
 /// nccl::metrics::sample();
 /// ```
 pub fn sample() {
-    let mut passed = passed().lock();
+    let mut exported = exported().lock();
     describe();
-    pass_on(&stats(), &mut passed);
+    export(&stats(), &mut exported);
 }
 
 /// Passes the statistics on at intervals, until it is dropped.
@@ -57,12 +57,12 @@ pub fn sample() {
 /// ```
 #[derive(Debug)]
 pub struct Sampler {
-    stop: Arc<Stop>,
+    stop: Arc<StopSignal>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
-struct Stop {
+struct StopSignal {
     stopped: Mutex<bool>,
     bell: Condvar,
 }
@@ -78,7 +78,7 @@ impl Sampler {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn start(interval: Duration) -> Result<Self> {
-        let stop = Arc::new(Stop::default());
+        let stop = Arc::new(StopSignal::default());
         let heard = Arc::clone(&stop);
         let thread = std::thread::Builder::new()
             .name(String::from("nccl-metrics"))
@@ -96,7 +96,7 @@ impl Sampler {
     }
 }
 
-impl Stop {
+impl StopSignal {
     /// Waits up to `time`; returns whether the sampler was stopped.
     fn within(&self, time: Duration) -> bool {
         let until = nccl_base::time::deadline_after(time);
@@ -132,7 +132,7 @@ type Labels = Vec<(&'static str, String)>;
 
 /// The values that were passed on before.
 #[derive(Default)]
-struct Passed {
+struct ExportedValues {
     /// Counts of each bucket, by metric and labels: durations come as totals.
     durations: HashMap<(&'static str, Labels), Vec<u64>>,
     /// Ranks for which the age of a heartbeat was passed on.
@@ -142,9 +142,9 @@ struct Passed {
     communicators: BTreeSet<Labels>,
 }
 
-fn passed() -> &'static Mutex<Passed> {
-    static PASSED: std::sync::OnceLock<Mutex<Passed>> = std::sync::OnceLock::new();
-    PASSED.get_or_init(Mutex::default)
+fn exported() -> &'static Mutex<ExportedValues> {
+    static EXPORTED: std::sync::OnceLock<Mutex<ExportedValues>> = std::sync::OnceLock::new();
+    EXPORTED.get_or_init(Mutex::default)
 }
 
 fn describe() {
@@ -269,7 +269,7 @@ fn describe() {
     );
 }
 
-fn pass_on(stats: &Stats, passed: &mut Passed) {
+fn export(stats: &Stats, exported: &mut ExportedValues) {
     if let Some(library) = &stats.library {
         let labels = [
             ("version", library.version.to_string()),
@@ -279,16 +279,16 @@ fn pass_on(stats: &Stats, passed: &mut Passed) {
         gauge!("nccl_info", &labels).set(1.0);
     }
     stats.communicators.iter().for_each(communicator);
-    world(&stats.worlds, &mut passed.peers);
+    world(&stats.worlds, &mut exported.peers);
     info(
         "nccl_rank_info",
         own_ranks(&stats.worlds),
-        &mut passed.ranks,
+        &mut exported.ranks,
     );
     info(
         "nccl_communicator_info",
         communicators(),
-        &mut passed.communicators,
+        &mut exported.communicators,
     );
     let faults = [
         ("failed", stats.faults.failed),
@@ -308,7 +308,7 @@ fn pass_on(stats: &Stats, passed: &mut Passed) {
     counter!("nccl_strangers_total").absolute(stats.strangers);
     let mut durations = |metric, labels: Labels, durations: &Durations| {
         let histogram = histogram!(metric, &labels);
-        let before = passed.durations.entry((metric, labels)).or_default();
+        let before = exported.durations.entry((metric, labels)).or_default();
         before.resize(durations.buckets().count(), 0);
         for ((at_most, count), before) in durations.buckets().zip(before) {
             let new = count.saturating_sub(*before);
@@ -382,18 +382,18 @@ fn own_ranks(worlds: &[WorldStats]) -> BTreeSet<Labels> {
 fn communicators() -> BTreeSet<Labels> {
     let live = tracks()
         .into_iter()
-        .filter(|track| !track.phase.get().is_final());
+        .filter(|track| !track.lifecycle.get().is_final());
     live.map(|track| {
         let Identity {
             name,
             rank,
             key,
-            home,
+            scope,
             roster,
             ..
         } = &track.identity;
         // Without a world it is not known which ranks of the world it has.
-        let world_rank = home.as_ref().map(|_| roster.world_rank(*rank));
+        let world_rank = scope.as_ref().map(|_| roster.world_rank(*rank));
         vec![
             ("comm", name.to_string()),
             (
@@ -413,22 +413,22 @@ fn number(number: Option<usize>) -> String {
     number.map_or_else(String::new, |number| number.to_string())
 }
 
-/// Sets the series in `now` to 1, and those that were `told` before and are gone to NaN: a series cannot be removed. At most
+/// Sets the series in `now` to 1, and those that were `exported` before and are gone to NaN: a series cannot be removed. At most
 /// [`NAMES`] series of a metric are passed on in the life of the process.
-fn info(metric: &'static str, now: BTreeSet<Labels>, told: &mut BTreeSet<Labels>) {
-    for labels in told.difference(&now) {
+fn info(metric: &'static str, now: BTreeSet<Labels>, exported: &mut BTreeSet<Labels>) {
+    for labels in exported.difference(&now) {
         gauge!(metric, labels).set(f64::NAN);
     }
     for labels in now {
-        if told.contains(&labels) || told.len() < NAMES {
+        if exported.contains(&labels) || exported.len() < NAMES {
             gauge!(metric, &labels).set(1.0);
-            told.insert(labels);
+            exported.insert(labels);
         }
     }
 }
 
 /// Passes on the newest generation, as its lowest rank in this process sees it.
-fn world(worlds: &[WorldStats], told: &mut BTreeSet<usize>) {
+fn world(worlds: &[WorldStats], exported: &mut BTreeSet<usize>) {
     let newest = worlds
         .iter()
         .max_by_key(|world| (world.generation, std::cmp::Reverse(world.rank)));
@@ -449,11 +449,11 @@ fn world(worlds: &[WorldStats], told: &mut BTreeSet<usize>) {
         gauge!("nccl_world_ranks", "state" => state).set(number as f64);
     }
     let age = |peer: usize| gauge!("nccl_peer_heartbeat_age_seconds", "peer" => peer.to_string());
-    let mut silent = std::mem::take(told);
+    let mut silent = std::mem::take(exported);
     for &(peer, since) in &newest.heartbeat_ages {
         age(peer).set(since.as_secs_f64());
         silent.remove(&peer);
-        told.insert(peer);
+        exported.insert(peer);
     }
     // A rank that is gone has no age; without NaN, its last age would stay.
     silent.into_iter().for_each(|peer| age(peer).set(f64::NAN));
@@ -466,11 +466,15 @@ mod tests {
     #[test]
     fn what_a_process_tells_of_its_communicators_is_bounded() {
         let labels = |number: usize| vec![("comm", number.to_string())];
-        let mut told = BTreeSet::new();
+        let mut exported = BTreeSet::new();
         for number in 0..2 * NAMES {
-            info("nccl_communicator_info", [labels(number)].into(), &mut told);
+            info(
+                "nccl_communicator_info",
+                [labels(number)].into(),
+                &mut exported,
+            );
         }
-        assert_eq!(told.len(), NAMES);
-        assert!(told.contains(&labels(0)) && !told.contains(&labels(NAMES)));
+        assert_eq!(exported.len(), NAMES);
+        assert!(exported.contains(&labels(0)) && !exported.contains(&labels(NAMES)));
     }
 }

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use crate::recorder::Timeline;
-use crate::rendezvous::{self, Events, Rendezvous, WorldState};
-use crate::supervision::{decode, introduce, timeline};
+use crate::supervision::{decode, register_with_control, timeline};
 #[cfg(doc)]
 use crate::world::World;
 #[cfg(doc)]
 use nccl_base::error::ErrorKind;
 use nccl_base::error::Result;
+use nccl_control::{self, Events, Rendezvous, WorldState};
 
 /// Receives everything that happens to a world's ranks, without being one.
 ///
@@ -39,7 +39,7 @@ use nccl_base::error::Result;
 /// # Ok::<(), nccl::Error>(())
 /// ```
 pub struct Observer {
-    inner: rendezvous::Observer,
+    inner: nccl_control::Observer,
 }
 
 impl Observer {
@@ -57,8 +57,8 @@ impl Observer {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn join(rendezvous: Rendezvous) -> Result<Self> {
-        introduce();
-        rendezvous::Observer::join(rendezvous).map(|inner| Self { inner })
+        register_with_control();
+        nccl_control::Observer::join(rendezvous).map(|inner| Self { inner })
     }
 
     /// As [`join`](Self::join), but returns at once, and looks for rank 0 in the background: for a
@@ -78,8 +78,8 @@ impl Observer {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn start(rendezvous: Rendezvous) -> Result<Self> {
-        introduce();
-        rendezvous::Observer::start(rendezvous).map(|inner| Self { inner })
+        register_with_control();
+        nccl_control::Observer::start(rendezvous).map(|inner| Self { inner })
     }
 
     /// Returns the state of every rank, as far as this observer has heard.

@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use crate::CommunicatorBuilder;
 use crate::communicator::{Communicator, LaunchMode, Timeouts};
 use crate::forked;
-use crate::peers::{About, AsWorld, Check, Terms};
+use crate::peers::{AsWorld, InitSetup, PreflightCheck, WorldParameters};
 use crate::preflight::{Checks, Report, Settings};
 use crate::recorder::Timeline;
-use crate::rendezvous::{self, Channel, Events, Line, Rendezvous, Subgroup};
-use crate::supervision::{OfLine as _, Session, introduce, recordings};
+use crate::supervision::{SessionExt as _, WorldPeers, recordings, register_with_control};
 #[cfg(doc)]
 use nccl_base::error::ErrorKind;
 use nccl_base::error::Result;
 use nccl_base::fault::Fault;
+use nccl_control::{self, Channel, Events, RankSession, Rendezvous, Subgroup};
 
 /// All ranks of a job, seen from one of them: who they are, and how to exchange small data without NCCL.
 ///
@@ -34,7 +34,7 @@ use nccl_base::fault::Fault;
 /// });
 /// ```
 pub struct World {
-    member: rendezvous::World,
+    member: nccl_control::World,
     /// Default timeouts of its communicators.
     timeouts: Timeouts,
     /// Whether its communicators use NCCL.
@@ -46,7 +46,7 @@ pub struct World {
 }
 
 impl World {
-    fn of(member: rendezvous::World) -> Self {
+    fn of(member: nccl_control::World) -> Self {
         Self {
             timeouts: Timeouts::default(),
             needs_nccl: true,
@@ -72,8 +72,8 @@ impl World {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn join(rendezvous: Rendezvous) -> Result<Self> {
-        introduce();
-        rendezvous::World::join(rendezvous).map(Self::of)
+        register_with_control();
+        nccl_control::World::join(rendezvous).map(Self::of)
     }
 
     /// Returns the worlds of `size` ranks that are threads of this process.
@@ -88,8 +88,8 @@ impl World {
     /// ```
     #[must_use]
     pub fn threads(size: usize) -> Vec<Self> {
-        introduce();
-        let members = rendezvous::World::threads(size).into_iter();
+        register_with_control();
+        let members = nccl_control::World::threads(size).into_iter();
         members.map(Self::of).collect()
     }
 
@@ -105,10 +105,10 @@ impl World {
     /// ```
     #[must_use]
     pub fn single() -> Self {
-        introduce();
+        register_with_control();
         Self {
             needs_nccl: false,
-            ..Self::of(rendezvous::World::single())
+            ..Self::of(nccl_control::World::single())
         }
     }
 
@@ -163,7 +163,7 @@ impl World {
     /// ```
     #[must_use]
     pub fn record_faults_to(self, directory: impl Into<std::path::PathBuf>) -> Self {
-        self.line().home().set_directory(directory.into());
+        self.session().scope().set_directory(directory.into());
         self
     }
 
@@ -225,7 +225,7 @@ impl World {
     /// # }
     /// ```
     pub fn communicator<'a>(&'a self, name: &'a str) -> CommunicatorBuilder<'a> {
-        CommunicatorBuilder::with_world(name, self.terms())
+        CommunicatorBuilder::with_world(name, self.parameters())
     }
 
     /// Returns why the communicator of this world that ended last on this rank was ended; `None` while there is none.
@@ -445,7 +445,7 @@ impl World {
     /// });
     /// ```
     pub fn next_generation(&self, timeout: Duration) -> Result<Self> {
-        self.go_on(timeout, false, &[])
+        self.reconfigure(timeout, false, &[])
     }
 
     /// As [`next_generation`](Self::next_generation), and without the ranks that do not come within `timeout`: they
@@ -470,7 +470,7 @@ impl World {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn next_generation_leaving_behind(&self, timeout: Duration) -> Result<Self> {
-        self.go_on(timeout, true, &[])
+        self.reconfigure(timeout, true, &[])
     }
 
     /// As [`next_generation`](Self::next_generation), and keeps the communicators `kept`, to be grown by the ranks that join
@@ -504,7 +504,7 @@ impl World {
         kept: &[&Communicator],
         timeout: Duration,
     ) -> Result<Self> {
-        self.go_on(timeout, false, kept)
+        self.reconfigure(timeout, false, kept)
     }
 
     /// Returns which generation of its job this world is: 0 unless the [`Rendezvous`] or the launcher says otherwise,
@@ -596,8 +596,8 @@ impl World {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn rejoin(rendezvous: Rendezvous) -> Result<Self> {
-        introduce();
-        rendezvous::World::rejoin(rendezvous).map(Self::of)
+        register_with_control();
+        nccl_control::World::rejoin(rendezvous).map(Self::of)
     }
 
     /// Returns an ordered channel between all ranks, under a name: for what the ranks have to do next, step by step.
@@ -699,17 +699,17 @@ impl World {
     /// ```
     #[must_use]
     pub fn recordings(&self, timeout: Duration) -> Timeline {
-        recordings(self.line(), timeout)
+        recordings(self.session(), timeout)
     }
 
-    fn go_on(
+    fn reconfigure(
         &self,
         timeout: Duration,
         leaves_behind: bool,
         kept: &[&Communicator],
     ) -> Result<Self> {
         let kept: Vec<&str> = kept.iter().filter_map(|comm| comm.key()).collect();
-        let member = self.member.go_on(timeout, leaves_behind, &kept)?;
+        let member = self.member.reconfigure(timeout, leaves_behind, &kept)?;
         let all_known = (0..member.size()).all(|rank| member.previous_rank(rank).is_some());
         Ok(Self {
             timeouts: self.timeouts,
@@ -721,16 +721,16 @@ impl World {
     }
 
     /// Returns the line, which its communicators keep.
-    pub(crate) fn line(&self) -> &Arc<Line> {
-        self.member.line()
+    pub(crate) fn session(&self) -> &Arc<RankSession> {
+        self.member.session()
     }
 }
 
 #[doc(hidden)]
 impl AsWorld for World {
-    fn terms(&self) -> Terms<'_> {
-        Terms {
-            peers: Session::of(self.line()),
+    fn parameters(&self) -> WorldParameters<'_> {
+        WorldParameters {
+            peers: WorldPeers::of(self.session()),
             timeouts: self.timeouts,
             launch_mode: self.launch_mode,
             needs_nccl: self.needs_nccl,
@@ -740,17 +740,18 @@ impl AsWorld for World {
 }
 
 #[doc(hidden)]
-impl Check for World {
+impl PreflightCheck for World {
     fn check(
         &self,
-        about: Option<About>,
+        setup: Option<InitSetup>,
         deadline: Instant,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<()> {
         if self.size() < 2 || !self.needs_nccl {
             return Ok(());
         }
-        self.checks.pass(&self.member, about, deadline, interrupted)
+        self.checks
+            .ensure_passed(&self.member, setup, deadline, interrupted)
     }
 }
 

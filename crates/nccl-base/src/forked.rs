@@ -11,8 +11,8 @@
 //! The word is checked in:
 //! - [`check`]: calls that enter a communicator (`Frame::admit`, `Turn::take`, `Request`), requests to the other ranks (`Line`),
 //!   and lookups of functions in the library (`Library::function`);
-//! - [`Resident`]: values that handles own;
-//! - `reaper::is_closed`: deferred releases, and the exit of the process.
+//! - [`ForkGuarded`]: values that handles own;
+//! - `drop_queue::is_closed`: deferred releases, and the exit of the process.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -79,9 +79,9 @@ extern "C" fn in_the_child() {
 
 /// A value of the process that made it; a forked child that drops it leaves it as it is.
 #[doc(hidden)]
-pub struct Resident<T>(ManuallyDrop<T>);
+pub struct ForkGuarded<T>(ManuallyDrop<T>);
 
-impl<T> Resident<T> {
+impl<T> ForkGuarded<T> {
     #[inline]
     #[doc(hidden)]
     pub fn new(value: T) -> Self {
@@ -89,7 +89,7 @@ impl<T> Resident<T> {
     }
 }
 
-impl<T> Drop for Resident<T> {
+impl<T> Drop for ForkGuarded<T> {
     #[inline]
     fn drop(&mut self) {
         if !is_child() {
@@ -99,7 +99,7 @@ impl<T> Drop for Resident<T> {
     }
 }
 
-impl<T> Deref for Resident<T> {
+impl<T> Deref for ForkGuarded<T> {
     type Target = T;
 
     #[inline]
@@ -108,21 +108,21 @@ impl<T> Deref for Resident<T> {
     }
 }
 
-impl<T> DerefMut for Resident<T> {
+impl<T> DerefMut for ForkGuarded<T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         &mut self.0
     }
 }
 
-impl<T: Clone> Clone for Resident<T> {
+impl<T: Clone> Clone for ForkGuarded<T> {
     #[inline]
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Resident<T> {
+impl<T: fmt::Debug> fmt::Debug for ForkGuarded<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
     }

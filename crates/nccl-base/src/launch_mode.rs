@@ -102,7 +102,7 @@ pub const IDLE_PARENT: &str = " (idle parent)";
 /// One rank's part in the choice of the mode, as sent between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(hidden)]
-pub enum Wish {
+pub enum LaunchPreference {
     /// The program asked for it, or `NCCL_RUN_LAUNCH_MODE`.
     Asked(LaunchMode),
     /// No mode was asked for, and this rank supports both.
@@ -111,7 +111,7 @@ pub enum Wish {
     OnlyNonBlocking,
 }
 
-impl Wish {
+impl LaunchPreference {
     /// Returns the code for messages between ranks.
     #[doc(hidden)]
     pub fn code(self) -> u8 {
@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn the_ranks_agree_on_what_was_asked_for_and_else_on_what_all_can() {
         use LaunchMode::{BlockingChild, NonBlocking};
-        use Wish::{Asked, Either, OnlyNonBlocking};
+        use LaunchPreference::{Asked, Either, OnlyNonBlocking};
         for (wishes, agreed) in [
             (&[Either, Either][..], Ok(BlockingChild)),
             (&[Either, OnlyNonBlocking], Ok(NonBlocking)),
@@ -268,11 +268,14 @@ mod tests {
         ] {
             let sent: Vec<_> = wishes
                 .iter()
-                .map(|wish| Wish::of_code(wish.code()))
+                .map(|wish| LaunchPreference::of_code(wish.code()))
                 .collect();
-            assert_eq!(Wish::agree(&sent), agreed, "{wishes:?}");
+            assert_eq!(LaunchPreference::agree(&sent), agreed, "{wishes:?}");
         }
-        assert_eq!(Wish::agree(&[Some(Either), None]), Err((NonBlocking, 1)));
+        assert_eq!(
+            LaunchPreference::agree(&[Some(Either), None]),
+            Err((NonBlocking, 1))
+        );
         for wish in [
             Either,
             OnlyNonBlocking,

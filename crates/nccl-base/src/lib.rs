@@ -10,9 +10,9 @@
 //! | [`report`], [`warning`] | findings of checks, and what is known of NCCL's warnings |
 //! | [`system`], [`launch_mode`] | facts of this machine and its environment, and how NCCL is called |
 //! | [`threads`] | threads that the system does not give |
-//! | [`from_outside`], [`variables`] | timeouts that the environment sets, names of variables |
+//! | [`env_timeouts`], [`variables`] | timeouts that the environment sets, names of variables |
 //! | [`wire`] | values that are sent to other processes, and come from them |
-//! | [`ranges`], [`visible`], [`say`], [`whole_file`] | output of texts |
+//! | [`ranges`], [`sanitize`], [`bounded_write`], [`atomic_file`] | output of texts |
 //! | [`sync`], [`time`], [`clock`], [`forked`], [`host`] | locks, deadlines, clocks, forks, the name of the host |
 #![cfg(not(loom))]
 #![allow(
@@ -23,14 +23,16 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("the nccl crate works on Linux only, as NCCL does");
 
+pub mod atomic_file;
+pub mod bounded_write;
 pub mod clock;
 pub mod data_type;
 pub mod departure;
+pub mod env_timeouts;
 pub mod error;
 pub mod error_report;
 pub mod fault;
 pub mod forked;
-pub mod from_outside;
 pub mod host;
 pub mod launch_mode;
 pub mod operation;
@@ -38,13 +40,11 @@ pub mod ranges;
 pub mod reduce_op;
 pub mod report;
 pub mod roster;
-pub mod say;
+pub mod sanitize;
 pub mod sync;
 pub mod system;
 pub mod threads;
 pub mod time;
 pub mod variables;
-pub mod visible;
 pub mod warning;
-pub mod whole_file;
 pub mod wire;

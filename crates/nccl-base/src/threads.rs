@@ -23,14 +23,14 @@ pub fn no_thread(what: &str, error: &io::Error) {
 /// Runs `work` on up to `most` threads, including this one, or on fewer where the system has no more: each takes tasks
 /// until none is left, so that one thread is enough. They call neither CUDA nor NCCL. `purpose` follows "a thread" in the log.
 #[doc(hidden)]
-pub fn together(most: usize, name: &str, purpose: &str, work: impl Fn() + Sync) {
-    together_by(most, purpose, &work, |scope| {
+pub fn run_on_threads(most: usize, name: &str, purpose: &str, work: impl Fn() + Sync) {
+    run_on_threads_by(most, purpose, &work, |scope| {
         let builder = Builder::new().name(name.to_owned());
         builder.spawn_scoped(scope, &work).map(drop)
     });
 }
 
-fn together_by<'env>(
+fn run_on_threads_by<'env>(
     most: usize,
     purpose: &str,
     work: &'env (impl Fn() + Sync),
@@ -66,7 +66,7 @@ mod tests {
                     done.lock().push(number);
                 }
             };
-            together_by(8, "to count", &work, |scope| {
+            run_on_threads_by(8, "to count", &work, |scope| {
                 if let Some(left) = &mut *can_start.lock() {
                     *left = usize::checked_sub(*left, 1)
                         .ok_or_else(|| io::Error::from_raw_os_error(libc::EAGAIN))?;

@@ -38,7 +38,7 @@ impl Class {
     /// ```
     #[must_use]
     pub fn of(text: &str) -> Self {
-        Known::of(text).map_or(Self::Unknown, |known| known.class)
+        KnownWarning::of(text).map_or(Self::Unknown, |known| known.class)
     }
 
     /// Returns a stable name: `cause`, `unknown`, `consequence`, `noise`.
@@ -67,7 +67,7 @@ pub fn is_harmless(text: &str) -> bool {
 /// What is known of a warning.
 #[derive(Debug)]
 #[doc(hidden)]
-pub struct Known {
+pub struct KnownWarning {
     /// Words that are all in the text.
     says: &'static [&'static str],
     pub class: Class,
@@ -77,7 +77,7 @@ pub struct Known {
     pub fix: &'static str,
 }
 
-impl Known {
+impl KnownWarning {
     /// Returns the first entry of the table that matches.
     #[doc(hidden)]
     pub fn of(text: &str) -> Option<&'static Self> {
@@ -92,7 +92,7 @@ pub const CONNECT: &str = "log-connect";
 
 macro_rules! table {
     ($($class:ident $check:literal [$($says:literal),+] $fix:expr;)*) => {
-        &[$(Known { says: &[$($says),+], class: Class::$class, check: $check, fix: $fix }),*]
+        &[$(KnownWarning { says: &[$($says),+], class: Class::$class, check: $check, fix: $fix }),*]
     };
 }
 
@@ -135,7 +135,7 @@ const KINDS: &str =
     "adapters of InfiniBand and of RoCE cannot be mixed: name those of one kind with NCCL_IB_HCA";
 
 /// The first match counts, so that special entries come before general ones.
-const TABLE: &[Known] = table! {
+const TABLE: &[KnownWarning] = table! {
     // NCCL 2.32, at every start without GDRCopy.
     Noise "log-warning" ["requires GDRCopy; and GDR Copy is not available"] "";
     // A closed connection or an abort, in threads that wait.
@@ -269,7 +269,7 @@ impl FirstWarning {
     /// Returns the warning for NCCL's own words, if these can be a cause.
     #[doc(hidden)]
     pub fn read(text: &str) -> Option<Self> {
-        let known = Known::of(text).filter(|known| known.class == Class::Cause)?;
+        let known = KnownWarning::of(text).filter(|known| known.class == Class::Cause)?;
         Some(Self {
             text: text.to_owned(),
             check: Some(known.check.to_owned()),
@@ -308,7 +308,7 @@ impl FirstWarning {
     /// Returns what to do about it.
     #[doc(hidden)]
     pub fn fix(&self) -> Option<&'static str> {
-        Some(Known::of(&self.text)?.fix).filter(|fix| !fix.is_empty())
+        Some(KnownWarning::of(&self.text)?.fix).filter(|fix| !fix.is_empty())
     }
 }
 
@@ -405,7 +405,7 @@ mod tests {
             ("log-memory", "Cuda failure 2 'out of memory'"),
         ];
         for (check, text) in cases {
-            let known = Known::of(text).unwrap_or_else(|| panic!("{text}"));
+            let known = KnownWarning::of(text).unwrap_or_else(|| panic!("{text}"));
             assert_eq!((known.check, known.class), (check, Class::Cause), "{text}");
             assert!(!known.fix.is_empty(), "{text}");
         }

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::visible;
+use crate::sanitize;
 
 /// Why bytes are no frame or message of this protocol: the end of a sentence that begins with "it sent".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,8 +89,8 @@ pub trait Clean {
 /// For a text that is only shown: no key, topic or address, which have to stay unchanged.
 impl Clean for String {
     fn clean(&mut self) {
-        if !visible::is_plain(self) {
-            *self = visible::text(self);
+        if !sanitize::is_plain(self) {
+            *self = sanitize::text(self);
         }
     }
 }

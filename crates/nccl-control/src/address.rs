@@ -16,13 +16,13 @@ pub(super) enum Address {
     Path(PathBuf),
     /// A name in the abstract namespace, which vanishes with its last user.
     Abstract(String),
-    Tcp(tcp::Place),
+    Tcp(tcp::HostPorts),
 }
 
 impl Address {
     /// Parses `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` and so on.
     pub(super) fn parse(text: &str) -> Option<Self> {
-        if let Some(place) = text.strip_prefix("tcp:").and_then(tcp::Place::parse) {
+        if let Some(place) = text.strip_prefix("tcp:").and_then(tcp::HostPorts::parse) {
             return Some(Self::Tcp(place));
         }
         match text.strip_prefix("unix:")? {

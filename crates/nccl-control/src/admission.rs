@@ -3,23 +3,23 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::greeting::Again;
+use super::handshake::Retry;
 
 /// How long a connecting process may take to prove its identity.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a process is refused, and whether another attempt may succeed.
 #[derive(Clone, Debug)]
 pub(super) struct Refusal {
     pub(super) why: String,
-    pub(super) again: Again,
+    pub(super) retry: Retry,
 }
 
 impl From<String> for Refusal {
     fn from(why: String) -> Self {
         Self {
             why,
-            again: Again::Never,
+            retry: Retry::Never,
         }
     }
 }
@@ -32,7 +32,7 @@ impl Refusal {
                 "it belongs to job {theirs:?}, and rank 0 here to job {own:?}: one of them is left over, or \
                  two jobs were given one address"
             ),
-            again: Again::Elsewhere,
+            retry: Retry::Elsewhere,
         }
     }
 
@@ -60,7 +60,7 @@ impl Refusal {
     pub(super) fn later(why: String) -> Self {
         Self {
             why,
-            again: Again::Later,
+            retry: Retry::Later,
         }
     }
 }
@@ -79,17 +79,17 @@ pub(super) fn has_room(observers: usize, ranks: usize) -> Result<(), String> {
 }
 
 /// The number of connections that this process has refused.
-static STRANGERS: AtomicU64 = AtomicU64::new(0);
+static REFUSED_CONNECTIONS: AtomicU64 = AtomicU64::new(0);
 
 /// Returns the number of connections that this process has refused.
-pub fn strangers() -> u64 {
-    STRANGERS.load(Ordering::Relaxed)
+pub fn refused_connections() -> u64 {
+    REFUSED_CONNECTIONS.load(Ordering::Relaxed)
 }
 
 /// Logs the `count`-th refused connection: each of the first 16, then only powers of two, so that a stranger
 /// cannot fill a disk.
-pub(super) fn stranger(from: &str, why: &str, count: u64) {
-    STRANGERS.fetch_add(1, Ordering::Relaxed);
+pub(super) fn log_refused_connection(from: &str, why: &str, count: u64) {
+    REFUSED_CONNECTIONS.fetch_add(1, Ordering::Relaxed);
     if count <= 16 || count.is_power_of_two() {
         tracing::warn!(
             name: "nccl.stranger",

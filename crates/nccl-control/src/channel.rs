@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::exchange::check_rank;
-use super::mailbox::Taken;
-use super::message::Incomplete;
+use super::inbox::ReceiveOutcome;
 use super::request::Request;
+use super::round::Incomplete;
 use super::service::{CAPACITY, LARGEST_MESSAGE};
 use super::world::World;
 use crate::departure::Departure;
@@ -94,7 +94,7 @@ impl Channel<'_> {
 
     fn send_message(&self, to: Option<usize>, bytes: &[u8]) -> Result<()> {
         let topic = format!("channel/{}", self.name);
-        let line = &self.world.line;
+        let session = &self.world.session;
         if bytes.len() > LARGEST_MESSAGE {
             let bytes = bytes.len();
             let error = std::io::Error::new(
@@ -103,15 +103,15 @@ impl Channel<'_> {
             );
             return Err(Error::io(format!("sending to {topic:?}"))(error));
         }
-        let request = |patience| Request::Send {
+        let request = |timeout| Request::Send {
             channel: self.name.clone(),
             to,
-            patience,
+            timeout,
             bytes: bytes.to_vec(),
         };
         let deadline = deadline_after(self.world.timeout());
         let full = format!("{topic}, where {CAPACITY} messages wait");
-        line.ask(&full, request, deadline, None, None).map(drop)
+        session.ask(&full, request, deadline, None, None).map(drop)
     }
 
     /// Returns the next message; `None` when none arrives within `timeout`.
@@ -126,24 +126,24 @@ impl Channel<'_> {
     /// ```
     pub fn recv(&self, timeout: Duration) -> Result<Option<ChannelMessage>> {
         forked::check()?;
-        let line = &self.world.line;
+        let session = &self.world.session;
         let topic = format!("channel/{}", self.name);
-        match line.mailbox.receive(&self.name, deadline_after(timeout)) {
-            Taken::Message { from, bytes, took } => {
+        match session.inbox.receive(&self.name, deadline_after(timeout)) {
+            ReceiveOutcome::Message { from, bytes, took } => {
                 if let Some(count) = took {
                     let channel = self.name.clone();
-                    line.send(u64::MAX, Request::Took { channel, count });
+                    session.send(u64::MAX, Request::Consumed { channel, count });
                 }
                 Ok(Some(ChannelMessage { from, bytes }))
             }
-            Taken::Late => Ok(None),
-            Taken::Over(rank, departure) => {
-                Err(line.explain(&topic, &Incomplete::Gone { rank, departure }))
+            ReceiveOutcome::Late => Ok(None),
+            ReceiveOutcome::Over(rank, departure) => {
+                Err(session.explain(&topic, &Incomplete::Gone { rank, departure }))
             }
-            Taken::Closed(why) => {
-                let departure = line.mailbox.departure(0);
+            ReceiveOutcome::Closed(why) => {
+                let departure = session.inbox.departure(0);
                 let departure = departure.unwrap_or(Departure::Lost(why));
-                Err(line.explain(&topic, &Incomplete::Gone { rank: 0, departure }))
+                Err(session.explain(&topic, &Incomplete::Gone { rank: 0, departure }))
             }
         }
     }

@@ -1,6 +1,6 @@
 //! One stream of frames, written from any thread, read by one.
 //!
-//! The greeting is sent in plain; all frames after it are under the seal of the connection. Both sides of the stream read the
+//! The handshake is sent in plain; all frames after it are under the seal of the connection. Both sides of the stream read the
 //! seal's keys without a lock. The writer's message number is under the lock of the queue, the reader's is in its
 //! [`Decoder`]. Frames to many ranks share their payload until they are sealed, one message at a time, when
 //! the system accepts more.
@@ -19,9 +19,9 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use super::acknowledged::Acknowledged;
+use super::ack_tracker::AckTracker;
 use super::frame::{Decoder, Frame, LARGEST_FRAME, Outgoing};
-use super::greeting::Greeting;
+use super::handshake::HandshakeMessage;
 use super::noise::{LARGEST_PLAIN, Seal};
 use super::reactor::{EventFlags, Reactor, poll};
 use crate::sync::Mutex;
@@ -43,12 +43,12 @@ pub(super) struct Connection {
     socket: OwnedFd,
     out: Mutex<Out>,
     token: OnceLock<u64>,
-    acknowledged: Acknowledged,
+    acknowledged: AckTracker,
 }
 
 #[derive(Default)]
 struct Out {
-    /// The seal of all frames after the greeting.
+    /// The seal of all frames after the handshake.
     seal: Option<Arc<Seal>>,
     /// The number of the next sealed message.
     number: u64,
@@ -85,7 +85,7 @@ impl Connection {
             socket,
             out: Mutex::default(),
             token: OnceLock::new(),
-            acknowledged: Acknowledged::default(),
+            acknowledged: AckTracker::default(),
         }
     }
 
@@ -103,8 +103,8 @@ impl Connection {
         self.out.lock().seal = Some(seal);
     }
 
-    /// Queues a greeting for [`flush`](Self::flush): in plain, as long as there is no seal.
-    pub(super) fn greet(&self, greeting: &Greeting) {
+    /// Queues a handshake message for [`flush`](Self::flush): in plain, as long as there is no seal.
+    pub(super) fn send_handshake(&self, greeting: &HandshakeMessage) {
         let frame = greeting.encode();
         let mut out = self.out.lock();
         if out.seal.is_some() {
@@ -132,7 +132,7 @@ impl Connection {
         }
         out.bytes += frame.len();
         queue(&mut out).push_back(frame);
-        // Without a seal, only a greeting may be sent.
+        // Without a seal, only a handshake message may be sent.
         let wrong = match &out.seal {
             None => Some(io::ErrorKind::NotConnected),
             Some(_) => (out.bytes > LARGEST_BACKLOG).then_some(io::ErrorKind::StorageFull),

@@ -7,7 +7,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::whole_file;
+use crate::atomic_file;
 
 /// Where the processes of a job find their coordinator over TCP, and which half of the job goes on when a network is cut in two.
 ///
@@ -120,7 +120,7 @@ impl Discovery for FileDiscovery {
 
     fn publish(&self, at: SocketAddr) -> io::Result<()> {
         // Written atomically, so that no process reads half an address.
-        whole_file::write(&self.path, format!("{at}\n").as_bytes())
+        atomic_file::write(&self.path, format!("{at}\n").as_bytes())
     }
 
     fn withdraw(&self, at: SocketAddr) {
@@ -143,7 +143,7 @@ impl Discovery for FileDiscovery {
         let claim = self.beside(&format!(".claim-{generation}"));
         let own = self.beside(&format!(".claim-{generation}.{claimant}"));
         // A link is made atomically and never replaces another, on network file systems too.
-        whole_file::write(&own, claimant.as_bytes())?;
+        atomic_file::write(&own, claimant.as_bytes())?;
         let made = std::fs::hard_link(&own, &claim);
         let _ = std::fs::remove_file(&own);
         match made {

@@ -1,7 +1,7 @@
 //! The target address of a connection, in a form that both its ends derive by themselves: the side that connects from the address it
 //! has dialled, the side that listens from its own socket.
 //!
-//! A greeting is bound to it, so that it is valid at no other address than the intended one: a process that listens
+//! A handshake message is bound to it, so that it is valid at no other address than the intended one: a process that listens
 //! elsewhere cannot pass it on.
 
 use std::fmt;
@@ -18,7 +18,7 @@ use super::address::Address;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Endpoint(String);
 
-/// The most bytes of an endpoint, which is part of a greeting. Of a longer path only the end is compared.
+/// The most bytes of an endpoint, which is part of a handshake message. Of a longer path only the end is compared.
 const LONGEST: usize = 1024;
 
 impl Endpoint {
@@ -74,7 +74,7 @@ impl Endpoint {
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&crate::visible::name(&self.0))
+        f.write_str(&crate::sanitize::name(&self.0))
     }
 }
 

@@ -73,7 +73,7 @@ impl Rendezvous {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn tcp(host: impl Into<String>, port: u16, rank: usize, world_size: usize) -> Result<Self> {
-        let place = tcp::Place::new(host, (port, port));
+        let place = tcp::HostPorts::new(host, (port, port));
         let mut rendezvous = Self::new(rank, world_size, rank, Address::Tcp(place))?;
         rendezvous.counts_local = true;
         Ok(rendezvous)
@@ -337,17 +337,17 @@ impl Rendezvous {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn observer(address: &str) -> Result<Self> {
-        let mut places = split(address).map(understood);
-        let mut rendezvous = match places.next() {
+        let mut addresses = split(address).map(understood);
+        let mut rendezvous = match addresses.next() {
             Some(first) => Self::observing(first?),
             None => Self::observing(understood(address)?),
         };
-        rendezvous.others = places.collect::<Result<_>>()?;
+        rendezvous.others = addresses.collect::<Result<_>>()?;
         Ok(rendezvous)
     }
 
     /// Returns the addresses at which a new process looks for the coordinator.
-    pub(super) fn places(&self) -> Vec<Address> {
+    pub(super) fn addresses(&self) -> Vec<Address> {
         let first = std::iter::once(&self.address);
         first.chain(&self.others).cloned().collect()
     }

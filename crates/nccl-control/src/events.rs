@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use super::inquiry::Lateness;
+use super::straggler::StragglerReport;
 use crate::departure::Departure;
 use crate::fault::Fault;
 use crate::forked;
@@ -61,7 +61,7 @@ pub enum WorldEvent {
         /// Its error, with the chain of its sources.
         chain: String,
     },
-    /// A rank is gone without a goodbye.
+    /// A rank is gone without a leave message.
     #[non_exhaustive]
     Gone {
         /// The rank.
@@ -69,7 +69,7 @@ pub enum WorldEvent {
         /// How, as far as known.
         how: String,
     },
-    /// A rank has said goodbye.
+    /// A rank has left.
     #[non_exhaustive]
     Left {
         /// The rank.
@@ -175,7 +175,7 @@ impl WorldEvent {
     }
 
     /// The events of ranks that have not entered an operation, or have entered it late.
-    pub(super) fn late(lateness: &Lateness) -> impl Iterator<Item = Self> + '_ {
+    pub(super) fn late(lateness: &StragglerReport) -> impl Iterator<Item = Self> + '_ {
         lateness.late.iter().map(|one| Self::Straggler {
             rank: one.rank,
             communicator: lateness.subject.name.clone(),
@@ -189,13 +189,13 @@ impl WorldEvent {
 
 /// The last events, numbered consecutively.
 #[derive(Debug, Default)]
-pub(super) struct Log {
+pub(super) struct EventLog {
     events: VecDeque<WorldEvent>,
     /// The number of the first kept event.
     first: u64,
 }
 
-impl Log {
+impl EventLog {
     pub(super) fn note(&mut self, event: WorldEvent) {
         if self.events.len() == KEPT {
             self.events.pop_front();
@@ -237,19 +237,19 @@ impl Wakers {
 
 /// The events that a rank has seen since its first reader, over all generations of its world.
 #[derive(Default)]
-pub(crate) struct Happenings {
-    state: Mutex<Seen>,
+pub(crate) struct EventBus {
+    state: Mutex<EventBusState>,
     changed: Condvar,
     wakers: Wakers,
 }
 
 #[derive(Default)]
-struct Seen {
-    log: Log,
+struct EventBusState {
+    log: EventLog,
     ended: bool,
 }
 
-impl Happenings {
+impl EventBus {
     pub(super) fn note(&self, event: WorldEvent) {
         {
             let mut state = self.state.lock();
@@ -264,7 +264,7 @@ impl Happenings {
     }
 }
 
-impl Recorder for Happenings {
+impl EventSource for EventBus {
     fn wait_for_event(&self, next: &mut u64, deadline: Instant) -> Option<Option<WorldEvent>> {
         let mut state = self.state.lock();
         loop {
@@ -299,12 +299,12 @@ impl Recorder for Happenings {
 /// }
 /// ```
 pub struct Events {
-    recorder: Arc<dyn Recorder>,
+    source: Arc<dyn EventSource>,
     next: u64,
 }
 
-/// A recorder of events: a rank's mailbox, or an observer.
-pub(super) trait Recorder: Send + Sync + UnwindSafe + RefUnwindSafe {
+/// A recorder of events: a rank's inbox, or an observer.
+pub(super) trait EventSource: Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Returns the event at `next`, or `Some(None)` when no more will follow; `None` at the deadline.
     fn wait_for_event(&self, next: &mut u64, deadline: Instant) -> Option<Option<WorldEvent>>;
 
@@ -313,8 +313,8 @@ pub(super) trait Recorder: Send + Sync + UnwindSafe + RefUnwindSafe {
 }
 
 impl Events {
-    pub(super) fn of(recorder: Arc<dyn Recorder>) -> Self {
-        Self { recorder, next: 0 }
+    pub(super) fn of(source: Arc<dyn EventSource>) -> Self {
+        Self { source, next: 0 }
     }
 
     /// Returns the next event; `None` when nothing has happened within `timeout`, or at once when no event will
@@ -356,20 +356,20 @@ impl Events {
     /// ```
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<WorldEvent>> {
         // Registered before the check, so that no event is missed in between.
-        self.recorder.wakers().add(context.waker());
+        self.source.wakers().add(context.waker());
         match self.wait(Instant::now()) {
             Some(event) => Poll::Ready(event),
             None => Poll::Pending,
         }
     }
 
-    /// As [`Recorder::wait_for_event`], at this reader's position.
+    /// As [`EventSource::wait_for_event`], at this reader's position.
     fn wait(&mut self, deadline: Instant) -> Option<Option<WorldEvent>> {
         // Nothing happens in a forked child.
         if forked::is_child() {
             return Some(None);
         }
-        self.recorder.wait_for_event(&mut self.next, deadline)
+        self.source.wait_for_event(&mut self.next, deadline)
     }
 }
 
@@ -380,7 +380,7 @@ impl Events {
 ///
 /// let mut worlds = nccl::World::threads(2);
 /// let mut events = worlds[0].events();
-/// // Rank 1 says goodbye.
+/// // Rank 1 leaves.
 /// drop(worlds.pop());
 /// assert!(events.any(|event| matches!(event, WorldEvent::Left { rank: 1, .. })));
 /// drop(worlds);
@@ -412,7 +412,7 @@ mod tests {
 
     #[test]
     fn who_reads_too_late_is_told_how_much_it_missed_and_nobody_waits_for_it() {
-        let seen = Arc::new(Happenings::default());
+        let seen = Arc::new(EventBus::default());
         let mut slow = Events::of(seen.clone());
         for rank in 0..KEPT + 10 {
             seen.note(WorldEvent::Answers { rank });
@@ -441,7 +441,7 @@ mod tests {
         let count = Arc::new(Count(0.into()));
         let waker = Waker::from(Arc::clone(&count));
         let mut context = Context::from_waker(&waker);
-        let seen = Arc::new(Happenings::default());
+        let seen = Arc::new(EventBus::default());
         let mut events = Events::of(seen.clone());
         assert!(events.poll_next(&mut context).is_pending());
         assert!(events.poll_next(&mut context).is_pending());

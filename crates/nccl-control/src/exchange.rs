@@ -4,12 +4,12 @@ use std::error::Error as StdError;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::coordinator_message::Answer;
 use super::environment::Rendezvous;
 use super::frame::LARGEST;
-use super::incoming::Answer;
-use super::message::Incomplete;
 use super::node::Node;
 use super::request::Request;
+use super::round::Incomplete;
 use super::world::World;
 use crate::departure::{Departure, Failure, cut};
 #[cfg(doc)]
@@ -61,9 +61,9 @@ impl World {
 
     /// Returns the value under `key`; waits until a rank has set it.
     pub fn get(&self, key: &str) -> Result<Vec<u8>> {
-        let request = |patience: Duration| Request::Get {
+        let request = |timeout: Duration| Request::Get {
             key: key.to_owned(),
-            patience,
+            timeout,
         };
         match self.ask(key, request, deadline_after(self.timeout()), None, None)? {
             Answer::Value(value) => Ok(value.to_vec()),
@@ -76,7 +76,7 @@ impl World {
         if forked::is_child() {
             return;
         }
-        self.line.set_phase(name);
+        self.session.set_phase(name);
         let name = name.to_owned();
         self.send(u64::MAX, Request::Phase { name });
     }
@@ -86,7 +86,7 @@ impl World {
     pub fn fails(&mut self, error: &(dyn StdError + 'static)) {
         let mut chain = chain(error);
         cut(&mut chain, LONGEST_CHAIN);
-        self.set_farewell(Departure::Failed(Failure::Said(chain)));
+        self.set_final_departure(Departure::Failed(Failure::Said(chain)));
     }
 
     /// Returns a group of some ranks, in this order, under a name. All of them must give the same list.

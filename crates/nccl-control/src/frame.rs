@@ -1,10 +1,10 @@
 //! The framing of a byte stream: a length, a number, and a payload.
 //!
-//! The frames of a greeting are sent in plain. The frames after it are under the seal of the connection
+//! The frames of a handshake are sent in plain. The frames after it are under the seal of the connection
 //! ([`Seal`](super::noise::Seal)): a sealed message holds several small frames, or a part of a large one.
 //!
 //! Lengths are checked against a limit before anything is stored, so that a stranger can occupy
-//! no more memory than the limit of its state: [`GREETING`] before it has proved its identity, [`LARGEST_FRAME`]
+//! no more memory than the limit of its state: [`LARGEST_HANDSHAKE_MESSAGE`] before it has proved its identity, [`LARGEST_FRAME`]
 //! afterwards. The limit holds for frames, and for sealed messages before they are opened. Memory grows as bytes arrive,
 //! never by the length that a header claims.
 
@@ -22,7 +22,7 @@ pub(super) const LARGEST: usize = 64 << 20;
 pub(super) const LARGEST_FRAME: usize = LARGEST + (1 << 20);
 
 /// The largest payload of a peer that has not proved its identity.
-pub(super) const GREETING: usize = 4096;
+pub(super) const LARGEST_HANDSHAKE_MESSAGE: usize = 4096;
 
 /// Length (4 bytes) and number (8), little-endian.
 pub(super) const HEADER: usize = 12;
@@ -307,13 +307,13 @@ mod tests {
     #[test]
     fn a_sealed_message_of_a_guest_is_refused_by_its_length_alone() {
         let (_, theirs) = Seal::pair();
-        let mut decoder = Decoder::new(GREETING);
+        let mut decoder = Decoder::new(LARGEST_HANDSHAKE_MESSAGE);
         decoder.seal(theirs);
-        let most = GREETING + HEADER + TAG;
+        let most = LARGEST_HANDSHAKE_MESSAGE + HEADER + TAG;
         decoder.push(&(most as u16).to_le_bytes());
         assert_eq!(decoder.next(), Ok(None));
         let (_, theirs) = Seal::pair();
-        let mut decoder = Decoder::new(GREETING);
+        let mut decoder = Decoder::new(LARGEST_HANDSHAKE_MESSAGE);
         decoder.seal(theirs);
         decoder.push(&(most as u16 + 1).to_le_bytes());
         assert_eq!(decoder.next(), Err(TOO_LONG));
@@ -321,10 +321,10 @@ mod tests {
 
     #[test]
     fn a_frame_that_promises_too_much_is_refused_at_its_first_bytes() {
-        let mut decoder = Decoder::new(GREETING);
+        let mut decoder = Decoder::new(LARGEST_HANDSHAKE_MESSAGE);
         decoder.push(&[0xff; HEADER]);
         assert!(decoder.next().is_err());
-        let mut decoder = Decoder::new(GREETING);
+        let mut decoder = Decoder::new(LARGEST_HANDSHAKE_MESSAGE);
         decoder.push(&[0xff; HEADER - 1]);
         assert_eq!(decoder.next(), Ok(None));
     }

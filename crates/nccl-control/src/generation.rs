@@ -3,20 +3,20 @@
 use std::time::{Duration, Instant};
 
 use super::environment::Rendezvous;
-use super::line::Link;
-use super::message::Incomplete;
-use super::node::{Node, Vain};
+use super::node::{NextGenerationError, Node};
 use super::request::Request;
+use super::round::Incomplete;
+use super::session::SessionBackend;
 use super::world::World;
-use crate::departure::{Departure, How, Unfinished};
+use crate::departure::{Departure, LossKind, UnfinishedExchange};
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
 use crate::time::deadline_after;
-use nccl_base::from_outside::{FromOutside, world as world_limit};
+use nccl_base::env_timeouts::{EnvTimeouts, world as world_limit};
 use nccl_base::ranges::ranges;
 
 /// How long the coordinator may take to report the phases of the missing ranks.
-const ANSWER: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The topic, in errors.
 const TOPIC: &str = "the next generation";
@@ -25,7 +25,7 @@ impl World {
     /// Returns the generation of this world in its job: 0 unless the [`Rendezvous`] or the launcher sets another,
     /// and one more (at least) each time it goes on.
     pub fn generation(&self) -> u64 {
-        self.line.job().1
+        self.session.job().1
     }
 
     /// Returns the rank that `rank` was in the generation before; `None` for a new rank, and in the first generation.
@@ -35,7 +35,7 @@ impl World {
 
     /// Returns how many processes wait to be taken into the next generation ([`rejoin`](Self::rejoin)).
     pub fn newcomers(&self) -> usize {
-        self.line.mailbox.newcomers()
+        self.session.inbox.newcomers()
     }
 
     /// Returns the ranks that are gone, and how each ended.
@@ -43,7 +43,7 @@ impl World {
         if forked::is_child() {
             return Vec::new();
         }
-        let mut departed = self.line.departures();
+        let mut departed = self.session.departures();
         departed.sort_by_key(|(rank, _)| *rank);
         let text = |(rank, departure): (usize, Departure)| (rank, departure.to_string());
         departed.into_iter().map(text).collect()
@@ -52,18 +52,23 @@ impl World {
     /// Joins a running world as a new rank: in the place of a process that died, or in addition.
     pub fn rejoin(rendezvous: Rendezvous) -> Result<Self> {
         rendezvous.job.check()?;
-        FromOutside::of_process()?;
+        EnvTimeouts::of_process()?;
         let deadline = deadline_after(world_limit(rendezvous.timeout));
         let entered = Node::joiner(&rendezvous, deadline)?;
         let mut world = Self::entered(&entered, rendezvous.local_rank, rendezvous.timeout);
-        world.settle_in(&rendezvous);
+        world.apply_rendezvous(&rendezvous);
         world.from = vec![None; world.size()];
         Ok(world)
     }
 
     /// Goes on with the remaining ranks, and those that have asked to join: returns the world of the next generation. `leaves_behind`: without
     /// the ranks that do not come in time, if all agree. Communicators with the keys `kept` do not end with this world.
-    pub fn go_on(&self, timeout: Duration, leaves_behind: bool, kept: &[&str]) -> Result<Self> {
+    pub fn reconfigure(
+        &self,
+        timeout: Duration,
+        leaves_behind: bool,
+        kept: &[&str],
+    ) -> Result<Self> {
         forked::check()?;
         let begun = Instant::now();
         let timeout = world_limit(timeout);
@@ -71,19 +76,19 @@ impl World {
         let span =
             tracing::info_span!(target: "nccl", "nccl.recover", generation = self.generation());
         let _entered = span.enter();
-        self.line.takes_part(TOPIC)?;
-        let next = match self.line.link() {
-            Link::Node { node, generation } => {
+        self.session.takes_part(TOPIC)?;
+        let next = match self.session.backend() {
+            SessionBackend::Node { node, generation } => {
                 let entered = node
-                    .go_on(generation, timeout, leaves_behind)
-                    .map_err(|vain| self.in_vain(vain))?;
+                    .reconfigure(generation, timeout, leaves_behind)
+                    .map_err(|error| self.next_generation_error(error))?;
                 let mut next = Self::entered(&entered, self.local_rank, self.timeout());
                 next.from = node.ranks_before(generation, &entered.membership);
                 next
             }
-            Link::Threads(threads) => {
+            SessionBackend::Threads(threads) => {
                 let agreed = threads
-                    .go_on(self.rank(), timeout, leaves_behind)
+                    .reconfigure(self.rank(), timeout, leaves_behind)
                     .map_err(|why| self.explain(TOPIC, &why))?;
                 let place = agreed.from.iter().position(|&before| before == self.rank());
                 let rank = place.expect("who agrees to go on has a rank");
@@ -93,13 +98,13 @@ impl World {
                 next
             }
         };
-        Ok(self.went_on(next, kept, begun))
+        Ok(self.replace_with(next, kept, begun))
     }
 
     /// Decides, as the operator, that `ranks` may go on although fewer than a majority are left of this generation's.
     pub fn decide_split(&self, ranks: &[usize]) -> Result<()> {
         forked::check()?;
-        self.line.takes_part(TOPIC)?;
+        self.session.takes_part(TOPIC)?;
         if let Some(&rank) = ranks.iter().find(|rank| **rank >= self.size()) {
             return Err(Error::new(ErrorKind::NoSuchRank {
                 role: "rank",
@@ -114,18 +119,18 @@ impl World {
                 ranges(ranks)
             )));
         }
-        match self.line.link() {
-            Link::Node { node, generation } => node.decide(generation, ranks),
-            Link::Threads(_) => {}
+        match self.session.backend() {
+            SessionBackend::Node { node, generation } => node.decide(generation, ranks),
+            SessionBackend::Threads(_) => {}
         }
         Ok(())
     }
 
-    /// The error of a wish to go on that has failed.
-    fn in_vain(&self, vain: Vain) -> Error {
+    /// The error of a request to go on that has failed.
+    fn next_generation_error(&self, error: NextGenerationError) -> Error {
         let now = Instant::now();
-        match vain {
-            Vain::Missing { ranks, waited } => {
+        match error {
+            NextGenerationError::Missing { ranks, waited } => {
                 let late = Incomplete::TimedOut {
                     missing: Vec::new(),
                     waited,
@@ -133,25 +138,29 @@ impl World {
                 };
                 // The coordinator knows their phases.
                 let request = |_| Request::Missing { ranks, waited };
-                let asked = self.ask(TOPIC, request, now + ANSWER, None, None);
+                let asked = self.ask(TOPIC, request, now + ANSWER_TIMEOUT, None, None);
                 asked.map_or_else(|error| error, |_| self.explain(TOPIC, &late))
             }
-            Vain::Excluded => match (self.line.takes_part(TOPIC), self.line.mailbox.parted()) {
+            NextGenerationError::Excluded => match (
+                self.session.takes_part(TOPIC),
+                self.session.inbox.cut_off_from(),
+            ) {
                 (Err(error), _) => error,
                 (Ok(()), Some((from, why))) => {
                     let rank = self.rank();
                     let text = format!("rank {rank} cannot take part in {TOPIC:?} any more: {why}");
-                    Error::rendezvous(text).of_exchange(Some(Unfinished::CutOff { from, why }))
+                    Error::rendezvous(text)
+                        .of_exchange(Some(UnfinishedExchange::CutOff { from, why }))
                 }
                 (Ok(()), None) => {
-                    let lost = (self.line.coordinator(), How::PassedOver.into());
-                    self.line.lost_with_coordinator(TOPIC, lost, now, None)
+                    let lost = (self.session.coordinator(), LossKind::Superseded.into());
+                    self.session.lost_with_coordinator(TOPIC, lost, now, None)
                 }
             },
         }
     }
 
-    fn went_on(&self, mut next: Self, kept: &[&str], begun: Instant) -> Self {
+    fn replace_with(&self, mut next: Self, kept: &[&str], begun: Instant) -> Self {
         next.interface = self.interface.clone();
         tracing::info!(
             name: "nccl.rendezvous.next_generation",
@@ -162,9 +171,11 @@ impl World {
             elapsed_ms = crate::time::millis(begun.elapsed()),
             "the world goes on"
         );
-        next.line.attached().goes_on_from(self.line.attached());
-        next.line.goes_on_from(&self.line);
-        self.line.has_gone_on(next.generation(), kept);
+        next.session
+            .recorder()
+            .continue_from(self.session.recorder());
+        next.session.continue_from(&self.session);
+        self.session.end_reconfigured(next.generation(), kept);
         next
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::process_state::ProcessState;
 
 /// How long the suspects of one coordinator stay valid when another takes over, which finds its own.
-const HELD: Duration = Duration::from_secs(3);
+const SUSPECTS_HELD: Duration = Duration::from_secs(3);
 
 /// A rank that is alive, as far as the kernels know, and silent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl fmt::Display for Suspect {
 
 /// Lines for the log, written with no lock held: a subscriber may query the world, or be slow.
 #[derive(Debug)]
-pub(super) enum Said {
+pub(super) enum LivenessChange {
     /// A rank, for how long it is silent, and the state of its process.
     Silent(usize, Duration, Option<ProcessState>),
     HeardAgain(usize, Duration),
@@ -45,8 +45,8 @@ pub(super) enum Said {
     Leads(usize),
 }
 
-impl Said {
-    pub(super) fn say(self) {
+impl LivenessChange {
+    pub(super) fn log(self) {
         let millis = |silent: Duration| silent.as_millis() as u64;
         match self {
             Self::Silent(rank, silent, state) => {
@@ -60,7 +60,7 @@ impl Said {
                 tracing::info!(name: "nccl.rendezvous.heard_again", target: "nccl", rank, silent_ms, "a rank that was silent speaks again");
             }
             Self::Leads(rank) => {
-                tracing::warn!(name: "nccl.rendezvous.handover", target: "nccl", rank, "this rank coordinates from now on");
+                tracing::warn!(name: "nccl.rendezvous.failover", target: "nccl", rank, "this rank coordinates from now on");
             }
         }
     }
@@ -69,16 +69,16 @@ impl Said {
 /// The suspects known to a rank, reported by the coordinator or found by this rank.
 #[derive(Debug, Default)]
 pub(super) struct Suspects {
-    known: Vec<Known>,
+    known: Vec<SilentRank>,
     /// The suspects of the previous coordinator, until this one has had time to find its own.
-    before: Vec<Known>,
+    before: Vec<SilentRank>,
     until: Option<Instant>,
     /// When the coordinator was last heard.
     coordinator: Option<Instant>,
 }
 
 /// A rank, since when it is silent, and the state of its process.
-type Known = (usize, Instant, Option<ProcessState>);
+type SilentRank = (usize, Instant, Option<ProcessState>);
 
 impl Suspects {
     /// Records that `rank` is silent for so long, or is heard again (`None`).
@@ -108,12 +108,12 @@ impl Suspects {
         before.sort_by_key(|(rank, ..)| *rank);
         *self = Self {
             before,
-            until: Some(now + HELD),
+            until: Some(now + SUSPECTS_HELD),
             ..Self::default()
         };
     }
 
-    fn all_known(&self, now: Instant) -> Vec<Known> {
+    fn all_known(&self, now: Instant) -> Vec<SilentRank> {
         let held = self.until.is_some_and(|until| now < until);
         let before = self.before.iter().filter(|_| held);
         self.known.iter().chain(before).cloned().collect()
@@ -132,7 +132,7 @@ impl Suspects {
     }
 
     fn all_at(&self, now: Instant) -> Vec<Suspect> {
-        let suspect = |(rank, since, state): Known| Suspect {
+        let suspect = |(rank, since, state): SilentRank| Suspect {
             rank,
             silent: now.saturating_duration_since(since),
             state,
@@ -163,7 +163,7 @@ mod tests {
         suspects.learn(3, Some(Duration::from_secs(2)), None);
         suspects.learn(2, None, None);
         assert_eq!(ranks(&suspects, now), [3, 5]);
-        assert_eq!(ranks(&suspects, now + HELD), [3]);
+        assert_eq!(ranks(&suspects, now + SUSPECTS_HELD), [3]);
     }
 
     #[test]

@@ -1,31 +1,31 @@
 //! How ranks find each other: their identity, their rendezvous, and their messages before and beside NCCL.
 //!
 //! - `environment`, `launcher`: the identity of this process, stated by its program or by its launcher;
-//! - `discovery`: where the coordinator is found, and which half of a job goes on; `address`, `place`: listening and dialling;
-//!   `tcp`, `interface`, `holder`: between hosts;
-//! - `frame`, `greeting`, `request`, `incoming`, `message`: the wire protocol; `noise`: its authentication and encryption; `endpoint`:
+//! - `discovery`: where the coordinator is found, and which half of a job goes on; `address`, `socket`: listening and dialling;
+//!   `tcp`, `interface`, `port_owner`: between hosts;
+//! - `frame`, `handshake`, `request`, `coordinator_message`, `round`: the wire protocol; `noise`: its authentication and encryption; `endpoint`:
 //!   the address to which the handshake is bound; `admission`: which connections are accepted;
-//! - `reactor`, `connection`: one thread per process that reads all connections; `acknowledged`: whether the peer's host
+//! - `reactor`, `connection`: one thread per process that reads all connections; `ack_tracker`: whether the peer's host
 //!   acknowledges sent data;
 //! - `process`: processes of this kernel and their state; `heartbeat`: which processes are silent;
 //! - `proto`: membership, coordinator and failover, as state machines;
 //! - `service`: what a coordinator does for the ranks beside their membership, as a state machine: rounds, the store, channels,
-//!   inquiries;
-//! - `transport`: the connections of a driver of machines; `clock`: the time of machines; `envelope`: what programs send each other
+//!   straggler queries;
+//! - `transport`: the connections of a driver of machines; `clock`: the time of machines; `program_message`: what programs send each other
 //!   through them;
-//! - `node`: the driver of a process's machines; `threads`: worlds whose ranks are threads of one process;
-//! - `client`: joining; `search`: how a new process finds the current coordinator; `job`: what all ranks have in common;
-//! - `member`: the host, the process and the address of a rank; `mailbox`: messages received for a rank;
-//! - `inquiry`: which ranks have not entered an operation: the messages about it;
-//! - `line`: what a rank's world and its communicators share: the way to the other ranks;
-//! - `observer`, `board`: a process without a rank, and what it has seen; `events`: the events of a world, for readers in an
+//! - `node`: the driver of a process's machines; `thread_world`: worlds whose ranks are threads of one process;
+//! - `connect`: joining; `coordinator_search`: how a new process finds the current coordinator; `job`: what all ranks have in common;
+//! - `rank_process`: the host, the process and the address of a rank; `inbox`: messages received for a rank;
+//! - `straggler`: which ranks have not entered an operation: the messages about it;
+//! - `session`: what a rank's world and its communicators share: the way to the other ranks;
+//! - `observer`, `world_view`: a process without a rank, and what it has seen; `events`: the events of a world, for readers in an
 //!   observer or a rank; `witness`: a voter without a rank;
 //! - `recordings`: the contents of the ranks' recorders, requested from each process;
 //! - `panics`: how a panic's message reaches the other ranks;
 //! - `channel`: ordered messages, a rank's side;
 //! - `generation`: how the remaining ranks go on;
 //! - `world`: one rank's view of all ranks; `exchange`: what it can send them;
-//! - `attached`: the interface to the program that this crate runs in.
+//! - `application`: the interface to the program that this crate runs in.
 //!
 //! This crate knows neither NCCL nor CUDA; their part of a job is in `nccl`.
 #![cfg(not(loom))]
@@ -38,82 +38,84 @@
 compile_error!("the nccl crate works on Linux only, as NCCL does");
 
 use nccl_base::{
-    departure, error, fault, forked, host, operation, sync, time, visible, whole_file,
+    atomic_file, departure, error, fault, forked, host, operation, sanitize, sync, time,
 };
 
-mod acknowledged;
+mod ack_tracker;
 mod address;
 mod admission;
-mod attached;
-mod board;
+mod application;
 mod channel;
-mod client;
 mod clock;
+mod connect;
 mod connection;
+mod coordinator_message;
+mod coordinator_search;
 mod discovery;
 mod endpoint;
-mod envelope;
 mod environment;
 mod events;
 mod exchange;
 mod frame;
 mod generation;
-mod greeting;
+mod handshake;
 mod heartbeat;
-mod holder;
-mod incoming;
-mod inquiry;
+mod inbox;
 mod interface;
 mod job;
 mod launcher;
 pub mod limits;
-mod line;
-mod mailbox;
-mod member;
-mod message;
 mod node;
 mod noise;
 mod observer;
 mod panics;
 mod phase;
-mod place;
+mod port_owner;
 mod process;
 mod process_state;
+mod program_message;
 #[doc(hidden)]
 pub mod proto;
+mod rank_process;
 mod reactor;
 mod recordings;
 mod request;
-mod search;
+mod round;
 mod secret;
 mod service;
+mod session;
+mod socket;
+mod straggler;
 mod tcp;
-mod threads;
+mod thread_world;
 mod transport;
 mod witness;
 mod world;
+mod world_view;
 
 #[cfg(test)]
 mod tests;
 
 // Shared with the pre-start checks and the log checks.
-pub use admission::strangers;
-pub use attached::{Attached, ClockReading, Host, Watcher, set_host};
+pub use admission::refused_connections;
+pub use application::{
+    Application, ClockReading, CommunicatorSupervisor, RankRecorder, set_application,
+};
 pub use discovery::Discovery;
-pub use inquiry::{Attendance, Latecomer, Lateness, Subject, Suspicion};
+pub use inbox::Notice;
 pub use interface::{Interface, Own, is_within, own as own_addresses};
-pub use line::{Line, lines, say_goodbye};
-pub use mailbox::Notice;
-pub use member::{Member, launched};
 pub use process_state::ProcessState;
+pub use rank_process::{RankProcess, launcher_ranks};
+pub use session::{RankSession, leave_all, sessions};
+pub use straggler::{EntryReport, LateRank, QueriedOperation, StragglerReport, StragglerSuspicion};
 
-pub use board::{RankEnd, RankState, WorldState};
 pub use channel::{Channel, ChannelMessage};
 pub use environment::Rendezvous;
 pub use events::{Events, WorldEvent};
 pub use exchange::Subgroup;
 pub use observer::Observer;
 pub use panics::install_panic_hook;
-pub use recordings::Asked;
+pub use recordings::RecordingAnswers;
 pub use witness::Witness;
 pub use world::World;
+pub use world_view::{RankEnd, RankState, WorldState};

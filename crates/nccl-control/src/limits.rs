@@ -4,7 +4,7 @@
 const RANKS: usize = 1 << 20;
 /// The largest generation, which leaves numbers for the attempts after it.
 const GENERATION: u64 = u64::MAX >> 1;
-/// The longest job name in bytes: it has to fit into a rank's first message ([`GREETING`](super::frame::GREETING)), beside host and
+/// The longest job name in bytes: it has to fit into a rank's first message ([`LARGEST_HANDSHAKE_MESSAGE`](super::frame::LARGEST_HANDSHAKE_MESSAGE)), beside host and
 /// address.
 const JOB: usize = 2048;
 /// The shortest secret in bytes: 128 bits, not guessable if every bit is random.

@@ -5,7 +5,7 @@ use std::panic::PanicHookInfo;
 use std::sync::{Once, mpsc};
 use std::time::Duration;
 
-use super::line;
+use super::session;
 use crate::departure::cut;
 use crate::forked;
 
@@ -90,16 +90,16 @@ pub(super) fn tell_all(text: &str) {
     }
     let text = text.to_owned();
     let (done, told) = mpsc::channel();
-    let telling = move || {
-        let lines = line::lines();
-        for line in &lines {
-            line.fail(text.clone());
+    let content = move || {
+        let sessions = session::sessions();
+        for session in &sessions {
+            session.fail(text.clone());
         }
         let _ = done.send(());
-        // Dropping a line may wait, and the process ends anyway.
-        std::mem::forget(lines);
+        // Dropping a session may wait, and the process ends anyway.
+        std::mem::forget(sessions);
     };
-    if std::thread::Builder::new().spawn(telling).is_ok() {
+    if std::thread::Builder::new().spawn(content).is_ok() {
         let _ = told.recv_timeout(TELLING);
     }
 }

@@ -62,7 +62,7 @@ impl Ord for Alarm {
     }
 }
 
-const BELL: u64 = u64::MAX;
+const WAKE_TOKEN: u64 = u64::MAX;
 
 impl Reactor {
     /// Returns the reactor of this process.
@@ -75,7 +75,7 @@ impl Reactor {
         }
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let data = epoll::EventData::new_u64(BELL);
+        let data = epoll::EventData::new_u64(WAKE_TOKEN);
         epoll::add(&epoll, &bell, data, EventFlags::IN)?;
         let reactor = REACTOR.get_or_init(|| Self {
             epoll,
@@ -147,7 +147,7 @@ impl Reactor {
             }
             for event in &events {
                 let token = event.data.u64();
-                if token == BELL {
+                if token == WAKE_TOKEN {
                     let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
                     continue;
                 }

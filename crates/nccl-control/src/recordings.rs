@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 use nccl_base::clock;
 
 use super::address::Address;
-use super::attached::ClockReading;
-use super::client::{self, Claim, Tried};
+use super::application::ClockReading;
+use super::connect::{self, AttemptOutcome, Identity};
 use super::connection::Connection;
+use super::coordinator_message::{Answer, CoordinatorMessage};
 use super::frame::{Decoder, Frame};
-use super::incoming::{Answer, Incoming};
 use super::job::Job;
 use super::process;
 use super::request::Request;
@@ -47,13 +47,13 @@ pub(super) const LARGEST_ANSWER: usize = 8 << 20;
 pub(super) const READINGS: usize = 5;
 
 /// The timeout of one attempt to connect.
-const TRY: Duration = Duration::from_secs(2);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The time for a rank that is known as gone, which may still answer.
 const GONE: Duration = Duration::from_millis(300);
 
 /// A rank to ask.
-pub(super) struct Target {
+pub(super) struct RecordingTarget {
     pub(super) rank: usize,
     pub(super) host: Option<String>,
     pub(super) pid: Option<u32>,
@@ -66,7 +66,7 @@ pub(super) struct Target {
 }
 
 /// The asking process.
-pub(super) struct Asker<'a> {
+pub(super) struct RecordingQuery<'a> {
     pub(super) job: &'a Job,
     pub(super) size: usize,
     pub(super) timeout: Duration,
@@ -74,19 +74,19 @@ pub(super) struct Asker<'a> {
 
 /// The answers of the ranks of a job.
 #[doc(hidden)]
-pub struct Asked<T> {
+pub struct RecordingAnswers<T> {
     pub job: String,
     pub generation: u64,
     /// The answers, by rank.
     pub answers: Vec<T>,
     /// The ranks without a usable answer, in order.
-    pub missing: Vec<Unheard>,
+    pub missing: Vec<MissingRecording>,
 }
 
 /// A rank that did not answer.
 #[derive(Debug)]
 #[doc(hidden)]
-pub struct Unheard {
+pub struct MissingRecording {
     pub rank: usize,
     pub host: Option<String>,
     pub pid: Option<u32>,
@@ -119,9 +119,13 @@ impl Readings {
     }
 }
 
-impl Asker<'_> {
+impl RecordingQuery<'_> {
     /// Asks all targets.
-    pub(super) fn ask<T: Send>(self, targets: Vec<Target>, decode: &Decode<'_, T>) -> Asked<T> {
+    pub(super) fn ask<T: Send>(
+        self,
+        targets: Vec<RecordingTarget>,
+        decode: &Decode<'_, T>,
+    ) -> RecordingAnswers<T> {
         let until = deadline_after(self.timeout);
         // Ranks that do not answer must not use up the time of those behind them.
         let each = match targets.len() {
@@ -136,11 +140,11 @@ impl Asker<'_> {
                 let Some(target) = rest.lock().next() else {
                     break;
                 };
-                let patience = match target.end {
+                let timeout = match target.end {
                     Some(_) => each.min(GONE),
                     None => each,
                 };
-                let deadline = until.min(deadline_after(patience));
+                let deadline = until.min(deadline_after(timeout));
                 let answer = self.ask_one(&target, deadline, decode);
                 let (answers, missing) = &mut *found.lock();
                 match answer {
@@ -161,8 +165,8 @@ impl Asker<'_> {
         });
         let (mut answers, mut missing) = found.into_inner();
         answers.sort_by_key(|(rank, _)| *rank);
-        missing.sort_by_key(|one: &Unheard| one.rank);
-        Asked {
+        missing.sort_by_key(|one: &MissingRecording| one.rank);
+        RecordingAnswers {
             job: self.job.name.clone(),
             generation: self.job.generation,
             answers: answers.into_iter().map(|(_, answer)| answer).collect(),
@@ -173,7 +177,7 @@ impl Asker<'_> {
     /// Asks one rank until it answers or the deadline passes; the error says why it did not.
     fn ask_one<T>(
         &self,
-        target: &Target,
+        target: &RecordingTarget,
         deadline: Instant,
         decode: &Decode<'_, T>,
     ) -> Result<T, String> {
@@ -186,10 +190,10 @@ impl Asker<'_> {
         let begun = Instant::now();
         let mut pause = Duration::from_millis(5);
         loop {
-            let why = match self.talk(&address, target, deadline, decode) {
+            let why = match self.query(&address, target, deadline, decode) {
                 Ok(answer) => return Ok(answer),
-                Err(Unanswered::Finally(why)) => return Err(why),
-                Err(Unanswered::SoFar(why)) => why,
+                Err(QueryError::Permanent(why)) => return Err(why),
+                Err(QueryError::Transient(why)) => why,
             };
             if Instant::now() + pause >= deadline {
                 let state =
@@ -204,40 +208,46 @@ impl Asker<'_> {
         }
     }
 
-    fn talk<T>(
+    fn query<T>(
         &self,
         address: &Address,
-        target: &Target,
+        target: &RecordingTarget,
         deadline: Instant,
         decode: &Decode<'_, T>,
-    ) -> Result<T, Unanswered> {
+    ) -> Result<T, QueryError> {
         use std::io::ErrorKind::{ConnectionRefused, NotFound};
-        let claim = Claim::asker(self.size);
-        let soon = deadline.min(Instant::now() + TRY);
-        let (connection, decoder) = match client::attempt(address, self.job, claim, 0, soon) {
-            Tried::Met(met) if met.by == target.rank => (met.connection, met.decoder),
+        let identity = Identity::recording_reader(self.size);
+        let soon = deadline.min(Instant::now() + ATTEMPT_TIMEOUT);
+        let (connection, decoder) = match connect::attempt(address, self.job, identity, 0, soon) {
+            AttemptOutcome::Connected(established) if established.by == target.rank => {
+                (established.connection, established.decoder)
+            }
             // A coordinator that has taken over listens at the address of its predecessor.
-            Tried::Met(met) => {
-                met.connection.shut();
-                let why = format!("rank {} listens at {address} by now", met.by);
-                return Err(Unanswered::Finally(why));
+            AttemptOutcome::Connected(established) => {
+                established.connection.shut();
+                let why = format!("rank {} listens at {address} by now", established.by);
+                return Err(QueryError::Permanent(why));
             }
-            Tried::Refused(why) | Tried::Follows { why, .. } => {
-                return Err(Unanswered::Finally(why));
+            AttemptOutcome::Refused(why) | AttemptOutcome::Follows { why, .. } => {
+                return Err(QueryError::Permanent(why));
             }
-            Tried::NotYet(error, _) if matches!(error.kind(), ConnectionRefused | NotFound) => {
+            AttemptOutcome::NotYet(error, _)
+                if matches!(error.kind(), ConnectionRefused | NotFound) =>
+            {
                 let why = format!("nobody listens at {address} any more ({error})");
-                return Err(Unanswered::Finally(why));
+                return Err(QueryError::Permanent(why));
             }
-            Tried::NotYet(error, _) => return Err(Unanswered::SoFar(error.to_string())),
+            AttemptOutcome::NotYet(error, _) => {
+                return Err(QueryError::Transient(error.to_string()));
+            }
         };
-        let mut talk = Talk {
+        let mut query = RecordingConnection {
             connection: &connection,
             decoder,
             deadline,
             next: 0,
         };
-        let answer = talk.hear(target.rank, self.budget(), decode);
+        let answer = query.receive(target.rank, self.budget(), decode);
         connection.shut();
         answer
     }
@@ -249,32 +259,32 @@ impl Asker<'_> {
 }
 
 /// Why there is no answer, and whether another attempt may get one.
-enum Unanswered {
-    Finally(String),
-    SoFar(String),
+enum QueryError {
+    Permanent(String),
+    Transient(String),
 }
 
-impl From<std::io::Error> for Unanswered {
+impl From<std::io::Error> for QueryError {
     fn from(error: std::io::Error) -> Self {
-        Self::SoFar(error.to_string())
+        Self::Transient(error.to_string())
     }
 }
 
 /// A connection to one rank.
-struct Talk<'c> {
+struct RecordingConnection<'c> {
     connection: &'c Connection,
     decoder: Decoder,
     deadline: Instant,
     next: u64,
 }
 
-impl Talk<'_> {
-    fn hear<T>(
+impl RecordingConnection<'_> {
+    fn receive<T>(
         &mut self,
         rank: usize,
         budget: usize,
         decode: &Decode<'_, T>,
-    ) -> Result<T, Unanswered> {
+    ) -> Result<T, QueryError> {
         let mut readings = Readings::default();
         for _ in 0..READINGS {
             let mut failed = None;
@@ -286,39 +296,41 @@ impl Talk<'_> {
                 }
             };
             if readings.take(ask).is_none() {
-                let unread = || Unanswered::Finally(String::from("it tells no time"));
+                let unread = || QueryError::Permanent(String::from("it tells no time"));
                 return Err(failed.unwrap_or_else(unread));
             }
         }
         let answer = self.request(Request::Recording { bytes: budget })?;
         let reading = readings.best.unwrap_or_default();
         decode(rank, reading, &answer)
-            .map_err(|why| Unanswered::Finally(format!("what it answered cannot be used: {why}")))
+            .map_err(|why| QueryError::Permanent(format!("what it answered cannot be used: {why}")))
     }
 
-    fn request(&mut self, request: Request) -> Result<Arc<[u8]>, Unanswered> {
+    fn request(&mut self, request: Request) -> Result<Arc<[u8]>, QueryError> {
         let id = self.next;
         self.next += 1;
         self.connection.enqueue(request.encode(id));
         self.connection.drain(self.deadline)?;
         loop {
             let frame: Frame = self.connection.expect(&mut self.decoder, self.deadline)?;
-            match Incoming::decode(&frame) {
-                Ok(Incoming::Answer(Answer::Value(value))) if frame.id == id => return Ok(value),
-                Ok(Incoming::Answer(_)) if frame.id == id => {
-                    return Err(Unanswered::SoFar(String::from(
+            match CoordinatorMessage::decode(&frame) {
+                Ok(CoordinatorMessage::Answer(Answer::Value(value))) if frame.id == id => {
+                    return Ok(value);
+                }
+                Ok(CoordinatorMessage::Answer(_)) if frame.id == id => {
+                    return Err(QueryError::Transient(String::from(
                         "it is busy with others who ask",
                     )));
                 }
                 Ok(_) => {}
-                Err(broken) => return Err(Unanswered::Finally(format!("it sent {}", broken.0))),
+                Err(broken) => return Err(QueryError::Permanent(format!("it sent {}", broken.0))),
             }
         }
     }
 }
 
-impl Target {
-    fn missing(self, why: &str) -> Unheard {
+impl RecordingTarget {
+    fn missing(self, why: &str) -> MissingRecording {
         let mut text = match &self.end {
             Some(end) => end.clone(),
             None => why.to_owned(),
@@ -327,7 +339,7 @@ impl Target {
             text.push_str("; ");
             text.push_str(known);
         }
-        Unheard {
+        MissingRecording {
             rank: self.rank,
             host: self.host,
             pid: self.pid,
@@ -341,6 +353,6 @@ fn state_at(address: &Address) -> Option<&'static str> {
     if matches!(address, Address::Tcp(_)) {
         return None;
     }
-    let socket = super::place::dial(address, 0, Instant::now()).ok()?;
+    let socket = super::socket::dial(address, 0, Instant::now()).ok()?;
     process::state_of_peer(&socket)
 }

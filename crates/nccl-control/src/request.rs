@@ -6,12 +6,12 @@ use nccl_base::wire::{self, bytes, clean};
 use serde::{Deserialize, Serialize};
 
 use super::frame::{Broken, Frame, Outgoing};
-use super::inquiry::{Attendance, Suspicion};
-use super::message::Round;
 use super::process_state::ProcessState;
+use super::round::Round;
+use super::straggler::{EntryReport, StragglerSuspicion};
 use crate::departure::{Failure, ProcessEnd, Reason};
 
-/// The coordinator answers those that need one with an [`Answer`](super::incoming::Answer) of the same
+/// The coordinator answers those that need one with an [`Answer`](super::coordinator_message::Answer) of the same
 /// number, in any order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request {
@@ -19,7 +19,7 @@ pub(super) enum Request {
     Collect {
         round: Round,
         #[serde(deserialize_with = "clean")]
-        patience: Duration,
+        timeout: Duration,
         #[serde(with = "bytes")]
         part: Vec<u8>,
     },
@@ -36,7 +36,7 @@ pub(super) enum Request {
     Get {
         key: String,
         #[serde(deserialize_with = "clean")]
-        patience: Duration,
+        timeout: Duration,
     },
     /// The phase of this rank.
     Phase {
@@ -50,7 +50,7 @@ pub(super) enum Request {
         bytes: Vec<u8>,
     },
     /// For one rank alone. Sent again to a new coordinator, so it may arrive twice.
-    Tell {
+    Direct {
         to: usize,
         topic: String,
         #[serde(with = "bytes")]
@@ -62,52 +62,52 @@ pub(super) enum Request {
     },
     /// This rank takes part in no rounds any more except those of ends: its world is gone, and it still has
     /// communicators. With a reason, it fails.
-    Stay {
+    Linger {
         why: Option<Failure>,
     },
-    Goodbye,
+    Leave,
     /// A message of a channel, to one rank or to all others; answered when all of them have room for it.
     Send {
         channel: String,
         to: Option<usize>,
         #[serde(deserialize_with = "clean")]
-        patience: Duration,
+        timeout: Duration,
         #[serde(with = "bytes")]
         bytes: Vec<u8>,
     },
     /// This rank has received this many messages.
-    Took {
+    Consumed {
         channel: String,
         count: usize,
     },
     /// Asks for the clock of the receiver's recorder; answered at once.
     Clock,
     /// Asks for the last operations of the receiver's communicators, in about `bytes` bytes at most. Sent only by
-    /// [`Role::Asker`](super::greeting::Role::Asker).
+    /// [`PeerRole::RecordingReader`](super::handshake::PeerRole::RecordingReader).
     Recording {
         bytes: usize,
     },
     /// This rank waits in an operation that another rank may not have entered.
-    Suspect(Suspicion),
+    SuspectStragglers(StragglerSuspicion),
     /// Whether this rank has entered an operation: the answer to
-    /// [`Push::Inquire`](super::incoming::Push::Inquire), and once more when it has.
-    Attends(Attendance),
+    /// [`Push::StragglerQuery`](super::coordinator_message::Push::StragglerQuery), and once more when it has.
+    EntryReport(EntryReport),
     /// The last call of this process, if there is one.
-    Last {
+    LastCall {
         #[serde(deserialize_with = "clean")]
         call: String,
     },
-    /// The answer to a [`Push::Look`](super::incoming::Push::Look): the state of that rank's process.
-    Saw {
+    /// The answer to a [`Push::ProbeProcess`](super::coordinator_message::Push::ProbeProcess): the state of that rank's process.
+    ProcessProbed {
         rank: usize,
         state: ProcessState,
     },
     /// From an observer: it has started these ranks, as these processes, and will report how they end.
-    Watches {
+    WatchRanks {
         ranks: Vec<(usize, u64)>,
     },
     /// From an observer: how a process that it has started ended.
-    Ended {
+    ExitReport {
         rank: usize,
         pid: u64,
         end: ProcessEnd,

@@ -11,14 +11,14 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
 use super::discovery::Found;
-use super::holder::holders;
 use super::interface::{self, Interface, Own};
+use super::port_owner::port_owners;
 use super::reactor::poll;
 use crate::error::{Error, Result};
 
 /// Where rank 0 listens, and how the other ranks find it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct HostPorts {
     pub(super) host: String,
     /// The first and the last port to try; 0 for any, which has to be published.
     pub(super) ports: (u16, u16),
@@ -30,7 +30,7 @@ pub(super) struct Place {
 }
 
 /// The timeout of one attempt to connect: an answer comes in milliseconds, or not at all.
-const TRY: Duration = Duration::from_secs(1);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The most bytes in one packet, which pass wherever IPv6 does (RFC 8200, section 5: 1280 bytes with all headers).
 /// A path that silently drops larger packets would otherwise make a live host look dead.
@@ -39,7 +39,7 @@ const SEGMENT: u32 = 1220;
 /// How many ports an error describes.
 const TOLD: usize = 8;
 
-impl Place {
+impl HostPorts {
     pub(super) fn new(host: impl Into<String>, ports: (u16, u16)) -> Self {
         Self {
             host: host.into(),
@@ -83,7 +83,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for HostPorts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.host.contains(':') {
             write!(f, "tcp:[{}]:{}", self.host, self.ports.0)?;
@@ -104,7 +104,7 @@ impl fmt::Display for Place {
 }
 
 /// Listens at the first available port, and keeps it.
-pub(super) fn listen(place: &Place) -> Result<(OwnedFd, SocketAddr)> {
+pub(super) fn listen(place: &HostPorts) -> Result<(OwnedFd, SocketAddr)> {
     let own = interface::own().map_err(Error::io("looking at this host's interfaces"))?;
     let (at, name) = own_address(place, &own)?;
     if place.ports.0 == 0 && place.discovery.is_none() {
@@ -136,14 +136,17 @@ pub(super) fn listen(place: &Place) -> Result<(OwnedFd, SocketAddr)> {
             }
             Err(Errno::ADDRINUSE) => {
                 if told.len() < TOLD {
-                    let holders: Vec<_> = holders(wanted).iter().map(ToString::to_string).collect();
-                    let who = if holders.is_empty() {
+                    let port_owners: Vec<_> = port_owners(wanted)
+                        .iter()
+                        .map(ToString::to_string)
+                        .collect();
+                    let who = if port_owners.is_empty() {
                         String::from(
                             "nobody can be seen; perhaps it was let go just now, or belongs to another \
                              user",
                         )
                     } else {
-                        holders.join("; ")
+                        port_owners.join("; ")
                     };
                     told.push(format!("port {port} on {name} ({}): {who}", at.ip()));
                 }
@@ -174,7 +177,7 @@ pub(super) fn listen_beside(connection: impl AsFd) -> io::Result<(OwnedFd, Socke
 }
 
 /// Returns the address at which to listen, with its interface.
-fn own_address(place: &Place, own: &[Own]) -> Result<(SocketAddr, String)> {
+fn own_address(place: &HostPorts, own: &[Own]) -> Result<(SocketAddr, String)> {
     if let Some(interface) = &place.interface {
         if *interface == Interface::Any {
             let v6 = place.host.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv6());
@@ -269,7 +272,7 @@ pub(super) fn publish(Found(discovery): &Found, at: SocketAddr) -> Result<()> {
 }
 
 /// Makes one attempt to connect; `turn` selects one of several ports.
-pub(super) fn dial(place: &Place, turn: usize, deadline: Instant) -> io::Result<OwnedFd> {
+pub(super) fn dial(place: &HostPorts, turn: usize, deadline: Instant) -> io::Result<OwnedFd> {
     let targets = match &place.discovery {
         Some(Found(discovery)) => vec![discovery.find()?],
         None => {
@@ -280,7 +283,7 @@ pub(super) fn dial(place: &Place, turn: usize, deadline: Instant) -> io::Result<
     };
     let mut last = io::Error::other(format!("{:?} has no address", place.host));
     for target in targets {
-        match connect(target, deadline.min(Instant::now() + TRY)) {
+        match connect(target, deadline.min(Instant::now() + ATTEMPT_TIMEOUT)) {
             Ok(socket) => return Ok(socket),
             Err(error) => last = at(target, &error),
         }
@@ -368,8 +371,8 @@ fn explained(error: Errno) -> io::Error {
 
 /// Returns why other ranks cannot reach the address at which rank 0 listens, because of how its own host resolves
 /// its name.
-fn unreachable_name(place: &Place, at: SocketAddr) -> Option<String> {
-    let Place { host, .. } = place;
+fn unreachable_name(place: &HostPorts, at: SocketAddr) -> Option<String> {
+    let HostPorts { host, .. } = place;
     let literal = host.parse::<IpAddr>().is_ok() || host.starts_with("localhost");
     if literal || place.interface.is_some() || !at.ip().is_loopback() {
         return None;
@@ -394,7 +397,7 @@ fn unreachable_name(place: &Place, at: SocketAddr) -> Option<String> {
 }
 
 /// Returns why other ranks may not reach rank 0, although it listens at `at`.
-pub(super) fn unreachable(place: &Place, at: SocketAddr) -> Option<String> {
+pub(super) fn unreachable(place: &HostPorts, at: SocketAddr) -> Option<String> {
     let own = interface::own().unwrap_or_default();
     let down = own.iter().find(|own| own.address == at.ip() && !own.up);
     unreachable_name(place, at).or_else(|| {

@@ -8,9 +8,9 @@ use super::environment::Rendezvous;
 use super::node::Node;
 use crate::departure::Departure;
 use crate::error::Result;
-use crate::forked::{self, Resident};
+use crate::forked::{self, ForkGuarded};
 use crate::time::deadline_after;
-use nccl_base::from_outside::{FromOutside, world as world_limit};
+use nccl_base::env_timeouts::{EnvTimeouts, world as world_limit};
 
 /// A process of a job that votes and has no rank: when a network is cut in two, the half that reaches it goes on.
 ///
@@ -29,10 +29,10 @@ use nccl_base::from_outside::{FromOutside, world as world_limit};
 /// # Ok::<(), nccl::Error>(())
 /// ```
 pub struct Witness {
-    node: Resident<Arc<Node>>,
+    node: ForkGuarded<Arc<Node>>,
 }
 
-/// The first slot of witnesses; ranks and newcomers have those from 0.
+/// The first slot of witnesses; ranks and joiners have those from 0.
 const FIRST_SLOT: u32 = 1 << 30;
 
 impl Witness {
@@ -51,12 +51,12 @@ impl Witness {
     pub fn join(rendezvous: Rendezvous, number: u32) -> Result<Self> {
         forked::begin()?;
         rendezvous.job.check()?;
-        FromOutside::of_process()?;
+        EnvTimeouts::of_process()?;
         let timeout: Duration = world_limit(rendezvous.timeout);
         let slot = FIRST_SLOT.saturating_add(number);
         let node = Node::witness(&rendezvous, slot, deadline_after(timeout))?;
         Ok(Self {
-            node: Resident::new(node),
+            node: ForkGuarded::new(node),
         })
     }
 

@@ -4,33 +4,33 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::coordinator_message::Answer;
 use super::environment::Rendezvous;
 use super::events::Events;
-use super::incoming::Answer;
+use super::inbox::Inbox;
 use super::launcher;
-use super::line::{Line, Link};
-use super::mailbox::Mailbox;
-use super::member::Member;
-use super::message::Incomplete;
-use super::node::{Entered, Node};
+use super::node::{ActiveGeneration, Node};
 use super::panics;
+use super::rank_process::RankProcess;
 use super::request::Request;
-use super::threads::Threads;
+use super::round::Incomplete;
+use super::session::{RankSession, SessionBackend};
+use super::thread_world::ThreadWorld;
 use crate::departure::{Departure, Failure};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
-use crate::forked::{self, Resident};
+use crate::forked::{self, ForkGuarded};
 use crate::time::deadline_after;
-use nccl_base::from_outside::{FromOutside, world as world_limit};
+use nccl_base::env_timeouts::{EnvTimeouts, world as world_limit};
 
 /// All ranks of a job, seen from one of them.
 pub struct World {
     pub(super) local_rank: usize,
     timeout: Duration,
-    /// The line, shared with its communicators.
-    pub(crate) line: Resident<Arc<Line>>,
+    /// The session, shared with its communicators.
+    pub(crate) session: ForkGuarded<Arc<RankSession>>,
     /// The departure that is reported when this value is dropped.
-    farewell: Departure,
+    final_departure: Departure,
     /// The network interface that the program named.
     pub(super) interface: Option<String>,
     /// For each rank, its rank in the generation before; empty in the first.
@@ -57,52 +57,56 @@ impl World {
             ));
         }
         rendezvous.job.check()?;
-        FromOutside::of_process()?;
+        EnvTimeouts::of_process()?;
         launcher::own_rank()?;
         let deadline = deadline_after(world_limit(rendezvous.timeout));
         let (rank, nranks) = (rendezvous.rank, rendezvous.world_size);
         let generation = rendezvous.job.generation;
         let span = tracing::info_span!(target: "nccl", "nccl.rendezvous", rank, nranks, generation);
         let _entered = span.enter();
-        let mailbox = Arc::new(Mailbox::default());
-        let node = Node::first(&rendezvous, deadline, &mailbox, None)?;
+        let inbox = Arc::new(Inbox::default());
+        let node = Node::first(&rendezvous, deadline, &inbox, None)?;
         let job = (rendezvous.job.name.clone(), generation);
-        let link = Link::Node {
+        let backend = SessionBackend::Node {
             node: Arc::clone(&node),
             generation,
         };
-        let line = Line::open(rank, nranks, job, link, mailbox);
+        let session = RankSession::open(rank, nranks, job, backend, inbox);
         let entered = node
             .meet(deadline)
-            .map_err(|why| line.explain("join", &why))?;
-        let mut world = Self::new(line, rendezvous.local_rank, rendezvous.timeout);
-        world.line.meet(entered.members());
-        world.settle_in(&rendezvous);
+            .map_err(|why| session.explain("join", &why))?;
+        let mut world = Self::new(session, rendezvous.local_rank, rendezvous.timeout);
+        world.session.meet(entered.members());
+        world.apply_rendezvous(&rendezvous);
         let address = &rendezvous.address;
         tracing::info!(name: "nccl.rendezvous.met", target: "nccl", rank, nranks, %address, "all ranks have met");
         Ok(world)
     }
 
     /// Sets what follows from the rendezvous and the identities of the ranks.
-    pub(super) fn settle_in(&mut self, rendezvous: &Rendezvous) {
-        if let (true, Some(members)) = (rendezvous.counts_local, self.line.members().get()) {
+    pub(super) fn apply_rendezvous(&mut self, rendezvous: &Rendezvous) {
+        if let (true, Some(members)) = (rendezvous.counts_local, self.session.members().get()) {
             let host = &members[self.rank()].host;
             let before = members[..self.rank()].iter();
             self.local_rank = before.filter(|member| member.host == *host).count();
         }
-        self.line.compare_clocks();
+        self.session.compare_clocks();
         self.interface = rendezvous.address.interface();
     }
 
     /// The world of a generation that this process has joined, or has gone on to.
-    pub(super) fn entered(entered: &Entered, local_rank: usize, timeout: Duration) -> Self {
-        Self::new(Line::of(entered), local_rank, timeout)
+    pub(super) fn entered(
+        entered: &ActiveGeneration,
+        local_rank: usize,
+        timeout: Duration,
+    ) -> Self {
+        Self::new(RankSession::of(entered), local_rank, timeout)
     }
 
     /// Makes the worlds of `size` ranks that are threads of this process.
     pub fn threads(size: usize) -> Vec<Self> {
         assert!(size > 0, "a world has at least one rank");
-        let threads = Threads::new(size);
+        let threads = ThreadWorld::new(size);
         (0..size)
             .map(|rank| Self::local(&threads, rank, rank, Duration::from_secs(60)))
             .collect()
@@ -110,30 +114,30 @@ impl World {
 
     /// Makes a world of one rank, for a program that can do without others.
     pub fn single() -> Self {
-        Self::local(&Threads::new(1), 0, 0, Duration::from_secs(60))
+        Self::local(&ThreadWorld::new(1), 0, 0, Duration::from_secs(60))
     }
 
     /// Makes the world of a rank that is a thread of this process.
     pub(super) fn local(
-        threads: &Arc<Threads>,
+        threads: &Arc<ThreadWorld>,
         rank: usize,
         local_rank: usize,
         timeout: Duration,
     ) -> Self {
-        let mailbox = Arc::clone(threads.mailbox(rank));
-        let link = Link::Threads(Arc::clone(threads));
+        let inbox = Arc::clone(threads.inbox(rank));
+        let backend = SessionBackend::Threads(Arc::clone(threads));
         let job = (threads.job(), threads.generation());
-        let line = Line::open(rank, threads.size(), job, link, mailbox);
-        line.meet(vec![Member::here(); threads.size()]);
-        Self::new(line, local_rank, timeout)
+        let session = RankSession::open(rank, threads.size(), job, backend, inbox);
+        session.meet(vec![RankProcess::here(); threads.size()]);
+        Self::new(session, local_rank, timeout)
     }
 
-    fn new(line: Arc<Line>, local_rank: usize, timeout: Duration) -> Self {
+    fn new(session: Arc<RankSession>, local_rank: usize, timeout: Duration) -> Self {
         Self {
             local_rank,
             timeout,
-            line: Resident::new(line),
-            farewell: Departure::Left,
+            session: ForkGuarded::new(session),
+            final_departure: Departure::Left,
             interface: None,
             from: Vec::new(),
         }
@@ -145,9 +149,9 @@ impl World {
         self.timeout = timeout;
     }
 
-    /// Returns the line, which its communicators share.
-    pub fn line(&self) -> &Arc<Line> {
-        &self.line
+    /// Returns the session, which its communicators share.
+    pub fn session(&self) -> &Arc<RankSession> {
+        &self.session
     }
 
     /// Returns the network interface that the program named for the ranks' own connections.
@@ -159,17 +163,17 @@ impl World {
     /// lines of its output. After a recovery the two differ. `None` where no launcher gave a number, and for a rank that the world does
     /// not have.
     pub fn launcher_rank(&self, rank: usize) -> Option<usize> {
-        self.line.members().get()?.get(rank)?.launched
+        self.session.members().get()?.get(rank)?.launched
     }
 
     /// Returns this rank.
     pub fn rank(&self) -> usize {
-        self.line.rank
+        self.session.rank
     }
 
     /// Returns the number of ranks.
     pub fn size(&self) -> usize {
-        self.line.size
+        self.session.size
     }
 
     /// Returns this rank's number among the ranks of its host: the usual index of its device.
@@ -180,14 +184,14 @@ impl World {
     /// Returns the fault of the communicator of this world that ended last on this rank; `None` if none has.
     pub fn fault(&self) -> Option<Fault> {
         forked::check().ok()?;
-        self.line.fault().map(|fault| Fault::clone(&fault))
+        self.session.fault().map(|fault| Fault::clone(&fault))
     }
 
     /// Returns a reader of the events of this world's ranks and of this rank's communicators: first the ranks present; then
     /// departures, failures, deaths, silence and answers, late operations, new coordinators, each
     /// [`Fault`], and the next generations. The events end when the world, in its last generation, is dropped.
     pub fn events(&self) -> Events {
-        Events::of(self.line.happenings())
+        Events::of(self.session.event_bus())
     }
 
     #[doc(hidden)]
@@ -215,10 +219,11 @@ impl World {
         deadline: Instant,
         interrupted: Option<&dyn Fn() -> bool>,
     ) -> Result<Vec<Vec<u8>>> {
-        self.line.round(topic, members, part, deadline, interrupted)
+        self.session
+            .round(topic, members, part, deadline, interrupted)
     }
 
-    /// As [`Line::ask`].
+    /// As [`RankSession::ask`].
     pub(super) fn ask(
         &self,
         topic: &str,
@@ -227,42 +232,42 @@ impl World {
         interrupted: Option<&dyn Fn() -> bool>,
         refused: Option<Incomplete>,
     ) -> Result<Answer> {
-        self.line
+        self.session
             .ask(topic, request, deadline, interrupted, refused)
     }
 
-    /// As [`Line::send`].
+    /// As [`RankSession::send`].
     pub(super) fn send(&self, id: u64, request: Request) {
-        self.line.send(id, request);
+        self.session.send(id, request);
     }
 
     /// The error of a request about `topic` that failed.
     pub(super) fn explain(&self, topic: &str, incomplete: &Incomplete) -> Error {
-        self.line.explain(topic, incomplete)
+        self.session.explain(topic, incomplete)
     }
 
     /// Sets the departure that is reported when this value is dropped.
-    pub(super) fn set_farewell(&mut self, farewell: Departure) {
-        self.farewell = farewell;
+    pub(super) fn set_final_departure(&mut self, final_departure: Departure) {
+        self.final_departure = final_departure;
     }
 }
 
 impl Drop for World {
-    /// Says goodbye, so that the end of a rank is not reported as its death. A panicking rank reports the panic. A rank whose
+    /// Leaves, so that the end of a rank is not reported as its death. A panicking rank reports the panic. A rank whose
     /// communicators live on takes part in no exchange any more, and stays connected for them.
     fn drop(&mut self) {
         if forked::is_child() {
             return;
         }
-        let mut farewell = std::mem::replace(&mut self.farewell, Departure::Left);
-        if farewell == Departure::Left && std::thread::panicking() {
-            farewell = Departure::Failed(Failure::Said(panics::of_this_thread()));
+        let mut final_departure = std::mem::replace(&mut self.final_departure, Departure::Left);
+        if final_departure == Departure::Left && std::thread::panicking() {
+            final_departure = Departure::Failed(Failure::Said(panics::of_this_thread()));
         }
-        self.line
-            .mailbox
-            .nothing_happens("this rank has left its world");
-        let alone = Arc::strong_count(&self.line) == 1;
-        self.line.world_ends(farewell, alone);
+        self.session
+            .inbox
+            .record_world_end("this rank has left its world");
+        let alone = Arc::strong_count(&self.session) == 1;
+        self.session.end_world(final_departure, alone);
     }
 }
 

@@ -35,7 +35,7 @@ pub struct AbortSignal(Arc<Signal>);
 struct Signal {
     given: AtomicBool,
     /// Signals that are given together with this one, so that a waiter on several signals checks one flag.
-    followers: Mutex<Vec<Weak<Signal>>>,
+    linked_signals: Mutex<Vec<Weak<Signal>>>,
 }
 
 impl AbortSignal {
@@ -56,10 +56,10 @@ impl AbortSignal {
         }
         let any = Self::new();
         for signal in signals {
-            let mut followers = signal.0.followers.lock();
-            followers.retain(|follower| follower.strong_count() > 0);
-            followers.push(Arc::downgrade(&any.0));
-            drop(followers);
+            let mut linked_signals = signal.0.linked_signals.lock();
+            linked_signals.retain(|follower| follower.strong_count() > 0);
+            linked_signals.push(Arc::downgrade(&any.0));
+            drop(linked_signals);
             // `signal` may have been given before `any` was in its list.
             if signal.is_aborted() {
                 any.abort();
@@ -79,7 +79,7 @@ impl AbortSignal {
     /// assert!(stop.is_aborted());
     /// ```
     pub fn abort(&self) {
-        self.0.give();
+        self.0.trigger();
     }
 
     /// Whether the signal was given.
@@ -94,7 +94,7 @@ impl AbortSignal {
 }
 
 impl Signal {
-    fn give(&self) {
+    fn trigger(&self) {
         // Before the followers are read: a follower that is added later checks this flag.
         if self.given.swap(true, Ordering::AcqRel) {
             return;
@@ -103,9 +103,9 @@ impl Signal {
         if forked::is_child() {
             return;
         }
-        let followers = std::mem::take(&mut *self.followers.lock());
-        for follower in followers.iter().filter_map(Weak::upgrade) {
-            follower.give();
+        let linked_signals = std::mem::take(&mut *self.linked_signals.lock());
+        for follower in linked_signals.iter().filter_map(Weak::upgrade) {
+            follower.trigger();
         }
     }
 }
@@ -136,6 +136,6 @@ mod tests {
         for _ in 0..100 {
             drop(AbortSignal::any(&[long.clone(), AbortSignal::new()]));
         }
-        assert!(long.0.followers.lock().len() <= 1);
+        assert!(long.0.linked_signals.lock().len() <= 1);
     }
 }

@@ -124,7 +124,7 @@ pub(crate) mod sealed_buffer {
         fn element(&self) -> DataType;
 
         /// Returns the stream on which the memory is freed.
-        fn home(&self) -> &Arc<CudaStream>;
+        fn owner_stream(&self) -> &Arc<CudaStream>;
 
         /// Returns the address, and cudarc's guard, which has to be dropped once the operation is on `on`.
         fn lease(self, on: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>);
@@ -446,7 +446,7 @@ macro_rules! lend {
             }
 
             #[inline]
-            fn home(&self) -> &std::sync::Arc<cudarc::driver::CudaStream> {
+            fn owner_stream(&self) -> &std::sync::Arc<cudarc::driver::CudaStream> {
                 self.stream()
             }
 

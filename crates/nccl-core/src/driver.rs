@@ -99,8 +99,8 @@ pub(crate) const LIBRARY: &CStr = c"libcuda.so.1";
 /// Whether the driver's library exists: cudarc panics where it does not. cudarc's own check exists only with one of its ways of
 /// linking, which the program chooses.
 pub(crate) fn is_present() -> bool {
-    static IS_THERE: AtomicBool = AtomicBool::new(false);
-    if IS_THERE.load(Ordering::Relaxed) {
+    static IS_PRESENT: AtomicBool = AtomicBool::new(false);
+    if IS_PRESENT.load(Ordering::Relaxed) {
         return true;
     }
     let is_there = [LIBRARY, c"libcuda.so"].iter().any(|name| {
@@ -108,7 +108,7 @@ pub(crate) fn is_present() -> bool {
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         !handle.is_null()
     });
-    IS_THERE.store(is_there, Ordering::Relaxed);
+    IS_PRESENT.store(is_there, Ordering::Relaxed);
     is_there
 }
 
@@ -134,38 +134,38 @@ pub(crate) fn query(stream: &CudaStream) -> sys::CUresult {
 }
 
 /// How long to wait for another thread's calls whose errors cudarc stores; such calls do not block. Less than a call may
-/// be late before its process is ended (`inside.rs`).
+/// be late before its process is ended (`active_calls.rs`).
 const STUCK: Duration = Duration::from_secs(1);
 
-/// Locked while an error of a context is taken or put back, and while calls are [`heard`], so that two threads do not take each
-/// other's errors. A context always uses the same lock; a few contexts may share one.
-static SET_ASIDE: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
+/// Locked while an error of a context is taken or put back, and while calls are [`stored_error_of`], so that two threads do not
+/// take each other's errors. A context always uses the same lock; a few contexts may share one.
+static STORED_ERROR_LOCKS: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
 
 /// Returns `None` if another thread is in a call of the driver that does not return.
 #[inline]
-fn set_aside(context: &CudaContext, timeout: Duration) -> Option<MutexGuard<'static, ()>> {
+fn lock_stored_error(context: &CudaContext, timeout: Duration) -> Option<MutexGuard<'static, ()>> {
     let place = std::ptr::from_ref(context).addr() / size_of::<CudaContext>();
-    SET_ASIDE[place % SET_ASIDE.len()].try_lock_for(timeout)
+    STORED_ERROR_LOCKS[place % STORED_ERROR_LOCKS.len()].try_lock_for(timeout)
 }
 
 /// Makes calls of cudarc that store their errors instead of returning them, and returns what they stored. An error that was stored
 /// before stays stored, and does not affect the calls. An error that another thread of the program stores meanwhile cannot be told
 /// apart: it is returned, and stays stored as well. The calls must not wait. While another thread does not return from such
 /// calls, these count as failed.
-pub(crate) fn heard<T>(
+pub(crate) fn stored_error_of<T>(
     context: &CudaContext,
     calls: impl FnOnce() -> T,
 ) -> (T, Result<(), DriverError>) {
-    heard_unless_stuck(context, STUCK, calls)
+    stored_error_of_unless_stuck(context, STUCK, calls)
 }
 
 #[inline]
-fn heard_unless_stuck<T>(
+fn stored_error_of_unless_stuck<T>(
     context: &CudaContext,
     timeout: Duration,
     calls: impl FnOnce() -> T,
 ) -> (T, Result<(), DriverError>) {
-    let Some(_alone) = set_aside(context, timeout) else {
+    let Some(_alone) = lock_stored_error(context, timeout) else {
         return (calls(), Err(DriverError(sys::CUresult::CUDA_ERROR_TIMEOUT)));
     };
     let before = context.check_err();
@@ -178,14 +178,14 @@ fn heard_unless_stuck<T>(
 /// Makes calls of cudarc that return their errors, and may wait; an error that was stored before does not affect them, and stays
 /// stored.
 #[doc(hidden)]
-pub fn undisturbed<T>(context: &CudaContext, calls: impl FnOnce() -> T) -> T {
+pub fn ignoring_stored_error<T>(context: &CudaContext, calls: impl FnOnce() -> T) -> T {
     let before = {
-        let _alone = set_aside(context, STUCK);
+        let _alone = lock_stored_error(context, STUCK);
         context.check_err()
     };
     let value = calls();
     if before.is_err() {
-        let _alone = set_aside(context, STUCK);
+        let _alone = lock_stored_error(context, STUCK);
         context.record_err(before);
     }
     value
@@ -197,7 +197,7 @@ pub fn new_event(
     context: &Arc<CudaContext>,
     flags: Option<sys::CUevent_flags>,
 ) -> Result<CudaEvent, DriverError> {
-    let create = || undisturbed(context, || context.new_event(flags));
+    let create = || ignoring_stored_error(context, || context.new_event(flags));
     // An error that another thread has stored just now is not that of the event.
     create().or_else(|_| create())
 }
@@ -218,12 +218,12 @@ mod tests {
     #[test]
     fn an_error_that_is_stored_meanwhile_is_returned_and_stays_with_its_owner() {
         let context = context();
-        let ((), during) = heard(&context, || context.record_err::<()>(Err(ERROR)));
+        let ((), during) = stored_error_of(&context, || context.record_err::<()>(Err(ERROR)));
         assert_eq!(during, Err(ERROR));
         assert_eq!(context.check_err(), Err(ERROR));
         // An error that was stored before is not returned.
         context.record_err::<()>(Err(ERROR));
-        let ((), during) = heard(&context, || ());
+        let ((), during) = stored_error_of(&context, || ());
         assert_eq!((during, context.check_err()), (Ok(()), Err(ERROR)));
     }
 
@@ -236,10 +236,10 @@ mod tests {
             let context = &context;
             scope.spawn(move || {
                 is_stored.recv().expect("an error");
-                undisturbed(context, || ());
+                ignoring_stored_error(context, || ());
                 let _ = undisturbed_ends.send(());
             });
-            let ((), during) = heard(context, || {
+            let ((), during) = stored_error_of(context, || {
                 context.record_err::<()>(Err(ERROR));
                 stored.send(()).expect("another thread");
                 // The other thread's calls end only after these.
@@ -258,14 +258,14 @@ mod tests {
         std::thread::scope(|scope| {
             let context = &context;
             scope.spawn(move || {
-                heard(context, || {
+                stored_error_of(context, || {
                     begun.send(()).expect("another thread");
                     let _ = wait.recv();
                 })
             });
             begins.recv().expect("it begins");
             let brief = Duration::from_millis(10);
-            let (value, during) = heard_unless_stuck(context, brief, || 7);
+            let (value, during) = stored_error_of_unless_stuck(context, brief, || 7);
             let stuck = DriverError(sys::CUresult::CUDA_ERROR_TIMEOUT);
             assert_eq!((value, during), (7, Err(stuck)));
             drop(over);

@@ -110,9 +110,9 @@ pub(crate) fn made(name: &str, took: Duration, made: Result<&Identity, &Error>) 
     match made {
         Ok(comm) => {
             let Identity {
-                home, roster, key, ..
+                scope, roster, key, ..
             } = comm;
-            if let Some(took) = home.as_ref().and_then(|home| home.mends()) {
+            if let Some(took) = scope.as_ref().and_then(|scope| scope.record_recovery()) {
                 stats::RECOVER.add(took);
             }
             tracing::info!(

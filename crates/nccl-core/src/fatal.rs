@@ -1,6 +1,6 @@
 //! Ends the process when this crate cannot let it go on: NCCL may still use memory that was only lent to it.
 //!
-//! The callers are `issuing/issue.rs` (a call that would give a buffer back too early) and `supervision/sentinel.rs` (a
+//! The callers are `issuing/issue.rs` (a call that would give a buffer back too early) and `supervision/stuck_call_monitor.rs` (a
 //! thread that does not return from a call). Each makes a [`FatalReport`]; [`end_the_process`] writes it to stderr, runs the
 //! program's hook, and ends the process.
 
@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use crate::bounded_write::write_within;
 use crate::identity::Identity;
-use crate::say::write_within;
 use crate::sync::Mutex;
 use nccl_base::fault::Roster;
 
@@ -196,7 +196,7 @@ pub(crate) fn end_the_process(report: FatalReport) -> ! {
     }
     let said = format!("nccl: {report}; ending the process\n");
     write_within(std::io::stderr(), &said, TIMEOUT);
-    match hear(report) {
+    match call_hook(report) {
         FatalExit::Abort => std::process::abort(),
         // SAFETY: ends the process at once.
         FatalExit::Code(code) => unsafe { libc::_exit(code.into()) },
@@ -204,7 +204,7 @@ pub(crate) fn end_the_process(report: FatalReport) -> ! {
 }
 
 /// Returns the hook's answer; the default without a hook, and when it panics or does not return.
-fn hear(report: FatalReport) -> FatalExit {
+fn call_hook(report: FatalReport) -> FatalExit {
     // A thread of the program may hold the lock, and panic hooks may set a hook.
     let Some(hook) = HOOK.try_lock().and_then(|mut hook| hook.take()) else {
         return FatalExit::default();

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::sync::Mutex;
 
 /// One plan's graph, until it is destroyed.
-pub(crate) struct Slot {
+pub(crate) struct GraphSlot {
     /// The number of the plan on its communicator, from 1.
     pub(super) number: u64,
     /// Locked during a launch, so that a graph that is being launched is not destroyed.
@@ -46,7 +46,7 @@ impl Graph {
 /// The graphs of a communicator.
 #[derive(Default)]
 pub(crate) struct Plans {
-    slots: Mutex<Vec<Arc<Slot>>>,
+    slots: Mutex<Vec<Arc<GraphSlot>>>,
     begun: AtomicU64,
     /// The plans of the last replays.
     replays: Mutex<Replays>,
@@ -88,8 +88,8 @@ impl Plans {
         number: u64,
         graph: CudaGraph,
         context: &Arc<CudaContext>,
-    ) -> Arc<Slot> {
-        let slot = Arc::new(Slot {
+    ) -> Arc<GraphSlot> {
+        let slot = Arc::new(GraphSlot {
             number,
             graph: Mutex::new(Some(Graph {
                 graph,
@@ -101,7 +101,7 @@ impl Plans {
     }
 
     /// Destroys one graph. A replay in flight goes on to its end. Waits for a launch.
-    pub(crate) fn destroy(&self, slot: &Arc<Slot>) {
+    pub(crate) fn destroy(&self, slot: &Arc<GraphSlot>) {
         let graph = slot.graph.lock().take();
         if let Some(graph) = graph {
             let _ = driver::bind(&graph.context);

@@ -9,15 +9,15 @@ mod collectives;
 use std::fmt;
 use std::ops::Range;
 
+use crate::active_calls::CallKind;
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::collectives::Collective;
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
-use crate::inside::Place;
-use crate::issuing::{Frame, failed_check, issue};
+use crate::issuing::{IssueBuffers, failed_check, issue};
 use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
-use crate::recorded::Recorded;
+use crate::queued_op::QueuedOp;
 use crate::request::Request;
 use nccl_base::data_type::DataType;
 
@@ -47,7 +47,7 @@ pub struct Group<'a> {
     pub(crate) comm: &'a Communicator,
     rank: usize,
     world_size: usize,
-    pub(crate) frame: Frame<'a>,
+    pub(crate) buffers: IssueBuffers<'a>,
 }
 
 impl<'a> Group<'a> {
@@ -82,12 +82,12 @@ impl<'a> Group<'a> {
         let Some(rank) = self.peer(peer, count, data_type)? else {
             return Ok(());
         };
-        let address = match self.frame.is_home(&buffer) {
-            true => self.frame.lease_untracked(buffer),
+        let address = match self.buffers.is_own_stream(&buffer) {
+            true => self.buffers.lease_untracked(buffer),
             false => self.read_elsewhere(buffer)?,
         };
-        let message = Recorded::new(Function::Send, address, count, data_type, rank);
-        self.frame.push_message(message, peer == self.rank);
+        let message = QueuedOp::new(Function::Send, address, count, data_type, rank);
+        self.buffers.push_message(message, peer == self.rank);
         Ok(())
     }
 
@@ -115,34 +115,34 @@ impl<'a> Group<'a> {
         let Some(rank) = self.peer(peer, count, data_type)? else {
             return Ok(());
         };
-        let address = match self.frame.is_home(&buffer) {
-            true => self.frame.lease_untracked(buffer),
+        let address = match self.buffers.is_own_stream(&buffer) {
+            true => self.buffers.lease_untracked(buffer),
             false => self.write_elsewhere(buffer)?,
         };
-        let message = Recorded::new(Function::Recv, address, count, data_type, rank);
-        self.frame.push_message(message, peer == self.rank);
+        let message = QueuedOp::new(Function::Recv, address, count, data_type, rank);
+        self.buffers.push_message(message, peer == self.rank);
         Ok(())
     }
 
-    /// An empty group; the communicator's stream has passed `Frame::admit`.
+    /// An empty group; the communicator's stream has passed `IssueBuffers::admit`.
     #[inline]
     pub(crate) fn of(comm: &'a Communicator) -> Self {
-        Self::with(comm, Frame::empty(comm.stream(), None))
+        Self::with(comm, IssueBuffers::empty(comm.stream(), None))
     }
 
     /// A group of a plan that owns the memory in `owned`, and may use no other memory.
     pub(crate) fn of_plan(comm: &'a Communicator, owned: &'a [Range<u64>]) -> Self {
-        Self::with(comm, Frame::empty(comm.stream(), Some(owned)))
+        Self::with(comm, IssueBuffers::empty(comm.stream(), Some(owned)))
     }
 
     #[inline]
-    fn with(comm: &'a Communicator, mut frame: Frame<'a>) -> Self {
-        frame.grouped = true;
+    fn with(comm: &'a Communicator, mut buffers: IssueBuffers<'a>) -> Self {
+        buffers.grouped = true;
         Self {
             comm,
             rank: comm.rank(),
             world_size: comm.world_size(),
-            frame,
+            buffers,
         }
     }
 
@@ -153,7 +153,7 @@ impl<'a> Group<'a> {
     /// communicator, but only a group of a plan was checked to use only the plan's memory,
     /// and only a group of no plan is ordered with its buffers: `owned` is what the group has to be for.
     pub(crate) fn finish(&self, owned: Option<&[Range<u64>]>) -> Result<()> {
-        if !self.frame.is_for(owned) {
+        if !self.buffers.is_for(owned) {
             return Err(Error::new(ErrorKind::InvalidConfig {
                 field: "group",
                 reason: String::from("it was swapped with one of a captured plan"),
@@ -165,15 +165,15 @@ impl<'a> Group<'a> {
     /// Takes a buffer that needs calls to CUDA: one of another stream, or one that cudarc orders.
     #[inline(never)]
     fn read_elsewhere(&mut self, buffer: impl SendBuffer<'a>) -> Result<u64> {
-        let _inside = self.comm.inner.enter(Place::Issue, self.comm.timeout);
-        self.frame.read(buffer)
+        let _inside = self.comm.inner.enter(CallKind::Issue, self.comm.timeout);
+        self.buffers.read(buffer)
     }
 
     /// Like [`read_elsewhere`](Self::read_elsewhere).
     #[inline(never)]
     fn write_elsewhere(&mut self, buffer: impl RecvBuffer<'a>) -> Result<u64> {
-        let _inside = self.comm.inner.enter(Place::Issue, self.comm.timeout);
-        self.frame.write(buffer)
+        let _inside = self.comm.inner.enter(CallKind::Issue, self.comm.timeout);
+        self.buffers.write(buffer)
     }
 
     /// Records a collective.
@@ -182,8 +182,8 @@ impl<'a> Group<'a> {
         &mut self,
         collective: Result<Collective<X, Y>>,
     ) -> Result<()> {
-        let _inside = self.comm.inner.enter(Place::Issue, self.comm.timeout);
-        collective?.record(self.comm, &mut self.frame).map(drop)
+        let _inside = self.comm.inner.enter(CallKind::Issue, self.comm.timeout);
+        collective?.record(self.comm, &mut self.buffers).map(drop)
     }
 
     /// Returns the peer as NCCL counts it; `None` for a message without elements.
@@ -205,7 +205,7 @@ impl<'a> Group<'a> {
         // Not always the communicator that was called: two groups, one inside the other, can be swapped.
         let comm = self.comm;
         match recorded.and_then(|()| self.finish(None)) {
-            Ok(()) => issue(comm, &self.frame, OperationKind::Group, Shape::default()),
+            Ok(()) => issue(comm, &self.buffers, OperationKind::Group, Shape::default()),
             Err(error) => Err(in_group(comm, error)),
         }
     }
@@ -223,12 +223,12 @@ impl<'a> Group<'a> {
     /// group, which costs the communicator. If the counterpart has another size, NCCL copies the size that was sent: past
     /// the end of a shorter buffer.
     fn check_own_messages(&self) -> Result<()> {
-        let (recorded, own) = (self.frame.batch().recorded, self.frame.own());
+        let (recorded, own) = (self.buffers.batch().recorded, self.buffers.own());
         if own.is_empty() {
             return Ok(());
         }
         let messages = own.iter().map(|&at| &recorded[at]);
-        let bytes = |message: &Recorded| message.op.bytes();
+        let bytes = |message: &QueuedOp| message.op.bytes();
         // A collective that NCCL implements as messages has one of each.
         let all_but = |function| {
             let of_side = messages
@@ -279,8 +279,8 @@ impl Communicator {
         let admitted = match self.stream.context().is_managing_stream_synchronization() {
             false => Ok(()),
             true => {
-                let _inside = self.inner.enter(Place::Issue, self.timeout);
-                Frame::admit(&self.stream)
+                let _inside = self.inner.enter(CallKind::Issue, self.timeout);
+                IssueBuffers::admit(&self.stream)
             }
         };
         if let Err(error) = admitted {
@@ -301,7 +301,7 @@ pub(crate) fn in_group(comm: &Communicator, error: Error) -> Error {
 impl fmt::Debug for Group<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Group")
-            .field("operations", &self.frame.batch().recorded.len())
+            .field("operations", &self.buffers.batch().recorded.len())
             .finish_non_exhaustive()
     }
 }

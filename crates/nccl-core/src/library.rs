@@ -27,9 +27,9 @@ use nccl_base::data_type::DataType;
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct Library(Arc<Inner>);
+pub struct Library(Arc<LoadedLibrary>);
 
-struct Inner {
+struct LoadedLibrary {
     api: sys::Api,
     version: Version,
     path: PathBuf,
@@ -210,7 +210,7 @@ impl Library {
     /// # Safety
     /// As for [`from_api`](Self::from_api).
     pub(crate) unsafe fn from_table(api: sys::Api, version: Version, path: &str) -> Result<Self> {
-        Self::checked(Inner {
+        Self::checked(LoadedLibrary {
             api,
             version,
             path: PathBuf::from(path),
@@ -218,7 +218,7 @@ impl Library {
     }
 
     fn wrap(loaded: sys::Loaded) -> Result<Self> {
-        let library = Self::checked(Inner {
+        let library = Self::checked(LoadedLibrary {
             api: loaded.api,
             version: loaded.version,
             path: loaded.path,
@@ -233,7 +233,7 @@ impl Library {
         Ok(library)
     }
 
-    fn checked(inner: Inner) -> Result<Self> {
+    fn checked(inner: LoadedLibrary) -> Result<Self> {
         if inner.version < OLDEST {
             return Err(Error::new(ErrorKind::Unsupported {
                 what: String::from("this crate"),

@@ -1,13 +1,14 @@
 //! The monitor: one thread that enforces deadlines, and calls neither NCCL nor CUDA.
 //!
-//! Three duties: calls that block in a blocking communicator (`communicator/guard.rs`), threads that do not return from a call
-//! (`supervision/sentinel.rs`), and a watchdog that is itself stuck (`watchdog/threads.rs`). No duty blocks this thread: work that
-//! may block gets a thread of its own, and a lock that may be held for longer is only tried. The monitor logs what it finds; a
-//! subscriber of the program that blocks in a log call delays all three duties.
+//! Three checks: calls that block in a blocking communicator (`communicator/blocking_call_monitor.rs`), threads that do not
+//! return from a call (`supervision/stuck_call_monitor.rs`), and a watchdog that is itself stuck (`watchdog/threads.rs`). No
+//! check blocks this thread: work that may block gets a thread of its own, and a lock that may be held for longer is only
+//! tried. The monitor logs what it finds; a subscriber of the program that blocks in a log call delays all three checks.
 //!
-//! A duty whose looks find nothing sleeps until its [`Bell`] rings. On the path of a call the bell costs one read of a word, without
-//! a fence: a duty that has announced its sleep looks once more a moment later, and by then sees everything that was written
-//! before; a later writer finds it asleep. The thread sleeps while all duties sleep, and ends when no communicator is left.
+//! A check that finds nothing for a while sleeps until its [`WakeFlag`] is raised. On the path of a call the wake flag costs
+//! one read of a word, without a fence: a check that has announced its sleep runs once more a moment later, and by then sees
+//! everything that was written before; a later writer finds it asleep. The thread sleeps while all checks sleep, and ends when
+//! no communicator is left.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,56 +16,56 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use crate::reaper;
+use crate::drop_queue;
 use crate::sync::Mutex;
 
 /// How long the thread stays after the last communicator is gone.
 const IDLE: Duration = Duration::from_secs(1);
-/// When a duty whose look has panicked looks again.
+/// When a check that has panicked runs again.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
 
 /// A periodic check.
-pub(crate) trait Duty: Send {
-    /// Looks. Must not block.
-    fn look(&mut self) -> Next;
+pub(crate) trait PeriodicCheck: Send {
+    /// Runs the check. Must not block.
+    fn check(&mut self) -> NextCheck;
 
-    /// Whether nothing is left that could need this duty.
+    /// Whether nothing is left that could need this check.
     fn is_over(&self) -> bool;
 }
 
-/// When to look again.
+/// When to check again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum NextCheck {
     After(Duration),
-    /// When the bell rings.
+    /// When the wake flag is raised.
     Asleep,
 }
 
-/// Wakes a sleeping duty.
-pub(crate) struct Bell(AtomicBool);
+/// Wakes a sleeping check.
+pub(crate) struct WakeFlag(AtomicBool);
 
 struct Monitor {
     thread: Option<Thread>,
-    /// The bells of its duties.
-    bells: Vec<&'static Bell>,
-    /// Duties that the thread has not taken over yet.
-    new: Vec<(&'static Bell, Box<dyn Duty>)>,
+    /// The wake flags of its checks.
+    wake_flags: Vec<&'static WakeFlag>,
+    /// Checks that the thread has not taken over yet.
+    new: Vec<(&'static WakeFlag, Box<dyn PeriodicCheck>)>,
 }
 
 static MONITOR: Mutex<Monitor> = Mutex::new(Monitor {
     thread: None,
-    bells: Vec::new(),
+    wake_flags: Vec::new(),
     new: Vec::new(),
 });
 
-impl Bell {
+impl WakeFlag {
     pub(crate) const fn new() -> Self {
         Self(AtomicBool::new(false))
     }
 
-    /// Tells the duty that there may be something to look at.
+    /// Tells the check that there may be something to look at.
     #[inline]
-    pub(crate) fn ring(&self) {
+    pub(crate) fn raise(&self) {
         if !self.0.load(Ordering::Relaxed) {
             self.wake();
         }
@@ -79,59 +80,59 @@ impl Bell {
         }
     }
 
-    /// Lets the duty sleep from now on, unless the bell rings.
-    pub(crate) fn rest(&self) {
+    /// Lets the check sleep from now on, unless the wake flag is raised.
+    pub(crate) fn lower(&self) {
         self.0.store(false, Ordering::SeqCst);
     }
 
-    fn has_rung(&self) -> bool {
+    fn is_raised(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
 }
 
-/// Decides when a duty sleeps whose looks read words that are written without a fence.
-pub(crate) struct Rest {
-    bell: &'static Bell,
-    /// How often the duty looks, and after how many empty looks it sleeps.
+/// Decides when a check sleeps that reads words that are written without a fence.
+pub(crate) struct IdleCounter {
+    wake_flag: &'static WakeFlag,
+    /// How often the check runs, and after how many runs that find nothing it sleeps.
     tick: Duration,
     quiet_after: u32,
     quiet: u32,
 }
 
-impl Rest {
-    pub(crate) fn new(bell: &'static Bell, tick: Duration, quiet_after: u32) -> Self {
+impl IdleCounter {
+    pub(crate) fn new(wake_flag: &'static WakeFlag, tick: Duration, quiet_after: u32) -> Self {
         Self {
-            bell,
+            wake_flag,
             tick,
             quiet_after,
             quiet: 0,
         }
     }
 
-    /// When to look again after a look that found something, or nothing.
-    pub(crate) fn after(&mut self, found: bool) -> Next {
+    /// When to check again after a check that found something, or nothing.
+    pub(crate) fn after(&mut self, found: bool) -> NextCheck {
         self.quiet = if found { 0 } else { self.quiet + 1 };
         if self.quiet == 0 {
-            // The finding may have come after the duty announced its sleep.
-            self.bell.0.store(true, Ordering::SeqCst);
+            // The finding may have come after the check announced its sleep.
+            self.wake_flag.0.store(true, Ordering::SeqCst);
         } else if self.quiet == self.quiet_after {
-            // The duty looks once more.
-            self.bell.rest();
+            // The check runs once more.
+            self.wake_flag.lower();
         } else if self.quiet > self.quiet_after {
             self.quiet = 0;
-            if !self.bell.has_rung() {
-                return Next::Asleep;
+            if !self.wake_flag.is_raised() {
+                return NextCheck::Asleep;
             }
         }
-        Next::After(self.tick)
+        NextCheck::After(self.tick)
     }
 }
 
-/// Adds the duty of `bell` to the monitor, unless it is there, and starts the thread, unless it runs. To be called when
+/// Adds the check of `wake_flag` to the monitor, unless it is there, and starts the thread, unless it runs. To be called when
 /// there is something to look at.
-pub(crate) fn ensure<D: Duty + 'static>(
-    bell: &'static Bell,
-    duty: impl FnOnce() -> D,
+pub(crate) fn ensure<D: PeriodicCheck + 'static>(
+    wake_flag: &'static WakeFlag,
+    check: impl FnOnce() -> D,
 ) -> io::Result<()> {
     let mut monitor = MONITOR.lock();
     let thread = match &monitor.thread {
@@ -143,9 +144,13 @@ pub(crate) fn ensure<D: Duty + 'static>(
             spawned.thread().clone()
         }
     };
-    if !monitor.bells.iter().any(|known| std::ptr::eq(*known, bell)) {
-        monitor.bells.push(bell);
-        monitor.new.push((bell, Box::new(duty())));
+    if !monitor
+        .wake_flags
+        .iter()
+        .any(|known| std::ptr::eq(*known, wake_flag))
+    {
+        monitor.wake_flags.push(wake_flag);
+        monitor.new.push((wake_flag, Box::new(check())));
         thread.unpark();
     }
     monitor.thread = Some(thread);
@@ -153,52 +158,52 @@ pub(crate) fn ensure<D: Duty + 'static>(
 }
 
 fn run() {
-    let mut duties = Vec::new();
+    let mut checks = Vec::new();
     let mut idle_since = None;
     loop {
-        if reaper::is_in_a_hurry() {
+        if drop_queue::is_exiting() {
             // The process is exiting: nothing is supervised any more.
             return;
         }
         let now = Instant::now();
         let new = std::mem::take(&mut MONITOR.lock().new).into_iter();
-        duties.extend(new.map(|(bell, duty)| (bell, duty, Some(now))));
-        for (bell, duty, due) in &mut duties {
+        checks.extend(new.map(|(wake_flag, check)| (wake_flag, check, Some(now))));
+        for (wake_flag, check, due) in &mut checks {
             let is_due = match *due {
                 Some(due) => due <= Instant::now(),
-                None => bell.has_rung(),
+                None => wake_flag.is_raised(),
             };
             if is_due {
-                // A look logs what it finds, and the program's subscriber may panic: the other duties go on all the same.
-                let next = catch_unwind(AssertUnwindSafe(|| duty.look()));
-                *due = match next.unwrap_or(Next::After(AFTER_PANIC)) {
-                    Next::After(pause) => Some(Instant::now() + pause),
-                    Next::Asleep => None,
+                // A check logs what it finds, and the program's subscriber may panic: the other checks go on all the same.
+                let next = catch_unwind(AssertUnwindSafe(|| check.check()));
+                *due = match next.unwrap_or(NextCheck::After(AFTER_PANIC)) {
+                    NextCheck::After(pause) => Some(Instant::now() + pause),
+                    NextCheck::Asleep => None,
                 };
             }
         }
-        if duties.iter().all(|(_, duty, _)| duty.is_over()) {
+        if checks.iter().all(|(_, check, _)| check.is_over()) {
             let since = *idle_since.get_or_insert_with(Instant::now);
             // A thread that adds work calls `ensure` afterwards, and waits for this lock.
             let mut monitor = MONITOR.lock();
             let is_over =
-                monitor.new.is_empty() && duties.iter().all(|(_, duty, _)| duty.is_over());
+                monitor.new.is_empty() && checks.iter().all(|(_, check, _)| check.is_over());
             if since.elapsed() >= IDLE && is_over {
                 monitor.thread = None;
-                monitor.bells.clear();
+                monitor.wake_flags.clear();
                 return;
             }
         } else {
             idle_since = None;
         }
-        // A bell that rang while another duty looked may have spent its wake-up on a wait inside that look.
-        if duties
+        // A wake flag that was raised while another check ran may have spent its wake-up on a wait inside that check.
+        if checks
             .iter()
-            .any(|(bell, _, due)| due.is_none() && bell.has_rung())
+            .any(|(wake_flag, _, due)| due.is_none() && wake_flag.is_raised())
         {
             continue;
         }
-        let due = duties.iter().filter_map(|(_, _, due)| *due);
+        let due = checks.iter().filter_map(|(_, _, due)| *due);
         let due = due.chain(idle_since.map(|since| since + IDLE)).min();
         match due {
             Some(due) => {
@@ -215,25 +220,25 @@ mod tests {
 
     #[test]
     fn a_duty_sleeps_after_a_last_look_and_not_if_somebody_has_rung() {
-        static BELL: Bell = Bell::new();
+        static WAKE_FLAG: WakeFlag = WakeFlag::new();
         let tick = Duration::from_millis(5);
-        let mut rest = Rest::new(&BELL, tick, 2);
+        let mut rest = IdleCounter::new(&WAKE_FLAG, tick, 2);
         for rings in [false, true] {
-            assert_eq!(rest.after(true), Next::After(tick));
-            assert!(BELL.has_rung());
-            assert_eq!(rest.after(false), Next::After(tick));
-            assert_eq!(rest.after(false), Next::After(tick));
-            assert!(!BELL.has_rung(), "it has said that it sleeps");
+            assert_eq!(rest.after(true), NextCheck::After(tick));
+            assert!(WAKE_FLAG.is_raised());
+            assert_eq!(rest.after(false), NextCheck::After(tick));
+            assert_eq!(rest.after(false), NextCheck::After(tick));
+            assert!(!WAKE_FLAG.is_raised(), "it has said that it sleeps");
             if rings {
-                BELL.ring();
+                WAKE_FLAG.raise();
             }
             let next = rest.after(false);
-            assert_eq!(next == Next::Asleep, !rings);
+            assert_eq!(next == NextCheck::Asleep, !rings);
         }
-        // Found by the last look.
+        // Found by the last check.
         rest.after(false);
         rest.after(false);
-        assert_eq!(rest.after(true), Next::After(tick));
-        assert!(BELL.has_rung());
+        assert_eq!(rest.after(true), NextCheck::After(tick));
+        assert!(WAKE_FLAG.is_raised());
     }
 }

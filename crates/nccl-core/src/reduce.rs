@@ -9,12 +9,12 @@ pub use nccl_base::reduce_op::ReduceOp;
 use nccl_sys as sys;
 
 use crate::communicator::{Communicator, KeepAlive};
+use crate::drop_queue::{self, DeferredDrop, DropPoll};
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
-use crate::reaper::{self, DeferredDrop, Turn};
 use crate::state::State;
 use crate::time::deadline_after;
-use crate::{expendable, ffi};
+use crate::{detached_call, ffi};
 use nccl_base::data_type::DataType;
 
 /// The operator of a reduction: a [`ReduceOp`], or a reference to a [`PreMulSum`].
@@ -107,12 +107,12 @@ pub(crate) fn pre_mul_sum<T: NcclType>(comm: &Communicator, factor: T) -> Result
     library.admit(T::DATA_TYPE)?;
     const CALL: &str = "ncclRedOpCreatePreMulSum";
     let (inner, timeout) = (Arc::clone(&comm.inner), comm.timeout);
-    let made = expendable::call(
+    let made = detached_call::run(
         // The wait for the lock has a deadline of its own.
         deadline_after(timeout.saturating_add(SLACK)),
         || false,
         move || {
-            let (handle, _) = inner.handle.take(None, timeout)?;
+            let (handle, _) = inner.handle.lock_within(None, timeout)?;
             let raw = inner.ready(&handle)?;
             let mut factor = factor;
             let mut op = sys::ncclRedOp_t::ncclSum;
@@ -178,33 +178,36 @@ impl<T: NcclType> sealed::Sealed for &PreMulSum<T> {
 impl Drop for Operator {
     /// Never waits: another thread may be inside a call on the communicator.
     fn drop(&mut self) {
-        if let (Some(comm), false) = (self.comm.take(), reaper::is_closed()) {
+        if let (Some(comm), false) = (self.comm.take(), drop_queue::is_closed()) {
             let comm = KeepAlive::new(comm);
-            reaper::take(Box::new(Remnant { op: self.op, comm }), reaper::TIMEOUT);
+            drop_queue::defer(
+                Box::new(DeferredOperator { op: self.op, comm }),
+                drop_queue::TIMEOUT,
+            );
         }
     }
 }
 
-/// The remains of an operator.
-struct Remnant {
+/// What is left of an operator.
+struct DeferredOperator {
     op: sys::ncclRedOp_t,
     comm: KeepAlive,
 }
 
-impl DeferredDrop for Remnant {
-    fn poll(&mut self) -> Turn {
-        self.comm.watch();
+impl DeferredDrop for DeferredOperator {
+    fn poll(&mut self) -> DropPoll {
+        self.comm.abort_if_overdue();
         let inner = &self.comm.inner;
-        let Some(handle) = inner.handle.try_take() else {
-            return match inner.phase.get() {
+        let Some(handle) = inner.handle.try_lock() else {
+            return match inner.lifecycle.get() {
                 // A thread that does not return from a call holds the lock.
-                State::Leaked => Turn::Over,
-                _ => Turn::Wait,
+                State::Leaked => DropPoll::Over,
+                _ => DropPoll::Wait,
             };
         };
         // Otherwise the operator was freed with the communicator.
         let Some(raw) = handle.raw else {
-            return Turn::Over;
+            return DropPoll::Over;
         };
         if let Some(destroy) = inner.library.api().ncclRedOpDestroy {
             // SAFETY: the operator was made for this communicator, which is alive, under its lock, and
@@ -214,7 +217,7 @@ impl DeferredDrop for Remnant {
                 crate::events::leaked("a reduction operator", failure);
             }
         }
-        Turn::Over
+        DropPoll::Over
     }
 
     fn release(self: Box<Self>) {}

@@ -13,8 +13,8 @@
 //! nothing touches it any more.
 //!
 //! # Who sets what
-//! The thread that makes the communicator sets `Ready` ([`Phase::made`]), unless an abort has begun. From any thread,
-//! exactly one caller of [`Phase::begin_finalize`] wins `Finalizing`, and exactly one caller of [`Phase::begin_abort`]
+//! The thread that makes the communicator sets `Ready` ([`Lifecycle::set_ready`]), unless an abort has begun. From any thread,
+//! exactly one caller of [`Lifecycle::begin_finalize`] wins `Finalizing`, and exactly one caller of [`Lifecycle::begin_abort`]
 //! wins `Aborting`, out of any of the three states before. The thread that won the abort also sets how it ended.
 //!
 //! # Who has NCCL's pointer
@@ -32,7 +32,7 @@
 //! A split is made like any other communicator. While it is made it also ends with its parent, whose state the
 //! making thread checks.
 //!
-//! The steps are here, with NCCL behind [`Native`], so that `tests/loom` explores the interleavings
+//! The steps are here, with NCCL behind [`NcclSide`], so that `tests/loom` explores the interleavings
 //! of this code: abort against init, issue, poll, finalize, drop and split.
 
 use std::fmt;
@@ -120,31 +120,31 @@ impl fmt::Display for State {
 
 /// How a communicator is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum FreeMethod {
     Destroy,
     Abort,
 }
 
 /// NCCL's side of a communicator.
-pub(crate) trait Native {
+pub(crate) trait NcclSide {
     /// NCCL's pointer.
     type Raw: Copy;
     type Failure;
 
     /// Ends the calls in progress that hold the lock and do not check the state, if that is possible.
-    fn break_in(&self) {}
+    fn interrupt_calls(&self) {}
 
     /// Calls `look` with the slot behind the communicator's lock, which holds the pointer unless a thread has taken it. Waits for
     /// the call in progress.
     fn slot<R>(&self, look: impl FnOnce(&mut Option<Self::Raw>) -> R) -> R;
 
     /// Frees the pointer. May block for as long as NCCL blocks. After an error, NCCL may still use memory that was lent to it.
-    fn free(&self, way: Way, raw: Self::Raw) -> Result<(), Self::Failure>;
+    fn free(&self, method: FreeMethod, raw: Self::Raw) -> Result<(), Self::Failure>;
 }
 
 /// What is left of a communicator that was not made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Left<R> {
+pub(crate) enum PartialInit<R> {
     /// NCCL has built nothing.
     Nothing,
     /// A pointer to free.
@@ -161,30 +161,30 @@ pub(crate) struct Retired<E, F> {
     pub(crate) freed: Result<(), F>,
 }
 
-/// Destroys the communicator if `settle` succeeds, and aborts it otherwise, after calling `aborting` with the error. The caller
-/// owns the pointer.
+/// Destroys the communicator if `wait_until_idle` succeeds, and aborts it otherwise, after calling `aborting` with the error.
+/// The caller owns the pointer.
 pub(crate) fn retire<R: Copy, E, F>(
     raw: R,
-    settle: impl FnOnce(R) -> Result<(), E>,
+    wait_until_idle: impl FnOnce(R) -> Result<(), E>,
     aborting: impl FnOnce(&E),
-    free: impl FnOnce(Way, R) -> Result<(), F>,
+    free: impl FnOnce(FreeMethod, R) -> Result<(), F>,
 ) -> Retired<E, F> {
-    let settled = settle(raw);
-    let way = match &settled {
-        Ok(()) => Way::Destroy,
-        Err(unsettled) => {
-            aborting(unsettled);
-            Way::Abort
+    let settled = wait_until_idle(raw);
+    let method = match &settled {
+        Ok(()) => FreeMethod::Destroy,
+        Err(not_idle) => {
+            aborting(not_idle);
+            FreeMethod::Abort
         }
     };
-    let freed = free(way, raw);
+    let freed = free(method, raw);
     Retired { settled, freed }
 }
 
 /// The state of one communicator, shared by all threads that use it.
 #[derive(Debug)]
 #[doc(hidden)]
-pub struct Phase {
+pub struct Lifecycle {
     state: AtomicU8,
     /// Why it was aborted, and when. Locked while the abort begins, so that a thread that sees the abort finds its reason.
     reason: Mutex<Option<(String, Instant)>>,
@@ -192,10 +192,10 @@ pub struct Phase {
     freed: Mutex<Option<bool>>,
     freed_bell: Condvar,
     /// Whether NCCL uses no lent memory any more, on any rank that can be reached, although an abort has not returned.
-    let_go: AtomicBool,
+    released: AtomicBool,
 }
 
-impl Phase {
+impl Lifecycle {
     /// The state of a communicator that is being made.
     pub(crate) fn new() -> Self {
         Self {
@@ -203,7 +203,7 @@ impl Phase {
             reason: Mutex::new(None),
             freed: Mutex::new(None),
             freed_bell: Condvar::new(),
-            let_go: AtomicBool::new(false),
+            released: AtomicBool::new(false),
         }
     }
 
@@ -242,33 +242,33 @@ impl Phase {
     }
 
     /// Marks the communicator as finalized. Returns false if an abort began meanwhile.
-    pub(crate) fn finalized(&self) -> bool {
+    pub(crate) fn set_finalized(&self) -> bool {
         self.step(State::Finalizing, State::Finalized)
     }
 
     /// Marks the communicator as aborted: the aborting caller got it freed.
-    pub(crate) fn aborted(&self) -> bool {
+    pub(crate) fn set_aborted(&self) -> bool {
         self.step(State::Aborting, State::Aborted)
     }
 
     /// Marks the communicator as leaked: the abort did not end in time.
-    pub(crate) fn leaked(&self) -> bool {
+    pub(crate) fn set_leaked(&self) -> bool {
         self.step(State::Aborting, State::Leaked)
     }
 
     /// Marks a revoked communicator as leaked: NCCL did not free what was left of it.
-    pub(crate) fn leaked_after_revoke(&self) -> bool {
+    pub(crate) fn set_leaked_after_revoke(&self) -> bool {
         self.step(State::Aborted, State::Leaked)
     }
 
     /// Records that NCCL uses no lent memory any more.
-    pub(crate) fn let_go(&self) {
-        self.let_go.store(true, Ordering::Release);
+    pub(crate) fn set_released(&self) {
+        self.released.store(true, Ordering::Release);
     }
 
     /// Whether an operation may return its error.
-    pub(crate) fn has_let_go(&self) -> bool {
-        self.let_go.load(Ordering::Acquire) || self.get().is_final()
+    pub(crate) fn is_released(&self) -> bool {
+        self.released.load(Ordering::Acquire) || self.get().is_final()
     }
 
     /// Records whether NCCL freed the communicator, and wakes the threads that wait for that.
@@ -292,11 +292,11 @@ impl Phase {
     }
 
     /// Hands over the pointer of a communicator that is ready. Returns false if an abort has begun: then the making thread has to
-    /// call [`unmade`](Self::unmade).
-    pub(crate) fn made<N: Native>(&self, native: &N, raw: N::Raw) -> bool {
+    /// call [`free_unfinished`](Self::free_unfinished).
+    pub(crate) fn set_ready<N: NcclSide>(&self, nccl: &N, raw: N::Raw) -> bool {
         // Under the lock: a thread that finds `Ready` also finds the pointer, and an abort that came first
         // does not.
-        native.slot(|slot| {
+        nccl.slot(|slot| {
             let made = self.step(State::Making, State::Ready);
             if made {
                 *slot = Some(raw);
@@ -306,38 +306,40 @@ impl Phase {
     }
 
     /// Frees what NCCL had built, after an abort has begun. For the making thread; returns whether NCCL freed it.
-    pub(crate) fn unmade<N: Native>(&self, native: &N, left: Left<N::Raw>) -> bool {
+    pub(crate) fn free_unfinished<N: NcclSide>(&self, nccl: &N, left: PartialInit<N::Raw>) -> bool {
         let freed = match left {
-            Left::Nothing => true,
-            Left::Here(raw) => native.free(Way::Abort, raw).is_ok(),
-            Left::Lost => false,
+            PartialInit::Nothing => true,
+            PartialInit::Here(raw) => nccl.free(FreeMethod::Abort, raw).is_ok(),
+            PartialInit::Lost => false,
         };
         self.set_freed(freed);
         freed
     }
 
     /// Finalizes the communicator. Returns `None` if an abort came first and took the pointer.
-    pub(crate) fn retire<N: Native, E>(
+    pub(crate) fn retire<N: NcclSide, E>(
         &self,
-        native: &N,
-        settle: impl FnOnce(N::Raw) -> Result<(), E>,
+        nccl: &N,
+        wait_until_idle: impl FnOnce(N::Raw) -> Result<(), E>,
         aborting: impl FnOnce(&E),
     ) -> Option<Retired<E, N::Failure>> {
         // Waits for an operation that is being issued: the finalize waits for that one, too.
-        let raw = native.slot(Option::take)?;
-        let retired = retire(raw, settle, aborting, |way, raw| native.free(way, raw));
+        let raw = nccl.slot(Option::take)?;
+        let retired = retire(raw, wait_until_idle, aborting, |method, raw| {
+            nccl.free(method, raw)
+        });
         self.set_freed(retired.freed.is_ok());
         Some(retired)
     }
 
     /// Ends the communicator, for the aborting thread. Waits up to `timeout` for the owner of the pointer, and returns whether NCCL
     /// freed the communicator.
-    pub(crate) fn end<N: Native>(&self, native: &N, timeout: Duration) -> bool {
-        native.break_in();
+    pub(crate) fn end<N: NcclSide>(&self, nccl: &N, timeout: Duration) -> bool {
+        nccl.interrupt_calls();
         // A thread inside a call notices the abort and releases the lock.
-        match native.slot(Option::take) {
+        match nccl.slot(Option::take) {
             Some(raw) => {
-                let freed = native.free(Way::Abort, raw).is_ok();
+                let freed = nccl.free(FreeMethod::Abort, raw).is_ok();
                 self.set_freed(freed);
                 freed
             }
@@ -347,7 +349,7 @@ impl Phase {
     }
 
     /// Takes the pointer when the last handle is dropped, if it is still to be freed.
-    pub(crate) fn remains<R>(&self, slot: &mut Option<R>) -> Option<R> {
+    pub(crate) fn take_for_drop<R>(&self, slot: &mut Option<R>) -> Option<R> {
         // A leaked communicator is not touched.
         slot.take_if(|_| self.get() != State::Leaked)
     }
@@ -371,7 +373,7 @@ mod tests {
 
     struct Nothing;
 
-    impl Native for Nothing {
+    impl NcclSide for Nothing {
         type Raw = ();
         type Failure = ();
 
@@ -379,59 +381,59 @@ mod tests {
             look(&mut None)
         }
 
-        fn free(&self, _: Way, (): ()) -> Result<(), ()> {
+        fn free(&self, _: FreeMethod, (): ()) -> Result<(), ()> {
             Ok(())
         }
     }
 
-    fn ready() -> Phase {
-        let phase = Phase::new();
-        assert!(!phase.begin_finalize(), "it is being made");
-        assert!(phase.made(&Nothing, ()));
-        phase
+    fn ready() -> Lifecycle {
+        let lifecycle = Lifecycle::new();
+        assert!(!lifecycle.begin_finalize(), "it is being made");
+        assert!(lifecycle.set_ready(&Nothing, ()));
+        lifecycle
     }
 
     #[test]
     fn what_is_aborted_while_it_is_made_is_never_ready() {
-        let phase = Phase::new();
-        assert!(phase.begin_abort("too late"));
-        assert!(!phase.made(&Nothing, ()));
-        assert!(phase.unmade(&Nothing, Left::Here(())));
+        let lifecycle = Lifecycle::new();
+        assert!(lifecycle.begin_abort("too late"));
+        assert!(!lifecycle.set_ready(&Nothing, ()));
+        assert!(lifecycle.free_unfinished(&Nothing, PartialInit::Here(())));
         assert!(
-            phase.end(&Nothing, Duration::ZERO),
+            lifecycle.end(&Nothing, Duration::ZERO),
             "the other has freed it"
         );
-        assert!(phase.aborted());
+        assert!(lifecycle.set_aborted());
     }
 
     #[test]
     fn only_one_caller_aborts_and_only_one_finalizes() {
-        let phase = ready();
-        assert!(!phase.made(&Nothing, ()), "it was made once");
-        assert!(phase.begin_finalize());
-        assert!(!phase.begin_finalize());
+        let lifecycle = ready();
+        assert!(!lifecycle.set_ready(&Nothing, ()), "it was made once");
+        assert!(lifecycle.begin_finalize());
+        assert!(!lifecycle.begin_finalize());
         assert!(
-            phase.begin_abort("on purpose"),
+            lifecycle.begin_abort("on purpose"),
             "a finalize that hangs can be aborted"
         );
-        assert!(!phase.begin_abort("on purpose"));
+        assert!(!lifecycle.begin_abort("on purpose"));
         assert!(
-            !phase.finalized(),
+            !lifecycle.set_finalized(),
             "the finalizing caller learns that it was overtaken"
         );
-        assert!(phase.aborted());
-        assert!(!phase.leaked());
-        assert_eq!(phase.get(), State::Aborted);
-        assert_eq!(phase.reason().as_deref(), Some("on purpose"));
+        assert!(lifecycle.set_aborted());
+        assert!(!lifecycle.set_leaked());
+        assert_eq!(lifecycle.get(), State::Aborted);
+        assert_eq!(lifecycle.reason().as_deref(), Some("on purpose"));
     }
 
     #[test]
     fn a_finalized_communicator_cannot_be_aborted() {
-        let phase = ready();
-        assert!(phase.begin_finalize());
-        assert!(phase.finalized());
-        assert!(!phase.begin_abort("on purpose"));
-        assert!(phase.get().is_final());
+        let lifecycle = ready();
+        assert!(lifecycle.begin_finalize());
+        assert!(lifecycle.set_finalized());
+        assert!(!lifecycle.begin_abort("on purpose"));
+        assert!(lifecycle.get().is_final());
     }
 
     #[test]

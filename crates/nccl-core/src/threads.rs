@@ -45,7 +45,7 @@ fn relaxed<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
 /// Parks for ever a thread that no other thread joins, when the process is exiting. If the thread ended instead,
 /// the destructors of its thread-locals, CUDA's and the program's among them, would run concurrently with the
 /// exit handlers.
-pub(crate) fn stay() -> ! {
+pub(crate) fn park_forever() -> ! {
     loop {
         std::thread::park();
     }
@@ -113,7 +113,7 @@ mod tests {
             assert_eq!(spawned.join().expect("no panic"), relaxed);
         });
         let deadline = crate::time::deadline_after(std::time::Duration::from_secs(20));
-        let called = crate::expendable::call(deadline, || false, mode, drop);
+        let called = crate::detached_call::run(deadline, || false, mode, drop);
         assert_eq!(called.expect("it comes back"), relaxed);
         // The mode of the program's own thread is restored.
         drop(driver::Relaxed::begin());

@@ -9,7 +9,7 @@ use nccl_sys as sys;
 use crate::communicator::Timeouts;
 use crate::digest::digest;
 use crate::time::deadline_after;
-use crate::{Error, Library, Result, expendable, ffi, forked};
+use crate::{Error, Library, Result, detached_call, ffi, forked};
 
 /// A rendezvous token of NCCL (`ncclUniqueId`): 128 opaque bytes, made by one rank and passed to all.
 ///
@@ -67,11 +67,11 @@ impl UniqueId {
         let get = library.function(sys::Api::ncclGetUniqueId)?;
         // NCCL starts a thread for it.
         forked::begin()?;
-        if !crate::local::is(library) {
-            nccl_base::system::late::nccl_starts();
+        if !crate::single_rank::is(library) {
+            nccl_base::system::env_drift::record_environment();
         }
         let library = library.clone();
-        let made = expendable::call(
+        let made = detached_call::run(
             deadline_after(timeout),
             || false,
             move || {

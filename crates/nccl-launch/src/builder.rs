@@ -7,10 +7,10 @@ use std::time::Duration;
 use super::environment::{Environment, private_directory, random, secret_file};
 use super::fleet::Fleet;
 use super::output::{Output, Settings};
-use super::watcher::Plan;
+use super::watcher::FleetPlan;
 use crate::error::{Error, Result};
 use crate::forked;
-use crate::together::nccl_variables_for;
+use crate::nccl_interface::nccl_variables_for;
 use nccl_control::limits;
 
 /// What to start, and how.
@@ -421,7 +421,7 @@ impl FleetBuilder {
                 format!("fleet-{}-{random}", std::process::id())
             }
         };
-        Fleet::start(Plan {
+        Fleet::start(FleetPlan {
             environment: Environment {
                 world_size,
                 first_rank,

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use nccl_base::variables::RECORD_DIR;
 
 /// Most addresses of other ranks that a restarted rank is given: each of these ranks knows the coordinator.
-const DOORS: usize = 8;
+const MAX_ADDRESSES: usize = 8;
 
 /// What all ranks of a fleet have in common.
 #[derive(Clone, Debug)]
@@ -40,8 +40,8 @@ impl Environment {
     fn places(&self, alone: Option<&[String]>) -> OsString {
         let mut places = self.rendezvous.clone();
         let several_hosts = self.here < self.world_size;
-        let doors = alone.unwrap_or_default().iter();
-        for door in doors.filter(|_| several_hosts).take(DOORS) {
+        let addresses = alone.unwrap_or_default().iter();
+        for door in addresses.filter(|_| several_hosts).take(MAX_ADDRESSES) {
             places.push(",");
             places.push(door);
         }
@@ -209,17 +209,17 @@ mod tests {
             let (_, value) = set.into_iter().find(|(key, _)| *key == name)?;
             value?.into_string().ok()
         };
-        let doors = [
+        let addresses = [
             String::from("tcp:10.0.0.6:31001"),
             String::from("tcp:10.0.0.6:31002"),
         ];
         let places = "tcp:10.0.0.5:29400,tcp:10.0.0.6:31001,tcp:10.0.0.6:31002";
         assert_eq!(
-            get(Some(&doors), "NCCL_RUN_RENDEZVOUS").as_deref(),
+            get(Some(&addresses), "NCCL_RUN_RENDEZVOUS").as_deref(),
             Some(places)
         );
         assert_eq!(
-            get(Some(&doors), "NCCL_RUN_RESTARTED").as_deref(),
+            get(Some(&addresses), "NCCL_RUN_RESTARTED").as_deref(),
             Some("1")
         );
         assert_eq!(get(None, "NCCL_RUN_RESTARTED"), None);

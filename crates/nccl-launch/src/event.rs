@@ -66,13 +66,13 @@ pub enum Event {
 
 /// What the thread of a fleet publishes.
 #[derive(Default)]
-pub(super) struct Board {
-    inner: Mutex<Inner>,
+pub(super) struct FleetState {
+    inner: Mutex<Published>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-pub(super) struct Inner {
+pub(super) struct Published {
     events: VecDeque<Event>,
     /// The number of the first kept event.
     first: u64,
@@ -98,29 +98,33 @@ pub(super) struct Inner {
     pub(super) closed: bool,
 }
 
-impl Inner {
+impl Published {
     /// Whether a rank failed unasked, or the fleet was asked to end.
     pub(super) fn has_failed(&self) -> bool {
         !self.failures.is_empty() || self.interrupted.is_some()
     }
 }
 
-impl Board {
+impl FleetState {
     pub(super) fn new(ranks: usize) -> Self {
-        let board = Self::default();
-        let mut inner = board.lock();
+        let fleet_state = Self::default();
+        let mut inner = fleet_state.lock();
         inner.running = vec![None; ranks];
         inner.ends = vec![None; ranks];
         drop(inner);
-        board
+        fleet_state
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Published> {
         self.inner.lock()
     }
 
     /// Changes what is published, adds `event`, and wakes all waiting threads.
-    pub(super) fn post(&self, event: impl Into<Option<Event>>, change: impl FnOnce(&mut Inner)) {
+    pub(super) fn post(
+        &self,
+        event: impl Into<Option<Event>>,
+        change: impl FnOnce(&mut Published),
+    ) {
         let mut inner = self.lock();
         change(&mut inner);
         if let Some(event) = event.into() {
@@ -138,7 +142,7 @@ impl Board {
     pub(super) fn wait<T>(
         &self,
         deadline: Option<Instant>,
-        mut done: impl FnMut(&Inner) -> Option<T>,
+        mut done: impl FnMut(&Published) -> Option<T>,
     ) -> Option<T> {
         let mut inner = self.lock();
         loop {
@@ -172,13 +176,16 @@ impl Board {
 /// # Ok::<(), nccl::Error>(())
 /// ```
 pub struct Events {
-    board: Arc<Board>,
+    fleet_state: Arc<FleetState>,
     next: u64,
 }
 
 impl Events {
-    pub(super) fn new(board: Arc<Board>) -> Self {
-        Self { board, next: 0 }
+    pub(super) fn new(fleet_state: Arc<FleetState>) -> Self {
+        Self {
+            fleet_state,
+            next: 0,
+        }
     }
 
     /// Returns the next event, if one comes within `timeout`.
@@ -198,7 +205,7 @@ impl Events {
 
     fn next_until(&mut self, deadline: Option<Instant>) -> Option<Event> {
         let next = self.next;
-        let found = self.board.wait(deadline, |inner| {
+        let found = self.fleet_state.wait(deadline, |inner| {
             let at = next.max(inner.first);
             let event = usize::try_from(at - inner.first)
                 .ok()

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::control;
 use super::environment::Environment;
-use super::event::{Board, Events};
+use super::event::{Events, FleetState};
+use super::exit_reporter;
 use super::pumps::wake;
 use super::report::{Report, first_of};
-use super::watcher::{Order, Plan, Watcher, over};
+use super::watcher::{FleetCommand, FleetPlan, Watcher, over};
 use crate::departure::Signal;
 use crate::error::{Error, Result};
 use crate::forked;
@@ -41,23 +41,23 @@ use nccl_control::Rendezvous;
 /// # Ok::<(), nccl::Error>(())
 /// ```
 pub struct Fleet {
-    board: Arc<Board>,
-    orders: Mutex<Sender<Order>>,
+    fleet_state: Arc<FleetState>,
+    orders: Mutex<Sender<FleetCommand>>,
     wake: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
     environment: Environment,
 }
 
 impl Fleet {
-    pub(super) fn start(plan: Plan) -> Result<Self> {
+    pub(super) fn start(plan: FleetPlan) -> Result<Self> {
         let environment = plan.environment.clone();
-        let board = Arc::new(Board::new(plan.environment.here));
+        let fleet_state = Arc::new(FleetState::new(plan.environment.here));
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Error::io("starting ranks")(error.into()))?;
         let wake = Arc::new(wake);
         let (orders, inbox) = mpsc::channel();
         let (started, outcome) = mpsc::channel();
-        let (its_board, its_wake) = (Arc::clone(&board), Arc::clone(&wake));
+        let (its_board, its_wake) = (Arc::clone(&fleet_state), Arc::clone(&wake));
         // The thread that watches the ranks starts them, because the kernel takes the end of the thread that started a
         // process for the end of its parent.
         let thread = std::thread::Builder::new()
@@ -77,7 +77,7 @@ impl Fleet {
             })
             .map_err(Error::io("starting the thread that watches the ranks"))?;
         let fleet = Self {
-            board,
+            fleet_state,
             orders: Mutex::new(orders),
             wake,
             thread: Some(thread),
@@ -89,7 +89,7 @@ impl Fleet {
         Ok(fleet)
     }
 
-    fn order(&self, order: Order) {
+    fn send_command(&self, order: FleetCommand) {
         if forked::is_child() {
             return;
         }
@@ -100,10 +100,13 @@ impl Fleet {
         wake(&self.wake);
     }
 
-    fn ask(&self, order: impl FnOnce(Sender<Result<u64>>) -> Order) -> Result<u64> {
+    fn send_and_wait(
+        &self,
+        order: impl FnOnce(Sender<Result<u64>>) -> FleetCommand,
+    ) -> Result<u64> {
         forked::check()?;
         let (reply, outcome) = mpsc::channel();
-        self.order(order(reply));
+        self.send_command(order(reply));
         // Without a timeout: running ranks are killed after the grace period, and a process that does not end by that is
         // left after 5 s more, with an answer. The end of the thread closes the channel, also of an order that it did
         // not take.
@@ -126,7 +129,7 @@ impl Fleet {
     /// ```
     #[must_use]
     pub fn events(&self) -> Events {
-        Events::new(Arc::clone(&self.board))
+        Events::new(Arc::clone(&self.fleet_state))
     }
 
     /// The process of each rank of this host, in the order of ranks; `None` for a rank that does not run.
@@ -142,8 +145,8 @@ impl Fleet {
     /// ```
     #[must_use]
     pub fn pids(&self) -> Vec<Option<u32>> {
-        let board = self.board.lock();
-        let pids = board.running.iter();
+        let fleet_state = self.fleet_state.lock();
+        let pids = fleet_state.running.iter();
         pids.map(|running| running.map(|(pid, _)| pid)).collect()
     }
 
@@ -163,8 +166,8 @@ impl Fleet {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn rendezvous(&self) -> Result<Rendezvous> {
-        let generation = self.board.lock().generation;
-        control::rendezvous(&self.environment, generation)
+        let generation = self.fleet_state.lock().generation;
+        exit_reporter::rendezvous(&self.environment, generation)
     }
 
     /// The process number of the shell that kills the ranks' own children when this process is killed; `None` where
@@ -179,7 +182,7 @@ impl Fleet {
     /// ```
     #[must_use]
     pub fn keeper(&self) -> Option<u32> {
-        self.board.lock().keeper
+        self.fleet_state.lock().keeper
     }
 
     /// Passes a signal on to all ranks: to their process groups, as a terminal would, but SIGUSR1, SIGUSR2 and SIGALRM
@@ -218,7 +221,7 @@ impl Fleet {
     /// Returns when the signal has been sent: the caller may be about to stop itself.
     fn pass_on(&self, rank: Option<usize>, signal: Signal) {
         let (done, was_done) = mpsc::channel();
-        self.order(Order::Signal(rank, signal, done));
+        self.send_command(FleetCommand::Signal(rank, signal, done));
         // Without a timeout: the thread waits only for orders and for ends of ranks, and both wake it.
         let _ = was_done.recv();
     }
@@ -233,7 +236,7 @@ impl Fleet {
     /// # }
     /// ```
     pub fn stop(&self, signal: Signal) {
-        self.order(Order::Stop(signal));
+        self.send_command(FleetCommand::Stop(signal));
     }
 
     /// Kills all ranks. Returns at once.
@@ -245,7 +248,7 @@ impl Fleet {
     /// # }
     /// ```
     pub fn kill(&self) {
-        self.order(Order::Kill);
+        self.send_command(FleetCommand::Kill);
     }
 
     /// Restarts one rank, in the next generation (`NCCL_RUN_GENERATION`), and returns that generation. A running rank is ended first,
@@ -284,7 +287,7 @@ impl Fleet {
                 ranks.end - 1
             )));
         }
-        self.ask(|reply| Order::Restart(rank, reply))
+        self.send_and_wait(|reply| FleetCommand::Restart(rank, reply))
     }
 
     /// The ranks whose processes are known to take part in the world: a rank that was restarted alone is one of them
@@ -300,7 +303,7 @@ impl Fleet {
     #[must_use]
     pub fn joined(&self) -> Vec<usize> {
         let (reply, joined) = mpsc::channel();
-        self.order(Order::Joined(reply));
+        self.send_command(FleetCommand::Joined(reply));
         // Without a timeout, as in `pass_on`.
         joined.recv().unwrap_or_default()
     }
@@ -318,7 +321,7 @@ impl Fleet {
     /// # }
     /// ```
     pub fn restart_all(&self) -> Result<u64> {
-        self.ask(Order::RestartAll)
+        self.send_and_wait(FleetCommand::RestartAll)
     }
 
     /// Waits until no rank runs any more, however long they run, and all of their output has been passed on.
@@ -367,13 +370,13 @@ impl Fleet {
                 unread: false,
             });
         }
-        self.board.wait(deadline, |board| {
-            (board.finished || board.closed).then(|| Report {
-                first: first_of(&board.failures),
-                ranks: board.ends.iter().flatten().cloned().collect(),
-                left_behind: board.left.clone(),
-                interrupted: board.interrupted,
-                unread: board.unread,
+        self.fleet_state.wait(deadline, |fleet_state| {
+            (fleet_state.finished || fleet_state.closed).then(|| Report {
+                first: first_of(&fleet_state.failures),
+                ranks: fleet_state.ends.iter().flatten().cloned().collect(),
+                left_behind: fleet_state.left.clone(),
+                interrupted: fleet_state.interrupted,
+                unread: fleet_state.unread,
             })
         })
     }
@@ -386,7 +389,7 @@ impl Drop for Fleet {
         if forked::is_child() {
             return;
         }
-        self.order(Order::Leave);
+        self.send_command(FleetCommand::Leave);
         if let Some(thread) = self.thread.take() {
             // Without a timeout: all ranks are killed, and after 5 s the thread leaves those that did not end by that.
             let _ = thread.join();

@@ -72,8 +72,8 @@ impl Keeper {
         })
     }
 
-    /// A descriptor by which a rank reports that its group exists; see [`say_started`].
-    pub(super) fn door(&self) -> io::Result<OwnedFd> {
+    /// A descriptor by which a rank reports that its group exists; see [`report_started`].
+    pub(super) fn report_socket(&self) -> io::Result<OwnedFd> {
         Ok(rustix::io::fcntl_dupfd_cloexec(&self.socket, 0)?)
     }
 
@@ -124,7 +124,7 @@ fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()> {
 
 /// Reports that this process leads a group that is to be killed. For a process between fork and exec: system calls
 /// only, no memory from the heap.
-pub(super) fn say_started(door: BorrowedFd<'_>) -> io::Result<()> {
+pub(super) fn report_started(report_socket: BorrowedFd<'_>) -> io::Result<()> {
     let mut line = *b"+ 0000000000\n";
     let mut pid = rustix::process::getpid().as_raw_nonzero().get();
     let mut at = line.len() - 2;
@@ -136,5 +136,5 @@ pub(super) fn say_started(door: BorrowedFd<'_>) -> io::Result<()> {
     // The shell would write the number back as given: the digits begin behind the last leading zero.
     line[at] = b' ';
     line[at - 1] = b'+';
-    send(door, &line[at - 1..])
+    send(report_socket, &line[at - 1..])
 }

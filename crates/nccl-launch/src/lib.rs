@@ -44,10 +44,10 @@
 //! - `builder`, `environment`: what a rank is started with;
 //! - `fleet`, `event`, `report`, and [`Exit`]: what the caller sees;
 //! - `watcher`: the thread that decides; `rank`, `process`: one process; `oom`: whether the OOM killer ended a process;
-//! - `control`: reports a rank's end to the other ranks;
+//! - `exit_reporter`: reports a rank's end to the other ranks;
 //! - `keeper`: cleans up when this process is killed;
 //! - `output`: where the ranks' output goes; `pumps`: the threads that read it;
-//! - `together`: one interface for NCCL and for the ranks' own connections.
+//! - `nccl_interface`: one interface for NCCL and for the ranks' own connections.
 #![cfg(not(loom))]
 #![allow(
     rustdoc::private_intra_doc_links,
@@ -57,32 +57,32 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("the nccl crate works on Linux only, as NCCL does");
 
-use nccl_base::{departure, error, forked, host, say, sync, visible};
+use nccl_base::{bounded_write, departure, error, forked, host, sanitize, sync};
 
 mod builder;
-mod control;
 mod environment;
 mod event;
+mod exit_reporter;
 mod fleet;
 mod keeper;
+mod nccl_interface;
 mod oom;
 mod output;
 mod process;
 mod pumps;
 mod rank;
 mod report;
-mod together;
 mod watcher;
 
 pub use builder::FleetBuilder;
 pub use event::{Event, Events};
 pub use fleet::Fleet;
 pub use nccl_base::departure::{Exit, OomKill, Signal};
+#[doc(hidden)]
+pub use nccl_interface::nccl_variables_for;
 pub use output::{Line, Output, Stream};
 pub use report::{RankEnd, Report};
-#[doc(hidden)]
-pub use together::nccl_variables_for;
 
 /// For `nccl-run`.
 #[doc(hidden)]
-pub use crate::say::write_within;
+pub use crate::bounded_write::write_within;

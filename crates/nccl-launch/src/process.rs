@@ -33,10 +33,10 @@ impl Process {
     /// Starts `command` as the leader of a process group of its own. The calling thread must live as long as the
     /// process may: the kernel kills the process when that thread ends.
     ///
-    /// `door` leads to the keeper.
+    /// `report_socket` leads to the keeper.
     pub(super) fn start(
         mut command: Command,
-        door: Option<OwnedFd>,
+        report_socket: Option<OwnedFd>,
     ) -> Result<(Self, Pipes), String> {
         let parent = rustix::process::getpid();
         let prepare = move || {
@@ -45,8 +45,8 @@ impl Process {
             if rustix::process::getppid() != Some(parent) {
                 return Err(Errno::SRCH.into());
             }
-            match &door {
-                Some(door) => keeper::say_started(door.as_fd()),
+            match &report_socket {
+                Some(report_socket) => keeper::report_started(report_socket.as_fd()),
                 None => Ok(()),
             }
         };
@@ -148,15 +148,15 @@ impl Process {
     }
 
     /// The state of the process according to `/proc`.
-    pub(super) fn standing(&self) -> Standing {
+    pub(super) fn phase(&self) -> ProcessPhase {
         let stat = Stat::from_file(format!("/proc/{}/stat", self.id()));
-        stat.map_or(Standing::Running, |stat| Standing::of(&stat))
+        stat.map_or(ProcessPhase::Running, |stat| ProcessPhase::of(&stat))
     }
 }
 
 /// Whether a process runs, is stopped, or is being ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum ProcessPhase {
     Running,
     /// Stopped by a signal or a debugger.
     Stopped,
@@ -165,7 +165,7 @@ pub(super) enum Standing {
     Ending,
 }
 
-impl Standing {
+impl ProcessPhase {
     fn of(stat: &Stat) -> Self {
         let ending = StatFlags::PF_EXITING | StatFlags::PF_DUMPCORE;
         match stat.state {
@@ -223,13 +223,13 @@ mod tests {
                 "77 (a) b) {state} 1 77 1 0 -1 {flags} 100{}",
                 " 0".repeat(42)
             );
-            Standing::of(&Stat::from_read(text.as_bytes()).unwrap())
+            ProcessPhase::of(&Stat::from_read(text.as_bytes()).unwrap())
         };
-        assert_eq!(stat("S", 0x40_0000), Standing::Running);
-        assert_eq!(stat("R", 0x40_0004), Standing::Ending);
-        assert_eq!(stat("D", 0x40_0200), Standing::Ending);
-        assert_eq!(stat("Z", 0x40_000c), Standing::Ending);
-        assert_eq!(stat("T", 0x40_0000), Standing::Stopped);
+        assert_eq!(stat("S", 0x40_0000), ProcessPhase::Running);
+        assert_eq!(stat("R", 0x40_0004), ProcessPhase::Ending);
+        assert_eq!(stat("D", 0x40_0200), ProcessPhase::Ending);
+        assert_eq!(stat("Z", 0x40_000c), ProcessPhase::Ending);
+        assert_eq!(stat("T", 0x40_0000), ProcessPhase::Stopped);
     }
 
     #[test]

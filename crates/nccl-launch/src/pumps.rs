@@ -22,11 +22,11 @@ use rustix::io::Errno;
 
 use self::lines::Lines;
 pub(super) use self::tail::Tail;
-use super::event::{Board, Event};
+use super::event::{Event, FleetState};
 use super::output::{Line, Output, Stream};
-use crate::say::piece;
+use crate::bounded_write::piece;
+use crate::sanitize;
 use crate::sync::Mutex;
-use crate::visible;
 
 /// Bytes read from a rank before it is another's turn.
 const PIECE: usize = 64 << 10;
@@ -63,7 +63,7 @@ impl Pumps {
         world_size: usize,
         begun: Instant,
         tell: &Arc<OwnedFd>,
-        board: &Arc<Board>,
+        fleet_state: &Arc<FleetState>,
     ) -> io::Result<Self> {
         let mut threads = Vec::new();
         let mut start = |stream: Stream| {
@@ -87,7 +87,7 @@ impl Pumps {
                 closed: false,
                 is_unread: false,
                 tell: Arc::clone(tell),
-                board: Arc::clone(board),
+                fleet_state: Arc::clone(fleet_state),
             };
             let thread = std::thread::Builder::new()
                 .name(format!("nccl {}", stream.name()))
@@ -163,7 +163,7 @@ struct Pump {
     /// Whether the output has no reader any more.
     is_unread: bool,
     tell: Arc<OwnedFd>,
-    board: Arc<Board>,
+    fleet_state: Arc<FleetState>,
 }
 
 impl Pump {
@@ -238,7 +238,7 @@ impl Pump {
                 stream,
                 error,
             };
-            self.board.post(cut, |_| {});
+            self.fleet_state.post(cut, |_| {});
         }
         let mut out = Vec::new();
         let stamp = matches!(self.output, Output::Timed).then(|| self.begun.elapsed());
@@ -266,7 +266,7 @@ impl Pump {
                 Output::Prefixed | Output::Timed => {
                     out.extend_from_slice(prefix.as_bytes());
                     match is_screen {
-                        true => out.extend_from_slice(visible::line(text).as_bytes()),
+                        true => out.extend_from_slice(sanitize::line(text).as_bytes()),
                         false => out.extend_from_slice(text),
                     }
                     out.push(b'\n');
@@ -311,7 +311,8 @@ impl Pump {
             self.is_unread = error.kind() == io::ErrorKind::BrokenPipe;
             if !self.is_unread {
                 let (stream, error) = (self.stream, Arc::new(error));
-                self.board.post(Event::OutputCut { stream, error }, |_| {});
+                self.fleet_state
+                    .post(Event::OutputCut { stream, error }, |_| {});
             }
         }
     }

@@ -13,17 +13,17 @@ use rustix::process::Pid;
 
 use super::oom::Counter;
 use super::output::{Settings, Stream};
-use super::process::{Pipes, Process, Standing};
+use super::process::{Pipes, Process, ProcessPhase};
 use super::pumps::{Pumps, Source, Tail};
 use super::report::RankEnd;
 use crate::departure::{Exit, OomKill, ProcessEnd, Signal};
 use crate::sync::Mutex;
 
 /// How long the report of an end waits for the rank's last output. The other ranks wait a little longer for the report.
-const PATIENCE: Duration = Duration::from_millis(60);
+const OUTPUT_WAIT: Duration = Duration::from_millis(60);
 
 /// How long the rest of an ended rank may take to write its last output: a `tee`, say, that a shell has started.
-const DRAIN: Duration = Duration::from_millis(500);
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// One process of a rank.
 pub(super) struct Running {
@@ -49,7 +49,7 @@ impl Running {
         rank: usize,
         generation: u64,
         command: Command,
-        door: Option<OwnedFd>,
+        report_socket: Option<OwnedFd>,
         (pumps, settings): (&Pumps, &Settings),
     ) -> Result<Self, String> {
         let mut files = [None, None];
@@ -59,7 +59,7 @@ impl Running {
             }
         }
         let [stdout_file, stderr_file] = files;
-        let (process, Pipes { stdout, stderr }) = Process::start(command, door)?;
+        let (process, Pipes { stdout, stderr }) = Process::start(command, report_socket)?;
         let tail = Arc::new(Mutex::new(Tail::new(settings.tail)));
         let drained = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
         pumps.add(
@@ -127,7 +127,7 @@ impl Running {
     /// Sends its group a signal that is meant to end it, and SIGCONT, so that a stopped process takes the signal.
     pub(super) fn end(&mut self, signal: Signal) {
         if self.ended.is_none() {
-            self.stopped |= self.process.standing() == Standing::Stopped;
+            self.stopped |= self.process.phase() == ProcessPhase::Stopped;
             self.sent = Some(signal);
         }
         let _ = self.process.signal(signal);
@@ -135,16 +135,16 @@ impl Running {
     }
 
     /// Records whether the process is stopped or being ended, when another rank has failed.
-    pub(super) fn look(&mut self) {
-        match self.process.standing() {
-            Standing::Stopped => self.stopped = true,
-            Standing::Ending => self.was_ending = true,
-            Standing::Running => {}
+    pub(super) fn record_state(&mut self) {
+        match self.process.phase() {
+            ProcessPhase::Stopped => self.stopped = true,
+            ProcessPhase::Ending => self.was_ending = true,
+            ProcessPhase::Running => {}
         }
     }
 
     /// Returns how the process ended, the first time that it is found ended.
-    pub(super) fn notice(&mut self, now: Instant) -> Option<Exit> {
+    pub(super) fn take_exit(&mut self, now: Instant) -> Option<Exit> {
         if self.ended.is_some() {
             return None;
         }
@@ -168,21 +168,21 @@ impl Running {
 
     /// When to stop waiting for its last output.
     pub(super) fn drain_until(&self) -> Option<Instant> {
-        self.ended.map(|(_, at)| at + DRAIN)
+        self.ended.map(|(_, at)| at + DRAIN_TIMEOUT)
     }
 
     /// When to report its end to the other ranks; `None` if it runs or has been reported.
-    pub(super) fn tell_at(&self) -> Option<Instant> {
+    pub(super) fn report_due(&self) -> Option<Instant> {
         let (_, at) = self.ended.filter(|_| !self.told)?;
-        Some(at + PATIENCE)
+        Some(at + OUTPUT_WAIT)
     }
 
     /// How it ended, with its last output, for the other ranks; once, and not before that output has been read or the
     /// time to wait for it has passed.
-    pub(super) fn word(&mut self, now: Instant) -> Option<ProcessEnd> {
+    pub(super) fn take_exit_report(&mut self, now: Instant) -> Option<ProcessEnd> {
         let (exit, _) = self.ended?;
         let due = self
-            .tell_at()
+            .report_due()
             .is_some_and(|at| at <= now || self.is_drained());
         if !due {
             return None;

@@ -8,7 +8,7 @@ use crate::departure::OomKill;
 use crate::departure::{Exit, Signal};
 
 /// How long a fleet that has failed waits for a reader of its output that takes nothing.
-pub(super) const UNREAD: Duration = Duration::from_secs(3);
+pub(super) const UNREAD_OUTPUT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How one process of a rank ended.
 ///
@@ -271,7 +271,7 @@ impl fmt::Display for Report {
             write!(
                 f,
                 "\n  what the ranks printed last is lost: its reader took nothing for {}",
-                seconds(UNREAD)
+                seconds(UNREAD_OUTPUT_TIMEOUT)
             )?;
         }
         Ok(())

@@ -23,29 +23,29 @@ use std::time::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
 use tempfile::TempDir;
 
-use super::control::Control;
 use super::environment::Environment;
-use super::event::{Board, Event};
+use super::event::{Event, FleetState};
+use super::exit_reporter::ExitReporter;
 use super::keeper::Keeper;
 use super::output::Settings;
 use super::pumps::Pumps;
 use super::rank::Running;
-use super::report::UNREAD;
+use super::report::UNREAD_OUTPUT_TIMEOUT;
 use crate::departure::Signal;
 use crate::error::{Error, Result};
 
 /// How long to wait after SIGKILL; a process that is still there then waits inside the kernel.
-const KILL: Duration = Duration::from_secs(5);
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long nothing must have been written before a stream of an ended rank counts as ended: two writes of one are
 /// closer.
-const PAUSE: Duration = Duration::from_millis(100);
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// How often to look for ended ranks where the kernel does not report them (before Linux 5.3, and in some sandboxes).
-const TICK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The event of `wake`, which is not a rank.
-const WAKE: u64 = u64::MAX;
+const WAKE_TOKEN: u64 = u64::MAX;
 
 /// The arguments of the thread.
-pub(super) struct Plan {
+pub(super) struct FleetPlan {
     pub(super) environment: Environment,
     pub(super) command: Box<dyn FnMut(usize) -> Command + Send>,
     pub(super) settings: Settings,
@@ -61,7 +61,7 @@ pub(super) struct Plan {
 }
 
 /// A request to the thread.
-pub(super) enum Order {
+pub(super) enum FleetCommand {
     /// Start the rank again, after ending it if it runs.
     Restart(usize, Sender<Result<u64>>),
     /// Start all ranks again, after ending them.
@@ -94,13 +94,13 @@ struct Restart {
 }
 
 pub(super) struct Watcher {
-    board: Arc<Board>,
-    orders: Receiver<Order>,
+    fleet_state: Arc<FleetState>,
+    orders: Receiver<FleetCommand>,
     wake: Arc<OwnedFd>,
     epoll: OwnedFd,
     pumps: Pumps,
     keeper: Option<Keeper>,
-    control: Option<Control>,
+    exit_reporter: Option<ExitReporter>,
     /// By rank.
     running: HashMap<usize, Running>,
     restarts: HashMap<usize, Restart>,
@@ -115,15 +115,15 @@ pub(super) struct Watcher {
     leaving: bool,
     /// Last, because fields are dropped in this order: with it goes the directory, in which the observer may have a
     /// socket, and which the keeper removes when this process is killed.
-    plan: Plan,
+    plan: FleetPlan,
 }
 
 impl Watcher {
     /// Creates everything but the ranks. Called on the fleet's thread, whose end would kill the ranks.
     pub(super) fn new(
-        plan: Plan,
-        board: Arc<Board>,
-        orders: Receiver<Order>,
+        plan: FleetPlan,
+        fleet_state: Arc<FleetState>,
+        orders: Receiver<FleetCommand>,
         wake: Arc<OwnedFd>,
     ) -> std::io::Result<Self> {
         let begun = Instant::now();
@@ -131,20 +131,26 @@ impl Watcher {
         epoll::add(
             &epoll,
             &wake,
-            epoll::EventData::new_u64(WAKE),
+            epoll::EventData::new_u64(WAKE_TOKEN),
             epoll::EventFlags::IN,
         )?;
         let world_size = plan.environment.world_size;
-        let pumps = Pumps::start(&plan.settings.output, world_size, begun, &wake, &board)?;
+        let pumps = Pumps::start(
+            &plan.settings.output,
+            world_size,
+            begun,
+            &wake,
+            &fleet_state,
+        )?;
         Ok(Self {
             generation: plan.generation,
-            board,
+            fleet_state,
             orders,
             wake,
             epoll,
             pumps,
             keeper: None,
-            control: None,
+            exit_reporter: None,
             running: HashMap::new(),
             restarts: HashMap::new(),
             restart_all: None,
@@ -164,10 +170,10 @@ impl Watcher {
 
     /// Starts every rank, or none.
     pub(super) fn start_all(&mut self) -> Result<()> {
-        self.attend();
+        self.join_world();
         for rank in self.ranks() {
             if let Err(error) = self.start(rank, None) {
-                self.abandon();
+                self.end_started();
                 return Err(error);
             }
         }
@@ -175,12 +181,12 @@ impl Watcher {
     }
 
     /// Joins the world of this generation as an observer, after leaving that of the last one.
-    fn attend(&mut self) {
+    fn join_world(&mut self) {
         // First: the old observer may stand in for a rank 0 that is gone, at the address where the new rank 0 will
         // listen.
-        self.control = None;
+        self.exit_reporter = None;
         if self.plan.environment.observe {
-            self.control = Some(Control::start(&self.plan.environment, self.generation));
+            self.exit_reporter = Some(ExitReporter::start(&self.plan.environment, self.generation));
         }
     }
 
@@ -198,14 +204,18 @@ impl Watcher {
         } else {
             Stdio::null()
         });
-        self.guard();
-        let door = match &self.keeper {
-            Some(keeper) => Some(keeper.door().map_err(|error| failed(error.to_string()))?),
+        self.ensure_keeper();
+        let report_socket = match &self.keeper {
+            Some(keeper) => Some(
+                keeper
+                    .report_socket()
+                    .map_err(|error| failed(error.to_string()))?,
+            ),
             None => None,
         };
         let output = (&self.pumps, &self.plan.settings);
-        let running =
-            Running::start(rank, self.generation, command, door, output).map_err(failed)?;
+        let running = Running::start(rank, self.generation, command, report_socket, output)
+            .map_err(failed)?;
         if let Some(pidfd) = running.pidfd() {
             let data = epoll::EventData::new_u64(rank as u64);
             // If that is refused, the end is found by polling.
@@ -214,28 +224,28 @@ impl Watcher {
         let (pid, generation) = (running.id(), self.generation);
         let index = rank - self.ranks().start;
         self.running.insert(rank, running);
-        if let Some(control) = &self.control {
-            control.started(rank, pid);
+        if let Some(exit_reporter) = &self.exit_reporter {
+            exit_reporter.started(rank, pid);
         }
-        self.board.post(
+        self.fleet_state.post(
             Event::Started {
                 rank,
                 pid,
                 generation,
             },
-            |board| {
-                board.generation = generation;
-                board.running[index] = Some((pid, generation));
-                board.failures.retain(|end| end.rank != rank);
-                board.left.retain(|&left| left != rank);
-                board.finished = false;
+            |fleet_state| {
+                fleet_state.generation = generation;
+                fleet_state.running[index] = Some((pid, generation));
+                fleet_state.failures.retain(|end| end.rank != rank);
+                fleet_state.left.retain(|&left| left != rank);
+                fleet_state.finished = false;
             },
         );
         Ok(())
     }
 
     /// Starts a keeper unless one runs.
-    fn guard(&mut self) {
+    fn ensure_keeper(&mut self) {
         if self.keeper.as_mut().is_some_and(Keeper::lives) {
             return;
         }
@@ -257,65 +267,67 @@ impl Watcher {
             }
         }
         let pid = self.keeper.as_ref().map(Keeper::id);
-        self.board.post(None, |board| board.keeper = pid);
+        self.fleet_state
+            .post(None, |fleet_state| fleet_state.keeper = pid);
     }
 
     /// Runs until the fleet is dropped and no rank runs.
     pub(super) fn run(mut self) {
         loop {
             // In this order: an order sent after its wake-up was taken wakes the thread again.
-            self.look();
-            self.obey();
+            self.poll_exits();
+            self.handle_commands();
             self.collect();
             self.advance();
             if self.leaving && self.running.is_empty() {
                 break;
             }
-            self.sleep();
+            self.wait();
         }
         for (_, restart) in self.restarts.drain() {
             let _ = restart.reply.send(Err(over()));
         }
-        self.board.post(None, |board| board.closed = true);
+        self.fleet_state
+            .post(None, |fleet_state| fleet_state.closed = true);
     }
 
-    fn obey(&mut self) {
+    fn handle_commands(&mut self) {
         loop {
             match self.orders.try_recv() {
-                Ok(Order::Restart(rank, reply)) => self.restart(rank, reply),
-                Ok(Order::RestartAll(reply)) => {
+                Ok(FleetCommand::Restart(rank, reply)) => self.restart(rank, reply),
+                Ok(FleetCommand::RestartAll(reply)) => {
                     if !self.running.is_empty() && self.stage.is_none() {
-                        self.ask(Signal::TERM);
+                        self.ask_to_end(Signal::TERM);
                     }
                     self.restart_all = Some(reply);
                 }
-                Ok(Order::Signal(rank, signal, done)) => {
+                Ok(FleetCommand::Signal(rank, signal, done)) => {
                     let wanted = |r: &&Running| rank.is_none_or(|rank| rank == r.rank());
                     for running in self.running.values().filter(wanted) {
                         let _ = running.signal(signal);
                     }
                     let _ = done.send(());
                 }
-                Ok(Order::Joined(reply)) => {
-                    let control = self.control.as_ref();
-                    let pids = control.map(Control::joined).unwrap_or_default();
+                Ok(FleetCommand::Joined(reply)) => {
+                    let exit_reporter = self.exit_reporter.as_ref();
+                    let pids = exit_reporter.map(ExitReporter::joined).unwrap_or_default();
                     let there = |r: &&Running| !r.has_ended() && pids.contains(&r.id());
                     let joined = self.running.values().filter(there).map(Running::rank);
                     let _ = reply.send(joined.collect());
                 }
-                Ok(Order::Stop(signal)) => {
+                Ok(FleetCommand::Stop(signal)) => {
                     // A stop that follows a failure is not an interruption.
                     if self.stage.is_none() {
-                        self.board.post(None, |board| {
-                            board.interrupted = board.interrupted.or(Some(signal));
+                        self.fleet_state.post(None, |fleet_state| {
+                            fleet_state.interrupted = fleet_state.interrupted.or(Some(signal));
                         });
                     }
                     if !matches!(self.stage, Some((Stage::Killed, _))) {
-                        self.ask(signal);
+                        self.ask_to_end(signal);
                     }
                 }
-                Ok(Order::Kill) => self.kill(),
-                Ok(Order::Leave) | Err(mpsc::TryRecvError::Disconnected) => {
+                Ok(FleetCommand::Kill) => self.kill(),
+                Ok(FleetCommand::Leave) | Err(mpsc::TryRecvError::Disconnected) => {
                     if !self.leaving {
                         self.leaving = true;
                         self.kill();
@@ -328,7 +340,7 @@ impl Watcher {
     }
 
     /// Sends all running ranks a signal that asks them to end.
-    fn ask(&mut self, signal: Signal) {
+    fn ask_to_end(&mut self, signal: Signal) {
         if self.running.is_empty() {
             return;
         }
@@ -336,7 +348,7 @@ impl Watcher {
             running.end(signal);
         }
         self.stage = Some((Stage::Asked, Instant::now() + self.plan.grace));
-        self.board.post(Event::Ending(signal), |_| {});
+        self.fleet_state.post(Event::Ending(signal), |_| {});
     }
 
     fn kill(&mut self) {
@@ -346,12 +358,12 @@ impl Watcher {
         for running in self.running.values_mut() {
             running.end(Signal::KILL);
         }
-        self.stage = Some((Stage::Killed, Instant::now() + KILL));
-        self.board.post(Event::Ending(Signal::KILL), |_| {});
+        self.stage = Some((Stage::Killed, Instant::now() + KILL_TIMEOUT));
+        self.fleet_state.post(Event::Ending(Signal::KILL), |_| {});
     }
 
     /// Notices ended ranks, in the order in which the kernel reports them.
-    fn look(&mut self) {
+    fn poll_exits(&mut self) {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
         loop {
             events.clear();
@@ -362,31 +374,31 @@ impl Watcher {
             }
             for event in &events {
                 match event.data.u64() {
-                    WAKE => {
+                    WAKE_TOKEN => {
                         let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
                     }
-                    rank => self.notice(rank as usize),
+                    rank => self.handle_exit(rank as usize),
                 }
             }
         }
-        let blind: Vec<usize> = self.blind().collect();
-        for rank in blind {
-            self.notice(rank);
+        let without_pidfd: Vec<usize> = self.without_pidfd().collect();
+        for rank in without_pidfd {
+            self.handle_exit(rank);
         }
     }
 
     /// Running ranks whose end the kernel does not report.
-    fn blind(&self) -> impl Iterator<Item = usize> {
-        let blind = self.running.values().filter(|r| r.pidfd().is_none());
-        blind.filter(|r| !r.has_ended()).map(Running::rank)
+    fn without_pidfd(&self) -> impl Iterator<Item = usize> {
+        let without_pidfd = self.running.values().filter(|r| r.pidfd().is_none());
+        without_pidfd.filter(|r| !r.has_ended()).map(Running::rank)
     }
 
-    fn notice(&mut self, rank: usize) {
+    fn handle_exit(&mut self, rank: usize) {
         let now = Instant::now();
         let Some(running) = self.running.get_mut(&rank) else {
             return;
         };
-        let exit = running.notice(now);
+        let exit = running.take_exit(now);
         if let Some(pidfd) = running.pidfd() {
             let _ = epoll::delete(&self.epoll, pidfd);
         }
@@ -400,7 +412,7 @@ impl Watcher {
             return;
         }
         for other in self.running.values_mut().filter(|r| !r.has_ended()) {
-            other.look();
+            other.record_state();
         }
         if self.plan.end_all {
             self.stage = Some((Stage::Settle, now + self.plan.linger));
@@ -410,9 +422,9 @@ impl Watcher {
     /// Reports the ends of ranks whose last output has been read, or has been waited for long enough.
     fn collect(&mut self) {
         let now = Instant::now();
-        if let Some(control) = &self.control {
+        if let Some(exit_reporter) = &self.exit_reporter {
             for running in self.running.values_mut() {
-                control.tell(running, now);
+                exit_reporter.report_exit(running, now);
             }
         }
         let over = |r: &&Running| r.is_drained() || r.drain_until().is_some_and(|d| d <= now);
@@ -425,7 +437,7 @@ impl Watcher {
                 continue;
             };
             if !running.is_drained() {
-                self.undrained.push((running.drains(), now + TICK));
+                self.undrained.push((running.drains(), now + POLL_INTERVAL));
             }
             let group = running.group();
             let Some(end) = running.collect(self.begun, &self.host) else {
@@ -436,31 +448,33 @@ impl Watcher {
             }
             let end = Arc::new(end);
             let index = rank - self.ranks().start;
-            self.board.post(Event::Exited(Arc::clone(&end)), |board| {
-                board.running[index] = None;
-                board.ends[index] = Some(Arc::clone(&end));
-                if end.is_failure() {
-                    board.failures.push(end);
-                    board.failures.sort_by_key(|end| end.at);
-                }
-            });
+            self.fleet_state
+                .post(Event::Exited(Arc::clone(&end)), |fleet_state| {
+                    fleet_state.running[index] = None;
+                    fleet_state.ends[index] = Some(Arc::clone(&end));
+                    if end.is_failure() {
+                        fleet_state.failures.push(end);
+                        fleet_state.failures.sort_by_key(|end| end.at);
+                    }
+                });
         }
         let writing = self.pumps.writing_since();
         let idle = self.running.is_empty() && self.restarts.is_empty();
         // A slow reader loses nothing, however long it takes. A reader that takes nothing does, once there is a failure
         // to report.
         let unread = idle
-            && writing.is_some_and(|since| now >= since + UNREAD)
-            && self.board.lock().has_failed();
+            && writing.is_some_and(|since| now >= since + UNREAD_OUTPUT_TIMEOUT)
+            && self.fleet_state.lock().has_failed();
         self.undrained.retain_mut(|(drained, until)| {
             if writing.is_some() {
-                *until = now + PAUSE;
+                *until = now + RETRY_PAUSE;
             }
             let done = drained.iter().all(|d| d.load(Ordering::Acquire));
             !(done || unread || *until <= now)
         });
         if unread {
-            self.board.post(None, |board| board.unread = true);
+            self.fleet_state
+                .post(None, |fleet_state| fleet_state.unread = true);
         }
     }
 
@@ -471,7 +485,7 @@ impl Watcher {
             self.stage = None;
         }
         match self.stage {
-            Some((Stage::Settle, until)) if until <= now => self.ask(Signal::TERM),
+            Some((Stage::Settle, until)) if until <= now => self.ask_to_end(Signal::TERM),
             Some((Stage::Asked, until)) if until <= now => self.kill(),
             Some((Stage::Killed, until)) if until <= now => self.give_up(),
             _ => {}
@@ -480,17 +494,17 @@ impl Watcher {
         let idle = self.running.is_empty() && self.restarts.is_empty();
         if idle && let Some(reply) = self.restart_all.take() {
             self.generation += 1;
-            self.board.post(None, |board| {
-                board.failures.clear();
-                board.interrupted = None;
-                board.unread = false;
+            self.fleet_state.post(None, |fleet_state| {
+                fleet_state.failures.clear();
+                fleet_state.interrupted = None;
+                fleet_state.unread = false;
             });
             let _ = reply.send(self.start_all().map(|()| self.generation));
             return;
         }
-        if idle && self.undrained.is_empty() && !self.board.lock().finished {
-            self.board
-                .post(Event::Finished, |board| board.finished = true);
+        if idle && self.undrained.is_empty() && !self.fleet_state.lock().finished {
+            self.fleet_state
+                .post(Event::Finished, |fleet_state| fleet_state.finished = true);
         }
     }
 
@@ -498,20 +512,20 @@ impl Watcher {
     fn give_up(&mut self) {
         let left: Vec<usize> = self.running.drain().map(|(rank, _)| rank).collect();
         let first = self.ranks().start;
-        self.board.post(None, |board| {
+        self.fleet_state.post(None, |fleet_state| {
             for rank in left {
-                board.running[rank - first] = None;
-                board.left.push(rank);
+                fleet_state.running[rank - first] = None;
+                fleet_state.left.push(rank);
             }
         });
         self.stage = None;
     }
 
     /// Ends the started ranks, because not all could be started.
-    fn abandon(&mut self) {
+    fn end_started(&mut self) {
         self.kill();
         loop {
-            self.look();
+            self.poll_exits();
             self.collect();
             if matches!(self.stage, Some((Stage::Killed, until)) if until <= Instant::now()) {
                 self.give_up();
@@ -519,22 +533,22 @@ impl Watcher {
             if self.running.is_empty() {
                 break;
             }
-            self.sleep();
+            self.wait();
         }
         self.stage = None;
     }
 
     /// Waits until something happens, or until the next deadline.
-    fn sleep(&self) {
+    fn wait(&self) {
         let now = Instant::now();
         let mut times: Vec<Instant> = self.restarts.values().map(|r| r.until).collect();
         times.extend(self.stage.map(|(_, until)| until));
         times.extend(self.running.values().filter_map(Running::drain_until));
-        if self.control.is_some() {
-            times.extend(self.running.values().filter_map(Running::tell_at));
+        if self.exit_reporter.is_some() {
+            times.extend(self.running.values().filter_map(Running::report_due));
         }
-        if !self.undrained.is_empty() || self.blind().next().is_some() {
-            times.push(now + TICK);
+        if !self.undrained.is_empty() || self.without_pidfd().next().is_some() {
+            times.push(now + POLL_INTERVAL);
         }
         let next = times.into_iter().min();
         let limit = next.map(|at| at.saturating_duration_since(now));

@@ -12,7 +12,8 @@ pub use expert_parallel::{Counts, ExpertLayout, ExpertParallel, ExpertParallelBu
 
 use nccl_base::{error, forked, operation};
 use nccl_core::{
-    buffer, collectives, communicator, driver, dtype, inside, issuing, op, reaper, recorded,
+    active_calls, buffer, collectives, communicator, driver, drop_queue, dtype, issuing, op,
+    queued_op,
 };
 
 mod expert_parallel;

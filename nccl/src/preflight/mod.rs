@@ -4,15 +4,15 @@
 //! reached or a limit that is too low shows as a hang, or as a message on another rank. Here every rank
 //! gathers facts, rank 0 compares them, and all ranks get the same [`Report`].
 //!
-//! - `settings`: what a check covers; `switch`: when checks are made.
+//! - `settings`: what a check covers; `world_checks`: when checks are made.
 
 mod settings;
-mod switch;
+mod world_checks;
 
 pub use nccl_base::report::{Finding, Report, Severity};
 pub use nccl_launch::nccl_variables_for;
 pub use settings::Settings;
-pub(crate) use switch::Checks;
+pub(crate) use world_checks::Checks;
 
 /// Checks this host alone, before there is a world: limits, variables, interfaces, adapters.
 ///
@@ -29,5 +29,5 @@ pub(crate) use switch::Checks;
 /// ```
 #[must_use]
 pub fn host(settings: &Settings) -> Report {
-    nccl_diagnose::preflight::host(&settings.given())
+    nccl_diagnose::preflight::host(&settings.check_input())
 }

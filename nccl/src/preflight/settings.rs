@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 
-use nccl_base::launch_mode::{LaunchMode, Wish};
-use nccl_diagnose::preflight::{Given, Loaded};
+use nccl_base::launch_mode::{LaunchMode, LaunchPreference};
+use nccl_diagnose::preflight::{CheckInput, Loaded};
 use nccl_sys::Version;
 
 use crate::library::Library;
-use crate::peers::About;
+use crate::peers::InitSetup;
 
 /// What to check: everything, and a device or a library if one is named.
 ///
@@ -25,7 +25,7 @@ use crate::peers::About;
 pub struct Settings {
     stream: Option<Arc<CudaStream>>,
     library: Option<Library>,
-    wish: Wish,
+    wish: LaunchPreference,
     local_ranks: usize,
     world_size: usize,
 }
@@ -40,7 +40,7 @@ impl Settings {
         Self {
             stream: None,
             library: None,
-            wish: Wish::Either,
+            wish: LaunchPreference::Either,
             local_ranks: 1,
             world_size: 1,
         }
@@ -79,7 +79,7 @@ impl Settings {
     /// let settings = nccl::preflight::Settings::new().launch_mode(nccl::LaunchMode::BlockingChild);
     /// ```
     pub fn launch_mode(mut self, mode: LaunchMode) -> Self {
-        self.wish = Wish::Asked(mode);
+        self.wish = LaunchPreference::Asked(mode);
         self
     }
 
@@ -98,20 +98,20 @@ impl Settings {
 
 impl Settings {
     /// Returns the settings for a communicator that is about to be made.
-    pub(crate) fn about(about: About) -> Self {
+    pub(crate) fn setup(setup: InitSetup) -> Self {
         let settings = Self::new();
         Self {
-            stream: about.stream,
-            library: about.library,
-            wish: about.wish.unwrap_or(settings.wish),
+            stream: setup.stream,
+            library: setup.library,
+            wish: setup.wish.unwrap_or(settings.wish),
             ..settings
         }
     }
 
     /// Returns the settings in the form that the checks take.
-    pub(crate) fn given(&self) -> Given {
+    pub(crate) fn check_input(&self) -> CheckInput {
         let library = self.library.as_ref();
-        Given {
+        CheckInput {
             stream: self.stream.clone(),
             library: library.map(|library| Loaded {
                 version: library.version().to_string(),

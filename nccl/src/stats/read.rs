@@ -10,10 +10,10 @@ use crate::library::Library;
 use crate::op::Function;
 use crate::operation::OperationKind;
 use nccl_base::fault::FaultClass;
-use nccl_core::state::{Phase, State};
-use nccl_core::stats::registry::{self, Counted};
+use nccl_core::state::{Lifecycle, State};
+use nccl_core::stats::registry::{self, NameStats};
 use nccl_core::stats::{Durations, process};
-use nccl_core::supervision::watchdog::{self, Pending};
+use nccl_core::supervision::watchdog::{self, PendingCommunicator};
 
 /// How much this process has done with NCCL since it started, and its current state.
 ///
@@ -246,7 +246,7 @@ pub fn stats() -> Stats {
         aborts_leaked: process::LEAKED.get(),
         leaked_communicators: process::LEAKED_COMMUNICATORS.get(),
         stragglers: process::STRAGGLERS.get(),
-        strangers: worlds::strangers(),
+        strangers: worlds::refused_connections(),
         init: process::INIT.read(),
         abort: process::ABORT.read(),
         detect: process::DETECT.read(),
@@ -259,8 +259,8 @@ pub fn stats() -> Stats {
     }
 }
 
-fn communicator(counted: Counted, pending: &[Pending]) -> CommunicatorStats {
-    let Counted {
+fn communicator(counted: NameStats, pending: &[PendingCommunicator]) -> CommunicatorStats {
+    let NameStats {
         name,
         sums,
         ended,
@@ -268,7 +268,7 @@ fn communicator(counted: Counted, pending: &[Pending]) -> CommunicatorStats {
         skew: (samples, last),
         live,
     } = counted;
-    let is_over = |phase: &&Arc<Phase>| phase.get() != State::Ready;
+    let is_over = |phase: &&Arc<Lifecycle>| phase.get() != State::Ready;
     let over = live.iter().filter(is_over).count();
     let own = || pending.iter().filter(|one| one.communicator == name);
     let calls = OperationKind::ALL.into_iter().map(|kind| Calls {

@@ -52,26 +52,29 @@ pub struct RanksByState {
 }
 
 #[cfg(feature = "world")]
-pub(super) use with_worlds::{all, strangers};
+pub(super) use with_worlds::{all, refused_connections};
 
 #[cfg(feature = "world")]
 mod with_worlds {
     use nccl_base::departure::Departure;
 
     use super::{RanksByState, WorldStats};
-    use crate::rendezvous::{self, Line};
+    use nccl_control::{self, RankSession};
 
-    pub(in super::super) use rendezvous::strangers;
+    pub(in super::super) use nccl_control::refused_connections;
 
     pub(in super::super) fn all() -> Vec<WorldStats> {
-        rendezvous::lines().iter().map(|line| world(line)).collect()
+        nccl_control::sessions()
+            .iter()
+            .map(|session| world(session))
+            .collect()
     }
 
     /// Returns the state of a world of this process.
-    fn world(line: &Line) -> WorldStats {
+    fn world(session: &RankSession) -> WorldStats {
         let mut ranks = RanksByState::default();
-        let departures = line.departures();
-        ranks.present = line.size().saturating_sub(departures.len());
+        let departures = session.departures();
+        ranks.present = session.size().saturating_sub(departures.len());
         for (_, departure) in departures {
             match departure {
                 Departure::Left => ranks.left += 1,
@@ -79,17 +82,17 @@ mod with_worlds {
                 Departure::Lost(_) => ranks.gone += 1,
             }
         }
-        let (job, generation) = line.job();
-        let members = line.members();
+        let (job, generation) = session.job();
+        let members = session.members();
         WorldStats {
             job: job.to_owned(),
             generation,
-            rank: line.rank(),
+            rank: session.rank(),
             launcher_rank: members
                 .get()
-                .and_then(|members| members.get(line.rank())?.launched),
+                .and_then(|members| members.get(session.rank())?.launched),
             ranks,
-            heartbeat_ages: line.heartbeat_ages(),
+            heartbeat_ages: session.heartbeat_ages(),
         }
     }
 }
@@ -100,6 +103,6 @@ pub(super) fn all() -> Vec<WorldStats> {
 }
 
 #[cfg(not(feature = "world"))]
-pub(super) fn strangers() -> u64 {
+pub(super) fn refused_connections() -> u64 {
     0
 }

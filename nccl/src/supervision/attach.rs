@@ -1,45 +1,48 @@
-//! What this crate attaches to the lines of the control plane: the recorder's home of a rank, and the watch over its
+//! What this crate attaches to the sessions of the control plane: the recorder scope of a rank, and the fault listener of its
 //! communicators.
 
 use std::any::Any;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-use super::records::{Records, home_of, written};
-use super::watch::Watch;
+use super::fault_listener::FaultListener;
+use super::scope_recorder::{ScopeRecorder, scope_of, to_json_bytes};
+use crate::drop_queue;
 use crate::forked;
-use crate::reaper;
 use crate::recorder::{MissingRank, RankRecording, Timeline};
-use crate::rendezvous::{
-    Asked, Attached, ClockReading, Host, Line, Watcher, say_goodbye, set_host,
-};
 use nccl_base::fault::Fault;
-use nccl_core::recorder::{self, Clock, Home, Snapshot};
+use nccl_control::{
+    Application, ClockReading, CommunicatorSupervisor, RankRecorder, RankSession, RecordingAnswers,
+    leave_all, set_application,
+};
+use nccl_core::recorder::{self, Clock, RecorderScope, Snapshot};
 
 /// Registers this crate with the control plane, before the first line is opened.
-pub(crate) fn introduce() {
+pub(crate) fn register_with_control() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        set_host(&Program);
-        reaper::at_exit_say(say_goodbye);
+        set_application(&ControlHost);
+        drop_queue::set_exit_hook(leave_all);
     });
 }
 
-struct Program;
+struct ControlHost;
 
-impl Host for Program {
-    fn opens(
+impl Application for ControlHost {
+    fn session_opened(
         &self,
         job: &str,
         generation: u64,
         rank: usize,
         world_size: usize,
-    ) -> Arc<dyn Attached> {
-        Arc::new(Records(Home::new(job, generation, rank, world_size)))
+    ) -> Arc<dyn RankRecorder> {
+        Arc::new(ScopeRecorder(RecorderScope::new(
+            job, generation, rank, world_size,
+        )))
     }
 
     fn recording(&self, most: usize) -> Vec<u8> {
-        written(recorder::snapshot(), most)
+        to_json_bytes(recorder::snapshot(), most)
     }
 
     fn last_call(&self) -> Option<String> {
@@ -47,68 +50,68 @@ impl Host for Program {
     }
 }
 
-impl Watcher for Watch {
-    fn latest(&self) -> Option<Arc<Fault>> {
-        Watch::latest(self)
+impl CommunicatorSupervisor for FaultListener {
+    fn latest_fault(&self) -> Option<Arc<Fault>> {
+        FaultListener::latest(self)
     }
 
     fn end_all(&self, reason: &str, kept: &[&str]) {
-        Watch::end_all(self, reason, kept);
+        FaultListener::end_all(self, reason, kept);
     }
 }
 
-/// What is attached to a line.
-pub(crate) trait OfLine {
-    /// Returns the home under which its communicators record their calls.
-    fn home(&self) -> Arc<Home>;
+/// What is attached to a session.
+pub(crate) trait SessionExt {
+    /// Returns the recorder scope under which its communicators record their calls.
+    fn scope(&self) -> Arc<RecorderScope>;
 
-    /// Returns the watch over its communicators.
-    fn watch(&self) -> Arc<Watch>;
+    /// Returns the fault listener of its communicators.
+    fn fault_listener(&self) -> Arc<FaultListener>;
 }
 
-impl OfLine for Arc<Line> {
-    fn home(&self) -> Arc<Home> {
-        home_of(self)
+impl SessionExt for Arc<RankSession> {
+    fn scope(&self) -> Arc<RecorderScope> {
+        scope_of(self)
     }
 
-    fn watch(&self) -> Arc<Watch> {
-        let watcher = self.watcher(|line| {
-            reaper::register_exit();
-            Watch::start(line)
+    fn fault_listener(&self) -> Arc<FaultListener> {
+        let watcher = self.watcher(|session| {
+            drop_queue::register_exit_handler();
+            FaultListener::start(session)
         });
         let watcher: Arc<dyn Any + Send + Sync> = watcher as _;
         match watcher.downcast() {
-            Ok(watch) => watch,
+            Ok(fault_listener) => fault_listener,
             Err(_) => unreachable!("nobody else looks after communicators"),
         }
     }
 }
 
-/// Returns what all ranks of a line did last.
-pub(crate) fn recordings(line: &Arc<Line>, timeout: Duration) -> Timeline {
+/// Returns what all ranks of a session did last.
+pub(crate) fn recordings(session: &Arc<RankSession>, timeout: Duration) -> Timeline {
     if forked::is_child() {
         return Timeline::default();
     }
-    let home = line.home();
+    let scope = session.scope();
     let own = |rank| {
-        let snapshot = recorder::of_place(&home.place().of_rank(rank));
+        let snapshot = recorder::of_place(&scope.place().of_rank(rank));
         RankRecording::new(rank, Clock::REFERENCE, snapshot)
     };
-    let reference = line.describe(line.rank());
+    let reference = session.describe(session.rank());
     // Copies the own recording before asking the others, which may take long: it must not be overwritten meanwhile.
-    let mine = own(line.rank());
-    match line.ask_for_recordings(timeout, &decode) {
+    let mine = own(session.rank());
+    match session.ask_for_recordings(timeout, &decode) {
         Some(asked) => timeline(reference, vec![mine], asked),
         // All ranks are threads of this process.
         None => {
-            let (job, generation) = line.job();
-            let asked = Asked {
+            let (job, generation) = session.job();
+            let asked = RecordingAnswers {
                 job: job.to_owned(),
                 generation,
                 answers: Vec::new(),
                 missing: Vec::new(),
             };
-            timeline(reference, (0..line.size()).map(own).collect(), asked)
+            timeline(reference, (0..session.size()).map(own).collect(), asked)
         }
     }
 }
@@ -130,7 +133,7 @@ pub(crate) fn decode(
 pub(crate) fn timeline(
     reference: String,
     mut ranks: Vec<RankRecording>,
-    asked: Asked<RankRecording>,
+    asked: RecordingAnswers<RankRecording>,
 ) -> Timeline {
     ranks.extend(asked.answers);
     ranks.sort_by_key(|one| one.rank);

@@ -2,14 +2,14 @@
 //!
 //! NCCL informs no other rank: the ranks of an aborted communicator wait for each other for ever, and what one of
 //! them reports after its own deadline is a consequence, not a cause. So the rank that gives a communicator
-//! up announces that on its [`Line`](crate::rendezvous::Line) before it aborts the communicator:
+//! up announces that on its [`RankSession`](nccl_control::RankSession) before it aborts the communicator:
 //!
 //! ```text
 //! the rank that found it                        every rank, that one included
-//!   begins its abort ──announces the fault──▶     the first notice for a communicator is its verdict,
+//!   begins its abort ──announces the fault──▶     the first notice for a communicator is its fault,
 //!                       (the coordinator          written once: all ranks hear in the same order
 //!                        orders)                  aborts its own communicator, on a thread of its own
-//!                                                 says when NCCL has let go of it
+//!                                                 says when NCCL has released it
 //!                        ◀──── when all have said so, or the bound has passed ────▶
 //!   returns its error, and who has not said so    returns the same cause
 //! ```
@@ -25,35 +25,37 @@
 //! a moment in which the other ranks, which see the same loss, end their communicators.
 //!
 //! - `cause`: what can be a root cause; `fault`: a cause with its place, as sent to other ranks and as text;
-//! - `trial`: a rank that ran out of time is not the rank that made it wait: the reports of all ranks (`report`) are
-//!   collected, and the cause elected (`elect`), before a fault is announced; `trials`: what is collected;
-//! - `board`: one communicator as its rank sees it;
+//! - `diagnosis`: a rank that ran out of time is not the rank that made it wait: the reports of all ranks (`rank_report`) are
+//!   collected, and the root cause determined (`root_cause`), before a fault is announced; `pending_diagnoses`: what is
+//!   collected;
+//! - `supervisor`: one communicator as its rank sees it;
 //! - `roster`: which ranks of the world, and of the launcher, its ranks are;
-//! - `docket`: the registered communicators, and the verdicts on them;
-//! - `unborn`: communicators that failed before NCCL was called;
-//! - `watch`: the notices of a line, and the communicators they concern;
-//! - `session`: the ranks of a line, as its communicators see them; `attach`, `records`: what this crate attaches to a line;
-//! - `late`: log events for stragglers; `words`: what NCCL and the host add to an error.
+//! - `fault_registry`: the registered communicators, and the decided faults on them;
+//! - `init_failure`: communicators that failed before NCCL was called;
+//! - `fault_listener`: the notices of a session, and the communicators they concern;
+//! - `world_peers`: the ranks of a session, as its communicators see them; `attach`, `scope_recorder`: what this crate attaches
+//!   to a session;
+//! - `straggler_log`: log events for stragglers; `local_evidence`: what NCCL and the host add to an error.
 //!
-//! None of this is on the path of an operation: a verdict begins an abort, which operations check for
+//! None of this is on the path of an operation: a decided fault begins an abort, which operations check for
 //! anyway. The code on their path, which records what they were, is the [`recorder`].
 
 mod attach;
-mod board;
+mod diagnosis;
+mod fault_listener;
+mod fault_registry;
+mod init_failure;
+mod local_evidence;
 #[cfg(test)]
-mod broken;
-mod docket;
-mod elect;
-mod late;
-mod ledger;
-mod records;
-mod report;
-mod session;
-mod trial;
-mod trials;
-mod unborn;
-mod watch;
-mod words;
+mod malformed_input;
+mod pending_diagnoses;
+mod rank_report;
+mod root_cause;
+mod run_length_counts;
+mod scope_recorder;
+mod straggler_log;
+mod supervisor;
+mod world_peers;
 
-pub(crate) use attach::{OfLine, decode, introduce, recordings, timeline};
-pub(crate) use session::Session;
+pub(crate) use attach::{SessionExt, decode, recordings, register_with_control, timeline};
+pub(crate) use world_peers::WorldPeers;

@@ -37,7 +37,7 @@ pub(crate) const STARTING: Elsewhere = &[
     ),
     (
         "NCCL's token is another job's, or damaged",
-        "`crates/nccl-core/src/envelope.rs`",
+        "`crates/nccl-core/src/sealed_unique_id.rs`",
     ),
     (
         "RDMA adapters that differ between hosts",

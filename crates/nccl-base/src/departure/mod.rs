@@ -18,8 +18,9 @@ mod tests;
 
 pub use exit::{Exit, OomKill, Signal};
 #[doc(hidden)]
-pub use unfinished::{Ended, Reason, Unfinished};
+pub use unfinished::{EndOutcome, Reason, UnfinishedExchange};
 #[doc(hidden)]
 pub use value::{
-    Departure, Failure, HeardOnly, How, LastCall, Lost, ProcessEnd, Sign, Silence, Told, cut,
+    Departure, ExitReport, Failure, HeardOnly, LastCall, LossKind, Lost, ProcessEnd, Silence,
+    SilenceEvidence, cut,
 };

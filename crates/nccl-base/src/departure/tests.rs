@@ -19,10 +19,10 @@ fn seen(exit: Exit, sent: Option<Signal>, oom: Option<OomKill>, stderr: &str) ->
     ProcessEnd::seen(exit, sent, oom, stderr).into()
 }
 
-fn silent(sign: Sign, heard: Option<HeardOnly>, undecided: Option<&str>) -> Lost {
+fn silent(evidence: SilenceEvidence, heard: Option<HeardOnly>, undecided: Option<&str>) -> Lost {
     let undecided = undecided.map(str::to_owned);
-    How::Silent(Box::new(Silence {
-        sign,
+    LossKind::Silent(Box::new(Silence {
+        evidence,
         heard,
         undecided,
     }))
@@ -39,12 +39,12 @@ fn killed() -> Exit {
 /// Returns a departure of each kind, with its sentence.
 fn all() -> Vec<(Departure, &'static str)> {
     let text = String::from;
-    let lost = |how: How| Departure::lost(how);
+    let lost = |how: LossKind| Departure::lost(how);
     let heard = HeardOnly {
         heard: seconds(0.31),
         unacknowledged: seconds(2.96),
     };
-    let timed_out = || Sign::Error(text("Connection timed out (os error 110)"));
+    let timed_out = || SilenceEvidence::Error(text("Connection timed out (os error 110)"));
     let last_call = |lost: Lost| {
         Departure::Lost(Lost {
             last_call: Some(LastCall {
@@ -65,40 +65,40 @@ fn all() -> Vec<(Departure, &'static str)> {
             "it failed: its process ended with exit status -7",
         ),
         (
-            lost(How::Closed),
+            lost(LossKind::Closed),
             "its connection closed without goodbye: it died",
         ),
         (
-            lost(How::Exited { pid: 4711 }),
+            lost(LossKind::Exited { pid: 4711 }),
             "its process (pid 4711) ended without goodbye: it died",
         ),
         (
-            Departure::Lost(silent(Sign::Refused, None, None)),
+            Departure::Lost(silent(SilenceEvidence::Refused, None, None)),
             "its connection broke without goodbye: its host refuses connections to the address at which it listened: \
              its process has ended, or a firewall refuses them",
         ),
         (
-            Departure::Lost(silent(Sign::Closed, None, None)),
+            Departure::Lost(silent(SilenceEvidence::Closed, None, None)),
             "its connection broke without goodbye: it was closed from the other end, and none was made again",
         ),
-        (lost(How::NoAddress), "it has no address"),
+        (lost(LossKind::NoAddress), "it has no address"),
         (
-            lost(How::Sent(text("a frame that is too long"))),
+            lost(LossKind::Sent(text("a frame that is too long"))),
             "it sent a frame that is too long",
         ),
         (
-            lost(How::LeftBehind {
+            lost(LossKind::LeftBehind {
                 after: seconds(2.04),
             }),
             "it did not come to the next generation within 2.0 s, and was left behind",
         ),
-        (lost(How::PassedOver), "the others went on without it"),
+        (lost(LossKind::Superseded), "the others went on without it"),
         (
-            lost(How::CutOff(text("cut off from rank 2"))),
+            lost(LossKind::CutOff(text("cut off from rank 2"))),
             "it cannot be reached: this rank is cut off from rank 2",
         ),
-        (lost(How::Unknown), "it died"),
-        (lost(How::Said(text("it gave up"))), "it gave up"),
+        (lost(LossKind::Unknown), "it died"),
+        (lost(LossKind::Said(text("it gave up"))), "it gave up"),
         (
             Departure::Lost(seen(Exit::Code(3), None, None, "")),
             "its process ended: exit code 3",
@@ -134,7 +134,7 @@ fn all() -> Vec<(Departure, &'static str)> {
         ),
         (
             Departure::Lost(silent(
-                Sign::GaveUp {
+                SilenceEvidence::GaveUp {
                     unacknowledged: seconds(2.96),
                 },
                 None,
@@ -145,7 +145,7 @@ fn all() -> Vec<(Departure, &'static str)> {
         ),
         (
             Departure::Lost(silent(
-                Sign::Unheard {
+                SilenceEvidence::Unheard {
                     unheard: seconds(3.0),
                     unacknowledged: seconds(3.12),
                 },
@@ -167,7 +167,7 @@ fn all() -> Vec<(Departure, &'static str)> {
              that",
         ),
         (
-            last_call(How::Closed.into()),
+            last_call(LossKind::Closed.into()),
             "its connection closed without goodbye: it died; its last heartbeat, 0.3 s before, told of all_reduce #4 \
              on \"tp\", called 0.1 s before that",
         ),
@@ -197,13 +197,13 @@ fn a_departure_comes_over_the_wire_as_it_was_and_is_cut_off_nowhere() {
 fn nothing_that_another_process_says_moves_a_cursor_or_overflows_a_clock() {
     let text = || String::from("\x1b[2Jline\r\n");
     let time = Duration::MAX;
-    let end = |told| {
+    let end = |report| {
         let stderr = Some(text());
-        How::Ended(Box::new(ProcessEnd { told, stderr }))
+        LossKind::Ended(Box::new(ProcessEnd { report, stderr }))
     };
-    let silence = |sign| {
-        How::Silent(Box::new(Silence {
-            sign,
+    let silence = |evidence| {
+        LossKind::Silent(Box::new(Silence {
+            evidence,
             heard: Some(HeardOnly {
                 heard: time,
                 unacknowledged: time,
@@ -216,25 +216,25 @@ fn nothing_that_another_process_says_moves_a_cursor_or_overflows_a_clock() {
         ..oom()
     };
     let hows = [
-        end(Told::Words {
+        end(ExitReport::Text {
             words: text(),
             exit: None,
             out_of_memory: false,
         }),
-        end(Told::Seen {
+        end(ExitReport::Status {
             exit: killed(),
             sent: None,
             oom: Some(oom),
         }),
-        How::Sent(text()),
-        How::LeftBehind { after: time },
-        How::CutOff(text()),
-        How::Said(text()),
-        silence(Sign::Error(text())),
-        silence(Sign::GaveUp {
+        LossKind::Sent(text()),
+        LossKind::LeftBehind { after: time },
+        LossKind::CutOff(text()),
+        LossKind::Said(text()),
+        silence(SilenceEvidence::Error(text())),
+        silence(SilenceEvidence::GaveUp {
             unacknowledged: time,
         }),
-        silence(Sign::Unheard {
+        silence(SilenceEvidence::Unheard {
             unheard: time,
             unacknowledged: time,
         }),
@@ -277,8 +277,8 @@ fn only_a_silent_host_may_have_a_rank_that_lives() {
 #[test]
 fn the_word_of_the_parent_is_the_best_account_and_silence_the_worst() {
     let word = seen(Exit::Code(3), None, None, "");
-    let silence = Lost::from(Sign::Error(String::from("no route")));
-    for how in [How::Closed, How::Said(String::new())] {
+    let silence = Lost::from(SilenceEvidence::Error(String::from("no route")));
+    for how in [LossKind::Closed, LossKind::Said(String::new())] {
         let closed = Lost::from(how);
         assert!(word < closed && closed < silence, "{closed:?}");
     }
@@ -287,7 +287,7 @@ fn the_word_of_the_parent_is_the_best_account_and_silence_the_worst() {
 #[test]
 fn an_account_that_ends_with_why_nobody_may_decide_is_not_longer_than_a_page() {
     let long = "ä".repeat(5000);
-    let lost = silent(Sign::Error(String::from("x")), None, Some(&long));
+    let lost = silent(SilenceEvidence::Error(String::from("x")), None, Some(&long));
     assert!(lost.to_string().len() <= 4096);
 }
 

@@ -37,7 +37,7 @@ impl fmt::Display for Reason {
 /// [`Error`](crate::error::Error), which carries this value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[doc(hidden)]
-pub enum Unfinished {
+pub enum UnfinishedExchange {
     /// A rank is gone, or has failed.
     Gone { rank: usize, departure: Departure },
     /// A rank gave the exchange up.
@@ -57,11 +57,11 @@ pub enum Unfinished {
 /// Result for the members of a communicator that wait for each other's parts.
 #[derive(Debug, PartialEq, Eq)]
 #[doc(hidden)]
-pub enum Ended {
+pub enum EndOutcome {
     /// The parts of all members; the part of a rank that is gone is empty.
     All(Vec<Vec<u8>>),
     /// The ranks that have not reported.
     Missing(Vec<usize>),
     /// The connection to the others is lost.
-    Unheard,
+    ConnectionLost,
 }

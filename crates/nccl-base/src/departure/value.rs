@@ -34,7 +34,7 @@ pub enum Failure {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Lost {
-    pub how: How,
+    pub how: LossKind,
     /// What its last heartbeat reported, before the rank was lost.
     pub last_call: Option<LastCall>,
 }
@@ -54,7 +54,7 @@ pub struct LastCall {
 /// is told to all.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
-pub enum How {
+pub enum LossKind {
     /// Its process ended, as reported by the process that started it.
     Ended(Box<ProcessEnd>),
     /// The kernel closed its connection.
@@ -71,7 +71,7 @@ pub enum How {
         after: Duration,
     },
     /// The others have another coordinator, and it knows too little to follow that one.
-    PassedOver,
+    Superseded,
     /// The reporting rank is cut off from it, as the text says.
     CutOff(#[serde(deserialize_with = "clean")] String),
     /// It is gone, and nothing else is known.
@@ -86,7 +86,7 @@ pub enum How {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Silence {
-    pub sign: Sign,
+    pub evidence: SilenceEvidence,
     /// Set where the rank was heard all the same.
     pub heard: Option<HeardOnly>,
     /// Why the reporting rank may not decide which of the two is at fault.
@@ -97,7 +97,7 @@ pub struct Silence {
 /// How a host was found to be silent.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
-pub enum Sign {
+pub enum SilenceEvidence {
     /// Its host refuses connections to the address at which it listened, which a firewall may do while the rank is alive.
     Refused,
     /// The other end closed the connection, which a middlebox may do while the rank is alive, and made no other one.
@@ -133,7 +133,7 @@ pub struct HeardOnly {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct ProcessEnd {
-    pub told: Told,
+    pub report: ExitReport,
     /// The end of what it wrote to stderr; `None` for nothing.
     #[serde(deserialize_with = "clean")]
     pub stderr: Option<String>,
@@ -142,16 +142,16 @@ pub struct ProcessEnd {
 /// What the process that started a rank has seen of the rank's end.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
-pub enum Told {
+pub enum ExitReport {
     /// Reported by `launch`.
-    Seen {
+    Status {
         exit: Exit,
         /// The signal that the launcher had sent to the process before.
         sent: Option<Signal>,
         oom: Option<OomKill>,
     },
     /// Reported by a foreign launcher, in its own words, with the exit parsed from them.
-    Words {
+    Text {
         #[serde(deserialize_with = "clean")]
         words: String,
         exit: Option<Exit>,
@@ -168,13 +168,13 @@ const TAIL: usize = 1000;
 impl Departure {
     /// Returns the departure of a lost rank.
     #[doc(hidden)]
-    pub fn lost(how: How) -> Self {
+    pub fn lost(how: LossKind) -> Self {
         Self::Lost(Lost::from(how))
     }
 }
 
-impl From<How> for Lost {
-    fn from(how: How) -> Self {
+impl From<LossKind> for Lost {
+    fn from(how: LossKind) -> Self {
         Self {
             how,
             last_call: None,
@@ -184,15 +184,15 @@ impl From<How> for Lost {
 
 impl From<ProcessEnd> for Lost {
     fn from(end: ProcessEnd) -> Self {
-        How::Ended(Box::new(end)).into()
+        LossKind::Ended(Box::new(end)).into()
     }
 }
 
-impl From<Sign> for Lost {
-    fn from(sign: Sign) -> Self {
+impl From<SilenceEvidence> for Lost {
+    fn from(evidence: SilenceEvidence) -> Self {
         let (heard, undecided) = (None, None);
-        How::Silent(Box::new(Silence {
-            sign,
+        LossKind::Silent(Box::new(Silence {
+            evidence,
             heard,
             undecided,
         }))
@@ -204,7 +204,7 @@ impl Lost {
     /// Returns a loss that is known from the words of the system or of another process.
     #[doc(hidden)]
     pub fn said(text: impl Into<String>) -> Self {
-        How::Said(text.into()).into()
+        LossKind::Said(text.into()).into()
     }
 
     /// Returns whether the rank may be alive all the same, out of reach.
@@ -216,14 +216,18 @@ impl Lost {
     /// Returns whether connections to it are closed or refused, so that its host need not be down.
     #[doc(hidden)]
     pub fn is_refused(&self) -> bool {
-        self.silence()
-            .is_some_and(|silence| matches!(silence.sign, Sign::Refused | Sign::Closed))
+        self.silence().is_some_and(|silence| {
+            matches!(
+                silence.evidence,
+                SilenceEvidence::Refused | SilenceEvidence::Closed
+            )
+        })
     }
 
     #[doc(hidden)]
     pub fn silence(&self) -> Option<&Silence> {
         match &self.how {
-            How::Silent(silence) => Some(silence),
+            LossKind::Silent(silence) => Some(silence),
             _ => None,
         }
     }
@@ -232,7 +236,7 @@ impl Lost {
     #[doc(hidden)]
     pub fn silence_mut(&mut self) -> Option<&mut Silence> {
         match &mut self.how {
-            How::Silent(silence) => Some(silence),
+            LossKind::Silent(silence) => Some(silence),
             _ => None,
         }
     }
@@ -242,7 +246,7 @@ impl Silence {
     /// Returns whether packets come through one way only: the host was heard while it acknowledged nothing, or gave up.
     #[doc(hidden)]
     pub fn is_one_way(&self) -> bool {
-        self.heard.is_some() || matches!(self.sign, Sign::GaveUp { .. })
+        self.heard.is_some() || matches!(self.evidence, SilenceEvidence::GaveUp { .. })
     }
 }
 
@@ -251,7 +255,7 @@ impl ProcessEnd {
     #[doc(hidden)]
     pub fn in_words(words: &str, stderr: &str) -> Self {
         Self {
-            told: Told::Words {
+            report: ExitReport::Text {
                 words: words.to_owned(),
                 exit: Exit::read(words),
                 out_of_memory: words.contains("out of memory"),
@@ -264,7 +268,7 @@ impl ProcessEnd {
     #[doc(hidden)]
     pub fn seen(exit: Exit, sent: Option<Signal>, oom: Option<OomKill>, stderr: &str) -> Self {
         Self {
-            told: Told::Seen { exit, sent, oom },
+            report: ExitReport::Status { exit, sent, oom },
             stderr: last_of(stderr),
         }
     }
@@ -272,28 +276,28 @@ impl ProcessEnd {
     /// Returns how the process ended, where that is known.
     #[doc(hidden)]
     pub fn exit(&self) -> Option<Exit> {
-        match &self.told {
-            Told::Seen { exit, .. } => Some(*exit),
-            Told::Words { exit, .. } => *exit,
+        match &self.report {
+            ExitReport::Status { exit, .. } => Some(*exit),
+            ExitReport::Text { exit, .. } => *exit,
         }
     }
 
     /// Returns whether the kernel ended the process for want of memory.
     #[doc(hidden)]
     pub fn is_out_of_memory(&self) -> bool {
-        match &self.told {
-            Told::Seen { oom, .. } => oom.is_some(),
-            Told::Words { out_of_memory, .. } => *out_of_memory,
+        match &self.report {
+            ExitReport::Status { oom, .. } => oom.is_some(),
+            ExitReport::Text { out_of_memory, .. } => *out_of_memory,
         }
     }
 
     /// Cuts the texts of another process to at most `longest` bytes each.
     #[doc(hidden)]
     pub fn cut(&mut self, longest: usize) {
-        if let Told::Words { words, .. } = &mut self.told {
+        if let ExitReport::Text { words, .. } = &mut self.report {
             cut(words, longest);
         }
-        if let Told::Seen { oom: Some(oom), .. } = &mut self.told {
+        if let ExitReport::Status { oom: Some(oom), .. } = &mut self.report {
             cut(&mut oom.group, longest);
         }
         if let Some(stderr) = &mut self.stderr {
@@ -368,7 +372,7 @@ impl fmt::Display for LastCall {
     }
 }
 
-impl fmt::Display for How {
+impl fmt::Display for LossKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ended(end) => write!(f, "its process ended: {end}"),
@@ -383,7 +387,7 @@ impl fmt::Display for How {
                 "it did not come to the next generation within {:.1} s, and was left behind",
                 after.as_secs_f64()
             ),
-            Self::PassedOver => f.write_str("the others went on without it"),
+            Self::Superseded => f.write_str("the others went on without it"),
             Self::CutOff(why) => write!(f, "it cannot be reached: this rank is {why}"),
             Self::Unknown => f.write_str("it died"),
             Self::Said(text) => f.write_str(text),
@@ -394,7 +398,7 @@ impl fmt::Display for How {
 
 impl fmt::Display for Silence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = format!("its connection broke without goodbye: {}", self.sign);
+        let mut text = format!("its connection broke without goodbye: {}", self.evidence);
         if let Some(heard) = &self.heard {
             text.push_str(&format!("; {heard}"));
         }
@@ -410,7 +414,7 @@ impl fmt::Display for Silence {
 /// Text for a side that hears the other side, and is not heard there.
 pub(super) const ONE_WAY: &str = "packets come through one way only";
 
-impl fmt::Display for Sign {
+impl fmt::Display for SilenceEvidence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused => f.write_str(
@@ -450,7 +454,7 @@ impl fmt::Display for HeardOnly {
 
 impl fmt::Display for ProcessEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.told.fmt(f)?;
+        self.report.fmt(f)?;
         match &self.stderr {
             Some(stderr) => write!(f, "; stderr ended with: {stderr}"),
             None => Ok(()),
@@ -458,11 +462,11 @@ impl fmt::Display for ProcessEnd {
     }
 }
 
-impl fmt::Display for Told {
+impl fmt::Display for ExitReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (exit, sent, oom) = match self {
-            Self::Words { words, .. } => return f.write_str(words),
-            Self::Seen { exit, sent, oom } => (exit, sent, oom),
+            Self::Text { words, .. } => return f.write_str(words),
+            Self::Status { exit, sent, oom } => (exit, sent, oom),
         };
         exit.fmt(f)?;
         if let Some(sent) = sent {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use cudarc::driver::DriverError;
 
-use crate::departure::Unfinished;
+use crate::departure::UnfinishedExchange;
 use crate::fault::{Fault, FaultClass};
 use crate::operation::Operation;
 
@@ -71,7 +71,7 @@ struct Inner {
     /// What the end of the communicator left open.
     also: Option<String>,
     /// How an exchange between the ranks ended, if the error is about one.
-    unfinished: Option<Unfinished>,
+    unfinished: Option<UnfinishedExchange>,
     /// A property beyond the kind.
     mark: Option<Mark>,
 }
@@ -120,7 +120,7 @@ impl Error {
 
     /// Sets how the exchange ended that the error is about.
     #[doc(hidden)]
-    pub fn of_exchange(mut self, unfinished: Option<Unfinished>) -> Self {
+    pub fn of_exchange(mut self, unfinished: Option<UnfinishedExchange>) -> Self {
         self.0.unfinished = unfinished;
         self
     }
@@ -140,7 +140,7 @@ impl Error {
 
     /// Returns how the exchange between the ranks ended that the error is about.
     #[doc(hidden)]
-    pub fn unfinished(&self) -> Option<&Unfinished> {
+    pub fn unfinished(&self) -> Option<&UnfinishedExchange> {
         self.0.unfinished.as_ref()
     }
 

@@ -450,9 +450,9 @@ pub struct Waiting {
 impl Waiting {
     /// Groups ranks by what they wait in, ordered by the first rank of each group. Ranks that wait for nothing are left out.
     #[doc(hidden)]
-    pub fn together<T: AsRef<str>>(standings: impl Iterator<Item = (usize, T)>) -> Vec<Self> {
+    pub fn together<T: AsRef<str>>(states: impl Iterator<Item = (usize, T)>) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
-        for (rank, standing) in standings {
+        for (rank, standing) in states {
             let standing = standing.as_ref();
             if standing.is_empty() {
                 continue;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::cause::{Ending, FaultRole, RootCause, Waiting};
 use super::operation::FaultOperation;
 use super::value::{ALONE, Fault, FaultClass, Origin};
-use crate::departure::{Failure, How, Lost, Silence};
+use crate::departure::{Failure, LossKind, Lost, Silence};
 use crate::roster::Roster;
 use crate::warning::FirstWarning;
 
@@ -114,7 +114,7 @@ impl Cause {
     #[doc(hidden)]
     pub fn died(lost: &Lost) -> Self {
         let end = match &lost.how {
-            How::Ended(end) => Some(end),
+            LossKind::Ended(end) => Some(end),
             _ => None,
         };
         let out_of_memory = end.is_some_and(|end| end.is_out_of_memory());
@@ -123,7 +123,7 @@ impl Cause {
             out_of_memory,
         };
         let text = match end {
-            Some(end) => format!("died: {}", end.told),
+            Some(end) => format!("died: {}", end.report),
             None => format!("is gone: {}", lost.how),
         };
         let mut cause = Self::gone(root, text);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::wire::LONGEST;
 use super::{Cause, Fault, FaultClass, FaultOperation, Place};
 use super::{Ending, FaultRole, RootCause, Roster, Waiting};
-use crate::departure::{Exit, Failure, How, LastCall, Lost, ProcessEnd, Sign};
+use crate::departure::{Exit, Failure, LastCall, LossKind, Lost, ProcessEnd, SilenceEvidence};
 use crate::error::{Error, ErrorKind};
 use crate::operation::OperationKind;
 
@@ -49,7 +49,7 @@ fn what_another_process_says_of_a_fault_moves_no_cursor() {
 
 #[test]
 fn a_fault_names_rank_host_process_operation_and_cause() {
-    let gone = fault(Cause::died(&How::Unknown.into()));
+    let gone = fault(Cause::died(&LossKind::Unknown.into()));
     assert_eq!(
         gone.to_string(),
         "rank 2 (node-b, pid 977) is gone: it died"
@@ -279,9 +279,9 @@ fn what_a_last_heartbeat_told_is_evidence_and_no_part_of_the_cause() {
         }),
         ..lost
     };
-    let silent = Sign::Error(String::from("timed out"));
+    let silent = SilenceEvidence::Error(String::from("timed out"));
     let causes = [
-        Cause::died(&lost(How::Closed.into())),
+        Cause::died(&lost(LossKind::Closed.into())),
         Cause::died(&lost(
             ProcessEnd::in_words("killed by SIGKILL", "oh").into(),
         )),
@@ -296,7 +296,7 @@ fn what_a_last_heartbeat_told_is_evidence_and_no_part_of_the_cause() {
 
 #[test]
 fn a_rank_whose_host_refuses_connections_is_out_of_reach_and_its_host_is_not_gone() {
-    for sign in [Sign::Refused, Sign::Closed] {
+    for sign in [SilenceEvidence::Refused, SilenceEvidence::Closed] {
         let cause = Cause::host_lost("h2", vec![3], &Roster::default(), &sign.into());
         let evidence = cause.evidence.join("; ");
         let told = format!("{}; {evidence}; {}", cause.text, cause.hint);
@@ -433,8 +433,8 @@ fn what_to_do_is_no_other_ranks_matter_where_there_is_none_or_what_they_do_is_no
     let alone = fault(Cause::from(&late()).of_one_rank());
     assert!(hint(&alone).starts_with("the communicator has no other rank"));
     // A fault that shows its own cause keeps its hint.
-    let died = fault(Cause::died(&How::Unknown.into()));
+    let died = fault(Cause::died(&LossKind::Unknown.into()));
     assert_eq!(hint(&died.without_others()), hint(&died));
-    let died = fault(Cause::died(&How::Unknown.into()).of_one_rank());
+    let died = fault(Cause::died(&LossKind::Unknown.into()).of_one_rank());
     assert!(!hint(&died).starts_with("the communicator has no other rank"));
 }

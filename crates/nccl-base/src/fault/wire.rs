@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use super::Fault;
-use crate::visible;
+use crate::sanitize;
 use crate::wire::Broken;
 
 /// The longest text that is sent, in bytes, and the most lines.
@@ -14,7 +14,7 @@ const MOST: usize = 16;
 
 /// A fault as it is sent.
 #[derive(Serialize, Deserialize)]
-struct Told<'m> {
+struct FaultMessage<'m> {
     members: Cow<'m, [usize]>,
     fault: Fault,
 }
@@ -27,7 +27,7 @@ impl Fault {
         fault.also.truncate(MOST);
         fault.shown().for_each(cut);
         // These are plain values, all of which can be serialized.
-        serde_json::to_vec(&Told {
+        serde_json::to_vec(&FaultMessage {
             members: Cow::Borrowed(members),
             fault,
         })
@@ -37,11 +37,11 @@ impl Fault {
     /// Returns the fault, and the ranks of its communicator in the world.
     #[doc(hidden)]
     pub fn decode(bytes: &[u8]) -> Result<(Self, Vec<usize>), Broken> {
-        let mut told: Told<'_> =
+        let mut told: FaultMessage<'_> =
             serde_json::from_slice(bytes).map_err(|_| Broken("a fault that cannot be read"))?;
         // The texts come from another process.
         let texts = told.fault.shown();
-        texts.for_each(|text| *text = visible::text(text));
+        texts.for_each(|text| *text = sanitize::text(text));
         Ok((told.fault, told.members.into_owned()))
     }
 

@@ -219,11 +219,11 @@ fn above(root: &str, path: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::made_up::Tree;
+    use super::super::fake_tree::Tree;
     use super::*;
 
     fn gathered(tree: &Tree) -> Limits {
-        gather(&System::made_up(tree.path(), &[]))
+        gather(&System::fake(tree.path(), &[]))
     }
 
     #[test]

@@ -1,19 +1,19 @@
 //! The source of facts: files under one root, and this process's variables. A test makes up both.
 //!
-//! - `variables`: the variables that NCCL will see, and where each comes from; `known`: what is known of them; `late`: variables
+//! - `variables`: the variables that NCCL will see, and where each comes from; `nccl_variables`: what is known of them; `env_drift`: variables
 //!   that were changed after NCCL had read them;
 //! - `limits`: the system's limits for this process.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-pub mod known;
-pub mod late;
+pub mod env_drift;
 pub mod limits;
+pub mod nccl_variables;
 pub mod variables;
 
 #[cfg(test)]
-mod made_up;
+mod fake_tree;
 
 /// Maximum length that is read of a file: no file used here is longer.
 const LONGEST_FILE: u64 = 256 << 10;
@@ -49,7 +49,7 @@ impl System {
     }
 
     /// Returns a machine for tests: files under `root`.
-    pub fn made_up(root: &Path, variables: &[(&str, &str)]) -> Self {
+    pub fn fake(root: &Path, variables: &[(&str, &str)]) -> Self {
         let own = |&(name, value): &(&str, &str)| (name.to_owned(), value.to_owned());
         Self {
             root: root.to_owned(),

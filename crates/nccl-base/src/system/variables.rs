@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::System;
-use super::known;
+use super::nccl_variables;
 
 /// Maximum length of a value that is reported in full; a longer one is reported by its beginning and a checksum.
 const TOLD: usize = 256;
@@ -86,7 +86,7 @@ pub fn missing_file(system: &System) -> Option<String> {
 
 /// Adds a variable, unless an earlier source sets it.
 fn add(found: &mut Vec<Variable>, name: &str, value: &str, file: &str) {
-    let interesting = name.contains("NCCL_") && !known::is_foreign(name.trim());
+    let interesting = name.contains("NCCL_") && !nccl_variables::is_foreign(name.trim());
     if !interesting || found.iter().any(|other| other.name == name) {
         return;
     }
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn the_environment_goes_before_the_users_file_and_that_before_the_systems() {
-        let root = super::super::made_up::Tree::new();
+        let root = super::super::fake_tree::Tree::new();
         root.write(
             "home/me/.nccl.conf",
             "NCCL_ALGO=Ring\nNCCL_PROTO=LL\nNCCL_ALGO=Tree\n",
@@ -185,7 +185,7 @@ mod tests {
             ("NCCL_ALGO", "PAT"),
             ("NCCL_RUN_SECRET", "hush"),
         ];
-        let found = gather(&System::made_up(root.path(), &variables));
+        let found = gather(&System::fake(root.path(), &variables));
         assert_eq!(
             names(&found),
             [
@@ -198,11 +198,11 @@ mod tests {
 
     #[test]
     fn a_named_file_takes_the_place_of_the_users_and_is_missed_when_it_is_not_there() {
-        let root = super::super::made_up::Tree::new();
+        let root = super::super::fake_tree::Tree::new();
         root.write("home/me/.nccl.conf", "NCCL_ALGO=Ring\n");
         root.write("job.conf", "NCCL_PROTO=LL\n");
         let variables = [("HOME", "/home/me"), ("NCCL_CONF_FILE", "/job.conf")];
-        let system = System::made_up(root.path(), &variables);
+        let system = System::fake(root.path(), &variables);
         let found = gather(&system);
         assert_eq!(
             names(&found),
@@ -213,11 +213,11 @@ mod tests {
         );
         assert_eq!(missing_file(&system), None);
         let variables = [("HOME", "/home/me"), ("NCCL_CONF_FILE", "/other.conf")];
-        let system = System::made_up(root.path(), &variables);
+        let system = System::fake(root.path(), &variables);
         assert_eq!(missing_file(&system).as_deref(), Some("/other.conf"));
         // An empty name counts as unset.
         let variables = [("HOME", "/home/me"), ("NCCL_CONF_FILE", "")];
-        let system = System::made_up(root.path(), &variables);
+        let system = System::fake(root.path(), &variables);
         assert!(gather(&system).iter().any(|v| v.value == "Ring"));
     }
 
@@ -262,9 +262,9 @@ mod tests {
                 assert!(!name.is_empty() && !name.contains('='));
                 // A byte that is not UTF-8 is shown as three bytes.
                 assert!(name.len() <= 3 * 1023 && value.len() <= 3 * 1023);
-                let _ = (number(&value), known::find(&name));
+                let _ = (number(&value), nccl_variables::find(&name));
                 if round % 50 == 0 {
-                    let _ = known::closest(&name);
+                    let _ = nccl_variables::closest(&name);
                 }
             }
         }

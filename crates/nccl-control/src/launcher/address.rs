@@ -23,12 +23,12 @@ const POD: u16 = 29_400;
 
 /// The user and the parent process of a rank: what ranks of a launcher without names for its jobs have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Descent {
+pub(super) struct JobOrigin {
     pub(super) user: u32,
     pub(super) parent: u32,
 }
 
-impl Descent {
+impl JobOrigin {
     pub(super) fn own() -> Self {
         Self {
             user: rustix::process::getuid().as_raw(),
@@ -61,7 +61,10 @@ fn parse_one(one: &str, text: &str, get: impl Fn(&str) -> Option<String>) -> Res
 }
 
 /// Applies the variables for interface and publishing.
-fn settled(mut place: tcp::Place, get: impl Fn(&str) -> Option<String>) -> Result<tcp::Place> {
+fn settled(
+    mut place: tcp::HostPorts,
+    get: impl Fn(&str) -> Option<String>,
+) -> Result<tcp::HostPorts> {
     if let Some(text) = get("NCCL_RUN_INTERFACE") {
         place.interface = Some(Interface::parse(&text)?);
     }
@@ -75,7 +78,7 @@ pub(super) fn between_hosts(
     launch: &Launch,
     several: &str,
     get: impl Fn(&str) -> Option<String>,
-) -> Result<tcp::Place> {
+) -> Result<tcp::HostPorts> {
     let mut why = String::new();
     for scheme in launch.schemes() {
         let found = match scheme {
@@ -107,7 +110,7 @@ pub(super) fn between_hosts(
 }
 
 /// Where torchrun's own ranks meet, some ports further: torchrun uses that port itself.
-fn torchrun(get: impl Fn(&str) -> Option<String>) -> Result<tcp::Place, String> {
+fn torchrun(get: impl Fn(&str) -> Option<String>) -> Result<tcp::HostPorts, String> {
     let shown = |name: &str| {
         get(name).map_or_else(
             || format!("{name} unset"),
@@ -117,7 +120,7 @@ fn torchrun(get: impl Fn(&str) -> Option<String>) -> Result<tcp::Place, String> 
     let port = get("MASTER_PORT").and_then(|port| port.trim().parse::<u16>().ok());
     match (get("MASTER_ADDR"), port) {
         (Some(host), Some(port)) if port > 0 && port < u16::MAX - PORTS => {
-            Ok(tcp::Place::new(host, (port + 1, port + PORTS)))
+            Ok(tcp::HostPorts::new(host, (port + 1, port + PORTS)))
         }
         _ => Err(format!(
             "{}, {}",
@@ -128,7 +131,7 @@ fn torchrun(get: impl Fn(&str) -> Option<String>) -> Result<tcp::Place, String> 
 }
 
 /// The first host of the step, at ports derived from the job and the step.
-fn slurm(get: impl Fn(&str) -> Option<String>) -> Result<tcp::Place, String> {
+fn slurm(get: impl Fn(&str) -> Option<String>) -> Result<tcp::HostPorts, String> {
     let list = [
         "SLURM_STEP_NODELIST",
         "SLURM_JOB_NODELIST",
@@ -144,12 +147,12 @@ fn slurm(get: impl Fn(&str) -> Option<String>) -> Result<tcp::Place, String> {
     let range = fingerprint(ids.join("/").as_bytes()) % u64::from(SLURM_RANGES);
     let first = SLURM + PORTS * u16::try_from(range).unwrap_or_default();
     let host = hosts.into_iter().next().unwrap_or_default();
-    Ok(tcp::Place::new(host, (first, first + PORTS - 1)))
+    Ok(tcp::HostPorts::new(host, (first, first + PORTS - 1)))
 }
 
 /// The pod with index 0, by its name in a headless service. The pod itself resolves that name without a
 /// service.
-fn pod(rank: usize, get: impl Fn(&str) -> Option<String>) -> Result<tcp::Place, String> {
+fn pod(rank: usize, get: impl Fn(&str) -> Option<String>) -> Result<tcp::HostPorts, String> {
     let index = get("JOB_COMPLETION_INDEX").unwrap_or_default();
     let own = get("HOSTNAME").unwrap_or_default();
     let Some(job) = own.strip_suffix(&format!("-{}", index.trim())) else {
@@ -167,14 +170,14 @@ fn pod(rank: usize, get: impl Fn(&str) -> Option<String>) -> Result<tcp::Place, 
         0 => own.clone(),
         _ => format!("{job}-0.{service}"),
     };
-    Ok(tcp::Place::new(host, (POD, POD)))
+    Ok(tcp::HostPorts::new(host, (POD, POD)))
 }
 
 /// Derives a name that is the same on all ranks of one launch, and different in another launch: from the launcher's name for the
 /// job, or where it has none, from the process that started the ranks of this host.
 pub(super) fn on_one_host(
     launch: &Launch,
-    own: Descent,
+    own: JobOrigin,
     get: impl Fn(&str) -> Option<String>,
 ) -> Address {
     let job = launch.job_name(get);

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::address::Descent;
+use super::address::JobOrigin;
 use crate::address;
 use crate::environment::Rendezvous;
 use crate::error::{Error, Result};
@@ -62,7 +62,7 @@ impl Rendezvous {
                 _ => value.to_owned(),
             })
         };
-        Self::from_variables_of(Descent { user, parent }, get)
+        Self::from_variables_of(JobOrigin { user, parent }, get)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use super::address::{self, Descent};
+use super::address::{self, JobOrigin};
 use super::launch::{Launch, Scheme, as_text, first_set};
 use crate::address::{Address, FORMS};
 use crate::environment::Rendezvous;
@@ -57,12 +57,12 @@ impl Rendezvous {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn from_variables<V: Into<OsString>>(get: impl Fn(&str) -> Option<V>) -> Result<Self> {
-        Self::from_variables_of(Descent::own(), |name| get(name).map(Into::into))
+        Self::from_variables_of(JobOrigin::own(), |name| get(name).map(Into::into))
     }
 
     /// Reads the variables of a rank of this descent.
     pub(super) fn from_variables_of(
-        own: Descent,
+        own: JobOrigin,
         get: impl Fn(&str) -> Option<OsString>,
     ) -> Result<Self> {
         let secret = Secret::from_variables(&get)?;
@@ -72,7 +72,7 @@ impl Rendezvous {
     }
 
     /// Reads everything but the secret, which need not be text.
-    fn from_text(own: Descent, get: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
+    fn from_text(own: JobOrigin, get: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let launch = Launch::find(get)?;
         let launcher = launch.launcher();
         let (rank, world_size) = (launch.rank, launch.size);

@@ -1,8 +1,8 @@
 //! The listening sockets of a process of a job. Connections whose other end proves that it belongs to the job go to its driver,
-//! behind a [`Gate`].
+//! behind a [`Admission`].
 //!
-//! A guest is a connection whose peer has not proved that yet. It has [`PATIENCE`] to do so and the memory of a greeting. The
-//! number of guests is bounded: beyond it, the oldest is closed. Data of a guest reaches a rank only as a remark in an error.
+//! An unauthenticated connection is one whose peer has not proved that yet. It has [`HANDSHAKE_TIMEOUT`] to do so and the memory of a handshake message. The
+//! number of such connections is bounded: beyond it, the oldest is closed. Data of such a connection reaches a rank only as a remark in an error.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,52 +13,52 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
-use super::guest::Guest;
-use super::guests::{Gate, Guests};
+use super::inbound_connection::InboundConnection;
+use super::inbound_connections::{Admission, InboundConnections};
 use crate::address::Address;
-use crate::admission::PATIENCE;
+use crate::admission::HANDSHAKE_TIMEOUT;
 use crate::connection::Connection;
 use crate::error::{Error, Result};
-use crate::greeting::Plain;
+use crate::handshake::Preamble;
 use crate::job::Job;
-use crate::place::{self, Listener};
 use crate::reactor::{EventFlags, Reactor, Source};
+use crate::socket::{self, Listener};
 use crate::sync::Mutex;
 
 /// How long no connection is accepted when the system has no room for one.
-const PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) struct Acceptor {
     this: Weak<Self>,
     at: String,
     /// The addresses at which new processes look for the coordinator.
-    places: Vec<Address>,
+    addresses: Vec<Address>,
     has_secret: bool,
     translated: bool,
     listeners: Mutex<Vec<(Listener, u64)>>,
     closed: AtomicBool,
-    guests: Arc<Guests>,
+    inbound: Arc<InboundConnections>,
     /// Whether accepting is paused.
     paused: AtomicBool,
 }
 
 impl Acceptor {
     pub(super) fn open(
-        gate: Weak<dyn Gate>,
+        admission: Weak<dyn Admission>,
         job: &Job,
         listener: Listener,
-        places: Vec<Address>,
+        addresses: Vec<Address>,
         size: usize,
     ) -> Result<Arc<Self>> {
         let this = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             at: listener.at.clone(),
-            places,
+            addresses,
             has_secret: job.secret.is_some(),
             translated: job.translated,
             listeners: Mutex::default(),
             closed: AtomicBool::new(false),
-            guests: Guests::new(gate, 2 * size + 64),
+            inbound: InboundConnections::new(admission, 2 * size + 64),
             paused: AtomicBool::new(false),
         });
         this.listen(listener, &mut this.listeners.lock())?;
@@ -86,7 +86,7 @@ impl Acceptor {
                 reactor.remove(listener, *token);
             }
         }
-        self.guests.close_all();
+        self.inbound.close_all();
     }
 
     fn accept(&self) {
@@ -115,7 +115,7 @@ impl Acceptor {
                 reactor.modify(listener, *token, EventFlags::empty());
             }
             let this = Weak::clone(&self.this) as Weak<dyn Source>;
-            reactor.wake_at(Instant::now() + PAUSE, this);
+            reactor.wake_at(Instant::now() + ACCEPT_PAUSE, this);
         }
     }
 
@@ -123,71 +123,71 @@ impl Acceptor {
         if self.closed.load(Ordering::Acquire) {
             return;
         }
-        let from = place::describe_peer(&socket);
-        // The address for which a greeting has to be meant.
+        let from = socket::describe_peer(&socket);
+        // The address for which a handshake message has to be meant.
         let at = listener.end_of(&socket).map_err(|error| error.to_string());
-        let (at, stranger) = match place::admit(&socket).and(at) {
+        let (at, refusal) = match socket::admit(&socket).and(at) {
             Ok(at) => (Some(at).filter(|_| !self.translated), None),
             Err(why) => (None, Some(why)),
         };
-        let plain = Plain {
+        let preamble = Preamble {
             has_secret: self.has_secret,
             dialled: at,
         };
         let connection = Arc::new(Connection::new(socket));
-        let number = self.guests.number();
-        let guests = Arc::downgrade(&self.guests);
-        let guest = Guest::new(guests, number, from, plain, connection);
-        if let Some(stranger) = stranger {
-            return guest.refuse(&self.guests, &stranger.into());
+        let number = self.inbound.next_number();
+        let inbound = Arc::downgrade(&self.inbound);
+        let guest = InboundConnection::new(inbound, number, from, preamble, connection);
+        if let Some(refusal) = refusal {
+            return guest.refuse(&self.inbound, &refusal.into());
         }
-        self.guests.keep(number, &guest.connection, &guest.from);
-        if let Err(error) = guest.start(PATIENCE) {
-            self.guests.forget(number);
-            self.guests.note(&guest.from, &error.to_string());
+        self.inbound.add(number, &guest.connection, &guest.from);
+        if let Err(error) = guest.start(HANDSHAKE_TIMEOUT) {
+            self.inbound.remove(number);
+            self.inbound.log_refusal(&guest.from, &error.to_string());
         }
     }
 
     /// Listens also at the free addresses of this host where new processes look for the coordinator, because this process is the
-    /// coordinator now. An address that is still in use is tried again for [`INSISTENCE`], on a thread of its own.
-    pub(super) fn take_places(&self) {
-        let left = self.take_free_places();
+    /// coordinator now. An address that is still in use is tried again for [`RETRY_LISTENING_FOR`], on a thread of its own.
+    pub(super) fn listen_at_job_addresses(&self) {
+        let left = self.listen_at_free_addresses();
         if left.is_empty() {
             return;
         }
         let this = Weak::clone(&self.this);
         let spawned = std::thread::Builder::new()
-            .name(String::from("nccl-places"))
-            .spawn(move || insist(&this));
+            .name(String::from("nccl-listen"))
+            .spawn(move || retry_listening(&this));
         if let Err(error) = spawned {
-            untaken(&left, &error.to_string());
+            warn_not_listening(&left, &error.to_string());
         }
     }
 
-    fn take_free_places(&self) -> Vec<(Address, Error)> {
+    fn listen_at_free_addresses(&self) -> Vec<(Address, Error)> {
         let mut left = Vec::new();
-        for place in &self.places {
+        for address in &self.addresses {
             let mut listeners = self.listeners.lock();
-            let is_held = listeners.iter().any(|(own, _)| own.is_at(place));
+            let is_held = listeners.iter().any(|(own, _)| own.is_at(address));
             if is_held || self.closed.load(Ordering::Acquire) {
                 continue;
             }
-            match listeners.first_mut().map(|(own, _)| own.publish(place)) {
+            match listeners.first_mut().map(|(own, _)| own.publish(address)) {
                 Some(Ok(true)) => continue,
                 Some(Err(error)) => {
-                    left.push((place.clone(), error));
+                    left.push((address.clone(), error));
                     continue;
                 }
                 Some(Ok(false)) | None => {}
             }
-            if !place.is_here() {
+            if !address.is_here() {
                 continue;
             }
             drop(listeners);
-            let taken = match place::listen(place) {
+            let taken = match socket::listen(address) {
                 Ok(listener) => listener,
                 Err(error) => {
-                    left.push((place.clone(), error));
+                    left.push((address.clone(), error));
                     continue;
                 }
             };
@@ -196,7 +196,7 @@ impl Acceptor {
                 Ok(()) => {
                     tracing::info!(name: "nccl.rendezvous.listening", target: "nccl", at, "a coordinator that is gone was to be found there, and this process is now");
                 }
-                Err(error) => left.push((place.clone(), error)),
+                Err(error) => left.push((address.clone(), error)),
             }
         }
         left
@@ -218,10 +218,10 @@ impl Source for Acceptor {
 }
 
 /// How long an address in use is tried again: a rank that is gone may have left a process running, say.
-const INSISTENCE: Duration = Duration::from_secs(30);
+const RETRY_LISTENING_FOR: Duration = Duration::from_secs(30);
 
-fn insist(acceptor: &Weak<Acceptor>) {
-    let until = Instant::now() + INSISTENCE;
+fn retry_listening(acceptor: &Weak<Acceptor>) {
+    let until = Instant::now() + RETRY_LISTENING_FOR;
     let mut pause = Duration::from_millis(10);
     loop {
         std::thread::sleep(pause);
@@ -232,18 +232,18 @@ fn insist(acceptor: &Weak<Acceptor>) {
         if acceptor.closed.load(Ordering::Acquire) {
             return;
         }
-        let left = acceptor.take_free_places();
+        let left = acceptor.listen_at_free_addresses();
         if left.is_empty() {
             return;
         }
         if Instant::now() >= until {
-            return untaken(&left, "it is still taken");
+            return warn_not_listening(&left, "it is still taken");
         }
     }
 }
 
-fn untaken(left: &[(Address, Error)], why: &str) {
-    for (place, error) in left {
-        tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "place", %place, %error, why, "new processes cannot come in by this address");
+fn warn_not_listening(left: &[(Address, Error)], why: &str) {
+    for (address, error) in left {
+        tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "place", place = %address, %error, why, "new processes cannot come in by this address");
     }
 }

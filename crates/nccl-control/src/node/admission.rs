@@ -3,20 +3,20 @@
 use std::sync::{Arc, Weak};
 
 use super::driver::{Node, State};
-use super::guests::Gate;
+use super::inbound_connections::Admission;
 use crate::admission::{Refusal, has_room};
 use crate::connection::Connection;
 use crate::frame::{Decoder, Frame};
-use crate::greeting::{Again, Greeting, Hello, Role};
+use crate::handshake::{HandshakeMessage, Hello, PeerRole, Retry};
 use crate::secret::Secret;
-use crate::transport::{Driver as _, Port};
+use crate::transport::{Driver as _, PeerConnection};
 
-impl Gate for Node {
+impl Admission for Node {
     fn secret(&self) -> Option<Secret> {
         self.job.secret.clone()
     }
 
-    fn admit(&self, hello: &Hello) -> Result<Greeting, Refusal> {
+    fn admit(&self, hello: &Hello) -> Result<HandshakeMessage, Refusal> {
         let Hello {
             job,
             generation,
@@ -30,16 +30,16 @@ impl Gate for Node {
         let mut state = self.state.lock();
         let state = &mut *state;
         let own = state.generation();
-        let size = match state.lines.last() {
-            Some(line) => line.membership.members.len(),
-            None => state.desk.size,
+        let size = match state.sessions.last() {
+            Some(session) => session.membership.members.len(),
+            None => state.services.size,
         };
         if *job != self.job.name {
             return Err(Refusal::of_job(job, &self.job.name));
         }
         match role {
-            Role::Newcomer => self.may_admit(state)?,
-            Role::Rank => {
+            PeerRole::Joiner => self.may_admit(state)?,
+            PeerRole::Rank => {
                 if *generation != own {
                     return Err(Refusal::of_generation(*generation, own));
                 }
@@ -55,9 +55,9 @@ impl Gate for Node {
                     return Err(Refusal::from(format!("there is no rank {rank} to join")));
                 }
                 let active = state
-                    .lines
+                    .sessions
                     .last()
-                    .map(|line| &line.membership.members[*rank]);
+                    .map(|session| &session.membership.members[*rank]);
                 if let Some(there) = active.or_else(|| state.member.joined(*rank as u32)) {
                     let end = state.gone.iter().find(|(id, _)| *id == there.id);
                     let end = end.map_or_else(String::new, |(_, end)| format!("; {end}"));
@@ -66,54 +66,60 @@ impl Gate for Node {
                          two processes cannot be one rank",
                         there.host,
                         there.pid,
-                        crate::visible::name(host)
+                        crate::sanitize::name(host)
                     )));
                 }
             }
-            Role::Observer | Role::Onlooker => {
+            PeerRole::Observer | PeerRole::NewObserver => {
                 // Of a generation that was not the first, an observer need not know the number of ranks.
                 if *generation == own && ![0, size].contains(world_size) {
                     return Err(Refusal::of_observer(*world_size, size));
                 }
                 has_room(state.member.observers().len(), size)?;
             }
-            Role::Member | Role::Asker => {}
+            PeerRole::Member | PeerRole::RecordingReader => {}
         }
-        let by = match state.lines.last() {
-            Some(line) => line.rank,
+        let by = match state.sessions.last() {
+            Some(session) => session.rank,
             None => self.slot(),
         };
-        Ok(Greeting::Welcome {
+        Ok(HandshakeMessage::Welcome {
             by,
             generation: own,
         })
     }
 
-    fn let_in(&self, connection: Arc<Connection>, decoder: Decoder) -> Arc<Port> {
+    fn accept_peer(&self, connection: Arc<Connection>, decoder: Decoder) -> Arc<PeerConnection> {
         let mut state = self.state.lock();
-        state.ports.accepted(&self.driver(), connection, decoder)
+        state
+            .connections
+            .accepted(&self.driver(), connection, decoder)
     }
 
-    fn answer_asker(&self, connection: &Arc<Connection>, frame: &Frame) -> Result<bool, String> {
+    fn answer_recording_request(
+        &self,
+        connection: &Arc<Connection>,
+        frame: &Frame,
+    ) -> Result<bool, String> {
         self.answer(connection, frame)
     }
 
     fn remark(&self, text: String) {
-        self.state.lock().desk.remark(text);
+        self.state.lock().services.remark(text);
     }
 }
 
 impl Node {
-    pub(super) fn gate(&self) -> Weak<dyn Gate> {
-        Weak::clone(&self.this) as Weak<dyn Gate>
+    pub(super) fn admission(&self) -> Weak<dyn Admission> {
+        Weak::clone(&self.this) as Weak<dyn Admission>
     }
 
     /// Checks whether a process that asks to join may do so here.
     fn may_admit(&self, state: &State) -> Result<(), Refusal> {
-        let Some(line) = state.lines.last() else {
+        let Some(session) = state.sessions.last() else {
             return Err(Refusal::later(String::from("the world has not met yet")));
         };
-        let rank = line.rank;
+        let rank = session.rank;
         if state.excluded.is_some() {
             return Err(Refusal::later(format!(
                 "rank {rank} does not hear the others any more, which go on without it if they live"
@@ -133,16 +139,16 @@ impl Node {
     /// Refers to the process that coordinates, and to its address if known here.
     fn refer(&self, state: &State) -> Refusal {
         let leader = state.member.coordinator();
-        let line = state.lines.last();
-        let rank = line.map_or(self.slot(), |line| line.rank);
-        let found = line.and_then(|line| {
-            let by = line.membership.rank_of(leader)?;
-            Some((by, line.membership.members[by].at.clone()))
+        let session = state.sessions.last();
+        let rank = session.map_or(self.slot(), |session| session.rank);
+        let found = session.and_then(|session| {
+            let by = session.membership.rank_of(leader)?;
+            Some((by, session.membership.members[by].at.clone()))
         });
         let (by, at) = found.unwrap_or_default();
         Refusal {
             why: format!("this is rank {rank}, and rank {by} coordinates the job"),
-            again: Again::At { rank: by, at },
+            retry: Retry::At { rank: by, at },
         }
     }
 }

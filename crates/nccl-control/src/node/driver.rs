@@ -10,31 +10,33 @@ use nccl_base::ranges::ranges;
 use nccl_base::wire;
 
 use super::acceptor::Acceptor;
-use super::desk::{self, Desk};
-use super::kept::Kept;
-use super::vigil::{self, Vigil};
-use crate::attached::{Attached, host};
-use crate::client;
+use super::outbox::Outbox;
+use super::process_watch::{self, ProcessWatch};
+use super::services::{self, Services};
+use crate::application::{RankRecorder, application};
 use crate::clock::Clock;
-use crate::departure::{Departure, How, Lost, ProcessEnd, Sign, cut};
+use crate::connect;
+use crate::coordinator_message::{CoordinatorMessage, Push, RankRecord};
+use crate::departure::{Departure, LossKind, Lost, ProcessEnd, SilenceEvidence, cut};
 use crate::discovery::Found;
-use crate::envelope::{self, Asking, Saying, Telling, replied};
 use crate::environment::Rendezvous;
-use crate::heartbeat::Said as Spoken;
-use crate::incoming::{Incoming, Known, Push};
+use crate::heartbeat::LivenessChange;
+use crate::inbox::Inbox;
 use crate::job::Job;
-use crate::mailbox::Mailbox;
-use crate::message::Incomplete;
 use crate::process;
+use crate::program_message::{
+    self, BroadcastContent, DirectContent, NumberedRequest, decode_reply,
+};
 use crate::proto::{
-    self, Command, Entry, Event, Exclusion, Generation, Input, Member, MemberId, Membership,
-    OperatorWord, Output, Peer, Proof, SharedMembership, Wire,
+    self, Command, ConnectionRequest, Entry, Event, Exclusion, Generation, Input, Member, MemberId,
+    Membership, OperatorDecision, Output, Peer, Proof, SharedMembership,
 };
 use crate::reactor::{Reactor, Source};
 use crate::request::Request;
+use crate::round::Incomplete;
 use crate::service::LONGEST_NAME;
 use crate::sync::{Condvar, Mutex, MutexGuard};
-use crate::transport::{Dialer, Driver, Ports};
+use crate::transport::{Dialer, Driver, PeerConnections};
 
 /// All nodes of this process, which die one by one in tests.
 #[cfg(test)]
@@ -42,10 +44,10 @@ pub(super) static ALL: Mutex<Vec<Weak<Node>>> = Mutex::new(Vec::new());
 
 /// How long the end of a connection waits for the launcher's report of the process's end, and that report for the end of the
 /// connection.
-const WORD: Duration = Duration::from_millis(500);
+const EXIT_REPORT_WAIT: Duration = Duration::from_millis(500);
 
 /// The longest text of a report about the end of a process, in bytes.
-const LONGEST_WORD: usize = 8 << 10;
+const LONGEST_EXIT_REPORT: usize = 8 << 10;
 
 /// One process's part in a job.
 pub(crate) struct Node {
@@ -62,66 +64,66 @@ pub(crate) struct Node {
     /// Whether a rank that NCCL reaches stays, although the connection to it is lost.
     tolerates: bool,
     /// The value whose recordings it sends.
-    pub(super) attached: Mutex<Option<Arc<dyn Attached>>>,
-    /// Signalled when a generation is active, a wish has failed, or this process is excluded.
-    pub(super) bell: Condvar,
+    pub(super) recorder: Mutex<Option<Arc<dyn RankRecorder>>>,
+    /// Signalled when a generation is active, a request to go on has failed, or this process is excluded.
+    pub(super) changed: Condvar,
 }
 
 pub(super) struct State {
     pub(super) member: Member,
     pub(super) clock: Clock,
-    pub(super) ports: Ports,
-    /// The mailbox of the line of the first generation, which exists before that line.
-    pub(super) mailbox: Option<Arc<Mailbox>>,
-    /// The lines of all generations that this process is or was in, and that a program still holds.
-    pub(super) lines: Vec<LineOf>,
+    pub(super) connections: PeerConnections,
+    /// The inbox of the session of the first generation, which exists before that session.
+    pub(super) inbox: Option<Arc<Inbox>>,
+    /// The sessions of all generations that this process is or was in, and that a program still holds.
+    pub(super) sessions: Vec<GenerationSession>,
     /// The last coordinator, as far as this process knows.
     pub(super) coordinator: Option<MemberId>,
     /// While another process coordinates: when it was heard.
-    pub(super) ear: Option<Ear>,
+    pub(super) coordinator_heartbeat: Option<CoordinatorHeartbeat>,
     /// Set when the process that was to form the first generation has ended: until when another may take its place, and its process id.
-    pub(super) former: Option<(Instant, u64)>,
+    pub(super) ended_initial_coordinator: Option<(Instant, u64)>,
     /// Watches that process, until the first generation is active.
-    pub(super) former_vigil: Option<Arc<Vigil>>,
-    pub(super) desk: Desk,
+    pub(super) initial_coordinator_watch: Option<Arc<ProcessWatch>>,
+    pub(super) services: Services,
     /// The members that have left this generation, in the order in which all learn of it.
     pub(super) gone: Vec<(MemberId, Departure)>,
-    pub(super) vigils: HashMap<MemberId, Arc<Vigil>>,
+    pub(super) process_watches: HashMap<MemberId, Arc<ProcessWatch>>,
     /// Members of which an observer will report how they end.
     pub(super) watched: BTreeSet<MemberId>,
-    /// Ends, and until when each waits: for a report of the parent, or, where that has come, for a goodbye.
+    /// Ends, and until when each waits: for a report of the parent, or, where that has come, for a leave message.
     pub(super) ends: Vec<(Instant, MemberId, Proof)>,
     /// How the processes have ended that started these members.
-    pub(super) words: HashMap<MemberId, ProcessEnd>,
+    pub(super) exit_reports: HashMap<MemberId, ProcessEnd>,
     /// Why the first generation was not formed.
-    pub(super) dismissed: Option<Incomplete>,
+    pub(super) formation_failure: Option<Incomplete>,
     /// The slots that have received that reason.
-    pub(super) dismissals: BTreeSet<u32>,
-    /// The members that did not come, when a wish has failed.
+    pub(super) formation_failure_received: BTreeSet<u32>,
+    /// The members that did not come, when a request to go on has failed.
     pub(super) refused: Option<Vec<MemberId>>,
     /// Why this process takes part no more.
     pub(super) excluded: Option<Exclusion>,
     pub(super) left: bool,
     pub(super) joiners: usize,
-    progress: Sample,
+    progress: ProgressSample,
     pub(super) alarm: Option<Instant>,
-    pub(super) work: Work,
+    pub(super) work: DeferredWork,
     /// In tests: after this many sends, this process behaves as if dead.
     #[cfg(test)]
-    pub(super) fuse: Option<usize>,
+    pub(super) sends_before_crash: Option<usize>,
 }
 
 /// One generation of the world, held by a program of this process.
-pub(super) struct LineOf {
+pub(super) struct GenerationSession {
     pub(super) generation: u64,
     pub(super) rank: usize,
     pub(super) membership: SharedMembership,
-    pub(super) mailbox: Arc<Mailbox>,
-    pub(super) kept: Kept,
+    pub(super) inbox: Arc<Inbox>,
+    pub(super) outbox: Outbox,
 }
 
 /// When the coordinator, which asks every member whether it is there, was heard.
-pub(super) struct Ear {
+pub(super) struct CoordinatorHeartbeat {
     /// When it was last heard.
     heard: Instant,
     /// Whether the program was told that this is too long ago.
@@ -130,30 +132,30 @@ pub(super) struct Ear {
 
 /// The progress of NCCL in a generation.
 #[derive(Default)]
-struct Sample {
+struct ProgressSample {
     at: Option<Instant>,
     generation: u64,
     progress: u64,
 }
 
 /// The shortest time between two checks of it.
-const SAMPLES: Duration = Duration::from_millis(400);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(400);
 
 /// After how long without a heartbeat request a coordinator is silent. Nothing ends because of that.
-const SILENT: Duration = Duration::from_secs(2);
+const SILENT_AFTER: Duration = Duration::from_secs(2);
 
 /// A process that checks this late was delayed itself, and reports no member as silent.
-const LATE: Duration = Duration::from_millis(500);
+const OWN_DELAY: Duration = Duration::from_millis(500);
 
 /// How long a launcher may take to stand in for the process that was to form the first generation.
-const STANDS_IN: Duration = Duration::from_secs(1);
+const TOMBSTONE_WAIT: Duration = Duration::from_secs(1);
 
 /// Work for when the lock is free.
 #[derive(Default)]
-pub(super) struct Work {
-    pub(super) mailboxes: Vec<Arc<Mailbox>>,
-    pub(super) said: Vec<Spoken>,
-    pub(super) takes_places: bool,
+pub(super) struct DeferredWork {
+    pub(super) inboxes: Vec<Arc<Inbox>>,
+    pub(super) liveness_changes: Vec<LivenessChange>,
+    pub(super) listens_at_job_addresses: bool,
     pub(super) claims: Vec<Generation>,
     pub(super) ends: bool,
     #[cfg(test)]
@@ -161,46 +163,46 @@ pub(super) struct Work {
 }
 
 impl Node {
-    /// Makes a node, with a machine in this seat.
+    /// Makes a node, with a machine in this role.
     pub(super) fn new(
         rendezvous: &Rendezvous,
         me: Peer,
-        seat: proto::Seat,
-        first: Option<client::Met>,
+        role: proto::StartRole,
+        first: Option<connect::AuthenticatedConnection>,
     ) -> Arc<Self> {
         let id = me.id;
         let timing = proto::Timing {
             give_up: rendezvous.cut_off_after.as_nanos() as u64,
             ..proto::Timing::default()
         };
-        let member = Member::new(me, seat, timing, proto::Mistakes::default(), Clock::ORIGIN);
+        let member = Member::new(me, role, timing, proto::Mistakes::default(), Clock::ORIGIN);
         let state = State {
             member,
             clock: Clock::start(),
-            ports: Ports::starting_with(first),
-            mailbox: None,
-            lines: Vec::new(),
+            connections: PeerConnections::starting_with(first),
+            inbox: None,
+            sessions: Vec::new(),
             coordinator: None,
-            ear: None,
-            former: None,
-            former_vigil: None,
-            desk: Desk::default(),
+            coordinator_heartbeat: None,
+            ended_initial_coordinator: None,
+            initial_coordinator_watch: None,
+            services: Services::default(),
             gone: Vec::new(),
-            vigils: HashMap::new(),
+            process_watches: HashMap::new(),
             watched: BTreeSet::new(),
             ends: Vec::new(),
-            words: HashMap::new(),
-            dismissed: None,
-            dismissals: BTreeSet::new(),
+            exit_reports: HashMap::new(),
+            formation_failure: None,
+            formation_failure_received: BTreeSet::new(),
             refused: None,
             excluded: None,
             left: false,
             joiners: 0,
-            progress: Sample::default(),
+            progress: ProgressSample::default(),
             alarm: None,
-            work: Work::default(),
+            work: DeferredWork::default(),
             #[cfg(test)]
-            fuse: None,
+            sends_before_crash: None,
         };
         let node = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
@@ -212,8 +214,8 @@ impl Node {
             discovery: rendezvous.address.discovery().cloned(),
             cut_off_after: rendezvous.cut_off_after,
             tolerates: rendezvous.tolerates,
-            attached: Mutex::default(),
-            bell: Condvar::new(),
+            recorder: Mutex::default(),
+            changed: Condvar::new(),
         });
         #[cfg(test)]
         ALL.lock().push(Arc::downgrade(&node));
@@ -265,25 +267,25 @@ impl Node {
     }
 
     /// Stores the value under which its communicators record their calls.
-    pub(crate) fn attach(&self, attached: &Arc<dyn Attached>) {
-        *self.attached.lock() = Some(Arc::clone(attached));
+    pub(crate) fn set_recorder(&self, recorder: &Arc<dyn RankRecorder>) {
+        *self.recorder.lock() = Some(Arc::clone(recorder));
     }
 
     /// Records the operator's decision that these ranks of a generation may go on as half of its voters.
     pub(crate) fn decide(&self, generation: u64, ranks: &[usize]) {
         let mut state = self.state.lock();
-        let Some(line) = state.line(generation) else {
+        let Some(session) = state.session(generation) else {
             return;
         };
         let peers = ranks
             .iter()
-            .filter_map(|rank| line.membership.members.get(*rank));
+            .filter_map(|rank| session.membership.members.get(*rank));
         let members = peers.map(|peer| peer.id).collect();
-        let word = OperatorWord {
+        let word = OperatorDecision {
             generation,
             members,
         };
-        state.handle(Input::Command(Command::Operator(word)));
+        state.handle(Input::Command(Command::OperatorDecision(word)));
         self.pump(&mut state);
         drop(state);
         self.settle();
@@ -292,26 +294,28 @@ impl Node {
     /// Returns for how long each rank that is another process has not been heard, where this process coordinates.
     pub(crate) fn heartbeat_ages(&self, generation: u64) -> Vec<(usize, Duration)> {
         let state = self.state.lock();
-        let mut lines = state.lines.iter();
-        let Some(line) = lines.find(|line| line.generation == generation) else {
+        let mut sessions = state.sessions.iter();
+        let Some(session) = sessions.find(|session| session.generation == generation) else {
             return Vec::new();
         };
         let now = state.clock.time(Instant::now());
         let ages = state.member.ages(now).into_iter();
-        ages.filter_map(|(id, age)| Some((line.membership.rank_of(id)?, Duration::from_nanos(age))))
-            .collect()
+        ages.filter_map(|(id, age)| {
+            Some((session.membership.rank_of(id)?, Duration::from_nanos(age)))
+        })
+        .collect()
     }
 
     /// Returns the rank in `generation` of each member of a later one.
     pub(crate) fn ranks_before(&self, generation: u64, later: &Membership) -> Vec<Option<usize>> {
         let state = self.state.lock();
-        let mut lines = state.lines.iter();
-        let Some(line) = lines.find(|line| line.generation == generation) else {
+        let mut sessions = state.sessions.iter();
+        let Some(session) = sessions.find(|session| session.generation == generation) else {
             return vec![None; later.members.len()];
         };
         let members = later.members.iter();
         members
-            .map(|peer| line.membership.rank_of(peer.id))
+            .map(|peer| session.membership.rank_of(peer.id))
             .collect()
     }
 
@@ -328,7 +332,7 @@ impl Node {
         self.input(Input::Command(command));
     }
 
-    /// Sends a request of the line of this generation; its answer, if any, arrives under `id`.
+    /// Sends a request of the session of this generation; its answer, if any, arrives under `id`.
     pub(crate) fn send(&self, generation: u64, id: u64, request: Request) {
         let mut state = self.state.lock();
         self.request(&mut state, generation, id, request);
@@ -339,50 +343,50 @@ impl Node {
 
     fn request(&self, state: &mut State, generation: u64, id: u64, request: Request) {
         let Some(index) = state
-            .lines
+            .sessions
             .iter()
-            .position(|line| line.generation == generation)
+            .position(|session| session.generation == generation)
         else {
             return;
         };
-        let is_last = index + 1 == state.lines.len();
+        let is_last = index + 1 == state.sessions.len();
         let command = match request {
             Request::Announce { topic, bytes } => {
-                let saying = Saying::Announced {
+                let content = BroadcastContent::Announced {
                     generation,
                     topic,
                     bytes,
                 };
-                say(&saying)
+                broadcast(&content)
             }
-            Request::Tell { to, topic, bytes } => {
-                let telling = Telling {
+            Request::Direct { to, topic, bytes } => {
+                let content = DirectContent {
                     generation,
                     topic,
                     bytes,
                 };
-                let bytes = wire::encode(&telling);
-                let line = &mut state.lines[index];
-                let Some(peer) = line.membership.members.get(to) else {
+                let bytes = wire::encode(&content);
+                let session = &mut state.sessions[index];
+                let Some(peer) = session.membership.members.get(to) else {
                     return;
                 };
                 let peer = peer.id;
-                line.kept.tell(to, bytes.clone());
-                Command::Tell { to: peer, bytes }
+                session.outbox.add_direct(to, bytes.clone());
+                Command::SendDirect { to: peer, bytes }
             }
-            // The line of an earlier generation ends without a goodbye.
-            Request::Goodbye if !is_last => return,
-            Request::Goodbye => Command::Leave(Departure::Left),
+            // The session of an earlier generation ends without a leave message.
+            Request::Leave if !is_last => return,
+            Request::Leave => Command::Leave(Departure::Left),
             Request::Fail { why } => Command::Leave(Departure::Failed(why)),
-            Request::Stay { why } => {
+            Request::Linger { why } => {
                 if let Some(why) = why.clone() {
-                    let failed = Saying::Failed { generation, why };
-                    state.handle(Input::Command(say(&failed)));
+                    let failed = BroadcastContent::Failed { generation, why };
+                    state.handle(Input::Command(broadcast(&failed)));
                 }
                 if is_last {
                     state.handle(Input::Command(Command::Abstain));
                 }
-                return self.ask(state, index, id, Request::Stay { why });
+                return self.ask(state, index, id, Request::Linger { why });
             }
             request => return self.ask(state, index, id, request),
         };
@@ -391,17 +395,17 @@ impl Node {
 
     /// Asks the coordinator, or the next one.
     fn ask(&self, state: &mut State, index: usize, id: u64, request: Request) {
-        let line = &mut state.lines[index];
-        let asking = Asking {
-            generation: line.generation,
+        let session = &mut state.sessions[index];
+        let numbered = NumberedRequest {
+            generation: session.generation,
             id,
             request,
         };
-        let bytes = line.kept.keep(&asking, &line.mailbox);
+        let bytes = session.outbox.add(&numbered, &session.inbox);
         if state.member.is_led() {
-            state.handle(Input::Command(Command::Ask(bytes)));
+            state.handle(Input::Command(Command::Request(bytes)));
         } else {
-            line.kept.later(&asking, bytes);
+            session.outbox.defer(&numbered, bytes);
         }
     }
 
@@ -410,7 +414,7 @@ impl Node {
         loop {
             if let Some(output) = state.member.poll() {
                 match output {
-                    Output::Wire(wire) => self.wire(state, wire),
+                    Output::Connection(wire) => self.wire(state, wire),
                     Output::Event(event) => self.event(state, event),
                 }
             } else if !self.serve(state) {
@@ -419,14 +423,14 @@ impl Node {
         }
     }
 
-    fn wire(&self, state: &mut State, wire: Wire) {
+    fn wire(&self, state: &mut State, wire: ConnectionRequest) {
         #[cfg(test)]
-        if let Wire::Transmit(_, frame) = &wire
-            && state.burns(frame)
+        if let ConnectionRequest::Transmit(_, frame) = &wire
+            && state.is_crashed(frame)
         {
             return;
         }
-        if let Some(input) = state.ports.wire(&self.driver(), wire) {
+        if let Some(input) = state.connections.wire(&self.driver(), wire) {
             state.handle(input);
         }
     }
@@ -437,17 +441,17 @@ impl Node {
 
     fn event(&self, state: &mut State, event: Event) {
         match event {
-            Event::Active(membership) => self.active(state, membership),
-            Event::Coordinator(id) => self.coordinator(state, id),
+            Event::Active(membership) => self.generation_active(state, membership),
+            Event::Coordinator(id) => self.coordinator_changed(state, id),
             Event::Entry(entry) => {
-                state.entry(&entry, self.me);
+                state.apply_entry(&entry, self.me);
                 if matches!(*entry, Entry::Gone { .. }) {
-                    self.bell.notify_all();
+                    self.changed.notify_all();
                 }
             }
-            Event::Told(from, bytes) => state.told(from, &bytes),
-            Event::Asked(from, bytes) => state.asked(from, &bytes),
-            Event::Replied(bytes) => state.replied(&bytes),
+            Event::Direct(from, bytes) => state.receive_direct(from, &bytes),
+            Event::Request(from, bytes) => state.receive_request(from, &bytes),
+            Event::Reply(bytes) => state.decode_reply(&bytes),
             Event::Suspected(member, nanos) => {
                 state.suspected(member, Some(Duration::from_nanos(nanos)));
             }
@@ -457,82 +461,89 @@ impl Node {
                 let slot = member.slot;
                 tracing::info!(name: "nccl.rendezvous.resumed", target: "nccl", slot, outage_ms, "a connection was lost and is there again");
             }
-            Event::NoSuccessor(missing) => {
+            Event::ReconfigureFailed(missing) => {
                 state.refused = Some(missing);
-                self.bell.notify_all();
+                self.changed.notify_all();
             }
             Event::Excluded(why) => {
-                state.out(&why);
+                state.exclude(&why);
                 state.excluded = Some(why);
-                self.bell.notify_all();
+                self.changed.notify_all();
             }
             Event::Left => {
                 state.left = true;
                 state.work.ends = true;
-                self.bell.notify_all();
+                self.changed.notify_all();
             }
             Event::Claim(generation) => state.work.claims.push(generation),
             Event::Joiners(count) => {
                 state.joiners = count;
-                state.push_all(&Push::Newcomers(count));
+                state.push_all(&Push::Joiners(count));
             }
             Event::Joined(id) => {
-                if state.dismissed.is_some() {
-                    state.dismissals.insert(id.slot);
+                if state.formation_failure.is_some() {
+                    state.formation_failure_received.insert(id.slot);
                 } else if let Some(peer) = state.joined(id.slot as usize) {
-                    let known = Known::of(id.slot as usize, peer);
-                    state.observe(state.generation(), &Push::Member(known));
+                    let known = RankRecord::of(id.slot as usize, peer);
+                    state.send_to_observers(state.generation(), &Push::Rank(known));
                 }
-                self.bell.notify_all();
+                self.changed.notify_all();
             }
-            Event::Ended(_) | Event::Forms(_) => {}
-            Event::Fell(slot, departure) => {
+            Event::Ended(_) | Event::Forming(_) => {}
+            Event::JoinRevoked(slot, departure) => {
                 let rank = slot as usize;
-                state.dismiss(&Incomplete::Gone { rank, departure });
+                state.abort_formation(&Incomplete::Gone { rank, departure });
             }
-            Event::Dismissed(bytes) => {
+            Event::FormationAborted(bytes) => {
                 let why = wire::decode(&bytes).unwrap_or(Incomplete::OtherMembers);
-                state.dismissed.get_or_insert(why);
-                self.bell.notify_all();
+                state.formation_failure.get_or_insert(why);
+                self.changed.notify_all();
             }
         }
     }
 
     /// Handles that this process is in a new generation.
-    fn active(&self, state: &mut State, membership: SharedMembership) {
+    fn generation_active(&self, state: &mut State, membership: SharedMembership) {
         state.gone.clear();
         (state.refused, state.coordinator) = (None, None);
-        (state.former, state.former_vigil) = (None, None);
+        (
+            state.ended_initial_coordinator,
+            state.initial_coordinator_watch,
+        ) = (None, None);
         state.joiners = 0;
         // A witness has no rank.
         if let Some(rank) = membership.rank_of(self.me) {
-            state.lines.push(LineOf {
+            state.sessions.push(GenerationSession {
                 generation: membership.generation.number,
                 rank,
                 membership: Arc::clone(&membership),
-                mailbox: state.mailbox.take().unwrap_or_default(),
-                kept: Kept::default(),
+                inbox: state.inbox.take().unwrap_or_default(),
+                outbox: Outbox::default(),
             });
         }
-        state.vigils.retain(|id, _| membership.votes(*id));
-        state.words.retain(|id, _| membership.votes(*id));
-        let unwatched: Vec<_> = vigil::of_this_kernel(&membership.members)
-            .filter(|peer| !state.vigils.contains_key(&peer.id))
+        state.process_watches.retain(|id, _| membership.votes(*id));
+        state.exit_reports.retain(|id, _| membership.votes(*id));
+        let unwatched: Vec<_> = process_watch::of_this_kernel(&membership.members)
+            .filter(|peer| !state.process_watches.contains_key(&peer.id))
             .collect();
         for peer in unwatched {
             match self.watch(peer) {
-                vigil::Kept::Watched(vigil) => _ = state.vigils.insert(peer.id, vigil),
-                vigil::Kept::Ended => state.handle(Input::Ended(peer.id, Proof::Kernel)),
-                vigil::Kept::Elsewhere => {}
+                process_watch::WatchOutcome::Watched(watch) => {
+                    _ = state.process_watches.insert(peer.id, watch)
+                }
+                process_watch::WatchOutcome::Ended => {
+                    state.handle(Input::Ended(peer.id, Proof::Kernel))
+                }
+                process_watch::WatchOutcome::Elsewhere => {}
             }
         }
-        self.bell.notify_all();
+        self.changed.notify_all();
     }
 
     /// Watches the process of a member.
-    fn watch(&self, peer: &Peer) -> vigil::Kept {
+    fn watch(&self, peer: &Peer) -> process_watch::WatchOutcome {
         let (this, member) = (Weak::clone(&self.this), peer.id);
-        vigil::keep(peer, move || {
+        process_watch::watch_process(peer, move || {
             if let Some(node) = this.upgrade() {
                 node.process_ended(member);
             }
@@ -540,78 +551,93 @@ impl Node {
     }
 
     /// Watches the process that forms the first generation, at the other end of this socket.
-    pub(super) fn watch_former(&self, socket: OwnedFd) -> Option<Arc<Vigil>> {
+    pub(super) fn watch_initial_coordinator(&self, socket: OwnedFd) -> Option<Arc<ProcessWatch>> {
         let this = Weak::clone(&self.this);
-        vigil::keep_former(socket, move |pid| {
+        process_watch::watch_socket_peer(socket, move |pid| {
             if let Some(node) = this.upgrade() {
-                node.former_ended(pid);
+                node.initial_coordinator_ended(pid);
             }
         })
     }
 
     /// Handles that a member coordinates from now on.
-    fn coordinator(&self, state: &mut State, id: MemberId) {
+    fn coordinator_changed(&self, state: &mut State, id: MemberId) {
         let before = state.coordinator.replace(id);
-        self.bell.notify_all();
+        self.changed.notify_all();
         let is_other = before.is_some_and(|before| before != id);
         if is_other {
             // Requests to the previous coordinator are not answered any more.
-            let why = Lost::from(How::PassedOver);
-            for line in &state.lines {
-                line.mailbox.interrupt(&why);
+            let why = Lost::from(LossKind::Superseded);
+            for session in &state.sessions {
+                session.inbox.interrupt(&why);
             }
         }
         let me = self.me;
-        state.ear = (id != me).then(|| Ear {
+        state.coordinator_heartbeat = (id != me).then(|| CoordinatorHeartbeat {
             heard: Instant::now(),
             is_silent: false,
         });
         if id == me {
             let is_first = before.is_none();
             if is_first {
-                state.pass_on_watched();
+                state.broadcast_watched();
             }
             let State {
-                desk,
-                lines,
+                services,
+                sessions,
                 gone,
                 joiners,
                 ..
             } = state;
-            if let Some(line) = lines.last() {
-                desk.open(line.generation, &line.membership, gone, is_first);
+            if let Some(session) = sessions.last() {
+                services.open(session.generation, &session.membership, gone, is_first);
                 if *joiners > 0 {
                     let count = *joiners;
-                    state.push_all(&Push::Newcomers(count));
+                    state.push_all(&Push::Joiners(count));
                 }
             }
-            state.work.takes_places |= !is_first;
-            if is_other && let Some(line) = state.lines.last() {
-                state.work.said.push(Spoken::Leads(line.rank));
+            state.work.listens_at_job_addresses |= !is_first;
+            if is_other && let Some(session) = state.sessions.last() {
+                state
+                    .work
+                    .liveness_changes
+                    .push(LivenessChange::Leads(session.rank));
             }
         } else {
-            state.desk.close();
+            state.services.close();
         }
         let generation = state.generation();
         let mut asks = Vec::new();
-        for line in &mut state.lines {
-            if let Some(rank) = line.membership.rank_of(id) {
-                line.mailbox
-                    .set_coordinator(rank, is_other && line.generation == generation);
+        for session in &mut state.sessions {
+            if let Some(rank) = session.membership.rank_of(id) {
+                session
+                    .inbox
+                    .set_coordinator(rank, is_other && session.generation == generation);
             }
             if !is_other && before.is_some() {
-                let again = line.kept.asks_again(&line.mailbox).into_iter();
-                asks.extend(again.map(Command::Ask));
+                let repeated = session
+                    .outbox
+                    .requests_to_repeat(&session.inbox)
+                    .into_iter();
+                asks.extend(repeated.map(Command::Request));
             } else {
-                asks.extend(line.kept.asks().into_iter().map(Command::Ask));
+                asks.extend(
+                    session
+                        .outbox
+                        .requests_to_resend()
+                        .into_iter()
+                        .map(Command::Request),
+                );
                 if is_other {
-                    asks.extend(line.kept.told().into_iter().filter_map(|(to, bytes)| {
-                        let to = line.membership.members.get(to)?.id;
-                        Some(Command::Tell { to, bytes })
-                    }));
+                    asks.extend(session.outbox.recent_direct().into_iter().filter_map(
+                        |(to, bytes)| {
+                            let to = session.membership.members.get(to)?.id;
+                            Some(Command::SendDirect { to, bytes })
+                        },
+                    ));
                 }
             }
-            state.work.mailboxes.push(Arc::clone(&line.mailbox));
+            state.work.inboxes.push(Arc::clone(&session.inbox));
         }
         for ask in asks {
             state.handle(Input::Command(ask));
@@ -620,34 +646,34 @@ impl Node {
 
     /// Handles one output of a service. Returns whether there was one.
     fn serve(&self, state: &mut State) -> bool {
-        let output = state.desk.poll().or_else(|| {
+        let output = state.services.poll().or_else(|| {
             state.count_majority();
-            state.desk.poll()
+            state.services.poll()
         });
         let Some((generation, output)) = output else {
             return false;
         };
-        state.carry(generation, output, self.me);
+        state.deliver_service_output(generation, output, self.me);
         true
     }
 
     /// Handles the end of a process of this kernel.
     pub(super) fn process_ended(&self, member: MemberId) {
-        let port = {
+        let peer_connection = {
             let state = self.state.lock();
             let connection = state.member.connection_of(member);
-            connection.and_then(|number| state.ports.get(number).cloned())
+            connection.and_then(|number| state.connections.get(number).cloned())
         };
-        // Its last messages may have arrived: a goodbye, perhaps.
-        if let Some(port) = port {
-            port.read_if_free();
+        // Its last messages may have arrived: a leave message, perhaps.
+        if let Some(peer_connection) = peer_connection {
+            peer_connection.read_if_free();
         }
         let mut state = self.state.lock();
-        state.vigils.remove(&member);
-        if let Some(end) = state.words.remove(&member) {
+        state.process_watches.remove(&member);
+        if let Some(end) = state.exit_reports.remove(&member) {
             state.handle(Input::Ended(member, Proof::Parent(Box::new(end))));
         } else if state.is_told(member) {
-            let until = Instant::now() + WORD;
+            let until = Instant::now() + EXIT_REPORT_WAIT;
             state.ends.push((until, member, Proof::Kernel));
         } else {
             state.handle(Input::Ended(member, Proof::Kernel));
@@ -658,30 +684,30 @@ impl Node {
     }
 
     /// Handles the end of the process that was to form the first generation, reported by the kernel.
-    fn former_ended(&self, pid: u64) {
+    fn initial_coordinator_ended(&self, pid: u64) {
         let mut state = self.state.lock();
-        state.former_vigil = None;
-        if state.lines.is_empty() {
-            state.former = Some((Instant::now() + STANDS_IN, pid));
-            self.bell.notify_all();
+        state.initial_coordinator_watch = None;
+        if state.sessions.is_empty() {
+            state.ended_initial_coordinator = Some((Instant::now() + TOMBSTONE_WAIT, pid));
+            self.changed.notify_all();
         }
     }
 
     /// Tells the machine when NCCL has reached all ranks since the last check.
-    fn look_for_progress(&self, state: &mut State, now: Instant) {
-        let is_early = |at: Instant| now.saturating_duration_since(at) < SAMPLES;
+    fn check_progress(&self, state: &mut State, now: Instant) {
+        let is_early = |at: Instant| now.saturating_duration_since(at) < PROGRESS_INTERVAL;
         if !self.tolerates || state.progress.at.is_some_and(is_early) {
             return;
         }
-        let Some(attached) = self.attached.lock().clone() else {
+        let Some(recorder) = self.recorder.lock().clone() else {
             return;
         };
         let before = std::mem::replace(
             &mut state.progress,
-            Sample {
+            ProgressSample {
                 at: Some(now),
                 generation: state.member.membership().generation.number,
-                progress: attached.progress(),
+                progress: recorder.progress(),
             },
         );
         let is_same = before.at.is_some() && before.generation == state.progress.generation;
@@ -703,40 +729,47 @@ impl Node {
         }
     }
 
-    /// Waits until `bell` is signalled, or the deadline.
+    /// Waits until `changed` is signalled, or the deadline.
     pub(super) fn wait(&self, state: &mut MutexGuard<'_, State>, deadline: Instant) {
-        self.bell.wait_until(state, deadline);
+        self.changed.wait_until(state, deadline);
     }
 }
 
 impl Driver for Node {
-    fn came(&self, number: proto::Connection, frames: Vec<proto::Frame>, lost: Option<Lost>) {
+    fn frames_arrived(
+        &self,
+        number: proto::Connection,
+        frames: Vec<proto::Frame>,
+        lost: Option<Lost>,
+    ) {
         let mut state = self.state.lock();
         if frames
             .iter()
-            .any(|frame| matches!(frame, proto::Frame::Beat(_)))
+            .any(|frame| matches!(frame, proto::Frame::Heartbeat(_)))
         {
-            state.feel();
-            self.look_for_progress(&mut state, Instant::now());
+            state.record_heartbeat();
+            self.check_progress(&mut state, Instant::now());
         }
         // Why a process that may live is out of reach; the end of a connection alone shows nothing about the process.
         let silent = lost.clone().map(|lost| match lost.how {
-            How::Closed => Sign::Closed.into(),
+            LossKind::Closed => SilenceEvidence::Closed.into(),
             _ => lost,
         });
         let silent = silent.filter(Lost::may_live);
         if let (Some(peer), Some(lost)) = (state.member.peer_of(number), silent) {
             state.handle(Input::Evidence(peer, lost));
         }
-        for input in state.ports.inputs(number, frames, lost.is_some()) {
+        for input in state.connections.inputs(number, frames, lost.is_some()) {
             state.handle(input);
         }
         self.pump(&mut state);
     }
 
-    fn dialled(&self, peer: MemberId, met: client::Met) {
+    fn dialled(&self, peer: MemberId, established: connect::AuthenticatedConnection) {
         let mut state = self.state.lock();
-        let input = state.ports.connected(&self.driver(), peer, met);
+        let input = state
+            .connections
+            .connected(&self.driver(), peer, established);
         state.handle(input);
         self.pump(&mut state);
         drop(state);
@@ -756,17 +789,19 @@ impl Driver for Node {
         loop {
             let mut state = self.state.lock();
             let work = std::mem::take(&mut state.work);
-            let wires = std::mem::take(&mut state.ports.work);
-            if work.is_empty() && wires.is_empty() {
+            let requests = std::mem::take(&mut state.connections.work);
+            if work.is_empty() && requests.is_empty() {
                 self.schedule(&mut state);
                 return;
             }
             drop(state);
-            wires.carry_out(&self.driver(), &self.dialer);
-            for mailbox in work.mailboxes {
-                mailbox.run_handlers();
+            requests.carry_out(&self.driver(), &self.dialer);
+            for inbox in work.inboxes {
+                inbox.run_handlers();
             }
-            work.said.into_iter().for_each(Spoken::say);
+            work.liveness_changes
+                .into_iter()
+                .for_each(LivenessChange::log);
             for generation in work.claims {
                 self.claim(generation);
             }
@@ -775,8 +810,8 @@ impl Driver for Node {
                 self.cut_for_a_test();
             }
             if let Some(acceptor) = self.acceptor.get() {
-                if work.takes_places {
-                    acceptor.take_places();
+                if work.listens_at_job_addresses {
+                    acceptor.listen_at_job_addresses();
                 }
                 if work.ends {
                     acceptor.close();
@@ -809,14 +844,14 @@ impl Source for Node {
         for (_, member, proof) in late {
             state.handle(Input::Ended(member, proof));
         }
-        self.look_for_progress(&mut state, now);
+        self.check_progress(&mut state, now);
         let time = state.clock.time(now);
         if state.member.next_timeout() <= time {
             state.member.handle_timeout(time);
         }
-        state.listen(now);
-        state.desk.handle_timeout(now);
-        let reports = state.desk.reports(now);
+        state.check_coordinator_heartbeat(now);
+        state.services.handle_timeout(now);
+        let reports = state.services.reports(now);
         self.pump(&mut state);
         drop(state);
         self.settle();
@@ -826,16 +861,16 @@ impl Source for Node {
     }
 }
 
-impl Work {
+impl DeferredWork {
     fn is_empty(&self) -> bool {
         #[cfg(test)]
         if self.dies {
             return false;
         }
-        self.mailboxes.is_empty()
-            && self.said.is_empty()
+        self.inboxes.is_empty()
+            && self.liveness_changes.is_empty()
             && self.claims.is_empty()
-            && !self.takes_places
+            && !self.listens_at_job_addresses
             && !self.ends
     }
 }
@@ -847,18 +882,18 @@ impl State {
 
     /// Whether this process behaves as if dead, and `frame` is not sent.
     #[cfg(test)]
-    fn burns(&mut self, frame: &proto::Frame) -> bool {
-        use proto::Message::{Append, Tell};
+    fn is_crashed(&mut self, frame: &proto::Frame) -> bool {
+        use proto::Message::{Append, Direct};
         let is_send = match frame {
-            proto::Frame::Data { message, .. } => matches!(message, Append { .. } | Tell { .. }),
+            proto::Frame::Data { message, .. } => matches!(message, Append { .. } | Direct { .. }),
             _ => false,
         };
-        let is_beat = matches!(frame, proto::Frame::Beat(_));
-        match &mut self.fuse {
+        let is_heartbeat = matches!(frame, proto::Frame::Heartbeat(_));
+        match &mut self.sends_before_crash {
             None => false,
             Some(usize::MAX) => true,
-            Some(0) if is_send || is_beat => {
-                self.fuse = Some(usize::MAX);
+            Some(0) if is_send || is_heartbeat => {
+                self.sends_before_crash = Some(usize::MAX);
                 self.work.dies = true;
                 true
             }
@@ -876,57 +911,69 @@ impl State {
     fn next_timeout(&self) -> Option<Instant> {
         let machine = self.clock.instant(self.member.next_timeout());
         let ends = self.ends.iter().map(|(until, ..)| *until).min();
-        let ear = self.ear.as_ref().filter(|ear| !ear.is_silent);
+        let coordinator_heartbeat = self
+            .coordinator_heartbeat
+            .as_ref()
+            .filter(|coordinator_heartbeat| !coordinator_heartbeat.is_silent);
         machine
             .into_iter()
-            .chain(self.desk.next_timeout())
+            .chain(self.services.next_timeout())
             .chain(ends)
-            .chain(ear.map(|ear| ear.heard + SILENT))
+            .chain(
+                coordinator_heartbeat
+                    .map(|coordinator_heartbeat| coordinator_heartbeat.heard + SILENT_AFTER),
+            )
             .min()
     }
 
     /// Reports a silent coordinator, as a coordinator reports others: its process may be stopped.
-    fn listen(&mut self, now: Instant) {
+    fn check_coordinator_heartbeat(&mut self, now: Instant) {
         let is_led = self.member.is_led();
-        let Some(ear) = self.ear.as_mut().filter(|ear| !ear.is_silent) else {
+        let Some(coordinator_heartbeat) = self
+            .coordinator_heartbeat
+            .as_mut()
+            .filter(|coordinator_heartbeat| !coordinator_heartbeat.is_silent)
+        else {
             return;
         };
-        let late = now.checked_duration_since(ear.heard + SILENT);
+        let late = now.checked_duration_since(coordinator_heartbeat.heard + SILENT_AFTER);
         match late {
             None => {}
             // A coordinator that this process has lost is not reported as alive.
-            Some(late) if late > LATE || !is_led => ear.heard = now,
+            Some(late) if late > OWN_DELAY || !is_led => coordinator_heartbeat.heard = now,
             Some(late) => {
-                ear.is_silent = true;
-                self.coordinator_turns(Some(SILENT + late));
+                coordinator_heartbeat.is_silent = true;
+                self.report_coordinator_silence(Some(SILENT_AFTER + late));
             }
         }
     }
 
     /// Reports that the coordinator is silent, or is heard again.
-    fn coordinator_turns(&mut self, silent: Option<Duration>) {
-        let Some(line) = self.lines.last() else {
+    fn report_coordinator_silence(&mut self, silent: Option<Duration>) {
+        let Some(session) = self.sessions.last() else {
             return;
         };
-        let rank = self.coordinator.and_then(|id| line.membership.rank_of(id));
+        let rank = self
+            .coordinator
+            .and_then(|id| session.membership.rank_of(id));
         let Some(rank) = rank else {
             return;
         };
-        let peer = &line.membership.members[rank];
+        let peer = &session.membership.members[rank];
         let is_here = peer.kernel != 0 && peer.kernel == process::kernel_sum();
         let state = silent
             .filter(|_| is_here)
             .and_then(|_| process::state_of(peer.pid.into()));
-        self.work.said.push(match silent {
-            Some(silent) => Spoken::Silent(rank, silent, state.clone()),
-            None => Spoken::HeardAgain(rank, Duration::ZERO),
+        self.work.liveness_changes.push(match silent {
+            Some(silent) => LivenessChange::Silent(rank, silent, state.clone()),
+            None => LivenessChange::HeardAgain(rank, Duration::ZERO),
         });
-        line.mailbox.push(Push::Suspected {
+        session.inbox.push(Push::Suspected {
             rank,
             silent,
             state,
         });
-        self.work.mailboxes.push(Arc::clone(&line.mailbox));
+        self.work.inboxes.push(Arc::clone(&session.inbox));
     }
 
     /// Whether a launcher will report how a member ends: the member said so itself, or an observer did.
@@ -936,80 +983,86 @@ impl State {
     }
 
     /// Tells newly joined members whose ends launchers will report.
-    fn pass_on_watched(&mut self) {
+    fn broadcast_watched(&mut self) {
         let members = self.member.membership().members.iter();
         let watched = members
             .map(|peer| peer.id)
             .filter(|id| self.watched.contains(id));
         let watched: Vec<_> = watched.collect();
         if !watched.is_empty() {
-            self.handle(Input::Command(say(&Saying::Watched(watched))));
+            self.handle(Input::Command(broadcast(&BroadcastContent::Watched(
+                watched,
+            ))));
         }
     }
 
     /// Records that the coordinator has asked whether this process is there.
-    fn feel(&mut self) {
+    fn record_heartbeat(&mut self) {
         let now = Instant::now();
-        if let Some(ear) = &mut self.ear {
-            ear.heard = now;
-            if std::mem::take(&mut ear.is_silent) {
-                self.coordinator_turns(None);
+        if let Some(coordinator_heartbeat) = &mut self.coordinator_heartbeat {
+            coordinator_heartbeat.heard = now;
+            if std::mem::take(&mut coordinator_heartbeat.is_silent) {
+                self.report_coordinator_silence(None);
             }
         }
-        if let Some(line) = self.lines.last() {
-            line.mailbox.heard_coordinator(now);
+        if let Some(session) = self.sessions.last() {
+            session.inbox.heard_coordinator(now);
         }
-        let call = host().last_call();
-        if let (Some(call), Some(line)) = (call, self.lines.last()) {
-            let asking = Asking {
-                generation: line.generation,
+        let call = application().last_call();
+        if let (Some(call), Some(session)) = (call, self.sessions.last()) {
+            let numbered = NumberedRequest {
+                generation: session.generation,
                 id: u64::MAX,
-                request: Request::Last { call },
+                request: Request::LastCall { call },
             };
-            self.handle(Input::Command(Command::Ask(asking.encode())));
+            self.handle(Input::Command(Command::Request(numbered.encode())));
         }
     }
 
-    fn line(&mut self, generation: u64) -> Option<&mut LineOf> {
-        let mut lines = self.lines.iter_mut();
-        lines.find(|line| line.generation == generation)
+    fn session(&mut self, generation: u64) -> Option<&mut GenerationSession> {
+        let mut sessions = self.sessions.iter_mut();
+        sessions.find(|session| session.generation == generation)
     }
 
-    fn entry(&mut self, entry: &Entry, me: MemberId) {
+    fn apply_entry(&mut self, entry: &Entry, me: MemberId) {
         match entry {
             Entry::Gone {
                 member, departure, ..
             } => {
-                self.vigils.remove(member);
+                self.process_watches.remove(member);
                 self.watched.remove(member);
                 self.ends.retain(|(_, id, _)| id != member);
                 if self.coordinator == Some(*member) {
-                    self.ear = None;
+                    self.coordinator_heartbeat = None;
                 }
                 self.gone.push((*member, departure.clone()));
-                for line in &self.lines {
-                    // A member's own goodbye is not delivered to it.
+                for session in &self.sessions {
+                    // A member's own leave message is not delivered to it.
                     if *member != me
-                        && let Some(rank) = line.membership.rank_of(*member)
+                        && let Some(rank) = session.membership.rank_of(*member)
                     {
                         let departure = departure.clone();
-                        line.mailbox.push(Push::Gone { rank, departure });
-                        self.work.mailboxes.push(Arc::clone(&line.mailbox));
+                        session.inbox.push(Push::Gone { rank, departure });
+                        self.work.inboxes.push(Arc::clone(&session.inbox));
                     }
                 }
-                self.desk.leave(*member, departure, false);
+                self.services.leave(*member, departure, false);
             }
-            Entry::Said(said) => match wire::decode(&said.bytes) {
-                Ok(Saying::Announced {
+            Entry::Broadcast(said) => match wire::decode(&said.bytes) {
+                Ok(BroadcastContent::Announced {
                     generation,
                     topic,
                     bytes,
                 }) => {
                     let from = said.from;
                     let bytes = bytes.into();
-                    self.deliver(generation, from, |from| Push::Notice { from, topic, bytes });
+                    self.deliver(generation, from, |from| Push::Announced {
+                        from,
+                        topic,
+                        bytes,
+                    });
                 }
-                Ok(Saying::Failed { generation, why }) => {
+                Ok(BroadcastContent::Failed { generation, why }) => {
                     let from = said.from;
                     let departure = Departure::Failed(why);
                     let told = departure.clone();
@@ -1017,108 +1070,120 @@ impl State {
                         rank,
                         departure: told,
                     });
-                    self.desk.leave_in(generation, from, &departure);
+                    self.services.leave_in(generation, from, &departure);
                 }
-                Ok(Saying::Watched(members)) => self.watched.extend(members),
-                Ok(Saying::Told { member, end }) => {
+                Ok(BroadcastContent::Watched(members)) => self.watched.extend(members),
+                Ok(BroadcastContent::Exit { member, end }) => {
                     let waiting = self.ends.extract_if(.., |(_, id, _)| *id == member);
                     if waiting.count() > 0 {
                         self.handle(Input::Ended(member, Proof::Parent(Box::new(end))));
                     } else if self.member.membership().votes(member) {
-                        self.words.insert(member, end);
+                        self.exit_reports.insert(member, end);
                     }
                 }
                 Err(broken) => {
                     tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "said", why = broken.0, "what a member said cannot be decoded");
                 }
             },
-            Entry::Operator(word) => {
+            Entry::OperatorDecision(word) => {
                 let generation = word.generation;
                 tracing::warn!(name: "nccl.rendezvous.operator", target: "nccl", generation, "the operator has decided which side goes on");
             }
         }
     }
 
-    /// Puts a message of a member into the mailbox of a generation.
+    /// Puts a message of a member into the inbox of a generation.
     fn deliver(&mut self, generation: u64, from: MemberId, push: impl FnOnce(usize) -> Push) {
-        let mut lines = self.lines.iter();
-        if let Some(line) = lines.find(|line| line.generation == generation)
-            && let Some(rank) = line.membership.rank_of(from)
+        let mut sessions = self.sessions.iter();
+        if let Some(session) = sessions.find(|session| session.generation == generation)
+            && let Some(rank) = session.membership.rank_of(from)
         {
-            line.mailbox.push(push(rank));
-            self.work.mailboxes.push(Arc::clone(&line.mailbox));
+            session.inbox.push(push(rank));
+            self.work.inboxes.push(Arc::clone(&session.inbox));
         }
     }
 
-    fn told(&mut self, from: MemberId, bytes: &[u8]) {
-        if let Ok(Telling {
+    fn receive_direct(&mut self, from: MemberId, bytes: &[u8]) {
+        if let Ok(DirectContent {
             generation,
             topic,
             bytes,
         }) = wire::decode(bytes)
         {
             let bytes = bytes.into();
-            self.deliver(generation, from, |from| Push::Told { from, topic, bytes });
+            self.deliver(generation, from, |from| Push::Direct { from, topic, bytes });
         }
     }
 
     /// Sets whether there is a majority, for which agreements among some ranks wait: the other ranks may have gone on without this side.
     fn count_majority(&mut self) {
         let time = self.clock.time(Instant::now());
-        self.desk.majority(self.member.holds_lease(time));
+        self.services.set_majority(self.member.holds_lease(time));
     }
 
-    fn asked(&mut self, from: MemberId, bytes: &[u8]) {
-        let Ok((again, asking)) = Asking::decode(bytes) else {
+    fn receive_request(&mut self, from: MemberId, bytes: &[u8]) {
+        let Ok((is_repeated, numbered)) = NumberedRequest::decode(bytes) else {
             return;
         };
-        let Asking {
+        let NumberedRequest {
             generation,
             id,
             request,
-        } = asking;
+        } = numbered;
         self.count_majority();
         match request {
-            Request::Last { mut call } => {
+            Request::LastCall { mut call } => {
                 cut(&mut call, LONGEST_NAME);
                 self.handle(Input::Command(Command::Called(from, call)));
             }
-            Request::Watches { ranks } => self.watched_by(from, generation, &ranks),
-            Request::Ended { rank, pid, end } => self.ended(generation, rank, pid, end),
+            Request::WatchRanks { ranks } => {
+                self.record_watching_observer(from, generation, &ranks)
+            }
+            Request::ExitReport { rank, pid, end } => {
+                self.report_process_end(generation, rank, pid, end)
+            }
             request => {
                 let is_phase = matches!(request, Request::Phase { .. });
-                self.desk.handle(from, generation, id, request, again);
+                self.services
+                    .handle(from, generation, id, request, is_repeated);
                 if is_phase {
-                    self.show(generation, from);
+                    self.send_rank_to_observers(generation, from);
                 }
             }
         }
     }
 
     /// Records that an observer has started these ranks, as these processes, and sends it the state of all of them.
-    fn watched_by(&mut self, observer: MemberId, generation: u64, ranks: &[(usize, u64)]) {
+    fn record_watching_observer(
+        &mut self,
+        observer: MemberId,
+        generation: u64,
+        ranks: &[(usize, u64)],
+    ) {
         if self.is_forming(generation) {
-            let size = self.desk.size;
-            self.show_to(observer, generation, &Push::Size(size));
+            let size = self.services.size;
+            self.send_to_observer(observer, generation, &Push::WorldSize(size));
             for rank in 0..size {
-                if let Some(known) = self.joined(rank).map(|peer| Known::of(rank, peer)) {
-                    self.show_to(observer, generation, &Push::Member(known));
+                if let Some(known) = self.joined(rank).map(|peer| RankRecord::of(rank, peer)) {
+                    self.send_to_observer(observer, generation, &Push::Rank(known));
                 }
             }
             return;
         }
-        let Some(line) = self.line(generation) else {
+        let Some(session) = self.session(generation) else {
             return;
         };
-        let peers = &line.membership.members;
+        let peers = &session.membership.members;
         // A process with another id has started the one that is the rank.
         let members = ranks.iter().filter_map(|(rank, _)| peers.get(*rank));
         let members: Vec<_> = members.map(|peer| peer.id).collect();
         if members.iter().any(|id| !self.watched.contains(id)) {
-            self.handle(Input::Command(say(&Saying::Watched(members))));
+            self.handle(Input::Command(broadcast(&BroadcastContent::Watched(
+                members,
+            ))));
         }
-        for known in self.desk.known(generation) {
-            self.show_to(observer, generation, &Push::Member(known));
+        for known in self.services.known(generation) {
+            self.send_to_observer(observer, generation, &Push::Rank(known));
         }
     }
 
@@ -1130,147 +1195,155 @@ impl State {
     /// Returns the process of a rank that has joined the generation that is formed here.
     fn joined(&self, rank: usize) -> Option<&Peer> {
         let slot = u32::try_from(rank).ok()?;
-        self.member.joined(slot).filter(|_| rank < self.desk.size)
+        self.member
+            .joined(slot)
+            .filter(|_| rank < self.services.size)
     }
 
     /// Handles an observer's report of how the process that it has started as this rank ended, while the ranks meet.
-    fn ended(&mut self, generation: u64, rank: usize, pid: u64, mut end: ProcessEnd) {
-        end.cut(LONGEST_WORD);
+    fn report_process_end(&mut self, generation: u64, rank: usize, pid: u64, mut end: ProcessEnd) {
+        end.cut(LONGEST_EXIT_REPORT);
         if !self.is_forming(generation) {
-            return self.told_of(generation, rank, pid, end);
+            return self.broadcast_exit_report(generation, rank, pid, end);
         }
         // For rank 0: that is this process.
-        if !(1..self.desk.size).contains(&rank) {
+        if !(1..self.services.size).contains(&rank) {
             return;
         }
         match self.joined(rank) {
-            // A goodbye, or why it fails, may still be on its way.
+            // A leave message, or why it fails, may still be on its way.
             Some(peer) if u64::from(peer.pid) == pid => {
-                let (until, id) = (Instant::now() + WORD, peer.id);
+                let (until, id) = (Instant::now() + EXIT_REPORT_WAIT, peer.id);
                 self.ends.push((until, id, Proof::Parent(Box::new(end))));
             }
             // A process with another id may be another one, which has started this one.
             Some(_) => {}
             None => {
                 let departure = Departure::Lost(end.into());
-                self.dismiss(&Incomplete::Gone { rank, departure });
+                self.abort_formation(&Incomplete::Gone { rank, departure });
             }
         }
     }
 
     /// Reports to all members how the process ended that has started a rank's process; they report it with that rank's end.
-    fn told_of(&mut self, generation: u64, rank: usize, pid: u64, end: ProcessEnd) {
+    fn broadcast_exit_report(&mut self, generation: u64, rank: usize, pid: u64, end: ProcessEnd) {
         let peer = self
-            .line(generation)
-            .and_then(|line| line.membership.members.get(rank));
+            .session(generation)
+            .and_then(|session| session.membership.members.get(rank));
         if let Some(peer) = peer.filter(|peer| u64::from(peer.pid) != pid) {
             let member = peer.id;
-            let told = Saying::Told { member, end };
-            self.handle(Input::Command(say(&told)));
+            let told = BroadcastContent::Exit { member, end };
+            self.handle(Input::Command(broadcast(&told)));
         }
     }
 
     /// Gives up the first generation.
-    pub(super) fn dismiss(&mut self, why: &Incomplete) {
-        let all = 0..self.desk.size as u32;
+    pub(super) fn abort_formation(&mut self, why: &Incomplete) {
+        let all = 0..self.services.size as u32;
         let joined = all.filter(|slot| self.member.joined(*slot).is_some());
-        self.dismissals.extend(joined);
+        self.formation_failure_received.extend(joined);
         let bytes = wire::encode(why).into();
-        self.handle(Input::Command(Command::Dismiss(bytes)));
+        self.handle(Input::Command(Command::AbortFormation(bytes)));
     }
 
     /// Returns the ranks among these that have not received that reason.
-    pub(super) fn has_not_heard(&self, of: impl Fn(usize) -> bool) -> impl Iterator<Item = usize> {
-        let all = (1..self.desk.size).filter(move |rank| of(*rank));
-        all.filter(|rank| !self.dismissals.contains(&(*rank as u32)))
+    pub(super) fn not_told_formation_failure(
+        &self,
+        of: impl Fn(usize) -> bool,
+    ) -> impl Iterator<Item = usize> {
+        let all = (1..self.services.size).filter(move |rank| of(*rank));
+        all.filter(|rank| !self.formation_failure_received.contains(&(*rank as u32)))
     }
 
-    fn show_to(&mut self, observer: MemberId, generation: u64, push: &Push) {
-        let bytes = envelope::reply(generation, 0, &push.encode().payload);
+    fn send_to_observer(&mut self, observer: MemberId, generation: u64, push: &Push) {
+        let bytes = program_message::encode_reply(generation, 0, &push.encode().payload);
         self.reply(observer, bytes);
     }
 
     /// Sends to all observers.
-    fn observe(&mut self, generation: u64, push: &Push) {
+    fn send_to_observers(&mut self, generation: u64, push: &Push) {
         let observers = self.member.observers();
         if observers.is_empty() {
             return;
         }
-        let bytes = envelope::reply(generation, 0, &push.encode().payload);
+        let bytes = program_message::encode_reply(generation, 0, &push.encode().payload);
         for observer in observers {
             self.reply(observer, Arc::clone(&bytes));
         }
     }
 
     /// Sends the state of a member to the observers.
-    fn show(&mut self, generation: u64, member: MemberId) {
+    fn send_rank_to_observers(&mut self, generation: u64, member: MemberId) {
         if self.member.observers().is_empty() {
             return;
         }
         let Some(rank) = self
-            .line(generation)
-            .and_then(|line| line.membership.rank_of(member))
+            .session(generation)
+            .and_then(|session| session.membership.rank_of(member))
         else {
             return;
         };
-        if let Some(known) = self.desk.known_of(generation, rank) {
-            self.observe(generation, &Push::Member(known));
+        if let Some(known) = self.services.known_of(generation, rank) {
+            self.send_to_observers(generation, &Push::Rank(known));
         }
     }
 
-    fn replied(&mut self, bytes: &[u8]) {
-        let Ok((generation, id, incoming)) = replied(bytes) else {
+    fn decode_reply(&mut self, bytes: &[u8]) {
+        let Ok((generation, id, incoming)) = decode_reply(bytes) else {
             return;
         };
         self.receive(generation, id, incoming);
     }
 
-    fn receive(&mut self, generation: u64, id: u64, incoming: Incoming) {
-        let Some(line) = self.line(generation) else {
+    fn receive(&mut self, generation: u64, id: u64, incoming: CoordinatorMessage) {
+        let Some(session) = self.session(generation) else {
             return;
         };
-        let mailbox = Arc::clone(&line.mailbox);
+        let inbox = Arc::clone(&session.inbox);
         match incoming {
-            Incoming::Answer(answer) => {
-                line.kept.answered(id);
-                mailbox.answer(id, answer);
+            CoordinatorMessage::Answer(answer) => {
+                session.outbox.answered(id);
+                inbox.answer(id, answer);
             }
-            Incoming::Push(Push::Look { rank, pid }) => {
+            CoordinatorMessage::Push(Push::ProbeProcess { rank, pid }) => {
                 if let Some(state) = process::state_of(pid) {
-                    let asking = Asking {
+                    let numbered = NumberedRequest {
                         generation,
                         id: u64::MAX,
-                        request: Request::Saw { rank, state },
+                        request: Request::ProcessProbed { rank, state },
                     };
-                    self.handle(Input::Command(Command::Ask(asking.encode())));
+                    self.handle(Input::Command(Command::Request(numbered.encode())));
                 }
             }
-            Incoming::Push(push) => {
-                mailbox.push(push);
-                self.work.mailboxes.push(mailbox);
+            CoordinatorMessage::Push(push) => {
+                inbox.push(push);
+                self.work.inboxes.push(inbox);
             }
         }
     }
 
     /// Carries out an output of a service.
-    fn carry(&mut self, generation: u64, output: desk::Output, me: MemberId) {
+    fn deliver_service_output(&mut self, generation: u64, output: services::Output, me: MemberId) {
         match output {
-            desk::Output::Answer { to, answer } => {
+            services::Output::Answer { to, answer } => {
                 let payload = answer.encode();
                 for (member, id) in to {
                     if member == me {
-                        self.receive(generation, id, Incoming::Answer(answer.clone()));
+                        self.receive(generation, id, CoordinatorMessage::Answer(answer.clone()));
                     } else {
-                        self.reply(member, envelope::reply(generation, id, &payload));
+                        self.reply(
+                            member,
+                            program_message::encode_reply(generation, id, &payload),
+                        );
                     }
                 }
             }
-            desk::Output::Observe(push) => self.observe(generation, &push),
-            desk::Output::Push { to, push } => {
-                let bytes = envelope::reply(generation, 0, &push.encode().payload);
+            services::Output::Observe(push) => self.send_to_observers(generation, &push),
+            services::Output::Push { to, push } => {
+                let bytes = program_message::encode_reply(generation, 0, &push.encode().payload);
                 for member in to {
                     if member == me {
-                        self.receive(generation, 0, Incoming::Push(push.clone()));
+                        self.receive(generation, 0, CoordinatorMessage::Push(push.clone()));
                     } else {
                         self.reply(member, Arc::clone(&bytes));
                     }
@@ -1285,52 +1358,54 @@ impl State {
 
     /// Sends to all members of this generation.
     fn push_all(&mut self, push: &Push) {
-        let Some(line) = self.lines.last() else {
+        let Some(session) = self.sessions.last() else {
             return;
         };
-        let membership = Arc::clone(&line.membership);
-        let (generation, rank) = (line.generation, line.rank);
+        let membership = Arc::clone(&session.membership);
+        let (generation, rank) = (session.generation, session.rank);
         let to = membership.members.iter().map(|peer| peer.id).collect();
-        let output = desk::Output::Push {
+        let output = services::Output::Push {
             to,
             push: push.clone(),
         };
-        self.carry(generation, output, membership.members[rank].id);
+        self.deliver_service_output(generation, output, membership.members[rank].id);
     }
 
     /// Handles that a member is silent, or is heard again.
     fn suspected(&mut self, member: MemberId, silent: Option<Duration>) {
-        let Some(line) = self.lines.last() else {
+        let Some(session) = self.sessions.last() else {
             return;
         };
-        let Some(rank) = line.membership.rank_of(member) else {
+        let Some(rank) = session.membership.rank_of(member) else {
             return;
         };
-        let peer = &line.membership.members[rank];
+        let peer = &session.membership.members[rank];
         let is_here = peer.kernel != 0 && peer.kernel == process::kernel_sum();
         let pid = u64::from(peer.pid);
         let state = silent
             .filter(|_| is_here)
             .and_then(|_| process::state_of(pid));
         match silent {
-            Some(silent) => self
-                .work
-                .said
-                .push(Spoken::Silent(rank, silent, state.clone())),
+            Some(silent) => {
+                self.work
+                    .liveness_changes
+                    .push(LivenessChange::Silent(rank, silent, state.clone()))
+            }
             None => self
                 .work
-                .said
-                .push(Spoken::HeardAgain(rank, Duration::ZERO)),
+                .liveness_changes
+                .push(LivenessChange::HeardAgain(rank, Duration::ZERO)),
         }
         if silent.is_some() && !is_here && peer.kernel != 0 {
             // A member of the same kernel can look.
-            let beside = line.membership.members.iter().find(|other| {
+            let beside = session.membership.members.iter().find(|other| {
                 let is_gone = self.gone.iter().any(|(id, _)| *id == other.id);
                 other.kernel == peer.kernel && other.id != member && !is_gone
             });
             if let Some(beside) = beside.map(|peer| peer.id) {
-                let push = Push::Look { rank, pid };
-                let bytes = envelope::reply(line.generation, 0, &push.encode().payload);
+                let push = Push::ProbeProcess { rank, pid };
+                let bytes =
+                    program_message::encode_reply(session.generation, 0, &push.encode().payload);
                 self.reply(beside, bytes);
             }
         }
@@ -1342,12 +1417,12 @@ impl State {
     }
 
     /// Handles that this process takes part no more.
-    fn out(&mut self, why: &Exclusion) {
-        self.ear = None;
-        let Some(line) = self.lines.last() else {
+    fn exclude(&mut self, why: &Exclusion) {
+        self.coordinator_heartbeat = None;
+        let Some(session) = self.sessions.last() else {
             return;
         };
-        let membership: &Membership = &line.membership;
+        let membership: &Membership = &session.membership;
         let ranks = |ids: &[MemberId]| {
             let ranks = ids.iter().filter_map(|id| membership.rank_of(*id));
             let mut ranks: Vec<_> = ranks.collect();
@@ -1359,35 +1434,35 @@ impl State {
                 let from = ranks(unreached);
                 let mut all = membership.members.iter();
                 let is_on_one_host = all.all(|peer| peer.at.starts_with("unix:"));
-                let why = apart(&from, is_on_one_host);
-                line.mailbox.cut_off(from, &why);
+                let why = describe_cut(&from, is_on_one_host);
+                session.inbox.cut_off(from, &why);
             }
-            Exclusion::PassedOver(by) => {
-                let others = (0..membership.members.len()).filter(|rank| *rank != line.rank);
+            Exclusion::Superseded(by) => {
+                let others = (0..membership.members.len()).filter(|rank| *rank != session.rank);
                 let by = membership.rank_of(*by).unwrap_or_default();
                 let why =
                     format!("rank {by} coordinates now, and the others went on without this rank");
-                line.mailbox.cut_off(others.collect(), &why);
+                session.inbox.cut_off(others.collect(), &why);
             }
             Exclusion::LeftBehind(_) => {
-                let rank = line.rank;
+                let rank = session.rank;
                 let lost =
                     Lost::said("it was left behind: the others have gone on to another generation");
                 let departure = Departure::Lost(lost.clone());
-                line.mailbox.push(Push::Gone { rank, departure });
-                line.mailbox.end(&lost);
+                session.inbox.push(Push::Gone { rank, departure });
+                session.inbox.end(&lost);
             }
         }
-        for line in &self.lines {
-            // Lines of earlier generations receive nothing any more either.
-            line.mailbox.end(&Lost::from(How::PassedOver));
-            self.work.mailboxes.push(Arc::clone(&line.mailbox));
+        for session in &self.sessions {
+            // Sessions of earlier generations receive nothing any more either.
+            session.inbox.end(&Lost::from(LossKind::Superseded));
+            self.work.inboxes.push(Arc::clone(&session.inbox));
         }
     }
 }
 
 /// Describes the unreachable members, for a side that may not decide.
-fn apart(from: &[usize], is_on_one_host: bool) -> String {
+fn describe_cut(from: &[usize], is_on_one_host: bool) -> String {
     let ranks = ranges(from);
     let (who, fault) = match from.len() {
         1 => (format!("rank {ranks}"), "it or this side is at fault"),
@@ -1403,10 +1478,10 @@ fn apart(from: &[usize], is_on_one_host: bool) -> String {
     )
 }
 
-fn say(saying: &Saying) -> Command {
-    Command::Say {
+fn broadcast(content: &BroadcastContent) -> Command {
+    Command::Broadcast {
         topic: String::new(),
-        bytes: wire::encode(saying),
+        bytes: wire::encode(content),
     }
 }
 

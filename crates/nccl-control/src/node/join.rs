@@ -10,76 +10,76 @@ use std::time::{Duration, Instant};
 use nccl_base::ranges::ranges;
 
 use super::acceptor::Acceptor;
-use super::driver::{LineOf, Node, State};
-use crate::client::{self, Claim};
-use crate::departure::{Departure, Failure, How};
+use super::driver::{GenerationSession, Node, State};
+use crate::connect::{self, Identity};
+use crate::coordinator_search::CoordinatorSearch;
+use crate::departure::{Departure, Failure, LossKind};
 use crate::environment::Rendezvous;
 use crate::error::{Error, Result};
+use crate::inbox::Inbox;
 use crate::launcher;
-use crate::mailbox::Mailbox;
-use crate::member::Member;
-#[cfg(test)]
-use crate::message::Round;
-use crate::message::{Incomplete, Missing};
-use crate::place::{self, Listener};
 use crate::process;
-use crate::proto::{Command, Input, MemberId, Peer, Seat, SharedMembership};
-use crate::search::Search;
+use crate::proto::{Command, Input, MemberId, Peer, SharedMembership, StartRole};
+use crate::rank_process::RankProcess;
+#[cfg(test)]
+use crate::round::Round;
+use crate::round::{Incomplete, Missing};
+use crate::sanitize;
 use crate::service::REPORT;
+use crate::socket::{self, Listener};
 use crate::sync::MutexGuard;
 use crate::time::deadline_after;
 use crate::transport::Driver as _;
-use crate::visible;
 
 /// How long a rank waits beyond its timeout for the coordinator to report which ranks are missing.
-const BEYOND: Duration = Duration::from_secs(2);
+const COORDINATOR_GRACE: Duration = Duration::from_secs(2);
 
-/// How long a goodbye may take to arrive.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// How long a leave message may take to arrive.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long another process may take to read and open a large answer that the system has accepted.
-const LARGE: Duration = Duration::from_secs(10);
+const LARGE_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a process that was to form the first generation waits for ranks that have not received the reason why there is none.
-const TELLS: Duration = Duration::from_secs(2);
+const TELL_LATE_RANKS_FOR: Duration = Duration::from_secs(2);
 
 /// How long a coordinator that leaves waits for others that leave.
-const LINGERS: Duration = Duration::from_millis(50);
+const COORDINATOR_LINGER: Duration = Duration::from_millis(50);
 
-/// How long the members may take to agree on a generation, beyond the timeout of the wish and the time for which they wait for a
-/// majority: a member that does not answer is left out after twelve beats.
-const AGREEMENT: Duration = Duration::from_secs(8);
+/// How long the members may take to agree on a generation, beyond the timeout of the request and the time for which they wait for a
+/// majority: a member that does not answer is left out after twelve heartbeats.
+const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// A generation that has become active.
-pub(crate) struct Entered {
+pub(crate) struct ActiveGeneration {
     pub(crate) node: Arc<Node>,
     pub(crate) generation: u64,
     pub(crate) rank: usize,
     pub(crate) membership: SharedMembership,
-    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) inbox: Arc<Inbox>,
 }
 
 /// Why there is no next generation for this process.
-pub(crate) enum Vain {
+pub(crate) enum NextGenerationError {
     /// These ranks did not come.
     Missing { ranks: Vec<usize>, waited: Duration },
     /// This process takes part no more.
     Excluded,
 }
 
-impl Entered {
-    fn of(node: &Arc<Node>, line: &LineOf) -> Self {
+impl ActiveGeneration {
+    fn of(node: &Arc<Node>, session: &GenerationSession) -> Self {
         Self {
             node: Arc::clone(node),
-            generation: line.generation,
-            rank: line.rank,
-            membership: Arc::clone(&line.membership),
-            mailbox: Arc::clone(&line.mailbox),
+            generation: session.generation,
+            rank: session.rank,
+            membership: Arc::clone(&session.membership),
+            inbox: Arc::clone(&session.inbox),
         }
     }
 
     /// Returns the identities of all ranks.
-    pub(crate) fn members(&self) -> Vec<Member> {
+    pub(crate) fn members(&self) -> Vec<RankProcess> {
         let peers = &self.membership.members;
         let mut launched: Vec<_> = peers.iter().filter_map(|peer| peer.launched).collect();
         let known = launched.len();
@@ -87,8 +87,8 @@ impl Entered {
         launched.dedup();
         // Processes that were started by hand under a launcher all have its variables of one rank.
         let is_told = launched.len() == known;
-        let member = |peer: &Peer| Member {
-            host: visible::name(&peer.host),
+        let member = |peer: &Peer| RankProcess {
+            host: sanitize::name(&peer.host),
             pid: peer.pid,
             launched: peer.launched.filter(|_| is_told).map(|rank| rank as usize),
             at: Some(peer.at.clone()),
@@ -126,7 +126,7 @@ impl Node {
     pub(crate) fn first(
         rendezvous: &Rendezvous,
         deadline: Instant,
-        mailbox: &Arc<Mailbox>,
+        inbox: &Arc<Inbox>,
         absent: Option<Departure>,
     ) -> Result<Arc<Self>> {
         let Rendezvous {
@@ -137,44 +137,45 @@ impl Node {
             ..
         } = rendezvous;
         let (number, size) = (job.generation, *world_size);
-        let (listener, seat, first);
-        let mut former = None;
+        let (listener, role, first);
+        let mut initial_coordinator = None;
         if *rank == 0 {
-            listener = place::listen(address)?;
+            listener = socket::listen(address)?;
             tracing::info!(name: "nccl.rendezvous.listening", target: "nccl", at = listener.at, "rank 0 listens");
             if job.secret.is_none() && listener.at.starts_with("tcp:") {
-                warn_of_open_door(&listener.at);
+                warn_of_missing_secret(&listener.at);
             }
             let (size, witnesses) = (size as u32, rendezvous.witnesses);
-            seat = Seat::First {
+            role = StartRole::First {
                 number,
                 size,
                 witnesses,
             };
             first = None;
         } else {
-            let claim = Claim::rank(*rank, size);
-            let met = client::meet(address, job, claim, deadline)?;
-            let fd = met.connection.fd();
-            listener = place::listen_beside(address, &rank.to_string(), fd)?;
-            former = fd.try_clone_to_owned().ok();
+            let identity = Identity::rank(*rank, size);
+            let established = connect::connect_to_rank_0(address, job, identity, deadline)?;
+            let fd = established.connection.fd();
+            listener = socket::listen_beside(address, &rank.to_string(), fd)?;
+            initial_coordinator = fd.try_clone_to_owned().ok();
             let at = address.to_string();
-            seat = match absent {
-                Some(why) => Seat::Absent { number, at, why },
-                None => Seat::Rank { number, at },
+            role = match absent {
+                Some(why) => StartRole::Absent { number, at, why },
+                None => StartRole::Rank { number, at },
             };
-            first = Some(met);
+            first = Some(established);
         }
-        let unreachable = place::unreachable(address, &listener);
+        let unreachable = socket::unreachable(address, &listener);
         let me = peer(*rank, &listener.at)?;
-        let node = Self::new(rendezvous, me, seat, first);
+        let node = Self::new(rendezvous, me, role, first);
         {
             let mut state = node.state.lock();
-            state.desk.size = size;
-            state.mailbox = Some(Arc::clone(mailbox));
-            state.former_vigil = former.and_then(|fd| node.watch_former(fd));
+            state.services.size = size;
+            state.inbox = Some(Arc::clone(inbox));
+            state.initial_coordinator_watch =
+                initial_coordinator.and_then(|fd| node.watch_initial_coordinator(fd));
             if let Some(why) = unreachable {
-                state.desk.remark(why);
+                state.services.remark(why);
             }
         }
         node.open(listener, rendezvous, size)?;
@@ -188,16 +189,23 @@ impl Node {
         deadline: Instant,
     ) -> Result<Arc<Self>> {
         let Rendezvous { address, job, .. } = rendezvous;
-        let met = client::meet(address, job, Claim::member(slot as usize), deadline)?;
-        let listener = place::listen_beside(address, &format!("{slot}"), met.connection.fd())?;
+        let established =
+            connect::connect_to_rank_0(address, job, Identity::member(slot as usize), deadline)?;
+        let listener =
+            socket::listen_beside(address, &format!("{slot}"), established.connection.fd())?;
         let at = address.to_string();
         let me = peer(slot as usize, &listener.at)?;
         let number = job.generation;
-        let node = Self::new(rendezvous, me, Seat::Witness { number, at }, Some(met));
+        let node = Self::new(
+            rendezvous,
+            me,
+            StartRole::Witness { number, at },
+            Some(established),
+        );
         node.open(listener, rendezvous, rendezvous.world_size)?;
         let mut state = node.state.lock();
         while state.coordinator.is_none() {
-            let why = match &state.dismissed {
+            let why = match &state.formation_failure {
                 Some(_) => "the ranks have given up meeting",
                 None if Instant::now() >= deadline => {
                     "the ranks did not all come, or expect no such witness"
@@ -227,7 +235,13 @@ impl Node {
         rendezvous: &Rendezvous,
         size: usize,
     ) -> Result<()> {
-        let acceptor = Acceptor::open(self.gate(), &self.job, listener, rendezvous.places(), size)?;
+        let acceptor = Acceptor::open(
+            self.admission(),
+            &self.job,
+            listener,
+            rendezvous.addresses(),
+            size,
+        )?;
         let _ = self.acceptor.set(acceptor);
         let mut state = self.state.lock();
         self.pump(&mut state);
@@ -240,26 +254,29 @@ impl Node {
     ///
     /// # Errors
     /// Why the first generation was not formed.
-    pub(crate) fn meet(self: &Arc<Self>, deadline: Instant) -> Result<Entered, Incomplete> {
+    pub(crate) fn meet(
+        self: &Arc<Self>,
+        deadline: Instant,
+    ) -> Result<ActiveGeneration, Incomplete> {
         let begun = Instant::now();
         let mut report = begun + REPORT;
         let mut limit = deadline;
         let mut state = self.state.lock();
         loop {
-            if let Some(line) = state.lines.last() {
-                return Ok(Entered::of(self, line));
+            if let Some(session) = state.sessions.last() {
+                return Ok(ActiveGeneration::of(self, session));
             }
-            if let Some(why) = state.dismissed.clone() {
-                self.tell_those_that_come(&mut state, &why);
+            if let Some(why) = state.formation_failure.clone() {
+                self.tell_late_ranks(&mut state, &why);
                 return Err(why);
             }
             let now = Instant::now();
-            if let Some((until, pid)) = state.former
+            if let Some((until, pid)) = state.ended_initial_coordinator
                 && now >= until
             {
-                state.former = None;
-                if state.ports.is_empty() {
-                    let departure = Departure::lost(How::Exited { pid });
+                state.ended_initial_coordinator = None;
+                if state.connections.is_empty() {
+                    let departure = Departure::lost(LossKind::Exited { pid });
                     return Err(Incomplete::Gone { rank: 0, departure });
                 }
             }
@@ -280,25 +297,25 @@ impl Node {
                 let why = Incomplete::TimedOut {
                     missing: missing.collect(),
                     waited: deadline.saturating_duration_since(begun),
-                    remarks: state.desk.remarks(),
+                    remarks: state.services.remarks(),
                 };
                 if !coordinates && limit == deadline {
                     // The coordinator reports that itself, in a moment.
-                    limit = deadline + BEYOND;
+                    limit = deadline + COORDINATOR_GRACE;
                     continue;
                 }
                 if coordinates {
-                    state.dismiss(&why);
+                    state.abort_formation(&why);
                     self.pump(&mut state);
                 }
                 drop(state);
                 self.settle();
                 return Err(why);
             }
-            if now >= report && self.slot() == 0 && state.desk.size > 0 {
+            if now >= report && self.slot() == 0 && state.services.size > 0 {
                 report = now + REPORT;
                 let missing = self.absent(&state);
-                let (size, came) = (state.desk.size, state.desk.size - missing.len());
+                let (size, came) = (state.services.size, state.services.size - missing.len());
                 let waited = begun.elapsed().as_secs();
                 let never = missing
                     .iter()
@@ -310,8 +327,8 @@ impl Node {
                 tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {came} of {size} ranks wait at \"join\" since {waited} s for {missing}{never}{more}");
             }
             let mut until = limit.min(report.max(now));
-            if let Some((stands_in, _)) = state.former {
-                until = until.min(stands_in);
+            if let Some((tombstone_wait, _)) = state.ended_initial_coordinator {
+                until = until.min(tombstone_wait);
             }
             self.wait(&mut state, until);
         }
@@ -319,44 +336,49 @@ impl Node {
 
     /// On the process that was to form the first generation: waits until ranks still on their way have received why there is none; they
     /// would otherwise only see that this process has ended.
-    fn tell_those_that_come(&self, state: &mut MutexGuard<'_, State>, why: &Incomplete) {
+    fn tell_late_ranks(&self, state: &mut MutexGuard<'_, State>, why: &Incomplete) {
         let gone = match why {
             Incomplete::Gone { rank, .. } if self.slot() == 0 => *rank,
             _ => return,
         };
-        let until = Instant::now() + TELLS;
-        while Instant::now() < until && state.has_not_heard(|rank| rank != gone).next().is_some() {
+        let until = Instant::now() + TELL_LATE_RANKS_FOR;
+        while Instant::now() < until
+            && state
+                .not_told_formation_failure(|rank| rank != gone)
+                .next()
+                .is_some()
+        {
             self.wait(state, until);
         }
     }
 
     /// Returns the ranks that have not come, before the first generation is active.
     fn absent(&self, state: &State) -> Vec<usize> {
-        let all = 0..state.desk.size;
+        let all = 0..state.services.size;
         all.filter(|&rank| rank != self.slot() && state.member.joined(rank as u32).is_none())
             .collect()
     }
 
     /// Starts a process that asks to join a running world; waits until the others go on.
-    pub(crate) fn joiner(rendezvous: &Rendezvous, deadline: Instant) -> Result<Entered> {
+    pub(crate) fn joiner(rendezvous: &Rendezvous, deadline: Instant) -> Result<ActiveGeneration> {
         let begun = Instant::now();
-        let mut search = Search::new(rendezvous, Claim::newcomer());
+        let mut search = CoordinatorSearch::new(rendezvous, Identity::joiner());
         loop {
-            let (met, found) = search.run(deadline)?;
+            let (established, found) = search.run(deadline)?;
             let slot = rendezvous.rank;
             // Other processes may have asked to join as the same rank, and this process too.
             let name = format!("{slot}-{:x}", random() as u32);
-            let listener = place::listen_beside(&found, &name, met.connection.fd())?;
+            let listener = socket::listen_beside(&found, &name, established.connection.fd())?;
             let me = peer(slot, &listener.at)?;
             let at = vec![found.to_string()];
-            let node = Self::new(rendezvous, me, Seat::Joiner { at }, Some(met));
+            let node = Self::new(rendezvous, me, StartRole::Joiner { at }, Some(established));
             node.open(listener, rendezvous, rendezvous.world_size)?;
             let mut state = node.state.lock();
             let failed = loop {
-                if let Some(line) = state.lines.last() {
-                    return Ok(Entered::of(&node, line));
+                if let Some(session) = state.sessions.last() {
+                    return Ok(ActiveGeneration::of(&node, session));
                 }
-                if state.excluded.is_some() || state.dismissed.is_some() {
+                if state.excluded.is_some() || state.formation_failure.is_some() {
                     break false;
                 }
                 if Instant::now() >= deadline {
@@ -381,34 +403,35 @@ impl Node {
     ///
     /// # Errors
     /// Why there is no next generation.
-    pub(crate) fn go_on(
+    pub(crate) fn reconfigure(
         self: &Arc<Self>,
         generation: u64,
-        patience: Duration,
+        timeout: Duration,
         leaves_behind: bool,
-    ) -> Result<Entered, Vain> {
+    ) -> Result<ActiveGeneration, NextGenerationError> {
         let begun = Instant::now();
         let mut state = self.state.lock();
         state.refused = None;
-        state.handle(Input::Command(Command::GoOn {
-            patience: u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX / 4),
+        state.handle(Input::Command(Command::Reconfigure {
+            timeout: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX / 4),
             leaves_behind,
         }));
         self.pump(&mut state);
         drop(state);
         self.settle();
-        let late = begun.checked_add(patience.saturating_add(self.cut_off_after + AGREEMENT));
+        let late =
+            begun.checked_add(timeout.saturating_add(self.cut_off_after + AGREEMENT_TIMEOUT));
         let late = late.unwrap_or(begun + Duration::from_secs(1 << 30));
         let mut state = self.state.lock();
         loop {
-            if let Some(line) = state.lines.last()
-                && line.generation > generation
+            if let Some(session) = state.sessions.last()
+                && session.generation > generation
             {
-                return Ok(Entered::of(self, line));
+                return Ok(ActiveGeneration::of(self, session));
             }
-            let why = self.vain(&state, generation, begun, late);
+            let why = self.next_generation_error(&state, generation, begun, late);
             if let Some(why) = why {
-                state.handle(Input::Command(Command::StayHere));
+                state.handle(Input::Command(Command::CancelReconfigure));
                 self.pump(&mut state);
                 drop(state);
                 self.settle();
@@ -418,49 +441,58 @@ impl Node {
         }
     }
 
-    /// Returns why a wish has failed, if it has.
-    fn vain(&self, state: &State, generation: u64, begun: Instant, late: Instant) -> Option<Vain> {
+    /// Returns why a request to go on has failed, if it has.
+    fn next_generation_error(
+        &self,
+        state: &State,
+        generation: u64,
+        begun: Instant,
+        late: Instant,
+    ) -> Option<NextGenerationError> {
         if state.excluded.is_some() || state.left {
-            return Some(Vain::Excluded);
+            return Some(NextGenerationError::Excluded);
         }
         let missing = match &state.refused {
             Some(missing) => missing.clone(),
             None if Instant::now() >= late => state.coordinator.into_iter().collect(),
             None => return None,
         };
-        let mut lines = state.lines.iter();
-        let line = lines.find(|line| line.generation == generation)?;
+        let mut sessions = state.sessions.iter();
+        let session = sessions.find(|session| session.generation == generation)?;
         let ranks = missing.into_iter();
-        let ranks = ranks.filter_map(|id| line.membership.rank_of(id));
-        Some(Vain::Missing {
+        let ranks = ranks.filter_map(|id| session.membership.rank_of(id));
+        Some(NextGenerationError::Missing {
             ranks: ranks.collect(),
             waited: begun.elapsed(),
         })
     }
 
-    /// Ends the line of a generation. With the last one, this process leaves, and waits until the others know, but not for long.
-    pub(crate) fn leave(&self, generation: u64, farewell: Departure) {
+    /// Ends the session of a generation. With the last one, this process leaves, and waits until the others know, but not for long.
+    pub(crate) fn leave(&self, generation: u64, final_departure: Departure) {
         let mut state = self.state.lock();
-        state.lines.retain(|line| line.generation != generation);
-        if !state.lines.is_empty() {
+        state
+            .sessions
+            .retain(|session| session.generation != generation);
+        if !state.sessions.is_empty() {
             return;
         }
         // The coordinator leaves last: most leave together, and each of them has to report it to a coordinator.
-        let lingers = Instant::now() + LINGERS;
+        let lingers = Instant::now() + COORDINATOR_LINGER;
         while state.member.leads() && !self.is_alone(&state) && Instant::now() < lingers {
             self.wait(&mut state, lingers);
         }
-        // The machine waits a second for the receivers of its goodbye, whatever is sent before that.
-        self.wait_while_sending(&mut state, LARGE, |state| {
-            !state.member.leads() || (state.ports.backlog() == 0 && !state.member.sends_large())
+        // The machine waits a second for the receivers of its leave message, whatever is sent before that.
+        self.wait_while_sending(&mut state, LARGE_ANSWER_TIMEOUT, |state| {
+            !state.member.leads()
+                || (state.connections.backlog() == 0 && !state.member.sends_large())
         });
-        state.handle(Input::Command(Command::Leave(farewell)));
+        state.handle(Input::Command(Command::Leave(final_departure)));
         self.pump(&mut state);
         drop(state);
         self.settle();
         let mut state = self.state.lock();
-        self.wait_while_sending(&mut state, FAREWELL, |state| {
-            state.left || state.excluded.is_some() || state.dismissed.is_some()
+        self.wait_while_sending(&mut state, LEAVE_TIMEOUT, |state| {
+            state.left || state.excluded.is_some() || state.formation_failure.is_some()
         });
         self.close(state);
     }
@@ -475,11 +507,11 @@ impl Node {
         let mut deadline = Instant::now() + limit;
         let mut backlog = usize::MAX;
         while !enough(state) && Instant::now() < deadline {
-            let now = state.ports.backlog();
+            let now = state.connections.backlog();
             if now < backlog {
                 (backlog, deadline) = (now, Instant::now() + limit);
             }
-            self.wait(state, deadline.min(Instant::now() + LINGERS));
+            self.wait(state, deadline.min(Instant::now() + COORDINATOR_LINGER));
         }
     }
 
@@ -490,33 +522,33 @@ impl Node {
 
     /// Closes everything: nothing is sent or received any more.
     fn close(&self, mut state: MutexGuard<'_, State>) {
-        state.ports.close_all();
+        state.connections.close_all();
         state.work.ends = true;
-        state.vigils.clear();
+        state.process_watches.clear();
         drop(state);
         self.settle();
     }
 
-    /// Reports that this process fails, and why, whatever happens to its lines.
+    /// Reports that this process fails, and why, whatever happens to its sessions.
     pub(crate) fn fail(&self, why: Failure) {
         self.command(Command::Leave(Departure::Failed(why)));
     }
 
     #[cfg(test)]
     pub(crate) fn die_after_for_a_test(&self, sends: usize) {
-        self.state.lock().fuse = Some(sends);
+        self.state.lock().sends_before_crash = Some(sends);
     }
 
     /// Simulates a network failure of all its connections.
     #[cfg(test)]
     pub(crate) fn cut_connections_for_a_test(&self) {
-        self.state.lock().ports.cut_for_a_test();
+        self.state.lock().connections.cut_for_a_test();
     }
 
     /// Whether a `wanted` round waits here for ranks.
     #[cfg(test)]
     pub(crate) fn has_round_for_a_test(&self, wanted: impl Fn(&Round) -> bool) -> bool {
-        self.state.lock().desk.has_round_for_a_test(wanted)
+        self.state.lock().services.has_round_for_a_test(wanted)
     }
 
     #[cfg(test)]
@@ -546,7 +578,7 @@ impl Node {
         let deadline = deadline_after(rendezvous.timeout);
         let departure = Departure::Failed(Failure::Said(chain));
         if rendezvous.rank == 0 {
-            return Self::stand_in(rendezvous, departure, || Instant::now() >= deadline);
+            return Self::serve_tombstone(rendezvous, departure, || Instant::now() >= deadline);
         }
         let node = Self::first(rendezvous, deadline, &Arc::default(), Some(departure))?;
         let mut state = node.state.lock();
@@ -561,7 +593,7 @@ impl Node {
     ///
     /// # Errors
     /// The address cannot be bound, or not all ranks came.
-    pub(crate) fn stand_in(
+    pub(crate) fn serve_tombstone(
         rendezvous: &Rendezvous,
         departure: Departure,
         enough: impl Fn() -> bool,
@@ -571,13 +603,13 @@ impl Node {
         rendezvous.rank = 0;
         let node = Self::first(&rendezvous, Instant::now(), &Arc::default(), None)?;
         let mut state = node.state.lock();
-        state.dismiss(&Incomplete::Gone { rank, departure });
+        state.abort_formation(&Incomplete::Gone { rank, departure });
         node.pump(&mut state);
         drop(state);
         node.settle();
         let mut state = node.state.lock();
         loop {
-            let absent: Vec<_> = state.has_not_heard(|_| true).collect();
+            let absent: Vec<_> = state.not_told_formation_failure(|_| true).collect();
             if absent.is_empty() || enough() {
                 node.close(state);
                 return match absent.is_empty() {
@@ -594,11 +626,11 @@ impl Node {
 }
 
 /// Warns once per process that there is no secret: in the log, and on stderr for a program without a log.
-fn warn_of_open_door(at: &str) {
+fn warn_of_missing_secret(at: &str) {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
         tracing::warn!(
-            name: "nccl.rendezvous.open_door",
+            name: "nccl.rendezvous.no_secret",
             target: "nccl",
             at,
             "anybody who reaches this address may join the job: set NCCL_RUN_SECRET"

@@ -1,9 +1,9 @@
 //! The driver of the machines of [`proto`](crate::proto): one for each process of a job, which outlives the generations of its world.
 //!
 //! ```text
-//!  lines of generations ──requests──▶ ┌────────────────────────────┐
-//!  (rounds, ends, notices) ◀─mailbox──┤ Node: Member + Services    ├─▶ Port ─ sealed connection ─▶ another process
-//!                                     │ one lock, no waiting in it │◀─ Acceptor ─ Guest
+//!  generations' sessions ─requests──▶ ┌────────────────────────────┐
+//!  (rounds, ends, notices) ◀──inbox───┤ Node: Member + Services    ├─▶ PeerConnection, sealed ─▶ another process
+//!                                     │ one lock, no waiting in it │◀─ Acceptor ─ InboundConnection
 //!  reactor: frames, alarms, pidfds ──▶└────────────────────────────┘─▶ Dialer (threads that connect)
 //! ```
 //!
@@ -11,21 +11,21 @@
 //! program and waits for the system are done by `Node::settle` when the lock is free.
 //!
 //! - `driver`: the node; `admission`: which processes it lets in;
-//! - `acceptor`, `guests`, `guest`: listening, and peers that have not proved their identity yet;
-//! - `kept`: the requests that each new coordinator has to be told again;
-//! - `desk`: the coordinator's services; `vigil`: the ends of processes of this kernel; `recording`: the recordings of this process;
+//! - `acceptor`, `inbound_connections`, `inbound_connection`: listening, and peers that have not proved their identity yet;
+//! - `outbox`: the requests that each new coordinator has to be told again;
+//! - `services`: the coordinator's services; `process_watch`: the ends of processes of this kernel; `recording`: the recordings of this process;
 //! - `join`: how a process joins a world, and goes on with it.
 
 mod acceptor;
 mod admission;
-mod desk;
 mod driver;
-mod guest;
-mod guests;
+mod inbound_connection;
+mod inbound_connections;
 mod join;
-mod kept;
+mod outbox;
+mod process_watch;
 mod recording;
-mod vigil;
+mod services;
 
 pub(crate) use driver::Node;
-pub(crate) use join::{Entered, Vain};
+pub(crate) use join::{ActiveGeneration, NextGenerationError};

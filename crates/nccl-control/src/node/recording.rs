@@ -6,30 +6,30 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use nccl_base::clock;
 
 use super::driver::Node;
-use crate::attached::host;
+use crate::application::application;
 use crate::connection::Connection;
+use crate::coordinator_message::Answer;
 use crate::departure::Reason;
 use crate::frame::{Frame, Outgoing};
-use crate::incoming::Answer;
-use crate::message::Incomplete;
 use crate::recordings::LARGEST_ANSWER;
 use crate::request::Request;
+use crate::round::Incomplete;
 use crate::transport::Driver as _;
 
 /// How many recordings a process writes at once; further askers have to come again.
-const RECORDINGS: usize = 4;
+const MAX_RECORDINGS: usize = 4;
 
-static RECORDING: AtomicUsize = AtomicUsize::new(0);
+static RUNNING_RECORDINGS: AtomicUsize = AtomicUsize::new(0);
 
 impl Node {
-    /// Answers a guest that only asks for recordings. Returns whether it stays.
+    /// Answers a peer that only asks for recordings. Returns whether it stays.
     pub(super) fn answer(
         &self,
         connection: &Arc<Connection>,
         frame: &Frame,
     ) -> Result<bool, String> {
         match Request::decode(frame).map_err(|broken| broken.0.to_owned())? {
-            Request::Goodbye => return Ok(false),
+            Request::Leave => return Ok(false),
             Request::Clock => {
                 let now = clock::clock().to_le_bytes();
                 answer(connection, frame.id, &Answer::Value(now.as_slice().into()));
@@ -51,25 +51,25 @@ impl Node {
             };
             answer(connection, id, &Answer::Incomplete(Arc::new(why)));
         };
-        if RECORDING.fetch_add(1, Ordering::AcqRel) >= RECORDINGS {
-            RECORDING.fetch_sub(1, Ordering::AcqRel);
+        if RUNNING_RECORDINGS.fetch_add(1, Ordering::AcqRel) >= MAX_RECORDINGS {
+            RUNNING_RECORDINGS.fetch_sub(1, Ordering::AcqRel);
             return refuse("others ask already");
         }
-        let (to, attached) = (Arc::clone(connection), self.attached.lock().clone());
+        let (to, recorder) = (Arc::clone(connection), self.recorder.lock().clone());
         let write = move || {
             let most = bytes.min(LARGEST_ANSWER);
-            let recording = match attached {
-                Some(attached) => attached.recording(most),
-                None => host().recording(most),
+            let recording = match recorder {
+                Some(recorder) => recorder.recording(most),
+                None => application().recording(most),
             };
-            RECORDING.fetch_sub(1, Ordering::AcqRel);
+            RUNNING_RECORDINGS.fetch_sub(1, Ordering::AcqRel);
             answer(&to, id, &Answer::Value(recording.into()));
         };
         let spawned = std::thread::Builder::new()
             .name(String::from("nccl-recording"))
             .spawn(write);
         if spawned.is_err() {
-            RECORDING.fetch_sub(1, Ordering::AcqRel);
+            RUNNING_RECORDINGS.fetch_sub(1, Ordering::AcqRel);
             refuse("there is no thread for it");
         }
     }

@@ -7,37 +7,37 @@ use std::time::{Duration, Instant};
 
 use nccl_base::wire;
 
-use super::state::{Shared, Word};
-use crate::client::{Claim, Met};
+use super::state::{ExitReport, Shared};
 use crate::clock::Clock;
-use crate::departure::{Departure, How, Lost, ProcessEnd};
-use crate::envelope::{Asking, Saying, replied};
-use crate::incoming::{Incoming, Known, Push};
+use crate::connect::{AuthenticatedConnection, Identity};
+use crate::coordinator_message::{CoordinatorMessage, Push, RankRecord};
+use crate::coordinator_search::{CoordinatorSearch, SearchOutcome};
+use crate::departure::{Departure, LossKind, Lost, ProcessEnd};
 use crate::job::Job;
-use crate::message::Incomplete;
 use crate::node::Node;
 use crate::process;
+use crate::program_message::{BroadcastContent, NumberedRequest, decode_reply};
 use crate::proto::{
-    self, Command, Entry, Event, Input, MemberId, Mistakes, Observer, OperatorWord, Output, Peer,
-    Proof, SharedMembership, Timing,
+    self, Command, Entry, Event, Input, MemberId, Mistakes, Observer, OperatorDecision, Output,
+    Peer, Proof, SharedMembership, Timing,
 };
 use crate::reactor::{EventFlags, Reactor, Source};
 use crate::request::Request;
-use crate::search::{Looked, Search};
+use crate::round::Incomplete;
 use crate::sync::Mutex;
 use crate::time::deadline_after;
-use crate::transport::{Dialer, Driver, Ports};
+use crate::transport::{Dialer, Driver, PeerConnections};
 
 /// How long the last reports of a leaving observer may take to arrive.
-const FAREWELL: Duration = Duration::from_secs(1);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How often the thread checks by itself; events wake it.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why there is nothing more to see, when no rank is known to have died.
 const LEFT: &str = "the ranks have left the world";
 
-struct Watching {
+struct ObserverDriver {
     this: Weak<Self>,
     job: Job,
     dialer: Dialer,
@@ -48,35 +48,35 @@ struct Watching {
 struct State {
     observer: Observer,
     clock: Clock,
-    ports: Ports,
+    connections: PeerConnections,
     alarm: Option<Instant>,
     membership: Option<SharedMembership>,
     /// Before there is a membership: the number of the first generation, which is being formed.
     forming: Option<u64>,
     /// Whether the coordinator answers, or the process that forms the first generation.
-    hears: bool,
+    has_coordinator: bool,
     /// The ranks that have coordinated in this generation, as far as seen.
     coordinators: Vec<usize>,
     /// Why there is nothing more to see.
     over: Option<String>,
-    /// Changes for the board.
-    seen: Vec<Seen>,
+    /// Changes for the view.
+    observations: Vec<Observation>,
 }
 
-enum Seen {
+enum Observation {
     Forming(u64),
     Size(usize),
     /// Whether it is the generation that was being formed.
     Generation(SharedMembership, bool),
     Coordinator(usize),
     Gone(usize, Departure),
-    Known(Known),
-    Late(Arc<crate::inquiry::Lateness>),
+    RankRecord(RankRecord),
+    Late(Arc<crate::straggler::StragglerReport>),
     Decided(Vec<usize>),
 }
 
-impl Watching {
-    fn new(shared: &Arc<Shared>, met: Met, found: &str) -> Arc<Self> {
+impl ObserverDriver {
+    fn new(shared: &Arc<Shared>, established: AuthenticatedConnection, found: &str) -> Arc<Self> {
         let me = Peer {
             id: MemberId {
                 slot: u32::MAX / 2,
@@ -106,14 +106,14 @@ impl Watching {
             state: Mutex::new(State {
                 observer,
                 clock: Clock::start(),
-                ports: Ports::starting_with(Some(met)),
+                connections: PeerConnections::starting_with(Some(established)),
                 alarm: None,
                 membership: None,
                 forming: None,
-                hears: false,
+                has_coordinator: false,
                 coordinators: Vec::new(),
                 over: None,
-                seen: Vec::new(),
+                observations: Vec::new(),
             }),
         })
     }
@@ -133,8 +133,8 @@ impl Watching {
     fn pump(&self, state: &mut State) {
         while let Some(output) = state.observer.poll() {
             match output {
-                Output::Wire(wire) => {
-                    if let Some(input) = state.ports.wire(&self.driver(), wire) {
+                Output::Connection(wire) => {
+                    if let Some(input) = state.connections.wire(&self.driver(), wire) {
                         state.handle(input);
                     }
                 }
@@ -149,25 +149,30 @@ impl Watching {
         let active = state.membership.as_ref();
         let active = active.map(|membership| membership.generation.number);
         if let Some(generation) = active.or(state.forming) {
-            let asking = Asking {
+            let numbered = NumberedRequest {
                 generation,
                 id: u64::MAX,
                 request,
             };
-            state.handle(Input::Command(Command::Ask(asking.encode())));
+            state.handle(Input::Command(Command::Request(numbered.encode())));
             self.pump(&mut state);
         }
         drop(state);
         self.settle();
     }
 
-    /// Applies what was seen to the board, and sends the reports that are due.
+    /// Applies what was seen to the view, and sends the reports that are due.
     fn report(&self, told: &mut HashSet<usize>) {
-        let (seen, membership, hears, is_flushed) = {
+        let (observations, membership, has_coordinator, is_flushed) = {
             let mut state = self.state.lock();
-            let seen = std::mem::take(&mut state.seen);
+            let observations = std::mem::take(&mut state.observations);
             let is_flushed = state.observer.is_flushed();
-            (seen, state.membership.clone(), state.hears, is_flushed)
+            (
+                observations,
+                state.membership.clone(),
+                state.has_coordinator,
+                is_flushed,
+            )
         };
         let (mut watches, mut tell_again) = (false, false);
         let mut ends = Vec::new();
@@ -175,49 +180,52 @@ impl Watching {
         let mut decision = None;
         {
             let mut state = self.shared.state();
-            let is_news = !seen.is_empty();
-            for seen in seen {
-                match seen {
-                    Seen::Forming(generation) => {
+            let is_news = !observations.is_empty();
+            for observations in observations {
+                match observations {
+                    Observation::Forming(generation) => {
                         state.set_generation(generation);
-                        (state.was_there, state.coordinator) = (true, 0);
-                        state.board.connected = true;
+                        (state.was_connected, state.coordinator) = (true, 0);
+                        state.view.connected = true;
                         watches = true;
                         tell_again = true;
                     }
-                    Seen::Size(size) => state.board.set_size(size),
-                    Seen::Generation(membership, was_formed) => {
+                    Observation::Size(size) => state.view.set_size(size),
+                    Observation::Generation(membership, was_formed) => {
                         tell_again |= was_formed;
                         state.set_generation(membership.generation.number);
-                        state.board.set_size(membership.members.len());
+                        state.view.set_size(membership.members.len());
                         for (rank, peer) in membership.members.iter().enumerate() {
-                            state.board.learn(Known::of(rank, peer));
+                            state.view.learn(RankRecord::of(rank, peer));
                         }
-                        state.was_there = true;
+                        state.was_connected = true;
                     }
-                    Seen::Coordinator(rank) => {
+                    Observation::Coordinator(rank) => {
                         state.coordinator = rank;
-                        state.board.connected = true;
+                        state.view.connected = true;
                         watches = true;
                     }
-                    Seen::Gone(rank, departure) => state.board.gone(rank, departure),
-                    Seen::Known(known) => state.board.learn(known),
-                    Seen::Late(lateness) => state.board.late(&lateness),
-                    Seen::Decided(ranks) => state.board.decided(ranks),
+                    Observation::Gone(rank, departure) => state.view.gone(rank, departure),
+                    Observation::RankRecord(known) => state.view.learn(known),
+                    Observation::Late(lateness) => state.view.late(&lateness),
+                    Observation::Decided(ranks) => state.view.decided(ranks),
                 }
             }
             // Reports to the program of the process that forms the generation may have been lost.
             if tell_again {
                 told.clear();
-                state.words.iter_mut().for_each(|word| word.told = false);
+                state
+                    .exit_reports
+                    .iter_mut()
+                    .for_each(|report| report.told = false);
             }
-            for index in 0..state.words.len() {
-                let Word { rank, pid, end, .. } = state.words[index].clone();
-                if state.words[index].told || !hears {
+            for index in 0..state.exit_reports.len() {
+                let ExitReport { rank, pid, end, .. } = state.exit_reports[index].clone();
+                if state.exit_reports[index].told || !has_coordinator {
                     continue;
                 }
                 if told.contains(&index) {
-                    state.words[index].told = is_flushed;
+                    state.exit_reports[index].told = is_flushed;
                     continue;
                 }
                 let Some(rank) = state.rank_now(rank, pid) else {
@@ -231,10 +239,10 @@ impl Watching {
                         if u64::from(peer.pid) == pid {
                             ends.push((peer.id, end));
                         } else {
-                            asks.push(Request::Ended { rank, pid, end });
+                            asks.push(Request::ExitReport { rank, pid, end });
                         }
                     }
-                    None => asks.push(Request::Ended { rank, pid, end }),
+                    None => asks.push(Request::ExitReport { rank, pid, end }),
                 }
                 told.insert(index);
             }
@@ -249,11 +257,11 @@ impl Watching {
             let peers = ranks
                 .iter()
                 .filter_map(|rank| membership.members.get(*rank));
-            let word = OperatorWord {
+            let report = OperatorDecision {
                 generation: membership.generation.number,
                 members: peers.map(|peer| peer.id).collect(),
             };
-            self.input(Input::Command(Command::Operator(word)));
+            self.input(Input::Command(Command::OperatorDecision(report)));
         }
         for (member, end) in ends {
             self.input(Input::Ended(member, Proof::Parent(Box::new(end))));
@@ -265,7 +273,7 @@ impl Watching {
     }
 
     /// Describes how the world ended when no rank is left to report it: the ends that only this process knows, and the coordinators.
-    fn story(&self) -> String {
+    fn describe_end(&self) -> String {
         let (membership, coordinators) = {
             let state = self.state.lock();
             (state.membership.clone(), state.coordinators.clone())
@@ -279,22 +287,23 @@ impl Watching {
             ranks.partition(|(rank, _)| coordinators.contains(rank));
         for (rank, peer) in others.into_iter().chain(last) {
             let pid = u64::from(peer.pid);
-            let mut words = shared.words.iter();
-            let word = words
-                .find(|word| word.pid == pid && shared.rank_now(word.rank, word.pid) == Some(rank));
+            let mut exit_reports = shared.exit_reports.iter();
+            let report = exit_reports.find(|report| {
+                report.pid == pid && shared.rank_now(report.rank, report.pid) == Some(rank)
+            });
             let is_here = peer.kernel != 0 && peer.kernel == process::kernel_sum();
-            let how = match word {
-                Some(word) => Some(Lost::from(word.end.clone())),
+            let how = match report {
+                Some(report) => Some(Lost::from(report.end.clone())),
                 None => (is_here && process::find(peer.pid, peer.started).has_ended())
-                    .then(|| How::Exited { pid }.into()),
+                    .then(|| LossKind::Exited { pid }.into()),
             };
             if let Some(how) = how {
-                shared.board.gone(rank, Departure::Lost(how));
+                shared.view.gone(rank, Departure::Lost(how));
             }
         }
         self.shared.notify();
         let ends = coordinators.iter().filter_map(|rank| {
-            let departure = shared.board.departure(*rank)?;
+            let departure = shared.view.departure(*rank)?;
             (*departure != Departure::Left).then(|| format!("rank {rank} is gone: {departure}"))
         });
         let ends: Vec<_> = ends.collect();
@@ -313,21 +322,26 @@ impl Watching {
                 .filter_map(|&(rank, pid)| Some((state.rank_now(rank, pid)?, pid)))
                 .collect()
         };
-        self.ask(Request::Watches { ranks });
+        self.ask(Request::WatchRanks { ranks });
     }
 
     fn close(&self) {
         let mut state = self.state.lock();
-        state.ports.close_all();
+        state.connections.close_all();
         drop(state);
         self.settle();
     }
 }
 
-impl Driver for Watching {
-    fn came(&self, number: proto::Connection, frames: Vec<proto::Frame>, lost: Option<Lost>) {
+impl Driver for ObserverDriver {
+    fn frames_arrived(
+        &self,
+        number: proto::Connection,
+        frames: Vec<proto::Frame>,
+        lost: Option<Lost>,
+    ) {
         let mut state = self.state.lock();
-        for input in state.ports.inputs(number, frames, lost.is_some()) {
+        for input in state.connections.inputs(number, frames, lost.is_some()) {
             state.handle(input);
         }
         self.pump(&mut state);
@@ -336,7 +350,7 @@ impl Driver for Watching {
     fn settle(&self) {
         loop {
             let mut state = self.state.lock();
-            let work = std::mem::take(&mut state.ports.work);
+            let work = std::mem::take(&mut state.connections.work);
             if work.is_empty() {
                 let next = state.clock.instant(state.observer.next_timeout());
                 let next = next.filter(|next| state.alarm.is_none_or(|alarm| alarm > *next));
@@ -344,9 +358,9 @@ impl Driver for Watching {
                     state.alarm = Some(next);
                     reactor.wake_at(next, Weak::clone(&self.this) as Weak<dyn Source>);
                 }
-                let has_seen = state.has_seen();
+                let has_observations = state.has_observations();
                 drop(state);
-                if has_seen {
+                if has_observations {
                     // The lock ensures that the thread is either waiting or has not checked yet.
                     drop(self.shared.state());
                     self.shared.notify();
@@ -358,9 +372,11 @@ impl Driver for Watching {
         }
     }
 
-    fn dialled(&self, peer: MemberId, met: Met) {
+    fn dialled(&self, peer: MemberId, established: AuthenticatedConnection) {
         let mut state = self.state.lock();
-        let input = state.ports.connected(&self.driver(), peer, met);
+        let input = state
+            .connections
+            .connected(&self.driver(), peer, established);
         state.handle(input);
         self.pump(&mut state);
         drop(state);
@@ -380,7 +396,7 @@ impl Driver for Watching {
     }
 }
 
-impl Source for Watching {
+impl Source for ObserverDriver {
     fn ready(self: Arc<Self>, _: EventFlags) {}
 
     fn due(self: Arc<Self>, now: Instant) {
@@ -402,8 +418,8 @@ impl State {
     }
 
     /// Whether there is something for the observer's thread.
-    fn has_seen(&self) -> bool {
-        !self.seen.is_empty() || self.over.is_some()
+    fn has_observations(&self) -> bool {
+        !self.observations.is_empty() || self.over.is_some()
     }
 
     fn rank_of(&self, id: MemberId) -> Option<usize> {
@@ -414,50 +430,53 @@ impl State {
         match event {
             Event::Active(membership) => {
                 self.membership = Some(Arc::clone(&membership));
-                self.hears = false;
+                self.has_coordinator = false;
                 self.coordinators.clear();
                 let was_formed = self.forming.take().is_some();
-                self.seen.push(Seen::Generation(membership, was_formed));
+                self.observations
+                    .push(Observation::Generation(membership, was_formed));
             }
-            Event::Forms(generation) => {
-                (self.forming, self.hears) = (Some(generation), true);
-                self.seen.push(Seen::Forming(generation));
+            Event::Forming(generation) => {
+                (self.forming, self.has_coordinator) = (Some(generation), true);
+                self.observations.push(Observation::Forming(generation));
             }
             Event::Coordinator(id) => {
-                self.hears = true;
+                self.has_coordinator = true;
                 let rank = self.rank_of(id);
                 let is_new = rank.filter(|rank| self.coordinators.last() != Some(rank));
                 self.coordinators.extend(is_new);
-                self.seen.extend(rank.map(Seen::Coordinator));
+                self.observations.extend(rank.map(Observation::Coordinator));
             }
             Event::Entry(entry) => match &*entry {
                 Entry::Gone {
                     member, departure, ..
                 } => {
                     let rank = self.rank_of(*member);
-                    let gone = rank.map(|rank| Seen::Gone(rank, departure.clone()));
-                    self.seen.extend(gone);
+                    let gone = rank.map(|rank| Observation::Gone(rank, departure.clone()));
+                    self.observations.extend(gone);
                 }
-                Entry::Said(said) => {
-                    if let Ok(Saying::Failed { why, .. }) = wire::decode(&said.bytes) {
+                Entry::Broadcast(said) => {
+                    if let Ok(BroadcastContent::Failed { why, .. }) = wire::decode(&said.bytes) {
                         let rank = self.rank_of(said.from);
-                        let gone = rank.map(|rank| Seen::Gone(rank, Departure::Failed(why)));
-                        self.seen.extend(gone);
+                        let gone = rank.map(|rank| Observation::Gone(rank, Departure::Failed(why)));
+                        self.observations.extend(gone);
                     }
                 }
-                Entry::Operator(word) => {
-                    let ranks = word.members.iter().filter_map(|id| self.rank_of(*id));
+                Entry::OperatorDecision(report) => {
+                    let ranks = report.members.iter().filter_map(|id| self.rank_of(*id));
                     let ranks = ranks.collect();
-                    self.seen.push(Seen::Decided(ranks));
+                    self.observations.push(Observation::Decided(ranks));
                 }
             },
-            Event::Replied(bytes) => match replied(&bytes) {
-                Ok((_, _, Incoming::Push(Push::Member(known)))) => {
-                    self.seen.push(Seen::Known(known));
+            Event::Reply(bytes) => match decode_reply(&bytes) {
+                Ok((_, _, CoordinatorMessage::Push(Push::Rank(known)))) => {
+                    self.observations.push(Observation::RankRecord(known));
                 }
-                Ok((_, _, Incoming::Push(Push::Size(size)))) => self.seen.push(Seen::Size(size)),
-                Ok((_, _, Incoming::Push(Push::Lateness(late)))) => {
-                    self.seen.push(Seen::Late(late))
+                Ok((_, _, CoordinatorMessage::Push(Push::WorldSize(size)))) => {
+                    self.observations.push(Observation::Size(size))
+                }
+                Ok((_, _, CoordinatorMessage::Push(Push::Stragglers(late)))) => {
+                    self.observations.push(Observation::Late(late))
                 }
                 _ => {}
             },
@@ -465,9 +484,9 @@ impl State {
                 self.over = Some(String::from(LEFT));
             }
             Event::Ended(_) => self.over = Some(String::from("the ranks have not met")),
-            Event::Dismissed(bytes) => {
+            Event::FormationAborted(bytes) => {
                 if let Ok(Incomplete::Gone { rank, departure }) = wire::decode(&bytes) {
-                    self.seen.push(Seen::Gone(rank, departure));
+                    self.observations.push(Observation::Gone(rank, departure));
                 }
                 self.over = Some(String::from("the ranks have not met"));
             }
@@ -484,7 +503,7 @@ impl State {
 pub(super) fn run(shared: &Arc<Shared>) {
     let why = observe(shared);
     let mut state = shared.state();
-    state.board.end(&why);
+    state.view.end(&why);
     state.done = true;
     drop(state);
     shared.notify();
@@ -492,11 +511,11 @@ pub(super) fn run(shared: &Arc<Shared>) {
 
 fn observe(shared: &Arc<Shared>) -> String {
     let deadline = deadline_after(shared.rendezvous.timeout);
-    let (met, found) = match look(shared, deadline) {
+    let (established, found) = match find_process(shared, deadline) {
         Ok(found) => found,
         Err(why) => return why,
     };
-    let watching = Watching::new(shared, met, &found);
+    let watching = ObserverDriver::new(shared, established, &found);
     {
         let mut state = watching.state.lock();
         watching.pump(&mut state);
@@ -510,7 +529,7 @@ fn observe(shared: &Arc<Shared>) -> String {
         if let Some(why) = over {
             watching.close();
             return match why == LEFT {
-                true => watching.story(),
+                true => watching.describe_end(),
                 false => why,
             };
         }
@@ -527,21 +546,21 @@ fn observe(shared: &Arc<Shared>) -> String {
         }
         #[cfg(test)]
         if std::mem::take(&mut state.cut) {
-            watching.state.lock().ports.cut_for_a_test();
+            watching.state.lock().connections.cut_for_a_test();
         }
-        if watching.state.lock().has_seen() {
+        if watching.state.lock().has_observations() {
             continue;
         }
-        let until = Instant::now() + LOOK;
+        let until = Instant::now() + CHECK_INTERVAL;
         shared.wait(&mut state, until);
     }
-    // The last reports are delivered before the goodbye.
-    let deadline = Instant::now() + FAREWELL;
+    // The last reports are delivered before the leave message.
+    let deadline = Instant::now() + LEAVE_TIMEOUT;
     loop {
         watching.report(&mut told);
-        let all = shared.state().words.iter().all(|word| word.told);
-        let is_heard = watching.state.lock().hears;
-        if all || !is_heard || Instant::now() >= deadline {
+        let all = shared.state().exit_reports.iter().all(|report| report.told);
+        let has_coordinator = watching.state.lock().has_coordinator;
+        if all || !has_coordinator || Instant::now() >= deadline {
             break;
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -552,31 +571,40 @@ fn observe(shared: &Arc<Shared>) -> String {
 }
 
 /// Finds a process of the job.
-fn look(shared: &Arc<Shared>, deadline: Instant) -> Result<(Met, String), String> {
+fn find_process(
+    shared: &Arc<Shared>,
+    deadline: Instant,
+) -> Result<(AuthenticatedConnection, String), String> {
     let rendezvous = &shared.rendezvous;
-    let mut search = Search::new(rendezvous, Claim::onlooker(rendezvous.world_size));
+    let mut search =
+        CoordinatorSearch::new(rendezvous, Identity::new_observer(rendezvous.world_size));
     let mut pause = Duration::from_millis(2);
     loop {
         let is_alive = match search.step(deadline) {
-            Looked::Met(met, address) => return Ok((met, address.to_string())),
-            Looked::Refused(why) => return Err(why),
-            Looked::Alive(_) => true,
-            Looked::Nobody(_) => false,
+            SearchOutcome::Connected(established, address) => {
+                return Ok((established, address.to_string()));
+            }
+            SearchOutcome::Refused(why) => return Err(why),
+            SearchOutcome::Alive(_) => true,
+            SearchOutcome::Nobody(_) => false,
         };
         let mut state = shared.state();
         if state.stop {
             return Err(String::from("the observer was dropped"));
         }
-        if search.has_lead() {
+        if search.has_referral() {
             continue;
         }
         let is_numbered = state.is_numbered();
-        let mut words = state.words.iter();
-        let word = words.find(|word| word.rank == 0 && is_numbered);
+        let mut exit_reports = state.exit_reports.iter();
+        let report = exit_reports.find(|report| report.rank == 0 && is_numbered);
         // Where other processes answer, rank 0 was a rank of an earlier generation.
-        if let Some(end) = word.filter(|_| !is_alive).map(|word| word.end.clone()) {
+        if let Some(end) = report
+            .filter(|_| !is_alive)
+            .map(|report| report.end.clone())
+        {
             drop(state);
-            return Err(stand_in(shared, &end, deadline));
+            return Err(serve_tombstone(shared, &end, deadline));
         }
         if Instant::now() >= deadline {
             return Err(search.failure());
@@ -587,14 +615,14 @@ fn look(shared: &Arc<Shared>, deadline: Instant) -> Result<(Met, String), String
 }
 
 /// Listens in rank 0's place, and tells joining processes that rank 0 will not come.
-fn stand_in(shared: &Arc<Shared>, end: &ProcessEnd, deadline: Instant) -> String {
+fn serve_tombstone(shared: &Arc<Shared>, end: &ProcessEnd, deadline: Instant) -> String {
     let lost = Lost::from(end.clone());
     let over = format!("rank 0 never came: {lost}");
     {
         let mut state = shared.state();
-        state.board.gone(0, Departure::Lost(lost.clone()));
-        for word in &mut state.words {
-            word.told = true;
+        state.view.gone(0, Departure::Lost(lost.clone()));
+        for report in &mut state.exit_reports {
+            report.told = true;
         }
     }
     shared.notify();
@@ -602,7 +630,7 @@ fn stand_in(shared: &Arc<Shared>, end: &ProcessEnd, deadline: Instant) -> String
         return over;
     }
     let enough = || shared.state().stop || Instant::now() >= deadline;
-    match Node::stand_in(&shared.rendezvous, Departure::Lost(lost), enough) {
+    match Node::serve_tombstone(&shared.rendezvous, Departure::Lost(lost), enough) {
         Ok(()) => over,
         Err(error) => format!("{over}; {error}"),
     }

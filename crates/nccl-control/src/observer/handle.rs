@@ -4,27 +4,27 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nccl_base::from_outside::{FromOutside, world as world_limit};
+use nccl_base::env_timeouts::{EnvTimeouts, world as world_limit};
 
 use super::driver;
-use super::state::{Shared, State, Word};
-use crate::board::WorldState;
+use super::state::{ExitReport, Shared, State};
 use crate::departure::ProcessEnd;
 use crate::environment::Rendezvous;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::{Events, Wakers};
-use crate::forked::{self, Resident};
-use crate::recordings::{Asked, Asker, Decode};
+use crate::forked::{self, ForkGuarded};
+use crate::recordings::{Decode, RecordingAnswers, RecordingQuery};
 use crate::sync::{Condvar, Mutex};
 use crate::time::deadline_after;
+use crate::world_view::WorldState;
 
 /// An observer of the ranks, which is not a rank itself.
 pub struct Observer {
-    shared: Resident<Arc<Shared>>,
+    shared: ForkGuarded<Arc<Shared>>,
 }
 
 /// How long a dropped observer takes to deliver its pending reports.
-const FAREWELL: Duration = Duration::from_secs(2);
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Observer {
     /// Observes the world of this rendezvous, whose rank is ignored: waits until rank 0
@@ -35,8 +35,8 @@ impl Observer {
         let observer = Self::start(rendezvous)?;
         let deadline = deadline_after(timeout);
         let mut state = observer.shared.state.lock();
-        while !state.was_there {
-            if let Some(why) = state.board.ended() {
+        while !state.was_connected {
+            if let Some(why) = state.view.ended() {
                 return Err(Error::rendezvous(why));
             }
             if Instant::now() >= deadline {
@@ -52,7 +52,7 @@ impl Observer {
     /// starts the ranks. When rank 0 does not answer in time, that is the observer's last event.
     pub fn start(rendezvous: Rendezvous) -> Result<Self> {
         rendezvous.job.check()?;
-        FromOutside::of_process()?;
+        EnvTimeouts::of_process()?;
         let timeout = world_limit(rendezvous.timeout);
         Self::start_with(rendezvous.timeout(timeout), true)
     }
@@ -72,7 +72,7 @@ impl Observer {
     fn start_with(rendezvous: Rendezvous, numbered: bool) -> Result<Self> {
         forked::begin()?;
         let mut state = State::default();
-        state.board.set_size(rendezvous.world_size);
+        state.view.set_size(rendezvous.world_size);
         state.generation = rendezvous.job.generation;
         state.first = numbered.then_some(rendezvous.job.generation);
         let shared = Arc::new(Shared {
@@ -87,16 +87,16 @@ impl Observer {
             .spawn(move || driver::run(&observed))
             .map_err(Error::io("starting an observer's thread"))?;
         Ok(Self {
-            shared: Resident::new(shared),
+            shared: ForkGuarded::new(shared),
         })
     }
 
     /// Returns the state of every rank, as far as this observer has seen.
     pub fn snapshot(&self) -> WorldState {
         if forked::is_child() {
-            return State::default().board.state();
+            return State::default().view.state();
         }
-        self.shared.state.lock().board.state()
+        self.shared.state.lock().view.state()
     }
 
     /// Returns a reader of all events since this observer has been connected, and of later ones. Each reader has its own position;
@@ -122,7 +122,7 @@ impl Observer {
 
     /// Reports how the process `pid` of `rank` ended, and the end of its stderr (of which the last
     /// lines count; it may be empty). Every rank's errors then contain that, instead of "its connection closed
-    /// without goodbye". Has no effect when the rank has said goodbye, or why it fails. `rank` is the rank as which the process
+    /// without goodbye". Has no effect when the rank has left, or why it fails. `rank` is the rank as which the process
     /// was started.
     pub fn rank_ended(&self, rank: usize, pid: u32, how: &str, stderr_tail: &str) -> Result<()> {
         self.process_ended(rank, pid, ProcessEnd::in_words(how, stderr_tail))
@@ -138,13 +138,13 @@ impl Observer {
         forked::check()?;
         let mut state = self.shared.state.lock();
         check_rank(rank, &state)?;
-        let word = Word {
+        let report = ExitReport {
             rank,
             pid: pid.into(),
             end,
             told: false,
         };
-        state.words.push(word);
+        state.exit_reports.push(report);
         drop(state);
         self.shared.notify();
         Ok(())
@@ -157,7 +157,7 @@ impl Observer {
     pub fn decide_split(&self, ranks: &[usize]) -> Result<()> {
         forked::check()?;
         let mut state = self.shared.state.lock();
-        let world_size = state.board.size();
+        let world_size = state.view.size();
         let strange = ranks.iter().find(|rank| **rank >= world_size);
         if let Some(&rank) = strange.filter(|_| world_size > 0) {
             let role = "rank";
@@ -176,12 +176,12 @@ impl Observer {
     /// Whether the observer has found the world, and has not lost it for good.
     pub fn is_on(&self) -> bool {
         let state = self.shared.state.lock();
-        state.was_there && state.board.ended().is_none()
+        state.was_connected && state.view.ended().is_none()
     }
 
     /// Returns the addresses at which a new process may ask for the coordinator.
-    pub fn doors(&self) -> Vec<String> {
-        self.shared.state.lock().doors()
+    pub fn listening_addresses(&self) -> Vec<String> {
+        self.shared.state.lock().listening_addresses()
     }
 
     /// Returns the recordings of all ranks.
@@ -189,15 +189,15 @@ impl Observer {
         &self,
         timeout: Duration,
         decode: &Decode<'_, T>,
-    ) -> Asked<T> {
+    ) -> RecordingAnswers<T> {
         let (job, targets) = match forked::is_child() {
             true => (State::default().job(&self.shared.rendezvous), Vec::new()),
             false => {
                 let state = self.shared.state.lock();
-                (state.job(&self.shared.rendezvous), state.board.targets())
+                (state.job(&self.shared.rendezvous), state.view.targets())
             }
         };
-        let asker = Asker {
+        let asker = RecordingQuery {
             job: &job,
             size: targets.len(),
             timeout,
@@ -209,7 +209,7 @@ impl Observer {
 /// Checks `rank`. In a generation whose ranks have other numbers than their launcher gave them, any rank is valid: the process id identifies
 /// it.
 fn check_rank(rank: usize, state: &State) -> Result<()> {
-    let world_size = state.board.size();
+    let world_size = state.view.size();
     if world_size == 0 || rank < world_size || !state.is_numbered() {
         return Ok(());
     }
@@ -237,7 +237,7 @@ impl Drop for Observer {
         if forked::is_child() {
             return;
         }
-        let deadline = Instant::now() + FAREWELL;
+        let deadline = Instant::now() + LEAVE_TIMEOUT;
         let mut state = self.shared.state();
         state.stop = true;
         self.shared.notify();

@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use crate::board::Board;
 use crate::departure::ProcessEnd;
 use crate::environment::Rendezvous;
-use crate::events::{Recorder, Wakers, WorldEvent};
+use crate::events::{EventSource, Wakers, WorldEvent};
 use crate::job::Job;
 use crate::process;
 use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::world_view::WorldView;
 
 pub(super) struct Shared {
     pub(super) rendezvous: Rendezvous,
@@ -19,17 +19,17 @@ pub(super) struct Shared {
 
 #[derive(Default)]
 pub(super) struct State {
-    pub(super) board: Board,
+    pub(super) view: WorldView,
     /// The rank that this observer hears, or heard last, and its generation.
     pub(super) coordinator: usize,
     pub(super) generation: u64,
     /// The generation whose ranks have the numbers of their launcher, if there is one.
     pub(super) first: Option<u64>,
     /// Whether it has ever been connected.
-    pub(super) was_there: bool,
+    pub(super) was_connected: bool,
     /// The ranks that this process has started.
     pub(super) started: Vec<(usize, u64)>,
-    pub(super) words: Vec<Word>,
+    pub(super) exit_reports: Vec<ExitReport>,
     /// The operator's decision, until it is sent.
     pub(super) decision: Option<Vec<usize>>,
     pub(super) stop: bool,
@@ -42,7 +42,7 @@ pub(super) struct State {
 
 /// A report of how a process ended.
 #[derive(Clone, Debug)]
-pub(super) struct Word {
+pub(super) struct ExitReport {
     pub(super) rank: usize,
     pub(super) pid: u64,
     pub(super) end: ProcessEnd,
@@ -62,9 +62,9 @@ impl State {
     pub(super) fn set_generation(&mut self, generation: u64) {
         if self.generation != generation {
             self.generation = generation;
-            match self.was_there {
-                true => self.board.go_on(generation),
-                false => self.board.clear(),
+            match self.was_connected {
+                true => self.view.reconfigure(generation),
+                false => self.view.clear(),
             }
         }
     }
@@ -74,10 +74,10 @@ impl State {
         self.first == Some(self.generation)
     }
 
-    /// Returns where the present ranks listen, for a newcomer.
-    pub(super) fn doors(&self) -> Vec<String> {
-        let doors = self.board.doors(0).into_iter();
-        doors.map(|(_, at)| at).collect()
+    /// Returns where the present ranks listen, for a joiner.
+    pub(super) fn listening_addresses(&self) -> Vec<String> {
+        let listening_addresses = self.view.listening_addresses(0).into_iter();
+        listening_addresses.map(|(_, at)| at).collect()
     }
 
     /// Returns the rank in the observed generation of a process that was started as `rank`: in a later generation than that of its start,
@@ -85,7 +85,7 @@ impl State {
     pub(super) fn rank_now(&self, rank: usize, pid: u64) -> Option<usize> {
         match self.is_numbered() {
             true => Some(rank),
-            false => self.board.rank_of(pid, process::kernel()),
+            false => self.view.rank_of(pid, process::kernel()),
         }
     }
 }
@@ -106,14 +106,14 @@ impl Shared {
     }
 }
 
-impl Recorder for Shared {
+impl EventSource for Shared {
     fn wait_for_event(&self, next: &mut u64, deadline: Instant) -> Option<Option<WorldEvent>> {
         let mut state = self.state();
         loop {
-            if let Some(event) = state.board.read(next) {
+            if let Some(event) = state.view.read(next) {
                 return Some(Some(event));
             }
-            if state.board.ended().is_some() || state.done {
+            if state.view.ended().is_some() || state.done {
                 return Some(None);
             }
             if Instant::now() >= deadline {

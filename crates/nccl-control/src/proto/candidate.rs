@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::coordinator::{Coordinator, Next};
+use super::coordinator::{Coordinator, Transition};
 use super::core::{Core, Event};
 use super::id::{MemberId, Term, Time};
-use super::message::{Ended, Exclusion, Message, Proof, Report, Solicit};
+use super::message::{Ended, Exclusion, Message, Proof, VoteReport, VoteRequest};
 use super::mistake::Mistake;
 
 /// The state of a candidate; see the module.
@@ -16,11 +16,11 @@ pub(super) struct Candidate {
     since: Time,
     /// When it first asked for this term's votes.
     asked: Time,
-    votes: BTreeMap<MemberId, Report>,
+    votes: BTreeMap<MemberId, VoteReport>,
     /// Since when the votes are enough.
     enough: Option<Time>,
     next_try: Time,
-    mute: bool,
+    unresponsive: bool,
     /// It coordinates a majority, and has to lead in a later term, because a vote was promised for one.
     leads: bool,
     claims: bool,
@@ -29,14 +29,14 @@ pub(super) struct Candidate {
 /// The result of a candidacy.
 pub(super) enum Outcome {
     Leads(Box<Coordinator>),
-    Stops(Next),
+    Stops(Transition),
     /// Others may try.
     Waits,
 }
 
 impl Candidate {
-    /// `mute`: the coordinator answers nothing, although its process may live.
-    pub(super) fn start(core: &mut Core, mute: bool, leads: bool) -> Self {
+    /// `unresponsive`: the coordinator answers nothing, although its process may live.
+    pub(super) fn start(core: &mut Core, unresponsive: bool, leads: bool) -> Self {
         let mut this = Self {
             term: core.term,
             since: core.now,
@@ -44,7 +44,7 @@ impl Candidate {
             votes: BTreeMap::new(),
             enough: None,
             next_try: core.now,
-            mute,
+            unresponsive,
             leads,
             claims: false,
         };
@@ -62,7 +62,7 @@ impl Candidate {
         core.term = Term { round, leader };
         (self.term, self.asked, self.enough) = (core.term, core.now, None);
         self.votes.clear();
-        self.solicit(core);
+        self.request_votes(core);
     }
 
     pub(super) fn term(&self) -> Term {
@@ -72,25 +72,25 @@ impl Candidate {
     fn awaited(&self, core: &Core) -> Vec<MemberId> {
         let others = core.others().into_iter();
         others
-            .filter(|id| !self.votes.contains_key(id) && !core.is_out(*id))
+            .filter(|id| !self.votes.contains_key(id) && !core.is_departed(*id))
             .collect()
     }
 
     /// Asks the voters that have not voted.
-    fn solicit(&mut self, core: &mut Core) {
-        self.next_try = core.now.after(core.timing.beat);
+    fn request_votes(&mut self, core: &mut Core) {
+        self.next_try = core.now.after(core.timing.heartbeat_interval);
         let ended = core.ends();
         for id in self.awaited(core) {
-            // The session repeats earlier messages.
-            if core.links.is_ready(id) || !core.links.is_there(id) {
+            // The link repeats earlier messages.
+            if core.links.is_ready(id) || !core.links.has_link(id) {
                 let (term, ended) = (self.term, ended.clone());
-                let (mute, leads) = (self.mute, self.leads);
+                let (unresponsive, leads) = (self.unresponsive, self.leads);
                 core.reach(
                     id,
-                    Message::Solicit(Solicit {
+                    Message::RequestVote(VoteRequest {
                         term,
                         ended,
-                        mute,
+                        unresponsive,
                         leads,
                     }),
                 );
@@ -98,13 +98,13 @@ impl Candidate {
         }
     }
 
-    pub(super) fn vote(&mut self, core: &mut Core, from: MemberId, term: Term, report: Report) {
+    pub(super) fn vote(&mut self, core: &mut Core, from: MemberId, term: Term, report: VoteReport) {
         if term == self.term && core.membership.votes(from) && core.log.gone(from).is_none() {
             for ended in &report.ended {
                 core.learn_end(ended);
             }
             if let Some(departure) = report.leaves.clone() {
-                let (member, proof, counts) = (from, Proof::Goodbye(departure), true);
+                let (member, proof, counts) = (from, Proof::Leave(departure), true);
                 core.learn_end(&Ended {
                     member,
                     proof,
@@ -119,9 +119,9 @@ impl Candidate {
     pub(super) fn overtaken(&mut self, core: &mut Core, term: Term) -> bool {
         core.term = core.term.max(term);
         let defers = !self.leads
-            && (core.said_goodbye || core.is_before(term.leader, core.id()))
-            && !core.is_out(term.leader)
-            && !core.links.is_hopeless(term.leader);
+            && (core.sent_leave || core.is_before(term.leader, core.id()))
+            && !core.is_departed(term.leader)
+            && !core.links.is_unreachable(term.leader);
         if !defers {
             self.raise(core);
         }
@@ -140,7 +140,7 @@ impl Candidate {
     }
 
     pub(super) fn settle(&mut self, core: &mut Core) -> Option<Outcome> {
-        let mute = match core.mistakes.makes(Mistake::MuteVotes) {
+        let unresponsive = match core.mistakes.makes(Mistake::UnresponsiveVotes) {
             true => self
                 .awaited(core)
                 .iter()
@@ -150,12 +150,12 @@ impl Candidate {
         };
         let me = core.id();
         let living = self.votes.keys().filter(|id| !core.has_ended(**id)).count();
-        let votes = core.own_vote() + living + mute;
+        let votes = core.own_vote() + living + unresponsive;
         let has = |id: MemberId| id == me || self.votes.contains_key(&id);
         if core.is_majority(votes, self.term, has) {
             let since = *self.enough.get_or_insert(core.now);
             let awaited = self.awaited(core);
-            let mut hope = awaited.iter().filter(|id| !core.links.is_hopeless(**id));
+            let mut hope = awaited.iter().filter(|id| !core.links.is_unreachable(**id));
             if self.leads || hope.next().is_none() || core.now.since(since) >= core.timing.grace {
                 return Some(self.lead(core));
             }
@@ -170,7 +170,7 @@ impl Candidate {
                 .push_back(Event::Claim(core.membership.generation));
         }
         if self.next_try <= core.now {
-            self.solicit(core);
+            self.request_votes(core);
         }
         if core.gives_up() {
             let why = no_majority(core, &self.votes.keys().copied().collect());
@@ -179,7 +179,7 @@ impl Candidate {
                 let why = why.clone();
                 core.send(*id, Message::CutOff { term, why });
             }
-            return Some(Outcome::Stops(Next::Out(why)));
+            return Some(Outcome::Stops(Transition::Exclude(why)));
         }
         (core.now.since(self.since) >= core.timing.elect).then_some(Outcome::Waits)
     }
@@ -198,8 +198,8 @@ impl Candidate {
             let start = core.log.end();
             if !begins {
                 // This member has received entries that a later coordinator's members have not.
-                let why = Exclusion::PassedOver(best.synced.leader);
-                return Outcome::Stops(Next::Out(why));
+                let why = Exclusion::Superseded(best.synced.leader);
+                return Outcome::Stops(Transition::Exclude(why));
             }
             let known = usize::try_from(start.saturating_sub(best.log.first)).unwrap_or(usize::MAX);
             for entry in best.log.entries.iter().skip(known).cloned() {
@@ -208,7 +208,7 @@ impl Candidate {
         }
         if core.log.gone(core.id()).is_some() {
             let leader = core.synced.leader;
-            return Outcome::Stops(Next::Out(Exclusion::PassedOver(leader)));
+            return Outcome::Stops(Transition::Exclude(Exclusion::Superseded(leader)));
         }
         Outcome::Leads(Box::new(Coordinator::recovered(core, self.asked, reports)))
     }
@@ -217,11 +217,11 @@ impl Candidate {
 /// The exclusion of a member that reaches these voters and itself, and no majority.
 pub(super) fn no_majority(core: &Core, reached: &BTreeSet<MemberId>) -> Exclusion {
     let mut unreached = core.others();
-    unreached.retain(|id| !reached.contains(id) && core.is_apart(*id));
+    unreached.retain(|id| !reached.contains(id) && core.may_be_on_other_side(*id));
     // A connected member may be on this side although it votes for no candidate; it is named only if all of these are connected.
-    let is_there = |id: &MemberId| core.links.is_ready(*id);
-    if unreached.iter().any(|id| !is_there(id)) {
-        unreached.retain(|id| !is_there(id));
+    let has_link = |id: &MemberId| core.links.is_ready(*id);
+    if unreached.iter().any(|id| !has_link(id)) {
+        unreached.retain(|id| !has_link(id));
     }
     Exclusion::NoMajority {
         reached: 1 + reached.len() as u32,

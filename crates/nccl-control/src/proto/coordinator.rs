@@ -2,8 +2,8 @@
 //!
 //! Each entry waits for one of two conditions:
 //!
-//! - a majority has answered a beat within the last [`Timing::lease`]: enough for certain knowledge;
-//! - a majority has answered a beat that was sent after the doubt arose: for a member that is merely out of reach, because this
+//! - a majority has answered a heartbeat within the last [`Timing::lease`]: enough for certain knowledge;
+//! - a majority has answered a heartbeat that was sent after the suspicion arose: for a member that is merely out of reach, because this
 //!   side may be the one that is cut off.
 //!
 //! The next generation is one decision of the members of this one: proposed once, accepted by each of them once, active when a
@@ -15,26 +15,27 @@ use std::time::Duration;
 
 use super::core::{Core, Event};
 use super::id::{Generation, MemberId, Membership, Peer, SharedMembership, Term, Time};
-use super::log::{Entry, Said};
+use super::log::{Broadcast, Entry};
 use super::message::{
-    Beat, Ended, Exclusion, Frame, Message, Place, Proof, Pulse, Report, Solicit, Wish,
+    Ended, Exclusion, Frame, Heartbeat, HeartbeatReply, JoinRole, Message, Proof,
+    ReconfigureRequest, VoteReport, VoteRequest,
 };
 use super::mistake::Mistake;
 #[cfg(doc)]
 use super::timing::Timing;
-use crate::departure::{Departure, How, LastCall};
+use crate::departure::{Departure, LastCall, LossKind};
 
 /// The next role of the coordinator's member.
 #[derive(Debug)]
-pub(super) enum Next {
+pub(super) enum Transition {
     /// The next generation is active, for certain not before that time.
     Enter(SharedMembership, Time),
     /// This member takes part no more.
-    Out(Exclusion),
+    Exclude(Exclusion),
     /// Another member coordinates in this term.
     Follow(Term),
     /// This member has to lead in a later term than that one, because a vote was promised for it.
-    Stand(Term),
+    LeadLaterTerm(Term),
     /// This process has left.
     Left,
 }
@@ -44,15 +45,15 @@ struct Follower {
     heard: Time,
     /// How many turns had passed then.
     turn: u64,
-    /// The last beat that it has answered.
+    /// The last heartbeat that it has answered.
     answered: u64,
     /// Whether it follows; until then its vote may still come.
     admitted: bool,
     suspected: bool,
-    /// When its session was lost.
+    /// When its link was lost.
     lost: Option<Time>,
-    /// Its wish, and until when that is valid.
-    wish: Option<(Wish, Time)>,
+    /// Its request to go on, and until when that is valid.
+    reconfigure_request: Option<(ReconfigureRequest, Time)>,
     /// Whether it was told that the others go on without it.
     told: bool,
 }
@@ -66,14 +67,14 @@ impl Follower {
             admitted,
             suspected: false,
             lost: None,
-            wish: None,
+            reconfigure_request: None,
             told: false,
         }
     }
 }
 
 #[derive(Debug)]
-struct SentBeat {
+struct SentHeartbeat {
     number: u64,
     at: Time,
     turn: u64,
@@ -82,10 +83,10 @@ struct SentBeat {
 
 /// An entry that waits to be sent to all members.
 #[derive(Debug)]
-struct Order {
+struct PendingEntry {
     entry: Entry,
     since: Time,
-    /// The beat that a majority has to answer; none where the lease is enough.
+    /// The heartbeat that a majority has to answer; none where the lease is enough.
     needs: Option<u64>,
 }
 
@@ -105,26 +106,26 @@ pub(super) struct Coordinator {
     followers: BTreeMap<MemberId, Follower>,
     /// The members that are gone without proof, and how many turns had passed when each was last heard.
     unproven: BTreeMap<MemberId, u64>,
-    beat: u64,
-    /// The beats that were due, without those that were sent between two of them.
+    heartbeat: u64,
+    /// The heartbeats that were due, without those that were sent between two of them.
     turns: u64,
-    next_beat: Time,
-    beats: VecDeque<SentBeat>,
-    /// The last beat that a majority has answered, and when it was sent.
+    next_heartbeat: Time,
+    heartbeats: VecDeque<SentHeartbeat>,
+    /// The last heartbeat that a majority has answered, and when it was sent.
     confirmed: (u64, Time),
     /// The same, with more than half of the votes: a claim lets this side go on, and does not show what others have decided.
     sure: (u64, Time),
-    /// The turn since which every beat has been confirmed. Before that, another coordinator may have led for a while, and given
+    /// The turn since which every heartbeat has been confirmed. Before that, another coordinator may have led for a while, and given
     /// leases that this one does not know of.
     steady: u64,
-    /// How many turns had passed when the last confirmed beat was sent.
+    /// How many turns had passed when the last confirmed heartbeat was sent.
     confirmed_turn: u64,
-    /// How many beats follow at once, so that members get their lease.
+    /// How many heartbeats follow at once, so that members get their lease.
     burst: u32,
-    orders: VecDeque<Order>,
-    /// Reports of parents about members whose goodbye may be on its way, and until when they wait for that.
-    words: Vec<(Time, Ended)>,
-    wishes: usize,
+    pending_entries: VecDeque<PendingEntry>,
+    /// Reports of parents about members whose leave message may be on its way, and until when they wait for that.
+    exit_reports: Vec<(Time, Ended)>,
+    reconfigure_requests: usize,
     /// The members that go on into no successor, and how many of them have not departed.
     abstaining: BTreeSet<MemberId>,
     abstainers: usize,
@@ -137,14 +138,14 @@ pub(super) struct Coordinator {
     leaving: Option<Time>,
 }
 
-/// How many turns may lie between two confirmed beats, and between the last one and a decision.
-const GAP: u64 = 2;
+/// How many turns may lie between two confirmed heartbeats, and between the last one and a decision.
+const MAX_HEARTBEAT_GAP: u64 = 2;
 
-/// How many beats are remembered.
-const REMEMBERED: usize = 8;
+/// How many heartbeats are remembered.
+const MAX_REMEMBERED: usize = 8;
 
 /// How long a leaving coordinator waits until the others know, in nanoseconds.
-const FAREWELL: u64 = 1_000_000_000;
+const LEAVE_TIMEOUT: u64 = 1_000_000_000;
 
 impl Coordinator {
     /// Makes the coordinator of a generation that has just become active.
@@ -172,7 +173,7 @@ impl Coordinator {
     pub(super) fn recovered(
         core: &mut Core,
         since: Time,
-        reports: BTreeMap<MemberId, Report>,
+        reports: BTreeMap<MemberId, VoteReport>,
     ) -> Self {
         let now = core.now;
         let living = reports.keys().filter(|id| !core.has_ended(**id)).count();
@@ -186,20 +187,20 @@ impl Coordinator {
         }
         core.synced = core.term;
         let mut accepted = core.accepted.clone();
-        let mut unheard = BTreeSet::new();
-        unheard.extend(core.unheard.iter().cloned());
+        let mut unlogged = BTreeSet::new();
+        unlogged.extend(core.unlogged.iter().cloned());
         for report in reports.values() {
             if let Some(other) = &report.accepted
                 && accepted.as_ref().is_none_or(|(term, _)| *term < other.0)
             {
                 accepted = Some(other.clone());
             }
-            unheard.extend(report.unheard.iter().cloned());
+            unlogged.extend(report.unlogged.iter().cloned());
         }
         if !core.mistakes.makes(Mistake::DecisionForgotten) {
             this.adopted = accepted.map(|(_, membership)| membership);
         }
-        this.inherits = this.adopted.is_some() && !core.mistakes.makes(Mistake::BoundTestify);
+        this.inherits = this.adopted.is_some() && !core.mistakes.makes(Mistake::BoundReportsEnd);
         for ended in core.ends() {
             this.end_is_known(core, &ended);
         }
@@ -211,24 +212,24 @@ impl Coordinator {
         }
         this.invite(core);
         if core.mistakes.makes(Mistake::UnheardForgotten) {
-            unheard.clear();
+            unlogged.clear();
         }
-        for said in unheard {
-            this.say(core, said);
+        for said in unlogged {
+            this.enqueue_broadcast(core, said);
         }
-        this.order_operator(core);
+        this.enqueue_operator_decision(core);
         this.start(core);
         this
     }
 
     /// Orders the operator's decision for all members, once.
-    fn order_operator(&mut self, core: &Core) {
-        let is_ordered = |order: &Order| matches!(order.entry, Entry::Operator(_));
+    fn enqueue_operator_decision(&mut self, core: &Core) {
+        let is_ordered = |order: &PendingEntry| matches!(order.entry, Entry::OperatorDecision(_));
         if let Some(word) = core.operator.clone()
-            && !core.operator_heard
-            && !self.orders.iter().any(is_ordered)
+            && !core.operator_decision_logged
+            && !self.pending_entries.iter().any(is_ordered)
         {
-            self.order(core, Entry::Operator(word), None);
+            self.enqueue_entry(core, Entry::OperatorDecision(word), None);
         }
     }
 
@@ -242,18 +243,18 @@ impl Coordinator {
             term: core.term,
             followers: BTreeMap::new(),
             unproven: BTreeMap::new(),
-            beat: 0,
+            heartbeat: 0,
             turns: 0,
-            next_beat: core.now,
-            beats: VecDeque::new(),
+            next_heartbeat: core.now,
+            heartbeats: VecDeque::new(),
             confirmed: (0, since),
             sure: (0, sure),
             steady: 0,
             confirmed_turn: 0,
             burst: 3,
-            orders: VecDeque::new(),
-            words: Vec::new(),
-            wishes: 0,
+            pending_entries: VecDeque::new(),
+            exit_reports: Vec::new(),
+            reconfigure_requests: 0,
             abstaining: BTreeSet::new(),
             abstainers: 0,
             proposal: None,
@@ -272,7 +273,7 @@ impl Coordinator {
         for id in observers {
             self.inform(core, id);
         }
-        self.send_beat(core);
+        self.send_heartbeat(core);
     }
 
     /// Returns for how many nanoseconds each follower has not been heard.
@@ -302,20 +303,20 @@ impl Coordinator {
         core.now <= self.confirmed.1.after(core.timing.lease)
     }
 
-    // --- beats ---
+    // --- heartbeats ---
 
-    fn send_beat(&mut self, core: &mut Core) {
-        self.beat += 1;
-        let late = core.now.since(self.next_beat) > core.timing.beat;
-        self.next_beat = core.now.after(core.timing.beat);
-        self.beats.push_back(SentBeat {
-            number: self.beat,
+    fn send_heartbeat(&mut self, core: &mut Core) {
+        self.heartbeat += 1;
+        let late = core.now.since(self.next_heartbeat) > core.timing.heartbeat_interval;
+        self.next_heartbeat = core.now.after(core.timing.heartbeat_interval);
+        self.heartbeats.push_back(SentHeartbeat {
+            number: self.heartbeat,
             at: core.now,
             turn: self.turns,
             answers: 0,
         });
-        if self.beats.len() > REMEMBERED {
-            self.beats.pop_front();
+        if self.heartbeats.len() > MAX_REMEMBERED {
+            self.heartbeats.pop_front();
         }
         let (generation, term) = (core.generation(), self.term);
         let confirmed = if self.inherits { 0 } else { self.sure.0 };
@@ -323,14 +324,14 @@ impl Coordinator {
             if !follower.admitted {
                 continue;
             }
-            let beat = Beat {
+            let heartbeat = Heartbeat {
                 generation,
                 term,
-                number: self.beat,
+                number: self.heartbeat,
                 answered: follower.answered,
                 confirmed,
             };
-            core.links.send_now(id, Frame::Beat(beat));
+            core.links.send_now(id, Frame::Heartbeat(heartbeat));
             let silent = core.now.since(follower.heard);
             if silent >= core.timing.suspect
                 && !late
@@ -340,21 +341,21 @@ impl Coordinator {
             }
         }
         for id in core.observers.keys() {
-            let beat = Beat {
+            let heartbeat = Heartbeat {
                 generation,
                 term,
-                number: self.beat,
+                number: self.heartbeat,
                 answered: 0,
                 confirmed,
             };
-            core.links.send_now(*id, Frame::Beat(beat));
+            core.links.send_now(*id, Frame::Heartbeat(heartbeat));
         }
         self.confirm(core);
     }
 
-    /// Finds the last beat that a majority has answered.
+    /// Finds the last heartbeat that a majority has answered.
     fn confirm(&mut self, core: &mut Core) {
-        let mute = match core.mistakes.makes(Mistake::MuteVotes) {
+        let unresponsive = match core.mistakes.makes(Mistake::UnresponsiveVotes) {
             true => self
                 .followers
                 .keys()
@@ -373,58 +374,66 @@ impl Coordinator {
             }
         };
         let own = core.own_vote();
-        let votes = |beat: &SentBeat| own + beat.answers.max(mute);
+        let votes = |heartbeat: &SentHeartbeat| own + heartbeat.answers.max(unresponsive);
         let sure = self
-            .beats
+            .heartbeats
             .iter()
             .rev()
-            .find(|beat| core.is_more_than_half(votes(beat)));
-        if let Some(beat) = sure
-            && beat.number > self.sure.0
+            .find(|heartbeat| core.is_more_than_half(votes(heartbeat)));
+        if let Some(heartbeat) = sure
+            && heartbeat.number > self.sure.0
         {
-            self.sure = (beat.number, beat.at.max(self.sure.1));
+            self.sure = (heartbeat.number, heartbeat.at.max(self.sure.1));
             self.renew(core);
         }
-        let mut beats = self.beats.iter().rev();
-        let confirmed =
-            beats.find(|beat| core.is_majority(votes(beat), self.term, answered(beat.number)));
-        if let Some(beat) = confirmed
-            && beat.number > self.confirmed.0
+        let mut heartbeats = self.heartbeats.iter().rev();
+        let confirmed = heartbeats.find(|heartbeat| {
+            core.is_majority(votes(heartbeat), self.term, answered(heartbeat.number))
+        });
+        if let Some(heartbeat) = confirmed
+            && heartbeat.number > self.confirmed.0
         {
-            self.confirmed = (beat.number, beat.at.max(self.confirmed.1));
-            let turn = std::mem::replace(&mut self.confirmed_turn, beat.turn);
-            if beat.turn - turn > GAP && !core.mistakes.makes(Mistake::GapForgotten) {
+            self.confirmed = (heartbeat.number, heartbeat.at.max(self.confirmed.1));
+            let turn = std::mem::replace(&mut self.confirmed_turn, heartbeat.turn);
+            if heartbeat.turn - turn > MAX_HEARTBEAT_GAP
+                && !core.mistakes.makes(Mistake::GapForgotten)
+            {
                 self.steady = self.turns;
             }
             if self.burst > 0 {
                 self.burst -= 1;
-                self.send_beat(core);
+                self.send_heartbeat(core);
             }
         }
     }
 
-    pub(super) fn pulse(&mut self, core: &mut Core, from: MemberId, pulse: Pulse) -> Option<Next> {
-        if pulse.term != self.term || pulse.generation != core.generation() {
+    pub(super) fn heartbeat_reply(
+        &mut self,
+        core: &mut Core,
+        from: MemberId,
+        heartbeat_reply: HeartbeatReply,
+    ) -> Option<Transition> {
+        if heartbeat_reply.term != self.term || heartbeat_reply.generation != core.generation() {
             return None;
         }
-        if pulse.progress {
+        if heartbeat_reply.progress {
             core.progress = Some(core.now);
         }
-        self.hear(core, from);
-        // A member that has said goodbye votes no more.
+        self.record_heard(core, from);
+        // A member that has left votes no more.
         let is_vote = !core.has_ended(from);
         let follower = self.followers.get_mut(&from).filter(|_| is_vote)?;
-        for beat in &mut self.beats {
-            if beat.number <= pulse.number && beat.number > follower.answered {
-                beat.answers += 1;
+        for heartbeat in &mut self.heartbeats {
+            if heartbeat.number <= heartbeat_reply.number && heartbeat.number > follower.answered {
+                heartbeat.answers += 1;
             }
         }
-        follower.answered = follower.answered.max(pulse.number);
+        follower.answered = follower.answered.max(heartbeat_reply.number);
         self.confirm(core);
         self.settle(core)
     }
 
-    fn hear(&mut self, core: &mut Core, from: MemberId) {
+    fn record_heard(&mut self, core: &mut Core, from: MemberId) {
         if let Some(follower) = self.followers.get_mut(&from) {
             (follower.heard, follower.turn) = (core.now, self.turns);
             if std::mem::take(&mut follower.suspected) {
@@ -436,32 +445,32 @@ impl Coordinator {
     /// Whether a member has not answered for so long that its lease has run out.
     ///
     /// Its lease may come from another coordinator, which it has promised its vote to after its last answer here. That coordinator had a
-    /// majority for a moment, so that this one had none then: not longer than [`GAP`] if the beats were confirmed since.
+    /// majority for a moment, so that this one had none then: not longer than [`MAX_HEARTBEAT_GAP`] if the heartbeats were confirmed since.
     fn is_silent(&self, core: &Core, id: MemberId) -> bool {
         if core.mistakes.makes(Mistake::LeftOutEarly) {
             return true;
         }
         let follower = self.followers.get(&id).map(|follower| follower.turn);
         let heard = follower.or_else(|| self.unproven.get(&id).copied());
-        heard.is_none_or(|turn| self.turns - turn.max(self.steady) > core.timing.silent_beats)
+        heard.is_none_or(|turn| self.turns - turn.max(self.steady) > core.timing.silent_heartbeats)
     }
 
-    /// Asks the members that do not follow yet. A member that cannot be reached is doubted when its session is lost.
+    /// Asks the members that do not follow yet. A member that cannot be reached is suspected when its link is lost.
     fn invite(&mut self, core: &mut Core) {
         let ended = core.ends();
         let all = self.followers.iter();
-        let absent = all.filter(|(id, follower)| !follower.admitted && !core.is_out(**id));
+        let absent = all.filter(|(id, follower)| !follower.admitted && !core.is_departed(**id));
         let absent: Vec<_> = absent.map(|(id, _)| *id).collect();
         for id in absent {
-            if core.links.is_ready(id) || !core.links.is_there(id) {
+            if core.links.is_ready(id) || !core.links.has_link(id) {
                 let (term, ended) = (self.term, ended.clone());
-                let (mute, leads) = (false, true);
+                let (unresponsive, leads) = (false, true);
                 core.reach(
                     id,
-                    Message::Solicit(Solicit {
+                    Message::RequestVote(VoteRequest {
                         term,
                         ended,
-                        mute,
+                        unresponsive,
                         leads,
                     }),
                 );
@@ -477,58 +486,69 @@ impl Coordinator {
         core: &mut Core,
         from: MemberId,
         message: Message,
-    ) -> Option<Next> {
-        self.hear(core, from);
+    ) -> Option<Transition> {
+        self.record_heard(core, from);
         if self.leaving.is_some() {
             return self.settle(core);
         }
         match message {
             Message::Vote { report, .. } => {
                 if report.promised > self.term && core.log.gone(from).is_none() {
-                    return Some(self.stand(core, report.promised));
+                    return Some(self.lead_later_term(core, report.promised));
                 }
                 self.admit(core, from, &report);
             }
-            Message::Say(said) => self.say(core, said),
-            Message::Tell { from, to, bytes } if to == core.id() => {
-                core.events.push_back(Event::Told(from, bytes));
+            Message::Broadcast(said) => self.enqueue_broadcast(core, said),
+            Message::Direct { from, to, bytes } if to == core.id() => {
+                core.events.push_back(Event::Direct(from, bytes));
             }
-            Message::Tell { from, to, bytes } => core.send(to, Message::Tell { from, to, bytes }),
-            Message::Testify(ended) if self.may_have_said_goodbye(core, &ended) => {
-                self.words.push((core.now.after(core.timing.word), ended));
+            Message::Direct { from, to, bytes } => {
+                core.send(to, Message::Direct { from, to, bytes })
             }
-            Message::Testify(mut ended) => {
+            Message::ReportEnd(ended) if self.may_have_left(core, &ended) => {
+                self.exit_reports
+                    .push((core.now.after(core.timing.exit_report_wait), ended));
+            }
+            Message::ReportEnd(mut ended) => {
                 ended.counts |= core.is_current();
                 self.end_is_known(core, &ended);
             }
-            Message::Ask(bytes) => {
+            Message::Request(bytes) => {
                 let follower = self.followers.get(&from);
                 if follower.is_some_and(|follower| follower.admitted)
                     || core.observers.contains_key(&from)
                 {
-                    core.events.push_back(Event::Asked(from, bytes));
+                    core.events.push_back(Event::Request(from, bytes));
                 }
             }
             Message::Abstain => self.abstains(core, from),
-            Message::GoOn(wish) if core.membership.rank_of(from).is_some() => {
+            Message::Reconfigure(reconfigure_request)
+                if core.membership.rank_of(from).is_some() =>
+            {
                 if let Some(follower) = self.followers.get_mut(&from)
                     && !self.abstaining.contains(&from)
                 {
                     // Wishes of the other members are on their way, too, when a coordinator is new.
-                    let until = core.now.after(wish.patience.max(core.timing.suspect));
-                    if follower.wish.replace((wish, until)).is_none() {
-                        self.wishes += 1;
+                    let until = core
+                        .now
+                        .after(reconfigure_request.timeout.max(core.timing.suspect));
+                    if follower
+                        .reconfigure_request
+                        .replace((reconfigure_request, until))
+                        .is_none()
+                    {
+                        self.reconfigure_requests += 1;
                     }
                 }
             }
-            Message::StayHere(number) => {
+            Message::CancelReconfigure(number) => {
                 if let Some(follower) = self.followers.get_mut(&from)
                     && follower
-                        .wish
-                        .take_if(|(wish, _)| wish.number == number)
+                        .reconfigure_request
+                        .take_if(|(reconfigure_request, _)| reconfigure_request.number == number)
                         .is_some()
                 {
-                    self.wishes -= 1;
+                    self.reconfigure_requests -= 1;
                 }
             }
             Message::Leave(_) if !core.membership.votes(from) => {
@@ -537,14 +557,14 @@ impl Coordinator {
                 core.links.acknowledge(from);
                 core.links.keep(from, false);
             }
-            Message::Leave(departure) => self.goodbye(core, from, departure),
+            Message::Leave(departure) => self.handle_leave(core, from, departure),
             Message::Released => {
                 let after = self.waited(core);
-                self.goodbye(core, from, Departure::lost(How::LeftBehind { after }));
+                self.handle_leave(core, from, Departure::lost(LossKind::LeftBehind { after }));
             }
             Message::Join {
                 peer,
-                seat: Place::Joiner,
+                role: JoinRole::Joiner,
             } => {
                 core.links.keep(from, true);
                 core.joiners.insert(from, peer);
@@ -561,14 +581,14 @@ impl Coordinator {
             }
             Message::Follows { term, leads } if term > self.term => {
                 return Some(match leads {
-                    true => Next::Follow(term),
-                    false => self.stand(core, term),
+                    true => Transition::Follow(term),
+                    false => self.lead_later_term(core, term),
                 });
             }
-            Message::Operator(word) if word.generation == core.generation() => {
+            Message::OperatorDecision(word) if word.generation == core.generation() => {
                 // The decision counts before it is in the log: without it, no entry can be sent.
                 core.operator.get_or_insert_with(|| Arc::new(word));
-                self.order_operator(core);
+                self.enqueue_operator_decision(core);
             }
             _ => {}
         }
@@ -581,25 +601,25 @@ impl Coordinator {
             return;
         }
         let membership = Arc::clone(&core.membership);
-        core.send(from, Message::Ahead(membership));
+        core.send(from, Message::NewerGeneration(membership));
         let (term, start) = (self.term, 0);
         let entries = core.log.since(0);
         let message = match entries.filter(|_| self.followers.contains_key(&from)) {
-            Some(entries) => Message::Lead {
+            Some(entries) => Message::SyncLog {
                 term,
                 start,
                 entries,
             },
-            None => Message::TurnAway(Exclusion::PassedOver(core.id())),
+            None => Message::Reject(Exclusion::Superseded(core.id())),
         };
         core.send(from, message);
     }
 
     /// Handles a vote promised for a later term. A coordinator that has a majority leads it in a still later one.
-    pub(super) fn stand(&self, core: &Core, term: Term) -> Next {
-        match self.is_current(core) && !core.said_goodbye {
-            true => Next::Stand(term),
-            false => Next::Follow(term),
+    pub(super) fn lead_later_term(&self, core: &Core, term: Term) -> Transition {
+        match self.is_current(core) && !core.sent_leave {
+            true => Transition::LeadLaterTerm(term),
+            false => Transition::Follow(term),
         }
     }
 
@@ -610,22 +630,29 @@ impl Coordinator {
         }
         self.abstainers += usize::from(core.log.gone(id).is_none());
         if let Some(follower) = self.followers.get_mut(&id) {
-            self.wishes -= usize::from(follower.wish.take().is_some());
+            self.reconfigure_requests -= usize::from(follower.reconfigure_request.take().is_some());
         }
     }
 
     /// Returns for how long the members that go on have waited for the others.
     fn waited(&self, core: &Core) -> Duration {
         let shortest = core.timing.suspect;
-        let wishes = self.followers.values().filter_map(|follower| follower.wish);
-        let wishes = wishes.map(|(wish, until)| Time(until.0 - wish.patience.max(shortest)));
-        let first = wishes.chain(core.wish.map(|(_, since)| since)).min();
+        let reconfigure_requests = self
+            .followers
+            .values()
+            .filter_map(|follower| follower.reconfigure_request);
+        let reconfigure_requests = reconfigure_requests.map(|(reconfigure_request, until)| {
+            Time(until.0 - reconfigure_request.timeout.max(shortest))
+        });
+        let first = reconfigure_requests
+            .chain(core.reconfigure_request.map(|(_, since)| since))
+            .min();
         Duration::from_nanos(core.now.since(first.unwrap_or(core.now)))
     }
 
-    fn goodbye(&mut self, core: &mut Core, from: MemberId, departure: Departure) {
+    fn handle_leave(&mut self, core: &mut Core, from: MemberId, departure: Departure) {
         if from != core.id() {
-            let (member, proof, counts) = (from, Proof::Goodbye(departure), true);
+            let (member, proof, counts) = (from, Proof::Leave(departure), true);
             let ended = Ended {
                 member,
                 proof,
@@ -638,7 +665,7 @@ impl Coordinator {
             departure,
             proven: true,
         };
-        self.order(core, entry, None);
+        self.enqueue_entry(core, entry, None);
     }
 
     /// Whether it has told all that it leaves.
@@ -655,9 +682,9 @@ impl Coordinator {
     /// Tells an observer that this member leads, and sends it the log.
     fn inform(&self, core: &mut Core, to: MemberId) {
         let (term, membership) = (self.term, Arc::clone(&core.membership));
-        core.send(to, Message::Leads { term, membership });
+        core.send(to, Message::Leading { term, membership });
         let (start, entries) = (core.log.first(), core.log.part().entries);
-        let lead = Message::Lead {
+        let lead = Message::SyncLog {
             term,
             start,
             entries,
@@ -665,27 +692,29 @@ impl Coordinator {
         core.send(to, lead);
     }
 
-    pub(super) fn say(&mut self, core: &mut Core, said: Arc<Said>) {
-        let is_waiting =
-            |order: &Order| matches!(&order.entry, Entry::Said(other) if *other == said);
-        if !core.log.has(&said) && !self.orders.iter().any(is_waiting) {
-            self.order(core, Entry::Said(said), None);
+    pub(super) fn enqueue_broadcast(&mut self, core: &mut Core, said: Arc<Broadcast>) {
+        let is_waiting = |order: &PendingEntry| matches!(&order.entry, Entry::Broadcast(other) if *other == said);
+        if !core.log.has(&said) && !self.pending_entries.iter().any(is_waiting) {
+            self.enqueue_entry(core, Entry::Broadcast(said), None);
         }
     }
 
-    /// Whether a parent's report may have overtaken a goodbye.
-    fn may_have_said_goodbye(&self, core: &Core, ended: &Ended) -> bool {
+    /// Whether a parent's report may have overtaken a leave message.
+    fn may_have_left(&self, core: &Core, ended: &Ended) -> bool {
         let id = ended.member;
-        let is_word = matches!(ended.proof, Proof::Parent(_));
-        is_word && self.followers.contains_key(&id) && core.links.is_ready(id) && !core.is_out(id)
+        let is_exit_report = matches!(ended.proof, Proof::Parent(_));
+        is_exit_report
+            && self.followers.contains_key(&id)
+            && core.links.is_ready(id)
+            && !core.is_departed(id)
     }
 
     /// Applies the parents' reports that have waited long enough.
-    fn take_words(&mut self, core: &mut Core) {
+    fn apply_exit_reports(&mut self, core: &mut Core) {
         let is_due = |(until, ended): &mut (Time, Ended)| {
             *until <= core.now || !core.links.is_ready(ended.member)
         };
-        let due: Vec<_> = self.words.extract_if(.., is_due).collect();
+        let due: Vec<_> = self.exit_reports.extract_if(.., is_due).collect();
         for (_, mut ended) in due {
             ended.counts |= core.is_current();
             self.end_is_known(core, &ended);
@@ -699,8 +728,11 @@ impl Coordinator {
             return;
         }
         let id = ended.member;
-        let known = self.words.iter().position(|(_, word)| word.member == id);
-        let known = known.map(|at| self.words.swap_remove(at).1);
+        let known = self
+            .exit_reports
+            .iter()
+            .position(|(_, word)| word.member == id);
+        let known = known.map(|at| self.exit_reports.swap_remove(at).1);
         let ended = match known {
             // The parent's report is more specific.
             Some(word) if ended.proof == Proof::Kernel => {
@@ -713,20 +745,24 @@ impl Coordinator {
         // It is no vote any more, whatever it has answered.
         if let Some(follower) = self.followers.get_mut(&id) {
             let answered = std::mem::take(&mut follower.answered);
-            for beat in self.beats.iter_mut().filter(|beat| beat.number <= answered) {
-                beat.answers -= 1;
+            for heartbeat in self
+                .heartbeats
+                .iter_mut()
+                .filter(|heartbeat| heartbeat.number <= answered)
+            {
+                heartbeat.answers -= 1;
             }
         }
         if id == core.id() || !core.membership.votes(id) || core.log.gone(id).is_some() {
             return;
         }
-        // A doubt about it is settled.
-        self.orders
-            .retain(|order| !(order.needs.is_some() && gone(&order.entry) == Some(id)));
+        // A suspicion about it is settled.
+        self.pending_entries
+            .retain(|order| !(order.needs.is_some() && departing_member(&order.entry) == Some(id)));
         let pid = core.membership.peer(id).map_or(0, |peer| peer.pid);
         let departure = ended.proof.departure(pid);
         let proven = true;
-        self.order(
+        self.enqueue_entry(
             core,
             Entry::Gone {
                 member: id,
@@ -738,20 +774,20 @@ impl Coordinator {
     }
 
     /// Handles that the program of this member leaves.
-    pub(super) fn leave(&mut self, core: &mut Core, departure: Departure) -> Option<Next> {
+    pub(super) fn leave(&mut self, core: &mut Core, departure: Departure) -> Option<Transition> {
         let me = core.id();
-        self.goodbye(core, me, departure);
+        self.handle_leave(core, me, departure);
         self.settle(core)
     }
 
-    /// Handles a lost session.
-    pub(super) fn lost(&mut self, core: &mut Core, id: MemberId) -> Option<Next> {
+    /// Handles a lost link.
+    pub(super) fn lost(&mut self, core: &mut Core, id: MemberId) -> Option<Transition> {
         forget_joiner(core, id);
         core.observers.remove(&id);
         if let Some(follower) = self.followers.get_mut(&id) {
             // Messages on their way in both directions are lost with it.
             (follower.lost, follower.admitted) = (Some(core.now), false);
-            self.wishes -= usize::from(follower.wish.take().is_some());
+            self.reconfigure_requests -= usize::from(follower.reconfigure_request.take().is_some());
             if core.mistakes.makes(Mistake::ClosedIsDead) {
                 let (member, proof, counts) = (id, Proof::Kernel, true);
                 self.end_is_known(
@@ -763,45 +799,44 @@ impl Coordinator {
                     },
                 );
             } else {
-                self.doubt(core);
+                self.depart_lost_members(core);
             }
         }
         self.settle(core)
     }
 
-    /// Handles that the peer has begun another session: it follows once it has been asked again.
-    pub(super) fn renewed(&mut self, core: &mut Core, id: MemberId) -> Option<Next> {
+    /// Handles that the peer has begun another link: it follows once it has been asked again.
+    pub(super) fn renewed(&mut self, core: &mut Core, id: MemberId) -> Option<Transition> {
         if let Some(follower) = self.followers.get_mut(&id) {
             follower.admitted = false;
-            self.wishes -= usize::from(follower.wish.take().is_some());
+            self.reconfigure_requests -= usize::from(follower.reconfigure_request.take().is_some());
             core.links.keep(id, true);
         }
         self.settle(core)
     }
 
     /// Asks for a majority without the unreachable members, unless NCCL reaches them.
-    fn doubt(&mut self, core: &mut Core) {
+    fn depart_lost_members(&mut self, core: &mut Core) {
         if core.progresses() {
             return;
         }
         let waits = |id: MemberId| {
-            self.orders
+            self.pending_entries
                 .iter()
-                .any(|order| gone(&order.entry) == Some(id))
+                .any(|order| departing_member(&order.entry) == Some(id))
         };
-        let lost = self
-            .followers
-            .iter()
-            .filter(|(id, follower)| follower.lost.is_some() && !core.is_out(**id) && !waits(**id));
+        let lost = self.followers.iter().filter(|(id, follower)| {
+            follower.lost.is_some() && !core.is_departed(**id) && !waits(**id)
+        });
         let lost: Vec<_> = lost.map(|(id, follower)| (*id, follower.heard)).collect();
         if lost.is_empty() {
             return;
         }
-        let needs = Some(self.beat + 1);
+        let needs = Some(self.heartbeat + 1);
         for (member, heard) in lost {
             let departure = core.unreachable(member, heard, core.now.since(heard));
             let proven = false;
-            self.order(
+            self.enqueue_entry(
                 core,
                 Entry::Gone {
                     member,
@@ -811,11 +846,11 @@ impl Coordinator {
                 needs,
             );
         }
-        self.send_beat(core);
+        self.send_heartbeat(core);
     }
 
     /// Lets the voter follow if the log here continues the log of its report.
-    fn admit(&mut self, core: &mut Core, from: MemberId, report: &Report) {
+    fn admit(&mut self, core: &mut Core, from: MemberId, report: &VoteReport) {
         for ended in &report.ended {
             if core.learn_end(ended) {
                 self.end_is_known(core, ended);
@@ -830,7 +865,7 @@ impl Coordinator {
         let start = report.log.end().min(core.log.end());
         let entries = core.log.since(start).filter(|_| continues && !is_gone);
         let Some(entries) = entries else {
-            core.send(from, Message::TurnAway(Exclusion::PassedOver(core.id())));
+            core.send(from, Message::Reject(Exclusion::Superseded(core.id())));
             return;
         };
         let now = core.now;
@@ -840,19 +875,20 @@ impl Coordinator {
             .or_insert_with(|| Follower::new(now, self.turns, false));
         (follower.heard, follower.turn) = (now, self.turns);
         (follower.lost, follower.admitted, follower.told) = (None, true, false);
-        // A doubted member is reachable again.
-        self.orders
-            .retain(|order| !(order.needs.is_some() && gone(&order.entry) == Some(from)));
+        // A suspected member is reachable again.
+        self.pending_entries.retain(|order| {
+            !(order.needs.is_some() && departing_member(&order.entry) == Some(from))
+        });
         let term = self.term;
-        let lead = Message::Lead {
+        let lead = Message::SyncLog {
             term,
             start,
             entries,
         };
         core.reach(from, lead);
         core.links.keep(from, true);
-        for said in &report.unheard {
-            self.say(core, Arc::clone(said));
+        for said in &report.unlogged {
+            self.enqueue_broadcast(core, Arc::clone(said));
         }
         if let Some(proposal) = &self.proposal {
             let membership = Arc::clone(&proposal.membership);
@@ -862,7 +898,7 @@ impl Coordinator {
 
     // --- entries for all members ---
 
-    fn order(&mut self, core: &Core, mut entry: Entry, needs: Option<u64>) {
+    fn enqueue_entry(&mut self, core: &Core, mut entry: Entry, needs: Option<u64>) {
         let since = core.now;
         if let Entry::Gone {
             member,
@@ -875,7 +911,7 @@ impl Coordinator {
             let call = call.clone();
             lost.last_call.get_or_insert(LastCall { call, before });
         }
-        self.orders.push_back(Order {
+        self.pending_entries.push_back(PendingEntry {
             entry,
             since,
             needs,
@@ -883,12 +919,12 @@ impl Coordinator {
     }
 
     /// Sends the entries that may be sent. None while a successor is proposed: its members have to have received the same entries.
-    fn tell(&mut self, core: &mut Core) {
+    fn send_pending_entries(&mut self, core: &mut Core) {
         if self.proposal.is_some() || self.adopted.is_some() || self.leaving.is_some() {
             return;
         }
         let mut waiting = VecDeque::new();
-        while let Some(order) = self.orders.pop_front() {
+        while let Some(order) = self.pending_entries.pop_front() {
             let is_ready = match order.needs {
                 None => self.is_current(core),
                 Some(number) => self.confirmed.0 >= number,
@@ -897,7 +933,7 @@ impl Coordinator {
                 waiting.push_back(order);
                 continue;
             }
-            if gone(&order.entry).is_some_and(|id| core.log.gone(id).is_some()) {
+            if departing_member(&order.entry).is_some_and(|id| core.log.gone(id).is_some()) {
                 continue;
             }
             self.append(core, order.entry);
@@ -905,7 +941,7 @@ impl Coordinator {
                 break;
             }
         }
-        self.orders.append(&mut waiting);
+        self.pending_entries.append(&mut waiting);
     }
 
     fn append(&mut self, core: &mut Core, entry: Entry) {
@@ -929,7 +965,7 @@ impl Coordinator {
             self.abstainers -= usize::from(self.abstaining.contains(member));
             if let Some(follower) = self.followers.remove(member) {
                 core.links.keep(*member, false);
-                self.wishes -= usize::from(follower.wish.is_some());
+                self.reconfigure_requests -= usize::from(follower.reconfigure_request.is_some());
                 if !proven {
                     self.unproven.insert(*member, follower.turn);
                 }
@@ -938,30 +974,30 @@ impl Coordinator {
     }
 
     /// Does what has become possible.
-    pub(super) fn settle(&mut self, core: &mut Core) -> Option<Next> {
-        self.take_words(core);
+    pub(super) fn settle(&mut self, core: &mut Core) -> Option<Transition> {
+        self.apply_exit_reports(core);
         self.confirm(core);
-        self.tell(core);
+        self.send_pending_entries(core);
         if let Some(since) = self.leaving {
             let all = self.followers.keys().all(|id| core.links.is_flushed(*id));
             let next = match core.leaving {
-                Some(_) => Next::Left,
+                Some(_) => Transition::Left,
                 // The others go on without it. Which of them proposes that generation is open.
-                None => Next::Out(Exclusion::LeftBehind(Generation {
+                None => Transition::Exclude(Exclusion::LeftBehind(Generation {
                     number: core.generation() + 1,
                     proposer: core.id(),
                 })),
             };
-            return (all || core.now.since(since) >= FAREWELL).then_some(next);
+            return (all || core.now.since(since) >= LEAVE_TIMEOUT).then_some(next);
         }
-        self.consider(core).or_else(|| self.give_up(core))
+        self.try_reconfigure(core).or_else(|| self.give_up(core))
     }
 
     /// Gives up if no majority has answered for too long.
-    fn give_up(&mut self, core: &mut Core) -> Option<Next> {
-        let orders = self.orders.front().map(|order| order.since);
+    fn give_up(&mut self, core: &mut Core) -> Option<Transition> {
+        let pending_entries = self.pending_entries.front().map(|order| order.since);
         let proposal = self.proposal.as_ref().map(|proposal| proposal.since);
-        let since = orders.into_iter().chain(proposal).min()?;
+        let since = pending_entries.into_iter().chain(proposal).min()?;
         if core.now.since(since) < core.timing.confirm || core.progresses() {
             return None;
         }
@@ -985,7 +1021,7 @@ impl Coordinator {
         let all = core.others();
         let unreached = all
             .into_iter()
-            .filter(|id| !reached.contains(id) && core.is_apart(*id));
+            .filter(|id| !reached.contains(id) && core.may_be_on_other_side(*id));
         let why = Exclusion::NoMajority {
             reached: 1 + reached.len() as u32,
             of: core.electorate() as u32,
@@ -997,17 +1033,17 @@ impl Coordinator {
             let cut_off = Message::CutOff { term, why };
             core.links.send(*id, generation, cut_off);
         }
-        Some(Next::Out(why))
+        Some(Transition::Exclude(why))
     }
 
     // --- the next generation ---
 
-    /// Handles a wish of this member's program to go on, or its end.
-    pub(super) fn own_wish(&mut self, core: &mut Core) -> Option<Next> {
+    /// Handles a request to go on of this member's program to go on, or its end.
+    pub(super) fn own_reconfigure_request(&mut self, core: &mut Core) -> Option<Transition> {
         self.settle(core)
     }
 
-    fn consider(&mut self, core: &mut Core) -> Option<Next> {
+    fn try_reconfigure(&mut self, core: &mut Core) -> Option<Transition> {
         if self.proposal.is_some() {
             let is_accepted = self.is_accepted(core) || core.mistakes.makes(Mistake::ActiveAlone);
             return is_accepted.then(|| self.activate(core)).flatten();
@@ -1016,9 +1052,14 @@ impl Coordinator {
             return self.propose(core, membership, true);
         }
         let own = core
-            .wish
-            .map(|(wish, since)| (wish, since.after(wish.patience)));
-        if self.wishes == 0 && own.is_none() {
+            .reconfigure_request
+            .map(|(reconfigure_request, since)| {
+                (
+                    reconfigure_request,
+                    since.after(reconfigure_request.timeout),
+                )
+            });
+        if self.reconfigure_requests == 0 && own.is_none() {
             return None;
         }
         // A proposal without a majority would bind members to it in vain.
@@ -1030,8 +1071,8 @@ impl Coordinator {
         let deadline = self
             .followers
             .values()
-            .filter_map(|follower| follower.wish.map(|(_, until)| until));
-        let complete = self.wishes + self.abstainers + core.departed;
+            .filter_map(|follower| follower.reconfigure_request.map(|(_, until)| until));
+        let complete = self.reconfigure_requests + self.abstainers + core.departed;
         let is_complete = complete + usize::from(own.is_some() || core.abstains) >= all;
         if !is_complete {
             let deadline = deadline.chain(own.map(|(_, until)| until)).min()?;
@@ -1040,23 +1081,28 @@ impl Coordinator {
             }
         }
         let me = core.id();
-        let wishing = self
+        let requesting = self
             .followers
             .iter()
-            .filter(|(_, follower)| follower.wish.is_some());
-        let mut wishing: BTreeSet<_> = wishing.map(|(id, _)| *id).collect();
-        wishing.extend(own.map(|_| me));
+            .filter(|(_, follower)| follower.reconfigure_request.is_some());
+        let mut requesting: BTreeSet<_> = requesting.map(|(id, _)| *id).collect();
+        requesting.extend(own.map(|_| me));
         let before = Arc::clone(&core.membership);
         let members = before.members.iter().map(|peer| peer.id);
         let missing: Vec<_> = members
-            .filter(|id| !wishing.contains(id) && !core.is_out(*id))
+            .filter(|id| !requesting.contains(id) && !core.is_departed(*id))
             .filter(|id| !self.abstaining.contains(id) && (*id != me || !core.abstains))
             .collect();
         if !missing.is_empty() {
-            let wishes = self.followers.values().filter_map(|follower| follower.wish);
-            let mut wishes = wishes.chain(own);
-            if !wishes.all(|(wish, _)| wish.leaves_behind) {
-                self.refuse_wishes(core, &missing);
+            let reconfigure_requests = self
+                .followers
+                .values()
+                .filter_map(|follower| follower.reconfigure_request);
+            let mut reconfigure_requests = reconfigure_requests.chain(own);
+            if !reconfigure_requests
+                .all(|(reconfigure_request, _)| reconfigure_request.leaves_behind)
+            {
+                self.refuse_reconfigure(core, &missing);
                 return None;
             }
             if missing.contains(&me) {
@@ -1093,7 +1139,7 @@ impl Coordinator {
         let kept = before
             .members
             .iter()
-            .filter(|peer| wishing.contains(&peer.id) && !core.is_out(peer.id));
+            .filter(|peer| requesting.contains(&peer.id) && !core.is_departed(peer.id));
         let mut kept: Vec<_> = kept.cloned().collect();
         let ready = core
             .joiners
@@ -1107,16 +1153,16 @@ impl Coordinator {
             proposer: me,
         };
         let witnesses = before.witnesses.iter();
-        let witnesses = witnesses.filter(|peer| follows(&peer.id) && !core.is_out(peer.id));
+        let witnesses = witnesses.filter(|peer| follows(&peer.id) && !core.is_departed(peer.id));
         let membership = Membership::new(generation, kept, witnesses.cloned().collect());
         self.propose(core, Arc::new(membership), false)
     }
 
     /// Leaves, because the others go on without this member: it cannot lead them.
-    fn step_aside(&mut self, core: &mut Core) -> Option<Next> {
+    fn step_aside(&mut self, core: &mut Core) -> Option<Transition> {
         let (me, after) = (core.id(), self.waited(core));
-        self.goodbye(core, me, Departure::lost(How::LeftBehind { after }));
-        self.tell(core);
+        self.handle_leave(core, me, Departure::lost(LossKind::LeftBehind { after }));
+        self.send_pending_entries(core);
         None
     }
 
@@ -1129,9 +1175,9 @@ impl Coordinator {
             return false;
         };
         let me = core.id();
-        let lately = GAP * core.timing.beat;
-        let is_steady =
-            self.turns - self.confirmed_turn <= GAP && core.now.since(self.confirmed.1) <= lately;
+        let lately = MAX_HEARTBEAT_GAP * core.timing.heartbeat_interval;
+        let is_steady = self.turns - self.confirmed_turn <= MAX_HEARTBEAT_GAP
+            && core.now.since(self.confirmed.1) <= lately;
         if !is_steady && !core.mistakes.makes(Mistake::GapForgotten) {
             return false;
         }
@@ -1155,19 +1201,22 @@ impl Coordinator {
         all && core.is_majority(votes.len(), self.term, |id| votes.contains(&id))
     }
 
-    /// Handles the absence of a majority: a claim may replace it, and the wishes do not wait for ever.
+    /// Handles the absence of a majority: a claim may replace it, and the requests to go on do not wait for ever.
     fn wait_for_majority(&mut self, core: &mut Core) {
-        let wishes = self.followers.values();
-        let wishes = wishes.filter_map(|follower| follower.wish.map(|(_, until)| until));
-        let own = core.wish.map(|(wish, since)| since.after(wish.patience));
-        let Some(deadline) = wishes.chain(own).min() else {
+        let reconfigure_requests = self.followers.values();
+        let reconfigure_requests = reconfigure_requests
+            .filter_map(|follower| follower.reconfigure_request.map(|(_, until)| until));
+        let own = core
+            .reconfigure_request
+            .map(|(reconfigure_request, since)| since.after(reconfigure_request.timeout));
+        let Some(deadline) = reconfigure_requests.chain(own).min() else {
             return;
         };
         let late = core.now.since(deadline);
         if late >= core.timing.confirm {
             let mut missing = core.others();
-            missing.retain(|id| !core.is_out(*id) && !self.abstaining.contains(id));
-            self.refuse_wishes(core, &missing);
+            missing.retain(|id| !core.is_departed(*id) && !self.abstaining.contains(id));
+            self.refuse_reconfigure(core, &missing);
         } else if core.now >= deadline {
             self.claim(core);
         }
@@ -1187,17 +1236,24 @@ impl Coordinator {
         claims
     }
 
-    fn refuse_wishes(&mut self, core: &mut Core, missing: &[MemberId]) {
+    fn refuse_reconfigure(&mut self, core: &mut Core, missing: &[MemberId]) {
         for (id, follower) in &mut self.followers {
             follower.told = false;
-            if let Some((wish, _)) = follower.wish.take() {
-                let (wish, missing) = (wish.number, missing.to_vec());
-                core.send(*id, Message::NoSuccessor { wish, missing });
+            if let Some((reconfigure_request, _)) = follower.reconfigure_request.take() {
+                let (reconfigure_request, missing) = (reconfigure_request.number, missing.to_vec());
+                core.send(
+                    *id,
+                    Message::ReconfigureFailed {
+                        reconfigure_request,
+                        missing,
+                    },
+                );
             }
         }
-        self.wishes = 0;
-        if core.wish.take().is_some() {
-            core.events.push_back(Event::NoSuccessor(missing.to_vec()));
+        self.reconfigure_requests = 0;
+        if core.reconfigure_request.take().is_some() {
+            core.events
+                .push_back(Event::ReconfigureFailed(missing.to_vec()));
         }
     }
 
@@ -1206,7 +1262,7 @@ impl Coordinator {
         core: &mut Core,
         membership: SharedMembership,
         adopted: bool,
-    ) -> Option<Next> {
+    ) -> Option<Transition> {
         let me = core.id();
         core.accept(self.term, &membership);
         let others = core
@@ -1225,10 +1281,10 @@ impl Coordinator {
             since: core.now,
             accepted: BTreeSet::from([me]),
         });
-        self.consider(core)
+        self.try_reconfigure(core)
     }
 
-    fn activate(&mut self, core: &mut Core) -> Option<Next> {
+    fn activate(&mut self, core: &mut Core) -> Option<Transition> {
         let Proposal {
             membership,
             adopted,
@@ -1252,46 +1308,50 @@ impl Coordinator {
             .into_iter()
             .filter(|id| !membership.votes(*id))
         {
-            core.send(id, Message::Ahead(Arc::clone(&membership)));
+            core.send(id, Message::NewerGeneration(Arc::clone(&membership)));
         }
         let lease = match adopted {
             false => core.now,
             true if core.consents_in_time => core.consented,
             true => Time::default(),
         };
-        Some(Next::Enter(membership, lease))
+        Some(Transition::Enter(membership, lease))
     }
 
     // --- time ---
 
     pub(super) fn next_timeout(&self, core: &Core) -> Time {
-        let own = core.wish.map(|(wish, since)| since.after(wish.patience));
-        let wishes = match self.wishes {
+        let own = core
+            .reconfigure_request
+            .map(|(reconfigure_request, since)| since.after(reconfigure_request.timeout));
+        let reconfigure_requests = match self.reconfigure_requests {
             0 => None,
             _ => self
                 .followers
                 .values()
-                .filter_map(|follower| follower.wish.map(|(_, until)| until))
+                .filter_map(|follower| follower.reconfigure_request.map(|(_, until)| until))
                 .min(),
         };
-        let words = self.words.iter().map(|(until, _)| *until);
+        let exit_reports = self.exit_reports.iter().map(|(until, _)| *until);
         let due = own
             .into_iter()
-            .chain(wishes)
-            .chain(words)
+            .chain(reconfigure_requests)
+            .chain(exit_reports)
             .filter(|until| *until > core.now);
-        due.chain([self.next_beat]).min().unwrap_or(self.next_beat)
+        due.chain([self.next_heartbeat])
+            .min()
+            .unwrap_or(self.next_heartbeat)
     }
 
-    pub(super) fn timeout(&mut self, core: &mut Core) -> Option<Next> {
-        if self.next_beat <= core.now {
+    pub(super) fn timeout(&mut self, core: &mut Core) -> Option<Transition> {
+        if self.next_heartbeat <= core.now {
             self.turns += 1;
             if self.leaving.is_some() {
-                self.next_beat = core.now.after(core.timing.beat);
+                self.next_heartbeat = core.now.after(core.timing.heartbeat_interval);
                 return self.settle(core);
             }
-            self.send_beat(core);
-            self.doubt(core);
+            self.send_heartbeat(core);
+            self.depart_lost_members(core);
             self.invite(core);
         }
         self.settle(core)
@@ -1305,9 +1365,9 @@ fn forget_joiner(core: &mut Core, id: MemberId) {
 }
 
 /// Returns the member that departs with an entry.
-fn gone(entry: &Entry) -> Option<MemberId> {
+fn departing_member(entry: &Entry) -> Option<MemberId> {
     match entry {
         Entry::Gone { member, .. } => Some(*member),
-        Entry::Said(_) | Entry::Operator(_) => None,
+        Entry::Broadcast(_) | Entry::OperatorDecision(_) => None,
     }
 }

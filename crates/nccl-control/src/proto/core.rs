@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use super::id::{Generation, MemberId, Peer, SharedMembership, Term, Time};
 use super::link::Links;
-use super::log::{Entry, Log, OperatorWord, Said};
-use super::message::{Beat, Ended, Exclusion, Message, Proof, Report, Wish};
+use super::log::{Broadcast, Entry, Log, OperatorDecision};
+use super::message::{Ended, Exclusion, Heartbeat, Message, Proof, ReconfigureRequest, VoteReport};
 use super::mistake::{Mistake, Mistakes};
 use super::timing::Timing;
-use crate::departure::{Departure, How, Lost, Sign};
+use crate::departure::{Departure, LossKind, Lost, SilenceEvidence};
 
 /// An event for the program of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,32 +22,32 @@ pub enum Event {
     /// To an observer: no process of the job can be reached any more. These members are not known to have ended.
     Ended(Vec<MemberId>),
     /// A message of a member to this one alone.
-    Told(MemberId, Vec<u8>),
+    Direct(MemberId, Vec<u8>),
     /// The member that coordinates from now on. Emitted for each generation, after [`Active`](Self::Active), and for each term in
     /// which this process follows or leads: the program has to repeat its requests without a reply.
     Coordinator(MemberId),
     /// To the coordinator, or to the process that forms the first generation: a request of a process's program, which may be this
     /// one.
-    Asked(MemberId, Arc<[u8]>),
+    Request(MemberId, Arc<[u8]>),
     /// A reply of the coordinator's program.
-    Replied(Arc<[u8]>),
+    Reply(Arc<[u8]>),
     /// To the process that forms the first generation: another has joined it, or has come and was dismissed.
     Joined(MemberId),
     /// To the same process: the process that had joined with this slot is gone, and the slot is free.
-    Fell(u32, Departure),
+    JoinRevoked(u32, Departure),
     /// There will be no first generation, for the reason in these bytes. This process takes part no more.
-    Dismissed(Arc<[u8]>),
+    FormationAborted(Arc<[u8]>),
     /// To an observer: the first generation, which has this number, is being formed. The program of the process that forms it accepts
     /// requests; those without a reply have to be repeated when this event comes again.
-    Forms(u64),
+    Forming(u64),
     /// A member has been silent for so many nanoseconds. Nothing ends because of that.
     Suspected(MemberId, u64),
     /// A suspected member is heard again.
     Heard(MemberId),
-    /// The connection to a member was lost for so many nanoseconds, and the session goes on.
+    /// The connection to a member was lost for so many nanoseconds, and the link goes on.
     Resumed(MemberId, u64),
-    /// The wish to go on has failed: these members did not come.
-    NoSuccessor(Vec<MemberId>),
+    /// The request to go on to go on has failed: these members did not come.
+    ReconfigureFailed(Vec<MemberId>),
     /// This process takes part no more.
     Excluded(Exclusion),
     /// This process has left, and the others know.
@@ -60,7 +60,7 @@ pub enum Event {
 
 /// The end of a process, as known to this one.
 #[derive(Clone, Debug)]
-pub(super) struct Known {
+pub(super) struct KnownEnd {
     pub(super) proof: Proof,
     pub(super) counts: bool,
     at: Time,
@@ -68,9 +68,9 @@ pub(super) struct Known {
 
 /// The time until which this member knows that no generation exists without it.
 ///
-/// The coordinator confirms beat `k` when a majority has answered it, so at the moment at which it sent `k` no other member led.
+/// The coordinator confirms heartbeat `k` when a majority has answered it, so at the moment at which it sent `k` no other member led.
 /// Beat `k` itself states which of this member's answers had arrived by then. The lease therefore starts when that answer was sent,
-/// and this member learns of it from a later beat.
+/// and this member learns of it from a later heartbeat.
 #[derive(Debug, Default)]
 pub(super) struct Lease {
     start: Time,
@@ -81,35 +81,35 @@ pub(super) struct Lease {
     marks: VecDeque<(u64, Time)>,
 }
 
-/// How many beats are remembered.
-const REMEMBERED: usize = 8;
+/// How many heartbeats are remembered.
+const MAX_REMEMBERED: usize = 8;
 
 impl Lease {
-    fn hear(&mut self, beat: &Beat) {
-        if self.term != Some(beat.term) {
+    fn handle_heartbeat(&mut self, heartbeat: &Heartbeat) {
+        if self.term != Some(heartbeat.term) {
             let start = self.start;
             *self = Self {
                 start,
-                term: Some(beat.term),
+                term: Some(heartbeat.term),
                 ..Self::default()
             };
         }
         let answered = self
             .answers
             .iter()
-            .find(|(number, _)| *number == beat.answered);
+            .find(|(number, _)| *number == heartbeat.answered);
         if let Some(&(_, at)) = answered {
-            self.marks.push_back((beat.number, at));
+            self.marks.push_back((heartbeat.number, at));
         }
         let confirmed = self
             .marks
             .iter()
             .rev()
-            .find(|(number, _)| *number <= beat.confirmed);
+            .find(|(number, _)| *number <= heartbeat.confirmed);
         if let Some(&(_, at)) = confirmed {
             self.start = self.start.max(at);
         }
-        if self.marks.len() > REMEMBERED {
+        if self.marks.len() > MAX_REMEMBERED {
             self.marks.pop_front();
         }
     }
@@ -119,9 +119,9 @@ impl Lease {
         self.start = self.start.max(start);
     }
 
-    fn answer(&mut self, number: u64, now: Time) {
+    fn record_reply(&mut self, number: u64, now: Time) {
         self.answers.push_back((number, now));
-        if self.answers.len() > REMEMBERED {
+        if self.answers.len() > MAX_REMEMBERED {
             self.answers.pop_front();
         }
     }
@@ -143,21 +143,21 @@ pub(super) struct Core {
     pub(super) synced: Term,
     pub(super) log: Log,
     pub(super) accepted: Option<(Term, SharedMembership)>,
-    pub(super) ended: BTreeMap<MemberId, Known>,
+    pub(super) ended: BTreeMap<MemberId, KnownEnd>,
     /// By how many voters `ended` reduces the electorate.
     discounted: usize,
     pub(super) lease: Lease,
     /// The term in which this side won the claim.
     pub(super) claimed: Option<Term>,
     /// The operator's decision for this generation, and whether all members have received it.
-    pub(super) operator: Option<Arc<OperatorWord>>,
-    pub(super) operator_heard: bool,
+    pub(super) operator: Option<Arc<OperatorDecision>>,
+    pub(super) operator_decision_logged: bool,
     /// Set when this process was to coordinate the first generation, and has told all that there will be none.
     pub(super) dismissed: Option<Arc<[u8]>>,
     said: u64,
-    pub(super) unheard: VecDeque<Arc<Said>>,
-    pub(super) wish: Option<(Wish, Time)>,
-    wishes: u64,
+    pub(super) unlogged: VecDeque<Arc<Broadcast>>,
+    pub(super) reconfigure_request: Option<(ReconfigureRequest, Time)>,
+    reconfigure_requests: u64,
     /// Processes that wait to be taken into the next generation, and observers.
     pub(super) joiners: BTreeMap<MemberId, Peer>,
     pub(super) observers: BTreeMap<MemberId, Peer>,
@@ -171,7 +171,7 @@ pub(super) struct Core {
     pub(super) lost: Option<Time>,
     /// When NCCL last made progress.
     pub(super) progress: Option<Time>,
-    /// Whether that was after the last pulse.
+    /// Whether that was after the last heartbeat reply.
     pub(super) has_progressed: bool,
     /// How many ranks are gone according to the log.
     pub(super) departed: usize,
@@ -182,9 +182,9 @@ pub(super) struct Core {
     /// Whether the program goes on into no successor.
     pub(super) abstains: bool,
     /// Whether this process has told another one that it abstains or leaves.
-    renounced: bool,
+    renounced_lease: bool,
     /// Whether this process has told a coordinator that it leaves. It votes no more, and accepts no proposal.
-    pub(super) said_goodbye: bool,
+    pub(super) sent_leave: bool,
     /// The active generation because of which this process takes part no more.
     pub(super) ahead: Option<SharedMembership>,
 }
@@ -214,12 +214,12 @@ impl Core {
             lease: Lease::default(),
             claimed: None,
             operator: None,
-            operator_heard: false,
+            operator_decision_logged: false,
             dismissed: None,
             said: 0,
-            unheard: VecDeque::new(),
-            wish: None,
-            wishes: 0,
+            unlogged: VecDeque::new(),
+            reconfigure_request: None,
+            reconfigure_requests: 0,
             joiners: BTreeMap::new(),
             observers: BTreeMap::new(),
             leaving: None,
@@ -232,8 +232,8 @@ impl Core {
             evidence: BTreeMap::new(),
             calls: BTreeMap::new(),
             abstains: false,
-            renounced: false,
-            said_goodbye: false,
+            renounced_lease: false,
+            sent_leave: false,
             ahead: None,
         }
     }
@@ -251,7 +251,7 @@ impl Core {
         self.links.send(to, generation, message);
     }
 
-    /// Sends to a voter, over a session that is opened if there is none.
+    /// Sends to a voter, over a link that is opened if there is none.
     pub(super) fn reach(&mut self, to: MemberId, message: Message) {
         let membership = Arc::clone(&self.membership);
         self.reach_in(&membership, to, message);
@@ -300,14 +300,14 @@ impl Core {
             ..Lease::default()
         };
         self.claimed = None;
-        (self.operator, self.operator_heard) = (None, false);
+        (self.operator, self.operator_decision_logged) = (None, false);
         self.lost = None;
         self.departed = 0;
-        (self.renounced, self.said_goodbye) = (false, false);
+        (self.renounced_lease, self.sent_leave) = (false, false);
         self.evidence.retain(|id, _| membership.votes(*id));
         self.calls.retain(|id, _| membership.votes(*id));
-        self.unheard.clear();
-        self.wish = None;
+        self.unlogged.clear();
+        self.reconfigure_request = None;
         self.joiners.retain(|id, _| !membership.votes(*id));
         self.membership = Arc::clone(&membership);
         self.events.push_back(Event::Active(membership));
@@ -316,14 +316,14 @@ impl Core {
 
     /// Returns the number of votes of which a majority is needed.
     pub(super) fn electorate(&self) -> usize {
-        let discounted = self.discounted + usize::from(self.said_goodbye);
+        let discounted = self.discounted + usize::from(self.sent_leave);
         self.membership.electorate().saturating_sub(discounted)
     }
 
     /// Whether so many votes are more than half of all.
     pub(super) fn is_more_than_half(&self, votes: usize) -> bool {
         let of = self.electorate();
-        // Where all living members have said goodbye, none of them decides anything else.
+        // Where all living members have left, none of them decides anything else.
         2 * votes > of || of == 0
     }
 
@@ -360,13 +360,13 @@ impl Core {
 
     /// Whether an unreachable voter was on another side, as far as known: a voter whose end was seen too late to count may have
     /// gone on there before.
-    pub(super) fn is_apart(&self, id: MemberId) -> bool {
+    pub(super) fn may_be_on_other_side(&self, id: MemberId) -> bool {
         let counts = self.ended.get(&id).is_some_and(|known| known.counts);
         !counts && self.log.gone(id).is_none()
     }
 
     /// Whether nothing is expected from a voter any more.
-    pub(super) fn is_out(&self, id: MemberId) -> bool {
+    pub(super) fn is_departed(&self, id: MemberId) -> bool {
         self.has_ended(id) || self.log.gone(id).is_some()
     }
 
@@ -377,7 +377,7 @@ impl Core {
     ///
     /// - Until then it was a member like any other, which no coordinator leaves out before it has been silent for longer than a
     ///   lease. A coordinator learns of the ends that the member has counted before it learns of its abstention: they precede it in the
-    ///   same session, or are in the same report. The votes of these processes do not count for the successor.
+    ///   same link, or are in the same report. The votes of these processes do not count for the successor.
     /// - From then on the ends that it sees count for no other member on its testimony. Ends that others have counted count for it, based
     ///   on their leases.
     ///
@@ -394,21 +394,21 @@ impl Core {
     }
 
     fn has_lease(&self) -> bool {
-        !self.renounced || self.mistakes.makes(Mistake::AbstainerCounts)
+        !self.renounced_lease || self.mistakes.makes(Mistake::AbstainerCounts)
     }
 
     /// Records that this member tells another that it abstains. Returns whether it does.
-    pub(super) fn renounce(&mut self) -> bool {
-        self.renounced |= self.abstains;
+    pub(super) fn renounce_lease(&mut self) -> bool {
+        self.renounced_lease |= self.abstains;
         self.abstains
     }
 
     /// Tells a coordinator that this member leaves, if it does. Others remove it from the voters for that, so it is none from then on.
     /// A member that has accepted a successor is bound to it, and waits until that is active.
-    pub(super) fn say_goodbye(&mut self, to: MemberId) {
+    pub(super) fn send_leave(&mut self, to: MemberId) {
         if let Some(departure) = self.leaving.clone().filter(|_| self.accepted.is_none()) {
             if !self.mistakes.makes(Mistake::LeaverVotes) {
-                (self.renounced, self.said_goodbye) = (true, true);
+                (self.renounced_lease, self.sent_leave) = (true, true);
             }
             self.send(to, Message::Leave(departure));
         }
@@ -416,37 +416,38 @@ impl Core {
 
     /// The number of its own votes.
     pub(super) fn own_vote(&self) -> usize {
-        usize::from(!self.said_goodbye)
+        usize::from(!self.sent_leave)
     }
 
     /// Tells another process that this one takes part no more. It will not vote, but the successor that it has voted for may be active:
     /// processes that do not know of that successor may not remove it from the voters.
-    pub(super) fn say_out(&mut self, to: MemberId, generation: u64) {
+    pub(super) fn send_exclusion(&mut self, to: MemberId, generation: u64) {
         if !self.links.is_flushed(to) {
             return;
         }
         let own = self.generation();
-        let (generation, message) = self.out_for(generation > own, generation);
+        let (generation, message) = self.exclusion_message(generation > own, generation);
         self.links.send(to, generation, message);
     }
 
     /// Returns what it tells processes that know of a later generation, and those that do not.
-    pub(super) fn out_for(&self, is_later: bool, generation: u64) -> (u64, Message) {
-        let (member, departure) = (self.id(), Departure::lost(How::PassedOver));
+    pub(super) fn exclusion_message(&self, is_later: bool, generation: u64) -> (u64, Message) {
+        let (member, departure) = (self.id(), Departure::lost(LossKind::Superseded));
         let bound = self.accepted.is_some() && !self.mistakes.makes(Mistake::BoundLeaves);
         match &self.ahead {
             _ if is_later => (generation, Message::Leave(departure)),
-            Some(ahead) if !self.mistakes.makes(Mistake::BoundLeaves) => {
-                (ahead.generation.number, Message::Ahead(Arc::clone(ahead)))
-            }
+            Some(ahead) if !self.mistakes.makes(Mistake::BoundLeaves) => (
+                ahead.generation.number,
+                Message::NewerGeneration(Arc::clone(ahead)),
+            ),
             None if bound => {
-                let (proof, counts) = (Proof::Goodbye(departure), false);
+                let (proof, counts) = (Proof::Leave(departure), false);
                 let ended = Ended {
                     member,
                     proof,
                     counts,
                 };
-                (self.generation(), Message::Testify(ended))
+                (self.generation(), Message::ReportEnd(ended))
             }
             _ => (self.generation(), Message::Leave(departure)),
         }
@@ -470,7 +471,7 @@ impl Core {
         let known = self.ended.entry(id).or_insert_with(|| {
             is_new = true;
             let (proof, counts) = (ended.proof.clone(), false);
-            Known { proof, counts, at }
+            KnownEnd { proof, counts, at }
         });
         // The parent's report is more specific.
         if ended.proof < known.proof {
@@ -499,21 +500,21 @@ impl Core {
     /// Returns all known ends, for others.
     pub(super) fn ends(&self) -> Vec<Ended> {
         let all = self.ended.iter();
-        all.map(|(&member, known)| self.for_others(member, known))
+        all.map(|(&member, known)| self.end_for_others(member, known))
             .collect()
     }
 
     /// Returns the known end of a member, for others.
     pub(super) fn end_of(&self, member: MemberId) -> Option<Ended> {
         let known = self.ended.get(&member)?;
-        Some(self.for_others(member, known))
+        Some(self.end_for_others(member, known))
     }
 
     /// A member that has accepted a successor is bound to it, and may count the ends that it sees after that. Others may not count
     /// them on its testimony: they may be left out of that successor, which may be active already.
-    fn for_others(&self, member: MemberId, known: &Known) -> Ended {
+    fn end_for_others(&self, member: MemberId, known: &KnownEnd) -> Ended {
         let is_bound = self.accepted.is_some() && known.at >= self.consented;
-        let counts = known.counts && (!is_bound || self.mistakes.makes(Mistake::BoundTestify));
+        let counts = known.counts && (!is_bound || self.mistakes.makes(Mistake::BoundReportsEnd));
         let proof = known.proof.clone();
         Ended {
             member,
@@ -522,10 +523,10 @@ impl Core {
         }
     }
 
-    /// Handles a beat of the coordinator that this member follows.
-    pub(super) fn hear(&mut self, beat: &Beat) {
-        self.lease.hear(beat);
-        self.lease.answer(beat.number, self.now);
+    /// Handles a heartbeat of the coordinator that this member follows.
+    pub(super) fn handle_heartbeat(&mut self, heartbeat: &Heartbeat) {
+        self.lease.handle_heartbeat(heartbeat);
+        self.lease.record_reply(heartbeat.number, self.now);
         self.count_ends_before(self.lease.start);
     }
 
@@ -535,7 +536,7 @@ impl Core {
         let lost = evidence.map(|(_, lost)| lost.clone());
         Departure::Lost(lost.unwrap_or_else(|| {
             let unheard = Duration::from_nanos(unheard);
-            Lost::from(Sign::Unheard {
+            Lost::from(SilenceEvidence::Unheard {
                 unheard,
                 unacknowledged: unheard,
             })
@@ -558,7 +559,7 @@ impl Core {
             } => {
                 let ended = Ended {
                     member: *member,
-                    proof: Proof::Goodbye(departure.clone()),
+                    proof: Proof::Leave(departure.clone()),
                     counts: true,
                 };
                 self.learn_end(&ended);
@@ -566,53 +567,57 @@ impl Core {
             Entry::Gone { .. } if self.mistakes.makes(Mistake::UnreachableDiscounted) => {
                 self.discounted += 1
             }
-            Entry::Said(said) if said.from == self.id() => {
-                self.unheard.retain(|own| own.number > said.number);
+            Entry::Broadcast(said) if said.from == self.id() => {
+                self.unlogged.retain(|own| own.number > said.number);
             }
-            Entry::Operator(word) => {
+            Entry::OperatorDecision(word) => {
                 self.operator = Some(Arc::clone(word));
-                self.operator_heard = true;
+                self.operator_decision_logged = true;
             }
-            Entry::Gone { .. } | Entry::Said(_) => {}
+            Entry::Gone { .. } | Entry::Broadcast(_) => {}
         }
         self.log.push(Arc::clone(&entry));
         self.events.push_back(Event::Entry(entry));
     }
 
     /// Makes the program's message to all members.
-    pub(super) fn say(&mut self, topic: String, bytes: Vec<u8>) -> Arc<Said> {
+    pub(super) fn make_broadcast(&mut self, topic: String, bytes: Vec<u8>) -> Arc<Broadcast> {
         self.said += 1;
-        let said = Arc::new(Said {
+        let said = Arc::new(Broadcast {
             from: self.id(),
             number: self.said,
             topic,
             bytes,
         });
-        self.unheard.push_back(Arc::clone(&said));
+        self.unlogged.push_back(Arc::clone(&said));
         said
     }
 
-    /// Records the program's wish to go on.
-    pub(super) fn wish(&mut self, patience: u64, leaves_behind: bool) -> Wish {
-        self.wishes += 1;
-        let wish = Wish {
-            number: self.wishes,
-            patience,
+    /// Records the program's request to go on to go on.
+    pub(super) fn request_reconfigure(
+        &mut self,
+        timeout: u64,
+        leaves_behind: bool,
+    ) -> ReconfigureRequest {
+        self.reconfigure_requests += 1;
+        let reconfigure_request = ReconfigureRequest {
+            number: self.reconfigure_requests,
+            timeout,
             leaves_behind,
         };
-        self.wish = Some((wish, self.now));
-        wish
+        self.reconfigure_request = Some((reconfigure_request, self.now));
+        reconfigure_request
     }
 
-    pub(super) fn report(&mut self) -> Report {
+    pub(super) fn report(&mut self) -> VoteReport {
         let accepted = self.accepted.clone();
-        Report {
-            abstains: self.renounce(),
-            leaves: self.leaving.clone().filter(|_| self.said_goodbye),
+        VoteReport {
+            abstains: self.renounce_lease(),
+            leaves: self.leaving.clone().filter(|_| self.sent_leave),
             synced: self.synced,
             promised: self.term,
             log: self.log.part(),
-            unheard: self.unheard.iter().cloned().collect(),
+            unlogged: self.unlogged.iter().cloned().collect(),
             ended: self.ends(),
             accepted,
         }
@@ -621,7 +626,7 @@ impl Core {
     /// Binds this member to a proposal. Returns whether it is bound.
     pub(super) fn accept(&mut self, term: Term, proposal: &SharedMembership) -> bool {
         if term < self.term
-            || self.said_goodbye
+            || self.sent_leave
             || proposal.generation.number != self.generation() + 1
         {
             return false;
@@ -643,8 +648,8 @@ impl Core {
     }
 
     /// Whether this member waits for the coordinator.
-    pub(super) fn asks(&self) -> bool {
-        !self.unheard.is_empty() || self.wish.is_some() || self.leaving.is_some()
+    pub(super) fn awaits_coordinator(&self) -> bool {
+        !self.unlogged.is_empty() || self.reconfigure_request.is_some() || self.leaving.is_some()
     }
 
     /// When the absence of a coordinator counts as final.
@@ -660,7 +665,7 @@ impl Core {
 
     /// About how many bytes it has beside itself.
     pub(super) fn size(&self) -> usize {
-        let ended = self.ended.len() * size_of::<(MemberId, Known)>();
+        let ended = self.ended.len() * size_of::<(MemberId, KnownEnd)>();
         self.links.size() + self.log.size() + ended
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::id::{Generation, MemberId, Membership, Peer};
-use super::message::Place;
+use super::message::JoinRole;
 
 /// The state of forming; see the module.
 #[derive(Debug)]
@@ -35,16 +35,16 @@ impl Forming {
     }
 
     /// Adds a process. Returns whether it is new; `None` if it is refused, because its slot is taken or does not exist.
-    pub(super) fn join(&mut self, peer: Peer, seat: Place) -> Option<bool> {
+    pub(super) fn join(&mut self, peer: Peer, role: JoinRole) -> Option<bool> {
         let slot = peer.id.slot;
         let known = self.joined.get(&slot);
-        let is_place = match seat {
-            Place::Rank => slot < self.size,
-            Place::Witness => {
+        let is_place = match role {
+            JoinRole::Rank => slot < self.size,
+            JoinRole::Witness => {
                 let witnesses = self.joined.range(self.size..).count();
                 slot >= self.size && (known.is_some() || witnesses < self.witnesses as usize)
             }
-            Place::Joiner | Place::Absent => false,
+            JoinRole::Joiner | JoinRole::Absent => false,
         };
         if !is_place || known.is_some_and(|known| known.id != peer.id) {
             return None;
@@ -53,7 +53,7 @@ impl Forming {
     }
 
     /// Removes a process that may have joined; returns its identity if it had.
-    pub(super) fn fall(&mut self, id: MemberId) -> Option<Peer> {
+    pub(super) fn remove(&mut self, id: MemberId) -> Option<Peer> {
         let known = self.joined.get(&id.slot).is_some_and(|peer| peer.id == id);
         known.then(|| self.joined.remove(&id.slot)).flatten()
     }

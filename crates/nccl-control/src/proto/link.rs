@@ -1,18 +1,18 @@
-//! Sessions: ordered messages between two processes that outlive the connections which carry them.
+//! Links: ordered messages between two processes that outlive the connections which carry them.
 //!
 //! ```text
 //! Dialing ──connected──▶ Greeting ──welcome──▶ Ready ──connection ends──▶ Down ──connected──▶ Greeting …
 //!    └──────────── not ready within `resume` ────────────────────────────────┴──▶ Lost
 //! ```
 //!
-//! The side that connected first connects again; the other side waits for it. A session is lost when it is not ready within
+//! The side that connected first connects again; the other side waits for it. A link is lost when it is not ready within
 //! [`Timing::resume`], or when the other side does not know it any more. Messages are numbered; those that the other side has not
 //! acknowledged are sent again on the next connection, and one that arrives twice is handled once.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::id::{MemberId, Time};
-use super::message::{Beat, Frame, Message, Pulse};
+use super::message::{Frame, Heartbeat, HeartbeatReply, Message};
 use super::mistake::{Mistake, Mistakes};
 use super::timing::Timing;
 
@@ -20,9 +20,9 @@ use super::timing::Timing;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Connection(pub u64);
 
-/// A request of the sessions to the driver.
+/// A request of the links to the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wire {
+pub enum ConnectionRequest {
     /// Connect to that address, and answer with [`Links::connected`] or [`Links::dial_failed`].
     Dial {
         /// The machine's id of the peer.
@@ -33,19 +33,19 @@ pub enum Wire {
     /// Send a frame.
     Transmit(Connection, Frame),
     /// Close a connection.
-    HangUp(Connection),
+    Close(Connection),
 }
 
-/// A change of a session.
+/// A change of a link.
 #[derive(Debug)]
 pub(super) enum LinkEvent {
-    /// The session is ready for the first time.
+    /// The link is ready for the first time.
     Up,
-    /// The session goes on after so many nanoseconds.
+    /// The link goes on after so many nanoseconds.
     Resumed(MemberId, u64),
-    /// The peer has given the session up and begun another: it lives, and messages on their way are lost.
+    /// The peer has given the link up and begun another: it lives, and messages on their way are lost.
     Renewed(MemberId),
-    /// The session is lost; whether the peer lives is not known.
+    /// The link is lost; whether the peer lives is not known.
     Lost(MemberId),
     /// A message.
     Received {
@@ -57,22 +57,22 @@ pub(super) enum LinkEvent {
         message: Message,
     },
     /// From a coordinator.
-    Beat(MemberId, Beat),
+    Heartbeat(MemberId, Heartbeat),
     /// To a coordinator.
-    Pulse(MemberId, Pulse),
+    HeartbeatReply(MemberId, HeartbeatReply),
 }
 
 #[derive(Debug)]
 struct Link {
     at: String,
-    session: u64,
-    /// Sessions up to this number that the peer had begun are over.
+    link_id: u64,
+    /// Links up to this number that the peer had begun are over.
     given_up: u64,
     /// Whether this side connects.
     dials: bool,
     dialing: bool,
     next_dial: Time,
-    /// How many attempts failed since the session was last ready.
+    /// How many attempts failed since the link was last ready.
     failures: u32,
     connection: Option<Connection>,
     connected: Time,
@@ -88,12 +88,12 @@ struct Link {
     pending: VecDeque<(u64, Message)>,
     received: u64,
     /// How many of these the peer does not know to be received.
-    owed: u32,
-    /// Whether a session without anything to send is to be kept.
+    unacknowledged_count: u32,
+    /// Whether a link without anything to send is to be kept.
     kept: bool,
 }
 
-/// All sessions of one process.
+/// All links of one process.
 #[derive(Debug)]
 pub(super) struct Links {
     me: MemberId,
@@ -101,21 +101,21 @@ pub(super) struct Links {
     mistakes: Mistakes,
     links: BTreeMap<MemberId, Link>,
     connections: BTreeMap<Connection, MemberId>,
-    /// The sessions that are not ready.
+    /// The links that are not ready.
     down: BTreeSet<MemberId>,
-    sessions: u64,
-    wires: VecDeque<Wire>,
+    links_opened: u64,
+    requests: VecDeque<ConnectionRequest>,
     events: VecDeque<LinkEvent>,
 }
 
 /// After how many messages an acknowledgement is sent by itself.
-const OWED: u32 = 16;
+const MAX_UNACKNOWLEDGED: u32 = 16;
 
 /// The incarnation of a process that is not known yet.
 const UNKNOWN: u64 = 0;
 
 impl Links {
-    /// Makes an empty set of sessions.
+    /// Makes an empty set of links.
     #[must_use]
     pub(super) fn new(me: MemberId, timing: Timing, mistakes: Mistakes) -> Self {
         Self {
@@ -125,15 +125,15 @@ impl Links {
             links: BTreeMap::new(),
             connections: BTreeMap::new(),
             down: BTreeSet::new(),
-            sessions: 0,
-            wires: VecDeque::new(),
+            links_opened: 0,
+            requests: VecDeque::new(),
             events: VecDeque::new(),
         }
     }
 
     /// Returns the next request to the driver.
-    pub(super) fn poll(&mut self) -> Option<Wire> {
-        self.wires.pop_front()
+    pub(super) fn poll(&mut self) -> Option<ConnectionRequest> {
+        self.requests.pop_front()
     }
 
     /// Returns the next event.
@@ -143,22 +143,22 @@ impl Links {
 
     /// Returns a placeholder id for the process at an address, as long as its id is not known.
     #[must_use]
-    pub(super) fn stranger(number: u32) -> MemberId {
+    pub(super) fn placeholder_id(number: u32) -> MemberId {
         MemberId {
             slot: u32::MAX - number,
             incarnation: UNKNOWN,
         }
     }
 
-    /// Connects to a process, unless there is a session.
+    /// Connects to a process, unless there is a link.
     pub(super) fn open(&mut self, now: Time, peer: MemberId, at: &str) {
         if self.links.contains_key(&peer) {
             return;
         }
-        self.sessions += 1;
+        self.links_opened += 1;
         let link = Link {
             at: at.to_owned(),
-            session: self.sessions,
+            link_id: self.links_opened,
             given_up: 0,
             dials: true,
             dialing: true,
@@ -173,47 +173,48 @@ impl Links {
             acknowledged: 0,
             pending: VecDeque::new(),
             received: 0,
-            owed: 0,
+            unacknowledged_count: 0,
             kept: false,
         };
         self.links.insert(peer, link);
         self.down.insert(peer);
         let at = at.to_owned();
-        self.wires.push_back(Wire::Dial { peer, at });
+        self.requests
+            .push_back(ConnectionRequest::Dial { peer, at });
     }
 
-    /// Sets whether a session is kept while there is nothing to send.
+    /// Sets whether a link is kept while there is nothing to send.
     pub(super) fn keep(&mut self, peer: MemberId, kept: bool) {
         if let Some(link) = self.links.get_mut(&peer) {
             link.kept = kept;
         }
     }
 
-    /// Whether a session is ready.
+    /// Whether a link is ready.
     #[must_use]
     pub(super) fn is_ready(&self, peer: MemberId) -> bool {
         self.links.get(&peer).is_some_and(|link| link.ready)
     }
 
-    /// Returns the connection of a session.
+    /// Returns the connection of a link.
     pub(super) fn connection_of(&self, peer: MemberId) -> Option<Connection> {
         self.links.get(&peer)?.connection
     }
 
-    /// Returns the peer whose session a connection carries.
+    /// Returns the peer whose link a connection carries.
     pub(super) fn peer_of(&self, connection: Connection) -> Option<MemberId> {
         self.connections.get(&connection).copied()
     }
 
-    /// Whether there is a session, ready or not.
+    /// Whether there is a link, ready or not.
     #[must_use]
-    pub(super) fn is_there(&self, peer: MemberId) -> bool {
+    pub(super) fn has_link(&self, peer: MemberId) -> bool {
         self.links.contains_key(&peer)
     }
 
-    /// Whether the last attempt to reach a process failed, or its session was lost.
+    /// Whether the last attempt to reach a process failed, or its link was lost.
     #[must_use]
-    pub(super) fn is_hopeless(&self, peer: MemberId) -> bool {
+    pub(super) fn is_unreachable(&self, peer: MemberId) -> bool {
         self.links
             .get(&peer)
             .is_none_or(|link| !link.ready && link.failures > 0)
@@ -227,7 +228,7 @@ impl Links {
             .is_none_or(|link| link.pending.is_empty())
     }
 
-    /// Whether a large message is still on its way to a peer with a ready session.
+    /// Whether a large message is still on its way to a peer with a ready link.
     #[must_use]
     pub(super) fn sends_large(&self) -> bool {
         let is_large = |(_, message): &(u64, Message)| message.is_large();
@@ -241,7 +242,7 @@ impl Links {
         self.links.values().all(|link| link.pending.is_empty())
     }
 
-    /// Whether any session is ready.
+    /// Whether any link is ready.
     #[must_use]
     pub(super) fn any_ready(&self) -> bool {
         self.links.values().any(|link| link.ready)
@@ -253,14 +254,14 @@ impl Links {
             return;
         };
         if let Some(connection) = link.connection.filter(|_| link.ready) {
-            link.owed = 0;
+            link.unacknowledged_count = 0;
             let acknowledge = Frame::Acknowledge(link.received);
-            self.wires
-                .push_back(Wire::Transmit(connection, acknowledge));
+            self.requests
+                .push_back(ConnectionRequest::Transmit(connection, acknowledge));
         }
     }
 
-    /// Sends a message over the session with `peer`, if there is one.
+    /// Sends a message over the link with `peer`, if there is one.
     pub(super) fn send(&mut self, peer: MemberId, generation: u64, message: Message) {
         let Some(link) = self.links.get_mut(&peer) else {
             return;
@@ -268,7 +269,7 @@ impl Links {
         link.pending.push_back((generation, message.clone()));
         if let Some(connection) = link.connection.filter(|_| link.ready) {
             let sequence = link.acknowledged + link.pending.len() as u64;
-            link.owed = 0;
+            link.unacknowledged_count = 0;
             let acknowledged = link.received;
             let frame = Frame::Data {
                 sequence,
@@ -276,26 +277,28 @@ impl Links {
                 generation,
                 message,
             };
-            self.wires.push_back(Wire::Transmit(connection, frame));
+            self.requests
+                .push_back(ConnectionRequest::Transmit(connection, frame));
         }
     }
 
-    /// Sends a frame that is not repeated, if the session is ready.
+    /// Sends a frame that is not repeated, if the link is ready.
     pub(super) fn send_now(&mut self, peer: MemberId, frame: Frame) {
         let Some(link) = self.links.get_mut(&peer) else {
             return;
         };
         if let Some(connection) = link.connection.filter(|_| link.ready) {
-            if std::mem::take(&mut link.owed) > 0 {
+            if std::mem::take(&mut link.unacknowledged_count) > 0 {
                 let acknowledge = Frame::Acknowledge(link.received);
-                self.wires
-                    .push_back(Wire::Transmit(connection, acknowledge));
+                self.requests
+                    .push_back(ConnectionRequest::Transmit(connection, acknowledge));
             }
-            self.wires.push_back(Wire::Transmit(connection, frame));
+            self.requests
+                .push_back(ConnectionRequest::Transmit(connection, frame));
         }
     }
 
-    /// Ends a session without notice.
+    /// Ends a link without notice.
     pub(super) fn close(&mut self, peer: MemberId) {
         if let Some(link) = self.links.remove(&peer) {
             self.down.remove(&peer);
@@ -303,7 +306,7 @@ impl Links {
         }
     }
 
-    /// Sends to all peers with a ready session.
+    /// Sends to all peers with a ready link.
     pub(super) fn send_all(&mut self, generation: u64, message: &Message) {
         let ready = self.links.iter().filter(|(_, link)| link.ready);
         let ready: Vec<_> = ready.map(|(id, _)| *id).collect();
@@ -319,7 +322,7 @@ impl Links {
             + pending.sum::<usize>() * size_of::<(u64, Message)>()
     }
 
-    /// Ends all sessions but one.
+    /// Ends all links but one.
     pub(super) fn close_others(&mut self, kept: MemberId) {
         let others = self.links.keys().copied().filter(|id| *id != kept);
         for id in others.collect::<Vec<_>>() {
@@ -327,7 +330,7 @@ impl Links {
         }
     }
 
-    /// Ends all sessions.
+    /// Ends all links.
     pub(super) fn close_all(&mut self) {
         while let Some((peer, _)) = self.links.first_key_value() {
             let peer = *peer;
@@ -338,7 +341,8 @@ impl Links {
     fn drop_connection(&mut self, connection: Option<Connection>) {
         if let Some(connection) = connection {
             self.connections.remove(&connection);
-            self.wires.push_back(Wire::HangUp(connection));
+            self.requests
+                .push_back(ConnectionRequest::Close(connection));
         }
     }
 
@@ -349,7 +353,8 @@ impl Links {
             .get_mut(&peer)
             .filter(|link| link.dials && link.connection.is_none())
         else {
-            self.wires.push_back(Wire::HangUp(connection));
+            self.requests
+                .push_back(ConnectionRequest::Close(connection));
             return;
         };
         link.dialing = false;
@@ -358,11 +363,12 @@ impl Links {
         let hello = Frame::Hello {
             from: self.me,
             to: peer,
-            session: link.session,
+            link_id: link.link_id,
             received: link.received,
         };
         self.connections.insert(connection, peer);
-        self.wires.push_back(Wire::Transmit(connection, hello));
+        self.requests
+            .push_back(ConnectionRequest::Transmit(connection, hello));
     }
 
     /// Handles that the driver could not connect.
@@ -415,11 +421,11 @@ impl Links {
         if let Frame::Hello {
             from,
             to,
-            session,
+            link_id,
             received,
         } = frame
         {
-            return self.greeted(now, connection, from, to, session, received);
+            return self.handle_hello(now, connection, from, to, link_id, received);
         }
         let Some(&peer) = self.connections.get(&connection) else {
             return;
@@ -441,7 +447,7 @@ impl Links {
                 if peer.incarnation == UNKNOWN {
                     self.rename(peer, from);
                 }
-                self.welcomed(now, from, received);
+                self.handle_welcome(now, from, received);
             }
             Frame::Unknown if !link.ready => self.lose(peer),
             Frame::Data {
@@ -466,12 +472,12 @@ impl Links {
                 if is_next {
                     link.received = sequence;
                 }
-                link.owed += 1;
-                if link.owed >= OWED || message.is_large() {
-                    link.owed = 0;
+                link.unacknowledged_count += 1;
+                if link.unacknowledged_count >= MAX_UNACKNOWLEDGED || message.is_large() {
+                    link.unacknowledged_count = 0;
                     let acknowledge = Frame::Acknowledge(link.received);
-                    self.wires
-                        .push_back(Wire::Transmit(connection, acknowledge));
+                    self.requests
+                        .push_back(ConnectionRequest::Transmit(connection, acknowledge));
                 }
                 let from = peer;
                 self.events.push_back(LinkEvent::Received {
@@ -481,22 +487,24 @@ impl Links {
                 });
             }
             Frame::Acknowledge(number) if link.ready => acknowledge(link, number),
-            Frame::Beat(beat) if link.ready => self.events.push_back(LinkEvent::Beat(peer, beat)),
-            Frame::Pulse(pulse) if link.ready => {
-                self.events.push_back(LinkEvent::Pulse(peer, pulse))
+            Frame::Heartbeat(heartbeat) if link.ready => {
+                self.events.push_back(LinkEvent::Heartbeat(peer, heartbeat))
             }
+            Frame::HeartbeatReply(heartbeat_reply) if link.ready => self
+                .events
+                .push_back(LinkEvent::HeartbeatReply(peer, heartbeat_reply)),
             _ => {}
         }
     }
 
     /// Handles a connection of the other side.
-    fn greeted(
+    fn handle_hello(
         &mut self,
         now: Time,
         connection: Connection,
         from: MemberId,
         to: MemberId,
-        session: u64,
+        link_id: u64,
         received: u64,
     ) {
         let is_for_me = to == self.me
@@ -504,13 +512,14 @@ impl Links {
             || (to.slot == self.me.slot && self.mistakes.makes(Mistake::StaleIncarnation));
         if !is_for_me {
             // It is for an earlier incarnation of this process, or for another process that listened here before.
-            self.wires
-                .push_back(Wire::Transmit(connection, Frame::Unknown));
-            self.wires.push_back(Wire::HangUp(connection));
+            self.requests
+                .push_back(ConnectionRequest::Transmit(connection, Frame::Unknown));
+            self.requests
+                .push_back(ConnectionRequest::Close(connection));
             return;
         }
-        // Both connect at the same moment: the session of the lower one is used. Its welcome may have come before this; or its
-        // connection has ended, and the other side has accepted that session.
+        // Both connect at the same moment: the link of the lower one is used. Its welcome may have come before this; or its
+        // connection has ended, and the other side has accepted that link.
         let fresh = |link: &Link| !link.ready || now.since(link.connected) < self.timing.resume;
         let crosses = |link: &Link| {
             let began = match link.connection {
@@ -519,22 +528,24 @@ impl Links {
             };
             link.dials && began && self.me < from && received == 0
         };
-        // It was sent before the other side accepted this one's session.
-        let is_stale = |link: &Link| link.dials && session <= link.given_up;
+        // It was sent before the other side accepted this one's link.
+        let is_stale = |link: &Link| link.dials && link_id <= link.given_up;
         if (self.links.get(&from)).is_some_and(|link| crosses(link) || is_stale(link)) {
-            self.wires.push_back(Wire::HangUp(connection));
+            self.requests
+                .push_back(ConnectionRequest::Close(connection));
             return;
         }
-        let goes_on = |link: &Link| !link.dials && link.session == session && link.established;
+        let goes_on = |link: &Link| !link.dials && link.link_id == link_id && link.established;
         if !self.links.get(&from).is_some_and(goes_on) {
             if received > 0 {
-                // This side has forgotten the session.
-                self.wires
-                    .push_back(Wire::Transmit(connection, Frame::Unknown));
-                self.wires.push_back(Wire::HangUp(connection));
+                // This side has forgotten the link.
+                self.requests
+                    .push_back(ConnectionRequest::Transmit(connection, Frame::Unknown));
+                self.requests
+                    .push_back(ConnectionRequest::Close(connection));
                 return;
             }
-            // The other side has given the last session up; messages queued for the first one go over this one.
+            // The other side has given the last link up; messages queued for the first one go over this one.
             if self.links.get(&from).is_some_and(|link| link.established) {
                 self.close(from);
                 self.events.push_back(LinkEvent::Renewed(from));
@@ -547,7 +558,7 @@ impl Links {
         self.drop_connection(before);
         let link = self.links.entry(from).or_insert_with(|| Link {
             at: String::new(),
-            session,
+            link_id,
             given_up: 0,
             dials: false,
             dialing: false,
@@ -562,23 +573,24 @@ impl Links {
             acknowledged: 0,
             pending: VecDeque::new(),
             received: 0,
-            owed: 0,
+            unacknowledged_count: 0,
             kept: false,
         });
-        (link.dials, link.dialing, link.session) = (false, false, session);
+        (link.dials, link.dialing, link.link_id) = (false, false, link_id);
         link.connection = Some(connection);
         self.connections.insert(connection, from);
         let welcome = Frame::Welcome {
             from: self.me,
-            given_up: self.sessions,
+            given_up: self.links_opened,
             received: link.received,
         };
-        self.wires.push_back(Wire::Transmit(connection, welcome));
-        self.welcomed(now, from, received);
+        self.requests
+            .push_back(ConnectionRequest::Transmit(connection, welcome));
+        self.handle_welcome(now, from, received);
     }
 
     /// Handles that both sides know which messages have arrived.
-    fn welcomed(&mut self, now: Time, peer: MemberId, received: u64) {
+    fn handle_welcome(&mut self, now: Time, peer: MemberId, received: u64) {
         let Some(link) = self.links.get_mut(&peer) else {
             return;
         };
@@ -608,7 +620,8 @@ impl Links {
                 generation,
                 message,
             };
-            self.wires.push_back(Wire::Transmit(connection, frame));
+            self.requests
+                .push_back(ConnectionRequest::Transmit(connection, frame));
         }
         let event = match std::mem::replace(&mut link.established, true) {
             false => LinkEvent::Up,
@@ -629,7 +642,7 @@ impl Links {
             let link = &self.links[peer];
             let lost = link.down.after(self.timing.resume);
             match (link.connection, link.dials && !link.dialing) {
-                // The peer is mute: that is no loss.
+                // The peer is unresponsive: that is no loss.
                 (Some(_), _) => Time::NEVER,
                 (None, true) => lost.min(link.next_dial),
                 (None, false) => lost,
@@ -638,7 +651,7 @@ impl Links {
         self.down.iter().map(due).min().unwrap_or(Time::NEVER)
     }
 
-    /// Reconnects, and gives sessions up.
+    /// Reconnects, and gives links up.
     pub(super) fn handle_timeout(&mut self, now: Time) {
         if self.down.is_empty() || self.next_timeout() > now {
             return;
@@ -656,21 +669,22 @@ impl Links {
             } else if link.dials && !link.dialing && link.next_dial <= now {
                 link.dialing = true;
                 let at = link.at.clone();
-                self.wires.push_back(Wire::Dial { peer, at });
+                self.requests
+                    .push_back(ConnectionRequest::Dial { peer, at });
             }
         }
     }
 
-    /// Renames a session whose peer has stated its id.
-    fn rename(&mut self, stranger: MemberId, id: MemberId) {
+    /// Renames a link whose peer has stated its id.
+    fn rename(&mut self, placeholder_id: MemberId, id: MemberId) {
         if self.links.contains_key(&id) {
-            return self.close(stranger);
+            return self.close(placeholder_id);
         }
-        if let Some(link) = self.links.remove(&stranger) {
+        if let Some(link) = self.links.remove(&placeholder_id) {
             if let Some(connection) = link.connection {
                 self.connections.insert(connection, id);
             }
-            if self.down.remove(&stranger) {
+            if self.down.remove(&placeholder_id) {
                 self.down.insert(id);
             }
             self.links.insert(id, link);

@@ -12,7 +12,7 @@ use crate::departure::Departure;
 
 /// A message of one member to all.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Said {
+pub struct Broadcast {
     /// The sender.
     pub from: MemberId,
     /// Counts the sender's messages, so that none is delivered twice.
@@ -26,7 +26,7 @@ pub struct Said {
 
 /// An operator's decision between two sides of a cut network. The operator ensures that no other side goes on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OperatorWord {
+pub struct OperatorDecision {
     /// The generation for whose successor it holds, once.
     pub generation: u64,
     /// The members that may go on.
@@ -46,9 +46,9 @@ pub enum Entry {
         proven: bool,
     },
     /// A message of a member.
-    Said(Arc<Said>),
+    Broadcast(Arc<Broadcast>),
     /// The operator's decision by which this side may go on.
-    Operator(Arc<OperatorWord>),
+    OperatorDecision(Arc<OperatorDecision>),
 }
 
 /// The part of a log that a member keeps.
@@ -116,11 +116,11 @@ impl Log {
             Entry::Gone { member, proven, .. } => {
                 *self.gone.entry(*member).or_default() |= *proven;
             }
-            Entry::Said(said) => {
+            Entry::Broadcast(said) => {
                 let last = self.said.entry(said.from).or_default();
                 *last = said.number.max(*last);
             }
-            Entry::Operator(_) => {}
+            Entry::OperatorDecision(_) => {}
         }
         if self.entries.len() >= self.kept {
             self.entries.pop_front();
@@ -156,7 +156,7 @@ impl Log {
 
     /// Whether the log contains this message.
     #[must_use]
-    pub(super) fn has(&self, said: &Said) -> bool {
+    pub(super) fn has(&self, said: &Broadcast) -> bool {
         self.said
             .get(&said.from)
             .is_some_and(|last| said.number <= *last)

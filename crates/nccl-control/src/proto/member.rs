@@ -7,20 +7,22 @@
 //! any ──no majority, left behind, passed over──▶ Out          any ──leave──▶ Left
 //! ```
 //!
-//! A coordinator is lost when its end is proven, its session is lost, it has left, or it leaves a request unanswered for
-//! [`Timing::mute`]. The first in line asks for votes at once, each further one [`Timing::stagger`] later.
+//! A coordinator is lost when its end is proven, its link is lost, it has left, or it leaves a request unanswered for
+//! [`Timing::unresponsive`]. The first in line asks for votes at once, each further one [`Timing::stagger`] later.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::candidate::{Candidate, Outcome, no_majority};
-use super::coordinator::{Coordinator, Next};
+use super::coordinator::{Coordinator, Transition};
 use super::core::{Core, Event};
 use super::forming::Forming;
 use super::id::{Generation, MemberId, Membership, Peer, SharedMembership, Term, Time};
-use super::link::{Connection, LinkEvent, Links, Wire};
-use super::log::{Entry, OperatorWord};
-use super::message::{Beat, Ended, Exclusion, Frame, Message, Place, Proof, Pulse, Solicit};
+use super::link::{Connection, ConnectionRequest, LinkEvent, Links};
+use super::log::{Entry, OperatorDecision};
+use super::message::{
+    Ended, Exclusion, Frame, Heartbeat, HeartbeatReply, JoinRole, Message, Proof, VoteRequest,
+};
 use super::mistake::{Mistake, Mistakes};
 use super::timing::Timing;
 use crate::departure::{Departure, Lost};
@@ -51,14 +53,14 @@ pub enum Input {
 #[derive(Clone, Debug)]
 pub enum Command {
     /// Sends a message to all members, in one order.
-    Say {
+    Broadcast {
         /// The topic.
         topic: String,
         /// The content.
         bytes: Vec<u8>,
     },
     /// Sends a message to one member.
-    Tell {
+    SendDirect {
         /// The receiver.
         to: MemberId,
         /// The content.
@@ -66,7 +68,7 @@ pub enum Command {
     },
     /// Sends a request to the coordinator's program, which may be this process's. Lost with the coordinator, and dropped while there is
     /// none: the program has to repeat it at [`Event::Coordinator`].
-    Ask(Arc<[u8]>),
+    Request(Arc<[u8]>),
     /// Replies from the coordinator's program to one process. Dropped if this one neither coordinates nor forms the first generation.
     Reply {
         /// The receiver.
@@ -77,23 +79,23 @@ pub enum Command {
     /// The last call of a member's program, as reported to the coordinator's: included in the report of its loss.
     Called(MemberId, String),
     /// Gives up the first generation: all that have joined and that join later receive this, and take part no more.
-    Dismiss(Arc<[u8]>),
+    AbortFormation(Arc<[u8]>),
     /// Asks to go on to the next generation.
-    GoOn {
+    Reconfigure {
         /// How long this is valid, in nanoseconds.
-        patience: u64,
+        timeout: u64,
         /// Whether to go on without the members that do not come in time, if all agree.
         leaves_behind: bool,
     },
-    /// Withdraws the wish to go on.
-    StayHere,
+    /// Withdraws the request to go on to go on.
+    CancelReconfigure,
     /// Goes on into no successor, for good. Others need not wait for this member, which stays a voter until they have gone
-    /// on without it. A later wish fails at once.
+    /// on without it. A later request to go on fails at once.
     Abstain,
     /// Leaves, or fails.
     Leave(Departure),
     /// The operator's decision.
-    Operator(OperatorWord),
+    OperatorDecision(OperatorDecision),
     /// The claim for this generation was won.
     Claimed(Generation),
 }
@@ -101,15 +103,15 @@ pub enum Command {
 /// An output of a machine for its driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// A request of the sessions.
-    Wire(Wire),
+    /// A request of the links.
+    Connection(ConnectionRequest),
     /// An event for the program.
     Event(Event),
 }
 
 /// The role in which a process joins a job.
 #[derive(Clone, Debug)]
-pub enum Seat {
+pub enum StartRole {
     /// It coordinates the first generation, which has this number and so many members.
     First {
         /// The generation.
@@ -161,14 +163,14 @@ enum Role {
     Waiting(Waiting),
     Candidate(Candidate),
     Leading(Box<Coordinator>),
-    Out,
+    Excluded,
     Left,
 }
 
 #[derive(Debug)]
 struct Joining {
     at: Vec<String>,
-    seat: Place,
+    role: JoinRole,
     tries: u32,
     /// The process that was asked.
     asked: MemberId,
@@ -177,14 +179,14 @@ struct Joining {
 }
 
 /// For how long a process that gives up joining waits until that is known, in nanoseconds.
-const FAREWELL: u64 = 1_000_000_000;
+const LEAVE_TIMEOUT: u64 = 1_000_000_000;
 
 /// The state without a coordinator.
 #[derive(Debug)]
 struct Waiting {
     turn: Time,
     /// Whether the coordinator left requests unanswered.
-    mute: bool,
+    unresponsive: bool,
     /// Until when its vote binds.
     bound: Time,
 }
@@ -199,39 +201,39 @@ pub struct Member {
 impl Member {
     /// Makes a machine; `me` is its identity for the others.
     #[must_use]
-    pub fn new(me: Peer, seat: Seat, timing: Timing, mistakes: Mistakes, now: Time) -> Self {
-        let number = match &seat {
-            Seat::First { number, .. }
-            | Seat::Rank { number, .. }
-            | Seat::Witness { number, .. }
-            | Seat::Absent { number, .. } => *number,
-            Seat::Joiner { .. } => 0,
+    pub fn new(me: Peer, role: StartRole, timing: Timing, mistakes: Mistakes, now: Time) -> Self {
+        let number = match &role {
+            StartRole::First { number, .. }
+            | StartRole::Rank { number, .. }
+            | StartRole::Witness { number, .. }
+            | StartRole::Absent { number, .. } => *number,
+            StartRole::Joiner { .. } => 0,
         };
         let proposer = me.id;
         let nobody = Membership::new(Generation { number, proposer }, Vec::new(), Vec::new());
         let mut core = Core::new(me, Arc::new(nobody), timing, mistakes);
         core.now = now;
-        let joining = |at, seat| {
+        let joining = |at, role| {
             Role::Joining(Joining {
                 at,
-                seat,
+                role,
                 tries: 0,
-                asked: Links::stranger(0),
+                asked: Links::placeholder_id(0),
                 gives_up: None,
             })
         };
-        let absent = match &seat {
-            Seat::Absent { why, .. } => Some(why.clone()),
+        let absent = match &role {
+            StartRole::Absent { why, .. } => Some(why.clone()),
             _ => None,
         };
-        let role = match seat {
-            Seat::First {
+        let role = match role {
+            StartRole::First {
                 size, witnesses, ..
             } => Role::Forming(Forming::new(&core.me, size, witnesses)),
-            Seat::Rank { at, .. } => joining(vec![at], Place::Rank),
-            Seat::Witness { at, .. } => joining(vec![at], Place::Witness),
-            Seat::Joiner { at } => joining(at, Place::Joiner),
-            Seat::Absent { at, .. } => joining(vec![at], Place::Absent),
+            StartRole::Rank { at, .. } => joining(vec![at], JoinRole::Rank),
+            StartRole::Witness { at, .. } => joining(vec![at], JoinRole::Witness),
+            StartRole::Joiner { at } => joining(at, JoinRole::Joiner),
+            StartRole::Absent { at, .. } => joining(vec![at], JoinRole::Absent),
         };
         let mut this = Self { core, role };
         match &mut this.role {
@@ -247,7 +249,7 @@ impl Member {
     /// Returns the next output.
     pub fn poll(&mut self) -> Option<Output> {
         let event = self.core.events.pop_front().map(Output::Event);
-        event.or_else(|| self.core.links.poll().map(Output::Wire))
+        event.or_else(|| self.core.links.poll().map(Output::Connection))
     }
 
     /// Returns the membership of this process's generation.
@@ -268,7 +270,7 @@ impl Member {
         matches!(self.role, Role::Leading(_))
     }
 
-    /// Returns the connection that carries the session with a process, if there is one.
+    /// Returns the connection that carries the link with a process, if there is one.
     #[must_use]
     pub fn connection_of(&self, id: MemberId) -> Option<Connection> {
         self.core.links.connection_of(id)
@@ -280,7 +282,7 @@ impl Member {
         self.core.observers.keys().copied().collect()
     }
 
-    /// Returns the process whose session a connection carries, if any.
+    /// Returns the process whose link a connection carries, if any.
     #[must_use]
     pub fn peer_of(&self, connection: Connection) -> Option<MemberId> {
         self.core.links.peer_of(connection)
@@ -340,8 +342,8 @@ impl Member {
     #[must_use]
     pub fn is_settled(&self) -> bool {
         match &self.role {
-            Role::Out | Role::Left => true,
-            Role::Following { .. } | Role::Leading(_) => !self.core.asks(),
+            Role::Excluded | Role::Left => true,
+            Role::Following { .. } | Role::Leading(_) => !self.core.awaits_coordinator(),
             Role::Joining(_) | Role::Forming(_) | Role::Waiting(_) | Role::Candidate(_) => false,
         }
     }
@@ -371,7 +373,7 @@ impl Member {
     /// Whether it takes part.
     #[must_use]
     pub fn is_in(&self) -> bool {
-        !matches!(self.role, Role::Out | Role::Left)
+        !matches!(self.role, Role::Excluded | Role::Left)
     }
 
     /// Handles one input with all its consequences.
@@ -402,19 +404,19 @@ impl Member {
             Input::Command(command) => self.command(command),
         }
         self.drain();
-        self.stop_joining();
+        self.finish_joining();
     }
 
     /// Ends a process that gives up joining, once that is known.
-    fn stop_joining(&mut self) {
+    fn finish_joining(&mut self) {
         if let Role::Joining(joining) = &self.role
             && let Some(since) = joining.gives_up
         {
             let links = &self.core.links;
-            let is_vain = !matches!(joining.seat, Place::Absent) && !links.any_ready();
+            let is_vain = !matches!(joining.role, JoinRole::Absent) && !links.any_ready();
             let is_known = links.all_flushed() || is_vain;
-            if is_known || self.core.now.since(since) >= FAREWELL {
-                self.go(Some(Next::Left));
+            if is_known || self.core.now.since(since) >= LEAVE_TIMEOUT {
+                self.transition(Some(Transition::Left));
             }
         }
     }
@@ -425,12 +427,12 @@ impl Member {
         let core = &self.core;
         let role = match &self.role {
             Role::Joining(joining) => match joining.gives_up {
-                Some(since) => since.after(FAREWELL),
+                Some(since) => since.after(LEAVE_TIMEOUT),
                 None => Time::NEVER,
             },
-            Role::Forming(_) | Role::Out => Time::NEVER,
+            Role::Forming(_) | Role::Excluded => Time::NEVER,
             Role::Left => return Time::NEVER,
-            Role::Following { heard, asked } => (*heard.max(asked)).after(core.timing.mute),
+            Role::Following { heard, asked } => (*heard.max(asked)).after(core.timing.unresponsive),
             Role::Waiting(waiting) => match core.gives_up_at() {
                 Some(at) if at > core.now => waiting.turn.min(at),
                 _ => waiting.turn,
@@ -448,40 +450,41 @@ impl Member {
         self.drain();
         match &mut self.role {
             Role::Following { heard, asked } => {
-                let due = (*heard.max(asked)).after(self.core.timing.mute);
-                let is_mute = now >= due;
-                if is_mute && now.since(due) > self.core.timing.beat {
+                let due = (*heard.max(asked)).after(self.core.timing.unresponsive);
+                let is_unresponsive = now >= due;
+                if is_unresponsive && now.since(due) > self.core.timing.heartbeat_interval {
                     // This process itself was delayed.
                     *asked = now;
-                } else if is_mute && self.core.asks() {
-                    self.bereaved(true);
-                } else if is_mute {
+                } else if is_unresponsive && self.core.awaits_coordinator() {
+                    self.coordinator_lost(true);
+                } else if is_unresponsive {
                     // The coordinator may follow another by now.
                     *asked = now;
                     self.follow_leader(self.core.synced);
                 }
             }
             Role::Waiting(waiting) if now >= waiting.turn || self.core.gives_up() => {
-                let mute = waiting.mute;
+                let unresponsive = waiting.unresponsive;
                 if self.core.gives_up() {
                     let why = no_majority(&self.core, &BTreeSet::new());
-                    self.out(why);
+                    self.exclude(why);
                 } else if self.core.is_witness() {
                     self.look_for_coordinator();
                 } else {
-                    self.role = Role::Candidate(Candidate::start(&mut self.core, mute, false));
+                    self.role =
+                        Role::Candidate(Candidate::start(&mut self.core, unresponsive, false));
                     self.settle();
                 }
             }
             Role::Leading(coordinator) => {
                 let next = coordinator.timeout(&mut self.core);
-                self.go(next);
+                self.transition(next);
             }
             Role::Candidate(_) => self.settle(),
             _ => {}
         }
         self.drain();
-        self.stop_joining();
+        self.finish_joining();
     }
 
     fn drain(&mut self) {
@@ -499,11 +502,12 @@ impl Member {
                     generation,
                     message,
                 } => self.message(from, generation, message),
-                LinkEvent::Beat(from, beat) => self.beat(from, &beat),
-                LinkEvent::Pulse(from, pulse) => {
+                LinkEvent::Heartbeat(from, heartbeat) => self.heartbeat(from, &heartbeat),
+                LinkEvent::HeartbeatReply(from, heartbeat_reply) => {
                     if let Role::Leading(coordinator) = &mut self.role {
-                        let next = coordinator.pulse(&mut self.core, from, pulse);
-                        self.go(next);
+                        let next =
+                            coordinator.heartbeat_reply(&mut self.core, from, heartbeat_reply);
+                        self.transition(next);
                     }
                 }
             }
@@ -520,32 +524,32 @@ impl Member {
                         None => coordinator.settle(&mut self.core),
                     };
                     self.role = Role::Leading(coordinator);
-                    self.go(next);
+                    self.transition(next);
                 }
-                Some(Outcome::Stops(next)) => self.go(Some(next)),
+                Some(Outcome::Stops(next)) => self.transition(Some(next)),
                 Some(Outcome::Waits) => self.wait_for_others(),
                 None => {}
             },
             Role::Leading(coordinator) => {
                 let next = coordinator.settle(&mut self.core);
-                self.go(next);
+                self.transition(next);
             }
             _ => {}
         }
     }
 
-    fn go(&mut self, next: Option<Next>) {
+    fn transition(&mut self, next: Option<Transition>) {
         match next {
             None => {}
-            Some(Next::Enter(membership, lease)) => self.enter(membership, lease, None),
-            Some(Next::Out(why)) => self.out(why),
-            Some(Next::Follow(term)) => self.follow(term),
-            Some(Next::Stand(term)) => {
+            Some(Transition::Enter(membership, lease)) => self.enter(membership, lease, None),
+            Some(Transition::Exclude(why)) => self.exclude(why),
+            Some(Transition::Follow(term)) => self.follow(term),
+            Some(Transition::LeadLaterTerm(term)) => {
                 self.core.term = self.core.term.max(term);
                 self.role = Role::Candidate(Candidate::start(&mut self.core, false, true));
                 self.settle();
             }
-            Some(Next::Left) => {
+            Some(Transition::Left) => {
                 self.role = Role::Left;
                 self.core.links.close_all();
                 self.core.events.push_back(Event::Left);
@@ -553,15 +557,16 @@ impl Member {
         }
     }
 
-    fn out(&mut self, why: Exclusion) {
+    fn exclude(&mut self, why: Exclusion) {
         if self.is_in() {
-            self.role = Role::Out;
-            let (generation, message) = self.core.out_for(false, 0);
+            self.role = Role::Excluded;
+            let (generation, message) = self.core.exclusion_message(false, 0);
             self.core.links.send_all(generation, &message);
             // Others have named this process in the generation to which it does not come.
             let (me, ahead) = (self.core.id(), self.core.ahead.as_ref());
             if let Some(ahead) = ahead.filter(|ahead| ahead.votes(me)) {
-                let (generation, message) = self.core.out_for(true, ahead.generation.number);
+                let (generation, message) =
+                    self.core.exclusion_message(true, ahead.generation.number);
                 self.core.links.send_all(generation, &message);
             }
             self.core.links.close_all();
@@ -575,7 +580,7 @@ impl Member {
         if !membership.votes(self.core.id()) || self.core.abstains {
             let generation = membership.generation;
             self.core.ahead = Some(membership);
-            return self.out(Exclusion::LeftBehind(generation));
+            return self.exclude(Exclusion::LeftBehind(generation));
         }
         self.core.enter(membership, lease);
         let proposer = self.core.membership.generation.proposer;
@@ -586,21 +591,21 @@ impl Member {
                 None => coordinator.settle(&mut self.core),
             };
             self.role = Role::Leading(Box::new(coordinator));
-            return self.go(next);
+            return self.transition(next);
         }
         self.core.events.push_back(Event::Coordinator(proposer));
         self.core.links.keep(proposer, true);
         self.redirect_observers();
         for ended in self.core.ends() {
-            self.core.send(proposer, Message::Testify(ended));
+            self.core.send(proposer, Message::ReportEnd(ended));
         }
-        self.core.say_goodbye(proposer);
+        self.core.send_leave(proposer);
         self.role = Role::Following {
             heard: self.core.now,
             asked: self.core.now,
         };
         if self.core.has_ended(proposer) {
-            self.bereaved(false);
+            self.coordinator_lost(false);
         } else if by != Some(proposer) {
             // The new coordinator's first messages may have come before this.
             self.follow(self.core.term);
@@ -619,32 +624,32 @@ impl Member {
     }
 
     /// Handles the loss of the coordinator.
-    fn bereaved(&mut self, mute: bool) {
+    fn coordinator_lost(&mut self, unresponsive: bool) {
         let leader = self.core.synced.leader;
         // A leaving coordinator waits for that.
         self.core.links.acknowledge(leader);
         self.core.links.keep(leader, false);
-        self.wait(mute);
+        self.wait(unresponsive);
         if let Role::Waiting(waiting) = &self.role
             && waiting.turn <= self.core.now
             && !self.core.is_witness()
         {
-            self.role = Role::Candidate(Candidate::start(&mut self.core, mute, false));
+            self.role = Role::Candidate(Candidate::start(&mut self.core, unresponsive, false));
             self.settle();
         } else if let Some(ended) = self.core.end_of(leader) {
             // The first in line may be on a host where that is not known.
-            if let Some(first) = self.line().first().copied() {
-                self.core.reach(first, Message::Testify(ended));
+            if let Some(first) = self.failover_order().first().copied() {
+                self.core.reach(first, Message::ReportEnd(ended));
             }
         }
     }
 
     /// Waits for its turn in a failover.
-    fn wait(&mut self, mute: bool) {
+    fn wait(&mut self, unresponsive: bool) {
         let me = self.core.id();
-        let line = self.line();
+        let line = self.failover_order();
         let place = match line.iter().position(|id| *id == me) {
-            Some(_) if self.core.abstains || self.core.said_goodbye => line.len(),
+            Some(_) if self.core.abstains || self.core.sent_leave => line.len(),
             Some(place) => place,
             // A witness asks the coordinator that the others have by then.
             None => usize::from(self.core.is_witness()),
@@ -652,7 +657,11 @@ impl Member {
         let turn = self.core.now.after(place as u64 * self.core.timing.stagger);
         let bound = Time::default();
         self.core.lost.get_or_insert(self.core.now);
-        self.role = Role::Waiting(Waiting { turn, mute, bound });
+        self.role = Role::Waiting(Waiting {
+            turn,
+            unresponsive,
+            bound,
+        });
     }
 
     /// Looks for the coordinator of a witness, which does not coordinate itself: it asks one member after the other, beginning with the
@@ -660,8 +669,8 @@ impl Member {
     fn look_for_coordinator(&mut self) {
         let core = &self.core;
         let waited = core.lost.map_or(0, |since| core.now.since(since)) / core.timing.stagger;
-        let promised = Some(core.term.leader).filter(|id| !core.is_out(*id));
-        let line: Vec<_> = promised.into_iter().chain(self.line()).collect();
+        let promised = Some(core.term.leader).filter(|id| !core.is_departed(*id));
+        let line: Vec<_> = promised.into_iter().chain(self.failover_order()).collect();
         if let Some(asked) = line.get(waited as usize % line.len().max(1)).copied() {
             let (term, report) = (self.core.term, Box::new(self.core.report()));
             self.core.reach(asked, Message::Vote { term, report });
@@ -683,7 +692,7 @@ impl Member {
 
     /// Returns the members that may take over, in their order. If the coordinator's host is out of reach, the members of that host
     /// are last for the others.
-    fn line(&self) -> Vec<MemberId> {
+    fn failover_order(&self) -> Vec<MemberId> {
         let core = &self.core;
         let lost = core.synced.leader;
         let kernel = core.membership.peer(lost).map_or(0, |peer| peer.kernel);
@@ -695,7 +704,7 @@ impl Member {
         };
         let members = core.membership.members.iter();
         let mut line: Vec<_> = members
-            .filter(|peer| peer.id != lost && !core.is_out(peer.id))
+            .filter(|peer| peer.id != lost && !core.is_departed(peer.id))
             .collect();
         line.sort_by_key(|peer| is_beside(peer));
         line.into_iter().map(|peer| peer.id).collect()
@@ -704,17 +713,17 @@ impl Member {
     fn ended(&mut self, member: MemberId, proof: Proof) {
         if matches!(self.role, Role::Forming(_)) {
             self.core.links.close(member);
-            return self.fell(member, |_, peer| proof.departure(peer.pid));
+            return self.join_revoked(member, |_, peer| proof.departure(peer.pid));
         }
         let counts = self.core.is_current();
-        self.know_end(Ended {
+        self.handle_proven_end(Ended {
             member,
             proof,
             counts,
         });
     }
 
-    fn know_end(&mut self, ended: Ended) {
+    fn handle_proven_end(&mut self, ended: Ended) {
         let member = ended.member;
         if let Role::Leading(coordinator) = &mut self.role {
             coordinator.end_is_known(&mut self.core, &ended);
@@ -722,10 +731,12 @@ impl Member {
         }
         let is_new = self.core.learn_end(&ended);
         match &self.role {
-            Role::Following { .. } if self.core.synced.leader == member => self.bereaved(false),
+            Role::Following { .. } if self.core.synced.leader == member => {
+                self.coordinator_lost(false)
+            }
             Role::Following { .. } if is_new => {
                 let leader = self.core.synced.leader;
-                self.core.send(leader, Message::Testify(ended));
+                self.core.send(leader, Message::ReportEnd(ended));
             }
             Role::Waiting(_) if is_new && !self.is_bound() => self.wait(false),
             Role::Waiting(_) => {}
@@ -746,7 +757,7 @@ impl Member {
         match &mut self.role {
             Role::Leading(coordinator) => {
                 let next = coordinator.lost(&mut self.core, peer);
-                self.go(next);
+                self.transition(next);
             }
             Role::Following { .. } if peer == self.core.synced.leader => {
                 if self.core.mistakes.makes(Mistake::ClosedIsDead) {
@@ -757,25 +768,27 @@ impl Member {
                         counts,
                     });
                 }
-                self.bereaved(false);
+                self.coordinator_lost(false);
             }
             Role::Joining(joining) if joining.gives_up.is_none() => joining.ask(&mut self.core),
             Role::Forming(_) => {
                 let resume = self.core.timing.resume;
                 let heard = Time(self.core.now.0.saturating_sub(2 * resume));
-                self.fell(peer, |core, _| core.unreachable(peer, heard, resume));
+                self.join_revoked(peer, |core, _| core.unreachable(peer, heard, resume));
             }
             _ => self.settle(),
         }
     }
 
     /// Handles the end of a process that may have joined, before the first generation is active.
-    fn fell(&mut self, id: MemberId, why: impl FnOnce(&Core, &Peer) -> Departure) {
+    fn join_revoked(&mut self, id: MemberId, why: impl FnOnce(&Core, &Peer) -> Departure) {
         if let Role::Forming(forming) = &mut self.role
-            && let Some(peer) = forming.fall(id)
+            && let Some(peer) = forming.remove(id)
         {
             let departure = why(&self.core, &peer);
-            self.core.events.push_back(Event::Fell(id.slot, departure));
+            self.core
+                .events
+                .push_back(Event::JoinRevoked(id.slot, departure));
         }
     }
 
@@ -783,7 +796,7 @@ impl Member {
         match &mut self.role {
             Role::Leading(coordinator) => {
                 let next = coordinator.renewed(&mut self.core, peer);
-                self.go(next);
+                self.transition(next);
             }
             Role::Following { .. } if peer == self.core.synced.leader => {
                 self.follow(self.core.synced);
@@ -792,23 +805,23 @@ impl Member {
         }
     }
 
-    fn beat(&mut self, from: MemberId, beat: &Beat) {
+    fn heartbeat(&mut self, from: MemberId, heartbeat: &Heartbeat) {
         let own = self.core.generation();
         if self.is_joining() {
             // The message overtakes the one that makes this process a member.
             return;
         }
         if !self.is_in() {
-            return self.core.say_out(from, beat.generation);
+            return self.core.send_exclusion(from, heartbeat.generation);
         }
-        if beat.generation != own {
-            if beat.generation < own {
+        if heartbeat.generation != own {
+            if heartbeat.generation < own {
                 self.send_ahead(from);
             }
             return;
         }
-        if beat.term != self.core.term || self.core.synced != beat.term {
-            if beat.term < self.core.term {
+        if heartbeat.term != self.core.term || self.core.synced != heartbeat.term {
+            if heartbeat.term < self.core.term {
                 let (term, leads) = (self.core.term, self.core.synced == self.core.term);
                 self.core.send(from, Message::Follows { term, leads });
             }
@@ -816,20 +829,22 @@ impl Member {
         }
         if let Role::Following { heard, .. } = &mut self.role {
             *heard = self.core.now;
-            self.core.hear(beat);
-            let pulse = Pulse {
+            self.core.handle_heartbeat(heartbeat);
+            let heartbeat_reply = HeartbeatReply {
                 generation: own,
-                term: beat.term,
-                number: beat.number,
+                term: heartbeat.term,
+                number: heartbeat.number,
                 progress: std::mem::take(&mut self.core.has_progressed),
             };
-            self.core.links.send_now(from, Frame::Pulse(pulse));
+            self.core
+                .links
+                .send_now(from, Frame::HeartbeatReply(heartbeat_reply));
         }
     }
 
     fn send_ahead(&mut self, to: MemberId) {
         let membership = Arc::clone(&self.core.membership);
-        self.core.send(to, Message::Ahead(membership));
+        self.core.send(to, Message::NewerGeneration(membership));
     }
 
     fn message(&mut self, from: MemberId, generation: u64, message: Message) {
@@ -838,7 +853,7 @@ impl Member {
                 membership,
                 accepted,
             } if self.is_in() => return self.activated(from, membership, accepted),
-            Message::Ahead(membership) => return self.ahead(membership),
+            Message::NewerGeneration(membership) => return self.ahead(membership),
             Message::Redirect(peer) => {
                 if let Role::Joining(joining) = &mut self.role {
                     joining.redirect(&mut self.core, &peer);
@@ -848,20 +863,20 @@ impl Member {
             Message::Join { .. } | Message::Observe(_) if self.core.dismissed.is_some() => {
                 let bytes = self.core.dismissed.clone().unwrap_or_default();
                 self.core.events.push_back(Event::Joined(from));
-                return self.core.send(from, Message::Dismissed(bytes));
+                return self.core.send(from, Message::FormationAborted(bytes));
             }
-            Message::Join { peer, seat } => return self.join(from, peer, seat),
+            Message::Join { peer, role } => return self.join(from, peer, role),
             Message::Observe(peer) => return self.observe(from, peer),
-            Message::Dismissed(bytes) => {
+            Message::FormationAborted(bytes) => {
                 if matches!(self.role, Role::Joining(_)) {
-                    self.role = Role::Out;
+                    self.role = Role::Excluded;
                     self.core.links.acknowledge(from);
                     self.core.links.close_all();
-                    self.core.events.push_back(Event::Dismissed(bytes));
+                    self.core.events.push_back(Event::FormationAborted(bytes));
                 }
                 return;
             }
-            Message::Behind if self.is_in() => {
+            Message::UnknownGeneration if self.is_in() => {
                 if let Role::Leading(coordinator) = &mut self.role {
                     coordinator.is_behind(&mut self.core, from);
                 } else {
@@ -882,12 +897,12 @@ impl Member {
         if !self.is_in() {
             if matches!(
                 message,
-                Message::Solicit(_)
+                Message::RequestVote(_)
                     | Message::Append { .. }
                     | Message::Activate { .. }
                     | Message::Propose { .. }
             ) {
-                self.core.say_out(from, generation);
+                self.core.send_exclusion(from, generation);
             }
             return;
         }
@@ -898,15 +913,15 @@ impl Member {
             return self.send_ahead(from);
         }
         if generation > own {
-            if !matches!(message, Message::TurnAway(_) | Message::Leave(_)) {
-                self.core.send(from, Message::Behind);
+            if !matches!(message, Message::Reject(_) | Message::Leave(_)) {
+                self.core.send(from, Message::UnknownGeneration);
             }
             return;
         }
         match message {
-            Message::Solicit(solicit) => self.solicited(from, solicit),
-            Message::Testify(ended) if !matches!(self.role, Role::Leading(_)) => {
-                self.know_end(ended)
+            Message::RequestVote(request_votes) => self.handle_vote_request(from, request_votes),
+            Message::ReportEnd(ended) if !matches!(self.role, Role::Leading(_)) => {
+                self.handle_proven_end(ended)
             }
             message => self.message_in_role(from, message),
         }
@@ -920,17 +935,17 @@ impl Member {
         match (&mut self.role, message) {
             (
                 Role::Leading(_),
-                Message::Lead {
+                Message::SyncLog {
                     term,
                     start,
                     entries,
                 },
             ) if term > self.core.term => {
-                self.led(from, term, start, entries);
+                self.sync_log(from, term, start, entries);
             }
             (Role::Leading(coordinator), message) => {
                 let next = coordinator.message(&mut self.core, from, message);
-                self.go(next);
+                self.transition(next);
             }
             (Role::Candidate(candidate), Message::Vote { term, report }) => {
                 candidate.vote(&mut self.core, from, term, *report);
@@ -947,13 +962,15 @@ impl Member {
                     // It has come only to report that it will not join.
                     self.core
                         .events
-                        .push_back(Event::Fell(from.slot, departure));
+                        .push_back(Event::JoinRevoked(from.slot, departure));
                 } else {
-                    self.fell(from, |_, _| departure);
+                    self.join_revoked(from, |_, _| departure);
                 }
             }
-            (Role::Forming(_), Message::Ask(bytes)) if self.core.observers.contains_key(&from) => {
-                self.core.events.push_back(Event::Asked(from, bytes));
+            (Role::Forming(_), Message::Request(bytes))
+                if self.core.observers.contains_key(&from) =>
+            {
+                self.core.events.push_back(Event::Request(from, bytes));
             }
             (_, Message::Leave(_)) if !self.core.membership.votes(from) => {
                 self.core.observers.remove(&from);
@@ -964,16 +981,16 @@ impl Member {
                 Role::Following { .. } | Role::Waiting(_) | Role::Candidate(_),
                 Message::Leave(departure),
             ) => {
-                let proof = Proof::Goodbye(departure);
+                let proof = Proof::Leave(departure);
                 let (member, counts) = (from, true);
-                self.know_end(Ended {
+                self.handle_proven_end(Ended {
                     member,
                     proof,
                     counts,
                 });
             }
             (Role::Candidate(candidate), Message::Follows { term, leads }) => {
-                if leads && !self.core.is_out(term.leader) {
+                if leads && !self.core.is_departed(term.leader) {
                     // That process coordinates: it decides whether this member follows.
                     self.follow_leader(term);
                 } else if term > candidate.term() && candidate.overtaken(&mut self.core, term) {
@@ -982,12 +999,12 @@ impl Member {
             }
             (
                 _,
-                Message::Lead {
+                Message::SyncLog {
                     term,
                     start,
                     entries,
                 },
-            ) => self.led(from, term, start, entries),
+            ) => self.sync_log(from, term, start, entries),
             (Role::Following { heard, .. }, Message::Append { term, at, entry }) => {
                 if term == self.core.synced {
                     *heard = self.core.now;
@@ -995,10 +1012,10 @@ impl Member {
                 }
             }
             (Role::Following { .. }, Message::CutOff { term, why }) if term == self.core.synced => {
-                self.out(why)
+                self.exclude(why)
             }
             (Role::Waiting(_), Message::CutOff { term, why }) if term == self.core.term => {
-                self.out(why)
+                self.exclude(why)
             }
             (Role::Following { .. }, Message::Propose { term, membership }) => {
                 if self.core.accept(term, &membership) {
@@ -1006,32 +1023,40 @@ impl Member {
                     self.core.send(from, Message::Accepted { term, generation });
                 }
             }
-            (Role::Following { .. }, Message::NoSuccessor { wish, missing }) => {
+            (
+                Role::Following { .. },
+                Message::ReconfigureFailed {
+                    reconfigure_request,
+                    missing,
+                },
+            ) => {
                 if self
                     .core
-                    .wish
-                    .take_if(|(own, _)| own.number == wish)
+                    .reconfigure_request
+                    .take_if(|(own, _)| own.number == reconfigure_request)
                     .is_some()
                 {
-                    self.core.events.push_back(Event::NoSuccessor(missing));
+                    self.core
+                        .events
+                        .push_back(Event::ReconfigureFailed(missing));
                 }
             }
             (Role::Following { .. }, Message::LeaveBehind) => {
-                // A wish on its way counts as one that has arrived.
-                if self.core.wish.is_none() {
+                // A request to go on on its way counts as one that has arrived.
+                if self.core.reconfigure_request.is_none() {
                     self.core.send(from, Message::Released);
                     let generation = Generation {
                         number: self.core.generation() + 1,
                         proposer: from,
                     };
-                    self.out(Exclusion::LeftBehind(generation));
+                    self.exclude(Exclusion::LeftBehind(generation));
                 }
             }
             (
                 Role::Following { .. } | Role::Waiting(_) | Role::Candidate(_),
-                Message::TurnAway(why),
+                Message::Reject(why),
             ) => {
-                self.out(why);
+                self.exclude(why);
             }
             (Role::Following { .. }, Message::Follows { term, leads: true }) => {
                 if term > self.core.synced {
@@ -1039,7 +1064,7 @@ impl Member {
                 }
             }
             (Role::Waiting(_), Message::Follows { term, leads: true })
-                if !self.core.is_out(term.leader) =>
+                if !self.core.is_departed(term.leader) =>
             {
                 self.follow_leader(term);
             }
@@ -1048,15 +1073,15 @@ impl Member {
                 let term = self.core.term;
                 self.core.send(from, Message::Follows { term, leads });
             }
-            (Role::Following { .. }, Message::Tell { from, bytes, .. }) => {
-                self.core.events.push_back(Event::Told(from, bytes));
+            (Role::Following { .. }, Message::Direct { from, bytes, .. }) => {
+                self.core.events.push_back(Event::Direct(from, bytes));
             }
             (Role::Following { .. }, Message::Reply(bytes)) if from == self.core.synced.leader => {
-                self.core.events.push_back(Event::Replied(bytes));
+                self.core.events.push_back(Event::Reply(bytes));
             }
             (
                 Role::Following { .. } | Role::Waiting(_) | Role::Candidate(_),
-                Message::Operator(word),
+                Message::OperatorDecision(word),
             ) => self.operator(word),
             _ => {}
         }
@@ -1097,10 +1122,10 @@ impl Member {
         }
     }
 
-    fn join(&mut self, from: MemberId, peer: Peer, seat: Place) {
-        match (&mut self.role, seat) {
-            (Role::Forming(_), Place::Absent) => self.core.links.keep(from, true),
-            (Role::Forming(forming), seat) if peer.id == from => match forming.join(peer, seat) {
+    fn join(&mut self, from: MemberId, peer: Peer, role: JoinRole) {
+        match (&mut self.role, role) {
+            (Role::Forming(_), JoinRole::Absent) => self.core.links.keep(from, true),
+            (Role::Forming(forming), role) if peer.id == from => match forming.join(peer, role) {
                 Some(is_new) => {
                     self.core.links.keep(from, true);
                     if is_new {
@@ -1110,11 +1135,11 @@ impl Member {
                 }
                 None => self.core.links.close(from),
             },
-            (Role::Leading(coordinator), Place::Joiner) => {
-                let next = coordinator.message(&mut self.core, from, Message::Join { peer, seat });
-                self.go(next);
+            (Role::Leading(coordinator), JoinRole::Joiner) => {
+                let next = coordinator.message(&mut self.core, from, Message::Join { peer, role });
+                self.transition(next);
             }
-            (Role::Following { .. }, Place::Joiner) => self.redirect(from),
+            (Role::Following { .. }, JoinRole::Joiner) => self.redirect(from),
             // It tries again elsewhere.
             _ => self.core.links.close(from),
         }
@@ -1125,7 +1150,7 @@ impl Member {
         match &mut self.role {
             Role::Leading(coordinator) => {
                 let next = coordinator.message(&mut self.core, from, Message::Observe(peer));
-                self.go(next);
+                self.transition(next);
             }
             // It is told when another coordinates, which may be this member: the coordinator may have ended a moment ago.
             Role::Following { .. } => {
@@ -1145,10 +1170,10 @@ impl Member {
                 self.core.links.keep(from, true);
                 self.core.observers.insert(from, peer);
                 let generation = self.core.generation();
-                self.core.send(from, Message::Forms(generation));
+                self.core.send(from, Message::Forming(generation));
             }
             Role::Joining(_) => self.core.links.close(from),
-            Role::Out | Role::Left => self.core.say_out(from, u64::MAX),
+            Role::Excluded | Role::Left => self.core.send_exclusion(from, u64::MAX),
         }
     }
 
@@ -1202,22 +1227,23 @@ impl Member {
             .chain(self.core.observers.keys().copied())
             .collect();
         for id in joined {
-            self.core.send(id, Message::Dismissed(Arc::clone(&bytes)));
+            self.core
+                .send(id, Message::FormationAborted(Arc::clone(&bytes)));
             self.core.links.keep(id, false);
         }
-        self.role = Role::Out;
+        self.role = Role::Excluded;
         self.core.dismissed = Some(Arc::clone(&bytes));
-        self.core.events.push_back(Event::Dismissed(bytes));
+        self.core.events.push_back(Event::FormationAborted(bytes));
     }
 
     /// Handles a candidate's request for this member's vote.
-    fn solicited(&mut self, from: MemberId, solicit: Solicit) {
-        let Solicit {
+    fn handle_vote_request(&mut self, from: MemberId, request_votes: VoteRequest) {
+        let VoteRequest {
             term,
             ended,
-            mute,
+            unresponsive,
             leads,
-        } = solicit;
+        } = request_votes;
         for ended in &ended {
             match &mut self.role {
                 Role::Leading(coordinator) => coordinator.end_is_known(&mut self.core, ended),
@@ -1230,15 +1256,15 @@ impl Member {
             return;
         }
         let core = &self.core;
-        // The candidate has said goodbye, and would lead members that do not follow it.
+        // The candidate has left, and would lead members that do not follow it.
         if core.has_ended(from) {
             return;
         }
         let twice = core.mistakes.makes(Mistake::VotesTwice);
         let hears = match &self.role {
             Role::Following { heard, .. } => {
-                let limit = if mute {
-                    core.timing.beat * 2
+                let limit = if unresponsive {
+                    core.timing.heartbeat_interval * 2
                 } else {
                     core.timing.suspect
                 };
@@ -1252,7 +1278,7 @@ impl Member {
         // Among candidates that do not lead yet, the first in line goes first.
         let promised = core.term.leader;
         let prefers = from != promised && !leads && !core.is_before(from, promised);
-        let prefers = prefers && !core.said_goodbye;
+        let prefers = prefers && !core.sent_leave;
         let prefers = prefers && (self.is_bound() || matches!(self.role, Role::Candidate(_)));
         if (term < core.term || hears || prefers) && !twice {
             let is_led = matches!(self.role, Role::Following { .. } | Role::Leading(_));
@@ -1271,8 +1297,8 @@ impl Member {
                     }
                 }
                 Role::Leading(coordinator) if term > own => {
-                    let next = coordinator.stand(&self.core, term);
-                    self.go(Some(next));
+                    let next = coordinator.lead_later_term(&self.core, term);
+                    self.transition(Some(next));
                 }
                 _ => {}
             }
@@ -1291,7 +1317,7 @@ impl Member {
         // A leaving coordinator waits for that.
         self.core.links.acknowledge(leader);
         self.core.links.keep(leader, false);
-        self.wait(mute);
+        self.wait(unresponsive);
         let hold = self.core.timing.hold;
         if let Role::Waiting(waiting) = &mut self.role {
             waiting.bound = self.core.now.after(hold);
@@ -1302,7 +1328,7 @@ impl Member {
     }
 
     /// Follows a coordinator that has taken this member in.
-    fn led(&mut self, from: MemberId, term: Term, start: u64, entries: Vec<Arc<Entry>>) {
+    fn sync_log(&mut self, from: MemberId, term: Term, start: u64, entries: Vec<Arc<Entry>>) {
         if term < self.core.term || term.leader != from || start > self.core.log.end() {
             return;
         }
@@ -1313,7 +1339,7 @@ impl Member {
                 && !self.core.mistakes.makes(Mistake::DivergentFollows)
         };
         if (start..).zip(&entries).any(differs) {
-            return self.out(Exclusion::PassedOver(from));
+            return self.exclude(Exclusion::Superseded(from));
         }
         self.core.term = term;
         self.core.synced = term;
@@ -1330,21 +1356,24 @@ impl Member {
                 return;
             }
         }
-        if let Some((mut wish, since)) = self.core.wish {
-            wish.patience = wish.patience.saturating_sub(self.core.now.since(since));
-            self.core.send(from, Message::GoOn(wish));
+        if let Some((mut reconfigure_request, since)) = self.core.reconfigure_request {
+            reconfigure_request.timeout = reconfigure_request
+                .timeout
+                .saturating_sub(self.core.now.since(since));
+            self.core
+                .send(from, Message::Reconfigure(reconfigure_request));
         }
-        self.core.say_goodbye(from);
-        if self.core.renounce() && !self.core.mistakes.makes(Mistake::AbstentionForgotten) {
+        self.core.send_leave(from);
+        if self.core.renounce_lease() && !self.core.mistakes.makes(Mistake::AbstentionForgotten) {
             self.core.send(from, Message::Abstain);
         }
         // Messages that were not in the report.
-        let unheard: Vec<_> = self.core.unheard.iter().cloned().collect();
-        for said in unheard {
-            self.core.send(from, Message::Say(said));
+        let unlogged: Vec<_> = self.core.unlogged.iter().cloned().collect();
+        for said in unlogged {
+            self.core.send(from, Message::Broadcast(said));
         }
         if self.core.has_ended(from) {
-            self.bereaved(false);
+            self.coordinator_lost(false);
         }
     }
 
@@ -1368,28 +1397,29 @@ impl Member {
             match departure {
                 Departure::Lost(_) => {
                     let leader = self.core.synced.leader;
-                    self.out(Exclusion::PassedOver(leader));
+                    self.exclude(Exclusion::Superseded(leader));
                 }
-                Departure::Left | Departure::Failed(_) => self.go(Some(Next::Left)),
+                Departure::Left | Departure::Failed(_) => self.transition(Some(Transition::Left)),
             }
             return false;
         }
         if *member == self.core.synced.leader {
-            self.bereaved(false);
+            self.coordinator_lost(false);
             return false;
         }
         true
     }
 
     /// Handles the operator's decision where another member coordinates, as far as this one knows, or none.
-    fn operator(&mut self, word: OperatorWord) {
+    fn operator(&mut self, word: OperatorDecision) {
         if word.generation != self.core.generation() {
             return;
         }
         if matches!(self.role, Role::Following { .. }) {
             // The coordinator may be out of reach without this member having noticed.
             let leader = self.core.synced.leader;
-            self.core.send(leader, Message::Operator(word.clone()));
+            self.core
+                .send(leader, Message::OperatorDecision(word.clone()));
         }
         self.core.operator.get_or_insert_with(|| Arc::new(word));
         self.settle();
@@ -1404,37 +1434,37 @@ impl Member {
                 let now = self.core.now;
                 self.core.calls.insert(member, (now, call));
             }
-            Command::Say { topic, bytes } => {
-                let said = self.core.say(topic, bytes);
+            Command::Broadcast { topic, bytes } => {
+                let said = self.core.make_broadcast(topic, bytes);
                 match &mut self.role {
                     Role::Leading(coordinator) => {
-                        coordinator.say(&mut self.core, said);
+                        coordinator.enqueue_broadcast(&mut self.core, said);
                         self.settle();
                     }
                     Role::Following { .. } => {
                         let leader = self.core.synced.leader;
-                        self.core.send(leader, Message::Say(said));
+                        self.core.send(leader, Message::Broadcast(said));
                     }
                     _ => {}
                 }
             }
-            Command::Tell { to, bytes } => {
+            Command::SendDirect { to, bytes } => {
                 let (from, leader) = (self.core.id(), self.core.synced.leader);
-                let message = Message::Tell { from, to, bytes };
+                let message = Message::Direct { from, to, bytes };
                 match &mut self.role {
                     Role::Leading(coordinator) => {
                         let next = coordinator.message(&mut self.core, from, message);
-                        self.go(next);
+                        self.transition(next);
                     }
                     Role::Following { .. } => self.core.send(leader, message),
                     _ => {}
                 }
             }
-            Command::Ask(bytes) => {
+            Command::Request(bytes) => {
                 let (me, leader) = (self.core.id(), self.core.synced.leader);
                 match &self.role {
-                    Role::Leading(_) => self.core.events.push_back(Event::Asked(me, bytes)),
-                    Role::Following { .. } => self.core.send(leader, Message::Ask(bytes)),
+                    Role::Leading(_) => self.core.events.push_back(Event::Request(me, bytes)),
+                    Role::Following { .. } => self.core.send(leader, Message::Request(bytes)),
                     _ => {}
                 }
             }
@@ -1443,45 +1473,51 @@ impl Member {
                     return;
                 }
                 match to == self.core.id() {
-                    true => self.core.events.push_back(Event::Replied(bytes)),
+                    true => self.core.events.push_back(Event::Reply(bytes)),
                     false => self.core.send(to, Message::Reply(bytes)),
                 }
             }
-            Command::Dismiss(bytes) => self.dismiss(bytes),
-            Command::GoOn { .. } if self.core.abstains || self.core.is_witness() => {
-                self.core.events.push_back(Event::NoSuccessor(Vec::new()));
+            Command::AbortFormation(bytes) => self.dismiss(bytes),
+            Command::Reconfigure { .. } if self.core.abstains || self.core.is_witness() => {
+                self.core
+                    .events
+                    .push_back(Event::ReconfigureFailed(Vec::new()));
             }
-            Command::GoOn {
-                patience,
+            Command::Reconfigure {
+                timeout,
                 leaves_behind,
             } => {
-                let wish = self.core.wish(patience, leaves_behind);
+                let reconfigure_request = self.core.request_reconfigure(timeout, leaves_behind);
                 match &mut self.role {
                     Role::Leading(coordinator) => {
-                        let next = coordinator.own_wish(&mut self.core);
-                        self.go(next);
+                        let next = coordinator.own_reconfigure_request(&mut self.core);
+                        self.transition(next);
                     }
                     Role::Following { .. } => {
                         let leader = self.core.synced.leader;
-                        self.core.send(leader, Message::GoOn(wish));
+                        self.core
+                            .send(leader, Message::Reconfigure(reconfigure_request));
                     }
                     _ => {}
                 }
             }
-            Command::StayHere => {
-                if let Some((wish, _)) = self.core.wish.take()
+            Command::CancelReconfigure => {
+                if let Some((reconfigure_request, _)) = self.core.reconfigure_request.take()
                     && matches!(self.role, Role::Following { .. })
                 {
                     let leader = self.core.synced.leader;
-                    self.core.send(leader, Message::StayHere(wish.number));
+                    self.core.send(
+                        leader,
+                        Message::CancelReconfigure(reconfigure_request.number),
+                    );
                 }
             }
             Command::Abstain if self.is_joining() || self.core.is_witness() => {}
             Command::Abstain => {
                 self.core.abstains = true;
-                self.core.wish = None;
+                self.core.reconfigure_request = None;
                 match &self.role {
-                    Role::Following { .. } if self.core.renounce() => {
+                    Role::Following { .. } if self.core.renounce_lease() => {
                         let leader = self.core.synced.leader;
                         self.core.send(leader, Message::Abstain);
                     }
@@ -1494,36 +1530,40 @@ impl Member {
                 match &mut self.role {
                     Role::Leading(coordinator) => {
                         let next = coordinator.leave(&mut self.core, departure);
-                        self.go(next);
+                        self.transition(next);
                     }
                     Role::Following { .. } => {
                         let leader = self.core.synced.leader;
-                        self.core.say_goodbye(leader);
+                        self.core.send_leave(leader);
                     }
-                    // `stop_joining` does the rest.
+                    // `finish_joining` does the rest.
                     Role::Joining(joining) => {
                         joining.gives_up = Some(self.core.now);
                         let generation = self.core.generation();
                         let leave = Message::Leave(departure);
-                        match joining.seat {
-                            Place::Absent => self.core.links.send(joining.asked, generation, leave),
+                        match joining.role {
+                            JoinRole::Absent => {
+                                self.core.links.send(joining.asked, generation, leave)
+                            }
                             _ => self.core.links.send_all(generation, &leave),
                         }
                     }
-                    Role::Forming(_) => self.go(Some(Next::Left)),
+                    Role::Forming(_) => self.transition(Some(Transition::Left)),
                     _ => {}
                 }
             }
-            Command::Operator(word) => match &mut self.role {
+            Command::OperatorDecision(word) => match &mut self.role {
                 Role::Leading(coordinator) => {
                     let me = self.core.id();
-                    let next = coordinator.message(&mut self.core, me, Message::Operator(word));
-                    self.go(next);
+                    let next =
+                        coordinator.message(&mut self.core, me, Message::OperatorDecision(word));
+                    self.transition(next);
                 }
                 _ => {
                     let me = self.core.id();
                     for id in word.members.iter().filter(|id| **id != me) {
-                        self.core.reach(*id, Message::Operator(word.clone()));
+                        self.core
+                            .reach(*id, Message::OperatorDecision(word.clone()));
                     }
                     self.operator(word);
                 }
@@ -1543,7 +1583,7 @@ impl Joining {
     fn ask(&mut self, core: &mut Core) {
         let at = self.at[self.tries as usize % self.at.len()].clone();
         self.tries += 1;
-        self.asked = Links::stranger(self.tries);
+        self.asked = Links::placeholder_id(self.tries);
         self.send(core, &at);
     }
 
@@ -1554,9 +1594,9 @@ impl Joining {
 
     fn send(&self, core: &mut Core, at: &str) {
         core.consented = core.now;
-        let (peer, seat) = (core.me.clone(), self.seat);
+        let (peer, role) = (core.me.clone(), self.role);
         core.links.open(core.now, self.asked, at);
         core.links.keep(self.asked, true);
-        core.send(self.asked, Message::Join { peer, seat });
+        core.send(self.asked, Message::Join { peer, role });
     }
 }

@@ -1,7 +1,7 @@
 //! The messages of machines.
 //!
 //! A [`Frame`] is sent over one connection. [`Frame::Data`] is numbered and repeated after a connection that was lost, so that
-//! each [`Message`] is handled once and in order; beats are not.
+//! each [`Message`] is handled once and in order; heartbeats are not.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use nccl_base::wire::bytes;
 use serde::{Deserialize, Serialize};
 
 use super::id::{Generation, MemberId, Peer, SharedMembership, Term};
-use super::log::{Entry, LogPart, OperatorWord, Said};
-use crate::departure::{Departure, How, ProcessEnd};
+use super::log::{Broadcast, Entry, LogPart, OperatorDecision};
+use crate::departure::{Departure, LossKind, ProcessEnd};
 
 /// How the end of a process is known for certain.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -19,8 +19,8 @@ pub enum Proof {
     Parent(Box<ProcessEnd>),
     /// A process of the same kernel holds a pidfd of it.
     Kernel,
-    /// It has said goodbye, or reported its failure, and that was acknowledged.
-    Goodbye(Departure),
+    /// It has left, or reported its failure, and that was acknowledged.
+    Leave(Departure),
 }
 
 impl Proof {
@@ -28,8 +28,8 @@ impl Proof {
     pub(super) fn departure(&self, pid: u32) -> Departure {
         match self {
             Self::Parent(end) => Departure::Lost((**end).clone().into()),
-            Self::Kernel => Departure::lost(How::Exited { pid: pid.into() }),
-            Self::Goodbye(departure) => departure.clone(),
+            Self::Kernel => Departure::lost(LossKind::Exited { pid: pid.into() }),
+            Self::Leave(departure) => departure.clone(),
         }
     }
 }
@@ -55,21 +55,21 @@ pub enum Frame {
         from: MemberId,
         /// The process that it expects.
         to: MemberId,
-        /// The session, which outlives connections.
-        session: u64,
+        /// The link, which outlives connections.
+        link_id: u64,
         /// The number of the last message that arrived.
         received: u64,
     },
-    /// The answer: the session goes on.
+    /// The answer: the link goes on.
     Welcome {
         /// The process that answers.
         from: MemberId,
-        /// Sessions that the sender itself has begun are given up for this one, up to this number.
+        /// Links that the sender itself has begun are given up for this one, up to this number.
         given_up: u64,
         /// The number of the last message that arrived.
         received: u64,
     },
-    /// The answer: there is no such session, and earlier messages are lost.
+    /// The answer: there is no such link, and earlier messages are lost.
     Unknown,
     /// A message.
     Data {
@@ -85,46 +85,46 @@ pub enum Frame {
     /// Nothing but an acknowledgement.
     Acknowledge(u64),
     /// From a coordinator: whether the receiver is there.
-    Beat(Beat),
+    Heartbeat(Heartbeat),
     /// The answer.
-    Pulse(Pulse),
+    HeartbeatReply(HeartbeatReply),
 }
 
 /// From a coordinator to each of its members, at regular intervals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Beat {
+pub struct Heartbeat {
     /// The generation.
     pub generation: u64,
     /// The leadership.
     pub term: Term,
     /// Counts from 1 in each term.
     pub number: u64,
-    /// The last beat that the receiver answered, as far as the coordinator knows.
+    /// The last heartbeat that the receiver answered, as far as the coordinator knows.
     pub answered: u64,
-    /// The last beat that a majority answered.
+    /// The last heartbeat that a majority answered.
     pub confirmed: u64,
 }
 
-/// The answer to a [`Beat`].
+/// The answer to a [`Heartbeat`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pulse {
+pub struct HeartbeatReply {
     /// The generation.
     pub generation: u64,
     /// The leadership.
     pub term: Term,
-    /// The number of the beat.
+    /// The number of the heartbeat.
     pub number: u64,
     /// Whether NCCL's operations have made progress since the last answer.
     pub progress: bool,
 }
 
-/// A member's wish to go on to the next generation.
+/// A member's request to go on to the next generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Wish {
-    /// Distinguishes the member's wishes.
+pub struct ReconfigureRequest {
+    /// Distinguishes the member's requests to go on.
     pub number: u64,
     /// How long it is valid, in nanoseconds from now.
-    pub patience: u64,
+    pub timeout: u64,
     /// Whether to go on without the members that do not come in time.
     pub leaves_behind: bool,
 }
@@ -134,9 +134,9 @@ impl Message {
     pub(super) fn is_large(&self) -> bool {
         const LARGE: usize = 64 << 10;
         match self {
-            Self::Ask(bytes) | Self::Reply(bytes) => bytes.len() > LARGE,
-            Self::Tell { bytes, .. } => bytes.len() > LARGE,
-            Self::Say(said) => said.bytes.len() > LARGE,
+            Self::Request(bytes) | Self::Reply(bytes) => bytes.len() > LARGE,
+            Self::Direct { bytes, .. } => bytes.len() > LARGE,
+            Self::Broadcast(said) => said.bytes.len() > LARGE,
             _ => false,
         }
     }
@@ -144,20 +144,20 @@ impl Message {
 
 /// A candidate's request for a vote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Solicit {
+pub struct VoteRequest {
     /// The term in which it would lead.
     pub term: Term,
     /// The ends that it knows.
     pub ended: Vec<Ended>,
     /// Whether the coordinator left requests unanswered.
-    pub mute: bool,
+    pub unresponsive: bool,
     /// Whether it coordinates a majority already, in an earlier term or in this one.
     pub leads: bool,
 }
 
 /// A voter's report with its vote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
+pub struct VoteReport {
     /// The term in which its log was the coordinator's.
     pub synced: Term,
     /// The latest term in which it has promised its vote.
@@ -165,20 +165,20 @@ pub struct Report {
     /// The part of the log that it has.
     pub log: LogPart,
     /// Its own messages that are not in the log yet.
-    pub unheard: Vec<Arc<Said>>,
+    pub unlogged: Vec<Arc<Broadcast>>,
     /// The ends that it knows.
     pub ended: Vec<Ended>,
     /// The successor generation that it has accepted, and in which term.
     pub accepted: Option<(Term, SharedMembership)>,
     /// Whether it goes on into no successor, and has given its lease up.
     pub abstains: bool,
-    /// Set if it has said goodbye: this is no vote.
+    /// Set if it has left: this is no vote.
     pub leaves: Option<Departure>,
 }
 
 /// The role in which a process asks to join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Place {
+pub enum JoinRole {
     /// A rank of the first generation, by its slot.
     Rank,
     /// A witness of the first generation. Its slot is not one of the ranks'.
@@ -204,7 +204,7 @@ pub enum Exclusion {
     /// The others have gone on to this generation without it.
     LeftBehind(Generation),
     /// Another member coordinates, and this one has received entries that that one has not, or was given up before.
-    PassedOver(MemberId),
+    Superseded(MemberId),
 }
 
 /// A message of one machine to another.
@@ -215,10 +215,10 @@ pub enum Message {
         /// The process.
         peer: Peer,
         /// Its role.
-        seat: Place,
+        role: JoinRole,
     },
     /// From the coordinator of a generation that is not formed: there will be none, for the reason in these bytes.
-    Dismissed(#[serde(with = "bytes")] Arc<[u8]>),
+    FormationAborted(#[serde(with = "bytes")] Arc<[u8]>),
     /// To a joiner or an observer: this process coordinates.
     Redirect(Peer),
     /// This generation is active, and the receiver is part of it.
@@ -229,13 +229,13 @@ pub enum Message {
         accepted: bool,
     },
     /// The receiver's generation is over: this is the latest.
-    Ahead(SharedMembership),
+    NewerGeneration(SharedMembership),
     /// The sender knows no generation as late as that of a message that it got.
-    Behind,
+    UnknownGeneration,
     /// For all members, in one order.
-    Say(Arc<Said>),
+    Broadcast(Arc<Broadcast>),
     /// For one member alone, through the coordinator. Lost when the coordinator is.
-    Tell {
+    Direct {
         /// The sender.
         from: MemberId,
         /// The receiver.
@@ -245,19 +245,19 @@ pub enum Message {
         bytes: Vec<u8>,
     },
     /// To the coordinator's program. Lost with the coordinator: the program asks the next one again.
-    Ask(#[serde(with = "bytes")] Arc<[u8]>),
+    Request(#[serde(with = "bytes")] Arc<[u8]>),
     /// From the coordinator's program.
     Reply(#[serde(with = "bytes")] Arc<[u8]>),
     /// An end that the sender knows for certain.
-    Testify(Ended),
+    ReportEnd(Ended),
     /// The sender wants to go on to the next generation.
-    GoOn(Wish),
-    /// The sender withdraws its wish.
-    StayHere(u64),
-    /// To a member: its wish has failed.
-    NoSuccessor {
-        /// The wish.
-        wish: u64,
+    Reconfigure(ReconfigureRequest),
+    /// The sender withdraws its request to go on.
+    CancelReconfigure(u64),
+    /// To a member: its request to go on has failed.
+    ReconfigureFailed {
+        /// The request to go on.
+        reconfigure_request: u64,
         /// The members that did not come.
         missing: Vec<MemberId>,
     },
@@ -286,13 +286,13 @@ pub enum Message {
         why: Exclusion,
     },
     /// From a candidate: asks for a vote.
-    Solicit(Solicit),
+    RequestVote(VoteRequest),
     /// The vote for a candidate, or, unasked, the request to follow a coordinator.
     Vote {
         /// The candidate's term.
         term: Term,
         /// The voter's report.
-        report: Box<Report>,
+        report: Box<VoteReport>,
     },
     /// No vote: the sender follows this coordinator, or has promised its vote to this candidate.
     Follows {
@@ -302,7 +302,7 @@ pub enum Message {
         leads: bool,
     },
     /// From a new coordinator: the receiver follows it, and lacks these entries.
-    Lead {
+    SyncLog {
         /// The coordinator's term.
         term: Term,
         /// The place of the first.
@@ -311,7 +311,7 @@ pub enum Message {
         entries: Vec<Arc<Entry>>,
     },
     /// The receiver may not follow.
-    TurnAway(Exclusion),
+    Reject(Exclusion),
     /// From the coordinator: the successor that it proposes.
     Propose {
         /// The coordinator's term.
@@ -327,7 +327,7 @@ pub enum Message {
         generation: Generation,
     },
     /// For the observers, at first and whenever the coordinator changes.
-    Leads {
+    Leading {
         /// The coordinator's term.
         term: Term,
         /// The generation.
@@ -336,7 +336,7 @@ pub enum Message {
     /// To the coordinator, from an observer.
     Observe(Peer),
     /// To the coordinator, through any of its members or observers.
-    Operator(OperatorWord),
+    OperatorDecision(OperatorDecision),
     /// To an observer: the sender forms the first generation, which has this number. It reports when that is active.
-    Forms(u64),
+    Forming(u64),
 }

@@ -9,7 +9,7 @@ pub enum Mistake {
     /// A connection that ended is taken for the end of its process.
     ClosedIsDead,
     /// A member that does not answer is counted as a vote.
-    MuteVotes,
+    UnresponsiveVotes,
     /// A candidate does not count up, so that two terms have one round and one leader.
     RoundReused,
     /// A new coordinator does not go on with the successor that was accepted.
@@ -45,8 +45,8 @@ pub enum Mistake {
     /// A new coordinator does not know which members abstain.
     AbstentionForgotten,
     /// Ends that a member bound to a successor has counted count for others, too.
-    BoundTestify,
-    /// A member that has said goodbye goes on voting, and counting the ends that it sees.
+    BoundReportsEnd,
+    /// A member that has left goes on voting, and counting the ends that it sees.
     LeaverVotes,
     /// A member that is left behind is removed from the voters by processes that do not know of the successor that it has voted for.
     BoundLeaves,
@@ -58,7 +58,7 @@ impl Mistake {
     /// All mistakes.
     pub const ALL: [Self; 23] = [
         Self::ClosedIsDead,
-        Self::MuteVotes,
+        Self::UnresponsiveVotes,
         Self::RoundReused,
         Self::DecisionForgotten,
         Self::StaleIncarnation,
@@ -76,7 +76,7 @@ impl Mistake {
         Self::AbstainerCounts,
         Self::WitnessLeads,
         Self::AbstentionForgotten,
-        Self::BoundTestify,
+        Self::BoundReportsEnd,
         Self::LeaverVotes,
         Self::BoundLeaves,
         Self::GapForgotten,

@@ -6,7 +6,7 @@
 //!
 //! - `id`: members, generations and terms; `roster`: how a list of members is encoded; `timing`: all durations;
 //!   `message`: the messages of machines; `log`: entries for all members;
-//! - `link`: sessions that outlive connections;
+//! - `link`: links that outlive connections;
 //! - `core`: the state of a member in every role; `forming`, `candidate`, `coordinator`: three of the roles; `member`: the machine;
 //! - `observer`: the machine of a process that is no member and does not vote;
 //! - `mistake`: planted mistakes that the simulator has to find.
@@ -41,11 +41,12 @@ mod tests;
 
 pub use self::core::Event;
 pub use self::id::{Generation, MemberId, Membership, Peer, SharedMembership, Term, Time};
-pub use self::link::{Connection, Wire};
-pub use self::log::{Entry, LogPart, OperatorWord, Said};
-pub use self::member::{Command, Input, Member, Output, Seat};
+pub use self::link::{Connection, ConnectionRequest};
+pub use self::log::{Broadcast, Entry, LogPart, OperatorDecision};
+pub use self::member::{Command, Input, Member, Output, StartRole};
 pub use self::message::{
-    Beat, Ended, Exclusion, Frame, Message, Place, Proof, Pulse, Report, Solicit, Wish,
+    Ended, Exclusion, Frame, Heartbeat, HeartbeatReply, JoinRole, Message, Proof,
+    ReconfigureRequest, VoteReport, VoteRequest,
 };
 pub use self::mistake::{Mistake, Mistakes};
 pub use self::observer::Observer;

@@ -2,7 +2,7 @@
 //! coordinator's program, and forwards the operator's decision.
 //!
 //! ```text
-//! looking ──a coordinator says that it leads──▶ watching ──lost, mute, gone, redirected──▶ looking ──nobody answers──▶ over
+//! looking ──a coordinator says that it leads──▶ watching ──lost, unresponsive, gone, redirected──▶ looking ──nobody answers──▶ over
 //! ```
 //!
 //! The observer asks the process that forms the first generation repeatedly until that is active; the program of that process can be
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use super::core::Event;
 use super::id::{MemberId, Peer, SharedMembership, Term, Time};
 use super::link::{LinkEvent, Links};
-use super::log::{Entry, Log, OperatorWord};
+use super::log::{Entry, Log, OperatorDecision};
 use super::member::{Command, Input, Output};
 use super::message::{Ended, Message, Proof};
 use super::mistake::Mistakes;
@@ -50,7 +50,7 @@ pub struct Observer {
     ended: BTreeMap<MemberId, Proof>,
     /// Members that do not take part any more.
     out: BTreeSet<MemberId>,
-    word: Option<OperatorWord>,
+    word: Option<OperatorDecision>,
     over: bool,
 }
 
@@ -77,21 +77,21 @@ impl Observer {
             since: now,
             tries: 0,
             redirects: 0,
-            asked: Links::stranger(0),
+            asked: Links::placeholder_id(0),
             next: now,
             ended: BTreeMap::new(),
             out: BTreeSet::new(),
             word: None,
             over: false,
         };
-        this.ask();
+        this.ask_next();
         this
     }
 
     /// Returns the next output.
     pub fn poll(&mut self) -> Option<Output> {
         let event = self.events.pop_front().map(Output::Event);
-        event.or_else(|| self.links.poll().map(Output::Wire))
+        event.or_else(|| self.links.poll().map(Output::Connection))
     }
 
     /// Returns the latest known generation.
@@ -132,7 +132,7 @@ impl Observer {
             Input::Connected(peer, connection) => self.links.connected(now, peer, connection),
             Input::DialFailed(peer) => {
                 self.links.dial_failed(now, peer);
-                // The session with a forming process goes on as long as others.
+                // The link with a forming process goes on as long as others.
                 let forms = self.forming.is_some_and(|(id, _)| id == peer);
                 if self.leader.is_none() && peer == self.asked && !forms {
                     self.links.close(peer);
@@ -143,10 +143,12 @@ impl Observer {
             Input::Closed(connection) => self.links.closed(now, connection),
             Input::Ended(member, proof) => self.ended(member, proof),
             Input::Evidence(..) | Input::Progress => {}
-            Input::Command(Command::Ask(bytes)) => self.tell(Message::Ask(bytes)),
-            Input::Command(Command::Operator(word)) => {
+            Input::Command(Command::Request(bytes)) => {
+                self.send_to_coordinator(Message::Request(bytes))
+            }
+            Input::Command(Command::OperatorDecision(word)) => {
                 self.word = Some(word.clone());
-                self.tell(Message::Operator(word));
+                self.send_to_coordinator(Message::OperatorDecision(word));
             }
             Input::Command(Command::Leave(_)) => self.end(Event::Left),
             Input::Command(_) => {}
@@ -159,7 +161,7 @@ impl Observer {
     pub fn next_timeout(&self) -> Time {
         let own = match self.leader {
             _ if self.over => return Time::NEVER,
-            Some(_) => self.heard.after(self.timing.mute),
+            Some(_) => self.heard.after(self.timing.unresponsive),
             None => self.next,
         };
         own.min(self.links.next_timeout())
@@ -170,14 +172,14 @@ impl Observer {
         self.now = now;
         self.links.handle_timeout(now);
         self.drain();
-        let mute = self.heard.after(self.timing.mute);
+        let unresponsive = self.heard.after(self.timing.unresponsive);
         match self.leader {
             _ if self.over => {}
             // This process itself was delayed.
-            Some(_) if now.since(mute) > self.timing.beat => self.heard = now,
-            Some(_) if now >= mute => self.look(),
+            Some(_) if now.since(unresponsive) > self.timing.heartbeat_interval => self.heard = now,
+            Some(_) if now >= unresponsive => self.search(),
             None if now >= self.next => {
-                if now.since(self.next) > self.timing.beat {
+                if now.since(self.next) > self.timing.heartbeat_interval {
                     self.heard = now;
                 }
                 let silent = now.since(self.heard);
@@ -185,13 +187,13 @@ impl Observer {
                 if was_there && silent >= self.timing.give_up {
                     let membership = self.membership.iter();
                     let all = membership.flat_map(|membership| &membership.members);
-                    let open = all.map(|peer| peer.id).filter(|id| !self.is_out(*id));
+                    let open = all.map(|peer| peer.id).filter(|id| !self.is_departed(*id));
                     self.end(Event::Ended(open.collect()));
-                } else if silent < self.timing.mute && self.forms(self.asked) {
+                } else if silent < self.timing.unresponsive && self.is_forming(self.asked) {
                     self.send(self.asked, Message::Observe(self.me.clone()));
-                    self.next = now.after(self.timing.mute / 2);
+                    self.next = now.after(self.timing.unresponsive / 2);
                 } else {
-                    self.ask();
+                    self.ask_next();
                 }
             }
             _ => {}
@@ -203,13 +205,13 @@ impl Observer {
         while let Some(event) = self.links.next_event() {
             match event {
                 LinkEvent::Received { from, message, .. } => self.message(from, message),
-                LinkEvent::Beat(from, beat)
-                    if self.leader == Some(from) && self.term == Some(beat.term) =>
+                LinkEvent::Heartbeat(from, heartbeat)
+                    if self.leader == Some(from) && self.term == Some(heartbeat.term) =>
                 {
                     self.heard = self.now;
                 }
                 LinkEvent::Lost(peer) | LinkEvent::Renewed(peer) if self.leader == Some(peer) => {
-                    self.look();
+                    self.search();
                 }
                 // Perhaps at once, if another process listens there.
                 LinkEvent::Lost(peer) if self.leader.is_none() && peer == self.asked => {
@@ -221,11 +223,11 @@ impl Observer {
     }
 
     /// Whether that process forms the first generation, and is reachable.
-    fn forms(&self, id: MemberId) -> bool {
+    fn is_forming(&self, id: MemberId) -> bool {
         self.forming.is_some_and(|(forms, _)| forms == id) && self.links.is_ready(id)
     }
 
-    fn is_out(&self, id: MemberId) -> bool {
+    fn is_departed(&self, id: MemberId) -> bool {
         self.ended.contains_key(&id) || self.out.contains(&id)
     }
 
@@ -238,28 +240,28 @@ impl Observer {
     // --- looking ---
 
     /// Begins to look: there is no coordinator any more.
-    fn look(&mut self) {
+    fn search(&mut self) {
         if let Some(leader) = self.leader.take() {
             self.links.keep(leader, false);
             (self.heard, self.since) = (self.now, self.now);
-            self.ask();
+            self.ask_next();
         }
     }
 
     /// Asks the next address or member.
-    fn ask(&mut self) {
+    fn ask_next(&mut self) {
         self.redirects = 0;
         // The operator may have let another side go on.
         self.term
-            .take_if(|_| self.now.since(self.since) >= self.timing.mute);
+            .take_if(|_| self.now.since(self.since) >= self.timing.unresponsive);
         let Some(membership) = &self.membership else {
             let at = self.at[self.tries % self.at.len()].clone();
             self.tries += 1;
-            return self.contact(Links::stranger(self.tries as u32), &at);
+            return self.contact(Links::placeholder_id(self.tries as u32), &at);
         };
         let size = membership.members.len();
         let turns = (self.tries..self.tries + size).map(|turn| &membership.members[turn % size]);
-        let next = turns.zip(1..).find(|(peer, _)| !self.is_out(peer.id));
+        let next = turns.zip(1..).find(|(peer, _)| !self.is_departed(peer.id));
         match next.map(|(peer, skipped)| (peer.clone(), skipped)) {
             Some((peer, skipped)) => {
                 self.tries += skipped;
@@ -274,7 +276,7 @@ impl Observer {
             self.links.close(self.asked);
         }
         self.asked = id;
-        self.next = self.now.after(2 * self.timing.beat);
+        self.next = self.now.after(2 * self.timing.heartbeat_interval);
         self.links.open(self.now, id, at);
         self.links.keep(id, true);
         let observe = Message::Observe(self.me.clone());
@@ -291,12 +293,12 @@ impl Observer {
             return;
         }
         let ended = self.ended.iter().filter(|(id, _)| membership.votes(**id));
-        let ended: Vec<_> = ended.map(|(id, proof)| testimony(*id, proof)).collect();
-        for testimony in ended {
-            self.send(to, testimony);
+        let ended: Vec<_> = ended.map(|(id, proof)| end_report(*id, proof)).collect();
+        for end_report in ended {
+            self.send(to, end_report);
         }
         if let Some(word) = self.word.clone() {
-            self.send(to, Message::Operator(word));
+            self.send(to, Message::OperatorDecision(word));
         }
     }
 
@@ -309,7 +311,7 @@ impl Observer {
     }
 
     /// Sends to the coordinator, or to the process that forms the first generation, if there is one.
-    fn tell(&mut self, message: Message) {
+    fn send_to_coordinator(&mut self, message: Message) {
         if let Some(to) = self.leader.or(self.forming.map(|(id, _)| id)) {
             self.send(to, message);
         }
@@ -320,14 +322,14 @@ impl Observer {
         if known.is_some_and(|known| *known <= proof) {
             return;
         }
-        let testimony = testimony(member, &proof);
+        let end_report = end_report(member, &proof);
         self.ended.insert(member, proof);
         if self.leader == Some(member) {
-            self.look();
+            self.search();
         } else if self.leader.is_some() {
-            self.tell(testimony);
+            self.send_to_coordinator(end_report);
         } else if self.asked == member {
-            self.ask();
+            self.ask_next();
         }
     }
 
@@ -339,25 +341,25 @@ impl Observer {
             self.heard = self.now;
         }
         match message {
-            Message::Leads { term, membership } => self.watch(from, term, membership),
-            Message::Lead {
+            Message::Leading { term, membership } => self.watch(from, term, membership),
+            Message::SyncLog {
                 term,
                 start,
                 entries,
             } if watched && self.term == Some(term) => {
                 let end = start.saturating_add(entries.len() as u64);
-                self.take(start, entries);
+                self.append_entries(start, entries);
                 self.log.cut(end);
             }
             Message::Append { term, at, entry } if watched && self.term == Some(term) => {
                 match at > self.log.end() {
                     true => self.send(from, Message::Observe(self.me.clone())),
-                    false => self.take(at, vec![entry]),
+                    false => self.append_entries(at, vec![entry]),
                 }
             }
             Message::Redirect(peer) if watched || self.leader.is_none() => {
                 self.redirects += 1;
-                let is_new = peer.id != from && !self.is_out(peer.id);
+                let is_new = peer.id != from && !self.is_departed(peer.id);
                 if self.redirects <= REDIRECTS && is_new {
                     if self.leader.take().is_some() {
                         self.since = self.now;
@@ -365,39 +367,39 @@ impl Observer {
                     self.contact(peer.id, &peer.at);
                 }
             }
-            Message::Ahead(membership) if self.is_later(&membership) => {
+            Message::NewerGeneration(membership) if self.is_later(&membership) => {
                 self.enter(membership);
-                self.look();
+                self.search();
             }
-            Message::Behind => {
+            Message::UnknownGeneration => {
                 if let Some(membership) = self.membership.clone() {
-                    self.send(from, Message::Ahead(membership));
+                    self.send(from, Message::NewerGeneration(membership));
                 }
             }
             Message::Leave(_) | Message::CutOff { .. } => {
                 self.out.insert(from);
                 if watched {
-                    self.look();
+                    self.search();
                 } else if self.leader.is_none() && self.asked == from {
-                    self.ask();
+                    self.ask_next();
                 }
             }
-            Message::Reply(bytes) if watched || self.forms(from) => {
-                self.events.push_back(Event::Replied(bytes));
+            Message::Reply(bytes) if watched || self.is_forming(from) => {
+                self.events.push_back(Event::Reply(bytes));
             }
-            Message::Forms(number) if self.membership.is_none() => {
+            Message::Forming(number) if self.membership.is_none() => {
                 let is_new = self.asked != from || self.forming != Some((from, number));
                 (self.asked, self.forming) = (from, Some((from, number)));
-                self.next = self.now.after(self.timing.mute / 2);
+                self.next = self.now.after(self.timing.unresponsive / 2);
                 if is_new {
                     self.links.close_others(from);
                     self.links.keep(from, true);
-                    self.events.push_back(Event::Forms(number));
+                    self.events.push_back(Event::Forming(number));
                 }
             }
-            Message::Dismissed(bytes) if self.membership.is_none() => {
+            Message::FormationAborted(bytes) if self.membership.is_none() => {
                 self.links.acknowledge(from);
-                self.end(Event::Dismissed(bytes));
+                self.end(Event::FormationAborted(bytes));
             }
             _ => {}
         }
@@ -442,7 +444,7 @@ impl Observer {
     }
 
     /// Takes entries of the log, some of which may be known.
-    fn take(&mut self, start: u64, entries: Vec<Arc<Entry>>) {
+    fn append_entries(&mut self, start: u64, entries: Vec<Arc<Entry>>) {
         self.log.skip_to(start);
         for (at, entry) in (start..).zip(entries) {
             if at < self.log.first() || self.log.at(at) == Some(&entry) {
@@ -460,16 +462,16 @@ impl Observer {
             self.log.push(Arc::clone(&entry));
             self.events.push_back(Event::Entry(entry));
         }
-        if self.leader.is_some_and(|leader| self.is_out(leader)) {
-            self.look();
+        if self.leader.is_some_and(|leader| self.is_departed(leader)) {
+            self.search();
         }
     }
 }
 
 /// The coordinator decides whether this testimony counts: this process has no lease.
-fn testimony(member: MemberId, proof: &Proof) -> Message {
+fn end_report(member: MemberId, proof: &Proof) -> Message {
     let (proof, counts) = (proof.clone(), false);
-    Message::Testify(Ended {
+    Message::ReportEnd(Ended {
         member,
         proof,
         counts,

@@ -5,24 +5,24 @@ pub const MILLI: u64 = 1_000_000;
 
 /// Durations in nanoseconds.
 ///
-/// `lease + 4 * beat <= silent_beats * beat` keeps two generations apart: a member counts the proven ends of others only
-/// while its lease runs, and no coordinator leaves out a living member before that lease has run out. Two beats are for another
+/// `lease + 4 * heartbeat_interval <= silent_heartbeats * heartbeat_interval` keeps two generations apart: a member counts the proven ends of others only
+/// while its lease runs, and no coordinator leaves out a living member before that lease has run out. Two heartbeats are for another
 /// coordinator, which may have led for a moment and given the lease; two are for the votes, which are not older than that. The
-/// coordinator counts beats, not time, so that a clock that jumps once shortens nothing.
+/// coordinator counts heartbeats, not time, so that a clock that jumps once shortens nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
     /// How often the coordinator asks every member whether it is there.
-    pub beat: u64,
+    pub heartbeat_interval: u64,
     /// How long after a confirmed exchange with the coordinator a member knows that no generation exists without it.
     pub lease: u64,
-    /// How many beats in a row a living member has left unanswered when it may be left out of the next generation.
-    pub silent_beats: u64,
+    /// How many heartbeats in a row a living member has left unanswered when it may be left out of the next generation.
+    pub silent_heartbeats: u64,
     /// After how long without an answer a member is suspected. Nothing ends because of that.
     pub suspect: u64,
     /// How long a lost connection may take to come back.
     pub resume: u64,
-    /// How long a parent's report of an end waits for a goodbye that it may have overtaken, while the connection is there.
-    pub word: u64,
+    /// How long a parent's report of an end waits for a leave message that it may have overtaken, while the connection is there.
+    pub exit_report_wait: u64,
     /// The time between two attempts to connect.
     pub redial: u64,
     /// How much later the next in line starts a failover.
@@ -33,8 +33,8 @@ pub struct Timing {
     pub elect: u64,
     /// How long a candidate that has a majority waits for the others.
     pub grace: u64,
-    /// How long a request to the coordinator may stay unanswered before the coordinator is given up as mute.
-    pub mute: u64,
+    /// How long a request to the coordinator may stay unanswered before the coordinator is given up as unresponsive.
+    pub unresponsive: u64,
     /// How long the coordinator may take to hear a majority before it reports that there is none.
     pub confirm: u64,
     /// After how long without a coordinator a member reports that it is cut off.
@@ -46,18 +46,18 @@ pub struct Timing {
 impl Default for Timing {
     fn default() -> Self {
         Self {
-            beat: 500 * MILLI,
+            heartbeat_interval: 500 * MILLI,
             lease: 4000 * MILLI,
-            silent_beats: 12,
+            silent_heartbeats: 12,
             suspect: 2000 * MILLI,
             resume: 2000 * MILLI,
-            word: 500 * MILLI,
+            exit_report_wait: 500 * MILLI,
             redial: 200 * MILLI,
             stagger: 1000 * MILLI,
             hold: 2000 * MILLI,
             elect: 3000 * MILLI,
             grace: 1000 * MILLI,
-            mute: 4000 * MILLI,
+            unresponsive: 4000 * MILLI,
             confirm: 3000 * MILLI,
             give_up: 12000 * MILLI,
             progress: 3000 * MILLI,

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::channel::{LARGEST_MESSAGE, Sending};
-use super::state::{LONGEST_NAME, Service, To, gone};
+use super::state::{LONGEST_NAME, Recipients, Service, rank_gone};
+use crate::coordinator_message::{Answer, Push};
 use crate::departure::Departure;
-use crate::incoming::{Answer, Push};
-use crate::message::Incomplete;
+use crate::round::Incomplete;
 use crate::time::later;
 
 /// The most channels; a program that exceeds it leaks names.
@@ -21,11 +21,11 @@ impl Service {
         (rank, id): (usize, u64),
         name: String,
         to: Option<usize>,
-        patience: Duration,
+        timeout: Duration,
         bytes: Arc<[u8]>,
     ) {
         if let Some((first, departure)) = &self.channels.over {
-            let why = gone(*first, departure);
+            let why = rank_gone(*first, departure);
             return self.refuse(rank, id, why);
         }
         let size = self.ranks.len();
@@ -42,7 +42,7 @@ impl Service {
             to,
             bytes,
             begun: now,
-            deadline: later(now, patience),
+            deadline: later(now, timeout),
         };
         let channel = self.channels.by_name.entry(name.clone()).or_default();
         channel.waiting.resize(size, 0);
@@ -50,7 +50,7 @@ impl Service {
         if !channel.held.is_empty() || !channel.full(&sending).is_empty() {
             let deadline = sending.deadline;
             channel.held.push_back(sending);
-            return self.due(deadline);
+            return self.note_deadline(deadline);
         }
         self.deliver(&name, sending);
     }
@@ -69,12 +69,12 @@ impl Service {
             from: sending.from,
             bytes: sending.bytes,
         };
-        self.push(To::Ranks(ranks), push);
+        self.push(Recipients::Ranks(ranks), push);
         self.answer(vec![(sending.from, sending.id)], Answer::Done);
     }
 
     /// Records that a rank has taken so many messages.
-    pub(super) fn took(&mut self, rank: usize, name: &str, count: usize) {
+    pub(super) fn consume(&mut self, rank: usize, name: &str, count: usize) {
         if let Some(channel) = self.channels.by_name.get_mut(name) {
             channel.waiting[rank] = channel.waiting[rank].saturating_sub(count);
         }
@@ -98,9 +98,9 @@ impl Service {
             .flat_map(|channel| channel.held.drain(..))
             .map(|sending| (sending.from, sending.id))
             .collect();
-        let why = gone(rank, &departure);
+        let why = rank_gone(rank, &departure);
         self.answer(held, Answer::Incomplete(Arc::new(why)));
-        self.push(To::All, Push::Over { rank, departure });
+        self.push(Recipients::All, Push::ChannelsClosed { rank, departure });
     }
 
     /// Ends the sends that have waited too long.
@@ -128,7 +128,7 @@ impl Service {
         // A removed send may have blocked one for which there is room.
         let names: Vec<_> = self.channels.by_name.keys().cloned().collect();
         for name in names {
-            self.took(0, &name, 0);
+            self.consume(0, &name, 0);
         }
     }
 

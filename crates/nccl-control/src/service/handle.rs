@@ -38,21 +38,21 @@ impl Service {
     }
 
     /// Handles one request of a rank that is connected: [`Collect`](Request::Collect), [`Cancel`](Request::Cancel), [`Set`](Request::Set),
-    /// [`Get`](Request::Get), [`Phase`](Request::Phase), [`Send`](Request::Send), [`Took`](Request::Took),
-    /// [`Suspect`](Request::Suspect) or [`Attends`](Request::Attends). Others are about membership, and have no effect here.
+    /// [`Get`](Request::Get), [`Phase`](Request::Phase), [`Send`](Request::Send), [`Took`](Request::Consumed),
+    /// [`Suspect`](Request::SuspectStragglers) or [`Attends`](Request::EntryReport). Others are about membership, and have no effect here.
     pub(crate) fn handle(&mut self, now: Instant, rank: usize, id: u64, request: Request) {
         match request {
             Request::Collect {
                 round,
-                patience,
+                timeout,
                 part,
-            } => self.collect(now, (rank, id), round, patience, part),
+            } => self.collect(now, (rank, id), round, timeout, part),
             Request::Cancel { reason } => {
                 self.cancel_get(rank, id);
                 self.cancel_round(rank, id, reason);
             }
             Request::Set { key, value } => self.set(rank, id, key, value.into()),
-            Request::Get { key, patience } => self.get(now, (rank, id), key, patience),
+            Request::Get { key, timeout } => self.get(now, (rank, id), key, timeout),
             Request::Phase { mut name } => {
                 cut(&mut name, LONGEST_NAME);
                 self.ranks[rank].phase = Some((Phase::Said(name), now));
@@ -60,12 +60,14 @@ impl Service {
             Request::Send {
                 channel,
                 to,
-                patience,
+                timeout,
                 bytes,
-            } => self.send(now, (rank, id), channel, to, patience, bytes.into()),
-            Request::Took { channel, count } => self.took(rank, &channel, count),
-            Request::Suspect(suspicion) => self.inquire(rank, suspicion, now),
-            Request::Attends(attendance) => self.attends(rank, attendance, now),
+            } => self.send(now, (rank, id), channel, to, timeout, bytes.into()),
+            Request::Consumed { channel, count } => self.consume(rank, &channel, count),
+            Request::SuspectStragglers(suspicion) => {
+                self.open_straggler_query(rank, suspicion, now)
+            }
+            Request::EntryReport(attendance) => self.record_entry(rank, attendance, now),
             _ => {}
         }
     }
@@ -96,12 +98,12 @@ impl Service {
         self.end_late_rounds(now);
         self.give_up_gets(now);
         self.give_up_sending(now);
-        self.end_asking(now);
+        self.end_overdue_queries(now);
         let deadlines = [
             self.next_round_deadline(),
             self.gets.iter().map(|get| get.deadline).min(),
             self.next_send_deadline(),
-            self.next_inquiry_deadline(),
+            self.next_query_deadline(),
         ];
         self.earliest = deadlines.into_iter().flatten().min();
     }

@@ -1,4 +1,4 @@
-//! The services of a coordinator for the ranks of one generation beside their membership: rounds, the store, channels, inquiries.
+//! The services of a coordinator for the ranks of one generation beside their membership: rounds, the store, channels, straggler queries.
 //!
 //! A machine without clock, lock, thread, socket or log. Its driver passes on which ranks arrive and leave ([`Service::arrive`],
 //! [`Service::leave`]), their requests ([`Service::handle`]) and the time ([`Service::handle_timeout`], [`Service::reports`]). After
@@ -10,21 +10,21 @@
 //!
 //! - `state`: the state of ranks and requests; `handle`: the interface to the driver;
 //! - `rounds`: one part of each rank, collected; `store`: keys and values; `channels`: messages in one order for all ranks;
-//! - `inquiries`: which ranks have not entered an operation; `reporting`: log lines while ranks wait.
+//! - `straggler_queries`: which ranks have not entered an operation; `reporting`: log lines while ranks wait.
 
 mod channel;
 mod channels;
 mod handle;
-mod inquiries;
-mod inquiry;
 mod reporting;
-mod round;
+mod round_state;
 mod rounds;
 mod state;
 mod store;
+mod straggler_queries;
+mod straggler_query;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use channel::{CAPACITY, LARGEST_MESSAGE};
 pub(crate) use reporting::REPORT;
-pub(crate) use state::{LONGEST_NAME, Output, Service, To};
+pub(crate) use state::{LONGEST_NAME, Output, Recipients, Service};

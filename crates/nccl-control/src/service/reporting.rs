@@ -31,7 +31,7 @@ impl Service {
             }
         };
         for (round, open) in &mut self.rounds {
-            if open.verdict.is_some() || open.waiting.is_empty() || open.report > now {
+            if open.outcome.is_some() || open.waiting.is_empty() || open.report > now {
                 continue;
             }
             open.report = now + REPORT;
@@ -40,7 +40,7 @@ impl Service {
             let mut text = format!(
                 "{} of {} ranks wait at {:?} since {waited:.0} s for {}",
                 open.waiting.len(),
-                open.came.len(),
+                open.arrived.len(),
                 round.topic,
                 ranges(&missing),
             );
@@ -72,7 +72,7 @@ impl Service {
     pub(super) fn next_report(&self) -> Option<Instant> {
         let rounds = self.rounds.values();
         let rounds = rounds
-            .filter(|open| open.verdict.is_none() && !open.waiting.is_empty())
+            .filter(|open| open.outcome.is_none() && !open.waiting.is_empty())
             .map(|open| open.report);
         rounds.chain(self.gets.iter().map(|get| get.report)).min()
     }

@@ -3,7 +3,7 @@
 //! ```text
 //! open ──every part is there───────────────────▶ ended ──every other rank has come or cannot──▶ forgotten
 //!        the parts are too large
-//!        the first patience of a rank runs out
+//!        the first timeout of a rank runs out
 //!        a rank that is needed leaves
 //!        a rank gives the round up
 //! ```
@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::reporting::REPORT;
-use super::round::Open;
-use super::state::{LONGEST_NAME, MOST_OPEN, Service, gone};
+use super::round_state::RoundState;
+use super::state::{LONGEST_NAME, MAX_OPEN, Service, rank_gone};
+use crate::coordinator_message::Answer;
 use crate::departure::{Departure, Reason};
 use crate::frame::LARGEST;
-use crate::incoming::Answer;
-use crate::message::{Incomplete, Round};
+use crate::round::{Incomplete, Round};
 use crate::time::later;
 
 impl Service {
@@ -26,7 +26,7 @@ impl Service {
         now: Instant,
         (rank, id): (usize, u64),
         round: Round,
-        patience: Duration,
+        timeout: Duration,
         part: Vec<u8>,
     ) {
         let size = self.ranks.len();
@@ -35,7 +35,7 @@ impl Service {
             return self.refuse(rank, id, Incomplete::OtherMembers);
         }
         if !self.rounds.contains_key(&round) {
-            if self.rounds.len() >= MOST_OPEN || round.topic.len() > LONGEST_NAME {
+            if self.rounds.len() >= MAX_OPEN || round.topic.len() > LONGEST_NAME {
                 let bytes = round.topic.len();
                 return self.refuse(rank, id, Incomplete::TooLarge { bytes });
             }
@@ -49,37 +49,37 @@ impl Service {
                 return self.refuse(rank, id, Incomplete::OtherMembers);
             }
         }
-        let deadline = later(now, patience);
+        let deadline = later(now, timeout);
         let open = self.rounds.entry(round.clone()).or_insert_with(|| {
             let count = round.members.as_ref().map_or(size, |members| members.len());
-            Open {
+            RoundState {
                 members: round.members.clone(),
                 begun: now,
                 report: now + REPORT,
                 deadline,
                 parts: vec![None; count],
                 bytes: 0,
-                came: vec![false; count],
+                arrived: vec![false; count],
                 waiting: Vec::new(),
-                verdict: None,
+                outcome: None,
             }
         });
         let Some(place) = open.place_of(rank) else {
             return self.refuse(rank, id, Incomplete::OtherMembers);
         };
-        if open.came[place] {
+        if open.arrived[place] {
             return self.refuse(rank, id, Incomplete::Twice);
         }
-        open.came[place] = true;
+        open.arrived[place] = true;
         open.waiting.push((rank, id));
         open.deadline = open.deadline.min(deadline);
         let deadline = open.deadline;
-        if open.verdict.is_none() {
+        if open.outcome.is_none() {
             open.bytes += part.len();
             open.parts[place] = Some(part);
             if open.bytes > LARGEST {
                 let bytes = open.bytes;
-                open.verdict = Some(Answer::Incomplete(Arc::new(Incomplete::TooLarge { bytes })));
+                open.outcome = Some(Answer::Incomplete(Arc::new(Incomplete::TooLarge { bytes })));
             } else if open.is_complete() {
                 if self.has_majority || !round.needs_majority() {
                     open.complete();
@@ -89,21 +89,21 @@ impl Service {
             } else {
                 let why = open
                     .absent()
-                    .find_map(|rank| Some(gone(rank, self.ranks[rank].departure.as_ref()?)));
-                open.verdict = why.map(|why| Answer::Incomplete(Arc::new(why)));
+                    .find_map(|rank| Some(rank_gone(rank, self.ranks[rank].departure.as_ref()?)));
+                open.outcome = why.map(|why| Answer::Incomplete(Arc::new(why)));
             }
         }
-        self.due(deadline);
+        self.note_deadline(deadline);
         self.settle(&round);
     }
 
     /// Sets whether a majority of all ranks answers by now.
-    pub(crate) fn majority(&mut self, answers: bool) {
+    pub(crate) fn set_majority(&mut self, answers: bool) {
         if std::mem::replace(&mut self.has_majority, answers) || !answers {
             return;
         }
-        let complete = |(key, open): (&Round, &mut Open)| {
-            let waits = open.verdict.is_none() && open.is_complete();
+        let complete = |(key, open): (&Round, &mut RoundState)| {
+            let waits = open.outcome.is_none() && open.is_complete();
             waits.then(|| {
                 open.complete();
                 key.clone()
@@ -118,7 +118,7 @@ impl Service {
         let Some(open) = self.rounds.get_mut(key) else {
             return;
         };
-        let Some(verdict) = open.verdict.clone() else {
+        let Some(outcome) = open.outcome.clone() else {
             return;
         };
         open.parts.clear();
@@ -131,13 +131,13 @@ impl Service {
         if open.absent().all(stays_away) {
             self.rounds.remove(key);
         }
-        self.answer(waiting, verdict);
+        self.answer(waiting, outcome);
     }
 
     /// Ends a round before all parts are there.
     fn end(&mut self, key: &Round, why: Incomplete) {
         if let Some(open) = self.rounds.get_mut(key) {
-            open.verdict
+            open.outcome
                 .get_or_insert_with(|| Answer::Incomplete(Arc::new(why)));
             self.settle(key);
         }
@@ -172,14 +172,14 @@ impl Service {
                 continue;
             };
             if key.is_of_ends() {
-                if open.verdict.is_none() {
+                if open.outcome.is_none() {
                     open.end_without_the_closed(|rank| self.ranks[rank].is_closed());
                 }
                 self.settle(&key);
-            } else if open.came[place] {
+            } else if open.arrived[place] {
                 self.settle(&key);
             } else {
-                self.end(&key, gone(rank, departure));
+                self.end(&key, rank_gone(rank, departure));
             }
         }
     }
@@ -188,7 +188,7 @@ impl Service {
         let late: Vec<_> = self
             .rounds
             .iter()
-            .filter(|(_, open)| open.verdict.is_none() && open.deadline <= now)
+            .filter(|(_, open)| open.outcome.is_none() && open.deadline <= now)
             .map(|(key, open)| (key.clone(), self.late(key, open, now)))
             .collect();
         for (key, why) in late {
@@ -196,7 +196,7 @@ impl Service {
         }
     }
 
-    fn late(&self, key: &Round, open: &Open, now: Instant) -> Incomplete {
+    fn late(&self, key: &Round, open: &RoundState, now: Instant) -> Incomplete {
         let waited = open.deadline.saturating_duration_since(open.begun);
         if open.is_complete() {
             return Incomplete::NoMajority { waited };
@@ -221,7 +221,7 @@ impl Service {
     }
 
     pub(super) fn next_round_deadline(&self) -> Option<Instant> {
-        let rounds = self.rounds.values().filter(|open| open.verdict.is_none());
+        let rounds = self.rounds.values().filter(|open| open.outcome.is_none());
         rounds.map(|open| open.deadline).min()
     }
 

@@ -5,30 +5,30 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::channel::Channels;
-use super::inquiry::Inquiry;
-use super::round::Open;
+use super::round_state::RoundState;
+use super::straggler_query::StragglerQuery;
+use crate::coordinator_message::{Answer, Push};
 use crate::departure::Departure;
-use crate::incoming::{Answer, Push};
-use crate::message::{Incomplete, Missing, Round};
 use crate::phase::Phase;
+use crate::round::{Incomplete, Missing, Round};
 
 /// The longest name of a topic, a key or a phase, in bytes.
 pub(crate) const LONGEST_NAME: usize = 1024;
 
 /// The most open rounds and waiting gets; a program that exceeds it leaks topics.
-pub(super) const MOST_OPEN: usize = 1 << 16;
+pub(super) const MAX_OPEN: usize = 1 << 16;
 
 /// The service of a coordinator for the ranks of one generation, beside their membership.
 pub(crate) struct Service {
-    pub(super) ranks: Vec<Rank>,
-    pub(super) rounds: BTreeMap<Round, Open>,
+    pub(super) ranks: Vec<RankStatus>,
+    pub(super) rounds: BTreeMap<Round, RoundState>,
     pub(super) keys: HashMap<String, Arc<[u8]>>,
     /// Bytes of all keys and values.
     pub(super) kept: usize,
-    pub(super) gets: Vec<Get>,
+    pub(super) gets: Vec<PendingGet>,
     pub(super) channels: Channels,
     /// By the key of their communicator.
-    pub(super) inquiries: BTreeMap<String, Inquiry>,
+    pub(super) straggler_queries: BTreeMap<String, StragglerQuery>,
     pub(super) remarks: VecDeque<String>,
     pub(super) remarked: usize,
     /// Whether a majority of all ranks answers: without one, no round ends in which only some of the ranks take part.
@@ -39,7 +39,7 @@ pub(crate) struct Service {
 }
 
 /// A request of a rank that waits for a key.
-pub(super) struct Get {
+pub(super) struct PendingGet {
     pub(super) key: String,
     pub(super) rank: usize,
     pub(super) id: u64,
@@ -51,7 +51,7 @@ pub(super) struct Get {
 
 /// The state of a rank in the service.
 #[derive(Default)]
-pub(crate) struct Rank {
+pub(crate) struct RankStatus {
     pub(crate) host: String,
     pub(crate) pid: u64,
     /// Its phase, and since when; `None` until it arrives.
@@ -63,7 +63,7 @@ pub(crate) struct Rank {
 
 /// The receivers of a push: ranks or observers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum To {
+pub(crate) enum Recipients {
     All,
     Rank(usize),
     Ranks(Vec<usize>),
@@ -79,12 +79,12 @@ pub(crate) enum Output {
         answer: Answer,
     },
     Push {
-        to: To,
+        to: Recipients,
         push: Push,
     },
 }
 
-impl Rank {
+impl RankStatus {
     /// Whether nothing can arrive from it any more.
     pub(crate) fn is_closed(&self) -> bool {
         self.departure.is_some() && !self.is_connected
@@ -94,13 +94,13 @@ impl Rank {
 impl Service {
     pub(crate) fn new(size: usize) -> Self {
         Self {
-            ranks: (0..size).map(|_| Rank::default()).collect(),
+            ranks: (0..size).map(|_| RankStatus::default()).collect(),
             rounds: BTreeMap::new(),
             keys: HashMap::new(),
             kept: 0,
             gets: Vec::new(),
             channels: Channels::default(),
-            inquiries: BTreeMap::new(),
+            straggler_queries: BTreeMap::new(),
             remarks: VecDeque::new(),
             remarked: 0,
             has_majority: true,
@@ -110,7 +110,7 @@ impl Service {
     }
 
     /// Whether this request of `rank` waits for its answer.
-    pub(crate) fn expects(&self, rank: usize, id: u64) -> bool {
+    pub(crate) fn is_waiting(&self, rank: usize, id: u64) -> bool {
         let own = (rank, id);
         let mut rounds = self.rounds.values();
         rounds.any(|open| open.waiting.contains(&own))
@@ -118,7 +118,7 @@ impl Service {
             || self.channels.holds(rank, id)
     }
 
-    pub(crate) fn rank(&self, rank: usize) -> &Rank {
+    pub(crate) fn rank(&self, rank: usize) -> &RankStatus {
         &self.ranks[rank]
     }
 
@@ -153,17 +153,17 @@ impl Service {
         self.answer(vec![(rank, id)], Answer::Incomplete(Arc::new(why)));
     }
 
-    pub(super) fn push(&mut self, to: To, push: Push) {
+    pub(super) fn push(&mut self, to: Recipients, push: Push) {
         self.outputs.push_back(Output::Push { to, push });
     }
 
-    pub(super) fn due(&mut self, deadline: Instant) {
+    pub(super) fn note_deadline(&mut self, deadline: Instant) {
         self.earliest = Some(self.earliest.map_or(deadline, |at| at.min(deadline)));
     }
 }
 
 /// The reason of a request that ends because a rank has departed.
-pub(super) fn gone(rank: usize, departure: &Departure) -> Incomplete {
+pub(super) fn rank_gone(rank: usize, departure: &Departure) -> Incomplete {
     Incomplete::Gone {
         rank,
         departure: departure.clone(),

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::reporting::REPORT;
-use super::state::{Get, LONGEST_NAME, MOST_OPEN, Service, gone};
+use super::state::{LONGEST_NAME, MAX_OPEN, PendingGet, Service, rank_gone};
+use crate::coordinator_message::Answer;
 use crate::departure::Departure;
 use crate::frame::LARGEST;
-use crate::incoming::Answer;
-use crate::message::Incomplete;
+use crate::round::Incomplete;
 use crate::time::later;
 
 impl Service {
@@ -34,19 +34,19 @@ impl Service {
         now: Instant,
         (rank, id): (usize, u64),
         key: String,
-        patience: Duration,
+        timeout: Duration,
     ) {
         if let Some(value) = self.keys.get(&key) {
             let value = Answer::Value(Arc::clone(value));
             return self.answer(vec![(rank, id)], value);
         }
-        if self.gets.len() >= MOST_OPEN {
+        if self.gets.len() >= MAX_OPEN {
             let bytes = key.len();
             return self.refuse(rank, id, Incomplete::TooLarge { bytes });
         }
-        let deadline = later(now, patience);
-        self.due(deadline);
-        self.gets.push(Get {
+        let deadline = later(now, timeout);
+        self.note_deadline(deadline);
+        self.gets.push(PendingGet {
             key,
             rank,
             id,
@@ -65,7 +65,7 @@ impl Service {
         self.gets.retain(|get| get.rank != rank);
         if *departure != Departure::Left {
             let waiting = self.gets.drain(..).map(|get| (get.rank, get.id)).collect();
-            let why = gone(rank, departure);
+            let why = rank_gone(rank, departure);
             self.answer(waiting, Answer::Incomplete(Arc::new(why)));
         }
     }

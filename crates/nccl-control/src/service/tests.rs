@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::departure::{Departure, Failure, How, Reason};
-use crate::incoming::{Answer, Push};
-use crate::inquiry::{Attendance, Lateness, Subject, Suspicion};
-use crate::message::{ENDS, Incomplete, Missing, Round};
+use crate::coordinator_message::{Answer, Push};
+use crate::departure::{Departure, Failure, LossKind, Reason};
 use crate::operation::OperationKind;
 use crate::phase::Phase;
 use crate::request::Request;
+use crate::round::{ENDS, Incomplete, Missing, Round};
+use crate::straggler::{EntryReport, QueriedOperation, StragglerReport, StragglerSuspicion};
 
 /// A service, and its time.
 struct World {
@@ -67,7 +67,7 @@ fn collect(topic: &str, seconds: u64, members: Option<&[usize]>) -> Request {
             number: 0,
             members: members.map(Arc::from),
         },
-        patience: Duration::from_secs(seconds),
+        timeout: Duration::from_secs(seconds),
         part: topic.as_bytes()[..1].to_vec(),
     }
 }
@@ -75,7 +75,7 @@ fn collect(topic: &str, seconds: u64, members: Option<&[usize]>) -> Request {
 fn get(key: &str, seconds: u64) -> Request {
     Request::Get {
         key: key.to_owned(),
-        patience: Duration::from_secs(seconds),
+        timeout: Duration::from_secs(seconds),
     }
 }
 
@@ -90,13 +90,13 @@ fn send(to: Option<usize>, seconds: u64, byte: u8) -> Request {
     Request::Send {
         channel: String::from("steps"),
         to,
-        patience: Duration::from_secs(seconds),
+        timeout: Duration::from_secs(seconds),
         bytes: vec![byte],
     }
 }
 
-fn took(count: usize) -> Request {
-    Request::Took {
+fn consume(count: usize) -> Request {
+    Request::Consumed {
         channel: String::from("steps"),
         count,
     }
@@ -109,8 +109,8 @@ fn phase(name: &str) -> Request {
 }
 
 fn suspect(key: &str, turn: u64, members: &[usize], is_sample: bool) -> Request {
-    Request::Suspect(Suspicion {
-        subject: Subject {
+    Request::SuspectStragglers(StragglerSuspicion {
+        subject: QueriedOperation {
             key: key.to_owned(),
             name: String::from("tp"),
             turn,
@@ -124,7 +124,7 @@ fn suspect(key: &str, turn: u64, members: &[usize], is_sample: bool) -> Request 
 }
 
 fn attend(key: &str, turn: u64, entered: Option<u64>) -> Request {
-    Request::Attends(Attendance {
+    Request::EntryReport(EntryReport {
         key: key.to_owned(),
         turn,
         entered: entered.map(Duration::from_millis),
@@ -158,7 +158,7 @@ fn value(to: &[(usize, u64)], bytes: &[u8]) -> Output {
 
 fn message(to: &[usize], from: usize, byte: u8) -> Output {
     Output::Push {
-        to: To::Ranks(to.to_vec()),
+        to: Recipients::Ranks(to.to_vec()),
         push: Push::Message {
             channel: String::from("steps"),
             from,
@@ -184,8 +184,8 @@ fn a_round_ends_once_for_all_by_the_first_patience_with_who_was_turned_away() {
     assert_eq!(world.ask(0, 5, collect("x", 60, None)), []);
     assert_eq!(world.at(2000), []);
     assert_eq!(world.ask(1, 6, collect("x", 3, None)), []);
-    let due = world.begun + Duration::from_secs(5);
-    assert_eq!(world.service.next_timeout(), Some(due));
+    let note_deadline = world.begun + Duration::from_secs(5);
+    assert_eq!(world.service.next_timeout(), Some(note_deadline));
     assert_eq!(world.at(4999), []);
     let ended = world.at(5000);
     let mut remarks: Vec<_> = (2..10).map(|n| format!("stranger {n}")).collect();
@@ -201,7 +201,7 @@ fn a_round_ends_once_for_all_by_the_first_patience_with_who_was_turned_away() {
     let later = world.ask(2, 7, collect("x", 60, None));
     assert_eq!(later, [incomplete(&[(2, 7)], why)]);
     assert_eq!(world.service.rounds().count(), 1);
-    world.leave(3, Departure::lost(How::Closed), false);
+    world.leave(3, Departure::lost(LossKind::Closed), false);
     assert_eq!(world.service.rounds().count(), 0);
 }
 
@@ -231,8 +231,8 @@ fn a_round_ends_with_all_parts_with_a_rank_that_leaves_or_with_one_that_gives_up
         departure: failed(),
     };
     let over = Output::Push {
-        to: To::All,
-        push: Push::Over {
+        to: Recipients::All,
+        push: Push::ChannelsClosed {
             rank: 1,
             departure: failed(),
         },
@@ -254,7 +254,7 @@ fn a_round_ends_with_all_parts_with_a_rank_that_leaves_or_with_one_that_gives_up
 #[test]
 fn what_some_ranks_agree_on_waits_for_a_majority_of_all() {
     let mut world = World::new(3);
-    world.service.majority(false);
+    world.service.set_majority(false);
     assert_eq!(world.ask(0, 1, collect("late", 2, Some(&[0]))), []);
     assert_eq!(world.ask(1, 2, collect("token", 60, Some(&[1, 2]))), []);
     assert_eq!(world.ask(2, 2, collect("token", 60, Some(&[1, 2]))), []);
@@ -271,7 +271,7 @@ fn what_some_ranks_agree_on_waits_for_a_majority_of_all() {
     let waited = Duration::from_secs(2);
     let why = Incomplete::NoMajority { waited };
     assert_eq!(world.at(2000), [incomplete(&[(0, 1)], why)]);
-    world.service.majority(true);
+    world.service.set_majority(true);
     let token = parts(&[(1, 2), (2, 2)], &[b"t", b"t"]);
     assert_eq!(world.outputs(), [token]);
     let open = world.ask(0, 6, collect("open", 60, Some(&[1, 0])));
@@ -306,7 +306,7 @@ fn a_round_of_ends_does_without_ranks_that_are_gone_and_waits_for_one_that_stays
     let mut world = World::new(4);
     assert_eq!(world.ask(0, 1, collect("end/x", 60, None)), []);
     world.leave(1, Departure::Left, true);
-    world.leave(2, Departure::lost(How::Closed), false);
+    world.leave(2, Departure::lost(LossKind::Closed), false);
     assert_eq!(world.ask(3, 1, collect("end/x", 60, None)), []);
     let other = collect("other", 60, None);
     assert!(matches!(
@@ -377,7 +377,7 @@ fn a_channel_holds_a_sender_back_and_lets_it_go_on_in_order() {
         let sent = world.ask(0, n.into(), send(None, 60, n));
         assert_eq!(sent, [message(&[1, 2], 0, n), done(0, n.into())]);
     }
-    world.ask(2, 0, took(CAPACITY));
+    world.ask(2, 0, consume(CAPACITY));
     assert_eq!(world.ask(0, 100, send(Some(1), 2, 100)), []);
     // Rank 2 has room, and the message of rank 0 comes first.
     assert_eq!(world.ask(1, 101, send(Some(2), 60, 101)), []);
@@ -398,7 +398,7 @@ fn a_channel_holds_a_sender_back_and_lets_it_go_on_in_order() {
             done(1, 101)
         ]
     );
-    let released = world.ask(1, 0, took(1));
+    let released = world.ask(1, 0, consume(1));
     assert_eq!(released, [message(&[1], 2, 102), done(2, 102)]);
     let [last, Output::Push { .. }] = &world.leave(2, Departure::Left, false)[..] else {
         panic!("the send that is held, and the end of the channels");
@@ -412,16 +412,16 @@ fn a_channel_holds_a_sender_back_and_lets_it_go_on_in_order() {
     assert_eq!(refused, [incomplete(&[(1, 104)], gone(2))]);
 }
 
-fn late(outputs: &[Output]) -> &Lateness {
+fn late(outputs: &[Output]) -> &StragglerReport {
     match outputs {
         [
             Output::Push {
-                to: To::Ranks(_),
-                push: Push::Lateness(late),
+                to: Recipients::Ranks(_),
+                push: Push::Stragglers(late),
             },
             Output::Push {
-                to: To::Observers,
-                push: Push::Lateness(_),
+                to: Recipients::Observers,
+                push: Push::Stragglers(_),
             },
         ] => late,
         other => panic!("one word on which rank is late: {other:?}"),
@@ -433,18 +433,18 @@ fn an_inquiry_names_the_rank_that_is_late_and_says_when_it_has_entered() {
     let mut world = World::new(4);
     world.ask(2, 0, phase("load"));
     let asked = world.ask(3, 0, suspect("k", 9, &[3, 2, 0], false));
-    let inquire = Output::Push {
-        to: To::Ranks(vec![2, 0]),
-        push: Push::Inquire {
+    let open_straggler_query = Output::Push {
+        to: Recipients::Ranks(vec![2, 0]),
+        push: Push::StragglerQuery {
             key: String::from("k"),
             turn: 9,
             is_sample: false,
         },
     };
-    assert_eq!(asked, [inquire]);
+    assert_eq!(asked, [open_straggler_query]);
     assert_eq!(world.ask(0, 0, suspect("k", 9, &[3, 2, 0], false)), []);
-    let due = world.begun + Duration::from_secs(1);
-    assert_eq!(world.service.next_timeout(), Some(due));
+    let note_deadline = world.begun + Duration::from_secs(1);
+    assert_eq!(world.service.next_timeout(), Some(note_deadline));
     assert_eq!(world.at(999), []);
     let said = world.at(1000);
     let one = &late(&said).late[0];
@@ -521,7 +521,7 @@ fn any_request(random: &mut fastrand::Rng, size: usize) -> (Request, Option<Aske
             let to = random.bool().then(|| random.usize(0..=size));
             (send(to, seconds, 0), Some(Asked::Other))
         }
-        12 => (took(random.usize(0..3)), None),
+        12 => (consume(random.usize(0..3)), None),
         13 => (phase(key), None),
         14 => {
             let turn = random.u64(0..4);
@@ -567,7 +567,7 @@ fn every_request_is_answered_once_unless_its_rank_leaves_or_cancels_it() {
                         0 => Departure::Left,
                         1 => failed(),
                         _ if stays => Departure::Left,
-                        _ => Departure::lost(How::Closed),
+                        _ => Departure::lost(LossKind::Closed),
                     };
                     let has_left = world.service.departure(rank).is_some();
                     let outputs = world.leave(rank, departure, stays);

@@ -6,22 +6,22 @@
 use std::path::PathBuf;
 
 use super::*;
+use crate::coordinator_message::{Answer, CoordinatorMessage, Push, RankRecord};
 use crate::departure::{
-    Departure, Exit, Failure, HeardOnly, How, LastCall, Lost, OomKill, ProcessEnd, Reason, Sign,
-    Signal, Silence,
+    Departure, Exit, Failure, HeardOnly, LastCall, LossKind, Lost, OomKill, ProcessEnd, Reason,
+    Signal, Silence, SilenceEvidence,
 };
 use crate::endpoint::Endpoint;
-use crate::frame::{Decoder, Frame, GREETING, HEADER, LARGEST_FRAME, Outgoing};
-use crate::greeting::{Again, Greeting, Hello, Plain, Role, Unproved};
-use crate::incoming::{Answer, Incoming, Known, Push};
-use crate::message::{Incomplete, Missing};
+use crate::frame::{Decoder, Frame, HEADER, LARGEST_FRAME, LARGEST_HANDSHAKE_MESSAGE, Outgoing};
+use crate::handshake::{HandshakeFailure, HandshakeMessage, Hello, PeerRole, Preamble, Retry};
 use crate::noise::{Initiator, Responder};
 use crate::operation::OperationKind;
 use crate::phase::Phase;
 use crate::process_state::{Held, ProcessState};
 use crate::request::Request;
+use crate::round::{Incomplete, Missing};
 use crate::secret::Secret;
-use crate::{Attendance, Latecomer, Lateness, Subject, Suspicion};
+use crate::{EntryReport, LateRank, QueriedOperation, StragglerReport, StragglerSuspicion};
 use crate::{interface, tcp};
 
 fn bytes_of(frames: &[Outgoing]) -> Vec<u8> {
@@ -44,28 +44,28 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         job: text("job"),
         generation: 3,
         world_size: 4,
-        role: Role::Observer,
+        role: PeerRole::Observer,
         rank: 2,
         host: text("node-a"),
         pid: 77,
         kernel: text("boot 4026531836"),
     };
     let here = || Endpoint::written(text("tcp:10.0.0.5:29400"));
-    let greeting = |dialled, first| Greeting::Hello {
-        plain: Plain {
+    let greeting = |dialled, first| HandshakeMessage::Hello {
+        preamble: Preamble {
             has_secret: true,
             dialled,
         },
         first,
     };
-    let other_address = Unproved::OtherAddress { here: here() };
-    let refused = Greeting::Refused {
+    let other_address = HandshakeFailure::OtherAddress { here: here() };
+    let refused = HandshakeMessage::Refused {
         why: text("no"),
-        again: Again::Elsewhere,
+        retry: Retry::Elsewhere,
     };
-    let refused_at = Greeting::Refused {
+    let refused_at = HandshakeMessage::Refused {
         why: text("this is rank 2"),
-        again: Again::At {
+        retry: Retry::At {
             rank: 1,
             at: text("tcp:10.0.0.6:31001"),
         },
@@ -76,32 +76,32 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             number: 1,
             members,
         },
-        patience: Duration::from_secs(60),
+        timeout: Duration::from_secs(60),
         part: b"part".to_vec(),
     };
-    let subject = Subject {
+    let subject = QueriedOperation {
         key: text("k"),
         name: text("model/tp"),
         turn: 41,
         kind: OperationKind::AllReduce,
         sequence: 42,
     };
-    let suspicion = Suspicion {
+    let suspicion = StragglerSuspicion {
         subject: subject.clone(),
         members: vec![2, 0],
         since: Duration::from_millis(1500),
         is_sample: false,
     };
-    let attends = Attendance {
+    let attends = EntryReport {
         key: text("k"),
         turn: 41,
         entered: Some(Duration::from_micros(12)),
         last: text("l"),
     };
-    let lateness = Lateness {
+    let lateness = StragglerReport {
         subject,
         ranks: 2,
-        late: vec![Latecomer {
+        late: vec![LateRank {
             rank: 0,
             place: 1,
             host: text("node-a"),
@@ -113,23 +113,26 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             last: text("l"),
         }],
         more: 3,
-        teller: 1,
+        reporter: 1,
     };
     let incomplete = |why| answer(&Answer::Incomplete(Arc::new(why)));
     vec![
         // As if the handshake encrypted nothing.
         ("hello", greeting(Some(here()), hello.encode()).encode()),
         ("hello-translated", greeting(None, Vec::new()).encode()),
-        ("answer", Greeting::Answer(vec![4; 48]).encode()),
+        ("answer", HandshakeMessage::Answer(vec![4; 48]).encode()),
         (
             "unproved",
-            Greeting::Unproved(Unproved::OtherSecret).encode(),
+            HandshakeMessage::Failed(HandshakeFailure::OtherSecret).encode(),
         ),
-        ("unproved-at", Greeting::Unproved(other_address).encode()),
-        ("present", Greeting::Present.encode()),
+        (
+            "unproved-at",
+            HandshakeMessage::Failed(other_address).encode(),
+        ),
+        ("present", HandshakeMessage::Confirm.encode()),
         (
             "welcome",
-            Greeting::Welcome {
+            HandshakeMessage::Welcome {
                 by: 1,
                 generation: 3,
             }
@@ -157,7 +160,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             "get",
             Request::Get {
                 key: text("k"),
-                patience: Duration::from_millis(5),
+                timeout: Duration::from_millis(5),
             }
             .encode(4),
         ),
@@ -177,12 +180,12 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             }
             .encode(0),
         ),
-        ("goodbye", Request::Goodbye.encode(0)),
+        ("goodbye", Request::Leave.encode(0)),
         ("clock", Request::Clock.encode(1)),
         ("recording", Request::Recording { bytes: 1 << 20 }.encode(2)),
         (
             "tell",
-            Request::Tell {
+            Request::Direct {
                 to: 2,
                 topic: text("t"),
                 bytes: b"b".to_vec(),
@@ -191,7 +194,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         ),
         (
             "told",
-            Push::Told {
+            Push::Direct {
                 from: 1,
                 topic: text("t"),
                 bytes: b"b"[..].into(),
@@ -201,41 +204,41 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         ("refused-at", refused_at.encode()),
         (
             "last",
-            Request::Last {
+            Request::LastCall {
                 call: text("all_reduce #4"),
             }
             .encode(0),
         ),
         (
             "saw",
-            Request::Saw {
+            Request::ProcessProbed {
                 rank: 2,
                 state: ProcessState::stopped(),
             }
             .encode(0),
         ),
-        ("suspect", Request::Suspect(suspicion).encode(0)),
-        ("attends", Request::Attends(attends).encode(0)),
+        ("suspect", Request::SuspectStragglers(suspicion).encode(0)),
+        ("attends", Request::EntryReport(attends).encode(0)),
         (
             "inquire",
-            Push::Inquire {
+            Push::StragglerQuery {
                 key: text("k"),
                 turn: 41,
                 is_sample: false,
             }
             .encode(),
         ),
-        ("lateness", Push::Lateness(Arc::new(lateness)).encode()),
+        ("lateness", Push::Stragglers(Arc::new(lateness)).encode()),
         (
             "skew",
-            Push::Skew {
+            Push::Skewed {
                 key: text("k"),
                 skew: Duration::from_micros(70),
                 last: 3,
             }
             .encode(),
         ),
-        ("look", Push::Look { rank: 2, pid: 77 }.encode()),
+        ("look", Push::ProbeProcess { rank: 2, pid: 77 }.encode()),
         (
             "suspected",
             Push::Suspected {
@@ -245,10 +248,10 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             }
             .encode(),
         ),
-        ("stay", Request::Stay { why: None }.encode(0)),
+        ("stay", Request::Linger { why: None }.encode(0)),
         (
             "stay-failed",
-            Request::Stay {
+            Request::Linger {
                 why: Some(Failure::Said(String::from("a: b"))),
             }
             .encode(0),
@@ -258,14 +261,14 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             Request::Send {
                 channel: text("steps"),
                 to: Some(2),
-                patience: Duration::from_secs(1),
+                timeout: Duration::from_secs(1),
                 bytes: b"b".to_vec(),
             }
             .encode(9),
         ),
         (
             "took",
-            Request::Took {
+            Request::Consumed {
                 channel: text("steps"),
                 count: 16,
             }
@@ -282,7 +285,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         ),
         (
             "over",
-            Push::Over {
+            Push::ChannelsClosed {
                 rank: 1,
                 departure: Departure::Left,
             }
@@ -290,14 +293,14 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         ),
         (
             "watches",
-            Request::Watches {
+            Request::WatchRanks {
                 ranks: vec![(1, 77)],
             }
             .encode(0),
         ),
         (
             "ended",
-            Request::Ended {
+            Request::ExitReport {
                 rank: 1,
                 pid: 77,
                 end: ProcessEnd::in_words("killed", ""),
@@ -331,7 +334,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             "gone",
             incomplete(Incomplete::Gone {
                 rank: 1,
-                departure: Departure::lost(How::Unknown),
+                departure: Departure::lost(LossKind::Unknown),
             }),
         ),
         ("twice", incomplete(Incomplete::Twice)),
@@ -359,7 +362,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         ),
         (
             "notice",
-            Push::Notice {
+            Push::Announced {
                 from: 1,
                 topic: text("t"),
                 bytes: b"b"[..].into(),
@@ -374,12 +377,12 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             }
             .encode(),
         ),
-        ("newcomers", Push::Newcomers(2).encode()),
-        ("size", Push::Size(4).encode()),
-        ("goes-on", Push::GoesOn(3).encode()),
+        ("newcomers", Push::Joiners(2).encode()),
+        ("size", Push::WorldSize(4).encode()),
+        ("goes-on", Push::Reconfigured(3).encode()),
         (
             "member",
-            Push::Member(Known {
+            Push::Rank(RankRecord {
                 rank: 1,
                 host: text("node-a"),
                 pid: 77,
@@ -421,8 +424,8 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             "push-silent",
             Push::Gone {
                 rank: 1,
-                departure: Departure::lost(How::Silent(Box::new(Silence {
-                    sign: Sign::Unheard {
+                departure: Departure::lost(LossKind::Silent(Box::new(Silence {
+                    evidence: SilenceEvidence::Unheard {
                         unheard: Duration::from_secs(3),
                         unacknowledged: Duration::from_secs(4),
                     },
@@ -460,26 +463,26 @@ fn feed(bytes: &[u8], limit: usize) -> usize {
         decoder.push(piece);
         while let Ok(Some(frame)) = decoder.next() {
             assert!(frame.payload.len() <= limit);
-            understood += usize::from(again(&frame));
+            understood += usize::from(retry(&frame));
         }
     }
     understood
 }
 
 /// Whether one of the parsers accepts the frame: without a kind, one frame may be valid for several.
-fn again(frame: &Frame) -> bool {
+fn retry(frame: &Frame) -> bool {
     let copy = |out: Outgoing| Frame {
         id: frame.id,
         payload: out.payload.to_vec(),
     };
-    let greeting = Greeting::decode(frame);
+    let greeting = HandshakeMessage::decode(frame);
     if let Ok(greeting) = &greeting {
-        if let Greeting::Hello { first, .. } = greeting
+        if let HandshakeMessage::Hello { first, .. } = greeting
             && let Ok(hello) = Hello::decode(first)
         {
             assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
         }
-        let back = Greeting::decode(&copy(greeting.encode()));
+        let back = HandshakeMessage::decode(&copy(greeting.encode()));
         assert_eq!(back.as_ref(), Ok(greeting));
     }
     let request = Request::decode(frame);
@@ -487,13 +490,16 @@ fn again(frame: &Frame) -> bool {
         let back = Request::decode(&copy(request.encode(frame.id)));
         assert_eq!(back.as_ref(), Ok(request));
     }
-    let incoming = Incoming::decode(frame);
+    let incoming = CoordinatorMessage::decode(frame);
     if let Ok(incoming) = &incoming {
         let out = match incoming {
-            Incoming::Answer(answer) => Outgoing::new(frame.id, answer.encode()),
-            Incoming::Push(push) => push.encode(),
+            CoordinatorMessage::Answer(answer) => Outgoing::new(frame.id, answer.encode()),
+            CoordinatorMessage::Push(push) => push.encode(),
         };
-        assert_eq!(Incoming::decode(&copy(out)).as_ref(), Ok(incoming));
+        assert_eq!(
+            CoordinatorMessage::decode(&copy(out)).as_ref(),
+            Ok(incoming)
+        );
     }
     greeting.is_ok() || request.is_ok() || incoming.is_ok()
 }
@@ -513,7 +519,11 @@ fn the_corpus_holds_each_message_as_it_goes_over_the_wire() {
             kept, bytes,
             "{name}: the protocol has changed, and needs another version"
         );
-        assert_eq!(feed(&bytes, GREETING), 1, "{name} is understood");
+        assert_eq!(
+            feed(&bytes, LARGEST_HANDSHAKE_MESSAGE),
+            1,
+            "{name} is understood"
+        );
     }
 }
 
@@ -546,10 +556,12 @@ fn no_bytes_make_a_parser_panic_or_keep_more_than_its_limit() {
                 }
             }
         }
-        let limit = *random.choice(&[GREETING, LARGEST_FRAME][..]).unwrap();
+        let limit = *random
+            .choice(&[LARGEST_HANDSHAKE_MESSAGE, LARGEST_FRAME][..])
+            .unwrap();
         understood += feed(&bytes, limit);
         let text = String::from_utf8_lossy(&bytes);
-        let _ = tcp::Place::parse(&text);
+        let _ = tcp::HostPorts::parse(&text);
         let _ = interface::Interface::parse(&text);
     }
     // Otherwise the mutations would be too wild to reach the parsers.
@@ -557,34 +569,35 @@ fn no_bytes_make_a_parser_panic_or_keep_more_than_its_limit() {
 }
 
 /// Whether a listener opens the bytes of a first message, without a socket.
-fn opens(bytes: &[u8], secret: &Secret, own: &Plain) -> bool {
-    let mut decoder = Decoder::new(GREETING);
+fn opens(bytes: &[u8], secret: &Secret, own: &Preamble) -> bool {
+    let mut decoder = Decoder::new(LARGEST_HANDSHAKE_MESSAGE);
     decoder.push(bytes);
     let Ok(Some(frame)) = decoder.next() else {
         return false;
     };
-    let Ok(Greeting::Hello { plain, first }) = Greeting::decode(&frame) else {
+    let Ok(HandshakeMessage::Hello { preamble, first }) = HandshakeMessage::decode(&frame) else {
         return false;
     };
-    own.refuse(&plain).is_ok() && Responder::open(Some(secret), &own.prologue(), &first).is_some()
+    own.refuse(&preamble).is_ok()
+        && Responder::open(Some(secret), &own.prologue(), &first).is_some()
 }
 
 #[test]
 fn no_bytes_but_its_own_open_as_a_first_message() {
     let secret = Secret::new("a secret of sixteen");
-    let own = |has_secret, dialled: Option<&str>| Plain {
+    let own = |has_secret, dialled: Option<&str>| Preamble {
         has_secret,
         dialled: dialled.map(|at| Endpoint::written(at.to_owned())),
     };
-    let plain = own(true, Some("tcp:10.0.0.5:29400"));
+    let preamble = own(true, Some("tcp:10.0.0.5:29400"));
     let payload = [7; 100];
-    let (_, first) = Initiator::begin(Some(&secret), &plain.prologue(), &payload).unwrap();
-    let greeting = Greeting::Hello {
-        plain: plain.clone(),
+    let (_, first) = Initiator::begin(Some(&secret), &preamble.prologue(), &payload).unwrap();
+    let greeting = HandshakeMessage::Hello {
+        preamble: preamble.clone(),
         first: first.clone(),
     };
     let bytes = bytes_of(&[greeting.encode()]);
-    assert!(opens(&bytes, &secret, &plain));
+    assert!(opens(&bytes, &secret, &preamble));
     for other in [
         own(true, Some("tcp:10.0.0.5:29401")),
         own(true, None),
@@ -592,8 +605,8 @@ fn no_bytes_but_its_own_open_as_a_first_message() {
     ] {
         assert!(!opens(&bytes, &secret, &other));
         // The plain part was changed to the one that this listener expects.
-        let changed = Greeting::Hello {
-            plain: other.clone(),
+        let changed = HandshakeMessage::Hello {
+            preamble: other.clone(),
             first: first.clone(),
         };
         assert!(!opens(&bytes_of(&[changed.encode()]), &secret, &other));
@@ -604,7 +617,7 @@ fn no_bytes_but_its_own_open_as_a_first_message() {
         let mut changed = bytes.clone();
         changed[bit / 8] ^= 1 << (bit % 8);
         assert!(
-            means_nothing.contains(&(bit / 8)) || !opens(&changed, &secret, &plain),
+            means_nothing.contains(&(bit / 8)) || !opens(&changed, &secret, &preamble),
             "bit {bit}"
         );
     }
@@ -620,7 +633,7 @@ fn no_bytes_but_its_own_open_as_a_first_message() {
             }
         }
         let is_same = changed.starts_with(&bytes);
-        assert!(is_same || !opens(&changed, &secret, &plain));
+        assert!(is_same || !opens(&changed, &secret, &preamble));
     }
 }
 
@@ -639,7 +652,7 @@ fn texts_that_people_write_make_no_parser_panic() {
             }
         }
         let text: String = text.into_iter().collect();
-        if let Some(place) = tcp::Place::parse(&text) {
+        if let Some(place) = tcp::HostPorts::parse(&text) {
             assert!(place.ports.0 <= place.ports.1, "{text}");
         }
         let _ = interface::Interface::parse(&text);
@@ -651,7 +664,7 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
     let text = || String::from("\x1b[2Jline\r\n");
     let time = Duration::MAX;
     let phase = Some((Phase::Said(text()), time));
-    let subject = Subject {
+    let subject = QueriedOperation {
         key: String::from("k"),
         name: String::from("model/tp"),
         turn: 41,
@@ -670,7 +683,7 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
     let requests = [
         Request::Collect {
             round,
-            patience: time,
+            timeout: time,
             part: Vec::new(),
         },
         Request::Cancel {
@@ -678,29 +691,29 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
         },
         Request::Get {
             key: String::from("k"),
-            patience: time,
+            timeout: time,
         },
         Request::Phase { name: text() },
         Request::Send {
             channel: String::from("c"),
             to: None,
-            patience: time,
+            timeout: time,
             bytes: Vec::new(),
         },
-        Request::Suspect(Suspicion {
+        Request::SuspectStragglers(StragglerSuspicion {
             subject: subject.clone(),
             members: Vec::new(),
             since: time,
             is_sample: false,
         }),
-        Request::Attends(Attendance {
+        Request::EntryReport(EntryReport {
             key: String::from("k"),
             turn: 41,
             entered: Some(time),
             last: text(),
         }),
-        Request::Last { call: text() },
-        Request::Saw {
+        Request::LastCall { call: text() },
+        Request::ProcessProbed {
             rank: 1,
             state: state(Held::Throttled {
                 cgroup: text(),
@@ -719,7 +732,7 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
         },
         Incomplete::NoKey { waited: time },
     ];
-    let late = Latecomer {
+    let late = LateRank {
         rank: 0,
         place: 1,
         host: text(),
@@ -731,14 +744,14 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
         last: text(),
     };
     let pushes = [
-        Push::Lateness(Arc::new(Lateness {
+        Push::Stragglers(Arc::new(StragglerReport {
             subject,
             ranks: 2,
             late: vec![late],
             more: 3,
-            teller: 1,
+            reporter: 1,
         })),
-        Push::Skew {
+        Push::Skewed {
             key: String::from("k"),
             skew: time,
             last: 3,
@@ -748,7 +761,7 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
             silent: Some(time),
             state: Some(state(Held::Frozen { cgroup: text() })),
         },
-        Push::Member(Known {
+        Push::Rank(RankRecord {
             rank: 1,
             host: text(),
             pid: 77,
@@ -758,9 +771,9 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
             departure: None,
         }),
     ];
-    let refused = Greeting::Refused {
+    let refused = HandshakeMessage::Refused {
         why: text(),
-        again: Again::Never,
+        retry: Retry::Never,
     };
     let frame = |out: Outgoing| Frame {
         id: 0,
@@ -768,11 +781,12 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
     };
     let answers = answers.map(|why| answer(&Answer::Incomplete(Arc::new(why))));
     let incoming = answers.into_iter().chain(pushes.map(|push| push.encode()));
-    let incoming = incoming.map(|out| format!("{:?}", Incoming::decode(&frame(out)).unwrap()));
+    let incoming =
+        incoming.map(|out| format!("{:?}", CoordinatorMessage::decode(&frame(out)).unwrap()));
     let requests = requests.map(|request| frame(request.encode(0)));
     let requests = requests.map(|frame| format!("{:?}", Request::decode(&frame).unwrap()));
     assert!(requests[0].contains("members: None"), "{}", requests[0]);
-    let greeting = Greeting::decode(&frame(refused.encode())).unwrap();
+    let greeting = HandshakeMessage::decode(&frame(refused.encode())).unwrap();
     for heard in incoming.chain(requests).chain([format!("{greeting:?}")]) {
         for bad in ["\\u{1b}", "\\r", "18446744073709551615"] {
             assert!(!heard.contains(bad), "{heard}");
@@ -782,6 +796,6 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
         letter: ' ',
         held: None,
     };
-    let saw = Request::Saw { rank: 1, state };
+    let saw = Request::ProcessProbed { rank: 1, state };
     assert!(Request::decode(&frame(saw.encode(0))).is_err());
 }

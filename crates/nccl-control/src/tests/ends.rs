@@ -1,10 +1,10 @@
 //! Ranks whose world is gone before their communicators are, and rounds that succeed without dead ranks.
 
-use super::super::mailbox::Notice;
+use super::super::inbox::Notice;
 use super::*;
-use crate::departure::{Departure, Failure, How};
+use crate::departure::{Departure, Failure, LossKind};
 use crate::sync::Mutex;
-use nccl_base::departure::Ended;
+use nccl_base::departure::EndOutcome;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -19,7 +19,7 @@ fn two(name: &'static str) -> (World, World) {
 fn departures(world: &World) -> Arc<Mutex<Vec<(usize, Departure)>>> {
     let heard = Arc::new(Mutex::new(Vec::new()));
     let record = Arc::clone(&heard);
-    world.line.on_notice(move |notice| {
+    world.session.on_notice(move |notice| {
         if let Notice::Gone { rank, departure } = notice {
             record.lock().push((*rank, departure.clone()));
         }
@@ -41,7 +41,7 @@ fn a_rank_whose_world_is_gone_comes_to_no_round_and_leaves_with_its_last_communi
         let (zero, one) = two(["stay-0", "stay-1"][rank]);
         let (stays, other) = if rank == 0 { (zero, one) } else { (one, zero) };
         let heard = departures(&other);
-        let line = Arc::clone(&stays.line);
+        let session = Arc::clone(&stays.session);
         drop(stays);
         let error = other.barrier("never").unwrap_err().to_string();
         assert!(error.contains("left the world"), "{error}");
@@ -53,13 +53,13 @@ fn a_rank_whose_world_is_gone_comes_to_no_round_and_leaves_with_its_last_communi
                 let members = Arc::clone(&members);
                 move || {
                     assert_eq!(
-                        line.end("x", &members, b"a", PATIENCE, None),
+                        session.end("x", &members, b"a", PATIENCE, None),
                         all([b"a", b"b"], rank)
                     )
                 }
             });
             assert_eq!(
-                other.line.end("x", &members, b"b", PATIENCE, None),
+                other.session.end("x", &members, b"b", PATIENCE, None),
                 all([b"a", b"b"], rank)
             );
         });
@@ -67,12 +67,12 @@ fn a_rank_whose_world_is_gone_comes_to_no_round_and_leaves_with_its_last_communi
     }
 }
 
-fn all(parts: [&[u8; 1]; 2], first: usize) -> Ended {
+fn all(parts: [&[u8; 1]; 2], first: usize) -> EndOutcome {
     let mut parts: Vec<_> = parts.iter().map(|part| part.to_vec()).collect();
     if first == 1 {
         parts.reverse();
     }
-    Ended::All(parts)
+    EndOutcome::All(parts)
 }
 
 #[test]
@@ -81,15 +81,15 @@ fn a_rank_that_dies_after_its_world_is_gone_is_heard_of() {
         let (zero, one) = two(["dies-0", "dies-1"][rank]);
         let (stays, other) = if rank == 0 { (zero, one) } else { (one, zero) };
         let heard = departures(&other);
-        let line = Arc::clone(&stays.line);
+        let session = Arc::clone(&stays.session);
         drop(stays);
         let pid = std::process::id().into();
-        let how = How::Exited { pid };
-        line.cut_for_a_test();
+        let how = LossKind::Exited { pid };
+        session.cut_for_a_test();
         eventually("the death", || {
             *heard.lock() == [(rank, Departure::lost(how.clone()))]
         });
-        std::mem::forget(line);
+        std::mem::forget(session);
     }
 }
 
@@ -97,7 +97,7 @@ fn a_rank_that_dies_after_its_world_is_gone_is_heard_of() {
 fn a_rank_that_fails_is_heard_of_once_though_it_stays() {
     let (zero, one) = two("fails");
     let heard = departures(&zero);
-    let line = Arc::clone(&one.line);
+    let session = Arc::clone(&one.session);
     one.fail(&std::io::Error::other("out of paper"));
     let failed = (
         1,
@@ -106,17 +106,17 @@ fn a_rank_that_fails_is_heard_of_once_though_it_stays() {
     eventually("the failure", || *heard.lock() == [failed.clone()]);
     let members: Arc<[usize]> = [0, 1].into();
     let soon = Duration::from_millis(50);
-    let missing = zero.line.end("x", &members, b"", soon, None);
+    let missing = zero.session.end("x", &members, b"", soon, None);
     assert_eq!(
         missing,
-        Ended::Missing(vec![1]),
+        EndOutcome::Missing(vec![1]),
         "it still has communicators"
     );
-    drop(line);
+    drop(session);
     let begun = Instant::now();
     assert_eq!(
-        zero.line.end("y", &members, b"b", PATIENCE, None),
-        Ended::All(vec![b"b".to_vec(), Vec::new()])
+        zero.session.end("y", &members, b"b", PATIENCE, None),
+        EndOutcome::All(vec![b"b".to_vec(), Vec::new()])
     );
     assert!(begun.elapsed() < PATIENCE / 2);
     assert_eq!(*heard.lock(), [failed]);
@@ -133,8 +133,8 @@ fn an_end_does_without_a_rank_that_dies_while_it_is_waited_for() {
             let members = &members;
             scope.spawn(move || {
                 let part = [world.rank() as u8];
-                let ended = world.line.end("x", members, &part, PATIENCE, None);
-                assert_eq!(ended, Ended::All(vec![vec![0], vec![1], Vec::new()]));
+                let ended = world.session.end("x", members, &part, PATIENCE, None);
+                assert_eq!(ended, EndOutcome::All(vec![vec![0], vec![1], Vec::new()]));
             });
         }
         scope.spawn(move || {
@@ -148,15 +148,15 @@ fn an_end_does_without_a_rank_that_dies_while_it_is_waited_for() {
 fn ranks_whose_connections_rank_0_closes_as_it_leaves_are_not_dead() {
     const RANKS: usize = 6;
     for _ in 0..60 {
-        let met = std::sync::Barrier::new(RANKS);
+        let established = std::sync::Barrier::new(RANKS);
         let seen = std::sync::Barrier::new(RANKS);
         std::thread::scope(|scope| {
             for rank in 0..RANKS {
-                let (met, seen) = (&met, &seen);
+                let (established, seen) = (&established, &seen);
                 scope.spawn(move || {
                     let world = World::join(rendezvous("closes", rank, RANKS)).unwrap();
                     let heard = departures(&world);
-                    met.wait();
+                    established.wait();
                     if rank == 0 {
                         drop(world);
                         seen.wait();
@@ -168,7 +168,7 @@ fn ranks_whose_connections_rank_0_closes_as_it_leaves_are_not_dead() {
                     std::thread::sleep(Duration::from_millis(5));
                     seen.wait();
                     let mut all = heard.lock().clone();
-                    // After that, another rank coordinates, which receives the goodbyes of the others.
+                    // After that, another rank coordinates, which receives the leave messages of the others.
                     let others = all.split_off(1);
                     assert!(others.iter().all(|(_, how)| *how == Departure::Left));
                     assert_eq!(all, [(0, Departure::Left)]);

@@ -41,10 +41,10 @@ fn a_rank_0_that_fails_before_it_joins_is_named_on_all_ranks_and_knows_that_they
 fn who_has_lost_the_coordinator_waits_for_its_successor_no_longer_than_it_wants_to() {
     let worlds = World::threads(2);
     let lost = |deadline: Instant, interrupted: Option<&dyn Fn() -> bool>| {
-        let why = (0, crate::departure::How::Closed.into());
+        let why = (0, crate::departure::LossKind::Closed.into());
         let begun = Instant::now();
-        let line = &worlds[1].line;
-        let error = line.lost_with_coordinator("topic", why, deadline, interrupted);
+        let session = &worlds[1].session;
+        let error = session.lost_with_coordinator("topic", why, deadline, interrupted);
         (error, begun.elapsed())
     };
     let soon = Duration::from_secs(4);

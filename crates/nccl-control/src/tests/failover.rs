@@ -1,7 +1,7 @@
 //! A coordinator that dies between two sends.
 
 use super::*;
-use crate::mailbox::Notice;
+use crate::inbox::Notice;
 use crate::sync::Mutex;
 
 /// It dies between two sends: some ranks have received the message, and some have not.
@@ -24,7 +24,7 @@ fn a_coordinator_that_dies_between_two_sends_leaves_one_order_on_all_others() {
             .map(|world| {
                 let heard = Arc::new(Mutex::new(Vec::new()));
                 let hearing = Arc::clone(&heard);
-                world.line.on_notice(move |notice| {
+                world.session.on_notice(move |notice| {
                     let text = match notice {
                         Notice::Announced { topic, from, .. } if topic == "fault/x" => {
                             format!("fault of rank {from}")
@@ -38,9 +38,9 @@ fn a_coordinator_that_dies_between_two_sends_leaves_one_order_on_all_others() {
                 heard
             })
             .collect();
-        worlds[0].line.die_after_for_a_test(sends);
+        worlds[0].session.die_after_for_a_test(sends);
         let begun = Instant::now();
-        worlds[speaker].line.announce("fault/x", b"it failed");
+        worlds[speaker].session.announce("fault/x", b"it failed");
         while heard.iter().any(|heard| heard.lock().len() < 2) {
             let so_far: Vec<_> = heard.iter().map(|heard| heard.lock().clone()).collect();
             assert!(begun.elapsed() < Duration::from_secs(10), "{so_far:#?}");
@@ -62,7 +62,7 @@ fn a_coordinator_that_dies_between_two_sends_leaves_one_order_on_all_others() {
             assert_eq!(*other.lock(), first);
         }
         for world in &worlds[1..] {
-            assert_eq!(world.line.coordinator(), 1);
+            assert_eq!(world.session.coordinator(), 1);
         }
     }
 }
@@ -81,15 +81,17 @@ fn what_was_said_to_one_rank_alone_outlives_the_coordinator() {
         .map(|rank| rank.join().unwrap())
         .collect();
     let (told, heard) = std::sync::mpsc::channel();
-    worlds[2].line.on_notice(move |notice| {
-        if let Notice::Told { from, topic, bytes } = notice {
+    worlds[2].session.on_notice(move |notice| {
+        if let Notice::Direct { from, topic, bytes } = notice {
             let _ = told.send((*from, topic.clone(), bytes.to_vec()));
         }
     });
     // Before it has forwarded anything.
-    worlds[0].line.die_after_for_a_test(0);
+    worlds[0].session.die_after_for_a_test(0);
     for (rank, text) in [(1, b"stuck"), (3, b"ahead")] {
-        worlds[rank].line.tell(2, "report/x", text.to_vec());
+        worlds[rank]
+            .session
+            .send_direct(2, "report/x", text.to_vec());
     }
     let mut all: Vec<_> = (0..2)
         .map(|_| heard.recv_timeout(Duration::from_secs(10)).unwrap())
@@ -97,5 +99,5 @@ fn what_was_said_to_one_rank_alone_outlives_the_coordinator() {
     all.sort();
     let said = |from, text: &[u8]| (from, String::from("report/x"), text.to_vec());
     assert_eq!(all, [said(1, b"stuck"), said(3, b"ahead")]);
-    assert_eq!(worlds[2].line.coordinator(), 1);
+    assert_eq!(worlds[2].session.coordinator(), 1);
 }

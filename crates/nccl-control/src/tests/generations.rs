@@ -11,7 +11,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Simulates the death of the process of this world.
 fn die(world: &World) {
-    world.line.cut_for_a_test();
+    world.session.cut_for_a_test();
 }
 
 /// Runs `rank` as each of `size` ranks, which are threads with connections of their own.
@@ -156,10 +156,10 @@ fn a_rank_that_dies_while_the_others_agree_is_not_waited_for() {
 
 #[test]
 fn without_rank_0_the_others_go_on_with_the_next_one() {
-    let met = Barrier::new(4);
+    let established = Barrier::new(4);
     ranks("zero", 4, |world| {
         // All ranks know that all have met.
-        met.wait();
+        established.wait();
         if world.rank() == 0 {
             // By then the others usually wait for its answer; they go on either way.
             std::thread::sleep(Duration::from_millis(200));
@@ -217,7 +217,7 @@ fn a_newcomer_that_is_not_taken_in_says_what_has_to_be_done() {
             assert!(error.contains("World::next_generation"), "{error}");
         }
         over.wait();
-        // The newcomer does not wait any more.
+        // The joiner does not wait any more.
         let next = world.next_generation(TIMEOUT).unwrap();
         assert_eq!(next.size(), 2);
         talk(&next);

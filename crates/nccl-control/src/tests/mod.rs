@@ -6,19 +6,19 @@ mod ends;
 mod failing;
 mod failover;
 mod generations;
-mod newcomers;
+mod joiners;
 mod observer;
+mod refused_connections;
 mod relays;
-mod strangers;
 mod tcp;
 mod waiting;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::client;
-use super::line::Link;
-use super::message::Round;
+use super::connect;
+use super::round::Round;
+use super::session::SessionBackend;
 use super::{Rendezvous, World};
 use crate::error::ErrorKind;
 
@@ -73,7 +73,7 @@ fn a_connection_that_ends_is_made_again_and_the_world_goes_on() {
                 let world = World::join(rendezvous("cut", rank, 2)).unwrap();
                 for turn in 0..20u8 {
                     if rank == turn as usize % 4
-                        && let Link::Node { node, .. } = world.line.link()
+                        && let SessionBackend::Node { node, .. } = world.session.backend()
                     {
                         node.cut_connections_for_a_test();
                     }
@@ -202,11 +202,11 @@ fn what_a_rank_says_of_itself_is_no_command_to_the_terminals_of_the_others() {
 /// The calls of programs.
 impl World {
     fn next_generation(&self, timeout: Duration) -> crate::error::Result<Self> {
-        self.go_on(timeout, false, &[])
+        self.reconfigure(timeout, false, &[])
     }
 
     fn next_generation_leaving_behind(&self, timeout: Duration) -> crate::error::Result<Self> {
-        self.go_on(timeout, true, &[])
+        self.reconfigure(timeout, true, &[])
     }
 
     fn fail(mut self, error: &(dyn std::error::Error + 'static)) {

@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use crate::board::RankEnd;
 use crate::events::{Events, WorldEvent};
 use crate::observer::Observer;
 use crate::operation::OperationKind;
-use crate::{Attendance, Subject, Suspicion};
+use crate::world_view::RankEnd;
+use crate::{EntryReport, QueriedOperation, StragglerSuspicion};
 
 const LONG: Duration = Duration::from_secs(10);
 
@@ -112,8 +112,8 @@ fn an_observer_hears_who_has_not_entered_an_operation() {
         let zero = World::join(meet(0)).unwrap();
         let one = one.join().unwrap();
         let observer = Observer::join(meet(0)).unwrap();
-        zero.line.suspect(Suspicion {
-            subject: Subject {
+        zero.session.suspect_stragglers(StragglerSuspicion {
+            subject: QueriedOperation {
                 key: String::from("k"),
                 name: String::from("tp"),
                 turn: 4,
@@ -124,7 +124,7 @@ fn an_observer_hears_who_has_not_entered_an_operation() {
             since: Duration::from_secs(2),
             is_sample: false,
         });
-        let attends = |entered| Attendance {
+        let attends = |entered| EntryReport {
             key: String::from("k"),
             turn: 4,
             entered,
@@ -132,7 +132,7 @@ fn an_observer_hears_who_has_not_entered_an_operation() {
         };
         let mut events = observer.events();
         for entered in [None, Some(Duration::ZERO)] {
-            one.line.attends(attends(entered));
+            one.session.report_entry(attends(entered));
             let (behind, communicator) = wait_for(&mut events, |event| match event {
                 WorldEvent::Straggler {
                     rank: 1,
@@ -191,7 +191,7 @@ fn there_are_not_too_many_observers_and_room_again_when_some_go() {
     let error = Observer::join(meet()).unwrap_err().to_string();
     assert!(error.contains("65 observers already"), "{error}");
     drop(observers);
-    // Their goodbyes may still be on their way.
+    // Their leave messages may still be on their way.
     let deadline = Instant::now() + LONG;
     while let Err(error) = Observer::join(meet()) {
         assert!(Instant::now() < deadline, "{error}");
@@ -237,7 +237,7 @@ fn how_a_process_ended_is_what_every_rank_hears_when_its_parent_says_so_in_time(
             });
             std::thread::sleep(Duration::from_millis(50));
             let cut = Instant::now();
-            dying.line.cut_for_a_test();
+            dying.session.cut_for_a_test();
             if says_so {
                 std::thread::sleep(Duration::from_millis(20));
                 let how = "killed by SIGKILL (out of memory)";
@@ -266,7 +266,7 @@ fn a_goodbye_is_a_goodbye_however_the_process_ended() {
         let observer = Observer::join(meet(0)).unwrap();
         observer.rank_started(1, std::process::id()).unwrap();
         let one = one.join().unwrap();
-        // The report overtakes the goodbye; the process still has its connection.
+        // The report overtakes the leave message; the process still has its connection.
         observer
             .rank_ended(1, std::process::id(), "exited with status 0", "")
             .unwrap();
@@ -376,7 +376,7 @@ fn an_observer_whose_connection_breaks_comes_again_and_is_still_the_parent() {
                 .then_some(())
         });
         assert!(observer.snapshot().connected, "it comes again");
-        dying.line.cut_for_a_test();
+        dying.session.cut_for_a_test();
         std::thread::sleep(Duration::from_millis(20));
         observer.rank_ended(1, pid, "killed by SIGBUS", "").unwrap();
         for rank in others {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
 use crate::frame::{Decoder, Frame, HEADER, LARGEST_FRAME, Outgoing};
-use crate::greeting::{Again, Greeting};
+use crate::handshake::{HandshakeMessage, Retry};
 use crate::noise::Seal;
 use crate::sync::Mutex;
 
@@ -124,8 +124,8 @@ fn connect(port: u16) -> TcpStream {
     loop {
         match TcpStream::connect(("127.0.0.1", port)) {
             Ok(stream) => {
-                let patience = Some(Duration::from_secs(10));
-                stream.set_read_timeout(patience).unwrap();
+                let timeout = Some(Duration::from_secs(10));
+                stream.set_read_timeout(timeout).unwrap();
                 return stream;
             }
             Err(error) if Instant::now() > deadline => panic!("{error}"),
@@ -278,9 +278,9 @@ fn a_relay_where_addresses_are_translated_reads_nothing() {
     assert!(relay.connections.load(Ordering::SeqCst) >= 1);
     let bytes = relay.bytes();
     assert!(bytes.len() > 9 * 10_000 * marker.len());
-    for plain in [&marker[..], b"marked", b"barrier", SECRET.as_bytes()] {
-        let found = bytes.windows(plain.len()).any(|bytes| bytes == plain);
-        assert!(!found, "{:?}", String::from_utf8_lossy(plain));
+    for preamble in [&marker[..], b"marked", b"barrier", SECRET.as_bytes()] {
+        let found = bytes.windows(preamble.len()).any(|bytes| bytes == preamble);
+        assert!(!found, "{:?}", String::from_utf8_lossy(preamble));
     }
 }
 
@@ -351,8 +351,8 @@ fn no_flipped_bit_of_sealed_frames_comes_out_as_something_else() {
     ];
     let mut bytes = Vec::new();
     for (number, frame) in (0..).zip(&frames) {
-        let plain = [&frame.head[..], &frame.payload[..]].concat();
-        ours.seal(number, &plain, &mut bytes).unwrap();
+        let preamble = [&frame.head[..], &frame.payload[..]].concat();
+        ours.seal(number, &preamble, &mut bytes).unwrap();
     }
     let same = |frame: &Frame, sent: &Outgoing| {
         frame.id == u64::from(sent.head[4]) && frame.payload == sent.payload[..]
@@ -394,12 +394,12 @@ fn answered(port: u16, messages: &[&[u8]]) -> Vec<u8> {
     answer
 }
 
-fn greeting_in(bytes: &[u8]) -> (Greeting, usize) {
+fn greeting_in(bytes: &[u8]) -> (HandshakeMessage, usize) {
     let mut decoder = Decoder::new(LARGEST_FRAME);
     decoder.push(bytes);
     let frame = decoder.next().unwrap().unwrap();
     let rest = bytes.len() - HEADER - frame.payload.len();
-    (Greeting::decode(&frame).unwrap(), rest)
+    (HandshakeMessage::decode(&frame).unwrap(), rest)
 }
 
 #[test]
@@ -437,7 +437,10 @@ fn a_recorded_greeting_lets_nobody_in_and_disturbs_no_rank() {
     let replay = |messages: &[&[u8]]| {
         let answer = answered(port + 1, messages);
         let (greeting, behind) = greeting_in(&answer);
-        assert!(matches!(greeting, Greeting::Answer(_)), "{greeting:?}");
+        assert!(
+            matches!(greeting, HandshakeMessage::Answer(_)),
+            "{greeting:?}"
+        );
         // At most a refusal under a seal that its receiver cannot open.
         assert!(behind < 300, "{behind} bytes");
     };
@@ -474,26 +477,27 @@ fn strangers_are_told_what_is_wrong_and_cost_a_line_each() {
     };
     // The messages of a rank with the right version and a secret, followed by garbage.
     let hello = |first: Vec<u8>| {
-        let plain = crate::greeting::Plain {
+        let preamble = crate::handshake::Preamble {
             has_secret: true,
             dialled: Some(crate::endpoint::Endpoint::written(format!(
                 "tcp:127.0.0.1:{port}"
             ))),
         };
-        let out = Greeting::Hello { plain, first }.encode();
+        let out = HandshakeMessage::Hello { preamble, first }.encode();
         [&out.head[..], &out.payload[..]].concat()
     };
     let mut other_version = hello(Vec::new());
     other_version[HEADER + 8] = 11;
-    let before = crate::strangers();
+    let before = crate::refused_connections();
     std::thread::scope(|scope| {
         let zero = scope.spawn(|| World::join(at(0)).map(drop));
         for first in [Vec::new(), vec![0; 48], vec![7; 200], vec![9; 3000]] {
             let greeting = hello(first);
             scope.spawn(move || {
                 let answer = greeting_in(&answered(port, &[&greeting]));
-                let unproved = Greeting::Unproved(crate::greeting::Unproved::OtherSecret);
-                assert_eq!(answer, (unproved, 0));
+                let failure =
+                    HandshakeMessage::Failed(crate::handshake::HandshakeFailure::OtherSecret);
+                assert_eq!(answer, (failure, 0));
             });
         }
         for (stranger, words) in [
@@ -508,10 +512,10 @@ fn strangers_are_told_what_is_wrong_and_cost_a_line_each() {
         ] {
             scope.spawn(move || {
                 let (greeting, _) = greeting_in(&answered(port, &[stranger]));
-                let Greeting::Refused { why, again } = greeting else {
+                let HandshakeMessage::Refused { why, retry } = greeting else {
                     panic!("{greeting:?}")
                 };
-                assert_eq!(again, Again::Never);
+                assert_eq!(retry, Retry::Never);
                 assert!(why.contains(words), "{why}");
             });
         }
@@ -520,7 +524,7 @@ fn strangers_are_told_what_is_wrong_and_cost_a_line_each() {
             assert!(error.contains(words), "{words:?} in {error:?}");
         }
     });
-    assert!(crate::strangers() >= before + 6);
+    assert!(crate::refused_connections() >= before + 6);
 }
 
 #[test]

@@ -202,7 +202,7 @@ fn a_port_in_time_wait_can_be_had_at_once() {
     drop(listener);
     std::io::Read::read_to_end(&mut &client, &mut Vec::new()).unwrap();
     drop(client);
-    let left = crate::holder::holders(at);
+    let left = crate::port_owner::port_owners(at);
     let text: Vec<_> = left.iter().map(ToString::to_string).collect();
     assert!(
         text.iter().any(|text| text.contains("TIME_WAIT")),

@@ -1,4 +1,4 @@
-//! Connects to other processes of the job, on threads that end when idle: connecting and greeting wait.
+//! Connects to other processes of the job, on threads that end when idle: connecting and the handshake wait.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::driver::Driver;
 use crate::address::Address;
-use crate::client::{self, Claim, Tried};
-use crate::departure::{How, Lost, Sign};
+use crate::connect::{self, AttemptOutcome, Identity};
+use crate::departure::{LossKind, Lost, SilenceEvidence};
 use crate::proto::MemberId;
 use crate::sync::Mutex;
 
@@ -15,7 +15,7 @@ use crate::sync::Mutex;
 const THREADS: usize = 16;
 
 /// The timeout of one attempt.
-const TRY: Duration = Duration::from_secs(2);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
 pub(crate) struct Dialer {
@@ -71,23 +71,31 @@ fn run(driver: &Weak<dyn Driver>, state: &Mutex<State>) {
         };
         let Some((peer, at)) = next else { return };
         match connect(&*driver, &at) {
-            Ok(met) => driver.dialled(peer, met),
+            Ok(established) => driver.dialled(peer, established),
             Err(lost) => driver.dial_failed(peer, lost),
         }
     }
 }
 
-fn connect(driver: &dyn Driver, at: &str) -> Result<client::Met, Lost> {
-    let address = Address::parse(at).ok_or_else(|| Lost::from(How::NoAddress))?;
-    let claim = Claim::member(driver.slot());
-    match client::attempt(&address, driver.job(), claim, 0, Instant::now() + TRY) {
-        Tried::Met(met) => Ok(met),
-        Tried::Follows { why, .. } | Tried::Refused(why) => Err(How::Said(why).into()),
-        Tried::NotYet(error, _) => Err(match error.kind() {
+fn connect(driver: &dyn Driver, at: &str) -> Result<connect::AuthenticatedConnection, Lost> {
+    let address = Address::parse(at).ok_or_else(|| Lost::from(LossKind::NoAddress))?;
+    let identity = Identity::member(driver.slot());
+    match connect::attempt(
+        &address,
+        driver.job(),
+        identity,
+        0,
+        Instant::now() + ATTEMPT_TIMEOUT,
+    ) {
+        AttemptOutcome::Connected(established) => Ok(established),
+        AttemptOutcome::Follows { why, .. } | AttemptOutcome::Refused(why) => {
+            Err(LossKind::Said(why).into())
+        }
+        AttemptOutcome::NotYet(error, _) => Err(match error.kind() {
             std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound => {
-                Sign::Refused.into()
+                SilenceEvidence::Refused.into()
             }
-            _ => Sign::Error(error.to_string()).into(),
+            _ => SilenceEvidence::Error(error.to_string()).into(),
         }),
     }
 }

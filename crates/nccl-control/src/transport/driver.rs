@@ -1,6 +1,6 @@
 //! The interface of connections and dialers to their driver.
 
-use crate::client::Met;
+use crate::connect::AuthenticatedConnection;
 use crate::departure::Lost;
 use crate::job::Job;
 use crate::proto;
@@ -8,10 +8,15 @@ use crate::proto;
 /// The driver of a machine, and of its connections.
 pub(crate) trait Driver: Send + Sync {
     /// Frames have arrived over one connection, and perhaps its end. Further effects wait for [`settle`](Self::settle).
-    fn came(&self, number: proto::Connection, frames: Vec<proto::Frame>, lost: Option<Lost>);
+    fn frames_arrived(
+        &self,
+        number: proto::Connection,
+        frames: Vec<proto::Frame>,
+        lost: Option<Lost>,
+    );
     /// Carries out effects that need free locks.
     fn settle(&self);
-    fn dialled(&self, peer: proto::MemberId, met: Met);
+    fn dialled(&self, peer: proto::MemberId, established: AuthenticatedConnection);
     fn dial_failed(&self, peer: proto::MemberId, lost: Lost);
     fn job(&self) -> &Job;
     /// The rank as which it was started.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use nccl_control::proto::{
-    Command, Entry, Event, Frame, MILLI, Message, Mistakes, Seat, SharedMembership, Timing,
+    Command, Entry, Event, Frame, MILLI, Message, Mistakes, SharedMembership, StartRole, Timing,
 };
 
 use super::network::Network;
@@ -20,18 +20,18 @@ pub(crate) fn run(size: usize, dies: usize) -> ExitCode {
     let mut net = Network::new(1, kernels, Timing::default(), Mistakes::default());
     net.measure = Some(measure);
     for slot in 0..size {
-        let seat = match slot {
-            0 => Seat::First {
+        let role = match slot {
+            0 => StartRole::First {
                 number: 0,
                 size: size as u32,
                 witnesses: 0,
             },
-            _ => Seat::Rank {
+            _ => StartRole::Rank {
                 number: 0,
                 at: String::from("0"),
             },
         };
-        net.start(slot as u32, 1 + slot as u64, slot / RANKS_PER_HOST, seat);
+        net.start(slot as u32, 1 + slot as u64, slot / RANKS_PER_HOST, role);
     }
     let mut job = Job {
         net,
@@ -108,7 +108,7 @@ impl Job {
                     Event::Entry(entry)
                         if self.goes_on && matches!(&*entry, Entry::Gone { .. }) =>
                     {
-                        self.wish(process);
+                        self.reconfigure_request(process);
                     }
                     _ => {}
                 }
@@ -117,10 +117,10 @@ impl Job {
     }
 
     /// Lets the program of a process that learns of a fault ask to go on, once.
-    fn wish(&mut self, process: usize) {
-        let (patience, leaves_behind) = (30_000 * MILLI, false);
-        let go_on = Command::GoOn {
-            patience,
+    fn reconfigure_request(&mut self, process: usize) {
+        let (timeout, leaves_behind) = (30_000 * MILLI, false);
+        let go_on = Command::Reconfigure {
+            timeout,
             leaves_behind,
         };
         if !std::mem::replace(&mut self.wished[process], true) {
@@ -156,7 +156,7 @@ fn measure(frame: &Frame) -> usize {
     };
     let membership = match message {
         Message::Activate { membership, .. }
-        | Message::Ahead(membership)
+        | Message::NewerGeneration(membership)
         | Message::Propose { membership, .. } => membership,
         _ => return size(frame),
     };

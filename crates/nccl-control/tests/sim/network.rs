@@ -8,8 +8,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use nccl_control::proto::{
-    Command, Connection, Event, Frame, Input, MILLI, Member, MemberId, Mistakes, Observer, Output,
-    Peer, Proof, Seat, SharedMembership, Time, Timing, Wire,
+    Command, Connection, ConnectionRequest, Event, Frame, Input, MILLI, Member, MemberId, Mistakes,
+    Observer, Output, Peer, Proof, SharedMembership, StartRole, Time, Timing,
 };
 
 use nccl_base::departure::ProcessEnd;
@@ -213,10 +213,10 @@ impl Network {
         slot: u32,
         incarnation: u64,
         kernel: usize,
-        seat: Seat,
+        role: StartRole,
     ) -> usize {
         let (timing, mistakes, now) = (self.timing, self.mistakes, Time(self.now));
-        let member = |peer| Machine::Member(Member::new(peer, seat, timing, mistakes, now));
+        let member = |peer| Machine::Member(Member::new(peer, role, timing, mistakes, now));
         self.start_with(slot, incarnation, kernel, false, member)
     }
 
@@ -359,7 +359,7 @@ impl Network {
                     self.processes[process].seen.events.push((now, event));
                     self.touched.push(process);
                 }
-                Output::Wire(Wire::Transmit(connection, frame)) => {
+                Output::Connection(ConnectionRequest::Transmit(connection, frame)) => {
                     if let Some(left) = &mut self.processes[process].fuse {
                         if *left == 0 {
                             return self.kill(process);
@@ -368,10 +368,10 @@ impl Network {
                     }
                     self.transmit(process, connection.0 as usize, frame);
                 }
-                Output::Wire(Wire::HangUp(connection)) => {
+                Output::Connection(ConnectionRequest::Close(connection)) => {
                     self.hang_up(process, connection.0 as usize)
                 }
-                Output::Wire(Wire::Dial { peer, at }) => {
+                Output::Connection(ConnectionRequest::Dial { peer, at }) => {
                     let slot: usize = at.parse().expect("a number");
                     self.dial(process, peer, self.slots[slot]);
                 }
@@ -432,7 +432,7 @@ impl Network {
             let to = self.lines[line].ends[1 - side];
             if !matches!(
                 frame,
-                Frame::Beat(_) | Frame::Pulse(_) | Frame::Acknowledge(_)
+                Frame::Heartbeat(_) | Frame::HeartbeatReply(_) | Frame::Acknowledge(_)
             ) {
                 println!(
                     "{:>10.3} ms {from} -> {to} {}",
@@ -675,19 +675,19 @@ fn brief(frame: &Frame) -> String {
                 Message::Activate {
                     membership: next, ..
                 }
-                | Message::Ahead(next) => {
+                | Message::NewerGeneration(next) => {
                     format!("Activate or Ahead {:?}", next.generation)
                 }
                 Message::Propose { term, membership } => {
                     format!("Propose {term:?} {:?}", membership.generation)
                 }
                 Message::Append { at, .. } => format!("Append {at}"),
-                Message::Lead {
+                Message::SyncLog {
                     term,
                     start,
                     entries,
                 } => format!("Lead {term:?} {start}+{}", entries.len()),
-                Message::Join { seat, .. } => format!("Join {seat:?}"),
+                Message::Join { role, .. } => format!("Join {role:?}"),
                 message => format!("{message:?}"),
             };
             format!("[{sequence} of {generation}] {what}")

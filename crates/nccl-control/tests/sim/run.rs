@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use nccl_control::proto::{
     Command, Entry, Event, Exclusion, Generation, Input, MILLI, Member, MemberId, Mistakes,
-    OperatorWord, Seat, SharedMembership, Timing,
+    OperatorDecision, SharedMembership, StartRole, Timing,
 };
 
 use super::network::{Machine, Network, Path, Process};
@@ -24,7 +24,7 @@ const CHECK: u64 = 300 * MILLI;
 const MOST_FRAMES: u64 = 100_000;
 
 /// How long the programs wait for a next generation.
-const PATIENCE: u64 = 3000 * MILLI;
+const RECONFIGURE_TIMEOUT: u64 = 3000 * MILLI;
 
 /// How often NCCL reports progress.
 const PROGRESS: u64 = 500 * MILLI;
@@ -128,16 +128,16 @@ impl<'s> Run<'s> {
         let voters = schedule.kernels.iter().chain(&schedule.witnesses);
         for (slot, &kernel) in voters.enumerate() {
             let at = String::from("0");
-            let seat = match slot {
-                0 => Seat::First {
+            let role = match slot {
+                0 => StartRole::First {
                     number,
                     size: size as u32,
                     witnesses: schedule.witnesses.len() as u32,
                 },
-                slot if slot < size => Seat::Rank { number, at },
-                _ => Seat::Witness { number, at },
+                slot if slot < size => StartRole::Rank { number, at },
+                _ => StartRole::Witness { number, at },
             };
-            net.start(slot as u32, 1000 + slot as u64, kernel, seat);
+            net.start(slot as u32, 1000 + slot as u64, kernel, role);
         }
         let voters = net.processes.len();
         for (kernel, slot) in schedule.observers.iter().zip(voters..) {
@@ -247,7 +247,7 @@ impl<'s> Run<'s> {
         }
         let first = self.slots[0];
         self.form_until(FORMS)?;
-        let dismiss = Command::Dismiss(Arc::from(&b"too few"[..]));
+        let dismiss = Command::AbortFormation(Arc::from(&b"too few"[..]));
         self.net.command(first, dismiss);
         self.form_until(JOINS)?;
         for process in self.forms().collect::<Vec<_>>() {
@@ -261,8 +261,8 @@ impl<'s> Run<'s> {
             );
         }
         let (formed, dismissed) = (!self.active.is_empty(), self.notes[first].dismissed);
-        let is_there = self.net.processes[first].alive && !self.notes[first].left;
-        if formed == dismissed && (formed || is_there) {
+        let has_link = self.net.processes[first].alive && !self.notes[first].left;
+        if formed == dismissed && (formed || has_link) {
             return broken(3, "a generation is active that was dismissed, or neither");
         }
         Ok(formed)
@@ -340,7 +340,7 @@ impl<'s> Run<'s> {
                 let kernel = self.schedule.kernels[slot];
                 self.slots[slot] =
                     self.net
-                        .start(slot as u32, incarnation, kernel, Seat::Joiner { at });
+                        .start(slot as u32, incarnation, kernel, StartRole::Joiner { at });
                 self.notes.push(Notes::default());
             }
             Step::Say(slot) => {
@@ -348,18 +348,18 @@ impl<'s> Run<'s> {
                 let bytes = self.said.to_le_bytes().to_vec();
                 let topic = String::from("fault");
                 self.net
-                    .command(self.slots[slot], Command::Say { topic, bytes });
+                    .command(self.slots[slot], Command::Broadcast { topic, bytes });
             }
             Step::Tell(slot, to) => {
                 self.said += 1;
                 let bytes = self.said.to_le_bytes().to_vec();
                 let to = self.net.processes[self.slots[to]].id;
                 self.net
-                    .command(self.slots[slot], Command::Tell { to, bytes });
+                    .command(self.slots[slot], Command::SendDirect { to, bytes });
             }
             Step::GoOn(_) => {
                 for slot in 0..self.ranks {
-                    self.wish(self.slots[slot]);
+                    self.reconfigure_request(self.slots[slot]);
                 }
             }
             Step::Abstain(slot) => {
@@ -398,7 +398,7 @@ impl<'s> Run<'s> {
     fn ask(&mut self, process: usize, number: u32) {
         let bytes = Arc::from(&number.to_le_bytes()[..]);
         self.net
-            .input_in(1, process, Input::Command(Command::Ask(bytes)));
+            .input_in(1, process, Input::Command(Command::Request(bytes)));
     }
 
     /// Ends, as the operator, every member that is not on these kernels in the latest generation, and decides that the others may go on.
@@ -423,7 +423,7 @@ impl<'s> Run<'s> {
             self.net.kill(number);
         }
         let id = |number: &usize| self.net.processes[*number].id;
-        let word = OperatorWord {
+        let word = OperatorDecision {
             generation: latest,
             members: all.iter().map(id).collect(),
         };
@@ -435,11 +435,12 @@ impl<'s> Run<'s> {
             _ => observers.map(|slot| self.slots[slot]).collect(),
         };
         for process in to {
-            self.net.command(process, Command::Operator(word.clone()));
+            self.net
+                .command(process, Command::OperatorDecision(word.clone()));
         }
     }
 
-    fn wish(&mut self, process: usize) {
+    fn reconfigure_request(&mut self, process: usize) {
         let notes = &mut self.notes[process];
         let slot = self.net.processes[process].id.slot as usize;
         if slot >= self.ranks
@@ -448,12 +449,12 @@ impl<'s> Run<'s> {
         {
             return;
         }
-        let (patience, leaves_behind) = (PATIENCE, self.schedule.leaves_behind);
+        let (timeout, leaves_behind) = (RECONFIGURE_TIMEOUT, self.schedule.leaves_behind);
         self.net.input_in(
             1,
             process,
-            Input::Command(Command::GoOn {
-                patience,
+            Input::Command(Command::Reconfigure {
+                timeout,
                 leaves_behind,
             }),
         );
@@ -487,9 +488,9 @@ impl<'s> Run<'s> {
         let notes = &mut self.notes[process];
         match event {
             Event::Active(membership) => {
-                let is_out = notes.excluded.is_some() || notes.left || notes.dismissed;
+                let is_departed = notes.excluded.is_some() || notes.left || notes.dismissed;
                 let is_other = notes.generation.is_some() && notes.abstains.is_some();
-                if is_out || is_other {
+                if is_departed || is_other {
                     return broken(3, format!("process {process} takes part again"));
                 }
                 let generation = membership.generation;
@@ -556,18 +557,18 @@ impl<'s> Run<'s> {
                         }
                         *departure != Departure::Left
                     }
-                    Entry::Said(_) => true,
-                    Entry::Operator(_) => false,
+                    Entry::Broadcast(_) => true,
+                    Entry::OperatorDecision(_) => false,
                 };
                 let log = &self.notes[process].log;
                 if !is_observer && log.iter().filter(|other| **other == entry).count() > 1 {
                     return broken(2, format!("process {process} hears {entry:?} twice"));
                 }
                 if is_fault && self.schedule.goes_on {
-                    self.wish(process);
+                    self.reconfigure_request(process);
                 }
             }
-            Event::Told(_, bytes) => {
+            Event::Direct(_, bytes) => {
                 if !notes.told.insert(bytes) {
                     return broken(2, format!("process {process} is told the same twice"));
                 }
@@ -576,7 +577,7 @@ impl<'s> Run<'s> {
                 notes.excluded = Some(why);
             }
             Event::Left => notes.left = true,
-            Event::NoSuccessor(missing) => {
+            Event::ReconfigureFailed(missing) => {
                 notes.wished = true;
                 for id in missing.iter().filter(|_| self.is_reachable) {
                     let of = self.net.process_of(*id).expect("a member is a process");
@@ -599,33 +600,33 @@ impl<'s> Run<'s> {
                     self.ask(process, number);
                 }
             }
-            Event::Asked(to, bytes) => {
+            Event::Request(to, bytes) => {
                 let later = self.net.random.u64(1..20 * MILLI);
                 let reply = Command::Reply { to, bytes };
                 self.net.input_in(later, process, Input::Command(reply));
             }
-            Event::Replied(bytes) => {
+            Event::Reply(bytes) => {
                 let number = (*bytes).try_into().map(u32::from_le_bytes).unwrap_or(0);
                 match notes.asked.get_mut(&number) {
                     Some(replied) => *replied = true,
                     None => return broken(2, format!("{process} gets a reply to no question")),
                 }
             }
-            Event::Dismissed(_) => notes.dismissed = true,
-            Event::Fell(slot, departure) => {
+            Event::FormationAborted(_) => notes.dismissed = true,
+            Event::JoinRevoked(slot, departure) => {
                 let lives = self.net.processes[self.slots[slot as usize]].alive;
                 if lives && calls_dead(&departure) {
                     return broken(4, format!("slot {slot} is called dead: it lives"));
                 }
                 // The program of the coordinator does not wait for another.
-                let dismiss = Command::Dismiss(Arc::from(&b"one is gone"[..]));
+                let dismiss = Command::AbortFormation(Arc::from(&b"one is gone"[..]));
                 let later = self.net.random.u64(1..50 * MILLI);
                 self.net.input_in(later, process, Input::Command(dismiss));
             }
             Event::Ended(open) => {
                 // The operator knows the members of one generation. They may all be gone, and others have come.
                 let latest = self.active.last_key_value().map(|(number, _)| *number);
-                let is_there = |id: &MemberId| {
+                let has_link = |id: &MemberId| {
                     let of = self.net.process_of(*id).filter(|of| self.takes_part(*of));
                     let of = of.map(|of| &self.net.processes[of]);
                     let of = of.filter(|of| of.alive).map(Process::member);
@@ -637,7 +638,7 @@ impl<'s> Run<'s> {
                     Machine::Member(_) => None,
                 };
                 let them = known.iter().flat_map(|known| &known.members);
-                let one = them.map(|peer| peer.id).find(is_there);
+                let one = them.map(|peer| peer.id).find(has_link);
                 if let Some(id) = one.filter(|_| self.is_reachable) {
                     return broken(
                         6,
@@ -658,7 +659,7 @@ impl<'s> Run<'s> {
             | Event::Heard(_)
             | Event::Resumed(..)
             | Event::Joined(_)
-            | Event::Forms(_)
+            | Event::Forming(_)
             | Event::Joiners(_) => {}
         }
         Ok(())
@@ -718,12 +719,12 @@ impl<'s> Run<'s> {
                 let of = self.net.process_of(peer.id).expect("a member is a process");
                 let takes_part =
                     processes[of].alive && (processes[of].frozen || processes[of].member().is_in());
-                let is_there = of == leader || self.net.is_connected(leader, of);
+                let has_link = of == leader || self.net.is_connected(leader, of);
                 let at_its_address = &processes[self.slots[peer.id.slot as usize]];
                 if at_its_address.alive && at_its_address.frozen {
                     continue;
                 }
-                if (!takes_part || (!is_there && !processes[of].frozen)) && !has_gone(peer.id) {
+                if (!takes_part || (!has_link && !processes[of].frozen)) && !has_gone(peer.id) {
                     return say(&format!("has not heard of the end of {:?}", peer.id));
                 }
             }
@@ -970,11 +971,14 @@ impl<'s> Run<'s> {
 
 /// Whether this departure says that a process ended.
 fn calls_dead(departure: &Departure) -> bool {
-    use nccl_base::departure::How;
+    use nccl_base::departure::LossKind;
     match departure {
         Departure::Left | Departure::Failed(_) => false,
         Departure::Lost(lost) => {
-            matches!(lost.how, How::Ended(_) | How::Closed | How::Exited { .. })
+            matches!(
+                lost.how,
+                LossKind::Ended(_) | LossKind::Closed | LossKind::Exited { .. }
+            )
         }
     }
 }

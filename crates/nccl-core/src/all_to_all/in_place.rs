@@ -2,11 +2,11 @@
 
 use super::record::{Bases, element_size, exchange_of, length, per_rank, record};
 use super::schedule::{Payload, beside, in_place};
+use crate::active_calls::CallKind;
 use crate::buffer::ErasedMut;
 use crate::communicator::Communicator;
 use crate::error::Result;
-use crate::inside::Place;
-use crate::issuing::{Frame, failed_check, issue};
+use crate::issuing::{IssueBuffers, failed_check, issue};
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
 
@@ -21,9 +21,9 @@ pub(super) fn exchange<'a>(
         data_type: Some(y.data_type()),
         ..Shape::default()
     };
-    let frame = record_in_place(comm, y, scratch, &mut shape);
-    let frame = frame.map_err(|error| failed_check(comm, KIND, shape, error))?;
-    issue(comm, &frame, KIND, shape)
+    let buffers = record_in_place(comm, y, scratch, &mut shape);
+    let buffers = buffers.map_err(|error| failed_check(comm, KIND, shape, error))?;
+    issue(comm, &buffers, KIND, shape)
 }
 
 fn record_in_place<'a>(
@@ -31,9 +31,9 @@ fn record_in_place<'a>(
     y: ErasedMut<'a>,
     scratch: ErasedMut<'a>,
     shape: &mut Shape,
-) -> Result<Frame<'a>> {
-    let _inside = comm.inner.enter(Place::Issue, comm.timeout);
-    let mut frame = Frame::new(&comm.stream)?;
+) -> Result<IssueBuffers<'a>> {
+    let _inside = comm.inner.enter(CallKind::Issue, comm.timeout);
+    let mut buffers = IssueBuffers::new(&comm.stream)?;
     let (data_type, ranks) = (y.data_type(), comm.world_size());
     let size = element_size(comm, data_type)?;
     let count = per_rank("the buffer", y.len(), ranks)?;
@@ -56,12 +56,12 @@ fn record_in_place<'a>(
         block => (room / block).min(ranks),
     };
     let schedule = in_place(exchange_of(comm, &payloads), width);
-    let (recv, scratch) = (frame.write(y)?, frame.write(scratch)?);
+    let (recv, scratch) = (buffers.write(y)?, buffers.write(scratch)?);
     let bases = Bases {
         send: &[],
         recv: &[recv],
         scratch,
     };
-    record(&schedule, &payloads, bases, comm.rank(), &mut frame);
-    Ok(frame)
+    record(&schedule, &payloads, bases, comm.rank(), &mut buffers);
+    Ok(buffers)
 }

@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaSlice;
 
 use super::model::{CostModel, Nodes};
+use crate::active_calls::CallKind;
 use crate::communicator::Communicator;
 use crate::driver;
 use crate::error::{Error, Result};
 use crate::forked;
-use crate::inside::Place;
-use crate::issuing::{Copy, Frame, issue, read_back};
+use crate::issuing::{Copy, IssueBuffers, issue, read_back};
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
 use nccl_base::reduce_op::ReduceOp;
@@ -136,7 +136,8 @@ impl<'c> Bench<'c> {
     fn new(comm: &'c Communicator) -> Result<Self> {
         let memory = || {
             let stream = comm.stream();
-            let memory = driver::undisturbed(stream.context(), || stream.alloc_zeros::<u8>(LONG));
+            let memory =
+                driver::ignoring_stored_error(stream.context(), || stream.alloc_zeros::<u8>(LONG));
             memory.map_err(Error::cuda("allocating memory to measure with"))
         };
         Ok(Self {
@@ -165,11 +166,11 @@ impl<'c> Bench<'c> {
     fn copies(&mut self, width: usize) -> Result<f64> {
         let Self { comm, x, y } = self;
         series(comm, || {
-            let inside = comm.inner.enter(Place::Issue, comm.timeout);
-            let mut frame = Frame::new(&comm.stream)?;
-            let (from, to) = (frame.read(&*x)?, frame.write(&mut *y)?);
+            let inside = comm.inner.enter(CallKind::Issue, comm.timeout);
+            let mut buffers = IssueBuffers::new(&comm.stream)?;
+            let (from, to) = (buffers.read(&*x)?, buffers.write(&mut *y)?);
             drop(inside);
-            frame.copy(Copy {
+            buffers.copy(Copy {
                 to,
                 from,
                 width: width / 2,
@@ -177,8 +178,8 @@ impl<'c> Bench<'c> {
                 to_pitch: width / 2,
                 from_pitch: width,
             });
-            frame.next_step();
-            issue(comm, &frame, OperationKind::Group, Shape::default())
+            buffers.next_step();
+            issue(comm, &buffers, OperationKind::Group, Shape::default())
         })
     }
 }
@@ -217,8 +218,8 @@ fn series(comm: &Communicator, mut work: impl FnMut() -> Result<Request>) -> Res
 fn longest(comm: &Communicator, own: f64) -> Result<f64> {
     let stream = comm.stream();
     let cuda = Error::cuda("comparing times");
-    let mut all =
-        driver::undisturbed(stream.context(), || stream.clone_htod(&[own])).map_err(cuda)?;
+    let mut all = driver::ignoring_stored_error(stream.context(), || stream.clone_htod(&[own]))
+        .map_err(cuda)?;
     comm.all_reduce_in_place(&mut all, ReduceOp::Max)?.wait()?;
     let cuda = Error::cuda("comparing times");
     let all = read_back(comm, &all).map_err(cuda)?;

@@ -2,12 +2,12 @@
 
 use nccl_sys as sys;
 
-use super::schedule::{Exchange, Payload, Place, Region, Schedule};
+use super::schedule::{BufferLocation, Exchange, Payload, Region, Schedule};
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
-use crate::issuing::{Copy, Frame};
+use crate::issuing::{Copy, IssueBuffers};
 use crate::op::Function;
-use crate::recorded::{More, Recorded};
+use crate::queued_op::{CollectiveArgs, QueuedOp};
 use nccl_base::data_type::DataType;
 
 /// The start addresses of the buffers of a schedule.
@@ -21,7 +21,7 @@ pub(super) struct Bases<'b> {
 }
 
 impl Bases<'_> {
-    fn address(&self, place: Place) -> u64 {
+    fn address(&self, place: BufferLocation) -> u64 {
         let base = match place.region {
             Region::Send(payload) => self.send[payload],
             Region::Recv(payload) => self.recv[payload],
@@ -31,13 +31,13 @@ impl Bases<'_> {
     }
 }
 
-/// Records all steps of `schedule`, which was made for rank `own` and these payloads; `frame` holds the buffers.
+/// Records all steps of `schedule`, which was made for rank `own` and these payloads; `buffers` holds the buffers.
 pub(super) fn record(
     schedule: &Schedule,
     payloads: &[Payload],
     bases: Bases<'_>,
     own: usize,
-    frame: &mut Frame<'_>,
+    buffers: &mut IssueBuffers<'_>,
 ) {
     let whole = match &schedule.steps[..] {
         // One group, as in most operations.
@@ -46,7 +46,7 @@ pub(super) fn record(
     };
     for step in &schedule.steps {
         for one in &step.moves {
-            frame.copy(Copy {
+            buffers.copy(Copy {
                 to: bases.address(one.to),
                 from: bases.address(one.from),
                 width: one.width,
@@ -64,19 +64,19 @@ pub(super) fn record(
             // Fits: the number of ranks was checked when the communicator was made.
             let peer = message.peer as i32;
             let address = bases.address(message.at);
-            let recorded = Recorded::new(function, address, message.count, data_type, peer);
-            frame.push_message(recorded, message.peer == own);
+            let recorded = QueuedOp::new(function, address, message.count, data_type, peer);
+            buffers.push_message(recorded, message.peer == own);
         }
         for &(payload, count) in &step.native {
             let (send, recv) = (bases.send[payload], bases.recv[payload]);
             let data_type = payloads[payload].data_type;
             let op = sys::ncclRedOp_t::ncclSum;
-            let recorded = Recorded::new(Function::AllToAll, send, count, data_type, 0);
-            frame.push_collective(recorded, More { recv, op }, own);
+            let recorded = QueuedOp::new(Function::AllToAll, send, count, data_type, 0);
+            buffers.push_collective(recorded, CollectiveArgs { recv, op }, own);
         }
-        frame.grouped |= !step.messages.is_empty();
+        buffers.grouped |= !step.messages.is_empty();
         if !whole {
-            frame.next_step();
+            buffers.next_step();
         }
     }
 }
@@ -92,8 +92,8 @@ pub(super) fn exchange_of<'p>(comm: &Communicator, payloads: &'p [Payload]) -> E
 
 /// Returns the host of each rank, if a world knows them.
 pub(super) fn hosts(comm: &Communicator) -> Option<Vec<String>> {
-    let board = comm.inner.board.as_ref()?;
-    board.peers().hosts(board.members())
+    let supervisor = comm.inner.supervisor.as_ref()?;
+    supervisor.peers().hosts(supervisor.members())
 }
 
 /// Returns the size of an element, if the loaded NCCL supports the type.

@@ -3,13 +3,13 @@
 use super::algorithm::Algorithm;
 use super::record::{Bases, element_size, exchange_of, length, per_rank, record};
 use super::schedule::{self, Payload};
+use crate::active_calls::CallKind;
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
 use crate::collectives::{ALL_TO_ALL, Collective, issue_collective, same_type};
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::Group;
-use crate::inside::Place;
-use crate::issuing::{Frame, failed_check, issue};
+use crate::issuing::{IssueBuffers, failed_check, issue};
 use crate::library::Capability;
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
@@ -63,8 +63,8 @@ fn in_steps<'a>(
         ..Shape::default()
     };
     let recorded = || {
-        let _inside = comm.inner.enter(Place::Issue, comm.timeout);
-        let mut frame = Frame::new(&comm.stream)?;
+        let _inside = comm.inner.enter(CallKind::Issue, comm.timeout);
+        let mut buffers = IssueBuffers::new(&comm.stream)?;
         let data_type = same_type(x.data_type(), y.data_type())?;
         let size = element_size(comm, data_type)?;
         let ranks = comm.world_size();
@@ -80,17 +80,17 @@ fn in_steps<'a>(
         shape.count = Some(count);
         let payloads = [Payload::uniform(data_type, size, ranks, count)];
         let schedule = schedule(exchange_of(comm, &payloads));
-        let (send, recv) = (frame.read(x)?, frame.write(y)?);
+        let (send, recv) = (buffers.read(x)?, buffers.write(y)?);
         let bases = Bases {
             send: &[send],
             recv: &[recv],
             scratch: 0,
         };
-        record(&schedule, &payloads, bases, comm.rank(), &mut frame);
-        Ok(frame)
+        record(&schedule, &payloads, bases, comm.rank(), &mut buffers);
+        Ok(buffers)
     };
-    let frame = recorded().map_err(|error| failed_check(comm, KIND, shape, error))?;
-    issue(comm, &frame, KIND, shape)
+    let buffers = recorded().map_err(|error| failed_check(comm, KIND, shape, error))?;
+    issue(comm, &buffers, KIND, shape)
 }
 
 #[inline(always)]

@@ -2,16 +2,16 @@
 
 use super::record;
 use super::schedule::Part;
+use crate::active_calls::CallKind;
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
 use crate::collectives::same_type;
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::Group;
-use crate::inside::Place;
-use crate::issuing::{Frame, failed_check, issue};
+use crate::issuing::{IssueBuffers, failed_check, issue};
 use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
-use crate::recorded::Recorded;
+use crate::queued_op::QueuedOp;
 use crate::request::Request;
 
 /// The parts of a buffer, one for each rank: made of a slice of counts, where the parts lie one behind the other, or by
@@ -211,13 +211,13 @@ pub(super) fn exchange<'a>(
         ..Shape::default()
     };
     let recorded = || {
-        let _inside = comm.inner.enter(Place::Issue, comm.timeout);
-        let mut frame = Frame::new(&comm.stream)?;
-        record_parts(comm, &mut frame, x, send, y, recv)?;
-        Ok(frame)
+        let _inside = comm.inner.enter(CallKind::Issue, comm.timeout);
+        let mut buffers = IssueBuffers::new(&comm.stream)?;
+        record_parts(comm, &mut buffers, x, send, y, recv)?;
+        Ok(buffers)
     };
-    let frame = recorded().map_err(|error| failed_check(comm, KIND, shape, error))?;
-    issue(comm, &frame, KIND, shape)
+    let buffers = recorded().map_err(|error| failed_check(comm, KIND, shape, error))?;
+    issue(comm, &buffers, KIND, shape)
 }
 
 impl<'a> Group<'a> {
@@ -249,13 +249,13 @@ impl<'a> Group<'a> {
         R: RecvBuffer<'a, Element = S::Element>,
     {
         let (x, y) = (x.erase(), y.erase_mut());
-        record_parts(self.comm, &mut self.frame, x, send.into(), y, recv.into())
+        record_parts(self.comm, &mut self.buffers, x, send.into(), y, recv.into())
     }
 }
 
 fn record_parts<'a>(
     comm: &Communicator,
-    frame: &mut Frame<'a>,
+    buffers: &mut IssueBuffers<'a>,
     x: Erased<'a>,
     send: Parts<'_>,
     y: ErasedMut<'a>,
@@ -269,19 +269,19 @@ fn record_parts<'a>(
     if empty(send) && empty(recv) {
         return Ok(());
     }
-    let (send_at, recv_at) = (frame.read(x)?, frame.write(y)?);
+    let (send_at, recv_at) = (buffers.read(x)?, buffers.write(y)?);
     let mut messages = |function, start: u64, parts: Parts<'_>| {
         for (peer, part) in parts.each().enumerate() {
             if part.count > 0 {
                 let address = start + (part.offset * size) as u64;
                 // Fits: the number of ranks was checked when the communicator was made.
-                let message = Recorded::new(function, address, part.count, data_type, peer as i32);
-                frame.push_message(message, peer == own);
+                let message = QueuedOp::new(function, address, part.count, data_type, peer as i32);
+                buffers.push_message(message, peer == own);
             }
         }
     };
     messages(Function::Send, send_at, send);
     messages(Function::Recv, recv_at, recv);
-    frame.grouped = true;
+    buffers.grouped = true;
     Ok(())
 }

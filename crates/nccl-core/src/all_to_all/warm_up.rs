@@ -7,25 +7,25 @@ use crate::communicator::Communicator;
 use crate::driver;
 use crate::error::{Error, Result};
 use crate::forked;
-use nccl_base::from_outside;
+use nccl_base::env_timeouts;
 use nccl_base::reduce_op::ReduceOp;
 
 /// Connects this rank with all others, and waits for that, at most for `timeout`.
 pub(super) fn warm_up(comm: &Communicator, timeout: Duration) -> Result<()> {
     forked::check()?;
     let started = Instant::now();
-    let timeout = from_outside::operation(timeout);
+    let timeout = env_timeouts::operation(timeout);
     let left = || match timeout {
         Duration::MAX => timeout,
         _ => timeout.saturating_sub(started.elapsed()),
     };
     // On a stream of its own, so that work on the program's stream is neither waited for nor timed.
     let context = &comm.inner.context;
-    let stream = driver::undisturbed(context, || context.new_stream())
+    let stream = driver::ignoring_stored_error(context, || context.new_stream())
         .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
     let comm = comm.on(&stream).within(timeout);
     let zeros = |n| {
-        driver::undisturbed(context, || stream.alloc_zeros::<u8>(n))
+        driver::ignoring_stored_error(context, || stream.alloc_zeros::<u8>(n))
             .map_err(Error::cuda("allocating memory for the first messages"))
     };
     let x = zeros(comm.world_size())?;

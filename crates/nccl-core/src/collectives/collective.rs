@@ -5,15 +5,15 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use nccl_sys as sys;
 
-use super::rules::{Place, Rule};
+use super::rules::{RankAndRoot, Rule};
+use crate::active_calls;
 use crate::buffer::{Erased, RecvBuffer, SendBuffer};
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
-use crate::inside;
-use crate::issuing::{Frame, failed_check, issue};
+use crate::issuing::{IssueBuffers, failed_check, issue};
 use crate::op::{self, Function};
 use crate::operation::{OperationKind, Shape};
-use crate::recorded::{More, Recorded};
+use crate::queued_op::{CollectiveArgs, QueuedOp};
 use crate::reduce::{self, Operator, Reduction};
 use crate::request::Request;
 use nccl_base::data_type::DataType;
@@ -23,7 +23,7 @@ use nccl_base::data_type::DataType;
 /// Only the queries of lengths and addresses depend on the kinds of buffers,
 /// because that code is compiled for each kind.
 pub(crate) struct Collective<X, Y> {
-    asked: Asked,
+    asked: CollectiveRequest,
     buffers: Buffers<X, Y>,
 }
 
@@ -33,7 +33,7 @@ enum Buffers<X, Y> {
 }
 
 /// Arguments without buffers.
-struct Asked {
+struct CollectiveRequest {
     rule: Rule,
     root: Option<usize>,
     op: sys::ncclRedOp_t,
@@ -43,20 +43,20 @@ struct Asked {
 
 /// The contents of the buffers; there is no `send` in place.
 #[derive(Clone, Copy)]
-struct Given {
-    send: Option<Elements>,
-    recv: Option<Elements>,
+struct GivenBuffers {
+    send: Option<ElementRange>,
+    recv: Option<ElementRange>,
     in_place: bool,
 }
 
 #[derive(Clone, Copy)]
-struct Elements {
+struct ElementRange {
     count: usize,
     data_type: DataType,
 }
 
 /// The result of the checks.
-struct Checked {
+struct CheckedArgs {
     count: usize,
     data_type: DataType,
     root: i32,
@@ -71,7 +71,7 @@ impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Collective<X, Y> {
     #[inline]
     pub(crate) fn apart(rule: Rule, x: Option<X>, y: Option<Y>) -> Self {
         Self {
-            asked: Asked::new(rule),
+            asked: CollectiveRequest::new(rule),
             buffers: Buffers::Apart(x, y),
         }
     }
@@ -98,7 +98,7 @@ impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Collective<X, Y> {
     }
 
     #[inline]
-    fn given(&self) -> Given {
+    fn given(&self) -> GivenBuffers {
         self.buffers.given()
     }
 
@@ -106,12 +106,16 @@ impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Collective<X, Y> {
     /// elements, nothing is recorded.
     // Always inlined, and in two parts: passing it through memory as a whole is most of the cost of a collective.
     #[inline(always)]
-    pub(crate) fn record(self, comm: &Communicator, frame: &mut Frame<'a>) -> Result<usize> {
+    pub(crate) fn record(
+        self,
+        comm: &Communicator,
+        issue_buffers: &mut IssueBuffers<'a>,
+    ) -> Result<usize> {
         let Self { asked, buffers } = self;
         let checked = asked.check(comm, &buffers.given())?;
-        let (send, recv) = buffers.take(&checked, frame)?;
+        let (send, recv) = buffers.take(&checked, issue_buffers)?;
         if checked.count != 0 {
-            asked.push(comm, frame, &checked, send, recv)?;
+            asked.push(comm, issue_buffers, &checked, send, recv)?;
         }
         Ok(checked.count)
     }
@@ -121,28 +125,28 @@ impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Buffers<X, Y> {
     /// Whether all buffers belong to this stream, and cudarc does not order streams.
     #[inline(always)]
     fn are_taken_without_cuda(&self, stream: &Arc<CudaStream>) -> bool {
-        let is_home = |home: &Arc<CudaStream>| Arc::ptr_eq(home, stream);
+        let is_own_stream = |owner: &Arc<CudaStream>| Arc::ptr_eq(owner, stream);
         !stream.context().is_managing_stream_synchronization()
             && match self {
-                Self::InPlace(y) => is_home(y.home()),
+                Self::InPlace(y) => is_own_stream(y.owner_stream()),
                 Self::Apart(x, y) => {
-                    x.as_ref().is_none_or(|x| is_home(x.home()))
-                        && y.as_ref().is_none_or(|y| is_home(y.home()))
+                    x.as_ref().is_none_or(|x| is_own_stream(x.owner_stream()))
+                        && y.as_ref().is_none_or(|y| is_own_stream(y.owner_stream()))
                 }
             }
     }
 
     #[inline(always)]
-    fn given(&self) -> Given {
+    fn given(&self) -> GivenBuffers {
         match self {
-            Self::InPlace(y) => Given {
+            Self::InPlace(y) => GivenBuffers {
                 send: None,
-                recv: Some(Elements::of_recv(y)),
+                recv: Some(ElementRange::of_recv(y)),
                 in_place: true,
             },
-            Self::Apart(x, y) => Given {
-                send: x.as_ref().map(Elements::of_send),
-                recv: y.as_ref().map(Elements::of_recv),
+            Self::Apart(x, y) => GivenBuffers {
+                send: x.as_ref().map(ElementRange::of_send),
+                recv: y.as_ref().map(ElementRange::of_recv),
                 in_place: false,
             },
         }
@@ -150,19 +154,23 @@ impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Buffers<X, Y> {
 
     /// Takes the buffers that the operation reads and writes; returns their addresses.
     #[inline(always)]
-    fn take(self, checked: &Checked, frame: &mut Frame<'a>) -> Result<(u64, u64)> {
+    fn take(
+        self,
+        checked: &CheckedArgs,
+        issue_buffers: &mut IssueBuffers<'a>,
+    ) -> Result<(u64, u64)> {
         Ok(match self {
             Self::InPlace(y) => {
-                let address = frame.write(y)?;
+                let address = issue_buffers.write(y)?;
                 (address + checked.send_at, address + checked.recv_at)
             }
             Self::Apart(x, y) => (
                 match x {
-                    Some(x) if checked.reads => frame.read(x)?,
+                    Some(x) if checked.reads => issue_buffers.read(x)?,
                     _ => 0,
                 },
                 match y {
-                    Some(y) if checked.writes => frame.write(y)?,
+                    Some(y) if checked.writes => issue_buffers.write(y)?,
                     _ => 0,
                 },
             ),
@@ -174,13 +182,13 @@ impl<'a, Y: RecvBuffer<'a>> Collective<Erased<'a>, Y> {
     #[inline]
     pub(crate) fn in_place(rule: Rule, y: Y) -> Self {
         Self {
-            asked: Asked::new(rule),
+            asked: CollectiveRequest::new(rule),
             buffers: Buffers::InPlace(y),
         }
     }
 }
 
-impl Elements {
+impl ElementRange {
     #[inline]
     fn of_send<'a>(buffer: &impl SendBuffer<'a>) -> Self {
         Self {
@@ -198,19 +206,19 @@ impl Elements {
     }
 }
 
-impl Given {
+impl GivenBuffers {
     #[inline]
     fn data_type(&self) -> Option<DataType> {
         self.send.or(self.recv).map(|elements| elements.data_type)
     }
 
     fn counts(&self) -> (Option<usize>, Option<usize>) {
-        let count = |side: Option<Elements>| side.map(|elements| elements.count);
+        let count = |side: Option<ElementRange>| side.map(|elements| elements.count);
         (count(self.send), count(self.recv))
     }
 }
 
-impl Asked {
+impl CollectiveRequest {
     #[inline]
     fn new(rule: Rule) -> Self {
         Self {
@@ -222,8 +230,8 @@ impl Asked {
         }
     }
 
-    fn place(&self, comm: &Communicator) -> Place {
-        Place {
+    fn place(&self, comm: &Communicator) -> RankAndRoot {
+        RankAndRoot {
             rank: comm.rank(),
             ranks: comm.world_size(),
             root: self.root,
@@ -231,7 +239,7 @@ impl Asked {
     }
 
     /// Checks root, types and lengths.
-    fn check(&self, comm: &Communicator, given: &Given) -> Result<Checked> {
+    fn check(&self, comm: &Communicator, given: &GivenBuffers) -> Result<CheckedArgs> {
         let (rule, place) = (self.rule, self.place(comm));
         let root = rule.root(place)?;
         let data_type = match (given.send, given.recv) {
@@ -240,7 +248,7 @@ impl Asked {
             _ => given.data_type().unwrap_or(DataType::UINT8),
         };
         comm.library().admit(data_type)?;
-        let mut checked = Checked {
+        let mut checked = CheckedArgs {
             count: 0,
             data_type,
             root,
@@ -266,29 +274,29 @@ impl Asked {
     fn push(
         self,
         comm: &Communicator,
-        frame: &mut Frame<'_>,
-        checked: &Checked,
+        issue_buffers: &mut IssueBuffers<'_>,
+        checked: &CheckedArgs,
         send: u64,
         recv: u64,
     ) -> Result<()> {
         let function = self.rule.function;
-        let &Checked {
+        let &CheckedArgs {
             count,
             data_type,
             root,
             ..
         } = checked;
-        frame.reduce_with(self.operator);
-        let whole = Recorded::new(function, send, count, data_type, root);
+        issue_buffers.reduce_with(self.operator);
+        let whole = QueuedOp::new(function, send, count, data_type, root);
         if self.made_of_messages || !comm.library().has_function(function) {
-            messages(&whole, recv, comm, frame)
+            messages(&whole, recv, comm, issue_buffers)
         } else {
-            let more = More { recv, op: self.op };
-            let whole = Recorded {
+            let collective_args = CollectiveArgs { recv, op: self.op };
+            let whole = QueuedOp {
                 op: whole.op.reducing_with(self.op),
                 ..whole
             };
-            frame.push_collective(whole, more, comm.rank());
+            issue_buffers.push_collective(whole, collective_args, comm.rank());
             Ok(())
         }
     }
@@ -297,7 +305,12 @@ impl Asked {
 /// Records the messages that replace a call of newer releases.
 ///
 /// Their order does not matter: NCCL serves the peers of a group in an order of its own.
-fn messages(whole: &Recorded, recv: u64, comm: &Communicator, frame: &mut Frame<'_>) -> Result<()> {
+fn messages(
+    whole: &QueuedOp,
+    recv: u64,
+    comm: &Communicator,
+    issue_buffers: &mut IssueBuffers<'_>,
+) -> Result<()> {
     let (send, count) = (whole.address, whole.op.count as usize);
     let (data_type, root) = (whole.op.data_type(), whole.op.rank);
     // Both fit: the number of ranks was checked when the communicator was made.
@@ -305,8 +318,8 @@ fn messages(whole: &Recorded, recv: u64, comm: &Communicator, frame: &mut Frame<
     let size = (count * size_of(data_type)?) as u64;
     let block = |start: u64, rank: i32| start + rank as u64 * size;
     let mut push = |function, address, peer| {
-        let message = Recorded::new(function, address, count, data_type, peer);
-        frame.push_message(message, peer == own);
+        let message = QueuedOp::new(function, address, count, data_type, peer);
+        issue_buffers.push_message(message, peer == own);
     };
     match whole.op.function() {
         Function::AllToAll => {
@@ -336,7 +349,7 @@ fn messages(whole: &Recorded, recv: u64, comm: &Communicator, frame: &mut Frame<
         }
         function => unreachable!("every release has {function:?}"),
     }
-    frame.grouped = true;
+    issue_buffers.grouped = true;
     Ok(())
 }
 
@@ -378,7 +391,10 @@ pub(crate) fn issue_collective<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>>(
     };
     // Taking buffers may query CUDA about their streams; the issue has its own supervision.
     let asks = !buffers.are_taken_without_cuda(&comm.stream);
-    let inside = asks.then(|| comm.inner.enter(inside::Place::Issue, comm.timeout));
+    let inside = asks.then(|| {
+        comm.inner
+            .enter(active_calls::CallKind::Issue, comm.timeout)
+    });
     let failed = |error| {
         let shape = Shape {
             count: count_of(comm, rule, root, &given),
@@ -386,18 +402,23 @@ pub(crate) fn issue_collective<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>>(
         };
         failed_check(comm, kind, shape, error)
     };
-    Frame::admit(&comm.stream).map_err(failed)?;
-    let mut frame = Frame::empty(&comm.stream, None);
-    let recorded = Collective { asked, buffers }.record(comm, &mut frame);
+    IssueBuffers::admit(&comm.stream).map_err(failed)?;
+    let mut issue_buffers = IssueBuffers::empty(&comm.stream, None);
+    let recorded = Collective { asked, buffers }.record(comm, &mut issue_buffers);
     drop(inside);
     let count = Some(recorded.map_err(failed)?);
-    issue(comm, &frame, kind, Shape { count, ..shape })
+    issue(comm, &issue_buffers, kind, Shape { count, ..shape })
 }
 
 /// Returns the count for the C function, or `None` where the lengths give none.
 #[cold]
-fn count_of(comm: &Communicator, rule: Rule, root: Option<usize>, given: &Given) -> Option<usize> {
-    let place = Place {
+fn count_of(
+    comm: &Communicator,
+    rule: Rule,
+    root: Option<usize>,
+    given: &GivenBuffers,
+) -> Option<usize> {
+    let place = RankAndRoot {
         rank: comm.rank(),
         ranks: comm.world_size(),
         root,

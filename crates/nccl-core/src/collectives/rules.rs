@@ -96,14 +96,14 @@ rules! {
 
 /// The rank that calls an operation, and its root.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct RankAndRoot {
     pub(crate) rank: usize,
     pub(crate) ranks: usize,
     /// `None` for an operation without a root.
     pub(crate) root: Option<usize>,
 }
 
-impl Place {
+impl RankAndRoot {
     fn is_root(self) -> bool {
         self.root.is_none_or(|root| root == self.rank)
     }
@@ -119,17 +119,17 @@ pub(crate) struct InPlace {
 
 impl Rule {
     /// Whether this rank needs a buffer to read.
-    pub(crate) fn reads(&self, place: Place) -> bool {
+    pub(crate) fn reads(&self, place: RankAndRoot) -> bool {
         self.root != Root::Reads || place.is_root()
     }
 
     /// Whether this rank needs a buffer to write.
-    pub(crate) fn writes(&self, place: Place) -> bool {
+    pub(crate) fn writes(&self, place: RankAndRoot) -> bool {
         self.root != Root::Writes || place.is_root()
     }
 
     /// Returns the root as the C function expects it.
-    pub(crate) fn root(&self, place: Place) -> Result<i32> {
+    pub(crate) fn root(&self, place: RankAndRoot) -> Result<i32> {
         match place.root {
             None => Ok(0),
             // Fits: the number of ranks was checked when the communicator was made.
@@ -145,7 +145,7 @@ impl Rule {
     /// Returns the number of elements, from the lengths of this rank's buffers.
     pub(crate) fn count(
         &self,
-        place: Place,
+        place: RankAndRoot,
         send: Option<usize>,
         recv: Option<usize>,
     ) -> Result<usize> {
@@ -170,7 +170,7 @@ impl Rule {
     }
 
     /// Returns where an in-place operation reads and writes in its buffer of `length` elements.
-    pub(crate) fn in_place(&self, place: Place, length: usize) -> Result<InPlace> {
+    pub(crate) fn in_place(&self, place: RankAndRoot, length: usize) -> Result<InPlace> {
         let with_blocks = match (self.send, self.recv, self.root) {
             (Extent::Block, Extent::Block, _) => None,
             (Extent::Block, Extent::Blocks, Root::None) => Some((place.rank, 0)),
@@ -248,8 +248,8 @@ fn check(
 mod tests {
     use super::*;
 
-    fn place(rank: usize, root: Option<usize>) -> Place {
-        Place {
+    fn place(rank: usize, root: Option<usize>) -> RankAndRoot {
+        RankAndRoot {
             rank,
             ranks: 4,
             root,

@@ -7,22 +7,22 @@ use cudarc::driver::CudaStream;
 use super::free::{finalize_with, free_with};
 use super::handle::RawComm;
 use super::timeouts::Timeouts;
-use super::{Inner, Switch};
+use super::{AbortFlagParent, Inner};
 use crate::abort::AbortSignal;
+use crate::active_calls;
+use crate::drop_queue;
 use crate::events;
-use crate::inside;
 use crate::library::Library;
 use crate::peers::Supervisor;
-use crate::reaper;
 use crate::state::{State, retire};
 use crate::time::deadline_after;
 use nccl_base::fault::{Cause, Roster};
 
-/// The remains of a dropped communicator.
+/// What is left of a dropped communicator.
 struct Dropped {
     library: Library,
     raw: RawComm,
-    switch: Option<Arc<Switch>>,
+    abort_flag_parent: Option<Arc<AbortFlagParent>>,
     name: Arc<str>,
     rank: usize,
     roster: Arc<Roster>,
@@ -30,7 +30,7 @@ struct Dropped {
     /// The stream on which it captured, and the program's stream.
     streams: (Option<Arc<CudaStream>>, Arc<CudaStream>),
     in_use: Vec<Arc<CudaStream>>,
-    board: Option<Arc<dyn Supervisor>>,
+    supervisor: Option<Arc<dyn Supervisor>>,
     abort_signal: AbortSignal,
 }
 
@@ -38,10 +38,10 @@ impl Drop for Inner {
     /// Never blocks: a thread finalizes the communicator, and only then releases its resources.
     fn drop(&mut self) {
         self.end_revoked();
-        inside::forget();
-        let raw = self.phase.remains(&mut self.handle.get_mut().raw);
+        active_calls::forget();
+        let raw = self.lifecycle.take_for_drop(&mut self.handle.get_mut().raw);
         let Some(raw) = raw else {
-            if self.phase.get() == State::Leaked {
+            if self.lifecycle.get() == State::Leaked {
                 // NCCL may still be at work in the context, with these streams.
                 std::mem::forget((
                     self.own_stream.take(),
@@ -55,47 +55,64 @@ impl Drop for Inner {
         let dropped = Dropped {
             library: self.library.clone(),
             raw,
-            switch: self.switch.take(),
+            abort_flag_parent: self.abort_flag_parent.take(),
             name: Arc::clone(&self.name),
             rank: self.rank,
             roster: Arc::clone(self.roster()),
             timeouts: self.timeouts,
             streams: (self.own_stream.take(), Arc::clone(&self.stream)),
             in_use: std::mem::take(&mut *self.in_use.lock()),
-            board: self.board.take(),
+            supervisor: self.supervisor.take(),
             abort_signal: self.abort_signal.clone(),
         };
-        if let Err(dropped) = reaper::on_a_thread(dropped, reap) {
+        if let Err(dropped) = drop_queue::run_on_thread(dropped, finalize_dropped) {
             std::mem::forget(dropped);
         }
     }
 }
 
-fn reap(dropped: Dropped) {
+fn finalize_dropped(dropped: Dropped) {
     let timeout = dropped.timeouts.finalize;
-    let (board, signal) = (dropped.board, dropped.abort_signal);
-    let at_fault = || board.as_ref().is_some_and(|board| board.is_at_fault());
-    let interrupted = || reaper::is_in_a_hurry() || at_fault() || signal.is_aborted();
-    let switch = dropped.switch.as_ref();
+    let (supervisor, signal) = (dropped.supervisor, dropped.abort_signal);
+    let at_fault = || {
+        supervisor
+            .as_ref()
+            .is_some_and(|supervisor| supervisor.is_at_fault())
+    };
+    let interrupted = || drop_queue::is_exiting() || at_fault() || signal.is_aborted();
+    let abort_flag_parent = dropped.abort_flag_parent.as_ref();
     let retired = retire(
         dropped.raw,
         |raw| {
             let deadline = deadline_after(timeout);
-            finalize_with(&dropped.library, raw, switch, deadline, interrupted)
+            finalize_with(
+                &dropped.library,
+                raw,
+                abort_flag_parent,
+                deadline,
+                interrupted,
+            )
         },
         |_| {
             // The others may be waiting in an operation that this rank never enters.
-            if let (true, Some(board)) = (signal.is_aborted(), &board) {
-                Arc::clone(board).announce(Cause::asked("its abort signal was given"));
+            if let (true, Some(supervisor)) = (signal.is_aborted(), &supervisor) {
+                Arc::clone(supervisor).announce(Cause::asked("its abort signal was given"));
             }
         },
-        |way, raw| free_with(&dropped.library, way, raw, switch.map(|switch| &**switch)),
+        |way, raw| {
+            free_with(
+                &dropped.library,
+                way,
+                raw,
+                abort_flag_parent.map(|abort_flag_parent| &**abort_flag_parent),
+            )
+        },
     );
     let (rank, roster) = (dropped.rank, &dropped.roster);
     if let Err(failure) = &retired.freed {
         events::not_freed(Some((&dropped.name, roster, rank)), failure);
     }
-    if let Err(unsettled) = retired.settled {
+    if let Err(not_idle) = retired.settled {
         tracing::warn!(
             name: "nccl.comm.unclean",
             target: "nccl",
@@ -104,18 +121,18 @@ fn reap(dropped: Dropped) {
             rank,
             world_rank = roster.world_rank(rank),
             launcher_rank = roster.launcher_rank(rank),
-            ?unsettled,
+            unsettled=?not_idle,
             "a dropped communicator could not be finalized and was aborted"
         );
     }
     if retired.freed.is_err() {
-        if let (true, Some(board)) = (at_fault(), &board) {
-            board.conclude(false, false);
+        if let (true, Some(supervisor)) = (at_fault(), &supervisor) {
+            supervisor.conclude(false, false);
         }
         let why = "it was dropped, and NCCL did not give it back";
         crate::events::leaked_communicator((&dropped.name, roster), rank, why);
         std::mem::forget((dropped.streams, dropped.in_use));
     }
     // Only now: the part of this rank in the others' waits is over, and the line may say goodbye.
-    drop(board);
+    drop(supervisor);
 }

@@ -7,22 +7,22 @@ use std::io;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use super::handle::{RawComm, Unsettled, free, settle};
-use super::{Inner, SharedLaunch, Switch};
+use super::handle::{NotIdle, RawComm, free, wait_until_idle};
+use super::{AbortFlagParent, Inner, SharedLaunch};
 use crate::error::NcclFailure;
 use crate::events;
 use crate::ffi;
 use crate::library::Library;
-use crate::state::{Native, Way};
+use crate::state::{FreeMethod, NcclSide};
 use crate::threads;
 
-impl Native for Arc<Inner> {
+impl NcclSide for Arc<Inner> {
     type Raw = RawComm;
     type Failure = NcclFailure;
 
-    fn break_in(&self) {
-        if let Some(switch) = &self.switch {
-            switch.pull();
+    fn interrupt_calls(&self) {
+        if let Some(abort_flag_parent) = &self.abort_flag_parent {
+            abort_flag_parent.raise();
         }
     }
 
@@ -30,27 +30,32 @@ impl Native for Arc<Inner> {
         self.handle.slot(look)
     }
 
-    fn free(&self, way: Way, raw: RawComm) -> Result<(), NcclFailure> {
+    fn free(&self, method: FreeMethod, raw: RawComm) -> Result<(), NcclFailure> {
         // NCCL waits for graphs that hold the communicator. A capture holds the lock, so that every graph is
         // in the list by now.
         self.destroy_plans();
-        if way == Way::Abort {
-            self.look_for_the_end();
+        if method == FreeMethod::Abort {
+            self.watch_for_release();
         }
         let launch = self.shared_launch();
         let _first = launch.as_ref().map(|launch| launch.0.lock());
-        if way == Way::Abort && self.revoke_instead(raw) {
-            // NCCL has let go of all borrowed memory, and keeps the communicator.
+        if method == FreeMethod::Abort && self.revoke_instead(raw) {
+            // NCCL has released all borrowed memory, and keeps the communicator.
             return Ok(());
         }
-        let freed = free_with(&self.library, way, raw, self.switch.as_deref());
-        freed.inspect_err(|failure| self.tell_not_freed(failure))
+        let freed = free_with(
+            &self.library,
+            method,
+            raw,
+            self.abort_flag_parent.as_deref(),
+        );
+        freed.inspect_err(|failure| self.log_not_freed(failure))
     }
 }
 
 impl Inner {
     /// Logs that NCCL refused to free it.
-    pub(super) fn tell_not_freed(&self, failure: &NcclFailure) {
+    pub(super) fn log_not_freed(&self, failure: &NcclFailure) {
         events::not_freed(Some((&self.name, self.roster(), self.rank)), failure);
     }
 
@@ -60,32 +65,32 @@ impl Inner {
     }
 }
 
-/// Frees a communicator together with the parent in its switch: an abort frees the parent first, a destroy frees it
+/// Frees a communicator together with its abort-flag parent: an abort frees the parent first, a destroy frees it
 /// last. See [`free`].
 pub(crate) fn free_with(
     library: &Library,
-    way: Way,
+    method: FreeMethod,
     raw: RawComm,
-    switch: Option<&Switch>,
+    abort_flag_parent: Option<&AbortFlagParent>,
 ) -> Result<(), NcclFailure> {
-    let Some(switch) = switch else {
-        return free(library, way, raw);
+    let Some(abort_flag_parent) = abort_flag_parent else {
+        return free(library, method, raw);
     };
-    match way {
-        Way::Destroy => {
-            free(library, way, raw)?;
-            switch.destroy_parent(|parent| free(library, way, parent))
+    match method {
+        FreeMethod::Destroy => {
+            free(library, method, raw)?;
+            abort_flag_parent.destroy_parent(|parent| free(library, method, parent))
         }
-        Way::Abort => {
-            let pulled = switch.pull();
-            switch.drained();
-            let freed = free(library, way, raw);
+        FreeMethod::Abort => {
+            let pulled = abort_flag_parent.raise();
+            abort_flag_parent.wait_for_finalize();
+            let freed = free(library, method, raw);
             if freed.is_err() {
-                switch.leak_place();
+                abort_flag_parent.leak_child_out_pointer();
             }
             // If `raw` is an unfinished parent, the split may have written a child by then.
-            let child = switch.take_child();
-            let child = child.map_or(Ok(()), |child| free(library, way, child));
+            let child = abort_flag_parent.take_child();
+            let child = child.map_or(Ok(()), |child| free(library, method, child));
             let parent = match pulled {
                 true => Ok(()),
                 false => Err(ffi::missing(library, "ncclCommAbort")),
@@ -97,8 +102,12 @@ pub(crate) fn free_with(
 
 /// Aborts a communicator that was made too late, or incompletely, and for which there is no [`Communicator`](crate::Communicator).
 /// Blocks for as long as NCCL does.
-pub(crate) fn discard(library: &Library, raw: RawComm, switch: Option<&Switch>) {
-    if let Err(failure) = free_with(library, Way::Abort, raw, switch) {
+pub(crate) fn discard(
+    library: &Library,
+    raw: RawComm,
+    abort_flag_parent: Option<&AbortFlagParent>,
+) {
+    if let Err(failure) = free_with(library, FreeMethod::Abort, raw, abort_flag_parent) {
         events::not_freed(None, &failure);
     }
 }
@@ -119,7 +128,7 @@ pub(super) fn abort_in_a_group(
     if let Err(failure) = group("ncclGroupStart", api.ncclGroupStart) {
         return none(failure);
     }
-    let abort = |&raw: &RawComm| free(library, Way::Abort, raw);
+    let abort = |&raw: &RawComm| free(library, FreeMethod::Abort, raw);
     let called = raws.iter().map(abort).collect();
     match group("ncclGroupEnd", api.ncclGroupEnd) {
         Ok(()) => called,
@@ -127,61 +136,62 @@ pub(super) fn abort_in_a_group(
     }
 }
 
-/// Finalizes a communicator, and then the parent in its switch.
+/// Finalizes a communicator, and then its abort-flag parent.
 pub(super) fn finalize_with(
     library: &Library,
     raw: RawComm,
-    switch: Option<&Arc<Switch>>,
+    abort_flag_parent: Option<&Arc<AbortFlagParent>>,
     deadline: Instant,
     interrupted: impl Fn() -> bool,
-) -> Result<(), Unsettled> {
-    let Some(switch) = switch else {
+) -> Result<(), NotIdle> {
+    let Some(abort_flag_parent) = abort_flag_parent else {
         return finalize_raw(library, raw, deadline, interrupted);
     };
-    finalize_blocking(library, raw, switch, deadline, &interrupted)?;
+    finalize_blocking(library, raw, abort_flag_parent, deadline, &interrupted)?;
     // The parent has nothing to flush, but ends together with the parents of the other ranks.
-    let ended = switch.with_parent(|parent| finalize_raw(library, parent, deadline, &interrupted));
+    let ended = abort_flag_parent
+        .with_parent(|parent| finalize_raw(library, parent, deadline, &interrupted));
     ended.unwrap_or(Ok(()))
 }
 
 /// Finalizes a communicator whose calls block, on a thread of its own. If the deadline passes, that thread is
-/// still inside when this returns, until the switch is pulled.
+/// still inside when this returns, until the abort-flag parent is raised.
 fn finalize_blocking(
     library: &Library,
     raw: RawComm,
-    switch: &Arc<Switch>,
+    abort_flag_parent: &Arc<AbortFlagParent>,
     deadline: Instant,
     interrupted: impl Fn() -> bool,
-) -> Result<(), Unsettled> {
+) -> Result<(), NotIdle> {
     const LOOK: Duration = Duration::from_millis(1);
     let (entered, inside) = mpsc::sync_channel(1);
     let (sender, receiver) = mpsc::sync_channel(1);
-    let (library, switch) = (library.clone(), Arc::clone(switch));
+    let (library, abort_flag_parent) = (library.clone(), Arc::clone(abort_flag_parent));
     let spawned = threads::spawn("nccl-finalize", move || {
-        let finalizing = switch.finalizing();
+        let finalizing = abort_flag_parent.lock_finalize();
         let _ = entered.send(());
         let finalized = call_finalize(&library, raw);
         drop(finalizing);
         let _ = sender.send(finalized);
     });
-    // Without a thread the caller aborts; with one, `drained` must not succeed before the finalize has begun.
+    // Without a thread the caller aborts; with one, `wait_for_finalize` must not succeed before the finalize has begun.
     if spawned.is_err() || inside.recv().is_err() {
-        return Err(Unsettled::Interrupted);
+        return Err(NotIdle::Interrupted);
     }
     loop {
         match receiver.recv_timeout(LOOK) {
             Ok(Ok(())) => return Ok(()),
-            // The switch ended the finalize.
-            Ok(Err(_)) if interrupted() => return Err(Unsettled::Interrupted),
-            Ok(Err(failure)) => return Err(Unsettled::Failed(failure)),
-            Err(mpsc::RecvTimeoutError::Disconnected) => return Err(Unsettled::Interrupted),
+            // The abort-flag parent ended the finalize.
+            Ok(Err(_)) if interrupted() => return Err(NotIdle::Interrupted),
+            Ok(Err(failure)) => return Err(NotIdle::Failed(failure)),
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Err(NotIdle::Interrupted),
             Err(mpsc::RecvTimeoutError::Timeout) => {}
         }
         if interrupted() {
-            return Err(Unsettled::Interrupted);
+            return Err(NotIdle::Interrupted);
         }
         if Instant::now() >= deadline {
-            return Err(Unsettled::TimedOut);
+            return Err(NotIdle::TimedOut);
         }
     }
 }
@@ -193,9 +203,9 @@ fn finalize_raw(
     raw: RawComm,
     deadline: Instant,
     interrupted: impl Fn() -> bool,
-) -> Result<(), Unsettled> {
-    call_finalize(library, raw).map_err(Unsettled::Failed)?;
-    settle(library, raw, FINALIZE, deadline, interrupted)
+) -> Result<(), NotIdle> {
+    call_finalize(library, raw).map_err(NotIdle::Failed)?;
+    wait_until_idle(library, raw, FINALIZE, deadline, interrupted)
 }
 
 /// Calls `ncclCommFinalize`. The caller owns `raw`, and no other call on it is under way.
@@ -209,12 +219,12 @@ fn call_finalize(library: &Library, raw: RawComm) -> Result<(), NcclFailure> {
 }
 
 /// Runs `work` on a thread of its own, and waits for the result for at most `timeout`.
-pub(crate) fn within<T: Send + 'static>(
+pub(crate) fn call_within<T: Send + 'static>(
     timeout: Duration,
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
-    match apart(name, work) {
+    match call_on_thread(name, work) {
         Ok(receiver) => receiver.recv_timeout(timeout).ok(),
         Err(error) => {
             events::no_thread("to end a communicator", &error);
@@ -224,7 +234,7 @@ pub(crate) fn within<T: Send + 'static>(
 }
 
 /// Runs `work` on a thread of its own, which sends the result; an error if there is no thread.
-pub(super) fn apart<T: Send + 'static>(
+pub(super) fn call_on_thread<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<mpsc::Receiver<T>> {

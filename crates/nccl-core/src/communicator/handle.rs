@@ -13,7 +13,7 @@ use crate::forked;
 use crate::library::Library;
 use crate::operation::OperationKind;
 use crate::recorder::Writer;
-use crate::state::Way;
+use crate::state::FreeMethod;
 use crate::sync::{Mutex, MutexGuard};
 use crate::time::deadline_after;
 use nccl_base::fault::Cause;
@@ -48,7 +48,7 @@ pub(crate) struct Handle {
 ///
 /// Waiting for the lock is no part of an operation: an operation that does not get it within its timeout was
 /// never issued, and the communicator remains usable.
-pub(crate) struct Turn {
+pub(crate) struct HandleLock {
     handle: Mutex<Handle>,
     /// The last holder of the lock: the number of the operation, and its kind in the low byte.
     holder: AtomicU64,
@@ -59,9 +59,9 @@ pub(crate) struct Turn {
 /// The kind byte of a call that is no operation.
 const NO_OPERATION: u64 = 0xff;
 
-pub(crate) type Guard<'h> = MutexGuard<'h, Handle>;
+pub(crate) type HandleGuard<'h> = MutexGuard<'h, Handle>;
 
-impl Turn {
+impl HandleLock {
     pub(crate) fn new(handle: Handle) -> Self {
         Self {
             handle: Mutex::new(handle),
@@ -75,11 +75,11 @@ impl Turn {
     /// # Errors
     /// [`ErrorKind::Busy`] with the holder of the lock; [`ErrorKind::Forked`].
     #[inline]
-    pub(crate) fn take(
+    pub(crate) fn lock_within(
         &self,
         kind: Option<OperationKind>,
         timeout: Duration,
-    ) -> Result<(Guard<'_>, bool)> {
+    ) -> Result<(HandleGuard<'_>, bool)> {
         forked::check()?;
         let (handle, waited) = match self.handle.try_lock() {
             Some(handle) => (handle, false),
@@ -91,12 +91,12 @@ impl Turn {
     }
 
     /// Takes the lock without a timeout: to end the communicator, on a thread that can be given up, or for a step that takes no time.
-    pub(crate) fn wait_for_it(&self) -> Guard<'_> {
+    pub(crate) fn lock(&self) -> HandleGuard<'_> {
         self.handle.lock()
     }
 
     /// Takes the lock, waiting until `deadline`.
-    pub(crate) fn take_until(&self, deadline: Instant) -> Option<Guard<'_>> {
+    pub(crate) fn lock_until(&self, deadline: Instant) -> Option<HandleGuard<'_>> {
         self.handle.try_lock_until(deadline)
     }
 
@@ -108,7 +108,7 @@ impl Turn {
 
     /// Passes the pointer's slot to `look`, which may take the pointer or store one.
     pub(crate) fn slot<R>(&self, look: impl FnOnce(&mut Option<RawComm>) -> R) -> R {
-        let mut handle = self.wait_for_it();
+        let mut handle = self.lock();
         let looked = look(&mut handle.raw);
         let pointer = handle.raw.map_or(ptr::null_mut(), RawComm::as_ptr);
         self.pointer.store(pointer, Ordering::Release);
@@ -116,7 +116,7 @@ impl Turn {
     }
 
     /// Takes the lock if it is free.
-    pub(crate) fn try_take(&self) -> Option<Guard<'_>> {
+    pub(crate) fn try_lock(&self) -> Option<HandleGuard<'_>> {
         self.handle.try_lock()
     }
 
@@ -125,14 +125,14 @@ impl Turn {
     }
 
     /// Returns the last holder of the lock: its kind, if it was an operation, and its number.
-    pub(crate) fn holder(&self) -> (Option<OperationKind>, u64) {
+    pub(crate) fn last_holder(&self) -> (Option<OperationKind>, u64) {
         let holder = self.holder.load(Ordering::Relaxed);
         let kind = OperationKind::ALL.get((holder & NO_OPERATION) as usize);
         (kind.copied(), holder >> 8)
     }
 
     #[cold]
-    fn wait(&self, timeout: Duration) -> Result<Guard<'_>> {
+    fn wait(&self, timeout: Duration) -> Result<HandleGuard<'_>> {
         let before = self.holder.load(Ordering::Relaxed);
         // A timeout that exceeds the range of the clock means none.
         if let Some(handle) = self.handle.try_lock_until(deadline_after(timeout)) {
@@ -155,7 +155,7 @@ impl Turn {
 
 /// Why a communicator did not complete a call.
 #[derive(Debug)]
-pub(crate) enum Unsettled {
+pub(crate) enum NotIdle {
     Failed(NcclFailure),
     TimedOut,
     Interrupted,
@@ -200,25 +200,25 @@ pub(crate) fn state(library: &Library, raw: RawComm) -> Result<sys::ncclResult_t
 }
 
 /// Polls until the communicator is idle.
-pub(crate) fn settle(
+pub(crate) fn wait_until_idle(
     library: &Library,
     raw: RawComm,
     call: &'static str,
     deadline: Instant,
     interrupted: impl Fn() -> bool,
-) -> Result<(), Unsettled> {
+) -> Result<(), NotIdle> {
     let mut backoff = Backoff::new();
     loop {
-        match state(library, raw).map_err(Unsettled::Failed)? {
+        match state(library, raw).map_err(NotIdle::Failed)? {
             sys::ncclResult_t::ncclSuccess => return Ok(()),
             sys::ncclResult_t::ncclInProgress => {}
-            code => return Err(Unsettled::Failed(ffi::failure(library, call, code))),
+            code => return Err(NotIdle::Failed(ffi::failure(library, call, code))),
         }
         if interrupted() {
-            return Err(Unsettled::Interrupted);
+            return Err(NotIdle::Interrupted);
         }
         if Instant::now() >= deadline {
-            return Err(Unsettled::TimedOut);
+            return Err(NotIdle::TimedOut);
         }
         backoff.pause();
     }
@@ -226,10 +226,10 @@ pub(crate) fn settle(
 
 /// Frees the communicator in NCCL. May block for as long as NCCL does. If it fails, NCCL may
 /// still use borrowed memory.
-pub(crate) fn free(library: &Library, way: Way, raw: RawComm) -> Result<(), NcclFailure> {
-    let (call, function) = match way {
-        Way::Destroy => ("ncclCommDestroy", library.api().ncclCommDestroy),
-        Way::Abort => ("ncclCommAbort", library.api().ncclCommAbort),
+pub(crate) fn free(library: &Library, method: FreeMethod, raw: RawComm) -> Result<(), NcclFailure> {
+    let (call, function) = match method {
+        FreeMethod::Destroy => ("ncclCommDestroy", library.api().ncclCommDestroy),
+        FreeMethod::Abort => ("ncclCommAbort", library.api().ncclCommAbort),
     };
     let Some(function) = function else {
         return Err(ffi::missing(library, call));
@@ -240,7 +240,7 @@ pub(crate) fn free(library: &Library, way: Way, raw: RawComm) -> Result<(), Nccl
     ffi::check(library, call, code).map(drop)
 }
 
-impl Unsettled {
+impl NotIdle {
     /// Returns the cause to tell the other ranks.
     pub(crate) fn cause(&self, what: &str, timeout: Duration) -> Cause {
         let error = match self {

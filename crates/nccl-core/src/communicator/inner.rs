@@ -6,23 +6,23 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
-use super::handle::{Handle, RawComm, Turn};
+use super::abort_flag_parent::AbortFlagParent;
+use super::handle::{Handle, HandleLock, RawComm};
 use super::launch_mode::LaunchMode;
 use super::revocation::Revocation;
-use super::switch::Switch;
 use super::timeouts::Timeouts;
 use crate::abort::AbortSignal;
+use crate::active_calls::{self, CallGuard, CallKind};
+use crate::drop_queue;
 use crate::error::{Error, ErrorKind, Result};
 use crate::graphs::Plans;
-use crate::inside::{self, Inside, Place};
 use crate::library::Library;
 use crate::operation::{Operation, OperationKind, Shape};
 use crate::peers::Supervisor;
-use crate::reaper;
+use crate::pending_call::Overdue;
 use crate::recorder::{Identity, Tracked};
-use crate::standing::Overdue;
-use crate::state::{Phase, State};
-use crate::stats::Counting;
+use crate::state::{Lifecycle, State};
+use crate::stats::CounterHandle;
 use crate::sync::Mutex;
 use nccl_base::fault::Roster;
 
@@ -38,18 +38,18 @@ pub struct Inner {
     pub(crate) timeouts: Timeouts,
     /// How long NCCL may take to notice an abort.
     pub(crate) notice: Duration,
-    pub(crate) phase: Arc<Phase>,
+    pub(crate) lifecycle: Arc<Lifecycle>,
     /// The recording of its calls.
     pub(crate) tracked: Tracked,
     /// When its abort began, and the timeout of that abort.
     pub(crate) aborting: OnceLock<(Instant, Duration)>,
     /// Its statistics.
-    pub(crate) _counting: Counting,
+    pub(crate) _counting: CounterHandle,
     pub(crate) abort_signal: AbortSignal,
-    pub(crate) handle: Turn,
+    pub(crate) handle: HandleLock,
     /// The supervisor of its end on all ranks; `None` for a single rank, or for ranks that cannot reach
     /// each other.
-    pub(crate) board: Option<Arc<dyn Supervisor>>,
+    pub(crate) supervisor: Option<Arc<dyn Supervisor>>,
     /// Events of past requests, kept so that the next one creates none.
     pub(crate) marks: Mutex<Vec<Arc<CudaEvent>>>,
     /// Events for the watchdog's marks.
@@ -64,26 +64,26 @@ pub struct Inner {
     pub(crate) is_zero_cta: bool,
     /// Whether NCCL's calls on it block.
     pub(crate) blocks: bool,
-    /// The switch that ends a blocking call; `None` if calls do not block, or for a communicator made elsewhere.
-    pub(crate) switch: Option<Arc<Switch>>,
-    /// The number of handles that cannot use it: `KeepAlive` and `Visit`.
-    pub(crate) kept: AtomicUsize,
+    /// The abort-flag parent that ends a blocking call; `None` if calls do not block, or for a communicator made elsewhere.
+    pub(crate) abort_flag_parent: Option<Arc<AbortFlagParent>>,
+    /// The number of handles that cannot use it: `KeepAlive` and `TemporaryHandle`.
+    pub(crate) non_user_handles: AtomicUsize,
     /// The launch mode that the program asked for; `None` if the ranks chose one.
     pub(crate) asked_mode: Option<LaunchMode>,
     /// The streams whose operations are not known to be done.
     pub(crate) in_use: Mutex<Vec<Arc<CudaStream>>>,
     /// Set while it is being aborted: the exit of the process waits for the abort.
-    pub(crate) ending: Mutex<Option<reaper::Pending>>,
+    pub(crate) ending: Mutex<Option<drop_queue::ExitHold>>,
     /// Whether NCCL was left with an unfinished launch.
-    pub(crate) is_unsettled: AtomicBool,
+    pub(crate) has_unfinished_launch: AtomicBool,
     /// Whether more than NCCL's kernels may use borrowed memory.
-    pub(crate) lends_to_proxies: AtomicBool,
+    pub(crate) lends_beyond_kernels: AtomicBool,
     /// The launch under way that it shares with other communicators.
     pub(crate) launch: Mutex<Option<Arc<SharedLaunch>>>,
     /// The state of its revocation.
     pub(crate) revocation: Revocation,
     /// The stream for captures, on which no other work is put. It also makes cudarc order the streams of the context, which
-    /// cudarc does only while it counts one of its own streams there. Released by the reaper, after NCCL's part.
+    /// cudarc does only while it counts one of its own streams there. Released by the drop queue, after NCCL's part.
     pub(crate) own_stream: Option<Arc<CudaStream>>,
 }
 
@@ -94,11 +94,11 @@ pub struct Inner {
 pub(crate) struct SharedLaunch(pub(super) Mutex<()>);
 
 impl Inner {
-    /// Marks this thread as inside a call on this communicator ([`inside`](crate::inside)).
+    /// Marks this thread as inside a call on this communicator ([`inside`](crate::active_calls)).
     #[inline]
     #[doc(hidden)]
-    pub fn enter(&self, place: Place, timeout: Duration) -> Inside {
-        inside::enter(std::ptr::from_ref(self).addr(), place, timeout)
+    pub fn enter(&self, kind: CallKind, timeout: Duration) -> CallGuard {
+        active_calls::enter(std::ptr::from_ref(self).addr(), kind, timeout)
     }
 }
 
@@ -109,7 +109,7 @@ impl Inner {
     }
 
     pub(crate) fn launch_mode(&self) -> Option<LaunchMode> {
-        match (self.blocks, &self.switch) {
+        match (self.blocks, &self.abort_flag_parent) {
             (false, _) => Some(LaunchMode::NonBlocking),
             (true, Some(_)) => Some(LaunchMode::BlockingChild),
             (true, None) => None,
@@ -118,14 +118,14 @@ impl Inner {
 
     /// Whether NCCL's abort flag is raised, also before the communicator counts as aborted.
     pub(crate) fn is_flag_up(&self) -> bool {
-        self.switch
+        self.abort_flag_parent
             .as_ref()
-            .is_some_and(|switch| switch.is_pulled())
+            .is_some_and(|abort_flag_parent| abort_flag_parent.is_raised())
     }
 
     /// Whether NCCL's abort flag is raised, or about to be.
     pub(crate) fn is_being_ended(&self) -> bool {
-        self.phase.get().is_aborted() || self.is_flag_up()
+        self.lifecycle.get().is_aborted() || self.is_flag_up()
     }
 
     /// Returns the description of an operation that began at `started`.
@@ -172,8 +172,8 @@ impl Inner {
 
     /// Returns the generation of the world that made it; 0 without a world.
     pub(crate) fn generation(&self) -> u64 {
-        let home = self.tracked.track().identity.home.as_ref();
-        home.map_or(0, |home| home.place().generation)
+        let scope = self.tracked.track().identity.scope.as_ref();
+        scope.map_or(0, |scope| scope.place().generation)
     }
 
     /// Returns the stream for captures.
@@ -188,7 +188,7 @@ impl Inner {
     /// given.
     pub(crate) fn ready(self: &Arc<Self>, handle: &Handle) -> Result<RawComm> {
         let raw = self
-            .phase
+            .lifecycle
             .usable(handle.raw)
             .ok_or_else(|| self.out_of_use())?;
         if self.abort_signal.is_aborted() {
@@ -203,7 +203,7 @@ impl Inner {
     /// Returns the error for a call on a communicator that is out of use.
     #[cold]
     pub(crate) fn out_of_use(&self) -> Error {
-        let state = self.phase.get();
+        let state = self.lifecycle.get();
         match state {
             State::Aborting | State::Aborted | State::Leaked => Error::new(ErrorKind::Aborted {
                 reason: self.abort_reason(),
@@ -215,10 +215,13 @@ impl Inner {
     }
 
     fn abort_reason(&self) -> String {
-        let fault = self.board.as_ref().and_then(|board| board.fault());
+        let fault = self
+            .supervisor
+            .as_ref()
+            .and_then(|supervisor| supervisor.fault());
         fault
             .map(ToString::to_string)
-            .or_else(|| self.phase.reason())
+            .or_else(|| self.lifecycle.reason())
             .unwrap_or_else(|| String::from("no reason was given"))
     }
 }

@@ -1,6 +1,6 @@
 //! The communicator handle of objects that cannot use it.
 //!
-//! A registration, and the remnant of a dropped plan, keep their communicator until the work that uses
+//! A registration, and the deferred part of a dropped plan, keep their communicator until the work that uses
 //! their memory is over, but the program cannot issue, wait or abort through them. Once only such handles
 //! are left, the communicator counts as dropped: work that does not end within the finalize timeout is ended by an abort,
 //! as a finalize would do.
@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use super::{Communicator, Inner, Why};
-use crate::reaper;
+use super::{Communicator, EndReason, Inner};
+use crate::drop_queue;
 
 /// A handle that keeps a communicator alive; see the module.
 pub(crate) struct KeepAlive {
@@ -23,7 +23,7 @@ pub(crate) struct KeepAlive {
 
 impl KeepAlive {
     pub(crate) fn new(comm: Communicator) -> Self {
-        comm.inner.kept.fetch_add(1, Ordering::AcqRel);
+        comm.inner.non_user_handles.fetch_add(1, Ordering::AcqRel);
         Self {
             comm,
             alone_since: None,
@@ -31,16 +31,16 @@ impl KeepAlive {
     }
 
     /// Aborts a dropped communicator whose work takes too long; to be called while waiting for the work.
-    pub(crate) fn watch(&mut self) {
+    pub(crate) fn abort_if_overdue(&mut self) {
         let inner = &self.comm.inner;
         // Only an existing handle can be cloned.
-        if Arc::strong_count(inner) > inner.kept.load(Ordering::Acquire) {
+        if Arc::strong_count(inner) > inner.non_user_handles.load(Ordering::Acquire) {
             self.alone_since = None;
             return;
         }
         let since = *self.alone_since.get_or_insert_with(Instant::now);
-        if since.elapsed() > inner.timeouts.finalize || reaper::is_in_a_hurry() {
-            inner.abort_in_background(Why::Quietly(
+        if since.elapsed() > inner.timeouts.finalize || drop_queue::is_exiting() {
+            inner.abort_in_background(EndReason::Unannounced(
                 "it was dropped, and its last operations did not end",
             ));
         }
@@ -59,18 +59,18 @@ impl Deref for KeepAlive {
 ///
 /// The end of a communicator calls CUDA. If the last other handle is dropped during the look, that end runs on another thread:
 /// the looking thread must get on even if the driver is stuck.
-pub(crate) struct Visit(ManuallyDrop<Arc<Inner>>);
+pub(crate) struct TemporaryHandle(ManuallyDrop<Arc<Inner>>);
 
-impl Visit {
+impl TemporaryHandle {
     /// Returns `None` if the communicator is gone.
     pub(crate) fn of(inner: &Weak<Inner>) -> Option<Self> {
         let inner = inner.upgrade()?;
-        inner.kept.fetch_add(1, Ordering::AcqRel);
+        inner.non_user_handles.fetch_add(1, Ordering::AcqRel);
         Some(Self(ManuallyDrop::new(inner)))
     }
 }
 
-impl Deref for Visit {
+impl Deref for TemporaryHandle {
     type Target = Arc<Inner>;
 
     fn deref(&self) -> &Arc<Inner> {
@@ -78,13 +78,13 @@ impl Deref for Visit {
     }
 }
 
-impl Drop for Visit {
+impl Drop for TemporaryHandle {
     fn drop(&mut self) {
-        self.0.kept.fetch_sub(1, Ordering::AcqRel);
+        self.0.non_user_handles.fetch_sub(1, Ordering::AcqRel);
         // SAFETY: taken once, here, and not used afterwards.
         let inner = unsafe { ManuallyDrop::take(&mut self.0) };
         if let Some(last) = Arc::into_inner(inner)
-            && let Err(last) = reaper::on_a_thread(last, drop)
+            && let Err(last) = drop_queue::run_on_thread(last, drop)
         {
             std::mem::forget(last);
         }
@@ -93,6 +93,9 @@ impl Drop for Visit {
 
 impl Drop for KeepAlive {
     fn drop(&mut self) {
-        self.comm.inner.kept.fetch_sub(1, Ordering::AcqRel);
+        self.comm
+            .inner
+            .non_user_handles
+            .fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -11,12 +11,12 @@ use crate::library::{Capability, Library};
 use nccl_base::fault::Roster;
 
 pub use nccl_base::launch_mode::LaunchMode;
-pub(crate) use nccl_base::launch_mode::Wish;
+pub(crate) use nccl_base::launch_mode::LaunchPreference;
 use nccl_base::system::variables;
 
 /// # Errors
 /// [`ErrorKind::Unsupported`] when the library does not support this mode.
-pub(crate) fn admit(mode: LaunchMode, library: &Library) -> Result<()> {
+pub(crate) fn check_supported(mode: LaunchMode, library: &Library) -> Result<()> {
     match mode {
         LaunchMode::BlockingChild if !library.has(Capability::BlockingChild) => Err(library
             .unsupported(
@@ -79,17 +79,17 @@ impl fmt::Display for Obstacle {
 pub(crate) fn wish(
     asked: Option<LaunchMode>,
     library: &Library,
-) -> Result<(Wish, Option<Obstacle>)> {
-    if let Some(mode) = asked.map_or_else(by_variable, |mode| Ok(Some(mode)))? {
-        return Ok((Wish::Asked(mode), None));
+) -> Result<(LaunchPreference, Option<Obstacle>)> {
+    if let Some(mode) = asked.map_or_else(from_environment, |mode| Ok(Some(mode)))? {
+        return Ok((LaunchPreference::Asked(mode), None));
     }
     Ok(match obstacle(library) {
-        None => (Wish::Either, None),
-        Some(obstacle) => (Wish::OnlyNonBlocking, Some(obstacle)),
+        None => (LaunchPreference::Either, None),
+        Some(obstacle) => (LaunchPreference::OnlyNonBlocking, Some(obstacle)),
     })
 }
 
-fn by_variable() -> Result<Option<LaunchMode>> {
+fn from_environment() -> Result<Option<LaunchMode>> {
     let Some(value) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) else {
         return Ok(None);
     };
@@ -126,9 +126,9 @@ fn obstacle(library: &Library) -> Option<Obstacle> {
 }
 
 /// Logs once per process why ranks without a requested mode use `NonBlocking`.
-pub(crate) fn not_by_default((comm, roster): (&str, &Roster), rank: usize, why: &str) {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    if !SAID.swap(true, Ordering::Relaxed) {
+pub(crate) fn log_fallback((comm, roster): (&str, &Roster), rank: usize, why: &str) {
+    static LOGGED: AtomicBool = AtomicBool::new(false);
+    if !LOGGED.swap(true, Ordering::Relaxed) {
         let (world_rank, launcher_rank) = (roster.world_rank(rank), roster.launcher_rank(rank));
         tracing::info!(name: "nccl.comm.launch_mode", target: "nccl", comm, world_ranks = roster.world_ranks(), rank, world_rank, launcher_rank, why, "launch mode NonBlocking instead of BlockingChild");
     }
@@ -139,15 +139,15 @@ pub(crate) fn not_by_default((comm, roster): (&str, &Roster), rank: usize, why: 
 /// # Errors
 /// [`ErrorKind::InvalidConfig`] when a rank cannot use the mode that another rank requested.
 pub(crate) fn common_mode(
-    wishes: &[Option<Wish>],
+    wishes: &[Option<LaunchPreference>],
     who: impl Fn(usize) -> String,
 ) -> Result<LaunchMode> {
-    Wish::agree(wishes).map_err(|(mode, odd)| {
-        let asking = wishes.iter().position(|wish| *wish == Some(Wish::Asked(mode)));
+    LaunchPreference::agree(wishes).map_err(|(mode, odd)| {
+        let asking = wishes.iter().position(|wish| *wish == Some(LaunchPreference::Asked(mode)));
         let asking = asking.map_or_else(|| String::from("another rank"), &who);
         let odd_one = who(odd);
         let reason = match wishes[odd] {
-            Some(Wish::Asked(other)) => format!(
+            Some(LaunchPreference::Asked(other)) => format!(
                 "{odd_one} makes it in launch mode {other}, and {asking} in {mode}: choose the same on all ranks"
             ),
             Some(_) => format!(

@@ -7,28 +7,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::free::{apart, finalize_with, within};
-use super::handle::Unsettled;
-use super::lost::Noticed;
-use super::why::Why;
-use super::{Inner, everybody};
+use super::context_lost::DetectionPhase;
+use super::end_reason::EndReason;
+use super::free::{call_on_thread, call_within, finalize_with};
+use super::handle::NotIdle;
+use super::{Inner, registry};
+use crate::drop_queue;
 use crate::error::{Error, ErrorKind, Mark, Result, StreamRefusal};
 use crate::events;
 use crate::forked;
 use crate::operation::{OperationKind, Shape};
-use crate::peers::{AbortHandle, Ending};
-use crate::reaper;
+use crate::peers::{AbortHandle, PendingEnd};
 use crate::state::{Retired, State};
 use crate::threads;
 use crate::time::deadline_after;
 use nccl_base::fault::{Fault, short_key};
 
 /// How long past its timeout a wait may go on that checks the timeout itself.
-const LOOK: Duration = Duration::from_secs(1);
+const LATE_CHECK: Duration = Duration::from_secs(1);
 
 /// The outcome of an abort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum AbortOutcome {
     /// NCCL has freed everything.
     Freed,
     /// NCCL did not return in time.
@@ -62,9 +62,9 @@ pub(super) fn abort(inner: &Arc<Inner>, reason: &str) -> Result<()> {
     forked::check()?;
     let started = Instant::now();
     match inner.abort(reason) {
-        Outcome::Freed => Ok(()),
-        Outcome::Leaked => Err(Error::new(ErrorKind::TimedOut {
-            what: inner.held_abort(),
+        AbortOutcome::Freed => Ok(()),
+        AbortOutcome::Leaked => Err(Error::new(ErrorKind::TimedOut {
+            what: inner.blocked_call_text(),
             timeout: inner.abort_limit(),
         })
         .during(|| inner.operation(OperationKind::Abort, Shape::default(), None, started))),
@@ -73,7 +73,7 @@ pub(super) fn abort(inner: &Arc<Inner>, reason: &str) -> Result<()> {
 
 impl Inner {
     /// Returns the name of the call that did not return, and what it may be waiting for.
-    fn held_abort(&self) -> String {
+    fn blocked_call_text(&self) -> String {
         match self.plans.alive()[..] {
             // Graphs that the program captured by itself are not in the list.
             [] => String::from(
@@ -84,52 +84,55 @@ impl Inner {
         }
     }
 
-    pub(crate) fn abort<'w>(self: &Arc<Self>, why: impl Into<Why<'w>>) -> Outcome {
+    pub(crate) fn abort<'w>(self: &Arc<Self>, why: impl Into<EndReason<'w>>) -> AbortOutcome {
         if self.begin_abort(why.into()) {
             self.carry_out_abort()
         } else {
-            self.wait_for_the_end()
+            self.wait_for_end()
         }
     }
 
     /// Begins an abort without waiting for its end.
-    pub(crate) fn abort_in_background<'w>(self: &Arc<Self>, why: impl Into<Why<'w>>) {
+    pub(crate) fn abort_in_background<'w>(self: &Arc<Self>, why: impl Into<EndReason<'w>>) {
         if self.begin_abort(why.into()) {
-            self.carry_out_in_background();
+            self.carry_out_abort_in_background();
         }
     }
 
-    /// Aborts, waits until NCCL has let go of borrowed memory, and returns whether it has.
-    pub(crate) fn end_for<'w>(self: &Arc<Self>, why: impl Into<Why<'w>>) -> bool {
+    /// Aborts, waits until NCCL has released borrowed memory, and returns whether it has.
+    pub(crate) fn abort_until_released<'w>(
+        self: &Arc<Self>,
+        why: impl Into<EndReason<'w>>,
+    ) -> bool {
         self.abort_in_background(why);
-        self.wait_until_let_go()
+        self.wait_until_released()
     }
 
-    /// Waits until NCCL has let go of borrowed memory, at most as long as an end may take; for an end that has begun.
-    fn wait_until_let_go(&self) -> bool {
+    /// Waits until NCCL has released borrowed memory, at most as long as an end may take; for an end that has begun.
+    fn wait_until_released(&self) -> bool {
         let deadline = deadline_after(self.end_limit());
-        while !self.phase.has_let_go() && Instant::now() < deadline {
+        while !self.lifecycle.is_released() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.phase.has_let_go() && self.phase.get() != State::Leaked
+        self.lifecycle.is_released() && self.lifecycle.get() != State::Leaked
     }
 
     /// Does the work of [`carry_out_abort`](Self::carry_out_abort) without waiting for it.
-    pub(crate) fn carry_out_in_background(self: &Arc<Self>) {
+    pub(crate) fn carry_out_abort_in_background(self: &Arc<Self>) {
         let inner = Arc::clone(self);
         let spawned = threads::spawn("nccl-abort", move || inner.carry_out_abort());
         if let Err(error) = spawned {
             events::no_thread("for an abort", &error);
-            let _ = self.conclude_end(false);
+            let _ = self.finish_abort(false);
         }
     }
 
-    /// Returns the error to hand out. If the communicator is being aborted, first waits until NCCL has let go of borrowed
+    /// Returns the error to hand out. If the communicator is being aborted, first waits until NCCL has released borrowed
     /// memory on all reachable ranks, which may write into it until then; the error then carries
     /// the fault that all ranks report. An error that means a lost device begins the abort.
     #[cold]
     pub(crate) fn conclude(self: &Arc<Self>, error: Error) -> Error {
-        self.ends_if_lost(&error, Noticed::Behind);
+        self.abort_if_context_lost(&error, DetectionPhase::AfterIssue);
         let follows = matches!(
             error.kind(),
             ErrorKind::Aborted { .. }
@@ -142,25 +145,29 @@ impl Inner {
                     ..
                 }
         ) || error.is(Mark::NoThread);
-        if !follows || !self.phase.get().is_aborted() {
+        if !follows || !self.lifecycle.get().is_aborted() {
             return error;
         }
-        self.wait_until_let_go();
-        let Some(board) = &self.board else {
+        self.wait_until_released();
+        let Some(supervisor) = &self.supervisor else {
             return error;
         };
-        match board.fault() {
-            Some(fault) => error.because_of(fault, board.is_own(fault), board.conclusion()),
+        match supervisor.fault() {
+            Some(fault) => {
+                error.because_of(fault, supervisor.is_own(fault), supervisor.conclusion())
+            }
             None => error,
         }
     }
 
     /// Registers the communicator: from now on faults of other ranks, and an abort of the whole process, end it.
-    pub(crate) fn come_under_protection(self: &Arc<Self>) {
-        everybody::lives(self);
-        let Some(board) = &self.board else { return };
+    pub(crate) fn register(self: &Arc<Self>) {
+        registry::register(self);
+        let Some(supervisor) = &self.supervisor else {
+            return;
+        };
         // A fault may have happened before.
-        if let Some(fault) = board.protects(AbortHandle::new(self)) {
+        if let Some(fault) = supervisor.attach(AbortHandle::new(self)) {
             self.abort_in_background(&fault);
         }
     }
@@ -168,21 +175,21 @@ impl Inner {
     /// Counts the communicator as ended because of `fault`, which another rank reported. Never waits. Returns whether this
     /// call began the end.
     pub(crate) fn begin_end(&self, fault: &Arc<Fault>) -> bool {
-        self.begin_abort(Why::Told(fault))
+        self.begin_abort(EndReason::ReportedFault(fault))
     }
 
     /// Begins an abort; true for the one caller that has to carry it out.
-    pub(crate) fn begin_abort(&self, why: Why<'_>) -> bool {
+    pub(crate) fn begin_abort(&self, why: EndReason<'_>) -> bool {
         let reason = match &why {
-            Why::Own(cause) => cause.text().to_owned(),
-            Why::Told(fault) => fault.to_string(),
-            Why::Quietly(reason) => (*reason).to_owned(),
+            EndReason::OwnCause(cause) => cause.text().to_owned(),
+            EndReason::ReportedFault(fault) => fault.to_string(),
+            EndReason::Unannounced(reason) => (*reason).to_owned(),
         };
-        if !self.phase.begin_abort(&reason) {
+        if !self.lifecycle.begin_abort(&reason) {
             return false;
         }
         let _ = self.aborting.set((Instant::now(), self.abort_limit()));
-        *self.ending.lock() = Some(reaper::Pending::begin());
+        *self.ending.lock() = Some(drop_queue::ExitHold::begin());
         let roster = self.roster();
         let world_ranks = roster.world_ranks();
         tracing::warn!(
@@ -198,14 +205,14 @@ impl Inner {
             reason = &*reason,
             "aborting a communicator"
         );
-        if !matches!(why, Why::Quietly(_)) {
+        if !matches!(why, EndReason::Unannounced(_)) {
             self.tracked.aborted(&reason);
         }
-        if let Why::Own(cause) = why {
-            match &self.board {
+        if let EndReason::OwnCause(cause) = why {
+            match &self.supervisor {
                 // Before NCCL is called: this abort may return only after the others abort.
-                Some(board) => Arc::clone(board).announce(*cause),
-                // Without a board no other code logs the fault.
+                Some(supervisor) => Arc::clone(supervisor).announce(*cause),
+                // Without a supervisor no other code logs the fault.
                 None => {
                     let place = (&*self.name, &**self.roster());
                     let cause = match self.world_size {
@@ -231,10 +238,10 @@ impl Inner {
         // A thread that polls a launch, or makes the communicator, has the pointer or the lock.
         let is_held = || {
             self.handle
-                .try_take()
+                .try_lock()
                 .is_none_or(|handle| handle.raw.is_none())
         };
-        match self.is_unsettled.load(Ordering::Acquire) || is_held() {
+        match self.has_unfinished_launch.load(Ordering::Acquire) || is_held() {
             true => timeout.max(self.notice),
             false => timeout,
         }
@@ -246,15 +253,15 @@ impl Inner {
         self.timeouts.orderly_end().saturating_add(more)
     }
 
-    pub(crate) fn carry_out_abort(self: &Arc<Self>) -> Outcome {
+    pub(crate) fn carry_out_abort(self: &Arc<Self>) -> AbortOutcome {
         let span = events::abort_span(&self.tracked.track().identity);
         let _entered = span.enter();
         let inner = Arc::clone(self);
         let timeout = self.abort_limit();
-        let freed = within(timeout, "nccl-abort", move || {
-            inner.phase.end(&inner, timeout)
+        let freed = call_within(timeout, "nccl-abort", move || {
+            inner.lifecycle.end(&inner, timeout)
         });
-        self.conclude_end(freed == Some(true))
+        self.finish_abort(freed == Some(true))
     }
 
     /// Destroys the graphs that captured operations, for which NCCL waits before it frees the communicator. On a thread of its
@@ -272,20 +279,20 @@ impl Inner {
     }
 
     /// Waits until another thread has ended the communicator, at most as long as an end may take.
-    pub(crate) fn wait_for_the_end(&self) -> Outcome {
+    pub(crate) fn wait_for_end(&self) -> AbortOutcome {
         let deadline = deadline_after(self.end_limit());
-        while !self.phase.get().is_final() && Instant::now() < deadline {
+        while !self.lifecycle.get().is_final() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
-        match self.phase.get() {
-            State::Finalized | State::Aborted => Outcome::Freed,
-            _ => Outcome::Leaked,
+        match self.lifecycle.get() {
+            State::Finalized | State::Aborted => AbortOutcome::Freed,
+            _ => AbortOutcome::Leaked,
         }
     }
 
     fn finalize(self: &Arc<Self>) -> Result<()> {
         forked::check()?;
-        if !self.phase.begin_finalize() {
+        if !self.lifecycle.begin_finalize() {
             return Err(self.out_of_use());
         }
         let timeout = self.timeouts.finalize;
@@ -293,22 +300,29 @@ impl Inner {
         let ours = Arc::new(AtomicBool::new(false));
         let retiring = {
             let (inner, ours) = (Arc::clone(self), Arc::clone(&ours));
-            apart("nccl-finalize", move || {
-                let interrupted =
-                    || inner.phase.get() != State::Finalizing || inner.abort_signal.is_aborted();
-                let settle = |raw| {
+            call_on_thread("nccl-finalize", move || {
+                let interrupted = || {
+                    inner.lifecycle.get() != State::Finalizing || inner.abort_signal.is_aborted()
+                };
+                let wait_until_idle = |raw| {
                     inner.destroy_plans();
-                    let switch = inner.switch.as_ref();
-                    finalize_with(&inner.library, raw, switch, deadline, interrupted)
+                    let abort_flag_parent = inner.abort_flag_parent.as_ref();
+                    finalize_with(
+                        &inner.library,
+                        raw,
+                        abort_flag_parent,
+                        deadline,
+                        interrupted,
+                    )
                 };
                 // Before NCCL ends the operations under way: no request may take that for success.
-                let aborting = |unsettled: &Unsettled| {
-                    let cause = unsettled.cause("finalize", timeout);
-                    if inner.begin_abort(Why::Own(Box::new(cause))) {
+                let aborting = |not_idle: &NotIdle| {
+                    let cause = not_idle.cause("finalize", timeout);
+                    if inner.begin_abort(EndReason::OwnCause(Box::new(cause))) {
                         ours.store(true, Ordering::Release);
                     }
                 };
-                inner.phase.retire(&inner, settle, aborting)
+                inner.lifecycle.retire(&inner, wait_until_idle, aborting)
             })
         };
         let retiring = match retiring {
@@ -321,117 +335,117 @@ impl Inner {
         };
         // The thread checks the time itself, unless it is inside a call that does not return, or waits behind one.
         let wait = |timeout: Duration| retiring.recv_timeout(timeout).ok();
-        let retired = wait(timeout.saturating_add(LOOK)).or_else(|| {
-            let cause = Unsettled::TimedOut.cause("finalize", timeout);
-            match self.begin_abort(Why::Own(Box::new(cause))) {
+        let retired = wait(timeout.saturating_add(LATE_CHECK)).or_else(|| {
+            let cause = NotIdle::TimedOut.cause("finalize", timeout);
+            match self.begin_abort(EndReason::OwnCause(Box::new(cause))) {
                 true => {
                     self.carry_out_abort();
                     None
                 }
                 // The thread has noticed, or another thread ends the communicator: waits as long as an abort may take.
-                false => wait(self.abort_limit().saturating_add(LOOK)),
+                false => wait(self.abort_limit().saturating_add(LATE_CHECK)),
             }
         });
         let end = |freed| {
             if ours.load(Ordering::Acquire) {
-                let _ = self.conclude_end(freed);
+                let _ = self.finish_abort(freed);
             } else {
-                self.end_as(freed, "its finalize failed");
+                self.record_failed_finalize(freed, "its finalize failed");
             }
         };
         match retired {
             Some(Some(Retired { settled, freed })) => match (settled, freed) {
-                (Ok(()), Ok(())) if self.phase.finalized() => Ok(()),
+                (Ok(()), Ok(())) if self.lifecycle.set_finalized() => Ok(()),
                 // Another thread began an abort meanwhile, and completes it.
                 (Ok(()), Ok(())) => Err(self.out_of_use()),
                 (Ok(()), Err(failure)) => {
                     end(false);
                     Err(failure.into())
                 }
-                (Err(unsettled), freed) => {
+                (Err(not_idle), freed) => {
                     end(freed.is_ok());
-                    Err(unsettled.into_error("finalize", timeout))
+                    Err(not_idle.into_error("finalize", timeout))
                 }
             },
             // An abort took the pointer first.
             Some(None) => Err(self.out_of_use()),
             None => {
                 end(false);
-                Err(Unsettled::TimedOut.into_error("finalize", timeout))
+                Err(NotIdle::TimedOut.into_error("finalize", timeout))
             }
         }
     }
 
     /// Completes an abort that this process began.
-    pub(crate) fn conclude_end(&self, freed: bool) -> Outcome {
-        if let Some(board) = &self.board
-            && board.is_at_fault()
+    pub(crate) fn finish_abort(&self, freed: bool) -> AbortOutcome {
+        if let Some(supervisor) = &self.supervisor
+            && supervisor.is_at_fault()
         {
-            board.conclude(freed, self.needs_the_whole_end());
+            supervisor.conclude(freed, self.needs_full_abort());
         }
         self.ending.lock().take();
         let took = self.aborting.get().map(|(since, _)| since.elapsed());
         let identity = &self.tracked.track().identity;
         events::aborted(identity, freed, took.unwrap_or_default());
         if freed {
-            self.phase.aborted();
-            Outcome::Freed
+            self.lifecycle.set_aborted();
+            AbortOutcome::Freed
         } else {
-            if self.phase.leaked() {
-                self.tell_of_the_leak();
+            if self.lifecycle.set_leaked() {
+                self.report_leak();
             }
-            Outcome::Leaked
+            AbortOutcome::Leaked
         }
     }
 
     /// Counts and logs that NCCL did not free the communicator.
-    pub(super) fn tell_of_the_leak(&self) {
-        everybody::leaks();
+    pub(super) fn report_leak(&self) {
+        registry::count_leak();
         let roster = self.roster();
-        let (held, timeout) = (self.held_abort(), self.abort_limit());
+        let (held, timeout) = (self.blocked_call_text(), self.abort_limit());
         let why = format!("{held} did not come back within {timeout:?}");
         events::leaked_communicator((&self.name, roster), self.rank, &why);
     }
 
     /// Records the end after a finalize that failed and aborted, unless another abort had begun.
-    fn end_as(&self, freed: bool, reason: &str) {
-        if self.begin_abort(Why::from(reason)) {
-            let _ = self.conclude_end(freed);
+    fn record_failed_finalize(&self, freed: bool, reason: &str) {
+        if self.begin_abort(EndReason::from(reason)) {
+            let _ = self.finish_abort(freed);
         }
     }
 }
 
-/// Records communicators as leaked, where no thread could be started to run [`end_struck`]: only those whose abort began
+/// Records communicators as leaked, where no thread could be started to run [`end_failed`]: only those whose abort began
 /// with the fault.
-pub fn leave_struck(struck: Vec<Ending>) {
-    for Ending { inner, .. } in struck.into_iter().filter(|one| one.begun) {
-        let _ = inner.conclude_end(false);
+pub fn leak_failed(failed: Vec<PendingEnd>) {
+    for PendingEnd { inner, .. } in failed.into_iter().filter(|one| one.begun) {
+        let _ = inner.finish_abort(false);
     }
 }
 
-/// Ends communicators that a fault struck: carries out together the aborts that began with the fault, and waits for
+/// Ends communicators that failed because of a fault: carries out together the aborts that began with the fault, and waits for
 /// the ends that other threads carry out. Then reports the outcome to the other ranks.
-pub fn end_struck(struck: Vec<Ending>) {
-    match &struck[..] {
-        [Ending { inner, begun: true }] => drop(inner.carry_out_abort()),
+pub fn end_failed(failed: Vec<PendingEnd>) {
+    match &failed[..] {
+        [PendingEnd { inner, begun: true }] => drop(inner.carry_out_abort()),
         [
-            Ending {
+            PendingEnd {
                 inner,
                 begun: false,
             },
-        ] => drop(inner.wait_for_the_end()),
-        _ => everybody::end_together(
-            struck
+        ] => drop(inner.wait_for_end()),
+        _ => registry::end_together(
+            failed
                 .iter()
                 .map(|one| (Arc::clone(&one.inner), one.begun))
                 .collect(),
         ),
     }
-    for Ending { inner, .. } in struck {
-        let freed = matches!(inner.phase.get(), State::Finalized | State::Aborted);
+    for PendingEnd { inner, .. } in failed {
+        let freed = matches!(inner.lifecycle.get(), State::Finalized | State::Aborted);
         // A communicator that was finalized before has nothing left to end.
-        if let Some(board) = &inner.board {
-            board.conclude(freed, inner.needs_the_whole_end());
+        if let Some(supervisor) = &inner.supervisor {
+            supervisor.conclude(freed, inner.needs_full_abort());
         }
     }
 }

@@ -2,53 +2,55 @@
 //! [`issuing`](crate::issuing) hands its operations to NCCL.
 //!
 //! A communicator is either non-blocking inside NCCL (`blocking = 0`), so that every call
-//! returns and can be given a deadline; or it blocks, and has a switch with which another thread ends
+//! returns and can be given a deadline; or it blocks, and has an abort-flag parent with which another thread ends
 //! a call ([`LaunchMode`]). One mutex guards every NCCL call on it, including the polling of its
 //! state, which completes background work and is not a pure read. Calls that may block although
 //! they should not (abort, destroy) run on a thread that can be given up.
 //!
 //! - `public`: the public handle; `inner`: the state that all handles share; `handle`: NCCL's pointer, under its lock;
-//! - `launch_mode`: the two launch modes; `switch` and `guard`: the parts that end a blocking call;
-//! - `order`: the order between streams;
+//! - `launch_mode`: the two launch modes; `abort_flag_parent` and `blocking_call_monitor`: the parts that end a blocking call;
+//! - `stream_order`: the order between streams;
 //! - `keep_alive`: the handle of dropped plans and of registrations;
 //! - `revoke`: ends all operations and keeps the communicator for a shrink;
 //! - `lifecycle`: finalize and abort; `dropped`: drop; `free`: the NCCL calls that free a communicator, on threads
 //!   that may be given up;
-//! - `let_go`: when borrowed memory is free again; `lost`: contexts that failed for good;
-//! - `everybody`: all communicators of the process, and their joint abort.
+//! - `memory_release`: when borrowed memory is free again; `context_lost`: contexts that failed for good;
+//! - `registry`: all communicators of the process, and their joint abort.
 
+pub(crate) mod abort_flag_parent;
+pub(crate) mod blocking_call_monitor;
+mod context_lost;
 mod dropped;
-pub(crate) mod everybody;
+mod end_reason;
 pub(crate) mod free;
-pub(crate) mod guard;
 pub(crate) mod handle;
 mod inner;
 mod keep_alive;
 pub(crate) mod launch_mode;
-mod let_go;
 pub(crate) mod lifecycle;
-mod lost;
-pub(crate) mod order;
+mod memory_release;
 pub mod peers;
 mod public;
+pub(crate) mod registry;
 pub(crate) mod revocation;
 mod revoke;
-pub(crate) mod switch;
+pub(crate) mod stream_order;
 pub(crate) mod timeouts;
-mod why;
 
-pub use everybody::{AbortReport, EndedCommunicator, abort_all, leaked_communicators};
+pub(crate) use abort_flag_parent::AbortFlagParent;
+pub(crate) use context_lost::{DetectionPhase, is_context_lost};
+pub(crate) use end_reason::EndReason;
 pub(crate) use handle::Backoff;
 #[doc(hidden)]
 pub use inner::Inner;
 pub(crate) use inner::SharedLaunch;
-pub(crate) use keep_alive::{KeepAlive, Visit};
+pub(crate) use keep_alive::{KeepAlive, TemporaryHandle};
 pub use launch_mode::LaunchMode;
 #[doc(hidden)]
-pub use lifecycle::{end_struck, leave_struck};
-pub(crate) use lost::{Noticed, is_lost};
-pub(crate) use order::{admit_buffer, admit_owner, not_capturing, same as same_stream};
+pub use lifecycle::{end_failed, leak_failed};
 pub use public::Communicator;
-pub(crate) use switch::Switch;
+pub use registry::{AbortReport, EndedCommunicator, abort_all, leaked_communicators};
+pub(crate) use stream_order::{
+    check_allocation_stream, check_buffer_context, check_not_capturing, is_same as is_same_stream,
+};
 pub use timeouts::Timeouts;
-pub(crate) use why::Why;

@@ -5,7 +5,7 @@
 //!
 //! - [`Peers`]: the ranks of one world that this rank can reach beside NCCL;
 //! - [`Supervisor`]: ends one communicator on all of its ranks, with one fault;
-//! - [`Unmade`]: a communicator that its ranks are about to make;
+//! - [`InitSupervisor`]: a communicator that its ranks are about to make;
 //! - [`AbortHandle`]: the supervisor's handle to the communicator here.
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -15,15 +15,15 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaStream;
 use once_cell::sync::OnceCell;
 
-use nccl_base::departure::Ended;
-use nccl_base::launch_mode::{LaunchMode, Wish};
+use nccl_base::departure::EndOutcome;
+use nccl_base::launch_mode::{LaunchMode, LaunchPreference};
 
 use crate::communicator::{Inner, Timeouts};
 use crate::error::{Error, Result};
 use crate::fault::{Cause, Fault, Roster};
-use crate::identity::Home;
+use crate::identity::RecorderScope;
 use crate::library::Library;
-use crate::recorder::Turn;
+use crate::recorder::IndexedCall;
 
 /// The ranks of a world, as one of them reaches them.
 pub trait Peers: Send + Sync + UnwindSafe + RefUnwindSafe {
@@ -51,14 +51,14 @@ pub trait Peers: Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Waits briefly until the handlers have processed all notices received so far.
     fn catch_up(&self);
 
-    /// Returns the home under which the calls of this world's communicators are recorded.
-    fn home(&self) -> Arc<Home>;
+    /// Returns the recorder scope under which the calls of this world's communicators are recorded.
+    fn scope(&self) -> Arc<RecorderScope>;
 
     /// Gives `part` to all `members`, or to all ranks, and returns their parts.
     ///
     /// # Errors
     /// When a rank does not come until `deadline`, or is gone.
-    fn round(
+    fn exchange(
         &self,
         topic: &str,
         members: Option<&Arc<[usize]>>,
@@ -68,14 +68,19 @@ pub trait Peers: Send + Sync + UnwindSafe + RefUnwindSafe {
     ) -> Result<Vec<Vec<u8>>>;
 
     /// Begins to supervise a communicator.
-    fn supervise(&self, ward: Ward<'_>) -> Arc<dyn Supervisor>;
+    fn supervise(&self, request: SupervisionRequest<'_>) -> Arc<dyn Supervisor>;
 
     /// Returns a communicator named `name` that `members` are about to make, in which this rank is `rank`.
-    fn unmade(&self, name: &str, members: Arc<[usize]>, rank: usize) -> Box<dyn Unmade>;
+    fn supervise_init(
+        &self,
+        name: &str,
+        members: Arc<[usize]>,
+        rank: usize,
+    ) -> Box<dyn InitSupervisor>;
 }
 
 /// A communicator that is to be supervised.
-pub struct Ward<'w> {
+pub struct SupervisionRequest<'w> {
     /// The key that identifies it on all ranks.
     pub key: Arc<str>,
     /// Its name.
@@ -87,7 +92,7 @@ pub struct Ward<'w> {
     /// This process's rank in it.
     pub rank: usize,
     /// How long the other ranks may take to confirm its end.
-    pub patience: Duration,
+    pub confirm_timeout: Duration,
 }
 
 /// Ends one communicator on all of its ranks.
@@ -102,7 +107,7 @@ pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
     fn members(&self) -> &[usize];
 
     /// Returns the rank in the communicator of the world rank `member`.
-    fn place_of(&self, member: usize) -> usize;
+    fn rank_of_member(&self, member: usize) -> usize;
 
     /// Names one of its ranks, with host and process where known.
     fn name_of(&self, rank: usize) -> String;
@@ -111,7 +116,7 @@ pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
     fn names_of(&self, ranks: &[usize]) -> String;
 
     /// Lets this supervisor end `target` from now on; returns the fault if there is one already.
-    fn protects(&self, target: AbortHandle) -> Option<Arc<Fault>>;
+    fn attach(&self, target: AbortHandle) -> Option<Arc<Fault>>;
 
     /// Announces to all ranks that this rank ends the communicator because of `cause`. One announcement becomes the fault of all.
     fn announce(self: Arc<Self>, cause: Cause);
@@ -130,20 +135,20 @@ pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
         self.cause().is_some()
     }
 
-    /// Reports how far this rank has let go, and waits until the other ranks have reported the same. Returns whether that
+    /// Reports how far this rank has released it, and waits until the other ranks have reported the same. Returns whether that
     /// is everything; otherwise it has to be called again when the abort here has ended.
-    fn let_go(&self, so_far: LetGo) -> bool;
+    fn report_release(&self, so_far: ReleaseProgress) -> bool;
 
-    /// Reports through [`let_go`](Self::let_go) whether the abort here has returned.
+    /// Reports through [`report_release`](Self::report_release) whether the abort here has returned.
     fn conclude(&self, freed: bool, needs_all: bool) {
-        self.let_go(match (freed, needs_all) {
-            (false, _) => LetGo::Nothing,
-            (true, true) => LetGo::AllAndNeedsAll,
-            (true, false) => LetGo::All,
+        self.report_release(match (freed, needs_all) {
+            (false, _) => ReleaseProgress::Nothing,
+            (true, true) => ReleaseProgress::AllAndNeedsAll,
+            (true, false) => ReleaseProgress::All,
         });
     }
 
-    /// Returns a sentence that names the ranks that have not let go, and says if the world has gone on since.
+    /// Returns a sentence that names the ranks that have not released it, and says if the world has gone on since.
     fn conclusion(&self) -> Option<&str>;
 
     /// Gives the other ranks `part` for `topic`, once, and returns theirs.
@@ -151,9 +156,9 @@ pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
         &self,
         topic: &str,
         part: &[u8],
-        patience: Duration,
+        timeout: Duration,
         interrupted: &dyn Fn() -> bool,
-    ) -> Ended;
+    ) -> EndOutcome;
 
     /// Returns the number of the next call to be compared, from 1.
     fn next_check(&self) -> u64;
@@ -161,19 +166,19 @@ pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Returns the handle of the supervised communicator; `None` while that is being made.
     fn target(&self) -> Option<AbortHandle>;
 
-    /// Whether a rank has asked if this rank has entered the `turn`-th collective, or a later one.
-    fn is_asked_about(&self, turn: u64) -> bool;
+    /// Whether a rank has asked if this rank has entered the `collective`-th collective, or a later one.
+    fn is_queried(&self, collective: u64) -> bool;
 
-    /// Records that a rank has asked about the `turn`-th collective.
-    fn was_asked_about(&self, turn: u64);
+    /// Records that a rank has asked about the `collective`-th collective.
+    fn set_queried(&self, collective: u64);
 
     /// Asks which ranks have not entered a collective that this rank entered `since` ago; of a sample, only how far apart they came.
-    fn suspect(&self, turn: u64, call: &Turn, since: Duration, is_sample: bool);
+    fn suspect(&self, collective: u64, call: &IndexedCall, since: Duration, is_sample: bool);
 }
 
-/// How far a rank has let go of a communicator that is being aborted.
+/// How far a rank has released a communicator that is being aborted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LetGo {
+pub enum ReleaseProgress {
     /// Its kernels have ended, and no other part of NCCL used borrowed memory.
     Kernels,
     /// Its kernels have ended. More than kernels used borrowed memory, so that it needs the end of all aborts.
@@ -187,28 +192,28 @@ pub enum LetGo {
 }
 
 /// A communicator that its ranks are about to make: the ranks tell each other which of them cannot, and agree on one fault.
-pub trait Unmade {
+pub trait InitSupervisor {
     /// Returns the message that tells the other ranks why this rank cannot take part.
-    fn tell(&self, error: &Error) -> Vec<u8>;
+    fn encode_failure(&self, error: &Error) -> Vec<u8>;
 
     /// Chooses the fault of all ranks from the messages of the ranks that cannot take part: returns the rank and its fault.
-    fn elect(&self, told: &[(usize, &[u8])]) -> Option<(usize, Fault)>;
+    fn choose_fault(&self, told: &[(usize, &[u8])]) -> Option<(usize, Fault)>;
 
     /// Returns the fault for ranks that want to call NCCL in different modes.
-    fn differ(&self, modes: &[Option<LaunchMode>]) -> Fault;
+    fn mode_mismatch(&self, modes: &[Option<LaunchMode>]) -> Fault;
 
     /// Returns the error with which this rank ends because of `fault`, which is the same on all ranks.
-    fn struck(&self, error: Error, fault: Arc<Fault>) -> Error;
+    fn failed_by(&self, error: Error, fault: Arc<Fault>) -> Error;
 
     /// Returns this rank's error for an exchange that did not complete; `own` is this rank's own failure, if any.
-    fn explain(&self, own: Option<Error>, exchange: Error) -> Error;
+    fn explain_failure(&self, own: Option<Error>, exchange: Error) -> Error;
 
     /// Returns the world and launcher ranks of its ranks.
     fn roster(&self) -> &Roster;
 }
 
 /// A request of another rank: has this rank entered a given collective? Also carries the answer back.
-pub trait Asker: Send {
+pub trait StragglerQuery: Send {
     /// Whether the request can still be answered.
     fn is_there(&self) -> bool;
 
@@ -219,7 +224,7 @@ pub trait Asker: Send {
     fn connection(&self) -> *const ();
 
     /// Answers how long ago this rank entered the collective; if it has not, what this rank did last.
-    fn answer(&self, key: &str, turn: u64, entered: Option<Duration>, last: &str);
+    fn answer(&self, key: &str, collective: u64, entered: Option<Duration>, last: &str);
 }
 
 /// A weak handle to a communicator, with which a supervisor can end it.
@@ -233,29 +238,29 @@ impl AbortHandle {
 
     /// Counts it as ended because of `fault`, which another rank reported. Never waits. `None` if the communicator is gone.
     #[must_use]
-    pub fn begin_end(&self, fault: &Arc<Fault>) -> Option<Ending> {
+    pub fn begin_end(&self, fault: &Arc<Fault>) -> Option<PendingEnd> {
         let inner = self.0.upgrade()?;
         let begun = inner.begin_end(fault);
-        Some(Ending { inner, begun })
+        Some(PendingEnd { inner, begun })
     }
 
     /// Returns what the communicator currently waits in, for the errors of other ranks.
     #[must_use]
-    pub fn standing(&self) -> Option<String> {
-        self.0.upgrade()?.tracked.track().standing()
+    pub fn pending_call(&self) -> Option<String> {
+        self.0.upgrade()?.tracked.track().pending_call()
     }
 }
 
 /// A communicator that is to be ended, and whether its end began with this fault.
 #[derive(Clone)]
-pub struct Ending {
+pub struct PendingEnd {
     pub(crate) inner: Arc<Inner>,
     pub(crate) begun: bool,
 }
 
 /// The terms of a world for a communicator that its ranks are about to make.
 #[derive(Clone)]
-pub struct Terms<'w> {
+pub struct WorldParameters<'w> {
     /// Its peers.
     pub peers: Arc<dyn Peers>,
     /// The timeouts of its operations, unless the builder sets others.
@@ -265,24 +270,24 @@ pub struct Terms<'w> {
     /// Whether the communicator uses NCCL; a world of one rank can do without.
     pub needs_nccl: bool,
     /// The check to run before NCCL is started.
-    pub check: &'w dyn Check,
+    pub check: &'w dyn PreflightCheck,
 }
 
 /// A world from which communicators are made. Only `nccl::World` implements this.
 pub trait AsWorld {
     /// Returns the terms for its communicators.
-    fn terms(&self) -> Terms<'_>;
+    fn parameters(&self) -> WorldParameters<'_>;
 }
 
 /// The check before the first communicator of a world.
-pub trait Check: Send + Sync + UnwindSafe + RefUnwindSafe {
-    /// Compares the setups with which the ranks are about to start NCCL; `about` is `None` if this rank is not to be checked.
+pub trait PreflightCheck: Send + Sync + UnwindSafe + RefUnwindSafe {
+    /// Compares the setups with which the ranks are about to start NCCL; `setup` is `None` if this rank is not to be checked.
     ///
     /// # Errors
     /// The problem that keeps NCCL from starting, the same on all ranks.
     fn check(
         &self,
-        about: Option<About>,
+        setup: Option<InitSetup>,
         deadline: Instant,
         interrupted: &dyn Fn() -> bool,
     ) -> Result<()>;
@@ -290,27 +295,29 @@ pub trait Check: Send + Sync + UnwindSafe + RefUnwindSafe {
 
 /// The setup with which a rank is about to start NCCL.
 #[derive(Clone, Debug, Default)]
-pub struct About {
+pub struct InitSetup {
     /// The stream of the communicator.
     pub stream: Option<Arc<CudaStream>>,
     /// The library to use.
     pub library: Option<Library>,
     /// The launch mode that was asked for.
-    pub wish: Option<Wish>,
+    pub wish: Option<LaunchPreference>,
 }
 
 /// Makes the peers of ranks that are threads of this process.
-pub type OfThreads = fn(usize) -> Vec<Arc<dyn Peers>>;
+pub type ConnectThreads = fn(usize) -> Vec<Arc<dyn Peers>>;
 
-static OF_THREADS: OnceCell<OfThreads> = OnceCell::new();
+static CONNECT_THREADS: OnceCell<ConnectThreads> = OnceCell::new();
 
 /// Sets how [`Communicator::init_all`](crate::Communicator::init_all) connects its ranks; before that, its ranks have
 /// no peers. Only the first call has an effect.
-pub fn set_of_threads(of_threads: OfThreads) {
-    let _ = OF_THREADS.set(of_threads);
+pub fn set_connect_threads(connect_threads: ConnectThreads) {
+    let _ = CONNECT_THREADS.set(connect_threads);
 }
 
-/// Returns the peers of `size` ranks that are threads of this process; `None` before [`set_of_threads`].
-pub(crate) fn of_threads(size: usize) -> Option<Vec<Arc<dyn Peers>>> {
-    OF_THREADS.get().map(|of_threads| of_threads(size))
+/// Returns the peers of `size` ranks that are threads of this process; `None` before [`set_connect_threads`].
+pub(crate) fn connect_threads(size: usize) -> Option<Vec<Arc<dyn Peers>>> {
+    CONNECT_THREADS
+        .get()
+        .map(|connect_threads| connect_threads(size))
 }

@@ -12,14 +12,14 @@ use super::{lifecycle, revoke};
 use crate::error::Result;
 #[cfg(doc)]
 use crate::error::{Error, ErrorKind};
-use crate::forked::{self, Resident};
+use crate::forked::{self, ForkGuarded};
 use crate::library::Library;
 use crate::recorder::{Recording, read_one};
 use crate::state::State;
+use nccl_base::env_timeouts;
 use nccl_base::fault::Fault;
 #[cfg(doc)]
 use nccl_base::fault::FaultClass;
-use nccl_base::from_outside;
 
 /// A communicator, as one of its ranks sees it (`ncclComm_t`).
 ///
@@ -46,9 +46,9 @@ use nccl_base::from_outside;
 #[derive(Clone)]
 pub struct Communicator {
     #[doc(hidden)]
-    pub inner: Resident<Arc<Inner>>,
+    pub inner: ForkGuarded<Arc<Inner>>,
     /// The stream for operations of this clone.
-    pub(crate) stream: Resident<Arc<CudaStream>>,
+    pub(crate) stream: ForkGuarded<Arc<CudaStream>>,
     /// The timeout for each operation.
     #[doc(hidden)]
     pub timeout: Duration,
@@ -162,7 +162,7 @@ impl Communicator {
     pub fn on(&self, stream: &Arc<CudaStream>) -> Self {
         Self {
             inner: self.inner.clone(),
-            stream: Resident::new(Arc::clone(stream)),
+            stream: ForkGuarded::new(Arc::clone(stream)),
             timeout: self.timeout,
         }
     }
@@ -185,7 +185,7 @@ impl Communicator {
     #[must_use]
     pub fn within(&self, timeout: Duration) -> Self {
         Self {
-            timeout: from_outside::operation(timeout),
+            timeout: env_timeouts::operation(timeout),
             ..self.clone()
         }
     }
@@ -234,7 +234,10 @@ impl Communicator {
     /// Returns the key that identifies it on its ranks; `None` without other ranks.
     #[doc(hidden)]
     pub fn key(&self) -> Option<&str> {
-        self.inner.board.as_ref().map(|board| board.key())
+        self.inner
+            .supervisor
+            .as_ref()
+            .map(|supervisor| supervisor.key())
     }
 
     /// Returns the fault that ended the communicator on all of its ranks, the same on each of them; `None` while it is in
@@ -256,11 +259,11 @@ impl Communicator {
     #[must_use]
     pub fn fault(&self) -> Option<Fault> {
         forked::check().ok()?;
-        let board = self.inner.board.as_ref()?;
-        if !self.inner.phase.get().is_aborted() {
+        let supervisor = self.inner.supervisor.as_ref()?;
+        if !self.inner.lifecycle.get().is_aborted() {
             return None;
         }
-        board.fault().map(|fault| Fault::clone(fault))
+        supervisor.fault().map(|fault| Fault::clone(fault))
     }
 
     /// Returns its current state.
@@ -280,7 +283,7 @@ impl Communicator {
     /// ```
     #[must_use]
     pub fn state(&self) -> State {
-        self.inner.phase.get()
+        self.inner.lifecycle.get()
     }
 
     /// Returns the library that made it.
@@ -396,7 +399,7 @@ impl fmt::Debug for Communicator {
             .field("name", &self.inner.name)
             .field("rank", &self.inner.rank)
             .field("world_size", &self.inner.world_size)
-            .field("state", &self.inner.phase.get())
+            .field("state", &self.inner.lifecycle.get())
             .finish()
     }
 }

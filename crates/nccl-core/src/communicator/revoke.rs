@@ -10,7 +10,7 @@
 //! Where calls block, only the abort of the idle parent makes a thread leave the child. NCCL could revoke the child afterwards
 //! and shrink it, but the shrink is a blocking call that nothing can end if a rank dies meanwhile: the flag of the child cannot be
 //! raised without freeing the child under the thread (`nccl-emulator/tests/real_modes.rs`). There the revoke aborts parent and
-//! child, which ends and lets go of the same things, and a shrink makes a new communicator.
+//! child, which ends and releases the same things, and a shrink makes a new communicator.
 //!
 //! A rank that cannot revoke aborts; the only effect on the other ranks is that they cannot use NCCL's own shrink.
 
@@ -21,17 +21,17 @@ use std::time::Instant;
 use nccl_sys as sys;
 
 use super::Inner;
-use super::free::within;
-use super::handle::{RawComm, Unsettled, free, settle, state};
-use super::lifecycle::Outcome;
-use super::why::Why;
+use super::end_reason::EndReason;
+use super::free::call_within;
+use super::handle::{NotIdle, RawComm, free, state, wait_until_idle};
+use super::lifecycle::AbortOutcome;
+use crate::drop_queue;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events;
 use crate::ffi;
 use crate::forked;
 use crate::operation::{OperationKind, Shape};
-use crate::reaper;
-use crate::state::{State, Way};
+use crate::state::{FreeMethod, State};
 use crate::time::deadline_after;
 use nccl_base::fault::{Cause, FaultClass};
 
@@ -39,7 +39,10 @@ use nccl_base::fault::{Cause, FaultClass};
 pub(super) fn revoke(inner: &Arc<Inner>, reason: &str) -> Result<()> {
     let started = Instant::now();
     inner.revoke(reason).map_err(|error| {
-        let fault = inner.board.as_ref().and_then(|board| board.fault());
+        let fault = inner
+            .supervisor
+            .as_ref()
+            .and_then(|supervisor| supervisor.fault());
         let error = match fault {
             // The others end because of this call; this call fails because it took too long.
             Some(fault) if error.is_timeout() && fault.is_on_purpose() => error.with_fault(fault),
@@ -55,7 +58,7 @@ impl Inner {
         if !self.blocks {
             self.library.function(sys::Api::ncclCommRevoke)?;
         }
-        if self.blocks && self.switch.is_none() {
+        if self.blocks && self.abort_flag_parent.is_none() {
             return Err(Error::new(ErrorKind::InvalidConfig {
                 field: "blocking",
                 reason: String::from(
@@ -64,14 +67,14 @@ impl Inner {
             }));
         }
         self.revocation.wanted.store(true, Ordering::Release);
-        if !self.begin_abort(Why::own(Cause::revoked(reason))) {
+        if !self.begin_abort(EndReason::own(Cause::revoked(reason))) {
             return Err(self.out_of_use());
         }
         match self.carry_out_abort() {
-            Outcome::Freed if self.ended_by_revoke() => Ok(()),
+            AbortOutcome::Freed if self.ended_by_revoke() => Ok(()),
             // Another fault has ended it on all ranks, or NCCL refused.
-            Outcome::Freed => Err(self.out_of_use()),
-            Outcome::Leaked => Err(Error::new(ErrorKind::TimedOut {
+            AbortOutcome::Freed => Err(self.out_of_use()),
+            AbortOutcome::Leaked => Err(Error::new(ErrorKind::TimedOut {
                 what: String::from(match self.blocks {
                     true => "ncclCommAbort",
                     false => "ncclCommRevoke",
@@ -83,8 +86,8 @@ impl Inner {
 
     /// Waits until a revoke under way is over, which may be later than its errors; a shrink needs that.
     pub(crate) fn wait_until_revoked(&self) {
-        if !self.blocks && self.phase.get() == State::Aborting && self.is_to_be_revoked() {
-            self.wait_for_the_end();
+        if !self.blocks && self.lifecycle.get() == State::Aborting && self.is_to_be_revoked() {
+            self.wait_for_end();
         }
     }
 
@@ -109,11 +112,11 @@ impl Inner {
                 *self.revocation.kept.lock() = Some(raw);
                 true
             }
-            Err(unsettled) => {
+            Err(not_idle) => {
                 let (rank, roster) = (self.rank, self.roster());
                 let (world_rank, launcher_rank) =
                     (roster.world_rank(rank), roster.launcher_rank(rank));
-                tracing::warn!(name: "nccl.comm.not_revoked", target: "nccl", comm = &*self.name, world_ranks = roster.world_ranks(), rank, world_rank, launcher_rank, ?unsettled, "not revoked but aborted");
+                tracing::warn!(name: "nccl.comm.not_revoked", target: "nccl", comm = &*self.name, world_ranks = roster.world_ranks(), rank, world_rank, launcher_rank, unsettled=?not_idle, "not revoked but aborted");
                 false
             }
         }
@@ -121,7 +124,10 @@ impl Inner {
 
     fn is_to_be_revoked(&self) -> bool {
         // The fault that all ranks agreed on decides; before it is known, this rank's own call.
-        let fault = self.board.as_ref().and_then(|board| board.fault());
+        let fault = self
+            .supervisor
+            .as_ref()
+            .and_then(|supervisor| supervisor.fault());
         match fault {
             Some(fault) => fault.class == FaultClass::Revoked,
             None => self.revocation.wanted.load(Ordering::Acquire),
@@ -136,20 +142,20 @@ impl Inner {
         }
     }
 
-    fn revoke_raw(&self, raw: RawComm) -> Result<(), Unsettled> {
+    fn revoke_raw(&self, raw: RawComm) -> Result<(), NotIdle> {
         const CALL: &str = "ncclCommRevoke";
         let library = &self.library;
         let Some(revoke) = library.api().ncclCommRevoke else {
-            return Err(Unsettled::Failed(ffi::missing(library, CALL)));
+            return Err(NotIdle::Failed(ffi::missing(library, CALL)));
         };
         // With a launch under way, NCCL would go on with what the revoke has freed (`ncclGroupJobAbort`, group.cc).
-        if state(library, raw).map_err(Unsettled::Failed)? != sys::ncclResult_t::ncclSuccess {
-            return Err(Unsettled::Interrupted);
+        if state(library, raw).map_err(NotIdle::Failed)? != sys::ncclResult_t::ncclSuccess {
+            return Err(NotIdle::Interrupted);
         }
         // SAFETY: `raw` was taken out of its handle by the one caller that ends it, so no other call uses it.
         let code = unsafe { revoke(raw.as_ptr(), sys::NCCL_REVOKE_DEFAULT) };
-        ffi::check(library, CALL, code).map_err(Unsettled::Failed)?;
-        settle(
+        ffi::check(library, CALL, code).map_err(NotIdle::Failed)?;
+        wait_until_idle(
             library,
             raw,
             CALL,
@@ -159,17 +165,17 @@ impl Inner {
     }
 
     /// Aborts a revoked communicator that NCCL does not shrink any more.
-    pub(crate) fn abort_revoked(self: &Arc<Self>) -> Outcome {
+    pub(crate) fn abort_revoked(self: &Arc<Self>) -> AbortOutcome {
         let inner = Arc::clone(self);
-        let freed = within(self.timeouts.abort, "nccl-abort", move || {
+        let freed = call_within(self.timeouts.abort, "nccl-abort", move || {
             // Behind a call that is under way.
-            let _handle = inner.handle.wait_for_it();
+            let _handle = inner.handle.lock();
             let raw = inner.revocation.kept.lock().take();
             let freed = match raw {
                 Some(raw) => {
-                    let freed = free(&inner.library, Way::Abort, raw);
+                    let freed = free(&inner.library, FreeMethod::Abort, raw);
                     freed
-                        .inspect_err(|failure| inner.tell_not_freed(failure))
+                        .inspect_err(|failure| inner.log_not_freed(failure))
                         .is_ok()
                 }
                 None => true,
@@ -181,13 +187,13 @@ impl Inner {
             freed
         });
         if freed == Some(true) {
-            return Outcome::Freed;
+            return AbortOutcome::Freed;
         }
         // Memory that is registered with it or owned by its plans must not be freed.
-        if self.phase.leaked_after_revoke() {
-            self.tell_of_the_leak();
+        if self.lifecycle.set_leaked_after_revoke() {
+            self.report_leak();
         }
-        Outcome::Leaked
+        AbortOutcome::Leaked
     }
 
     /// Aborts a revoked communicator whose last handle is dropped.
@@ -196,16 +202,16 @@ impl Inner {
             return;
         };
         let of = (Arc::clone(&self.name), Arc::clone(self.roster()), self.rank);
-        let remains = (self.library.clone(), raw, self.own_stream.take());
+        let raw = (self.library.clone(), raw, self.own_stream.take());
         let end = move |(library, raw, own_stream): (_, RawComm, _)| {
-            if let Err(failure) = free(&library, Way::Abort, raw) {
+            if let Err(failure) = free(&library, FreeMethod::Abort, raw) {
                 let (name, roster, rank) = &of;
                 events::not_freed(Some((name, roster, *rank)), &failure);
                 std::mem::forget(own_stream);
             }
         };
-        if let Err(remains) = reaper::on_a_thread(remains, end) {
-            std::mem::forget(remains);
+        if let Err(raw) = drop_queue::run_on_thread(raw, end) {
+            std::mem::forget(raw);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nccl_base::system::variables;
 
-use nccl_base::from_outside::FromOutside;
+use nccl_base::env_timeouts::EnvTimeouts;
 
 /// The timeouts of a communicator. `World::with_timeouts` sets them
 /// for all communicators of a world, [`CommunicatorBuilder::timeouts`](crate::CommunicatorBuilder::timeouts)
@@ -106,7 +106,7 @@ impl Timeouts {
 }
 
 /// Returns the timeouts of a communicator for which the program set `program`: timeouts in the environment win.
-pub(crate) fn over(outside: FromOutside, program: Timeouts) -> Timeouts {
+pub(crate) fn over(outside: EnvTimeouts, program: Timeouts) -> Timeouts {
     Timeouts {
         init: outside.init.unwrap_or(program.init),
         operation: outside.operation.unwrap_or(program.operation),
@@ -148,12 +148,12 @@ mod tests {
             straggler: Some(Duration::from_secs(3)),
             ..Timeouts::default()
         };
-        let (seven, none) = (Duration::from_secs(7), FromOutside::default());
+        let (seven, none) = (Duration::from_secs(7), EnvTimeouts::default());
         let set = Some(seven);
         for (outside, timeouts) in [
             (none, program),
             (
-                FromOutside {
+                EnvTimeouts {
                     operation: set,
                     ..none
                 },
@@ -163,21 +163,21 @@ mod tests {
                 },
             ),
             (
-                FromOutside { queue: set, ..none },
+                EnvTimeouts { queue: set, ..none },
                 Timeouts {
                     queue: set,
                     ..program
                 },
             ),
             (
-                FromOutside { init: set, ..none },
+                EnvTimeouts { init: set, ..none },
                 Timeouts {
                     init: seven,
                     ..program
                 },
             ),
             (
-                FromOutside {
+                EnvTimeouts {
                     finalize: set,
                     ..none
                 },
@@ -187,14 +187,14 @@ mod tests {
                 },
             ),
             (
-                FromOutside { abort: set, ..none },
+                EnvTimeouts { abort: set, ..none },
                 Timeouts {
                     abort: seven,
                     ..program
                 },
             ),
             (
-                FromOutside {
+                EnvTimeouts {
                     confirm: set,
                     ..none
                 },
@@ -204,7 +204,7 @@ mod tests {
                 },
             ),
             (
-                FromOutside {
+                EnvTimeouts {
                     straggler: set,
                     ..none
                 },
@@ -213,7 +213,7 @@ mod tests {
                     ..program
                 },
             ),
-            (FromOutside { world: set, ..none }, program),
+            (EnvTimeouts { world: set, ..none }, program),
         ] {
             assert_eq!(over(outside, program), timeouts, "{outside:?}");
         }

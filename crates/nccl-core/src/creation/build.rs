@@ -6,23 +6,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::builder::{CommunicatorBuilder, Origin};
-use super::handed_out::handed_out;
-use super::init::{Plan, Prepared, roster_of};
-use super::meeting::{Agreed, Meeting};
+use super::first_handle::first_handle;
+use super::init::{InitPlan, PreparedInit, roster_of};
+use super::init_exchange::{InitAgreement, InitExchange};
 use super::{ResizeWay, grow};
 use crate::abort::AbortSignal;
-use crate::communicator::everybody::Birth;
 use crate::communicator::launch_mode::{refuse_contradictions, wish};
+use crate::communicator::registry::PendingInit;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events;
 use crate::forked;
 use crate::library::Library;
-use crate::local;
 use crate::operation::{Operation, OperationKind};
-use crate::peers::About;
+use crate::peers::InitSetup;
+use crate::single_rank;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
-use nccl_base::from_outside::FromOutside;
+use nccl_base::env_timeouts::EnvTimeouts;
 
 impl CommunicatorBuilder<'_> {
     /// Makes the communicator, together with the other ranks.
@@ -66,8 +66,11 @@ impl CommunicatorBuilder<'_> {
         };
         let started = Instant::now();
         let (name, rank, world_size) = (self.name, self.rank, self.world_size);
-        let generation = self.company.as_ref().map_or(0, |(line, _)| line.job().1);
-        let roster = Arc::new(roster_of(self.company.as_ref()));
+        let generation = self
+            .world_members
+            .as_ref()
+            .map_or(0, |(line, _)| line.job().1);
+        let roster = Arc::new(roster_of(self.world_members.as_ref()));
         let span = events::init_span((name, &roster), rank, world_size);
         let _entered = span.enter();
         let made = self.build_until(parent).map_err(|error| {
@@ -103,26 +106,26 @@ impl CommunicatorBuilder<'_> {
         parent: Option<&Communicator>,
     ) -> Result<(Communicator, Option<ResizeWay>)> {
         forked::begin()?;
-        self.timeouts = timeouts::over(FromOutside::of_process()?, self.timeouts);
+        self.timeouts = timeouts::over(EnvTimeouts::of_process()?, self.timeouts);
         let deadline = deadline_after(self.timeouts.init);
-        let (birth, signal) = self.begin();
+        let (pending_init, signal) = self.begin();
         let agreed = match self.origin {
-            Origin::Given(id) => Agreed {
-                prepared: self.prepare(false, signal, &birth)?.0.alone(),
+            Origin::Given(id) => InitAgreement {
+                prepared: self.prepare(false, signal, &pending_init)?.0.alone(),
                 id,
                 way: None,
                 growing: None,
             },
-            Origin::World(ref terms) => {
-                let prepared = self.prepare(false, signal.clone(), &birth);
+            Origin::World(ref parameters) => {
+                let prepared = self.prepare(false, signal.clone(), &pending_init);
                 // A world of one rank runs on a library that larger worlds do not use, so that its mode does not count.
-                let inherited = parent.filter(|parent| !local::is(parent.library()));
+                let inherited = parent.filter(|parent| !single_rank::is(parent.library()));
                 let inherited = inherited.and_then(Communicator::launch_mode);
                 let prepared = prepared.map(|(prepared, _)| prepared.inherits(inherited));
                 // Before the first NCCL call, because NCCL caches its environment.
                 let interrupted = || signal.is_aborted();
-                let about = self.checks.then(|| self.about());
-                let checked = terms.check.check(about, deadline, &interrupted);
+                let setup = self.checks.then(|| self.setup());
+                let checked = parameters.check.check(setup, deadline, &interrupted);
                 let prepared = match (prepared, checked) {
                     // This error is the same on all ranks.
                     (_, Err(error)) if matches!(error.kind(), ErrorKind::Preflight { .. }) => {
@@ -137,15 +140,15 @@ impl CommunicatorBuilder<'_> {
                     }
                     (Err(error), _) | (Ok(_), Err(error)) => Err(error),
                 };
-                let meeting = Meeting {
-                    peers: &*terms.peers,
+                let init_exchange = InitExchange {
+                    peers: &*parameters.peers,
                     name: self.name,
                     parent,
                     deadline,
                     signal: &signal,
                 };
-                let agreed = meeting.agree(prepared);
-                agreed.map_err(|error| birth.explain(error))?
+                let agreed = init_exchange.agree(prepared);
+                agreed.map_err(|error| pending_init.explain(error))?
             }
             Origin::Split => {
                 return Err(Error::new(ErrorKind::InvalidConfig {
@@ -154,7 +157,7 @@ impl CommunicatorBuilder<'_> {
                 }));
             }
         };
-        let Agreed {
+        let InitAgreement {
             prepared,
             id,
             way,
@@ -164,23 +167,23 @@ impl CommunicatorBuilder<'_> {
             Some(ResizeWay::Native) => grow::join(prepared, growing, id, deadline)?,
             _ => prepared.join(&id, deadline, || false)?,
         };
-        Ok((handed_out(inner), way))
+        Ok((first_handle(inner), way))
     }
 
     fn wanted_library(&self) -> Result<Library> {
         match (&self.library, &self.origin) {
             (Some(library), _) => Ok(library.clone()),
-            (None, Origin::World(terms)) if !terms.needs_nccl => local::library(),
+            (None, Origin::World(parameters)) if !parameters.needs_nccl => single_rank::library(),
             (None, _) => Library::load(),
         }
     }
 
     /// Returns the setup that the ranks compare before they start.
-    fn about(&self) -> About {
+    fn setup(&self) -> InitSetup {
         // `prepare` reports why there is no library.
         let library = self.wanted_library().ok();
         let wish = library.as_ref().map(|library| wish(self.mode, library));
-        About {
+        InitSetup {
             stream: self.stream.clone(),
             wish: wish.and_then(Result::ok).map(|(wish, _)| wish),
             library,
@@ -196,17 +199,17 @@ impl CommunicatorBuilder<'_> {
     }
 
     /// Does the same as [`prepare`](Self::prepare), for a split.
-    pub(super) fn prepare_split(&self, makes_id: bool) -> Result<(Prepared, Option<UniqueId>)> {
-        let (birth, signal) = self.begin();
-        self.prepare(makes_id, signal, &birth)
+    pub(super) fn prepare_split(&self, makes_id: bool) -> Result<(PreparedInit, Option<UniqueId>)> {
+        let (pending_init, signal) = self.begin();
+        self.prepare(makes_id, signal, &pending_init)
     }
 
     /// Registers the call, so that aborting all communicators of the process ends it; returns the signal that combines all signals.
-    fn begin(&self) -> (Arc<Birth>, AbortSignal) {
-        let birth = Birth::begin(self.name, self.rank, &self.timeouts);
+    fn begin(&self) -> (Arc<PendingInit>, AbortSignal) {
+        let pending_init = PendingInit::begin(self.name, self.rank, &self.timeouts);
         let mut signals = self.abort_signals.clone();
-        signals.push(birth.signal().clone());
-        (birth, AbortSignal::any(&signals))
+        signals.push(pending_init.signal().clone());
+        (pending_init, AbortSignal::any(&signals))
     }
 
     /// Checks everything that this rank can check alone; one rank also makes the token.
@@ -214,8 +217,8 @@ impl CommunicatorBuilder<'_> {
         &self,
         makes_id: bool,
         abort_signal: AbortSignal,
-        birth: &Arc<Birth>,
-    ) -> Result<(Prepared, Option<UniqueId>)> {
+        pending_init: &Arc<PendingInit>,
+    ) -> Result<(PreparedInit, Option<UniqueId>)> {
         let stream = self.stream.clone().ok_or_else(|| {
             Error::new(ErrorKind::InvalidConfig {
                 field: "stream",
@@ -225,7 +228,7 @@ impl CommunicatorBuilder<'_> {
         let library = self.wanted_library()?;
         let (wish, obstacle) = wish(self.mode, &library)?;
         refuse_contradictions(wish.alone())?;
-        let plan = Plan {
+        let plan = InitPlan {
             library: library.clone(),
             name: self.name,
             rank: self.rank,
@@ -235,9 +238,9 @@ impl CommunicatorBuilder<'_> {
             wish,
             timeouts: self.timeouts,
             abort_signal,
-            company: self.company.clone(),
+            world_members: self.world_members.clone(),
             members: self.members.clone(),
-            birth: Arc::clone(birth),
+            pending_init: Arc::clone(pending_init),
         };
         let prepared = plan.prepare()?.with_obstacle(obstacle);
         let timeout = self.timeouts.init.min(self.timeouts.operation / 2);

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use cudarc::driver::CudaStream;
 
-use super::init::Company;
+use super::init::WorldMembers;
 use crate::abort::AbortSignal;
 use crate::communicator::{Communicator, Timeouts};
 use crate::config::Config;
 use crate::library::Library;
-use crate::local;
-use crate::peers::Terms;
+use crate::peers::WorldParameters;
+use crate::single_rank;
 use crate::unique_id::UniqueId;
 use nccl_base::launch_mode::LaunchMode;
 
@@ -45,7 +45,7 @@ pub struct CommunicatorBuilder<'a> {
     pub(super) timeouts: Timeouts,
     pub(super) abort_signals: Vec<AbortSignal>,
     pub(super) library: Option<Library>,
-    pub(super) company: Option<Company>,
+    pub(super) world_members: Option<WorldMembers>,
     /// The world ranks of its ranks, without a connection to the other ranks.
     pub(super) members: Option<Arc<[usize]>>,
     pub(super) checks: bool,
@@ -55,7 +55,7 @@ pub struct CommunicatorBuilder<'a> {
 pub(super) enum Origin<'a> {
     Given(UniqueId),
     /// Rank 0 of the world makes it, and all ranks learn whether all are ready.
-    World(Terms<'a>),
+    World(WorldParameters<'a>),
     /// The ranks of another communicator exchange it.
     Split,
 }
@@ -66,14 +66,14 @@ impl<'a> CommunicatorBuilder<'a> {
     }
 
     #[doc(hidden)]
-    pub fn with_world(name: &'a str, terms: Terms<'a>) -> Self {
-        let peers = &terms.peers;
+    pub fn with_world(name: &'a str, parameters: WorldParameters<'a>) -> Self {
+        let peers = &parameters.peers;
         let (rank, size) = (peers.rank(), peers.size());
         Self {
-            company: Some((Arc::clone(peers), (0..size).collect())),
-            timeouts: terms.timeouts,
-            mode: terms.launch_mode,
-            ..Self::new(name, Origin::World(terms.clone()), rank, size)
+            world_members: Some((Arc::clone(peers), (0..size).collect())),
+            timeouts: parameters.timeouts,
+            mode: parameters.launch_mode,
+            ..Self::new(name, Origin::World(parameters.clone()), rank, size)
         }
     }
 
@@ -85,10 +85,10 @@ impl<'a> CommunicatorBuilder<'a> {
         members: &[usize],
     ) -> Self {
         let inner = &parent.inner;
-        let company = inner.board.as_ref().map(|board| {
-            let ranks = board.members();
+        let world_members = inner.supervisor.as_ref().map(|supervisor| {
+            let ranks = supervisor.members();
             let ranks = members.iter().map(|&member| ranks[member]).collect();
-            (Arc::clone(board.peers()), ranks)
+            (Arc::clone(supervisor.peers()), ranks)
         });
         let world = parent.world_ranks();
         let world_ranks = members.iter().map(|&member| world.get(member).copied());
@@ -99,13 +99,17 @@ impl<'a> CommunicatorBuilder<'a> {
             mode: inner.asked_mode,
             library: Some(inner.library.clone()),
             abort_signals: vec![inner.abort_signal.clone()],
-            company,
+            world_members,
             ..Self::new(name, Origin::Split, rank, members.len())
         }
     }
 
-    /// Returns a builder for all ranks of the world of `terms`, in which the ranks of `parent` come first.
-    pub(super) fn of_grow(name: &'a str, terms: Terms<'a>, parent: &Communicator) -> Self {
+    /// Returns a builder for all ranks of the world of `parameters`, in which the ranks of `parent` come first.
+    pub(super) fn of_grow(
+        name: &'a str,
+        parameters: WorldParameters<'a>,
+        parent: &Communicator,
+    ) -> Self {
         let inner = &parent.inner;
         Self {
             stream: Some(Arc::clone(&parent.stream)),
@@ -113,16 +117,16 @@ impl<'a> CommunicatorBuilder<'a> {
             mode: inner.asked_mode,
             // The library for a world of one rank does not support more ranks.
             library: Some(&inner.library)
-                .filter(|library| !local::is(library))
+                .filter(|library| !single_rank::is(library))
                 .cloned(),
             abort_signals: vec![inner.abort_signal.clone()],
-            ..Self::with_world(name, terms)
+            ..Self::with_world(name, parameters)
         }
     }
 
     /// Sets the peers, for ranks that did not meet in a world.
-    pub(super) fn in_company(mut self, company: Option<Company>) -> Self {
-        self.company = company;
+    pub(super) fn with_world_members(mut self, world_members: Option<WorldMembers>) -> Self {
+        self.world_members = world_members;
         self
     }
 
@@ -142,7 +146,7 @@ impl<'a> CommunicatorBuilder<'a> {
             timeouts: Timeouts::default(),
             abort_signals: Vec::new(),
             library: None,
-            company: None,
+            world_members: None,
             members: None,
             checks: true,
         }

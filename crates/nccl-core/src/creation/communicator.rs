@@ -286,7 +286,7 @@ impl Communicator {
     /// # }
     /// ```
     pub fn grow(&self, world: &impl AsWorld, name: &str) -> Result<Resized> {
-        grow::grow(self, world.terms(), name)
+        grow::grow(self, world.parameters(), name)
     }
 
     /// Makes a communicator without the ranks `without`, and without ranks that are gone.

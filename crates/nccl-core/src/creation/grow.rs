@@ -1,7 +1,7 @@
 //! Adds ranks to a communicator: its ranks keep their numbers, and the new ranks follow.
 //!
 //! The ranks of the communicator bring it ([`Communicator::grow`]); the new ranks just build one of the
-//! same name. All meet in one round of their world (`meeting.rs`), and agree on one of two ways:
+//! same name. All meet in one round of their world (`init_exchange.rs`), and agree on one of two ways:
 //!
 //! ```text
 //! all have ncclCommGrow, the first ranks all bring the same one, and it lives ──▶ ncclCommGrow
@@ -25,29 +25,33 @@ use std::time::{Duration, Instant};
 use nccl_sys as sys;
 
 use super::CommunicatorBuilder;
-use super::init::{Begin, Prepared};
-use super::said::Said;
-use super::slot::Slot;
-use super::start::{BINDING, Patience, Sent, as_int, came_back};
+use super::async_out::AsyncOut;
+use super::init::{Begin, PreparedInit};
+use super::init_message::InitMessage;
+use super::start::{BINDING, CallLimit, SendConfig, as_int, call_result};
 use super::{ResizeWay, Resized};
 use crate::abort::AbortSignal;
 use crate::communicator::free::discard;
-use crate::communicator::handle::{Guard, RawComm};
-use crate::communicator::{Communicator, Inner, Why};
+use crate::communicator::handle::{HandleGuard, RawComm};
+use crate::communicator::{Communicator, EndReason, Inner};
+use crate::detached_call::{self, NoResult};
 use crate::driver;
 use crate::error::{Error, Result};
-use crate::expendable::{self, NotBack};
 use crate::ffi;
-use crate::local;
-use crate::peers::{Peers, Terms};
-use crate::state::{Left, State};
+use crate::peers::{Peers, WorldParameters};
+use crate::single_rank;
+use crate::state::{PartialInit, State};
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
-/// Makes a communicator of all ranks of the world of `terms`, in which the ranks of `comm` come first.
-pub(super) fn grow(comm: &Communicator, terms: Terms<'_>, name: &str) -> Result<Resized> {
-    let world = Arc::clone(&terms.peers);
-    let builder = CommunicatorBuilder::of_grow(name, terms, comm);
+/// Makes a communicator of all ranks of the world of `parameters`, in which the ranks of `comm` come first.
+pub(super) fn grow(
+    comm: &Communicator,
+    parameters: WorldParameters<'_>,
+    name: &str,
+) -> Result<Resized> {
+    let world = Arc::clone(&parameters.peers);
+    let builder = CommunicatorBuilder::of_grow(name, parameters, comm);
     let (communicator, way) = builder.build_from(Some(comm))?;
     // There is a way whenever a rank brings a communicator.
     let way = way.unwrap_or(ResizeWay::Native);
@@ -57,7 +61,7 @@ pub(super) fn grow(comm: &Communicator, terms: Terms<'_>, name: &str) -> Result<
 
 /// Returns why this rank cannot use `ncclCommGrow`, with the communicator that it brings, if any.
 pub(super) fn cannot_grow(
-    prepared: &Prepared,
+    prepared: &PreparedInit,
     parent: Option<&Communicator>,
     world: &dyn Peers,
 ) -> Option<String> {
@@ -65,14 +69,14 @@ pub(super) fn cannot_grow(
         return Some(error.kind().to_string());
     }
     let parent = &parent?.inner;
-    if local::is(&parent.library) {
+    if single_rank::is(&parent.library) {
         return Some(String::from(
             "the communicator is of a world of one rank, of which NCCL does not know",
         ));
     }
     let (rank, size) = (parent.rank, parent.world_size);
-    if parent.phase.get() != State::Ready {
-        let state = parent.phase.get().text();
+    if parent.lifecycle.get() != State::Ready {
+        let state = parent.lifecycle.get().text();
         return Some(format!("the communicator is {state}"));
     }
     if rank != world.rank() {
@@ -86,7 +90,7 @@ pub(super) fn cannot_grow(
             "nobody is new, and NCCL adds one rank at least",
         ));
     }
-    if size > 1 && parent.board.is_none() {
+    if size > 1 && parent.supervisor.is_none() {
         return Some(String::from(
             "the ranks of the communicator did not meet in a world, and cannot tell that it is the same",
         ));
@@ -96,27 +100,27 @@ pub(super) fn cannot_grow(
             "NCCL_COMM_ID is set in its environment, with which NCCL makes no token to grow",
         ));
     }
-    if parent.blocks && parent.switch.is_none() {
+    if parent.blocks && parent.abort_flag_parent.is_none() {
         return Some(String::from("its calls block, and could not be ended"));
     }
     None
 }
 
 /// Returns the way on which the messages of all ranks agree; `None` if no rank brings a communicator to grow.
-pub(super) fn way(said: &[Said]) -> Option<ResizeWay> {
-    said.iter().find(|said| said.parent.is_some())?;
+pub(super) fn way(messages: &[InitMessage]) -> Option<ResizeWay> {
+    messages.iter().find(|messages| messages.parent.is_some())?;
     let anew = |rank: usize, why: &str| {
         let why = format!("on rank {rank}: {why}");
         Some(ResizeWay::Anew { why })
     };
-    let Some(parent) = &said[0].parent else {
+    let Some(parent) = &messages[0].parent else {
         return anew(0, "it brings no communicator that could grow");
     };
-    for (rank, said) in said.iter().enumerate() {
-        if let Some(why) = &said.cannot_grow {
+    for (rank, messages) in messages.iter().enumerate() {
+        if let Some(why) = &messages.cannot_grow {
             return anew(rank, why);
         }
-        match &said.parent {
+        match &messages.parent {
             None if rank < parent.1 => return anew(rank, "it brings no communicator to grow"),
             Some(_) if rank >= parent.1 => {
                 return anew(rank, "it brings a communicator that rank 0 does not have");
@@ -133,7 +137,7 @@ pub(super) fn way(said: &[Said]) -> Option<ResizeWay> {
 /// A communicator that grows; its lock is held, so that no other call uses it.
 pub(super) struct Growing<'p> {
     parent: &'p Arc<Inner>,
-    guard: Guard<'p>,
+    guard: HandleGuard<'p>,
     raw: RawComm,
     /// Whether a call on it has not returned.
     lost: Cell<bool>,
@@ -147,8 +151,8 @@ const CALL: &str = "ncclCommGrow";
 impl<'p> Growing<'p> {
     pub(super) fn begin(parent: &'p Arc<Inner>, deadline: Instant) -> Result<Self> {
         let timeout = deadline.saturating_duration_since(Instant::now()) / 2;
-        let (guard, _) = parent.handle.take(None, timeout)?;
-        let raw = parent.phase.usable(guard.raw);
+        let (guard, _) = parent.handle.lock_within(None, timeout)?;
+        let raw = parent.lifecycle.usable(guard.raw);
         let raw = raw.ok_or_else(|| parent.out_of_use())?;
         Ok(Self {
             parent,
@@ -164,9 +168,11 @@ impl<'p> Growing<'p> {
         let library = self.parent.library.clone();
         let get = library.function(sys::Api::ncclCommGetUniqueId)?;
         let (raw, context) = (self.raw, Arc::clone(&self.parent.context));
-        let made = expendable::call(
+        let made = detached_call::run(
             deadline_after(timeout),
-            patiently(|| signal.is_aborted() || self.parent.phase.get().is_aborted()),
+            interrupted_after_grace(|| {
+                signal.is_aborted() || self.parent.lifecycle.get().is_aborted()
+            }),
             move || {
                 driver::bind(&context).map_err(Error::cuda(BINDING))?;
                 let raw = raw;
@@ -180,14 +186,14 @@ impl<'p> Growing<'p> {
             drop,
         );
         made.map_err(|not_back| {
-            self.lost.set(!matches!(not_back, NotBack::NoThread(_)));
+            self.lost.set(!matches!(not_back, NoResult::NoThread(_)));
             not_back.into_error(TOKEN, timeout)
         })?
     }
 
     /// Announces that the grow fails because of this rank, before the other ranks notice the consequences.
     pub(super) fn tell(&self, error: &Error) {
-        if self.parent.begin_abort(Why::from(error)) {
+        if self.parent.begin_abort(EndReason::from(error)) {
             self.ends.set(true);
         }
     }
@@ -206,21 +212,21 @@ impl<'p> Growing<'p> {
             drop(guard);
             match ends.get() {
                 true => parent.carry_out_abort(),
-                false => parent.wait_for_the_end(),
+                false => parent.wait_for_end(),
             };
             return;
         }
         // An NCCL thread still uses it: a thread that waits for the lock to free it gives up at its timeout.
         std::mem::forget(guard);
         if ends.get() {
-            parent.carry_out_in_background();
+            parent.carry_out_abort_in_background();
         }
     }
 }
 
 /// Returns true a while after `interrupted` does: giving up a call also gives up the old communicator, and most calls
 /// return at once.
-fn patiently(interrupted: impl Fn() -> bool) -> impl Fn() -> bool {
+fn interrupted_after_grace(interrupted: impl Fn() -> bool) -> impl Fn() -> bool {
     const WHILE: Duration = Duration::from_secs(1);
     let since: Cell<Option<Instant>> = Cell::new(None);
     move || {
@@ -233,14 +239,14 @@ fn patiently(interrupted: impl Fn() -> bool) -> impl Fn() -> bool {
 
 /// Makes the communicator by `ncclCommGrow`; `growing` is the communicator that grows, unless this rank is new.
 pub(super) fn join(
-    prepared: Prepared,
+    prepared: PreparedInit,
     growing: Option<Growing<'_>>,
     id: UniqueId,
     deadline: Instant,
 ) -> Result<Arc<Inner>> {
-    let made = Arc::new(Slot::default());
+    let made = Arc::new(AsyncOut::default());
     let parent = growing.as_ref().map(|growing| growing.parent);
-    let is_void = || parent.is_some_and(|parent| parent.phase.get().is_aborted());
+    let is_void = || parent.is_some_and(|parent| parent.lifecycle.get().is_aborted());
     let raw = growing.as_ref().map(|growing| growing.raw);
     let prepared = prepared.begun_by(begin(raw, id, &made));
     let growing = RefCell::new(growing);
@@ -262,18 +268,18 @@ pub(super) fn join(
 }
 
 /// Returns the call, on a thread that can be given up: on the first and the last rank of the old communicator it waits.
-fn begin(parent: Option<RawComm>, id: UniqueId, made: &Arc<Slot>) -> Begin {
+fn begin(parent: Option<RawComm>, id: UniqueId, made: &Arc<AsyncOut>) -> Begin {
     let made = Arc::clone(made);
     // NCCL writes there until the new communicator is ready or freed. If that never happens, the memory is leaked.
     std::mem::forget(Arc::clone(&made));
-    Box::new(move |inner, config, patience| {
+    Box::new(move |inner, config, limits| {
         let Inner {
             library,
             rank,
             world_size,
             ..
         } = inner;
-        let nothing = |error| (Left::Nothing, error);
+        let nothing = |error| (PartialInit::Nothing, error);
         let grow = library.function(sys::Api::ncclCommGrow).map_err(nothing)?;
         let world_size = as_int(*world_size).map_err(nothing)?;
         // Of the old ranks only rank 0, which made the token, passes it; NCCL tells the others.
@@ -282,17 +288,17 @@ fn begin(parent: Option<RawComm>, id: UniqueId, made: &Arc<Slot>) -> Begin {
             (Some(_), _) => (None, -1),
             (None, rank) => (Some(id.raw()), rank),
         };
-        let Patience {
+        let CallLimit {
             context,
             deadline,
             timeout,
             interrupted,
-        } = patience;
-        let mut config = Sent(*config);
+        } = limits;
+        let mut config = SendConfig(*config);
         let (theirs, context, freeing) = (library.clone(), Arc::clone(context), library.clone());
-        let called = expendable::call(
+        let called = detached_call::run(
             deadline,
-            patiently(interrupted),
+            interrupted_after_grace(interrupted),
             move || {
                 driver::bind(&context).map_err(Error::cuda(BINDING))?;
                 let config = &mut config;
@@ -301,8 +307,16 @@ fn begin(parent: Option<RawComm>, id: UniqueId, made: &Arc<Slot>) -> Begin {
                 // SAFETY: the parent is null, or its lock is held until the new communicator is ready or
                 // freed; token and config are valid for the call, and the strings of the config are never
                 // freed; `made` stays valid for as long as NCCL writes to it.
-                let code =
-                    unsafe { grow(parent, world_size, token, rank, made.place(), &mut config.0) };
+                let code = unsafe {
+                    grow(
+                        parent,
+                        world_size,
+                        token,
+                        rank,
+                        made.as_out_pointer(),
+                        &mut config.0,
+                    )
+                };
                 match (ffi::check(&theirs, CALL, code), made.take()) {
                     (Ok(_), Some(raw)) => Ok((raw, Ok(()))),
                     (Ok(_), None) => Err(ffi::missing(&theirs, CALL).into()),
@@ -316,7 +330,7 @@ fn begin(parent: Option<RawComm>, id: UniqueId, made: &Arc<Slot>) -> Begin {
                 }
             },
         );
-        came_back(called, CALL, timeout, nothing)
+        call_result(called, CALL, timeout, nothing)
     })
 }
 
@@ -324,33 +338,42 @@ fn begin(parent: Option<RawComm>, id: UniqueId, made: &Arc<Slot>) -> Begin {
 mod tests {
     use super::*;
 
-    fn said(parent: Option<(&str, usize)>) -> Said {
-        Said {
+    fn messages(parent: Option<(&str, usize)>) -> InitMessage {
+        InitMessage {
             parent: parent.map(|(key, size)| (key.to_owned(), size)),
-            ..Said::default()
+            ..InitMessage::default()
         }
     }
 
     #[test]
     fn ncclcommgrow_is_used_where_the_first_ranks_bring_the_same_one_and_the_others_none() {
-        let old = || said(Some(("a", 2)));
-        assert_eq!(way(&[said(None), said(None)]), None);
-        assert_eq!(way(&[old(), old(), said(None)]), Some(ResizeWay::Native));
-        let mut unable = said(None);
+        let old = || messages(Some(("a", 2)));
+        assert_eq!(way(&[messages(None), messages(None)]), None);
+        assert_eq!(
+            way(&[old(), old(), messages(None)]),
+            Some(ResizeWay::Native)
+        );
+        let mut unable = messages(None);
         unable.cannot_grow = Some(String::from("it is too old"));
         for (ranks, why) in [
-            (vec![said(None), old(), said(None)], "rank 0: it brings no"),
-            (vec![old(), said(None), said(None)], "rank 1: it brings no"),
+            (
+                vec![messages(None), old(), messages(None)],
+                "rank 0: it brings no",
+            ),
+            (
+                vec![old(), messages(None), messages(None)],
+                "rank 1: it brings no",
+            ),
             (
                 vec![old(), old(), old()],
                 "rank 2: it brings a communicator that",
             ),
             (
-                vec![old(), said(Some(("b", 2))), said(None)],
+                vec![old(), messages(Some(("b", 2))), messages(None)],
                 "rank 1: it brings another",
             ),
             (
-                vec![old(), said(Some(("a", 3))), said(None)],
+                vec![old(), messages(Some(("a", 3))), messages(None)],
                 "rank 1: it brings another",
             ),
             (vec![old(), old(), unable], "rank 2: it is too old"),

@@ -10,28 +10,32 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 use nccl_sys as sys;
 
-use super::start::{BINDING, CALL, Patience, SPLIT, as_int, settle_apart, start, start_split};
+use super::start::{
+    BINDING, CALL, CallLimit, SPLIT, as_int, start, start_split, wait_until_idle_on_thread,
+};
 use crate::abort::AbortSignal;
-use crate::communicator::everybody::Birth;
-use crate::communicator::free::within;
-use crate::communicator::handle::{Handle, RawComm, Turn, Unsettled};
-use crate::communicator::launch_mode::{self, Obstacle, Wish};
+use crate::communicator::free::call_within;
+use crate::communicator::handle::{Handle, HandleLock, NotIdle, RawComm};
+use crate::communicator::launch_mode::{self, LaunchPreference, Obstacle};
+use crate::communicator::registry::PendingInit;
 use crate::communicator::revocation::Revocation;
-use crate::communicator::{Inner, Noticed, Switch, Timeouts, guard, order, timeouts};
+use crate::communicator::{
+    AbortFlagParent, DetectionPhase, Inner, Timeouts, blocking_call_monitor, stream_order, timeouts,
+};
 use crate::config::Config;
+use crate::detached_call;
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result, StreamRefusal};
 use crate::events;
-use crate::expendable;
 use crate::ffi;
 use crate::graphs::Plans;
 use crate::library::Library;
 use crate::operation::{OperationKind, Shape};
-use crate::peers::{Peers, Ward};
-use crate::recorder::{Home, Identity, Tracked};
-use crate::state::{Left, Phase};
-use crate::stats::Counting;
-use crate::supervision::{sentinel, watchdog};
+use crate::peers::{Peers, SupervisionRequest};
+use crate::recorder::{Identity, RecorderScope, Tracked};
+use crate::state::{Lifecycle, PartialInit};
+use crate::stats::CounterHandle;
+use crate::supervision::{stuck_call_monitor, watchdog};
 use crate::sync::Mutex;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
@@ -39,34 +43,34 @@ use nccl_base::fault::Roster;
 use nccl_base::launch_mode::{IDLE_PARENT, LaunchMode};
 
 /// The inputs that are known before NCCL is called.
-pub(super) struct Plan<'a> {
+pub(super) struct InitPlan<'a> {
     pub(super) library: Library,
     pub(super) name: &'a str,
     pub(super) rank: usize,
     pub(super) world_size: usize,
     pub(super) stream: Arc<CudaStream>,
     pub(super) config: &'a Config,
-    pub(super) wish: Wish,
+    pub(super) wish: LaunchPreference,
     pub(super) timeouts: Timeouts,
     pub(super) abort_signal: AbortSignal,
     /// The peers, and the world ranks of its ranks.
-    pub(super) company: Option<Company>,
+    pub(super) world_members: Option<WorldMembers>,
     /// The world ranks of its ranks, without a connection to the other ranks.
     pub(super) members: Option<Arc<[usize]>>,
     /// The record of the call that makes it.
-    pub(super) birth: Arc<Birth>,
+    pub(super) pending_init: Arc<PendingInit>,
 }
 
 /// The peers of a communicator, and the world ranks of its ranks, in order.
-pub(super) type Company = (Arc<dyn Peers>, Arc<[usize]>);
+pub(super) type WorldMembers = (Arc<dyn Peers>, Arc<[usize]>);
 
 /// Returns the world and launcher ranks of these ranks.
-pub(super) fn roster_of(company: Option<&Company>) -> Roster {
-    company.map_or_else(Roster::default, |(peers, members)| peers.roster(members))
+pub(super) fn roster_of(world_members: Option<&WorldMembers>) -> Roster {
+    world_members.map_or_else(Roster::default, |(peers, members)| peers.roster(members))
 }
 
 /// A communicator that passed the checks of this rank alone.
-pub(super) struct Prepared {
+pub(super) struct PreparedInit {
     library: Library,
     name: Arc<str>,
     rank: usize,
@@ -75,7 +79,7 @@ pub(super) struct Prepared {
     timeouts: Timeouts,
     abort_signal: AbortSignal,
     context: Arc<CudaContext>,
-    wish: Wish,
+    wish: LaunchPreference,
     /// The mode of the communicator that it is made from.
     inherited: Option<LaunchMode>,
     /// The obstacle to `BlockingChild`, if no mode was requested.
@@ -85,27 +89,31 @@ pub(super) struct Prepared {
     is_zero_cta: bool,
     join: CudaEvent,
     own_stream: Arc<CudaStream>,
-    company: Option<Company>,
-    birth: Arc<Birth>,
+    world_members: Option<WorldMembers>,
+    pending_init: Arc<PendingInit>,
     /// The function that begins to make it, unless that is `ncclCommInitRankConfig`.
     begin: Option<Begin>,
     /// For the recorder: the rank of the world that makes it, and the world ranks of its ranks.
-    home: Option<Arc<Home>>,
+    scope: Option<Arc<RecorderScope>>,
     members: Option<Arc<[usize]>>,
     roster: Arc<Roster>,
 }
 
 /// Begins to make a communicator, which need not be ready on return.
 pub(super) type Begin = Box<
-    dyn FnOnce(&Inner, &sys::ncclConfig_t, Patience<'_>) -> Result<Begun, (Left<RawComm>, Error)>,
+    dyn FnOnce(
+        &Inner,
+        &sys::ncclConfig_t,
+        CallLimit<'_>,
+    ) -> Result<Begun, (PartialInit<RawComm>, Error)>,
 >;
 
 /// The communicator that a call has begun to make, and whether the call failed all the same.
 pub(super) type Begun = (RawComm, Result<()>);
 
-impl Plan<'_> {
+impl InitPlan<'_> {
     /// Checks everything that this rank can check without the other ranks.
-    pub(super) fn prepare(self) -> Result<Prepared> {
+    pub(super) fn prepare(self) -> Result<PreparedInit> {
         check_ranks(self.rank, self.world_size)?;
         let context = Arc::clone(self.stream.context());
         const WHAT: &str = "the communicator's stream";
@@ -113,21 +121,21 @@ impl Plan<'_> {
             let reason = StreamRefusal::NotPrimary;
             return Err(Error::new(ErrorKind::Stream { what: WHAT, reason }));
         }
-        order::admit(WHAT, &self.stream, &context)?;
+        stream_order::check_operation_stream(WHAT, &self.stream, &context)?;
         let (own_stream, join) = stream_and_event(WHAT, &self.stream, self.timeouts.init / 2)?;
         let mode = self.wish.alone();
-        launch_mode::admit(mode, &self.library)?;
+        launch_mode::check_supported(mode, &self.library)?;
         if mode == LaunchMode::BlockingChild {
-            guard::ensure()?;
+            blocking_call_monitor::ensure()?;
         }
         let configs = AnyConfigs::new(self.config, mode, &self.library, self.name)?;
-        let company = self.company.as_ref();
-        Ok(Prepared {
-            home: company.map(|(peers, _)| peers.home()),
-            members: company
+        let world_members = self.world_members.as_ref();
+        Ok(PreparedInit {
+            scope: world_members.map(|(peers, _)| peers.scope()),
+            members: world_members
                 .map(|(_, members)| Arc::clone(members))
                 .or(self.members),
-            roster: Arc::new(roster_of(company)),
+            roster: Arc::new(roster_of(world_members)),
             library: self.library,
             name: Arc::from(self.name),
             rank: self.rank,
@@ -145,8 +153,8 @@ impl Plan<'_> {
             join,
             own_stream,
             // A single rank has no peers to tell.
-            company: self.company.filter(|_| self.world_size > 1),
-            birth: self.birth,
+            world_members: self.world_members.filter(|_| self.world_size > 1),
+            pending_init: self.pending_init,
             begin: None,
         })
     }
@@ -160,13 +168,13 @@ fn stream_and_event(
     timeout: Duration,
 ) -> Result<(Arc<CudaStream>, CudaEvent)> {
     let stream = Arc::clone(stream);
-    let made = expendable::call(
+    let made = detached_call::run(
         deadline_after(timeout),
         || false,
         move || {
-            order::not_capturing(what, &stream)?;
+            stream_order::check_not_capturing(what, &stream)?;
             let context = stream.context();
-            let stream = driver::undisturbed(context, || context.new_stream())
+            let stream = driver::ignoring_stored_error(context, || context.new_stream())
                 .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
             let event = driver::new_event(context, None)
                 .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
@@ -177,7 +185,7 @@ fn stream_and_event(
     made.map_err(|not_back| not_back.into_error("cuStreamCreate or cuEventCreate", timeout))?
 }
 
-impl Prepared {
+impl PreparedInit {
     /// Lets `begin` make it instead of `ncclCommInitRankConfig`; the token then only identifies it.
     pub(super) fn begun_by(mut self, begin: Begin) -> Self {
         self.begin = Some(begin);
@@ -189,10 +197,10 @@ impl Prepared {
         self
     }
 
-    pub(super) fn wish(&self) -> Wish {
+    pub(super) fn wish(&self) -> LaunchPreference {
         match (self.wish, self.inherited) {
-            (Wish::Asked(_), _) | (_, None) => self.wish,
-            (_, Some(mode)) => Wish::Asked(mode),
+            (LaunchPreference::Asked(_), _) | (_, None) => self.wish,
+            (_, Some(mode)) => LaunchPreference::Asked(mode),
         }
     }
 
@@ -217,11 +225,7 @@ impl Prepared {
     /// Logs the obstacle, if any, for a communicator whose mode is not agreed between the ranks.
     pub(super) fn alone(self) -> Self {
         if let Some(obstacle) = &self.obstacle {
-            launch_mode::not_by_default(
-                (&self.name, &self.roster),
-                self.rank,
-                &obstacle.to_string(),
-            );
+            launch_mode::log_fallback((&self.name, &self.roster), self.rank, &obstacle.to_string());
         }
         self
     }
@@ -252,24 +256,24 @@ impl Prepared {
         let started = Instant::now();
         events::uses(&self.library);
         let configs = self.configs.of(self.mode);
-        let birth = Arc::clone(&self.birth);
+        let pending_init = Arc::clone(&self.pending_init);
         let begin = self.begin.take();
         let blocks = self.mode == LaunchMode::BlockingChild;
         let inner = self.into_inner(Some(id), blocks);
         // From here on, faults of the other ranks end this communicator.
-        inner.come_under_protection();
+        inner.register();
         // Before NCCL is called, so that no operation is issued without supervision.
         let watched = watchdog::ensure()
-            .and_then(|()| sentinel::watch(&inner))
-            .and_then(|()| inner.is_guarded());
+            .and_then(|()| stuck_call_monitor::watch(&inner))
+            .and_then(|()| inner.start_blocking_call_monitor());
         let joined = match watched {
             Ok(()) => inner.join_nccl(id, begin, &configs, deadline, is_void),
-            Err(error) => Err((Left::Nothing, error)),
+            Err(error) => Err((PartialInit::Nothing, error)),
         };
         let (left, error) = match joined {
-            Ok(raw) if inner.phase.made(&inner, raw) => return Ok(inner),
+            Ok(raw) if inner.lifecycle.set_ready(&inner, raw) => return Ok(inner),
             // An abort came at the last moment.
-            Ok(raw) => (Left::Here(raw), inner.out_of_use()),
+            Ok(raw) => (PartialInit::Here(raw), inner.out_of_use()),
             Err(failed) => failed,
         };
         let error = match error.kind() {
@@ -280,53 +284,54 @@ impl Prepared {
             }
             _ => error,
         };
-        Err(inner.not_made(left, birth.explain(error), started, failing))
+        Err(inner.fail_init(left, pending_init.explain(error), started, failing))
     }
 
     /// Returns the communicator around a pointer that is ready.
     pub(super) fn adopt(self, raw: RawComm, blocks: bool) -> Arc<Inner> {
         let inner = self.into_inner(None, blocks);
-        if let Err(error) = inner.is_guarded() {
+        if let Err(error) = inner.start_blocking_call_monitor() {
             tracing::error!(name: "nccl.no_thread", target: "nccl", what = "that guards calls that block", comm = &*inner.name, %error, "nobody ends calls that block");
         }
-        inner.come_under_protection();
-        if !inner.phase.made(&inner, raw) {
+        inner.register();
+        if !inner.lifecycle.set_ready(&inner, raw) {
             // All communicators of the process are being aborted.
-            inner.end_unmade(Left::Here(raw));
+            inner.free_unfinished(PartialInit::Here(raw));
         }
         inner
     }
 
     /// Returns the communicator before NCCL is called; `id` is the token that its ranks share.
     fn into_inner(self, id: Option<&UniqueId>, blocks: bool) -> Arc<Inner> {
-        let phase = Arc::new(Phase::new());
-        let switch = (self.mode == LaunchMode::BlockingChild).then(|| {
-            let switch = Switch::new(&self.library, &self.abort_signal, &phase);
-            let switch = Arc::new(switch);
-            guard::watch(&switch);
-            switch
+        let lifecycle = Arc::new(Lifecycle::new());
+        let abort_flag_parent = (self.mode == LaunchMode::BlockingChild).then(|| {
+            let abort_flag_parent =
+                AbortFlagParent::new(&self.library, &self.abort_signal, &lifecycle);
+            let abort_flag_parent = Arc::new(abort_flag_parent);
+            blocking_call_monitor::watch(&abort_flag_parent);
+            abort_flag_parent
         });
-        self.birth.lives(&phase);
-        let counting = Counting::new(&self.name, self.world_size, &phase);
+        self.pending_init.set_lifecycle(&lifecycle);
+        let counting = CounterHandle::new(&self.name, self.world_size, &lifecycle);
         let key = id.and_then(UniqueId::key);
         let identity = Identity {
             name: Arc::clone(&self.name),
             rank: self.rank,
             world_size: self.world_size,
             key: key.clone(),
-            home: self.home,
+            scope: self.scope,
             members: self.members,
             roster: Arc::clone(&self.roster),
         };
-        let (tracked, recorder) = Tracked::new(identity, &phase, counting.tally());
-        let board = self.company.zip(key).map(|((peers, members), key)| {
-            peers.supervise(Ward {
+        let (tracked, recorder) = Tracked::new(identity, &lifecycle, counting.tally());
+        let supervisor = self.world_members.zip(key).map(|((peers, members), key)| {
+            peers.supervise(SupervisionRequest {
                 key,
                 name: &self.name,
                 members,
                 roster: self.roster,
                 rank: self.rank,
-                patience: self.timeouts.confirm,
+                confirm_timeout: self.timeouts.confirm,
             })
         });
         let handle = Handle {
@@ -345,7 +350,7 @@ impl Prepared {
             stream: self.stream,
             timeouts: self.timeouts,
             notice: timeouts::notice(),
-            phase,
+            lifecycle,
             tracked,
             aborting: OnceLock::new(),
             _counting: counting,
@@ -356,37 +361,39 @@ impl Prepared {
             plans: Plans::default(),
             windows: Mutex::default(),
             is_zero_cta: self.is_zero_cta,
-            kept: AtomicUsize::new(0),
+            non_user_handles: AtomicUsize::new(0),
             asked_mode: match self.wish {
-                Wish::Asked(mode) if blocks == (mode == LaunchMode::BlockingChild) => Some(mode),
+                LaunchPreference::Asked(mode) if blocks == (mode == LaunchMode::BlockingChild) => {
+                    Some(mode)
+                }
                 _ => None,
             },
             in_use: Mutex::default(),
             ending: Mutex::default(),
-            is_unsettled: AtomicBool::new(false),
-            lends_to_proxies: AtomicBool::new(false),
+            has_unfinished_launch: AtomicBool::new(false),
+            lends_beyond_kernels: AtomicBool::new(false),
             launch: Mutex::new(None),
             revocation: Revocation::default(),
-            handle: Turn::new(handle),
-            board,
+            handle: HandleLock::new(handle),
+            supervisor,
             blocks,
-            switch,
+            abort_flag_parent,
             own_stream: Some(self.own_stream),
         })
     }
 }
 
 impl Inner {
-    /// Starts the monitor that ends blocking calls, unless it runs. Called after the switch is in the guard's list: the monitor
-    /// ends when the list is empty, and the ranks may have taken a long time until here.
-    fn is_guarded(&self) -> Result<()> {
-        match self.switch {
-            Some(_) => guard::ensure(),
+    /// Starts the monitor that ends blocking calls, unless it runs. Called after the abort-flag parent is in the blocking-call
+    /// monitor's list: the monitor ends when the list is empty, and the ranks may have taken a long time until here.
+    fn start_blocking_call_monitor(&self) -> Result<()> {
+        match self.abort_flag_parent {
+            Some(_) => blocking_call_monitor::ensure(),
             None => Ok(()),
         }
     }
 
-    /// Makes the communicator in NCCL. An error comes with the remains to be freed.
+    /// Makes the communicator in NCCL. An error comes with what is to be freed.
     fn join_nccl(
         &self,
         id: &UniqueId,
@@ -394,11 +401,11 @@ impl Inner {
         configs: &Configs,
         deadline: Instant,
         is_void: impl Fn() -> bool,
-    ) -> Result<RawComm, (Left<RawComm>, Error)> {
+    ) -> Result<RawComm, (PartialInit<RawComm>, Error)> {
         driver::bind(&self.context)
-            .map_err(|error| (Left::Nothing, Error::cuda(BINDING)(error)))?;
+            .map_err(|error| (PartialInit::Nothing, Error::cuda(BINDING)(error)))?;
         let interrupted = || self.interrupted() || is_void();
-        let patience = || Patience {
+        let limits = || CallLimit {
             context: &self.context,
             deadline,
             timeout: self.timeouts.init,
@@ -406,25 +413,32 @@ impl Inner {
         };
         let (library, rank, world_size) = (&self.library, self.rank, self.world_size);
         let (raw, started) = match begin {
-            Some(begin) => begin(self, &configs.own, patience())?,
-            None => start(library, rank, world_size, id, &configs.own, patience())?,
+            Some(begin) => begin(self, &configs.own, limits())?,
+            None => start(library, rank, world_size, id, &configs.own, limits())?,
         };
-        let here = |error| (Left::Here(raw), error);
+        let here = |error| (PartialInit::Here(raw), error);
         started.map_err(here)?;
         let settled = |call: &'static str| {
-            let switch = self.switch.clone();
-            let settled = settle_apart(library, raw, switch, call, deadline, &interrupted);
-            settled.map_err(|unsettled| {
-                let left = match unsettled {
+            let abort_flag_parent = self.abort_flag_parent.clone();
+            let settled = wait_until_idle_on_thread(
+                library,
+                raw,
+                abort_flag_parent,
+                call,
+                deadline,
+                &interrupted,
+            );
+            settled.map_err(|not_idle| {
+                let left = match not_idle {
                     // A thread is inside a call on it, and frees it if the call ever returns.
-                    Unsettled::Lost => Left::Lost,
-                    _ => Left::Here(raw),
+                    NotIdle::Lost => PartialInit::Lost,
+                    _ => PartialInit::Here(raw),
                 };
                 let what = match call {
                     SPLIT => "joining the ranks in launch mode BlockingChild (ncclCommSplit), to which all of them have to come,",
                     _ => "joining the ranks",
                 };
-                (left, unsettled.into_error(what, self.timeouts.init))
+                (left, not_idle.into_error(what, self.timeouts.init))
             })
         };
         settled(CALL)?;
@@ -432,24 +446,25 @@ impl Inner {
         if interrupted() {
             let timeout = self.timeouts.init;
             return Err(here(
-                Unsettled::Interrupted.into_error("joining the ranks", timeout),
+                NotIdle::Interrupted.into_error("joining the ranks", timeout),
             ));
         }
-        let (Some(switch), Some(config)) = (&self.switch, &configs.child) else {
+        let (Some(abort_flag_parent), Some(config)) = (&self.abort_flag_parent, &configs.child)
+        else {
             return Ok(raw);
         };
-        start_split(library, raw, rank, switch, config, patience())?;
+        start_split(library, raw, rank, abort_flag_parent, config, limits())?;
         settled(SPLIT)?;
-        let child = switch.take_child();
+        let child = abort_flag_parent.take_child();
         let child = child.ok_or_else(|| here(ffi::missing(library, SPLIT).into()))?;
-        switch.install(raw);
+        abort_flag_parent.set_parent(raw);
         Ok(child)
     }
 
     /// Ends a communicator whose creation failed; returns the error to hand out.
-    fn not_made(
+    fn fail_init(
         self: &Arc<Self>,
-        left: Left<RawComm>,
+        left: PartialInit<RawComm>,
         error: Error,
         started: Instant,
         failing: impl Fn(&Error, Option<bool>),
@@ -457,23 +472,23 @@ impl Inner {
         let describe = || self.operation(OperationKind::Init, Shape::default(), None, started);
         let error = error.during(describe);
         let ours = self.begin_abort(self.why(&error));
-        self.ends_if_lost(&error, Noticed::Before);
+        self.abort_if_context_lost(&error, DetectionPhase::BeforeIssue);
         if ours {
             failing(&error, None);
         }
-        let freed = self.end_unmade(left);
+        let freed = self.free_unfinished(left);
         if ours {
-            let _ = self.conclude_end(freed);
+            let _ = self.finish_abort(freed);
         } else {
-            self.wait_for_the_end();
+            self.wait_for_end();
         }
         let fault = self
-            .board
+            .supervisor
             .as_ref()
-            .and_then(|board| board.fault().map(|fault| (board, fault)));
+            .and_then(|supervisor| supervisor.fault().map(|fault| (supervisor, fault)));
         let error = match fault {
-            Some((board, fault)) => {
-                error.because_of(fault, board.is_own(fault), board.conclusion())
+            Some((supervisor, fault)) => {
+                error.because_of(fault, supervisor.is_own(fault), supervisor.conclusion())
             }
             // The end's own reason is more precise than this error.
             None if !ours => self.out_of_use().during(describe),
@@ -483,14 +498,14 @@ impl Inner {
         error
     }
 
-    /// Frees the remains of a failed creation, on a thread that can be given up.
-    fn end_unmade(self: &Arc<Self>, left: Left<RawComm>) -> bool {
-        if !matches!(left, Left::Here(_)) {
-            return self.phase.unmade(self, left);
+    /// Frees what is left of a failed creation, on a thread that can be given up.
+    fn free_unfinished(self: &Arc<Self>, left: PartialInit<RawComm>) -> bool {
+        if !matches!(left, PartialInit::Here(_)) {
+            return self.lifecycle.free_unfinished(self, left);
         }
         let inner = Arc::clone(self);
-        let freed = within(self.abort_limit(), "nccl-abort", move || {
-            inner.phase.unmade(&inner, left)
+        let freed = call_within(self.abort_limit(), "nccl-abort", move || {
+            inner.lifecycle.free_unfinished(&inner, left)
         });
         freed == Some(true)
     }

@@ -28,8 +28,8 @@ pub(super) fn init_all(
     }
     let id = UniqueId::new(&Library::load()?)?;
     // With peers, the fault of one communicator ends all.
-    let everybody: Arc<[usize]> = (0..streams.len()).collect();
-    let mut peers = peers::of_threads(streams.len()).map(Vec::into_iter);
+    let all_ranks: Arc<[usize]> = (0..streams.len()).collect();
+    let mut peers = peers::connect_threads(streams.len()).map(Vec::into_iter);
     // The other ranks would wait for a rank that failed.
     let failed = AbortSignal::new();
     let made: Vec<Result<Communicator>> = std::thread::scope(|scope| {
@@ -39,12 +39,12 @@ pub(super) fn init_all(
             .map(|(rank, stream)| {
                 let (set, failed) = (&set, &failed);
                 let peers = peers.as_mut().and_then(Iterator::next);
-                let company = peers.map(|peers| (peers, Arc::clone(&everybody)));
+                let world_members = peers.map(|peers| (peers, Arc::clone(&all_ranks)));
                 let make = move || {
                     let _guard = AbortOnPanic(failed);
                     let builder = CommunicatorBuilder::with_id(name, id, rank, streams.len())
                         .stream(stream)
-                        .in_company(company)
+                        .with_world_members(world_members)
                         .abort_signal(failed);
                     set(builder).build().inspect_err(|_| failed.abort())
                 };

@@ -7,20 +7,20 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use nccl_sys as sys;
 
-use super::handed_out::handed_out;
-use super::init::Plan;
+use super::first_handle::first_handle;
+use super::init::InitPlan;
 use crate::abort::AbortSignal;
-use crate::communicator::everybody::Birth;
 use crate::communicator::handle::RawComm;
 use crate::communicator::launch_mode::refuse_contradictions;
+use crate::communicator::registry::PendingInit;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
 use crate::library::Library;
 use crate::state::State;
 use crate::time::deadline_after;
-use crate::{expendable, ffi};
-use nccl_base::from_outside::FromOutside;
+use crate::{detached_call, ffi};
+use nccl_base::env_timeouts::EnvTimeouts;
 use nccl_base::launch_mode::LaunchMode;
 
 /// Takes over a communicator that was made elsewhere.
@@ -38,7 +38,7 @@ pub(super) unsafe fn take_over(
         refuse_contradictions(LaunchMode::NonBlocking)?;
     }
     forked::begin()?;
-    let timeouts = timeouts::over(FromOutside::of_process()?, Timeouts::default());
+    let timeouts = timeouts::over(EnvTimeouts::of_process()?, Timeouts::default());
     let invalid = |field, reason: String| Error::new(ErrorKind::InvalidConfig { field, reason });
     let raw = NonNull::new(raw)
         .map(RawComm)
@@ -47,7 +47,7 @@ pub(super) unsafe fn take_over(
         let function = function.ok_or_else(|| ffi::missing(library, call))?;
         let theirs = library.clone();
         let timeout = timeouts.operation;
-        let asked = expendable::call(
+        let asked = detached_call::run(
             deadline_after(timeout),
             || false,
             move || {
@@ -73,31 +73,31 @@ pub(super) unsafe fn take_over(
             format!("it is on device {ordinal}, the communicator on device {device}"),
         ));
     }
-    let plan = Plan {
+    let plan = InitPlan {
         library: library.clone(),
         name,
         rank: rank as usize,
         world_size: world_size as usize,
         stream: Arc::clone(stream),
         config: &Config::default(),
-        wish: crate::communicator::launch_mode::Wish::Asked(LaunchMode::NonBlocking),
+        wish: crate::communicator::launch_mode::LaunchPreference::Asked(LaunchMode::NonBlocking),
         timeouts,
         abort_signal: AbortSignal::new(),
-        company: None,
+        world_members: None,
         members: None,
-        birth: Birth::begin(name, rank as usize, &timeouts),
+        pending_init: PendingInit::begin(name, rank as usize, &timeouts),
     };
     let inner = plan.prepare()?.adopt(raw, blocks);
     // Other memory may be registered with it, or captured.
-    inner.lends_to_proxies();
-    Ok(handed_out(inner))
+    inner.lends_beyond_kernels();
+    Ok(first_handle(inner))
 }
 
 /// Returns NCCL's pointer; `None` once the communicator has ended, or its end has begun.
 pub(super) fn pointer(comm: &Communicator) -> Option<sys::ncclComm_t> {
     forked::check().ok()?;
     let pointer = comm.inner.handle.pointer();
-    pointer.filter(|_| comm.inner.phase.get() == State::Ready)
+    pointer.filter(|_| comm.inner.lifecycle.get() == State::Ready)
 }
 
 type Ask = unsafe extern "C" fn(sys::ncclComm_t, *mut std::ffi::c_int) -> sys::ncclResult_t;

@@ -8,30 +8,30 @@ use crate::communicator::{Communicator, timeouts};
 use std::time::Instant;
 
 use super::CommunicatorBuilder;
-use super::handed_out::handed_out;
-use super::init::Prepared;
-use crate::communicator::launch_mode::{Wish, common_mode};
+use super::first_handle::first_handle;
+use super::init::PreparedInit;
+use crate::active_calls::CallKind;
+use crate::communicator::launch_mode::{LaunchPreference, common_mode};
 use crate::driver;
-use crate::envelope;
 use crate::error::{Error, Result};
 use crate::events;
 use crate::forked;
-use crate::inside::Place;
 use crate::operation::{OperationKind, Shape};
+use crate::sealed_unique_id;
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
+use nccl_base::env_timeouts::EnvTimeouts;
 use nccl_base::fault::Roster;
-use nccl_base::from_outside::FromOutside;
-use nccl_base::visible;
+use nccl_base::sanitize;
 
 /// A rank's part in a split: its colour, if it takes part, and its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Choice {
+struct SplitChoice {
     color: Option<u32>,
     key: i64,
 }
 
-impl Choice {
+impl SplitChoice {
     const LEN: usize = 16;
 
     fn to_bytes(self) -> [u8; Self::LEN] {
@@ -54,7 +54,7 @@ impl Choice {
 }
 
 /// Returns the ranks of the parent that have the colour of `rank`, in the order of their new ranks.
-fn members(choices: &[Choice], rank: usize) -> Vec<usize> {
+fn members(choices: &[SplitChoice], rank: usize) -> Vec<usize> {
     let mut members: Vec<usize> = (0..choices.len())
         .filter(|&other| choices[other].color == choices[rank].color)
         .collect();
@@ -68,9 +68,9 @@ const FAILED: u8 = 1;
 /// The header: the kind, the number of bytes that follow, and the launch mode.
 const HEAD: usize = 4;
 const MODE: usize = 3;
-/// The length of an answer, the same on all ranks: an envelope around the token with two names, or the start of a reason.
+/// The length of an answer, the same on all ranks: the sealed token with two names, or the start of a reason.
 const ANSWER: usize = 1024;
-/// The maximum length of a name in an envelope, in bytes.
+/// The maximum length of a name in a sealed token, in bytes.
 const LONGEST_NAME: usize = 300;
 
 /// Makes a communicator of the ranks with the same `color`; `set` configures its builder.
@@ -83,7 +83,7 @@ pub(super) fn split(
 ) -> Result<Option<Communicator>> {
     forked::check()?;
     let started = Instant::now();
-    let made = split_in(comm, name, Choice { color, key }, set).map_err(|error| {
+    let made = split_in(comm, name, SplitChoice { color, key }, set).map_err(|error| {
         error.during(|| {
             let inner = &comm.inner;
             inner.operation(OperationKind::Split, Shape::default(), None, started)
@@ -100,14 +100,14 @@ pub(super) fn split(
 fn split_in(
     comm: &Communicator,
     name: &str,
-    choice: Choice,
+    choice: SplitChoice,
     set: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_>,
 ) -> Result<Option<Communicator>> {
-    let outside = FromOutside::of_process()?;
+    let outside = EnvTimeouts::of_process()?;
     let choices = exchange(comm, &choice.to_bytes())?;
-    let choices: Vec<Choice> = choices
-        .chunks(Choice::LEN)
-        .map(Choice::from_bytes)
+    let choices: Vec<SplitChoice> = choices
+        .chunks(SplitChoice::LEN)
+        .map(SplitChoice::from_bytes)
         .collect();
     let members = match choice.color {
         Some(_) => members(&choices, comm.rank()),
@@ -124,7 +124,7 @@ fn split_in(
             builder.timeouts = timeouts::over(outside, builder.timeouts);
             let (prepared, id) = builder.prepare_split(rank == 0)?;
             let prepared = prepared.inherits(comm.inner.launch_mode());
-            Ok(Part {
+            Ok(SplitPart {
                 prepared,
                 id,
                 timeout: builder.init_limit(),
@@ -132,14 +132,14 @@ fn split_in(
         });
     let (job, generation) = job(comm);
     let job = short(job);
-    let seal = |id: &UniqueId| envelope::seal(&job, generation, &short(name), id);
+    let seal = |id: &UniqueId| sealed_unique_id::seal(&job, generation, &short(name), id);
     let answers = exchange(comm, &answer(&prepared, seal))?;
     let answers: Vec<&[u8]> = answers.chunks(ANSWER).collect();
     let Some(prepared) = prepared else {
         return Ok(None);
     };
     // On the rank that failed, its own error is the better answer.
-    let Part {
+    let SplitPart {
         prepared, timeout, ..
     } = prepared?;
     for &member in &members {
@@ -148,16 +148,21 @@ fn split_in(
             return Err(Error::rendezvous(format!(
                 "{} cannot take part in {name:?}: {}",
                 comm.inner.member(member),
-                visible::text(&String::from_utf8_lossy(text))
+                sanitize::text(&String::from_utf8_lossy(text))
             )));
         }
     }
-    let wish_of = |&member: &usize| answers[member].get(MODE).copied().and_then(Wish::of_code);
+    let wish_of = |&member: &usize| {
+        answers[member]
+            .get(MODE)
+            .copied()
+            .and_then(LaunchPreference::of_code)
+    };
     let wishes: Vec<_> = members.iter().map(wish_of).collect();
     let who = |member: usize| comm.inner.member(members[member]);
     let prepared = prepared.in_mode(common_mode(&wishes, who)?);
     let sealed = unpack(answers[members[0]]);
-    let id = envelope::open(&job, generation, &short(name), sealed).map_err(|why| {
+    let id = sealed_unique_id::open(&job, generation, &short(name), sealed).map_err(|why| {
         Error::rendezvous(format!(
             "the token of {name:?} from {} cannot be used: {why}; do all ranks of this colour name it alike?",
             comm.inner.member(members[0])
@@ -168,68 +173,68 @@ fn split_in(
     let span = events::init_span((name, &roster), rank.unwrap_or_default(), members.len());
     let _entered = span.enter();
     // If the parent ends meanwhile, some ranks may not have come this far.
-    let is_void = || comm.inner.phase.get().is_aborted();
+    let is_void = || comm.inner.lifecycle.get().is_aborted();
     let inner = prepared.join(&id, deadline_after(timeout), is_void);
     let inner = inner.map_err(|error| match is_void() {
         true => comm.inner.conclude(comm.inner.out_of_use()),
         false => error,
     })?;
-    Ok(Some(handed_out(inner)))
+    Ok(Some(first_handle(inner)))
 }
 
 /// Returns the world and launcher ranks of the parent's ranks `members`.
 fn roster_of(comm: &Communicator, members: &[usize]) -> Roster {
-    let board = comm.inner.board.as_ref();
-    board.map_or_else(Roster::default, |board| {
-        let ranks = board.members();
+    let supervisor = comm.inner.supervisor.as_ref();
+    supervisor.map_or_else(Roster::default, |supervisor| {
+        let ranks = supervisor.members();
         let ranks: Vec<_> = members.iter().map(|&member| ranks[member]).collect();
-        board.peers().roster(&ranks)
+        supervisor.peers().roster(&ranks)
     })
 }
 
 /// Returns the job's name and generation, if the ranks met in a world.
 fn job(comm: &Communicator) -> (&str, u64) {
-    let board = comm.inner.board.as_ref();
-    board.map_or(("", 0), |board| board.peers().job())
+    let supervisor = comm.inner.supervisor.as_ref();
+    supervisor.map_or(("", 0), |supervisor| supervisor.peers().job())
 }
 
 /// Gathers the bytes of all ranks on every rank; all ranks pass the same number of bytes.
 fn exchange(comm: &Communicator, bytes: &[u8]) -> Result<Vec<u8>> {
     // On a stream of its own, so that it does not wait for work on the program's stream.
     let context = &comm.inner.context;
-    let stream = driver::undisturbed(context, || context.new_stream())
+    let stream = driver::ignoring_stored_error(context, || context.new_stream())
         .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
-    let x = driver::undisturbed(context, || stream.clone_htod(bytes))
+    let x = driver::ignoring_stored_error(context, || stream.clone_htod(bytes))
         .map_err(Error::cuda("copying to the device"))?;
     let len = bytes.len() * comm.world_size();
-    let mut y = driver::undisturbed(context, || stream.alloc_zeros::<u8>(len))
+    let mut y = driver::ignoring_stored_error(context, || stream.alloc_zeros::<u8>(len))
         .map_err(Error::cuda("allocating device memory"))?;
     comm.on(&stream).all_gather(&x, &mut y)?.wait()?;
-    let _inside = comm.inner.enter(Place::Look, comm.timeout);
-    driver::undisturbed(context, || stream.clone_dtoh(&y))
+    let _inside = comm.inner.enter(CallKind::Look, comm.timeout);
+    driver::ignoring_stored_error(context, || stream.clone_dtoh(&y))
         .map_err(Error::cuda("copying from the device"))
 }
 
 /// This rank's part of a split: the prepared communicator, the token if this rank made one, and the init timeout.
-struct Part {
-    prepared: Prepared,
+struct SplitPart {
+    prepared: PreparedInit,
     id: Option<UniqueId>,
     timeout: std::time::Duration,
 }
 
 fn answer(
-    prepared: &Option<Result<Part>>,
+    prepared: &Option<Result<SplitPart>>,
     seal: impl FnOnce(&UniqueId) -> Vec<u8>,
 ) -> [u8; ANSWER] {
     let (kind, wish, bytes) = match prepared {
-        None => (READY, Wish::Either, Vec::new()),
+        None => (READY, LaunchPreference::Either, Vec::new()),
         Some(Ok(part)) => {
             let id = part.id.as_ref().map(seal);
             (READY, part.prepared.wish(), id.unwrap_or_default())
         }
         Some(Err(error)) => {
             let text = error.kind().to_string().into_bytes();
-            (FAILED, Wish::Either, text)
+            (FAILED, LaunchPreference::Either, text)
         }
     };
     let mut answer = [0; ANSWER];
@@ -247,7 +252,7 @@ fn unpack(answer: &[u8]) -> &[u8] {
     answer.get(HEAD..HEAD + len).unwrap_or_default()
 }
 
-/// Returns a name for the envelope of a token: shortened to fit, and still distinct for
+/// Returns a name for a sealed token: shortened to fit, and still distinct for
 /// distinct names.
 fn short(name: &str) -> String {
     if name.len() <= LONGEST_NAME {
@@ -270,20 +275,20 @@ mod tests {
     #[test]
     fn a_choice_survives_the_way_through_bytes() {
         for choice in [
-            Choice {
+            SplitChoice {
                 color: None,
                 key: 0,
             },
-            Choice {
+            SplitChoice {
                 color: Some(0),
                 key: -1,
             },
-            Choice {
+            SplitChoice {
                 color: Some(u32::MAX),
                 key: i64::MIN,
             },
         ] {
-            assert_eq!(Choice::from_bytes(&choice.to_bytes()), choice);
+            assert_eq!(SplitChoice::from_bytes(&choice.to_bytes()), choice);
         }
     }
 
@@ -291,20 +296,21 @@ mod tests {
     fn a_token_comes_through_with_long_names_and_not_for_another_one() {
         let id = UniqueId::from_bytes([7; UniqueId::LEN]);
         let (job, name) = ("ä".repeat(300), "x".repeat(5000));
-        let seal = |id: &UniqueId| envelope::seal(&short(&job), 1, &short(&name), id);
+        let seal = |id: &UniqueId| sealed_unique_id::seal(&short(&job), 1, &short(&name), id);
         let sealed = seal(&id);
         assert!(sealed.len() <= ANSWER - HEAD, "{}", sealed.len());
         let mut answer = [0; ANSWER];
         answer[1..MODE].copy_from_slice(&(sealed.len() as u16).to_le_bytes());
         answer[HEAD..HEAD + sealed.len()].copy_from_slice(&sealed);
-        let open = |name: &str| envelope::open(&short(&job), 1, &short(name), unpack(&answer));
+        let open =
+            |name: &str| sealed_unique_id::open(&short(&job), 1, &short(name), unpack(&answer));
         assert_eq!(open(&name), Ok(id));
         assert!(open(&format!("{name}y")).is_err());
     }
 
     #[test]
     fn members_are_in_the_order_of_their_keys_and_then_of_their_ranks() {
-        let choose = |color, key| Choice { color, key };
+        let choose = |color, key| SplitChoice { color, key };
         let choices = [
             choose(Some(1), 5),
             choose(Some(2), 0),

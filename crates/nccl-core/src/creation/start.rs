@@ -1,5 +1,5 @@
 //! The calls that begin to make a communicator, and the wait until it is ready: each on a thread that can be
-//! given up, because the sentinel does not watch these calls.
+//! given up, because the stuck-call monitor does not watch these calls.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaContext;
 use nccl_sys as sys;
 
-use crate::communicator::Switch;
+use crate::communicator::AbortFlagParent;
 use crate::communicator::free::discard;
-use crate::communicator::handle::{RawComm, Unsettled, settle};
+use crate::communicator::handle::{NotIdle, RawComm, wait_until_idle};
+use crate::detached_call::{self, NoResult};
 use crate::driver;
 use crate::error::{Error, Result};
-use crate::expendable::{self, NotBack};
 use crate::ffi;
 use crate::library::Library;
-use crate::state::Left;
+use crate::state::PartialInit;
 use crate::unique_id::UniqueId;
 
 pub(super) const CALL: &str = "ncclCommInitRankConfig";
@@ -31,33 +31,41 @@ pub(super) fn start_split(
     library: &Library,
     parent: RawComm,
     rank: usize,
-    switch: &Arc<Switch>,
+    abort_flag_parent: &Arc<AbortFlagParent>,
     config: &sys::ncclConfig_t,
-    patience: Patience<'_>,
-) -> Result<(), (Left<RawComm>, Error)> {
+    limits: CallLimit<'_>,
+) -> Result<(), (PartialInit<RawComm>, Error)> {
     const COLOR: i32 = 0;
-    let here = |error| (Left::Here(parent), error);
+    let here = |error| (PartialInit::Here(parent), error);
     let split = library.function(sys::Api::ncclCommSplit).map_err(here)?;
     let key = as_int(rank).map_err(here)?;
-    let Patience {
+    let CallLimit {
         context,
         deadline,
         timeout,
         interrupted,
-    } = patience;
-    let mut config = Sent(*config);
+    } = limits;
+    let mut config = SendConfig(*config);
     let (theirs, context, freeing) = (library.clone(), Arc::clone(context), library.clone());
-    let (switch, held) = (Arc::clone(switch), Arc::clone(switch));
-    let begun = expendable::call(
+    let (abort_flag_parent, held) = (Arc::clone(abort_flag_parent), Arc::clone(abort_flag_parent));
+    let begun = detached_call::run(
         deadline,
         interrupted,
         move || {
             driver::bind(&context).map_err(Error::cuda(BINDING))?;
             let (parent, config) = (parent, &mut config);
             // SAFETY: the parent is idle and only this thread uses it; the child's memory stays valid until the
-            // parent is idle again or freed (the switch keeps it); the config is valid for the call, and
+            // parent is idle again or freed (the abort-flag parent keeps it); the config is valid for the call, and
             // the strings that it points to are never freed.
-            let code = unsafe { split(parent.as_ptr(), COLOR, key, switch.place(), &mut config.0) };
+            let code = unsafe {
+                split(
+                    parent.as_ptr(),
+                    COLOR,
+                    key,
+                    abort_flag_parent.child_out_pointer(),
+                    &mut config.0,
+                )
+            };
             ffi::check(&theirs, SPLIT, code)?;
             Ok(())
         },
@@ -65,24 +73,24 @@ pub(super) fn start_split(
             discard(&freeing, parent, Some(&held));
         },
     );
-    came_back(begun, SPLIT, timeout, here)
+    call_result(begun, SPLIT, timeout, here)
 }
 
-/// Returns the result of a call that could be given up; `left` tells the remains of the communicator if the call failed, or
+/// Returns the result of a call that could be given up; `left` tells what is left of the communicator if the call failed, or
 /// was not made.
-pub(super) fn came_back<T>(
-    call: std::result::Result<Result<T>, NotBack>,
+pub(super) fn call_result<T>(
+    call: std::result::Result<Result<T>, NoResult>,
     name: &'static str,
     timeout: Duration,
-    left: impl FnOnce(Error) -> (Left<RawComm>, Error),
-) -> Result<T, (Left<RawComm>, Error)> {
+    left: impl FnOnce(Error) -> (PartialInit<RawComm>, Error),
+) -> Result<T, (PartialInit<RawComm>, Error)> {
     match call {
         Ok(result) => result.map_err(left),
         Err(not_back) => {
-            let lost = !matches!(not_back, NotBack::NoThread(_));
+            let lost = !matches!(not_back, NoResult::NoThread(_));
             let error = not_back.into_error(name, timeout);
             Err(if lost {
-                (Left::Lost, error)
+                (PartialInit::Lost, error)
             } else {
                 left(error)
             })
@@ -98,25 +106,25 @@ pub(super) fn start(
     world_size: usize,
     id: &UniqueId,
     config: &sys::ncclConfig_t,
-    patience: Patience<'_>,
-) -> Result<(RawComm, Result<()>), (Left<RawComm>, Error)> {
-    let nothing = |error| (Left::Nothing, error);
+    limits: CallLimit<'_>,
+) -> Result<(RawComm, Result<()>), (PartialInit<RawComm>, Error)> {
+    let nothing = |error| (PartialInit::Nothing, error);
     let init = library.function(sys::Api::ncclCommInitRankConfig);
     let init = init.map_err(nothing)?;
     let rank = as_int(rank).map_err(nothing)?;
     let world_size = as_int(world_size).map_err(nothing)?;
-    let Patience {
+    let CallLimit {
         context,
         deadline,
         timeout,
         interrupted,
-    } = patience;
-    if !crate::local::is(library) {
-        nccl_base::system::late::nccl_starts();
+    } = limits;
+    if !crate::single_rank::is(library) {
+        nccl_base::system::env_drift::record_environment();
     }
-    let (id, mut config) = (id.raw(), Sent(*config));
+    let (id, mut config) = (id.raw(), SendConfig(*config));
     let (theirs, context, freeing) = (library.clone(), Arc::clone(context), library.clone());
-    let made = expendable::call(
+    let made = detached_call::run(
         deadline,
         interrupted,
         move || {
@@ -149,25 +157,25 @@ pub(super) fn start(
             }
         },
     );
-    came_back(made, CALL, timeout, nothing)
+    call_result(made, CALL, timeout, nothing)
 }
 
-/// Polls until the communicator is idle, on a thread that can be given up: the sentinel does not watch
+/// Polls until the communicator is idle, on a thread that can be given up: the stuck-call monitor does not watch
 /// these calls.
-pub(super) fn settle_apart(
+pub(super) fn wait_until_idle_on_thread(
     library: &Library,
     raw: RawComm,
-    switch: Option<Arc<Switch>>,
+    abort_flag_parent: Option<Arc<AbortFlagParent>>,
     call: &'static str,
     deadline: Instant,
     interrupted: &dyn Fn() -> bool,
-) -> Result<(), Unsettled> {
+) -> Result<(), NotIdle> {
     /// How long a query of NCCL's state may take.
     const LOOK: Duration = Duration::from_secs(1);
     let stop = Arc::new(AtomicBool::new(false));
     let (theirs, stopped, freeing) = (library.clone(), Arc::clone(&stop), library.clone());
     let since: Cell<Option<Instant>> = Cell::new(None);
-    let settled = expendable::call(
+    let settled = detached_call::run(
         deadline.checked_add(LOOK).unwrap_or(deadline),
         || {
             if since.get().is_none() && interrupted() {
@@ -177,23 +185,23 @@ pub(super) fn settle_apart(
             since.get().is_some_and(|since| since.elapsed() > LOOK)
         },
         move || {
-            settle(&theirs, raw, call, deadline, || {
+            wait_until_idle(&theirs, raw, call, deadline, || {
                 stopped.load(Ordering::Acquire)
             })
         },
         move |_| {
-            discard(&freeing, raw, switch.as_deref());
+            discard(&freeing, raw, abort_flag_parent.as_deref());
         },
     );
     match settled {
         Ok(settled) => settled,
-        Err(NotBack::NoThread(_)) => settle(library, raw, call, deadline, interrupted),
-        Err(NotBack::TimedOut | NotBack::Interrupted) => Err(Unsettled::Lost),
+        Err(NoResult::NoThread(_)) => wait_until_idle(library, raw, call, deadline, interrupted),
+        Err(NoResult::TimedOut | NoResult::Interrupted) => Err(NotIdle::Lost),
     }
 }
 
 /// The timeouts of a call.
-pub(super) struct Patience<'p> {
+pub(super) struct CallLimit<'p> {
     pub(super) context: &'p Arc<CudaContext>,
     pub(super) deadline: Instant,
     /// The timeout that the error names.
@@ -202,10 +210,10 @@ pub(super) struct Patience<'p> {
 }
 
 /// A configuration on its way to the thread of the call.
-pub(super) struct Sent(pub(super) sys::ncclConfig_t);
+pub(super) struct SendConfig(pub(super) sys::ncclConfig_t);
 
 // SAFETY: its pointers are null or point to strings that are never freed nor changed.
-unsafe impl Send for Sent {}
+unsafe impl Send for SendConfig {}
 
 /// Releases from 2.23.4 on leave this thread inside a group when the very first CUDA call fails; every
 /// later call on this thread would be queued for ever. This crate never calls init inside a group of

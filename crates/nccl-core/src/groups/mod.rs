@@ -3,7 +3,7 @@
 //! A thread that drives several GPUs has to issue calls that belong together in one group: a call on one
 //! communicator may wait for calls on the others, which the blocked thread would never make.
 
-mod together;
+mod issue;
 
 use std::fmt;
 use std::future::Future;
@@ -12,12 +12,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use self::together::issue_together;
+use self::issue::issue_together;
+use crate::active_calls::CallKind;
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::{Group, in_group};
-use crate::inside::Place;
-use crate::issuing::Frame;
+use crate::issuing::IssueBuffers;
 use crate::request::Request;
 
 /// Records operations of several communicators in `record`, and issues them together.
@@ -164,8 +164,8 @@ impl<'a> Groups<'a> {
         let index = match known {
             Some(index) => index,
             None => {
-                let inside = comm.inner.enter(Place::Issue, comm.timeout);
-                let admitted = Frame::admit(comm.stream());
+                let inside = comm.inner.enter(CallKind::Issue, comm.timeout);
+                let admitted = IssueBuffers::admit(comm.stream());
                 drop(inside);
                 admitted.map_err(|error| in_group(comm, error))?;
                 self.groups.push(Group::of(comm));

@@ -1,18 +1,18 @@
 //! The identity of a communicator: its name, and its rank in its world.
 
 mod clock;
-mod home;
 mod place;
+mod recorder_scope;
 
 use std::sync::Arc;
 
 use nccl_base::fault::Roster;
 
 pub use clock::{Clock, ClockSource};
-#[doc(hidden)]
-pub use home::Home;
-pub(crate) use home::only;
 pub use place::Place;
+#[doc(hidden)]
+pub use recorder_scope::RecorderScope;
+pub(crate) use recorder_scope::single_place;
 
 /// The identity of a communicator.
 #[doc(hidden)]
@@ -28,7 +28,7 @@ pub struct Identity {
     pub key: Option<Arc<str>>,
     /// The rank of the world that made it, if a world did.
     #[doc(hidden)]
-    pub home: Option<Arc<Home>>,
+    pub scope: Option<Arc<RecorderScope>>,
     /// Its ranks' numbers in that world, in order.
     pub(crate) members: Option<Arc<[usize]>>,
     /// Its ranks' numbers in that world, and from its launcher.

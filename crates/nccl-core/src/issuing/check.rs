@@ -7,14 +7,14 @@
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use crate::agree::{self, Compared};
 use crate::communicator::Inner;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Descriptor;
 use crate::operation::OperationKind;
+use crate::operation_comparison::{self, DigestComparison};
 use crate::peers::Supervisor;
-use crate::recorded::Recorded;
-use nccl_base::departure::Ended;
+use crate::queued_op::QueuedOp;
+use nccl_base::departure::EndOutcome;
 use nccl_base::wire::Broken;
 
 const VARIABLE: &str = "NCCL_RUN_CHECK";
@@ -35,10 +35,10 @@ pub(super) fn is_wanted() -> bool {
 pub(super) fn compare_call(
     inner: &Inner,
     kind: OperationKind,
-    recorded: &[Recorded],
+    recorded: &[QueuedOp],
     deadline: Instant,
 ) -> Result<()> {
-    let Some(board) = &inner.board else {
+    let Some(supervisor) = &inner.supervisor else {
         return Ok(());
     };
     let entries: Vec<_> = recorded.iter().map(|one| one.op).collect();
@@ -46,15 +46,15 @@ pub(super) fn compare_call(
         kind,
         OperationKind::Group | OperationKind::Send | OperationKind::Recv
     ) && entries.iter().all(Descriptor::is_message);
-    if of_some || board.members().len() == 1 {
+    if of_some || supervisor.members().len() == 1 {
         return Ok(());
     }
-    let number = board.next_check();
+    let number = supervisor.next_check();
     let Some(digests) = gather(
         inner,
-        &**board,
+        &**supervisor,
         &format!("call/{number}"),
-        &agree::digest(Ok(&entries)),
+        &operation_comparison::digest(Ok(&entries)),
         number,
         deadline,
     )?
@@ -62,21 +62,24 @@ pub(super) fn compare_call(
         return Ok(());
     };
     let broken = |broken: Broken| Error::rendezvous(broken.0);
-    match agree::compare(&digests).map_err(broken)? {
-        Compared::Same | Compared::Failed(..) => Ok(()),
-        Compared::Gone(_) if inner.interrupted() => Err(inner.out_of_use()),
-        Compared::Gone(rank) => Err(Error::new(ErrorKind::Aborted {
-            reason: format!("{} is gone", board.name_of(rank)),
+    match operation_comparison::compare(&digests).map_err(broken)? {
+        DigestComparison::Same | DigestComparison::Failed(..) => Ok(()),
+        DigestComparison::Gone(_) if inner.interrupted() => Err(inner.out_of_use()),
+        DigestComparison::Gone(rank) => Err(Error::new(ErrorKind::Aborted {
+            reason: format!("{} is gone", supervisor.name_of(rank)),
         })),
-        Compared::Different => {
-            let told = agree::encode(&entries);
+        DigestComparison::Different => {
+            let told = operation_comparison::encode(&entries);
             let topic = format!("call/{number}/all");
-            let lists = gather(inner, &**board, &topic, &told, number, deadline)?;
+            let lists = gather(inner, &**supervisor, &topic, &told, number, deadline)?;
             let lists = lists.unwrap_or_default();
-            let lists = lists.iter().map(|list| agree::decode(list));
+            let lists = lists.iter().map(|list| operation_comparison::decode(list));
             let lists: Vec<_> = lists.collect::<Result<_, _>>().map_err(broken)?;
-            let difference =
-                agree::difference(&lists, agree::Done::Called, |ranks| board.names_of(ranks));
+            let difference = operation_comparison::difference(
+                &lists,
+                operation_comparison::OperationUse::Called,
+                |ranks| supervisor.names_of(ranks),
+            );
             Err(Error::new(ErrorKind::CallsDiffer { number, difference }))
         }
     }
@@ -84,7 +87,7 @@ pub(super) fn compare_call(
 
 fn gather(
     inner: &Inner,
-    board: &dyn Supervisor,
+    supervisor: &dyn Supervisor,
     topic: &str,
     part: &[u8],
     number: u64,
@@ -92,12 +95,12 @@ fn gather(
 ) -> Result<Option<Vec<Vec<u8>>>> {
     let begun = Instant::now();
     let left = deadline.saturating_duration_since(begun);
-    match board.gather(topic, part, left, &|| inner.interrupted()) {
-        Ended::All(parts) => Ok(Some(parts)),
-        Ended::Missing(missing) => {
+    match supervisor.gather(topic, part, left, &|| inner.interrupted()) {
+        EndOutcome::All(parts) => Ok(Some(parts)),
+        EndOutcome::Missing(missing) => {
             let missing = missing
                 .iter()
-                .map(|&rank| board.name_of(board.place_of(rank)));
+                .map(|&rank| supervisor.name_of(supervisor.rank_of_member(rank)));
             let missing: Vec<_> = missing.collect();
             Err(Error::new(ErrorKind::TimedOut {
                 what: format!(
@@ -107,7 +110,7 @@ fn gather(
                 timeout: left,
             }))
         }
-        Ended::Unheard if inner.interrupted() => Err(inner.out_of_use()),
-        Ended::Unheard => Ok(None),
+        EndOutcome::ConnectionLost if inner.interrupted() => Err(inner.out_of_use()),
+        EndOutcome::ConnectionLost => Ok(None),
     }
 }

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaSlice, DeviceRepr, DriverError};
 
-use super::frame::Frame;
-use super::issue::Lent;
-use crate::communicator::order::{self, Capture};
+use super::issue::AbortOnUnwind;
+use super::issue_buffers::IssueBuffers;
+use crate::active_calls::CallKind;
+use crate::communicator::stream_order::{self, ForeignCapture};
 use crate::communicator::{Communicator, Inner};
 use crate::driver;
 use crate::error::{Error, Result};
-use crate::inside::Place;
 use crate::operation::{Operation, OperationKind};
 
 /// Copies the result of a completed operation to the host. Uses a stream of its own, because work behind the operation
@@ -25,15 +25,15 @@ pub fn read_back<T: DeviceRepr>(
     comm: &Communicator,
     from: &CudaSlice<T>,
 ) -> std::result::Result<Vec<T>, DriverError> {
-    let _inside = comm.inner.enter(Place::Look, comm.timeout);
+    let _inside = comm.inner.enter(CallKind::Look, comm.timeout);
     let context = &comm.inner.context;
-    let stream = driver::undisturbed(context, || context.new_stream())?;
+    let stream = driver::ignoring_stored_error(context, || context.new_stream())?;
     // Waits for the copy alone.
-    driver::undisturbed(context, || stream.clone_dtoh(from))
+    driver::ignoring_stored_error(context, || stream.clone_dtoh(from))
 }
 
 impl Inner {
-    /// Joins the streams in `frame` around `launch`, which puts work on the frame's stream. Does not call NCCL.
+    /// Joins the streams in `buffers` around `launch`, which puts work on their stream. Does not call NCCL.
     ///
     /// # Errors
     /// The errors of the stream checks; nothing was launched, and the communicator stays usable.
@@ -42,37 +42,43 @@ impl Inner {
     #[doc(hidden)]
     pub fn compute(
         self: &Arc<Self>,
-        frame: &Frame<'_>,
+        buffers: &IssueBuffers<'_>,
         kind: OperationKind,
         timeout: Duration,
         describe: impl Fn() -> Operation,
         launch: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let before = |error: Error| self.conclude_before(error.during(&describe));
+        let before = |error: Error| self.conclude_before_issue(error.during(&describe));
         let (launched, left) = {
-            let (handle, _) = self.handle.take(Some(kind), timeout).map_err(before)?;
+            let (handle, _) = self
+                .handle
+                .lock_within(Some(kind), timeout)
+                .map_err(before)?;
             self.ready(&handle).map_err(before)?;
-            let _inside = self.enter(Place::Issue, timeout);
-            self.prepare(&handle, frame).map_err(before)?;
-            let lent = Lent::of(self);
+            let _inside = self.enter(CallKind::Issue, timeout);
+            self.prepare(&handle, buffers).map_err(before)?;
+            let lent = AbortOnUnwind::of(self);
             let launched = launch();
-            let left = self.leave(frame, &handle.join);
+            let left = self.join_after(buffers, &handle.join);
             std::mem::forget(lent);
             (launched, left)
         };
         let put = match left {
             Some(ordered) => launched.and(ordered),
             None => {
-                let lent = Lent::of(self);
+                let lent = AbortOnUnwind::of(self);
                 // NCCL has no part in the work, and does not wait for the end of the capture.
-                let _ = self.outlast(frame, self.patience_with_captures());
+                let _ = self.wait_for_capture(buffers, self.capture_deadline());
                 std::mem::forget(lent);
-                Err(order::captured(Capture::Void, launched.err()))
+                Err(stream_order::capture_error(
+                    ForeignCapture::Void,
+                    launched.err(),
+                ))
             }
         };
         put.map_err(|error| {
             let error = error.during(&describe);
-            self.abandon(&error, frame);
+            self.abort_and_join(&error, buffers);
             self.conclude(error).during(describe)
         })
     }

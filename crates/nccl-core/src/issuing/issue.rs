@@ -1,12 +1,12 @@
 //! One operation, from the checks to the request.
 //!
 //! The order of the steps makes it safe:
-//! 1. everything that can fail without NCCL: lengths and buffers (by the caller, into a frame), state,
+//! 1. everything that can fail without NCCL: lengths and buffers (by the caller, into [`IssueBuffers`]), state,
 //!    streams, waits;
 //! 2. the C calls, between group start and end when there are several, in one go;
 //! 3. the poll until NCCL has put its work on the stream: before that nothing may be recorded behind
 //!    it, and no borrow may end. In a blocking communicator that is true when its calls return; until they
-//!    do, the guard enforces the deadline;
+//!    do, the blocking-call monitor enforces the deadline;
 //! 4. the other half of the joins, and the end of cudarc's guards: on every path, also when a call
 //!    failed, because part of the work may be on the stream.
 //!
@@ -24,23 +24,23 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaEvent;
 
 use super::check;
-use super::frame::{Frame, Left};
+use super::issue_buffers::{IssueBuffers, JoinOutcome};
 use super::steps::launch_step;
-use crate::communicator::handle::{Handle, RawComm, Unsettled, settle};
-use crate::communicator::order::Capture;
-use crate::communicator::{Backoff, Communicator, Inner, order};
+use crate::active_calls::CallKind;
+use crate::communicator::handle::{Handle, NotIdle, RawComm, wait_until_idle};
+use crate::communicator::stream_order::ForeignCapture;
+use crate::communicator::{Backoff, Communicator, Inner, stream_order};
 use crate::error::{Error, ErrorKind, NcclFailure, Result};
 use crate::fatal::{FatalCause, FatalReport, end_the_process};
 use crate::ffi::Progress;
-use crate::inside::Place;
 use crate::operation::{Operation, OperationKind, Shape};
-use crate::recorded;
+use crate::queued_op;
 use crate::request::Request;
 use crate::supervision::watchdog;
 use crate::time::{deadline_after, later};
 
 /// Why an operation was not issued.
-enum Refused {
+enum IssueFailure {
     /// NCCL was not called; the communicator stays usable.
     Before(Error),
     /// NCCL was not called, because the abort signal was given.
@@ -51,24 +51,24 @@ enum Refused {
     InCapture(Option<Error>),
 }
 
-/// Issues what is recorded in `frame`.
+/// Issues what is recorded in `buffers`.
 #[doc(hidden)]
 pub fn issue(
     comm: &Communicator,
-    frame: &Frame<'_>,
+    buffers: &IssueBuffers<'_>,
     kind: OperationKind,
     shape: Shape,
 ) -> Result<Request> {
     let started = Instant::now();
     let inner = &comm.inner;
-    match inner.issue_locked(frame, kind, started, comm.timeout) {
+    match inner.issue_locked(buffers, kind, started, comm.timeout) {
         Ok(sequence) => {
-            let nothing = frame.batch().recorded.is_empty();
+            let nothing = buffers.batch().recorded.is_empty();
             Ok(Request::new(comm, kind, shape, sequence, started, nothing))
         }
         Err((refused, sequence)) => {
             let describe = || inner.operation(kind, shape, sequence, started);
-            Err(not_issued(comm, refused, frame, &describe))
+            Err(not_issued(comm, refused, buffers, &describe))
         }
     }
 }
@@ -76,38 +76,38 @@ pub fn issue(
 #[cold]
 fn not_issued(
     comm: &Communicator,
-    refused: Refused,
-    frame: &Frame<'_>,
+    refused: IssueFailure,
+    buffers: &IssueBuffers<'_>,
     describe: &dyn Fn() -> Operation,
 ) -> Error {
     let inner = &comm.inner;
     let error = match refused {
-        Refused::Before(error) => {
-            return inner.conclude_before(error.during(describe));
+        IssueFailure::Before(error) => {
+            return inner.conclude_before_issue(error.during(describe));
         }
-        Refused::Signalled(error) => {
+        IssueFailure::Signalled(error) => {
             let error = error.during(describe);
             // This operation has lent nothing to NCCL: the communicator may be leaked.
             inner.abort(&error);
             error
         }
-        Refused::Underway(error) => {
+        IssueFailure::Underway(error) => {
             let error = error.during(describe);
-            inner.abandon(&error, frame);
+            inner.abort_and_join(&error, buffers);
             error
         }
-        Refused::InCapture(failed) => {
-            let lent = Lent::of(inner);
+        IssueFailure::InCapture(failed) => {
+            let lent = AbortOnUnwind::of(inner);
             let has_ended = inner
-                .outlast(frame, inner.patience_with_captures())
+                .wait_for_capture(buffers, inner.capture_deadline())
                 .is_some();
             let is_settled = failed.is_none();
-            let error = order::captured(Capture::Void, failed).during(describe);
+            let error = stream_order::capture_error(ForeignCapture::Void, failed).during(describe);
             match is_settled && !has_ended {
                 // The capture has all of the work, and NCCL waits for the capture.
                 true => inner.abort_in_background(&error),
                 // Work that has not settled may still get onto the stream.
-                false => inner.abandon(&error, frame),
+                false => inner.abort_and_join(&error, buffers),
             }
             std::mem::forget(lent);
             error
@@ -119,19 +119,19 @@ fn not_issued(
 impl Inner {
     fn issue_locked(
         self: &Arc<Self>,
-        frame: &Frame<'_>,
+        buffers: &IssueBuffers<'_>,
         kind: OperationKind,
         started: Instant,
         timeout: Duration,
-    ) -> Result<u64, (Refused, Option<u64>)> {
-        let (mut handle, waited) = match self.handle.take(Some(kind), timeout) {
+    ) -> Result<u64, (IssueFailure, Option<u64>)> {
+        let (mut handle, waited) = match self.handle.lock_within(Some(kind), timeout) {
             Ok(turn) => turn,
-            Err(error) => return Err((Refused::Before(error), None)),
+            Err(error) => return Err((IssueFailure::Before(error), None)),
         };
         // The wait for other calls does not count against this operation.
         let started = if waited { Instant::now() } else { started };
         let sequence = handle.sequence + 1;
-        match self.issue_on(&mut handle, frame, kind, started, timeout) {
+        match self.issue_on(&mut handle, buffers, kind, started, timeout) {
             Ok(()) => Ok(sequence),
             Err(refused) => Err((refused, Some(sequence))),
         }
@@ -140,80 +140,86 @@ impl Inner {
     fn issue_on(
         self: &Arc<Self>,
         handle: &mut Handle,
-        frame: &Frame<'_>,
+        buffers: &IssueBuffers<'_>,
         kind: OperationKind,
         started: Instant,
         timeout: Duration,
-    ) -> Result<(), Refused> {
-        let Some(raw) = self.phase.usable(handle.raw) else {
-            return Err(Refused::Before(self.out_of_use()));
+    ) -> Result<(), IssueFailure> {
+        let Some(raw) = self.lifecycle.usable(handle.raw) else {
+            return Err(IssueFailure::Before(self.out_of_use()));
         };
         if self.abort_signal.is_aborted() {
-            return Err(Refused::Signalled(Error::new(ErrorKind::Aborted {
+            return Err(IssueFailure::Signalled(Error::new(ErrorKind::Aborted {
                 reason: String::from("its abort signal was given"),
             })));
         }
 
-        let _inside = self.enter(Place::Issue, timeout);
+        let _inside = self.enter(CallKind::Issue, timeout);
         if check::is_wanted() {
-            check::compare_call(self, kind, frame.batch().recorded, later(started, timeout))
-                .map_err(Refused::Before)?;
+            check::compare_call(
+                self,
+                kind,
+                buffers.batch().recorded,
+                later(started, timeout),
+            )
+            .map_err(IssueFailure::Before)?;
         }
 
         // 1. None of this calls NCCL.
-        self.prepare(handle, frame).map_err(Refused::Before)?;
+        self.prepare(handle, buffers)
+            .map_err(IssueFailure::Before)?;
 
         // 2. and 3.
-        let lent = Lent::of(self);
+        let lent = AbortOnUnwind::of(self);
         handle.sequence += 1;
-        let calls = recorded::Calls {
+        let calls = queued_op::CallContext {
             library: &self.library,
             comm: raw.as_ptr(),
-            stream: frame.on.cu_stream().cast(),
+            stream: buffers.on.cu_stream().cast(),
         };
-        let (batch, writer) = (frame.batch(), &mut handle.recorder);
+        let (batch, writer) = (buffers.batch(), &mut handle.recorder);
         let ticket = writer.begin(
             handle.sequence,
             kind,
             started,
-            frame.on,
+            buffers.on,
             timeout,
             batch.recorded.len(),
         );
-        let issue = watchdog::Issue {
+        let issue = watchdog::ReportedCall {
             inner: self,
-            on: frame.on,
+            on: buffers.on,
             number: handle.sequence,
             kind,
             timeout,
         };
         let mut is_marked = false;
-        if ticket.is_unusual {
-            match watchdog::before(issue) {
+        if ticket.needs_report {
+            match watchdog::report_before(issue) {
                 Ok(marked) => is_marked = marked,
                 Err(error) => {
                     std::mem::forget(lent);
                     handle.recorder.end(ticket, Some(&error));
-                    return Err(Refused::Before(error));
+                    return Err(IssueFailure::Before(error));
                 }
             }
         }
         // The clock is read again only where an earlier step may have taken long.
-        let left = match check::is_wanted() || ticket.is_unusual {
+        let left = match check::is_wanted() || ticket.needs_report {
             true => timeout.saturating_sub(started.elapsed()),
             false => timeout,
         };
-        let launched = match frame.has_steps() {
+        let launched = match buffers.has_steps() {
             false => self.launch(raw, started, (timeout, left), || {
-                recorded::call(batch, &calls, writer)
+                queued_op::call(batch, &calls, writer)
             }),
-            true => frame.steps().try_for_each(|step| {
+            true => buffers.steps().try_for_each(|step| {
                 launch_step(
                     self,
                     raw,
                     (started, timeout),
                     step,
-                    frame.on,
+                    buffers.on,
                     &calls,
                     writer,
                 )
@@ -222,56 +228,64 @@ impl Inner {
 
         handle.recorder.end(ticket, launched.as_ref().err());
         if is_marked {
-            watchdog::after(issue);
+            watchdog::report_after(issue);
         }
 
         // 4. On every path.
-        let left = self.leave(frame, &handle.join);
+        let left = self.join_after(buffers, &handle.join);
         std::mem::forget(lent);
         match left {
-            Some(ordered) => launched.and(ordered).map_err(Refused::Underway),
-            None => Err(Refused::InCapture(launched.err())),
+            Some(ordered) => launched.and(ordered).map_err(IssueFailure::Underway),
+            None => Err(IssueFailure::InCapture(launched.err())),
         }
     }
 
     /// Does the second half of the joins; returns `None` if a capture interfered, which is void now. Ends the process if the capture
     /// has become a graph, which may hold memory that was lent to the operation.
     #[inline]
-    pub(crate) fn leave(&self, frame: &Frame<'_>, join: &CudaEvent) -> Option<Result<()>> {
-        match frame.leave(self, join) {
-            Left::Ordered(ordered) => Some(ordered),
-            Left::Captured(Capture::Void) => None,
-            Left::Captured(Capture::InGraph) => {
+    pub(crate) fn join_after(
+        &self,
+        buffers: &IssueBuffers<'_>,
+        join: &CudaEvent,
+    ) -> Option<Result<()>> {
+        match buffers.join_after(self, join) {
+            JoinOutcome::Ordered(ordered) => Some(ordered),
+            JoinOutcome::Captured(ForeignCapture::Void) => None,
+            JoinOutcome::Captured(ForeignCapture::InGraph) => {
                 end_the_process(FatalReport::new(self.identity(), FatalCause::InGraph))
             }
         }
     }
 
     /// Until when to wait for the end of another thread's capture.
-    pub(crate) fn patience_with_captures(&self) -> Instant {
+    pub(crate) fn capture_deadline(&self) -> Instant {
         deadline_after(self.timeouts.abort / 2)
     }
 
     /// Does the second half of the joins after the end of another thread's capture; returns `None` if the capture does not end and
     /// the joins are not needed. Ends the process if they are needed. To be called without the lock: an abort needs it.
     #[cold]
-    pub(crate) fn outlast(&self, frame: &Frame<'_>, deadline: Instant) -> Option<Result<()>> {
-        let cause = match frame.outlast(self, deadline) {
-            Left::Ordered(ordered) => return Some(ordered),
-            Left::Captured(Capture::Void) if frame.needs_no_order() => return None,
-            Left::Captured(Capture::Void) => FatalCause::Captured {
+    pub(crate) fn wait_for_capture(
+        &self,
+        buffers: &IssueBuffers<'_>,
+        deadline: Instant,
+    ) -> Option<Result<()>> {
+        let cause = match buffers.wait_for_capture(self, deadline) {
+            JoinOutcome::Ordered(ordered) => return Some(ordered),
+            JoinOutcome::Captured(ForeignCapture::Void) if buffers.needs_no_order() => return None,
+            JoinOutcome::Captured(ForeignCapture::Void) => FatalCause::Captured {
                 timeout: self.timeouts.abort,
             },
-            Left::Captured(Capture::InGraph) => FatalCause::InGraph,
+            JoinOutcome::Captured(ForeignCapture::InGraph) => FatalCause::InGraph,
         };
         end_the_process(FatalReport::new(self.identity(), cause))
     }
 
     /// Checks the operation's stream, and makes it wait for the streams of the buffers.
-    pub(crate) fn prepare(&self, handle: &Handle, frame: &Frame<'_>) -> Result<()> {
-        order::admit(order::OPERATION, frame.on, &self.context)?;
-        frame.is_ordered()?;
-        order::enter(frame.on, frame.foreign(), &handle.join)
+    pub(crate) fn prepare(&self, handle: &Handle, buffers: &IssueBuffers<'_>) -> Result<()> {
+        stream_order::check_operation_stream(stream_order::OPERATION, buffers.on, &self.context)?;
+        buffers.is_ordered()?;
+        stream_order::join_before(buffers.on, buffers.foreign(), &handle.join)
     }
 
     /// Makes `calls`, and returns when the work is on the stream, or cannot get there any more: at the latest `timeout` after
@@ -284,36 +298,38 @@ impl Inner {
         (timeout, left): (Duration, Duration),
         calls: impl FnOnce() -> Result<Progress, NcclFailure>,
     ) -> Result<()> {
-        let called = match &self.switch {
+        let called = match &self.abort_flag_parent {
             None => calls(),
-            Some(switch) => {
-                let inside = switch.enter(left);
+            Some(abort_flag_parent) => {
+                let inside = abort_flag_parent.enter(left);
                 let called = calls();
                 if let Some(ended) = inside.leave() {
-                    return Err(not_put(ended, timeout));
+                    return Err(not_issued_in_time(ended, timeout));
                 }
                 called
             }
         };
         match called {
             Ok(Progress::Done) => Ok(()),
-            Ok(Progress::Pending) => self.settled(raw, started, timeout, || self.interrupted()),
-            Err(failure) => Err(self.failed_inside(failure, timeout)),
+            Ok(Progress::Pending) => {
+                self.wait_until_on_stream(raw, started, timeout, || self.interrupted())
+            }
+            Err(failure) => Err(self.error_of_failed_call(failure, timeout)),
         }
     }
 
     /// The error for a call that failed. A call that was inside NCCL while the communicator was aborted is reported as
     /// interrupted.
     #[cold]
-    pub(crate) fn failed_inside(&self, failure: NcclFailure, timeout: Duration) -> Error {
-        match self.switch.is_some() && self.phase.get().is_aborted() {
-            true => not_put(Unsettled::Interrupted, timeout),
+    pub(crate) fn error_of_failed_call(&self, failure: NcclFailure, timeout: Duration) -> Error {
+        match self.abort_flag_parent.is_some() && self.lifecycle.get().is_aborted() {
+            true => not_issued_in_time(NotIdle::Interrupted, timeout),
             false => failure.into(),
         }
     }
 
     /// Polls until the work is on the stream.
-    pub(crate) fn settled(
+    pub(crate) fn wait_until_on_stream(
         &self,
         raw: RawComm,
         started: Instant,
@@ -321,30 +337,30 @@ impl Inner {
         interrupted: impl Fn() -> bool,
     ) -> Result<()> {
         let deadline = later(started, timeout);
-        settle(&self.library, raw, "launch", deadline, interrupted).map_err(|unsettled| {
-            self.left_unsettled();
-            not_put(unsettled, timeout)
+        wait_until_idle(&self.library, raw, "launch", deadline, interrupted).map_err(|not_idle| {
+            self.record_unfinished_launch();
+            not_issued_in_time(not_idle, timeout)
         })
     }
 
     pub(crate) fn interrupted(&self) -> bool {
         // A finalize does not interrupt: it waits for this operation.
-        self.abort_signal.is_aborted() || self.phase.get().is_aborted()
+        self.abort_signal.is_aborted() || self.lifecycle.get().is_aborted()
     }
 
     /// Aborts a communicator that cannot be used again, and makes the buffers' streams wait for
     /// the work that is still on the operation's stream. Ends the process when NCCL keeps pointers into memory
     /// that it was only lent.
-    pub(crate) fn abandon(self: &Arc<Self>, reason: &Error, frame: &Frame<'_>) {
-        let lent = Lent::of(self);
+    pub(crate) fn abort_and_join(self: &Arc<Self>, reason: &Error, buffers: &IssueBuffers<'_>) {
+        let lent = AbortOnUnwind::of(self);
         let timeout = self.abort_limit();
-        if !self.end_for(reason) {
+        if !self.abort_until_released(reason) {
             end_the_process(FatalReport::new(
                 self.identity(),
                 FatalCause::NotFreed { timeout },
             ));
         }
-        if !self.left_again(frame) && !self.is_over(frame) {
+        if !self.retry_join_after(buffers) && !self.is_over(buffers) {
             end_the_process(FatalReport::new(
                 self.identity(),
                 FatalCause::NotEnded { timeout },
@@ -354,27 +370,27 @@ impl Inner {
     }
 
     /// Does the second half of the joins once more, if the lock becomes free within the abort timeout. Returns whether that succeeded.
-    fn left_again(&self, frame: &Frame<'_>) -> bool {
+    fn retry_join_after(&self, buffers: &IssueBuffers<'_>) -> bool {
         let deadline = deadline_after(self.timeouts.abort);
-        let Some(handle) = self.handle.take_until(deadline) else {
+        let Some(handle) = self.handle.lock_until(deadline) else {
             return false;
         };
-        let inside = self.enter(Place::Look, self.timeouts.abort);
-        let left = self.leave(frame, &handle.join);
+        let inside = self.enter(CallKind::Look, self.timeouts.abort);
+        let left = self.join_after(buffers, &handle.join);
         drop((inside, handle));
-        let left = left.or_else(|| self.outlast(frame, self.patience_with_captures()));
+        let left = left.or_else(|| self.wait_for_capture(buffers, self.capture_deadline()));
         left.is_none_or(|ordered| ordered.is_ok())
     }
 
     /// Waits until nothing runs on the operation's stream any more, for the abort timeout at most; returns whether that is so. A
     /// failed device runs nothing.
-    fn is_over(&self, frame: &Frame<'_>) -> bool {
+    fn is_over(&self, buffers: &IssueBuffers<'_>) -> bool {
         let deadline = deadline_after(self.timeouts.abort);
         let mut backoff = Backoff::new();
-        // Enters for each query, so that the sentinel does not mistake the wait for a call that does not return.
+        // Enters for each query, so that the stuck-call monitor does not mistake the wait for a call that does not return.
         let is_busy = || {
-            let _inside = self.enter(Place::Look, self.timeouts.abort);
-            order::is_busy(frame.on)
+            let _inside = self.enter(CallKind::Look, self.timeouts.abort);
+            stream_order::is_busy(buffers.on)
         };
         while is_busy() {
             if Instant::now() >= deadline {
@@ -390,26 +406,27 @@ impl Inner {
 #[cold]
 #[doc(hidden)]
 pub fn failed_check(comm: &Communicator, kind: OperationKind, shape: Shape, error: Error) -> Error {
-    comm.inner
-        .conclude_before(error.during(|| comm.inner.operation(kind, shape, None, Instant::now())))
+    comm.inner.conclude_before_issue(
+        error.during(|| comm.inner.operation(kind, shape, None, Instant::now())),
+    )
 }
 
 /// The error for an operation that did not get onto its stream.
 #[cold]
-pub(crate) fn not_put(unsettled: Unsettled, timeout: Duration) -> Error {
-    unsettled.into_error("putting the operation on its stream", timeout)
+pub(crate) fn not_issued_in_time(not_idle: NotIdle, timeout: Duration) -> Error {
+    not_idle.into_error("putting the operation on its stream", timeout)
 }
 
 /// Marks that memory is lent to NCCL: a panic must not give it back to the caller, and ends the process.
-pub(crate) struct Lent<'i>(&'i Inner);
+pub(crate) struct AbortOnUnwind<'i>(&'i Inner);
 
-impl<'i> Lent<'i> {
+impl<'i> AbortOnUnwind<'i> {
     pub(crate) fn of(inner: &'i Inner) -> Self {
         Self(inner)
     }
 }
 
-impl Drop for Lent<'_> {
+impl Drop for AbortOnUnwind<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             end_the_process(FatalReport::new(self.0.identity(), FatalCause::Panicked));

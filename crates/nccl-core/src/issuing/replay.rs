@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaEvent;
 
-use super::frame::{Frame, Left};
+use super::issue_buffers::{IssueBuffers, JoinOutcome};
+use crate::active_calls::CallKind;
 use crate::communicator::Inner;
-use crate::communicator::order::{self, Capture};
+use crate::communicator::stream_order::{self, ForeignCapture};
 use crate::error::{Error, Result};
-use crate::inside::Place;
 use crate::operation::{Operation, OperationKind, Shape};
 use crate::stats::Volume;
 use crate::supervision::watchdog;
@@ -26,11 +26,11 @@ pub(crate) enum NotLaunched {
 }
 
 impl Inner {
-    /// Joins the streams in `frame` around `launch`, which puts work on the frame's stream. Counts `volume`, if given.
+    /// Joins the streams in `buffers` around `launch`, which puts work on their stream. Counts `volume`, if given.
     /// Returns the operation's number.
     pub(crate) fn replay(
         self: &Arc<Self>,
-        frame: &Frame<'_>,
+        buffers: &IssueBuffers<'_>,
         join: &CudaEvent,
         volume: Option<&Volume>,
         timeout: Duration,
@@ -38,7 +38,9 @@ impl Inner {
         launch: impl FnOnce(&Self) -> Result<(), NotLaunched>,
     ) -> Result<u64> {
         let (sequence, ticket) = {
-            let (mut handle, _) = self.handle.take(Some(OperationKind::Replay), timeout)?;
+            let (mut handle, _) = self
+                .handle
+                .lock_within(Some(OperationKind::Replay), timeout)?;
             let started = Instant::now();
             self.ready(&handle)?;
             handle.sequence += 1;
@@ -49,7 +51,7 @@ impl Inner {
                 sequence,
                 OperationKind::Replay,
                 started,
-                frame.on,
+                buffers.on,
                 timeout,
                 0,
             );
@@ -59,51 +61,51 @@ impl Inner {
             }
             (sequence, ticket)
         };
-        let inside = self.enter(Place::Replay, timeout);
-        if let Err(error) = self.ordered_behind_buffers(frame, join) {
+        let inside = self.enter(CallKind::Replay, timeout);
+        if let Err(error) = self.ordered_behind_buffers(buffers, join) {
             self.tracked.launched(ticket, false);
             return Err(error);
         }
-        let issue = watchdog::Issue {
+        let issue = watchdog::ReportedCall {
             inner: self,
-            on: frame.on,
+            on: buffers.on,
             number: sequence,
             kind: OperationKind::Replay,
             timeout,
         };
         let mut is_marked = false;
-        if ticket.is_unusual {
-            is_marked =
-                watchdog::before(issue).inspect_err(|_| self.tracked.launched(ticket, false))?;
+        if ticket.needs_report {
+            is_marked = watchdog::report_before(issue)
+                .inspect_err(|_| self.tracked.launched(ticket, false))?;
         }
         let launched = launch(self);
         self.tracked.launched(ticket, launched.is_ok());
         if is_marked {
-            watchdog::after(issue);
+            watchdog::report_after(issue);
         }
-        let left = frame.leave(self, join);
+        let left = buffers.join_after(self, join);
         drop(inside);
         // Whether the work is on the stream or will never get there.
         let (captured, is_apart) = match &left {
-            Left::Ordered(_) => (None, true),
-            Left::Captured(Capture::Void) => {
-                let ended = self.outlast(frame, self.patience_with_captures());
-                (Some(Capture::Void), ended.is_some())
+            JoinOutcome::Ordered(_) => (None, true),
+            JoinOutcome::Captured(ForeignCapture::Void) => {
+                let ended = self.wait_for_capture(buffers, self.capture_deadline());
+                (Some(ForeignCapture::Void), ended.is_some())
             }
-            Left::Captured(Capture::InGraph) => {
+            JoinOutcome::Captured(ForeignCapture::InGraph) => {
                 // That capture is over. Earlier work is on the stream, and the buffers' streams have to wait for it.
-                let _ = self.outlast(frame, self.patience_with_captures());
-                (Some(Capture::InGraph), false)
+                let _ = self.wait_for_capture(buffers, self.capture_deadline());
+                (Some(ForeignCapture::InGraph), false)
             }
         };
         let (failed, is_launched) = match (launched, left) {
             (Err(NotLaunched::Refused(error)), _) => return Err(error),
             (Err(NotLaunched::Failed(error)), _) => (Some(error), false),
-            (Ok(()), Left::Ordered(Err(error))) => (Some(error), true),
+            (Ok(()), JoinOutcome::Ordered(Err(error))) => (Some(error), true),
             (Ok(()), _) => (None, true),
         };
         let error = match (captured, failed) {
-            (Some(capture), failed) => order::captured(capture, failed),
+            (Some(capture), failed) => stream_order::capture_error(capture, failed),
             (None, Some(error)) => error,
             (None, None) => return Ok(sequence),
         };
@@ -112,7 +114,7 @@ impl Inner {
         match is_launched && !is_apart {
             // The plan keeps its memory, and NCCL waits for the end of that capture and of its graph.
             true => self.abort_in_background(&error),
-            false => self.abandon(&error, frame),
+            false => self.abort_and_join(&error, buffers),
         }
         Err(error)
     }
@@ -126,9 +128,9 @@ impl Inner {
         }
     }
 
-    fn ordered_behind_buffers(&self, frame: &Frame<'_>, join: &CudaEvent) -> Result<()> {
-        order::admit(order::OPERATION, frame.on, &self.context)?;
-        frame.is_ordered()?;
-        order::enter(frame.on, frame.foreign(), join)
+    fn ordered_behind_buffers(&self, buffers: &IssueBuffers<'_>, join: &CudaEvent) -> Result<()> {
+        stream_order::check_operation_stream(stream_order::OPERATION, buffers.on, &self.context)?;
+        buffers.is_ordered()?;
+        stream_order::join_before(buffers.on, buffers.foreign(), join)
     }
 }

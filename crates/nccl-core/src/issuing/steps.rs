@@ -1,7 +1,7 @@
 //! Operations of several steps: groups one after another, with copies on the device in between.
 //!
-//! All steps are one operation: one turn at the communicator, one number, one deadline, one request. A step begins when
-//! the group before it is on the stream, so that the stream runs the steps in order, and the host does not wait
+//! All steps are one operation: one acquisition of the communicator's lock, one number, one deadline, one request. A step
+//! begins when the group before it is on the stream, so that the stream runs the steps in order, and the host does not wait
 //! for the device.
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 use crate::communicator::Inner;
 use crate::communicator::handle::RawComm;
 use crate::error::{Error, Result};
-use crate::recorded::{self, Batch, Calls};
+use crate::queued_op::{self, Batch, CallContext};
 use crate::recorder::Writer;
 
 /// One step: first the copies, then the group.
@@ -23,7 +23,7 @@ pub(crate) struct Step<'f> {
     pub(crate) batch: Batch<'f>,
 }
 
-/// Rows of bytes that are copied on the device, between buffers of a frame. The source and the
+/// Rows of bytes that are copied on the device, between buffers of one operation. The source and the
 /// destination do not overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Copy {
@@ -47,7 +47,7 @@ impl Copy {
             if bytes == 0 {
                 return Ok(());
             }
-            // SAFETY: both ends lie in buffers of the frame, which were checked to be that long and are not freed before
+            // SAFETY: both ends lie in these buffers, which were checked to be that long and are not freed before
             // the work on the stream is done; the stream is alive.
             let code =
                 unsafe { sys::cuMemcpyDtoDAsync_v2(self.to, self.from, bytes, stream.cu_stream()) };
@@ -89,7 +89,7 @@ pub(crate) fn launch_step(
     (started, timeout): (Instant, Duration),
     step: Step<'_>,
     on: &Arc<CudaStream>,
-    calls: &Calls<'_>,
+    calls: &CallContext<'_>,
     writer: &mut Writer,
 ) -> Result<()> {
     step.copies.iter().try_for_each(|copy| copy.enqueue(on))?;
@@ -98,6 +98,6 @@ pub(crate) fn launch_step(
     }
     let left = timeout.saturating_sub(started.elapsed());
     inner.launch(raw, started, (timeout, left), || {
-        recorded::call(step.batch, calls, writer)
+        queued_op::call(step.batch, calls, writer)
     })
 }

@@ -17,14 +17,14 @@ use nccl_sys as sys;
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, lend};
 #[cfg(doc)]
 use crate::communicator::Communicator;
-use crate::communicator::{Timeouts, admit_owner};
+use crate::communicator::{Timeouts, check_allocation_stream};
 use crate::driver;
+use crate::drop_queue::{self, DeferredDrop, DropPoll, StreamPoint};
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::library::Library;
-use crate::reaper::{self, Behind, DeferredDrop, Turn};
 use crate::time::deadline_after;
-use crate::{expendable, ffi};
+use crate::{detached_call, ffi};
 
 /// Device memory from NCCL's own allocator, of `len` elements of `T`.
 ///
@@ -96,7 +96,7 @@ impl<T: NcclType> Buffer<T> {
         library.function(sys::Api::ncclMemAlloc)?;
         library.function(sys::Api::ncclMemFree)?;
         library.admit(T::DATA_TYPE)?;
-        admit_owner(stream)?;
+        check_allocation_stream(stream)?;
         let context = stream.context();
         let last = driver::new_event(context, None)
             .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
@@ -275,7 +275,7 @@ fn allocate(
     const CALL: &str = "ncclMemAlloc";
     let allocate = library.function(sys::Api::ncclMemAlloc)?;
     let (theirs, context, freeing) = (library.clone(), Arc::clone(context), library.clone());
-    let allocated = expendable::call(
+    let allocated = detached_call::run(
         deadline_after(timeout),
         || false,
         move || {
@@ -300,18 +300,18 @@ fn allocate(
 }
 
 /// The memory of a dropped buffer.
-struct Freed<T: NcclType> {
+struct DeferredBuffer<T: NcclType> {
     /// Present until the stream waits for the other users of the memory; while the stream is capturing it cannot.
     memory: Option<ManuallyDrop<CudaSlice<T>>>,
     address: CUdeviceptr,
     bytes: usize,
     event: Option<CudaEvent>,
-    behind: Option<Behind>,
+    behind: Option<StreamPoint>,
     stream: Arc<CudaStream>,
     library: Library,
 }
 
-impl<T: NcclType> Freed<T> {
+impl<T: NcclType> DeferredBuffer<T> {
     /// Makes the stream wait for the other users that cudarc knows of, and marks the point behind them.
     fn mark(&mut self) {
         if driver::is_capturing(&self.stream) {
@@ -326,7 +326,7 @@ impl<T: NcclType> Freed<T> {
             self.address = ManuallyDrop::into_inner(memory).leak();
         }
         if let Some(event) = self.event.take() {
-            self.behind = Some(Behind::new(Arc::clone(&self.stream), event));
+            self.behind = Some(StreamPoint::new(Arc::clone(&self.stream), event));
         }
     }
 }
@@ -346,22 +346,22 @@ fn wait_for_users<T>(
     };
     driver::bind(stream.context())?;
     let context = stream.context();
-    let (_, reader) = driver::undisturbed(context, || memory.device_ptr(stream));
+    let (_, reader) = driver::ignoring_stored_error(context, || memory.device_ptr(stream));
     wait_for(reader)?;
-    let (_, writer) = driver::undisturbed(context, || memory.device_ptr_mut(stream));
+    let (_, writer) = driver::ignoring_stored_error(context, || memory.device_ptr_mut(stream));
     wait_for(writer)
 }
 
-impl<T: NcclType> DeferredDrop for Freed<T> {
-    fn poll(&mut self) -> Turn {
+impl<T: NcclType> DeferredDrop for DeferredBuffer<T> {
+    fn poll(&mut self) -> DropPoll {
         let _ = driver::bind(self.stream.context());
         if self.behind.is_none() {
             self.mark();
         }
-        if self.behind.as_mut().is_some_and(Behind::is_over) {
-            Turn::Over
+        if self.behind.as_mut().is_some_and(StreamPoint::is_over) {
+            DropPoll::Over
         } else {
-            Turn::Wait
+            DropPoll::Wait
         }
     }
 
@@ -398,13 +398,13 @@ impl<T: NcclType> Drop for Buffer<T> {
             )
         };
         let memory = ManuallyDrop::new(memory);
-        if reaper::is_closed() {
+        if drop_queue::is_closed() {
             std::mem::forget(event);
             return;
         }
         let stream = Arc::clone(memory.stream());
         let _ = driver::bind(stream.context());
-        let mut freed = Freed {
+        let mut freed = DeferredBuffer {
             address: 0,
             bytes: memory.num_bytes(),
             memory: Some(memory),
@@ -414,7 +414,7 @@ impl<T: NcclType> Drop for Buffer<T> {
             library: self.library.clone(),
         };
         freed.mark();
-        reaper::take(Box::new(freed), reaper::TIMEOUT);
+        drop_queue::defer(Box::new(freed), drop_queue::TIMEOUT);
     }
 }
 

@@ -7,7 +7,7 @@
 //! - `owned`: memory that both, and captured plans, can own.
 //!
 //! Invariants: such memory is only lent out as cudarc's views, never as a `&mut CudaSlice`, with which a
-//! program could swap it for other memory; and the reaper frees it, behind everything that was put on its
+//! program could swap it for other memory; and the drop queue frees it, behind everything that was put on its
 //! stream.
 
 mod buffer;

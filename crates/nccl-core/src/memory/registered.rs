@@ -12,15 +12,15 @@ use nccl_sys as sys;
 
 use super::owned::{OwnedBuffer, sealed};
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, lend};
-use crate::communicator::{Backoff, Communicator, KeepAlive, admit_buffer};
+use crate::communicator::{Backoff, Communicator, KeepAlive, check_buffer_context};
 use crate::driver;
+use crate::drop_queue::{self, DeferredDrop, DropPoll, StreamPoint};
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
-use crate::reaper::{self, Behind, DeferredDrop, Turn};
 use crate::state::State;
 use crate::time::deadline_after;
-use crate::{expendable, ffi};
+use crate::{detached_call, ffi};
 
 /// A buffer that is registered with a communicator, and owned by the registration.
 ///
@@ -100,7 +100,7 @@ pub(super) fn register<B: OwnedBuffer>(
     let register = library.function(sys::Api::ncclCommRegister)?;
     library.function(sys::Api::ncclCommDeregister)?;
     let context = &comm.inner.context;
-    admit_buffer(buffer.stream(), context)?;
+    check_buffer_context(buffer.stream(), context)?;
     let last = driver::new_event(context, None)
         .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
     let (address, bytes) = {
@@ -112,8 +112,8 @@ pub(super) fn register<B: OwnedBuffer>(
         0 => Ok(Ok(Registration::none(Kind::Local))),
         bytes => {
             let (inner, timeout) = (Arc::clone(&comm.inner), comm.timeout);
-            inner.lends_to_proxies();
-            expendable::call(
+            inner.lends_beyond_kernels();
+            detached_call::run(
                 // The wait for the lock has a deadline of its own.
                 deadline_after(timeout.saturating_add(SLACK)),
                 || false,
@@ -121,7 +121,7 @@ pub(super) fn register<B: OwnedBuffer>(
                     driver::bind(&inner.context).map_err(Error::cuda(
                         "binding the context to this thread (cuCtxSetCurrent)",
                     ))?;
-                    let (guard, _) = inner.handle.take(None, timeout)?;
+                    let (guard, _) = inner.handle.lock_within(None, timeout)?;
                     let raw = inner.ready(&guard)?;
                     let mut handle: *mut c_void = std::ptr::null_mut();
                     // SAFETY: memory of that many bytes, which is neither moved nor freed until it is
@@ -248,18 +248,18 @@ impl<B: OwnedBuffer> Registered<B> {
     pub fn into_inner(self) -> Result<B> {
         forked::check()?;
         let call = self.handle.kind.undone_by();
-        let remains = self.take_apart();
-        let timeout = remains.comm.timeout;
+        let deferred = self.take_apart();
+        let timeout = deferred.comm.timeout;
         let deadline = deadline_after(timeout);
-        if remains.handle.handle.is_none() {
-            return remains.let_go(deadline, timeout);
+        if deferred.handle.handle.is_none() {
+            return deferred.wait_and_release(deadline, timeout);
         }
-        let comm = (*remains.comm).clone();
-        let let_go = expendable::call(
+        let comm = (*deferred.comm).clone();
+        let let_go = detached_call::run(
             // At the deadline the thread returns by itself, a little later.
             deadline_after(timeout.saturating_add(SLACK)),
             || false,
-            move || remains.let_go(deadline, timeout),
+            move || deferred.wait_and_release(deadline, timeout),
             drop,
         );
         match let_go {
@@ -274,14 +274,14 @@ impl<B: OwnedBuffer> Registered<B> {
         }
     }
 
-    fn take_apart(mut self) -> Remnant<B> {
-        let remains = self.remains();
+    fn take_apart(mut self) -> DeferredRegistration<B> {
+        let deferred = self.take_deferred();
         std::mem::forget(self);
-        remains
+        deferred
     }
 
     /// Takes the fields out. Called once, at the end of this value.
-    fn remains(&mut self) -> Remnant<B> {
+    fn take_deferred(&mut self) -> DeferredRegistration<B> {
         // SAFETY: each is taken once, because the caller forgets `self` or is its drop.
         let (buffer, comm, last) = unsafe {
             (
@@ -290,8 +290,8 @@ impl<B: OwnedBuffer> Registered<B> {
                 ManuallyDrop::take(&mut self.last),
             )
         };
-        let behind = Behind::new(Arc::clone(buffer.stream()), last);
-        Remnant {
+        let behind = StreamPoint::new(Arc::clone(buffer.stream()), last);
+        DeferredRegistration {
             buffer: ManuallyDrop::new(buffer),
             handle: self.handle,
             comm,
@@ -303,34 +303,34 @@ impl<B: OwnedBuffer> Registered<B> {
 /// How much longer the thread of a call may take than the waits inside it, which have the same timeout.
 pub(super) const SLACK: Duration = Duration::from_secs(1);
 
-/// The remains of a registered buffer. Dropping them leaks the buffer.
-struct Remnant<B: OwnedBuffer> {
+/// What is left of a registered buffer. Dropping them leaks the buffer.
+struct DeferredRegistration<B: OwnedBuffer> {
     buffer: ManuallyDrop<B>,
     handle: Registration,
     comm: KeepAlive,
-    behind: Behind,
+    behind: StreamPoint,
 }
 
-enum Look {
+enum ReleaseStep {
     Busy,
     Deregistered,
     Refused(Error),
 }
 
-impl<B: OwnedBuffer> Remnant<B> {
+impl<B: OwnedBuffer> DeferredRegistration<B> {
     /// Waits until the buffer is deregistered.
-    fn let_go(mut self, deadline: Instant, timeout: Duration) -> Result<B> {
+    fn wait_and_release(mut self, deadline: Instant, timeout: Duration) -> Result<B> {
         let mut backoff = Backoff::new();
         loop {
-            match self.look() {
-                Look::Deregistered => return Ok(ManuallyDrop::into_inner(self.buffer)),
-                Look::Refused(error) => {
+            match self.try_deregister() {
+                ReleaseStep::Deregistered => return Ok(ManuallyDrop::into_inner(self.buffer)),
+                ReleaseStep::Refused(error) => {
                     crate::events::leaked(&self.describe(), &error);
                     return Err(error);
                 }
-                Look::Busy if Instant::now() < deadline => backoff.pause(),
-                Look::Busy => {
-                    reaper::take(Box::new(self), reaper::TIMEOUT);
+                ReleaseStep::Busy if Instant::now() < deadline => backoff.pause(),
+                ReleaseStep::Busy => {
+                    drop_queue::defer(Box::new(self), drop_queue::TIMEOUT);
                     return Err(Error::new(ErrorKind::TimedOut {
                         what: String::from("the work that uses a registered buffer"),
                         timeout,
@@ -341,23 +341,25 @@ impl<B: OwnedBuffer> Remnant<B> {
     }
 
     /// Deregisters the buffer, if that is possible now.
-    fn look(&mut self) -> Look {
+    fn try_deregister(&mut self) -> ReleaseStep {
         if !self.behind.is_over() {
-            return Look::Busy;
+            return ReleaseStep::Busy;
         }
         let inner = &self.comm.inner;
         let Some(handle) = self.handle.handle else {
-            return Look::Deregistered;
+            return ReleaseStep::Deregistered;
         };
-        let Some(guard) = inner.handle.try_take() else {
-            return Look::Busy;
+        let Some(guard) = inner.handle.try_lock() else {
+            return ReleaseStep::Busy;
         };
         // NCCL keeps the registrations of a revoked communicator.
         let Some(raw) = guard.raw.or_else(|| inner.revoked()) else {
-            return match inner.phase.get() {
-                State::Finalized | State::Aborted => Look::Deregistered,
-                State::Leaked => Look::Refused(inner.out_of_use()),
-                State::Making | State::Ready | State::Finalizing | State::Aborting => Look::Busy,
+            return match inner.lifecycle.get() {
+                State::Finalized | State::Aborted => ReleaseStep::Deregistered,
+                State::Leaked => ReleaseStep::Refused(inner.out_of_use()),
+                State::Making | State::Ready | State::Finalizing | State::Aborting => {
+                    ReleaseStep::Busy
+                }
             };
         };
         let api = inner.library.api();
@@ -374,25 +376,25 @@ impl<B: OwnedBuffer> Remnant<B> {
             }
         };
         let Some(code) = code else {
-            return Look::Deregistered;
+            return ReleaseStep::Deregistered;
         };
         self.handle.handle = None;
         match ffi::check(&inner.library, self.handle.kind.undone_by(), code) {
-            Ok(_) => Look::Deregistered,
-            Err(failure) => Look::Refused(failure.into()),
+            Ok(_) => ReleaseStep::Deregistered,
+            Err(failure) => ReleaseStep::Refused(failure.into()),
         }
     }
 }
 
-impl<B: OwnedBuffer> DeferredDrop for Remnant<B> {
-    fn poll(&mut self) -> Turn {
-        match self.look() {
-            Look::Busy => {
-                self.comm.watch();
-                Turn::Wait
+impl<B: OwnedBuffer> DeferredDrop for DeferredRegistration<B> {
+    fn poll(&mut self) -> DropPoll {
+        match self.try_deregister() {
+            ReleaseStep::Busy => {
+                self.comm.abort_if_overdue();
+                DropPoll::Wait
             }
-            Look::Deregistered => Turn::Over,
-            Look::Refused(_) => Turn::Never,
+            ReleaseStep::Deregistered => DropPoll::Over,
+            ReleaseStep::Refused(_) => DropPoll::Never,
         }
     }
 
@@ -412,9 +414,9 @@ impl<B: OwnedBuffer> DeferredDrop for Remnant<B> {
 impl<B: OwnedBuffer> Drop for Registered<B> {
     /// Never waits; see the type.
     fn drop(&mut self) {
-        if !reaper::is_closed() {
-            let remains = self.remains();
-            reaper::take(Box::new(remains), reaper::TIMEOUT);
+        if !drop_queue::is_closed() {
+            let deferred = self.take_deferred();
+            drop_queue::defer(Box::new(deferred), drop_queue::TIMEOUT);
         }
     }
 }

@@ -12,27 +12,27 @@ use nccl_sys as sys;
 use super::registered::{Kind, Registered, Registration, SLACK};
 use super::{Buffer, OwnedBuffer};
 use crate::buffer::{ErasedMut, RecvBuffer};
-use crate::communicator::{Communicator, Inner, KeepAlive, admit_buffer};
+use crate::communicator::{Communicator, Inner, KeepAlive, check_buffer_context};
 use crate::driver;
 use crate::dtype::NcclType;
 use crate::error::{Error, Result};
 use crate::ffi::Progress;
 use crate::time::deadline_after;
-use crate::{expendable, ffi};
+use crate::{detached_call, ffi};
 
 const CALL: &str = "ncclCommWindowRegister";
 
 /// A failed registration, by whether NCCL had been called.
-enum Failed {
+enum WindowFailure {
     Before(Error),
     Underway(Error),
 }
 
 /// Where NCCL writes the handle, possibly from a thread of its own after the call has returned.
-struct Place(Box<*mut c_void>);
+struct HandleOut(Box<*mut c_void>);
 
 // SAFETY: memory that threads own one after another; the pointer in it is a number for NCCL.
-unsafe impl Send for Place {}
+unsafe impl Send for HandleOut {}
 
 /// Registers with NCCL, on all ranks, buffers that operations of this communicator will use often.
 pub(super) fn register<T: NcclType>(
@@ -43,26 +43,26 @@ pub(super) fn register<T: NcclType>(
     let register = library.function(sys::Api::ncclCommWindowRegister)?;
     library.function(sys::Api::ncclCommWindowDeregister)?;
     let context = &comm.inner.context;
-    admit_buffer(Buffer::stream(&buffer), context)?;
+    check_buffer_context(Buffer::stream(&buffer), context)?;
     let last = driver::new_event(context, None)
         .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
     let range = range_of(buffer.erase_mut());
     let (address, bytes) = (range.start, (range.end - range.start) as usize);
     let (inner, timeout) = (Arc::clone(&comm.inner), comm.timeout);
-    inner.lends_to_proxies();
-    let made = expendable::call(
+    inner.lends_beyond_kernels();
+    let made = detached_call::run(
         // The waits for the lock, and for the other ranks, have deadlines of their own.
         deadline_after(timeout.saturating_add(SLACK)),
         || false,
         move || {
-            let before = |error| Failed::Before(error);
+            let before = |error| WindowFailure::Before(error);
             let binding = Error::cuda("binding the context to this thread (cuCtxSetCurrent)");
             let bound = driver::bind(&inner.context).map_err(binding);
             bound.map_err(before)?;
             let started = Instant::now();
-            let (guard, _) = inner.handle.take(None, timeout).map_err(before)?;
+            let (guard, _) = inner.handle.lock_within(None, timeout).map_err(before)?;
             let raw = inner.ready(&guard).map_err(before)?;
-            let mut place = ManuallyDrop::new(Place(Box::new(std::ptr::null_mut())));
+            let mut place = ManuallyDrop::new(HandleOut(Box::new(std::ptr::null_mut())));
             let at: *mut *mut c_void = &raw mut *place.0;
             let left = timeout.saturating_sub(started.elapsed());
             let launched = inner.launch(raw, started, (timeout, left), || {
@@ -82,7 +82,7 @@ pub(super) fn register<T: NcclType>(
                 // In a nonblocking communicator the call may return success before it is done.
                 ffi::check(&inner.library, CALL, code).map(|_| Progress::Pending)
             });
-            launched.map_err(Failed::Underway)?;
+            launched.map_err(WindowFailure::Underway)?;
             let place = ManuallyDrop::into_inner(place);
             Ok(Registration {
                 handle: NonNull::new(*place.0),
@@ -99,8 +99,8 @@ pub(super) fn register<T: NcclType>(
     };
     let handle = match made {
         Ok(Ok(handle)) => handle,
-        Ok(Err(Failed::Underway(error))) => return failed(error, buffer),
-        Ok(Err(Failed::Before(error))) => return Err(comm.inner.conclude(error)),
+        Ok(Err(WindowFailure::Underway(error))) => return failed(error, buffer),
+        Ok(Err(WindowFailure::Before(error))) => return Err(comm.inner.conclude(error)),
         Err(not_back) => return failed(not_back.into_error(CALL, comm.timeout), buffer),
     };
     if handle.handle.is_some() {

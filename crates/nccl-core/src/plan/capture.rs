@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaStream, result, sys};
 
 use super::record::Captured;
+use crate::active_calls::CallKind;
 use crate::communicator::Inner;
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
-use crate::graphs::Slot;
-use crate::inside::Place;
+use crate::graphs::GraphSlot;
 use crate::issuing::launch_step;
 use crate::operation::{OperationKind, Shape};
-use crate::recorded::Calls;
+use crate::queued_op::CallContext;
 use crate::supervision::watchdog;
 use crate::threads;
 
@@ -37,16 +37,18 @@ impl Inner {
         groups: &[Captured],
         started: Instant,
         timeout: Duration,
-    ) -> Result<Arc<Slot>> {
-        let (mut handle, waited) = self.handle.take(Some(OperationKind::Capture), timeout)?;
+    ) -> Result<Arc<GraphSlot>> {
+        let (mut handle, waited) = self
+            .handle
+            .lock_within(Some(OperationKind::Capture), timeout)?;
         // The wait for other calls does not count against this capture.
         let started = if waited { Instant::now() } else { started };
         let raw = self.ready(&handle)?;
-        self.lends_to_proxies();
+        self.lends_beyond_kernels();
         let stream = self.own_stream();
-        let inside = self.enter(Place::Capture, timeout);
+        let inside = self.enter(CallKind::Capture, timeout);
         let capturing = Capturing::begin(stream)?;
-        let calls = Calls {
+        let calls = CallContext {
             library: &self.library,
             comm: raw.as_ptr(),
             stream: stream.cu_stream().cast(),
@@ -58,16 +60,16 @@ impl Inner {
             let writer = &mut handle.recorder;
             let count = group.batch().recorded.len();
             let ticket = writer.begin(handle.sequence, KIND, started, stream, timeout, count);
-            if ticket.is_unusual {
+            if ticket.needs_report {
                 // Nothing of it runs before the launch, but NCCL may not return from the call.
-                let issue = watchdog::Issue {
+                let issue = watchdog::ReportedCall {
                     inner: self,
                     on: stream,
                     number: handle.sequence,
                     kind: KIND,
                     timeout,
                 };
-                watchdog::attend(issue)?;
+                watchdog::report_unmarked(issue)?;
             }
             // Until NCCL has settled, none of it needs to be in the graph.
             let timeouts = (started, timeout);
@@ -117,7 +119,7 @@ impl<'s> Capturing<'s> {
     fn begin(stream: &'s Arc<CudaStream>) -> Result<Self> {
         // Forbids only this thread the calls that would break the capture, not the whole process.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        driver::undisturbed(stream.context(), || stream.begin_capture(mode))
+        driver::ignoring_stored_error(stream.context(), || stream.begin_capture(mode))
             .map_err(Error::cuda("beginning a capture (cuStreamBeginCapture)"))?;
         Ok(Self {
             stream,
@@ -127,7 +129,7 @@ impl<'s> Capturing<'s> {
 
     fn finish(&self) -> Result<cudarc::driver::CudaGraph> {
         let end = || self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
-        let graph = driver::undisturbed(self.stream.context(), end);
+        let graph = driver::ignoring_stored_error(self.stream.context(), end);
         // The capture goes on if cudarc found an error that was stored just now.
         self.ended.set(!driver::is_capturing(self.stream));
         let graph = graph.map_err(Error::cuda(

@@ -7,19 +7,19 @@ use std::time::Instant;
 
 use cudarc::driver::CudaEvent;
 
-use super::pace::Pace;
-use super::remnant::Remnant;
+use super::deferred_plan::DeferredPlan;
+use super::launch_throttle::LaunchThrottle;
+use crate::active_calls::CallKind;
 use crate::communicator::{Communicator, KeepAlive};
+use crate::drop_queue::{self, StreamPoint};
 #[cfg(any(doc, test))]
 use crate::error::ErrorKind;
 use crate::error::Result;
 use crate::forked;
-use crate::graphs::Slot;
-use crate::inside::Place;
-use crate::issuing::{Frame, NotLaunched};
+use crate::graphs::GraphSlot;
+use crate::issuing::{IssueBuffers, NotLaunched};
 use crate::memory::PlanBuffers;
 use crate::operation::{OperationKind, Shape};
-use crate::reaper::{self, Behind};
 use crate::request::Request;
 use crate::state::State;
 use crate::stats::Volume;
@@ -59,7 +59,7 @@ use crate::stats::Volume;
 /// ```
 pub struct CapturedPlan<B: PlanBuffers> {
     pub(super) buffers: ManuallyDrop<B>,
-    pub(super) slot: Arc<Slot>,
+    pub(super) slot: Arc<GraphSlot>,
     pub(super) comm: ManuallyDrop<Communicator>,
     pub(super) operations: usize,
     /// What a launch adds to the statistics.
@@ -67,7 +67,7 @@ pub struct CapturedPlan<B: PlanBuffers> {
     /// Joins the streams of the buffers with that of the launch.
     pub(super) join: ManuallyDrop<CudaEvent>,
     /// Bounds the number of replays in flight.
-    pub(super) pace: ManuallyDrop<Pace>,
+    pub(super) throttle: ManuallyDrop<LaunchThrottle>,
 }
 
 impl<B: PlanBuffers> CapturedPlan<B> {
@@ -92,21 +92,21 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         let started = Instant::now();
         const KIND: OperationKind = OperationKind::Replay;
         let comm = &*self.comm;
-        let launched = self.pace.keep(comm, self.slot.number).and_then(|()| {
-            let taking = comm.inner.enter(Place::Replay, comm.timeout);
-            let mut frame = Frame::new(&comm.stream)?;
+        let launched = self.throttle.wait(comm, self.slot.number).and_then(|()| {
+            let taking = comm.inner.enter(CallKind::Replay, comm.timeout);
+            let mut buffers = IssueBuffers::new(&comm.stream)?;
             self.buffers
-                .visit(&mut |buffer| frame.write(buffer).map(drop))?;
+                .visit(&mut |buffer| buffers.write(buffer).map(drop))?;
             drop(taking);
             // The first launch was counted when it was captured.
-            let volume = (self.pace.launches > 0).then_some(&self.volume);
+            let volume = (self.throttle.launches > 0).then_some(&self.volume);
             let (join, timeout) = (&self.join, comm.timeout);
             comm.inner
-                .replay(&frame, join, volume, timeout, self.slot.number, |inner| {
+                .replay(&buffers, join, volume, timeout, self.slot.number, |inner| {
                     let graph = self.slot.graph.lock();
                     // Under this lock: the communicator cannot end before the graph does.
                     match graph.as_ref() {
-                        Some(graph) if inner.phase.get() == State::Ready => {
+                        Some(graph) if inner.lifecycle.get() == State::Ready => {
                             graph.launch(&comm.stream).map_err(NotLaunched::Failed)
                         }
                         _ => Err(NotLaunched::Refused(inner.out_of_use())),
@@ -115,7 +115,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         });
         match launched {
             Ok(sequence) => {
-                self.pace.mark(comm);
+                self.throttle.mark(comm);
                 Ok(Request::new(
                     comm,
                     KIND,
@@ -127,7 +127,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
             }
             Err(error) => {
                 let error = error.during(|| comm.inner.replay_of(self.slot.number, started));
-                Err(comm.inner.conclude_before(error))
+                Err(comm.inner.conclude_before_issue(error))
             }
         }
     }
@@ -201,21 +201,21 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         // SAFETY: likewise; these are dropped here.
         unsafe {
             ManuallyDrop::drop(&mut plan.join);
-            ManuallyDrop::drop(&mut plan.pace);
+            ManuallyDrop::drop(&mut plan.throttle);
         }
         // SAFETY: likewise.
         let slot = unsafe { std::ptr::read(&raw const plan.slot) };
         // SAFETY: likewise.
         drop(unsafe { std::ptr::read(&raw const plan.volume) });
         {
-            let _inside = comm.inner.enter(Place::Replay, comm.timeout);
+            let _inside = comm.inner.enter(CallKind::Replay, comm.timeout);
             comm.inner.plans.destroy(&slot);
         }
-        if comm.inner.phase.get() == State::Aborting {
+        if comm.inner.lifecycle.get() == State::Aborting {
             // Other ranks may still write into the buffers.
-            comm.inner.wait_for_the_end();
+            comm.inner.wait_for_end();
         }
-        if comm.inner.phase.get() == State::Leaked {
+        if comm.inner.lifecycle.get() == State::Leaked {
             std::mem::forget(buffers);
             return Err(comm.inner.conclude(comm.inner.out_of_use()));
         }
@@ -226,25 +226,25 @@ impl<B: PlanBuffers> CapturedPlan<B> {
 impl<B: PlanBuffers> Drop for CapturedPlan<B> {
     /// Never waits; see the type.
     fn drop(&mut self) {
-        if reaper::is_closed() {
+        if drop_queue::is_closed() {
             return;
         }
         // SAFETY: each is taken or dropped once, here.
         let (buffers, comm, join) = unsafe {
-            ManuallyDrop::drop(&mut self.pace);
+            ManuallyDrop::drop(&mut self.throttle);
             (
                 ManuallyDrop::take(&mut self.buffers),
                 ManuallyDrop::take(&mut self.comm),
                 ManuallyDrop::take(&mut self.join),
             )
         };
-        let remnant = Remnant {
+        let deferred_plan = DeferredPlan {
             buffers: ManuallyDrop::new(buffers),
             slot: Some(Arc::clone(&self.slot)),
-            behind: Behind::new(Arc::clone(&comm.stream), join),
+            behind: StreamPoint::new(Arc::clone(&comm.stream), join),
             comm: KeepAlive::new(comm),
         };
-        reaper::take(Box::new(remnant), reaper::TIMEOUT);
+        drop_queue::defer(Box::new(deferred_plan), drop_queue::TIMEOUT);
     }
 }
 

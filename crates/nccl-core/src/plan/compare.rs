@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
-use crate::agree::{self, Compared, Done};
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Descriptor;
-use nccl_base::departure::Ended;
+use crate::operation_comparison::{self, DigestComparison, OperationUse};
+use nccl_base::departure::EndOutcome;
 use nccl_base::wire::Broken;
 
 /// One comparison among all ranks, if they can be asked.
@@ -23,17 +23,17 @@ impl Comparison<'_> {
     /// Returns each rank's part; `None` if the other ranks cannot be asked.
     fn gather(&self, topic: &str, part: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
         let inner = &self.comm.inner;
-        let Some(board) = &inner.board else {
+        let Some(supervisor) = &inner.supervisor else {
             return Ok(None);
         };
         let interrupted = || inner.interrupted();
         let timeout = self.comm.timeout;
         let left = timeout.saturating_sub(self.started.elapsed());
-        match board.gather(topic, part, left, &interrupted) {
-            Ended::All(parts) => Ok(Some(parts)),
-            Ended::Missing(missing) => {
-                let missing = missing.iter().map(|&rank| board.place_of(rank));
-                let missing: Vec<_> = missing.map(|rank| board.name_of(rank)).collect();
+        match supervisor.gather(topic, part, left, &interrupted) {
+            EndOutcome::All(parts) => Ok(Some(parts)),
+            EndOutcome::Missing(missing) => {
+                let missing = missing.iter().map(|&rank| supervisor.rank_of_member(rank));
+                let missing: Vec<_> = missing.map(|rank| supervisor.name_of(rank)).collect();
                 let what = format!(
                     "{}, to which {} did not come,",
                     self.what,
@@ -41,9 +41,9 @@ impl Comparison<'_> {
                 );
                 Err(Error::new(ErrorKind::TimedOut { what, timeout }))
             }
-            Ended::Unheard if interrupted() => Err(inner.out_of_use()),
+            EndOutcome::ConnectionLost if interrupted() => Err(inner.out_of_use()),
             // The other ranks cannot be asked any more; what that means for the communicator is decided elsewhere.
-            Ended::Unheard => Ok(None),
+            EndOutcome::ConnectionLost => Ok(None),
         }
     }
 
@@ -61,8 +61,11 @@ impl Comparison<'_> {
     /// The names of `ranks`: a single one with its host and process, several in short form.
     fn names(&self, ranks: &[usize]) -> String {
         let inner = &self.comm.inner;
-        let board = inner.board.as_ref();
-        board.map_or_else(|| inner.roster().who(ranks), |board| board.names_of(ranks))
+        let supervisor = inner.supervisor.as_ref();
+        supervisor.map_or_else(
+            || inner.roster().who(ranks),
+            |supervisor| supervisor.names_of(ranks),
+        )
     }
 
     fn gone(&self, rank: usize) -> Error {
@@ -79,39 +82,42 @@ impl Comparison<'_> {
     /// match, or if the other ranks cannot be asked. A rank without operations gives the reason.
     pub(crate) fn operations(
         &self,
-        done: Done,
+        done: OperationUse,
         entries: std::result::Result<&[Descriptor], String>,
     ) -> Result<Option<String>> {
         let failed = entries.is_err();
         let own = entries.clone().unwrap_or_default();
-        let Some(digests) = self.gather(&self.topic, &agree::digest(entries))? else {
+        let Some(digests) = self.gather(&self.topic, &operation_comparison::digest(entries))?
+        else {
             return Ok(None);
         };
         let broken = |broken: Broken| Error::rendezvous(broken.0);
-        match agree::compare(&digests).map_err(broken)? {
-            Compared::Same => Ok(None),
+        match operation_comparison::compare(&digests).map_err(broken)? {
+            DigestComparison::Same => Ok(None),
             // This rank's own error is the better answer here.
-            Compared::Failed(..) if failed => Ok(None),
-            Compared::Failed(rank, reason) => Ok(Some(format!(
+            DigestComparison::Failed(..) if failed => Ok(None),
+            DigestComparison::Failed(rank, reason) => Ok(Some(format!(
                 "{} {}, because {reason}",
                 self.names(&[rank]),
                 done.nothing()
             ))),
-            Compared::Gone(rank) => Err(self.gone(rank)),
-            Compared::Different => {
-                let told = agree::encode(own);
+            DigestComparison::Gone(rank) => Err(self.gone(rank)),
+            DigestComparison::Different => {
+                let told = operation_comparison::encode(own);
                 let Some(lists) = self.gather(&format!("{}/all", self.topic), &told)? else {
                     return Ok(Some(String::from(
                         "the line to the other ranks is lost, so that nobody can say in what",
                     )));
                 };
-                let lists = lists.iter().map(|list| agree::decode(list));
+                let lists = lists.iter().map(|list| operation_comparison::decode(list));
                 let lists: Vec<_> = lists
                     .collect::<std::result::Result<_, _>>()
                     .map_err(broken)?;
-                Ok(Some(agree::difference(&lists, done, |ranks| {
-                    self.names(ranks)
-                })))
+                Ok(Some(operation_comparison::difference(
+                    &lists,
+                    done,
+                    |ranks| self.names(ranks),
+                )))
             }
         }
     }

@@ -5,19 +5,19 @@
 //! communicator instead.
 //!
 //! - `record`: the program's closure runs first, and its operations are only recorded;
-//! - `compare`: the ranks compare what they recorded ([`agree`](crate::agree));
+//! - `compare`: the ranks compare what they recorded ([`agree`](crate::operation_comparison));
 //! - `capture`: then the capture begins and ends within one call, on a stream of the communicator's own,
 //!   which no other code ever puts work on;
-//! - `making` combines these; `captured` is the resulting plan, with `pace` for its launches and `remnant`
+//! - `make` combines these; `captured` is the resulting plan, with `launch_throttle` for its launches and `deferred_plan`
 //!   for its end. The graphs of a communicator end before it does ([`graphs`](crate::graphs)).
 
 mod capture;
 mod captured;
 mod compare;
-mod making;
-mod pace;
+mod deferred_plan;
+mod launch_throttle;
+mod make;
 mod record;
-mod remnant;
 
 pub use captured::CapturedPlan;
 pub use record::Capture;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::group::Group;
-use crate::issuing::{Copy, Frame, Step};
-use crate::recorded::{Batch, More, Recorded};
+use crate::issuing::{Copy, IssueBuffers, Step};
+use crate::queued_op::{Batch, CollectiveArgs, QueuedOp};
 use crate::reduce::Operator;
 
 /// Records the operations of a plan; see [`Communicator::capture`].
@@ -38,8 +38,8 @@ pub struct Capture<'p> {
 /// A group, and the copies before it, ready to be issued.
 pub(crate) struct Captured {
     copies: Vec<Copy>,
-    recorded: Vec<Recorded>,
-    more: Vec<More>,
+    recorded: Vec<QueuedOp>,
+    collective_args: Vec<CollectiveArgs>,
     grouped: bool,
     /// The operators of the reductions, kept until they are issued.
     _operators: Vec<Arc<Operator>>,
@@ -49,7 +49,7 @@ impl Captured {
     pub(super) fn batch(&self) -> Batch<'_> {
         Batch {
             recorded: &self.recorded,
-            more: &self.more,
+            collective_args: &self.collective_args,
             grouped: self.grouped,
         }
     }
@@ -96,13 +96,13 @@ impl<'p> Capture<'p> {
         let mut group = Group::of_plan(self.comm, self.owned);
         record(&mut group)?;
         group.finish(Some(self.owned))?;
-        let operators = group.frame.take_operators();
-        let batch = group.frame.batch();
+        let operators = group.buffers.take_operators();
+        let batch = group.buffers.batch();
         if !batch.recorded.is_empty() {
             self.groups.push(Captured {
                 copies: Vec::new(),
                 recorded: batch.recorded.to_vec(),
-                more: batch.more.to_vec(),
+                collective_args: batch.collective_args.to_vec(),
                 grouped: batch.grouped,
                 _operators: operators,
             });
@@ -110,30 +110,30 @@ impl<'p> Capture<'p> {
         Ok(())
     }
 
-    /// A frame that accepts only memory of the plan.
-    pub(crate) fn frame(&self) -> Frame<'p> {
-        Frame::empty(self.comm.stream(), Some(self.owned))
+    /// Buffers that accept only memory of the plan.
+    pub(crate) fn buffers(&self) -> IssueBuffers<'p> {
+        IssueBuffers::empty(self.comm.stream(), Some(self.owned))
     }
 
-    /// Adds the steps of a frame from [`frame`](Self::frame).
-    pub(crate) fn add_steps(&mut self, frame: &Frame<'p>) {
-        if !frame.has_steps() {
-            let batch = frame.batch();
+    /// Adds the steps of the buffers from [`buffers`](Self::buffers).
+    pub(crate) fn add_steps(&mut self, buffers: &IssueBuffers<'p>) {
+        if !buffers.has_steps() {
+            let batch = buffers.batch();
             if !batch.recorded.is_empty() {
                 self.groups.push(Captured {
                     copies: Vec::new(),
                     recorded: batch.recorded.to_vec(),
-                    more: batch.more.to_vec(),
+                    collective_args: batch.collective_args.to_vec(),
                     grouped: batch.grouped,
                     _operators: Vec::new(),
                 });
             }
             return;
         }
-        let steps = frame.steps().map(|step| Captured {
+        let steps = buffers.steps().map(|step| Captured {
             copies: step.copies.to_vec(),
             recorded: step.batch.recorded.to_vec(),
-            more: step.batch.more.to_vec(),
+            collective_args: step.batch.collective_args.to_vec(),
             grouped: step.batch.grouped,
             _operators: Vec::new(),
         });

@@ -15,8 +15,8 @@ use nccl_base::variables::RECORD_DIR as VARIABLE;
 
 use super::snapshot::{Snapshot, of_place, snapshot};
 use super::track::Tracked;
-use crate::identity::Home;
-use crate::{reaper, whole_file};
+use crate::identity::RecorderScope;
+use crate::{atomic_file, drop_queue};
 
 /// How long after the first abort the recording is taken.
 const SETTLE: Duration = Duration::from_millis(30);
@@ -28,22 +28,22 @@ impl Tracked {
     /// Writes a recording of what led to the abort, where that is configured. Does not wait.
     pub(crate) fn aborted(&self, reason: &str) {
         let identity = &self.track().identity;
-        aborted(identity.home.as_ref(), identity.rank, reason);
+        aborted(identity.scope.as_ref(), identity.rank, reason);
     }
 }
 
-/// Writes a recording, in the background, when a communicator of `home`, or of no world, is aborted because
+/// Writes a recording, in the background, when a communicator of `scope`, or of no world, is aborted because
 /// of `reason`. Never waits.
-fn aborted(home: Option<&Arc<Home>>, rank: usize, reason: &str) {
+fn aborted(scope: Option<&Arc<RecorderScope>>, rank: usize, reason: &str) {
     static OF_NO_WORLD: AtomicBool = AtomicBool::new(false);
     static WRITTEN: AtomicUsize = AtomicUsize::new(0);
-    let own = home.and_then(|home| home.directory());
+    let own = scope.and_then(|scope| scope.directory());
     let Some(directory) = own.or_else(from_environment) else {
         return;
     };
-    let coming = home.map_or(&OF_NO_WORLD, |home| &home.coming);
+    let is_recording_due = scope.map_or(&OF_NO_WORLD, |scope| &scope.is_recording_due);
     // A recording that is about to be taken will include this abort.
-    if coming.swap(true, Ordering::AcqRel) {
+    if is_recording_due.swap(true, Ordering::AcqRel) {
         return;
     }
     match WRITTEN.fetch_add(1, Ordering::Relaxed) {
@@ -58,23 +58,25 @@ fn aborted(home: Option<&Arc<Home>>, rank: usize, reason: &str) {
         }
         _ => return,
     }
-    let (home, directory) = (home.cloned(), directory.to_owned());
+    let (scope, directory) = (scope.cloned(), directory.to_owned());
     let reason = reason.to_owned();
     let write = move |()| {
         std::thread::sleep(SETTLE);
-        let coming = home.as_ref().map_or(&OF_NO_WORLD, |home| &home.coming);
-        coming.store(false, Ordering::Release);
-        let mut recording = match &home {
-            Some(home) => of_place(home.place()),
+        let is_recording_due = scope
+            .as_ref()
+            .map_or(&OF_NO_WORLD, |scope| &scope.is_recording_due);
+        is_recording_due.store(false, Ordering::Release);
+        let mut recording = match &scope {
+            Some(scope) => of_place(scope.place()),
             None => snapshot(),
         };
         recording.reason = Some(reason);
-        recording.clock = home.as_ref().and_then(|home| home.clock());
+        recording.clock = scope.as_ref().and_then(|scope| scope.clock());
         let rank = recording.place.as_ref().map_or(rank, |place| place.rank);
         keep(&directory, rank, &recording);
     };
     // Without a thread for it, the abort goes on without a recording.
-    let _ = reaper::on_a_thread((), write);
+    let _ = drop_queue::run_on_thread((), write);
 }
 
 fn from_environment<'a>() -> Option<&'a Path> {
@@ -85,10 +87,10 @@ fn from_environment<'a>() -> Option<&'a Path> {
     DIRECTORY.as_deref()
 }
 
-/// Whether faults of `home` are to be recorded.
+/// Whether faults of `scope` are to be recorded.
 #[doc(hidden)]
-pub fn is_wanted(home: &Home) -> bool {
-    home.directory().is_some() || from_environment().is_some()
+pub fn is_wanted(scope: &RecorderScope) -> bool {
+    scope.directory().is_some() || from_environment().is_some()
 }
 
 fn keep(directory: &Path, rank: usize, recording: &Snapshot) {
@@ -119,7 +121,7 @@ fn write(directory: &Path, rank: usize, recording: &Snapshot) -> io::Result<Path
     let path = reserve(directory, &name)?;
     let content = recording.to_json() + "\n";
     // Replaces only the file that was reserved here.
-    whole_file::write(&path, content.as_bytes()).inspect_err(|_| {
+    atomic_file::write(&path, content.as_bytes()).inspect_err(|_| {
         let _ = std::fs::remove_file(&path);
     })?;
     Ok(path)

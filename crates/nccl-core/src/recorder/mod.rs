@@ -8,33 +8,36 @@
 //!
 //! [`snapshot`] copies everything at any time, from any thread, and delays no other thread.
 //!
-//! - `lane`: the ring, and why a reader never sees half a record;
+//! - `seqlock_ring`: the ring, and why a reader never sees half a record;
 //! - `track`: the records of one communicator;
-//! - `usual`: the calls that need not be reported to the watchdog;
+//! - `fast_path`: the calls that need not be reported to the watchdog;
 //! - `notes`: notes of the program; `spans`: the program's span in which a call was made;
 //! - `shape`: the shape of a call, for its error;
 //! - `snapshot`: the values that readers get; `json`: how they are written and read;
-//! - `turns`: the number of a call among the collectives of its communicator;
+//! - `collective_index`: the number of a call among the collectives of its communicator;
 //! - `dump`: a file of it when a communicator is aborted.
 //!
 //! The snapshots of several ranks together are a `Timeline`.
 
+mod collective_index;
 mod dump;
+mod fast_path;
 mod fields;
 #[doc(hidden)]
 pub mod json;
-mod lane;
 mod notes;
+mod seqlock_ring;
 mod shape;
 mod snapshot;
 mod spans;
 mod track;
-mod turns;
-mod usual;
 
 pub use crate::identity::{Clock, ClockSource, Place};
 #[doc(hidden)]
-pub use crate::identity::{Home, Identity};
+pub use crate::identity::{Identity, RecorderScope};
+#[doc(hidden)]
+pub use collective_index::IndexedCall;
+pub(crate) use collective_index::{CollectiveIndex, is_collective};
 #[doc(hidden)]
 pub use dump::is_wanted;
 #[doc(hidden)]
@@ -61,8 +64,6 @@ pub use track::progress_of;
 #[doc(hidden)]
 pub use track::tracks;
 pub(crate) use track::{
-    OperationSlot, Room, Tracked, TrackedCall, Writer, handle_of, limit_of_word, limit_word,
+    OperationRoom, OperationSlot, Tracked, TrackedCall, Writer, handle_of, limit_of_word,
+    limit_word,
 };
-#[doc(hidden)]
-pub use turns::Turn;
-pub(crate) use turns::{Turns, is_collective};

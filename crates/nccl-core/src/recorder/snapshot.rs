@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::fields;
 use super::notes::{self, Note};
-use super::spans::{CallSpan, Reader};
-use super::track::{self, IssueRecord, Progress, Track};
+use super::spans::{CallSpan, SpanReader};
+use super::track::{self, IssueProgress, IssueRecord, Track};
 use crate::identity::{self, Clock, Place};
 use crate::op::Descriptor;
 use crate::operation::OperationKind;
@@ -253,7 +253,7 @@ impl RecordedOperation {
 /// ```
 #[must_use]
 pub fn snapshot() -> Snapshot {
-    take(identity::only(), |_| true)
+    take(identity::single_place(), |_| true)
 }
 
 /// Returns the last calls of the communicators of one rank, where several ranks are threads of this process, and of
@@ -261,7 +261,7 @@ pub fn snapshot() -> Snapshot {
 #[doc(hidden)]
 pub fn of_place(place: &Place) -> Snapshot {
     let belongs = |track: &Track| {
-        let other = track.identity.home.as_ref();
+        let other = track.identity.scope.as_ref();
         other.is_none_or(|other| other.place == *place)
     };
     take(Some(place.clone()), belongs)
@@ -271,7 +271,7 @@ fn take(place: Option<Place>, belongs: impl Fn(&Track) -> bool) -> Snapshot {
     let tracks = track::tracks();
     let tracks = tracks.iter().filter(|track| belongs(track));
     let origin = track::origin().wall;
-    let mut spans = Reader::default();
+    let mut spans = SpanReader::default();
     Snapshot {
         host: crate::host::name().to_string(),
         boot: crate::host::boot().to_owned(),
@@ -362,10 +362,10 @@ impl Recording {
 /// Returns the last calls of one communicator.
 #[doc(hidden)]
 pub fn read_one(track: &Track) -> Recording {
-    read(track, &mut Reader::default())
+    read(track, &mut SpanReader::default())
 }
 
-fn read(track: &Track, spans: &mut Reader) -> Recording {
+fn read(track: &Track, spans: &mut SpanReader) -> Recording {
     let issues = track.issues.read();
     // Read after the issues: an operation that they name and that is not here was overwritten, or is not called yet.
     let operations = track.operations.read();
@@ -392,27 +392,30 @@ fn read(track: &Track, spans: &mut Reader) -> Recording {
             (None, _) => {}
         }
     }
-    let life = track.phase.get();
+    let life = track.lifecycle.get();
     let identity = &track.identity;
     let members = identity.members.as_deref().filter(|members| {
-        let home = identity.home.as_ref();
-        let everybody = home.is_some_and(|home| home.place.world_size == members.len());
-        !everybody || !members.iter().copied().eq(0..members.len())
+        let scope = identity.scope.as_ref();
+        let is_whole_world = scope.is_some_and(|scope| scope.place.world_size == members.len());
+        !is_whole_world || !members.iter().copied().eq(0..members.len())
     });
     Recording {
         name: identity.name.to_string(),
         key: identity.key.as_deref().map(str::to_owned),
         generation: identity
-            .home
+            .scope
             .as_ref()
-            .map_or(0, |home| home.place.generation),
+            .map_or(0, |scope| scope.place.generation),
         number: track.number,
         rank: identity.rank,
         world_size: identity.world_size,
         members: members.map(<[usize]>::to_vec),
         launcher_ranks: identity.roster.launcher_ranks().map(<[usize]>::to_vec),
         life: life.text().to_owned(),
-        reason: life.is_aborted().then(|| track.phase.reason()).flatten(),
+        reason: life
+            .is_aborted()
+            .then(|| track.lifecycle.reason())
+            .flatten(),
         calls,
         left_out: 0,
     }
@@ -422,15 +425,15 @@ fn call(
     track: &Track,
     issue: &IssueRecord,
     operations: Vec<RecordedOperation>,
-    spans: &mut Reader,
+    spans: &mut SpanReader,
 ) -> Call {
     let since = Duration::from_nanos(issue.time);
-    let state = match Progress::from_word(issue.state) {
+    let state = match IssueProgress::from_word(issue.state) {
         _ if issue.number <= track.done_on(issue.stream) => CallState::Done,
-        Progress::Failed | Progress::GivenUp => CallState::Failed,
-        _ if track.phase.get().is_aborted() => CallState::Aborted,
-        Progress::Issued => CallState::Issued,
-        Progress::Issuing => CallState::Issuing,
+        IssueProgress::Failed | IssueProgress::GivenUp => CallState::Failed,
+        _ if track.lifecycle.get().is_aborted() => CallState::Aborted,
+        IssueProgress::Issued => CallState::Issued,
+        IssueProgress::Issuing => CallState::Issuing,
     };
     Call {
         sequence: issue.number,

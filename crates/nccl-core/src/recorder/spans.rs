@@ -49,31 +49,31 @@ const LONGEST: usize = 512;
 
 /// A span as a call records it: its number, and the place of its name, from 1. Both 0 for none.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Mention {
+pub(super) struct SpanRef {
     pub(super) id: u64,
     pub(super) name: u32,
 }
 
 /// The current span of this thread.
 #[inline]
-pub(super) fn current() -> Mention {
+pub(super) fn current() -> SpanRef {
     match LevelFilter::current() {
-        LevelFilter::OFF => Mention::default(),
+        LevelFilter::OFF => SpanRef::default(),
         _ => ask(),
     }
 }
 
 /// Allocates only for a span whose place in the program is new.
 #[inline(never)]
-fn ask() -> Mention {
+fn ask() -> SpanRef {
     tracing::dispatcher::get_default(|subscriber| {
         let span = subscriber.current_span();
         match (span.id(), span.metadata()) {
-            (Some(id), Some(metadata)) => Mention {
+            (Some(id), Some(metadata)) => SpanRef {
                 id: id.into_u64(),
                 name: place(metadata),
             },
-            _ => Mention::default(),
+            _ => SpanRef::default(),
         }
     })
 }
@@ -144,10 +144,10 @@ pub fn describe_spans(describe: impl Fn(u64) -> Option<String> + Send + Sync + '
 
 /// Reads the spans that calls have recorded; each span is described once.
 #[derive(Default)]
-pub(super) struct Reader(Vec<(u64, Option<String>)>);
+pub(super) struct SpanReader(Vec<(u64, Option<String>)>);
 
-impl Reader {
-    pub(super) fn read(&mut self, mention: Mention) -> Option<CallSpan> {
+impl SpanReader {
+    pub(super) fn read(&mut self, mention: SpanRef) -> Option<CallSpan> {
         let at = usize::try_from(mention.name).ok()?.checked_sub(1)?;
         let name = names().get(at)?.name().to_owned();
         let id = mention.id;

@@ -20,11 +20,11 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaEvent, CudaStream};
 use once_cell::sync::OnceCell;
 
-use crate::communicator::{Backoff, Communicator, Inner, Noticed, not_capturing};
+use crate::active_calls::CallKind;
+use crate::communicator::{Backoff, Communicator, DetectionPhase, Inner, check_not_capturing};
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
-use crate::forked::{self, Resident};
-use crate::inside::Place;
+use crate::forked::{self, ForkGuarded};
 use crate::operation::{OperationKind, Shape};
 use crate::time::deadline_after;
 
@@ -45,9 +45,9 @@ use crate::time::deadline_after;
 /// # }
 /// ```
 pub struct Request {
-    inner: Resident<Arc<Inner>>,
+    inner: ForkGuarded<Arc<Inner>>,
     /// `None` stands for the communicator's own stream.
-    stream: Option<Resident<Arc<CudaStream>>>,
+    stream: Option<ForkGuarded<Arc<CudaStream>>>,
     timeout: Duration,
     kind: OperationKind,
     shape: Shape,
@@ -56,13 +56,13 @@ pub struct Request {
     mark: OnceCell<Arc<CudaEvent>>,
     complete: AtomicBool,
     /// The poller's entry with the waker, while the request is awaited.
-    ticket: Option<poller::Ticket>,
+    entry: Option<poller::PollerEntry>,
     /// Set while the request is awaited and its communicator is being aborted.
-    ending: Option<Box<Ending>>,
+    ending: Option<Box<AwaitedAbort>>,
 }
 
 /// An abort that is awaited.
-struct Ending {
+struct AwaitedAbort {
     /// The error to return at the end, if this request knows it.
     error: Option<Error>,
     /// When the request stops waiting for the end.
@@ -92,7 +92,7 @@ impl Request {
             issued,
             mark: OnceCell::new(),
             complete: AtomicBool::new(nothing),
-            ticket: None,
+            entry: None,
             ending: None,
         }
     }
@@ -146,14 +146,15 @@ impl Request {
     pub fn is_complete(&self) -> Result<bool> {
         self.poll_once().map_err(|error| {
             let error = self.describe(error);
-            self.inner.ends_if_lost(&error, Noticed::Behind);
-            self.what_all_say(error)
+            self.inner
+                .abort_if_context_lost(&error, DetectionPhase::AfterIssue);
+            self.with_common_cause(error)
         })
     }
 
     /// Returns the root cause that all ranks report, where it is known without waiting for the end.
-    fn what_all_say(&self, error: Error) -> Error {
-        match self.inner.phase.has_let_go() {
+    fn with_common_cause(&self, error: Error) -> Error {
+        match self.inner.lifecycle.is_released() {
             true => self.inner.conclude(error),
             false => error,
         }
@@ -266,16 +267,16 @@ impl Request {
         if self.inner.abort_signal.is_aborted() {
             self.inner.abort_in_background("its abort signal was given");
         }
-        if self.inner.phase.get().is_aborted() {
+        if self.inner.lifecycle.get().is_aborted() {
             return self.ended();
         }
-        let inside = self.inner.enter(Place::Look, self.timeout);
+        let inside = self.inner.enter(CallKind::Look, self.timeout);
         let done = driver::is_reached(self.mark()?).map_err(Error::cuda(
             "asking whether the operation is done (cuEventQuery)",
         ))?;
         drop(inside);
         // After the query: an abort is announced before it frees the stream.
-        if self.inner.phase.get().is_aborted() {
+        if self.inner.lifecycle.get().is_aborted() {
             return self.ended();
         }
         // Another call took too long inside NCCL, and NCCL's abort flag, which ends it, ends kernels as well; the
@@ -295,7 +296,7 @@ impl Request {
     /// then, the operation is not done.
     #[cold]
     fn ended(&self) -> Result<bool> {
-        if !self.inner.phase.has_let_go() {
+        if !self.inner.lifecycle.is_released() {
             return Ok(false);
         }
         match self.inner.overdue.get() {
@@ -306,10 +307,10 @@ impl Request {
     }
 
     /// The final error of an awaited request, which stops waiting for the end of an abort.
-    fn last_word(&mut self, error: Error) -> Error {
+    fn final_error(&mut self, error: Error) -> Error {
         let known = self.ending.take().and_then(|ending| ending.error);
         let error = known.unwrap_or(error);
-        let error = self.what_all_say(error);
+        let error = self.with_common_cause(error);
         self.describe(error)
     }
 
@@ -317,7 +318,7 @@ impl Request {
     fn mark(&self) -> Result<&Arc<CudaEvent>> {
         self.mark.get_or_try_init(|| {
             let stream = self.stream();
-            not_capturing("the operation's stream", stream)?;
+            check_not_capturing("the operation's stream", stream)?;
             let pooled = self.inner.marks.lock().pop();
             let mark = match pooled {
                 Some(mark) => mark,
@@ -336,7 +337,7 @@ impl Request {
     /// Checks for an error that NCCL found in the background; skipped while another thread calls NCCL.
     fn check_nccl(&self) -> Result<()> {
         let failure = {
-            let _inside = self.inner.enter(Place::Look, self.timeout);
+            let _inside = self.inner.enter(CallKind::Look, self.timeout);
             self.inner.background_failure()
         };
         let Some(failure) = failure else {
@@ -396,18 +397,20 @@ impl Future for Request {
             Ok(false) => {}
             Err(error) => {
                 let error = self.describe(error);
-                if !self.inner.ends_if_lost(&error, Noticed::Behind)
-                    || self.inner.phase.has_let_go()
+                if !self
+                    .inner
+                    .abort_if_context_lost(&error, DetectionPhase::AfterIssue)
+                    || self.inner.lifecycle.is_released()
                 {
-                    return Poll::Ready(Err(self.last_word(error)));
+                    return Poll::Ready(Err(self.final_error(error)));
                 }
                 // The end of the abort that has begun is awaited below.
                 failed = Some(error);
             }
         }
         let timeout = self.timeout;
-        if let (Some(ticket), None, None) = (&self.ticket, &self.ending, &failed) {
-            if Instant::now() >= ticket.deadline() {
+        if let (Some(entry), None, None) = (&self.entry, &self.ending, &failed) {
+            if Instant::now() >= entry.deadline() {
                 let error = self.describe(self.timed_out(timeout));
                 self.inner.abort_in_background(&error);
                 failed = Some(error);
@@ -418,29 +421,29 @@ impl Future for Request {
         let mark = match self.mark() {
             Ok(mark) => Some(Arc::clone(mark)),
             // The event could not be recorded; the end of an abort is awaited without one.
-            Err(_) if self.inner.phase.get().is_aborted() => None,
-            Err(error) => return Poll::Ready(Err(self.last_word(failed.unwrap_or(error)))),
+            Err(_) if self.inner.lifecycle.get().is_aborted() => None,
+            Err(error) => return Poll::Ready(Err(self.final_error(failed.unwrap_or(error)))),
         };
-        let deadline = if self.inner.phase.get().is_aborted() {
+        let deadline = if self.inner.lifecycle.get().is_aborted() {
             let until = deadline_after(self.inner.end_limit());
-            let ending = Ending {
+            let ending = AwaitedAbort {
                 error: failed,
                 until,
             };
             let until = self.ending.get_or_insert_with(|| Box::new(ending)).until;
             if Instant::now() >= until {
                 let error = self.inner.out_of_use();
-                return Poll::Ready(Err(self.last_word(error)));
+                return Poll::Ready(Err(self.final_error(error)));
             }
             until
         } else {
-            let ticket = self.ticket.as_ref();
-            ticket.map_or_else(|| deadline_after(timeout), poller::Ticket::deadline)
+            let entry = self.entry.as_ref();
+            entry.map_or_else(|| deadline_after(timeout), poller::PollerEntry::deadline)
         };
         let inner = Arc::clone(&self.inner);
-        match poller::watch(mark, inner, deadline, context.waker().clone()) {
-            Ok(ticket) => {
-                self.ticket = Some(ticket);
+        match poller::register(mark, inner, deadline, context.waker().clone()) {
+            Ok(entry) => {
+                self.entry = Some(entry);
                 Poll::Pending
             }
             Err(error) => Poll::Ready(Err(self.describe(error))),
@@ -454,7 +457,7 @@ impl Drop for Request {
             std::mem::forget(self.mark.take());
             return;
         }
-        self.ticket = None;
+        self.entry = None;
         if let Some(mark) = self.mark.take()
             && Arc::strong_count(&mark) == 1
         {

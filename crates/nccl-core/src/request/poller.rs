@@ -14,16 +14,16 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaEvent;
 
+use crate::active_calls::CallKind;
 use crate::communicator::Inner;
+use crate::drop_queue;
 use crate::error::Result;
 use crate::forked;
-use crate::inside::Place;
-use crate::reaper;
 use crate::sync::{Condvar, Mutex};
 use crate::threads;
 
 /// One awaited request.
-struct Watched {
+struct AwaitedRequest {
     /// `None` for a request whose communicator is ending.
     mark: Option<Arc<CudaEvent>>,
     inner: Arc<Inner>,
@@ -32,14 +32,14 @@ struct Watched {
 }
 
 struct Poller {
-    state: Mutex<Registry>,
+    state: Mutex<AwaitedRequests>,
     work: Condvar,
 }
 
 #[derive(Default)]
-struct Registry {
+struct AwaitedRequests {
     next: u64,
-    watched: HashMap<u64, Watched>,
+    watched: HashMap<u64, AwaitedRequest>,
     running: bool,
     /// Counts the threads; all but the last end when they return from their call.
     generation: u64,
@@ -51,18 +51,18 @@ static POLLER: LazyLock<Poller> = LazyLock::new(|| Poller {
 });
 
 /// An entry in the registry, removed when the ticket is dropped.
-pub(super) struct Ticket {
+pub(super) struct PollerEntry {
     key: u64,
     deadline: Instant,
 }
 
-impl Ticket {
+impl PollerEntry {
     pub(super) fn deadline(&self) -> Instant {
         self.deadline
     }
 }
 
-impl Drop for Ticket {
+impl Drop for PollerEntry {
     fn drop(&mut self) {
         // The lock may have been held at the fork.
         if forked::is_child() {
@@ -75,23 +75,23 @@ impl Drop for Ticket {
 }
 
 /// Has `waker` called when `mark` is reached, `inner` has ended, or `deadline` passes.
-pub(super) fn watch(
+pub(super) fn register(
     mark: Option<Arc<CudaEvent>>,
     inner: Arc<Inner>,
     deadline: Instant,
     waker: Waker,
-) -> Result<Ticket> {
+) -> Result<PollerEntry> {
     let mut registry = POLLER.state.lock();
     if !registry.running {
         start(registry.generation).map_err(threads::not_started("that wakes awaiting tasks"))?;
         registry.running = true;
-        reaper::register_exit();
+        drop_queue::register_exit_handler();
     }
     let key = registry.next;
     registry.next += 1;
     registry.watched.insert(
         key,
-        Watched {
+        AwaitedRequest {
             mark,
             inner,
             deadline,
@@ -99,7 +99,7 @@ pub(super) fn watch(
         },
     );
     POLLER.work.notify_one();
-    Ok(Ticket { key, deadline })
+    Ok(PollerEntry { key, deadline })
 }
 
 fn start(generation: u64) -> std::io::Result<()> {
@@ -115,12 +115,12 @@ pub(crate) fn replace() {
     }
 }
 
-/// What the thread looks at: the key, and the fields of [`Watched`] without the waker.
-type Look = (u64, Option<Arc<CudaEvent>>, Arc<Inner>, Instant);
+/// What the thread looks at: the key, and the fields of [`AwaitedRequest`] without the waker.
+type PollItem = (u64, Option<Arc<CudaEvent>>, Arc<Inner>, Instant);
 
 fn run(generation: u64) {
     let mut busy_since = Instant::now();
-    let mut all: Vec<Look> = Vec::new();
+    let mut all: Vec<PollItem> = Vec::new();
     loop {
         let mut registry = POLLER.state.lock();
         while registry.watched.is_empty() && registry.generation == generation {
@@ -140,15 +140,15 @@ fn run(generation: u64) {
         let mut ready: Vec<u64> = Vec::new();
         for (key, mark, inner, deadline) in all.drain(..) {
             // CUDA is not asked any more while the process exits.
-            let Some(_working) = reaper::Working::begin() else {
-                threads::stay();
+            let Some(_working) = drop_queue::DeviceCallGuard::begin() else {
+                threads::park_forever();
             };
             if is_ready(mark.as_deref(), &inner, deadline, now) {
                 ready.push(key);
             }
         }
         let mut registry = POLLER.state.lock();
-        let woken: Vec<Watched> = ready
+        let woken: Vec<AwaitedRequest> = ready
             .iter()
             .filter_map(|key| registry.watched.remove(key))
             .collect();
@@ -180,15 +180,15 @@ fn pause(waiting: Duration) -> Duration {
 }
 
 fn is_ready(mark: Option<&CudaEvent>, inner: &Inner, deadline: Instant, now: Instant) -> bool {
-    let state = inner.phase.get();
+    let state = inner.lifecycle.get();
     if state.is_aborted() {
         // After an abort the state of the stream proves nothing.
-        return now >= deadline || inner.phase.has_let_go();
+        return now >= deadline || inner.lifecycle.is_released();
     }
     if now >= deadline || inner.abort_signal.is_aborted() {
         return true;
     }
-    let _inside = inner.enter(Place::Poller, inner.timeouts.operation);
+    let _inside = inner.enter(CallKind::Poller, inner.timeouts.operation);
     // An error is left for the task to find.
     mark.is_some_and(|mark| !matches!(mark.try_is_complete(), Ok(false)))
 }

@@ -35,5 +35,5 @@ pub use process::enqueue;
 pub use process::faults;
 #[doc(hidden)]
 pub use registry::arrival_skew;
-pub(crate) use registry::{Counting, took};
+pub(crate) use registry::{CounterHandle, took};
 pub(crate) use tally::{Tally, Volume};

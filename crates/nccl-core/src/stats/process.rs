@@ -10,9 +10,9 @@ use nccl_base::fault::FaultClass;
 /// A counter that any thread may increment.
 #[derive(Debug)]
 #[doc(hidden)]
-pub struct Events(AtomicU64);
+pub struct SharedCounter(AtomicU64);
 
-impl Events {
+impl SharedCounter {
     const fn none() -> Self {
         Self(AtomicU64::new(0))
     }
@@ -29,20 +29,21 @@ impl Events {
 }
 
 /// Communicators that were ended by a fault, by its class.
-static FAULTS: [Events; FaultClass::ALL.len()] = [const { Events::none() }; FaultClass::ALL.len()];
+static FAULTS: [SharedCounter; FaultClass::ALL.len()] =
+    [const { SharedCounter::none() }; FaultClass::ALL.len()];
 
 /// Aborts that NCCL returned from; below, aborts that it did not return from.
 #[doc(hidden)]
-pub static FREED: Events = Events::none();
+pub static FREED: SharedCounter = SharedCounter::none();
 #[doc(hidden)]
-pub static LEAKED: Events = Events::none();
+pub static LEAKED: SharedCounter = SharedCounter::none();
 /// Communicators that NCCL has not freed, for whatever reason.
 #[doc(hidden)]
-pub static LEAKED_COMMUNICATORS: Events = Events::none();
+pub static LEAKED_COMMUNICATORS: SharedCounter = SharedCounter::none();
 /// Ranks that had not entered an operation in which others waited, counted each time that this process was
 /// told of one.
 #[doc(hidden)]
-pub static STRAGGLERS: Events = Events::none();
+pub static STRAGGLERS: SharedCounter = SharedCounter::none();
 
 /// How long making communicators took, including failures; below, how long aborts took.
 #[doc(hidden)]
@@ -66,6 +67,6 @@ pub fn enqueue(kind: OperationKind) -> &'static Timer {
 }
 
 #[doc(hidden)]
-pub fn faults(class: FaultClass) -> &'static Events {
+pub fn faults(class: FaultClass) -> &'static SharedCounter {
     &FAULTS[class as usize]
 }

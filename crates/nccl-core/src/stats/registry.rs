@@ -11,7 +11,7 @@ use super::durations::{Durations, Timer};
 use super::tally::{FUNCTIONS, KINDS, Tally, Total};
 use crate::op::Function;
 use crate::operation::OperationKind;
-use crate::state::Phase;
+use crate::state::Lifecycle;
 use crate::sync::{Mutex, MutexGuard};
 
 /// How many names are told apart.
@@ -23,30 +23,30 @@ pub(crate) const OTHERS: &str = "(others)";
 
 /// A communicator's handle on its counters: they can be read while it lives, and stay counted when it
 /// ends.
-pub(crate) struct Counting {
+pub(crate) struct CounterHandle {
     tally: Arc<Tally>,
     number: u64,
 }
 
-struct Registry {
+struct CounterRegistry {
     made: u64,
-    names: Vec<Named>,
-    live: Vec<Live>,
+    names: Vec<NameCounters>,
+    live: Vec<LiveCommunicator>,
 }
 
 /// The counters of one name.
-struct Named {
+struct NameCounters {
     name: Arc<str>,
     ended: u64,
     sums: Sums,
     /// How long calls took on their stream, for a sample of the calls.
     took: Vec<(OperationKind, Timer)>,
-    skew: Skew,
+    skew: ArrivalSkews,
 }
 
 /// How far apart ranks entered operations.
 #[derive(Default)]
-struct Skew {
+struct ArrivalSkews {
     timer: Timer,
     /// How often each rank was the last. Only for the first `LAST` ranks that were.
     last: BTreeMap<usize, u64>,
@@ -55,12 +55,12 @@ struct Skew {
 /// For how many ranks it is counted how often they were last.
 const LAST: usize = 64;
 
-struct Live {
+struct LiveCommunicator {
     number: u64,
     /// The index of its name.
     named: usize,
     tally: Arc<Tally>,
-    phase: Arc<Phase>,
+    lifecycle: Arc<Lifecycle>,
 }
 
 /// The sums of tallies.
@@ -75,7 +75,7 @@ pub struct Sums {
 
 /// The counters of one name.
 #[doc(hidden)]
-pub struct Counted {
+pub struct NameStats {
     #[doc(hidden)]
     pub name: Arc<str>,
     #[doc(hidden)]
@@ -88,7 +88,7 @@ pub struct Counted {
     pub skew: (Durations, Vec<(usize, u64)>),
     /// The states of its live communicators.
     #[doc(hidden)]
-    pub live: Vec<Arc<Phase>>,
+    pub live: Vec<Arc<Lifecycle>>,
 }
 
 impl Sums {
@@ -114,7 +114,7 @@ impl Sums {
     }
 }
 
-impl Named {
+impl NameCounters {
     fn durations(&self) -> Vec<(OperationKind, Durations)> {
         let read = |(kind, timer): &(OperationKind, Timer)| (*kind, timer.read());
         let mut all: Vec<_> = self.took.iter().map(read).collect();
@@ -123,7 +123,7 @@ impl Named {
     }
 }
 
-impl Registry {
+impl CounterRegistry {
     fn took(&mut self, name: &Arc<str>, kind: OperationKind, took: Duration) {
         let index = self.named(name);
         let timers = &mut self.names[index].took;
@@ -145,12 +145,12 @@ impl Registry {
             NAMES => Arc::from(OTHERS),
             _ => return NAMES,
         };
-        self.names.push(Named {
+        self.names.push(NameCounters {
             name,
             ended: 0,
             sums: Sums::NONE,
             took: Vec::new(),
-            skew: Skew::default(),
+            skew: ArrivalSkews::default(),
         });
         self.names.len() - 1
     }
@@ -160,15 +160,15 @@ impl Registry {
         &mut self,
         name: &Arc<str>,
         world_size: usize,
-        phase: &Arc<Phase>,
+        lifecycle: &Arc<Lifecycle>,
     ) -> (Arc<Tally>, u64) {
         self.made += 1;
         let tally = Arc::new(Tally::new(world_size));
-        let live = Live {
+        let live = LiveCommunicator {
             number: self.made,
             named: self.named(name),
             tally: Arc::clone(&tally),
-            phase: Arc::clone(phase),
+            lifecycle: Arc::clone(lifecycle),
         };
         self.live.push(live);
         (tally, self.made)
@@ -183,8 +183,8 @@ impl Registry {
         }
     }
 
-    fn read(&self) -> Vec<Counted> {
-        let names = self.names.iter().map(|named| Counted {
+    fn read(&self) -> Vec<NameStats> {
+        let names = self.names.iter().map(|named| NameStats {
             name: Arc::clone(&named.name),
             sums: named.sums.clone(),
             ended: named.ended,
@@ -204,7 +204,7 @@ impl Registry {
         for live in &self.live {
             let counted = &mut all[live.named];
             counted.sums.add(&live.tally);
-            counted.live.push(Arc::clone(&live.phase));
+            counted.live.push(Arc::clone(&live.lifecycle));
         }
         all
     }
@@ -212,8 +212,8 @@ impl Registry {
 
 /// The list of counters. Not on the path of an operation: locked when communicators come and go, and by
 /// readers.
-fn registry() -> MutexGuard<'static, Registry> {
-    static ALL: Mutex<Registry> = Mutex::new(Registry {
+fn registry() -> MutexGuard<'static, CounterRegistry> {
+    static ALL: Mutex<CounterRegistry> = Mutex::new(CounterRegistry {
         made: 0,
         names: Vec::new(),
         live: Vec::new(),
@@ -241,17 +241,17 @@ pub fn arrival_skew(name: &Arc<str>, skew: Duration, last: usize) {
 
 /// Returns the counters, in the order in which the names first occurred.
 #[doc(hidden)]
-pub fn read() -> Vec<Counted> {
+pub fn read() -> Vec<NameStats> {
     match crate::forked::is_child() {
         false => registry().read(),
         true => Vec::new(),
     }
 }
 
-impl Counting {
+impl CounterHandle {
     /// Starts counting for a communicator.
-    pub(crate) fn new(name: &Arc<str>, world_size: usize, phase: &Arc<Phase>) -> Self {
-        let (tally, number) = registry().begin(name, world_size, phase);
+    pub(crate) fn new(name: &Arc<str>, world_size: usize, lifecycle: &Arc<Lifecycle>) -> Self {
+        let (tally, number) = registry().begin(name, world_size, lifecycle);
         Self { tally, number }
     }
 
@@ -260,7 +260,7 @@ impl Counting {
     }
 }
 
-impl Drop for Counting {
+impl Drop for CounterHandle {
     fn drop(&mut self) {
         registry().end(self.number);
     }
@@ -270,16 +270,16 @@ impl Drop for Counting {
 mod tests {
     use super::*;
 
-    fn empty() -> Registry {
-        Registry {
+    fn empty() -> CounterRegistry {
+        CounterRegistry {
             made: 0,
             names: Vec::new(),
             live: Vec::new(),
         }
     }
 
-    fn begin(registry: &mut Registry, name: &str) -> (Arc<Tally>, u64) {
-        registry.begin(&Arc::from(name), 1, &Arc::new(Phase::new()))
+    fn begin(registry: &mut CounterRegistry, name: &str) -> (Arc<Tally>, u64) {
+        registry.begin(&Arc::from(name), 1, &Arc::new(Lifecycle::new()))
     }
 
     #[test]

@@ -13,9 +13,9 @@ use nccl_base::data_type::DataType;
 
 /// A counter that has one writer at a time.
 #[derive(Debug, Default)]
-pub(crate) struct Count(AtomicU64);
+pub(crate) struct SingleWriterCounter(AtomicU64);
 
-impl Count {
+impl SingleWriterCounter {
     const fn zero() -> Self {
         Self(AtomicU64::new(0))
     }
@@ -44,32 +44,34 @@ const TYPES: usize = 16;
 pub(crate) struct Tally {
     world_size: u64,
     /// Calls that have a sequence number, by their kind.
-    calls: [Count; KINDS],
+    calls: [SingleWriterCounter; KINDS],
     /// Operations by their function, without the messages of groups.
-    operations: [Count; FUNCTIONS],
+    operations: [SingleWriterCounter; FUNCTIONS],
     /// Their elements, by type.
-    elements: [[Count; TYPES]; FUNCTIONS],
+    elements: [[SingleWriterCounter; TYPES]; FUNCTIONS],
     /// The messages of groups.
-    pub(crate) messages: Messages,
+    pub(crate) messages: MessageTally,
 }
 
 /// How many messages there were by peer, and their elements by type.
-pub(crate) struct Messages {
-    sent: Side,
-    received: Side,
+pub(crate) struct MessageTally {
+    sent: MessageCounts,
+    received: MessageCounts,
 }
 
-struct Side {
-    by_peer: Box<[Count]>,
+struct MessageCounts {
+    by_peer: Box<[SingleWriterCounter]>,
     /// One for each value of a byte, so that no bound has to be checked.
-    elements: [Count; 256],
+    elements: [SingleWriterCounter; 256],
 }
 
-impl Side {
+impl MessageCounts {
     fn new(world_size: usize) -> Self {
         Self {
-            by_peer: (0..world_size).map(|_| Count::zero()).collect(),
-            elements: [const { Count::zero() }; 256],
+            by_peer: (0..world_size)
+                .map(|_| SingleWriterCounter::zero())
+                .collect(),
+            elements: [const { SingleWriterCounter::zero() }; 256],
         }
     }
 
@@ -87,7 +89,7 @@ impl Side {
     fn total(&self) -> Total {
         let bytes = self.elements.iter().enumerate();
         Total {
-            operations: self.by_peer.iter().map(Count::get).sum(),
+            operations: self.by_peer.iter().map(SingleWriterCounter::get).sum(),
             bytes: bytes.map(|(code, count)| bytes_of(code, count)).sum(),
         }
     }
@@ -101,16 +103,17 @@ fn no_such_peer() -> ! {
     unreachable!("no other peer was admitted")
 }
 
-fn bytes_of(data_type: usize, elements: &Count) -> u64 {
+fn bytes_of(data_type: usize, elements: &SingleWriterCounter) -> u64 {
     let data_type = DataType::from_raw(data_type as u32);
     let size = data_type.size_in_bytes().unwrap_or_default();
     elements.get().wrapping_mul(size as u64)
 }
 
-impl Messages {
+impl MessageTally {
     /// Returns how many messages were sent to each rank, and received from it.
     pub(crate) fn by_peer(&self) -> (Vec<u64>, Vec<u64>) {
-        let counts = |side: &Side| side.by_peer.iter().map(Count::get).collect();
+        let counts =
+            |side: &MessageCounts| side.by_peer.iter().map(SingleWriterCounter::get).collect();
         (counts(&self.sent), counts(&self.received))
     }
 
@@ -157,12 +160,12 @@ impl Tally {
     pub(crate) fn new(world_size: usize) -> Self {
         Self {
             world_size: world_size as u64,
-            calls: [const { Count::zero() }; KINDS],
-            operations: [const { Count::zero() }; FUNCTIONS],
-            elements: [const { [const { Count::zero() }; TYPES] }; FUNCTIONS],
-            messages: Messages {
-                sent: Side::new(world_size),
-                received: Side::new(world_size),
+            calls: [const { SingleWriterCounter::zero() }; KINDS],
+            operations: [const { SingleWriterCounter::zero() }; FUNCTIONS],
+            elements: [const { [const { SingleWriterCounter::zero() }; TYPES] }; FUNCTIONS],
+            messages: MessageTally {
+                sent: MessageCounts::new(world_size),
+                received: MessageCounts::new(world_size),
             },
         }
     }

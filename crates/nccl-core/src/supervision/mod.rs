@@ -1,13 +1,13 @@
 //! Supervision of the communicators of this process.
 //!
-//! - `sentinel`: finds threads that do not return from a call of NCCL or CUDA;
+//! - `stuck_call_monitor`: finds threads that do not return from a call of NCCL or CUDA;
 //! - `stragglers`: finds the ranks that have not entered an operation in which others wait;
 //! - `watchdog`: finds operations that do not end, whether or not the program waits for them.
 //!
-//! The first and the last have a duty of the [`monitor`](crate::monitor), the thread that calls neither NCCL nor CUDA. The module
+//! The first and the last are checks of the [`monitor`](crate::monitor), the thread that calls neither NCCL nor CUDA. The module
 //! that ends a communicator on all of its ranks is a level above ([`peers`](crate::peers)). The [`recorder`](crate::recorder)
 //! records every operation on its path.
 
-pub(crate) mod sentinel;
 pub mod stragglers;
+pub(crate) mod stuck_call_monitor;
 pub mod watchdog;

@@ -13,9 +13,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::communicator::Visit;
-use crate::peers::{Asker, Supervisor};
-use crate::recorder::{Track, Turns, origin};
+use crate::communicator::TemporaryHandle;
+use crate::peers::{StragglerQuery, Supervisor};
+use crate::recorder::{CollectiveIndex, Track, origin};
 use crate::state::State;
 
 /// How long the first rank of a communicator waits before it first measures how far apart the ranks arrive, and then
@@ -26,10 +26,10 @@ pub(super) const SAMPLES: [Duration; 2] = [Duration::from_secs(1), Duration::fro
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
 
 /// An operation that other ranks wait in, and about which this rank was asked whether it has entered it.
-pub struct Inquired {
-    asker: Box<dyn Asker>,
+pub struct OpenQuery {
+    asker: Box<dyn StragglerQuery>,
     key: String,
-    turn: u64,
+    collective: u64,
     is_sample: bool,
     has_answered: bool,
     /// When to look again.
@@ -37,15 +37,20 @@ pub struct Inquired {
     pause: Duration,
 }
 
-impl Inquired {
-    /// An inquiry about the `turn`-th collective of the communicator that all ranks call `key`; answered once if it
+impl OpenQuery {
+    /// A query about the `collective`-th collective of the communicator that all ranks call `key`; answered once if it
     /// `is_sample`.
     #[must_use]
-    pub fn new(asker: Box<dyn Asker>, key: &str, turn: u64, is_sample: bool) -> Self {
+    pub fn new(
+        asker: Box<dyn StragglerQuery>,
+        key: &str,
+        collective: u64,
+        is_sample: bool,
+    ) -> Self {
         Self {
             asker,
             key: key.to_owned(),
-            turn,
+            collective,
             is_sample,
             has_answered: false,
             next: Instant::now(),
@@ -59,7 +64,7 @@ impl Inquired {
     }
 
     /// Answers what can be answered. Returns whether to look again.
-    pub(super) fn look(&mut self) -> bool {
+    pub(super) fn poll(&mut self) -> bool {
         if !self.asker.is_there() {
             return false;
         }
@@ -67,43 +72,49 @@ impl Inquired {
         self.pause = (self.pause * 2).min(PAUSES[1]);
         // The communicator is gone, or was never here.
         let Some(supervisor) = self.asker.supervisor() else {
-            self.not_yet("it has no such communicator");
+            self.answer_not_entered("it has no such communicator");
             return false;
         };
         let target = supervisor.target();
-        let Some(inner) = target.as_ref().and_then(|target| Visit::of(&target.0)) else {
-            self.not_yet("it is about to make the communicator");
+        let Some(inner) = target
+            .as_ref()
+            .and_then(|target| TemporaryHandle::of(&target.0))
+        else {
+            self.answer_not_entered("it is about to make the communicator");
             return !self.is_sample;
         };
-        if inner.phase.get() != State::Ready {
+        if inner.lifecycle.get() != State::Ready {
             return false;
         }
         let track = inner.tracked.track();
-        let Some(turns) = track.turns() else {
+        let Some(index) = track.collective_index() else {
             return true;
         };
-        if turns.called < self.turn {
-            self.not_yet(&last(track, &turns));
+        if index.called < self.collective {
+            self.answer_not_entered(&last(track, &index));
             return !self.is_sample;
         }
-        let turn = turns.get(self.turn);
-        match (turn, self.is_sample) {
+        let collective = index.get(self.collective);
+        match (collective, self.is_sample) {
             // A collective that is no longer fully recorded is no sample.
-            (None, true) => self.not_yet(""),
-            (turn, _) => {
-                let since = turn.or(turns.newest_first().last().map(|(_, turn)| turn));
-                let age = since.map_or(Duration::ZERO, |turn| age(turn.since));
+            (None, true) => self.answer_not_entered(""),
+            (collective, _) => {
+                let since = collective.or(index
+                    .newest_first()
+                    .last()
+                    .map(|(_, collective)| collective));
+                let age = since.map_or(Duration::ZERO, |collective| age(collective.since));
                 self.answer(Some(age), "");
             }
         }
         if !self.is_sample {
-            supervisor.was_asked_about(self.turn);
+            supervisor.set_queried(self.collective);
         }
         false
     }
 
     /// Answers that the rank has not entered, once.
-    fn not_yet(&mut self, last: &str) {
+    fn answer_not_entered(&mut self, last: &str) {
         if !self.has_answered {
             self.answer(None, last);
         }
@@ -111,7 +122,7 @@ impl Inquired {
 
     fn answer(&mut self, entered: Option<Duration>, last: &str) {
         self.has_answered = true;
-        self.asker.answer(&self.key, self.turn, entered, last);
+        self.asker.answer(&self.key, self.collective, entered, last);
     }
 }
 
@@ -120,8 +131,8 @@ fn age(since: Duration) -> Duration {
 }
 
 /// A description of the communicator's last call, for the ranks that wait for it.
-fn last(track: &Track, turns: &Turns) -> String {
-    let Some(last) = turns.last else {
+fn last(track: &Track, index: &CollectiveIndex) -> String {
+    let Some(last) = index.last else {
         return String::from("it has called nothing on the communicator");
     };
     let state = match track.done_on(last.stream) >= last.number {
@@ -138,31 +149,31 @@ fn last(track: &Track, turns: &Turns) -> String {
 
 /// Asks which ranks have not entered a call of this rank. Returns false if the calls could not be counted.
 pub(super) fn ask(supervisor: &dyn Supervisor, track: &Track, number: u64) -> bool {
-    let Some(turns) = track.turns() else {
+    let Some(index) = track.collective_index() else {
         return false;
     };
-    let Some((turn, call)) = turns.of(number).and_then(|turn| {
-        let call = turns.get(turn)?;
-        Some((turn, *call))
+    let Some((collective, call)) = index.of(number).and_then(|collective| {
+        let call = index.get(collective)?;
+        Some((collective, *call))
     }) else {
         return true;
     };
-    if !supervisor.is_asked_about(turn) {
-        supervisor.suspect(turn, &call, age(call.since), false);
+    if !supervisor.is_queried(collective) {
+        supervisor.suspect(collective, &call, age(call.since), false);
     }
     true
 }
 
 /// Asks how far apart the ranks entered the last collective that is done. Returns whether there was one.
 pub(super) fn sample(supervisor: &dyn Supervisor, track: &Track) -> bool {
-    let Some(turns) = track.turns() else {
+    let Some(index) = track.collective_index() else {
         return false;
     };
-    let mut newest = turns.newest_first();
-    let done = newest.find(|(_, turn)| turn.number <= track.done_on(turn.stream));
-    let Some((turn, call)) = done else {
+    let mut newest = index.newest_first();
+    let done = newest.find(|(_, collective)| collective.number <= track.done_on(collective.stream));
+    let Some((collective, call)) = done else {
         return false;
     };
-    supervisor.suspect(turn, call, age(call.since), true);
+    supervisor.suspect(collective, call, age(call.since), true);
     true
 }

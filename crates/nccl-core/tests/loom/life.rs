@@ -12,7 +12,7 @@ use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::state::{Left, Native, Phase, State, Way, retire};
+use crate::state::{FreeMethod, Lifecycle, NcclSide, PartialInit, State, retire};
 
 /// No wait of the model reaches it: loom has no time.
 const LONG: Duration = Duration::from_secs(3600);
@@ -58,17 +58,17 @@ impl Cell {
 }
 
 /// The slot behind a communicator's lock.
-type Slot = Mutex<Option<()>>;
+type RingSlot = Mutex<Option<()>>;
 
 struct Communicator {
-    phase: Phase,
-    slot: Slot,
+    lifecycle: Lifecycle,
+    slot: RingSlot,
     cell: Arc<Cell>,
     /// Whether waits for other ranks end by themselves.
     settles: bool,
 }
 
-impl Native for Communicator {
+impl NcclSide for Communicator {
     type Raw = ();
     type Failure = ();
 
@@ -76,16 +76,16 @@ impl Native for Communicator {
         look(&mut self.slot.lock().unwrap())
     }
 
-    fn free(&self, _: Way, (): ()) -> Result<(), ()> {
+    fn free(&self, _: FreeMethod, (): ()) -> Result<(), ()> {
         self.cell.free();
         Ok(())
     }
 }
 
 impl Communicator {
-    fn unmade(settles: bool) -> Arc<Self> {
+    fn supervise_init(settles: bool) -> Arc<Self> {
         Arc::new(Self {
-            phase: Phase::new(),
+            lifecycle: Lifecycle::new(),
             slot: Mutex::new(None),
             cell: Cell::new(),
             settles,
@@ -97,8 +97,8 @@ impl Communicator {
     }
 
     fn that_settles(settles: bool) -> Arc<Self> {
-        let comm = Self::unmade(settles);
-        assert!(comm.phase.made(&*comm, ()));
+        let comm = Self::supervise_init(settles);
+        assert!(comm.lifecycle.set_ready(&*comm, ()));
         comm
     }
 
@@ -107,7 +107,7 @@ impl Communicator {
         // The call itself.
         self.cell.call();
         let settled = loop {
-            if self.phase.get().is_aborted() || is_void() {
+            if self.lifecycle.get().is_aborted() || is_void() {
                 break false;
             }
             self.cell.call();
@@ -116,14 +116,14 @@ impl Communicator {
             }
             thread::yield_now();
         };
-        if settled && self.phase.made(self, ()) {
+        if settled && self.lifecycle.set_ready(self, ()) {
             return true;
         }
-        let ours = self.phase.begin_abort("it was not made");
-        let freed = self.phase.unmade(self, Left::Here(()));
+        let ours = self.lifecycle.begin_abort("it was not made");
+        let freed = self.lifecycle.free_unfinished(self, PartialInit::Here(()));
         assert!(freed);
         if ours {
-            assert!(self.phase.aborted());
+            assert!(self.lifecycle.set_aborted());
         }
         false
     }
@@ -131,11 +131,11 @@ impl Communicator {
     /// `Inner::issue_on`, with the poll. Returns whether it was issued.
     fn issue(&self) -> bool {
         let slot = self.slot.lock().unwrap();
-        let Some(()) = self.phase.usable(*slot) else {
+        let Some(()) = self.lifecycle.usable(*slot) else {
             return false;
         };
         self.cell.call();
-        while !self.settles && !self.phase.get().is_aborted() {
+        while !self.settles && !self.lifecycle.get().is_aborted() {
             self.cell.call();
             thread::yield_now();
         }
@@ -153,36 +153,36 @@ impl Communicator {
 
     /// `Inner::abort`. Returns whether NCCL freed the communicator.
     fn abort(&self, reason: &str) -> bool {
-        if !self.phase.begin_abort(reason) {
+        if !self.lifecycle.begin_abort(reason) {
             return self.ended();
         }
-        let freed = self.phase.end(self, LONG);
+        let freed = self.lifecycle.end(self, LONG);
         assert!(if freed {
-            self.phase.aborted()
+            self.lifecycle.set_aborted()
         } else {
-            self.phase.leaked()
+            self.lifecycle.set_leaked()
         });
         freed
     }
 
-    /// `Inner::wait_for_the_end`.
+    /// `Inner::wait_for_end`.
     fn ended(&self) -> bool {
-        while !self.phase.get().is_final() {
+        while !self.lifecycle.get().is_final() {
             thread::yield_now();
         }
-        matches!(self.phase.get(), State::Finalized | State::Aborted)
+        matches!(self.lifecycle.get(), State::Finalized | State::Aborted)
     }
 
     /// `Inner::finalize`. Returns whether it ended in order.
     fn finalize(&self) -> bool {
-        if !self.phase.begin_finalize() {
+        if !self.lifecycle.begin_finalize() {
             return false;
         }
         let mut ours = false;
-        let settle = |()| {
+        let wait_until_idle = |()| {
             self.cell.call();
             while !self.settles {
-                if self.phase.get() != State::Finalizing {
+                if self.lifecycle.get() != State::Finalizing {
                     return Err(());
                 }
                 self.cell.call();
@@ -190,27 +190,34 @@ impl Communicator {
             }
             Ok(())
         };
-        let aborting = |(): &()| ours = self.phase.begin_abort("its finalize failed");
-        let Some(retired) = self.phase.retire(self, settle, aborting) else {
+        let aborting = |(): &()| ours = self.lifecycle.begin_abort("its finalize failed");
+        let Some(retired) = self.lifecycle.retire(self, wait_until_idle, aborting) else {
             return false;
         };
         if ours {
-            assert!(self.phase.aborted());
+            assert!(self.lifecycle.set_aborted());
         }
-        retired.settled.is_ok() && self.phase.finalized()
+        retired.settled.is_ok() && self.lifecycle.set_finalized()
     }
 }
 
 impl Drop for Communicator {
-    /// `Inner::drop`, and the reaper.
+    /// `Inner::drop`, and the drop queue.
     fn drop(&mut self) {
-        let raw = self.phase.remains(&mut *self.slot.lock().unwrap());
+        let raw = self
+            .lifecycle
+            .take_for_drop(&mut *self.slot.lock().unwrap());
         if let Some(raw) = raw {
-            let settle = |()| {
+            let wait_until_idle = |()| {
                 self.cell.call();
                 Ok::<(), ()>(())
             };
-            let _ = retire(raw, settle, |()| {}, |way, raw| self.free(way, raw));
+            let _ = retire(
+                raw,
+                wait_until_idle,
+                |()| {},
+                |way, raw| self.free(way, raw),
+            );
         }
         assert_eq!(self.cell.frees(), 1, "freed by exactly one");
     }
@@ -227,11 +234,11 @@ fn on_a_thread<T: 'static>(
 #[test]
 fn an_abort_beside_the_making_frees_it_once_and_it_is_not_ready_afterwards() {
     loom::model(|| {
-        let comm = Communicator::unmade(true);
+        let comm = Communicator::supervise_init(true);
         let making = on_a_thread(&comm, |comm| comm.make(|| false));
         assert!(comm.abort("now"));
         assert_eq!(comm.cell.frees(), 1);
-        assert_eq!(comm.phase.get(), State::Aborted);
+        assert_eq!(comm.lifecycle.get(), State::Aborted);
         // It may have been made before.
         making.join().unwrap();
         assert!(!comm.issue());
@@ -241,18 +248,18 @@ fn an_abort_beside_the_making_frees_it_once_and_it_is_not_ready_afterwards() {
 #[test]
 fn an_abort_ends_a_making_that_would_wait_for_ever() {
     loom::model(|| {
-        let comm = Communicator::unmade(false);
+        let comm = Communicator::supervise_init(false);
         let making = on_a_thread(&comm, |comm| comm.make(|| false));
         assert!(comm.abort("now"));
         assert!(!making.join().unwrap());
-        assert_eq!(comm.phase.reason().as_deref(), Some("now"));
+        assert_eq!(comm.lifecycle.reason().as_deref(), Some("now"));
     });
 }
 
 #[test]
 fn what_is_used_as_soon_as_it_is_made_is_there() {
     loom::model(|| {
-        let comm = Communicator::unmade(true);
+        let comm = Communicator::supervise_init(true);
         let making = on_a_thread(&comm, |comm| comm.make(|| false));
         let issued = comm.issue();
         assert!(making.join().unwrap());
@@ -265,14 +272,14 @@ fn what_is_used_as_soon_as_it_is_made_is_there() {
 fn a_split_ends_with_its_parent_while_it_is_made() {
     loom::model(|| {
         let parent = Communicator::ready();
-        let split = Communicator::unmade(false);
+        let split = Communicator::supervise_init(false);
         let making = {
             let (parent, split) = (Arc::clone(&parent), Arc::clone(&split));
-            thread::spawn(move || split.make(|| parent.phase.get().is_aborted()))
+            thread::spawn(move || split.make(|| parent.lifecycle.get().is_aborted()))
         };
         assert!(parent.abort("the parent"));
         assert!(!making.join().unwrap());
-        assert_eq!(split.phase.get(), State::Aborted);
+        assert_eq!(split.lifecycle.get(), State::Aborted);
     });
 }
 
@@ -282,10 +289,10 @@ fn an_abort_of_a_split_beside_that_of_its_parent_frees_both_once() {
     model.preemption_bound = Some(3);
     model.check(|| {
         let parent = Communicator::ready();
-        let split = Communicator::unmade(true);
+        let split = Communicator::supervise_init(true);
         let making = {
             let (parent, split) = (Arc::clone(&parent), Arc::clone(&split));
-            thread::spawn(move || split.make(|| parent.phase.get().is_aborted()))
+            thread::spawn(move || split.make(|| parent.lifecycle.get().is_aborted()))
         };
         let aborting = on_a_thread(&split, |split| split.abort("the split"));
         assert!(parent.abort("the parent"));
@@ -299,7 +306,7 @@ fn an_abort_waits_for_the_call_that_is_being_made_and_lets_none_in() {
     loom::model(|| {
         let comm = Communicator::ready();
         let issuing = on_a_thread(&comm, |comm| {
-            let aborted = comm.phase.get().is_aborted();
+            let aborted = comm.lifecycle.get().is_aborted();
             let first = comm.issue();
             assert!(!(aborted && first), "issued after the abort had begun");
             (first, comm.issue())
@@ -308,7 +315,7 @@ fn an_abort_waits_for_the_call_that_is_being_made_and_lets_none_in() {
         assert!(!comm.issue());
         let (first, second) = issuing.join().unwrap();
         assert!(first || !second);
-        assert_eq!(comm.phase.get(), State::Aborted);
+        assert_eq!(comm.lifecycle.get(), State::Aborted);
     });
 }
 
@@ -319,7 +326,7 @@ fn an_abort_ends_a_call_that_would_wait_for_ever() {
         let issuing = on_a_thread(&comm, |comm| comm.issue());
         assert!(comm.abort("now"));
         issuing.join().unwrap();
-        assert_eq!(comm.phase.get(), State::Aborted);
+        assert_eq!(comm.lifecycle.get(), State::Aborted);
     });
 }
 
@@ -347,7 +354,7 @@ fn two_aborts_free_it_once_and_both_return_when_it_is_free() {
         assert!(comm.abort("ours"));
         assert_eq!(comm.cell.frees(), 1);
         assert_eq!(other.join().unwrap(), (true, 1));
-        assert!(comm.phase.reason().is_some());
+        assert!(comm.lifecycle.reason().is_some());
     });
 }
 
@@ -356,8 +363,8 @@ fn whoever_sees_an_abort_finds_its_reason() {
     loom::model(|| {
         let comm = Communicator::ready();
         let aborting = on_a_thread(&comm, |comm| comm.abort("a reason"));
-        if comm.phase.get().is_aborted() {
-            assert_eq!(comm.phase.reason().as_deref(), Some("a reason"));
+        if comm.lifecycle.get().is_aborted() {
+            assert_eq!(comm.lifecycle.reason().as_deref(), Some("a reason"));
         }
         aborting.join().unwrap();
     });
@@ -370,7 +377,7 @@ fn a_finalize_and_an_abort_free_it_once_and_agree_on_how_it_ended() {
         let finalizing = on_a_thread(&comm, |comm| comm.finalize());
         assert!(comm.abort("now"));
         let in_order = finalizing.join().unwrap();
-        let ended = comm.phase.get();
+        let ended = comm.lifecycle.get();
         assert_eq!(in_order, ended == State::Finalized, "{ended:?}");
         assert!(ended.is_final());
     });
@@ -383,7 +390,7 @@ fn an_abort_ends_a_finalize_that_would_wait_for_ever() {
         let finalizing = on_a_thread(&comm, |comm| comm.finalize());
         assert!(comm.abort("now"));
         assert!(!finalizing.join().unwrap());
-        assert_eq!(comm.phase.get(), State::Aborted);
+        assert_eq!(comm.lifecycle.get(), State::Aborted);
     });
 }
 
@@ -428,17 +435,24 @@ fn a_drop_beside_an_abort_does_not_free_it_again() {
 #[test]
 fn nobody_touches_what_is_leaked() {
     loom::model(|| {
-        let phase = Arc::new(Phase::new());
+        let lifecycle = Arc::new(Lifecycle::new());
         let slot = Arc::new(Mutex::new(Some(())));
-        assert!(phase.begin_abort("now"));
+        assert!(lifecycle.begin_abort("now"));
         let dropping = {
-            let (phase, slot) = (Arc::clone(&phase), Arc::clone(&slot));
+            let (lifecycle, slot) = (Arc::clone(&lifecycle), Arc::clone(&slot));
             thread::spawn(move || {
-                phase.get() == State::Leaked && phase.remains(&mut *slot.lock().unwrap()).is_some()
+                lifecycle.get() == State::Leaked
+                    && lifecycle
+                        .take_for_drop(&mut *slot.lock().unwrap())
+                        .is_some()
             })
         };
-        assert!(phase.leaked());
+        assert!(lifecycle.set_leaked());
         assert!(!dropping.join().unwrap());
-        assert!(phase.remains(&mut *slot.lock().unwrap()).is_none());
+        assert!(
+            lifecycle
+                .take_for_drop(&mut *slot.lock().unwrap())
+                .is_none()
+        );
     });
 }

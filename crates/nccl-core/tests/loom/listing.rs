@@ -9,8 +9,8 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use crate::lane::{Lane, Slot};
-use crate::usual::Usual;
+use crate::fast_path::FastPathFilter;
+use crate::seqlock_ring::{RingSlot, SeqlockRing};
 
 /// The address of the stream.
 const STREAM: usize = 8;
@@ -18,7 +18,7 @@ const STREAM: usize = 8;
 #[derive(Default)]
 struct Call(AtomicU64);
 
-impl Slot for Call {
+impl RingSlot for Call {
     type Record = u64;
 
     fn copy(&self) -> u64 {
@@ -35,8 +35,8 @@ struct Registry {
 }
 
 struct Communicator {
-    issues: Lane<Call>,
-    usual: Usual,
+    issues: SeqlockRing<Call>,
+    fast_path: FastPathFilter,
     registry: Mutex<Registry>,
     /// Held by a call from when it is recorded until it has read the list.
     half_way: Mutex<()>,
@@ -44,12 +44,12 @@ struct Communicator {
 
 impl Communicator {
     fn watched() -> Arc<Self> {
-        let usual = Usual::default();
-        usual.start(0);
-        usual.list(STREAM, u64::MAX, 0);
+        let fast_path = FastPathFilter::default();
+        fast_path.start(0);
+        fast_path.list(STREAM, u64::MAX, 0);
         Arc::new(Self {
-            issues: Lane::new(4),
-            usual,
+            issues: SeqlockRing::new(4),
+            fast_path,
             registry: Mutex::new(Registry {
                 is_watched: true,
                 is_idle: false,
@@ -58,7 +58,7 @@ impl Communicator {
         })
     }
 
-    /// `Writer::begin`, and `watchdog::before` for an unusual call.
+    /// `Writer::begin`, and `watchdog::report_before` for an unusual call.
     fn call(&self, number: u64) {
         let _half_way = self.half_way.lock().unwrap();
         self.issues.begin(number, 1);
@@ -67,14 +67,14 @@ impl Communicator {
             .0
             .store(number + 1, Ordering::Relaxed);
         self.issues.publish(number + 1);
-        if !self.usual.covers(STREAM, 1, 1) {
+        if !self.fast_path.covers(STREAM, 1, 1) {
             let mut registry = self.registry.lock().unwrap();
             (registry.is_watched, registry.is_idle) = (true, false);
-            self.usual.list(STREAM, u64::MAX, 1);
+            self.fast_path.list(STREAM, u64::MAX, 1);
         }
     }
 
-    /// `Eye::look`: returns how many calls there are, all of which are pending.
+    /// `CommunicatorPoller::poll`: returns how many calls there are, all of which are pending.
     fn look(&self) -> u64 {
         let read = self.issues.read();
         read.first + read.records.len() as u64
@@ -85,12 +85,12 @@ impl Communicator {
         let mut registry = self.registry.lock().unwrap();
         match (seen, registry.is_idle) {
             (0, false) => {
-                self.usual.unlist(STREAM);
+                self.fast_path.unlist(STREAM);
                 registry.is_idle = true;
             }
             (0, true) => {
                 registry.is_watched = false;
-                self.usual.clear();
+                self.fast_path.clear();
             }
             _ => registry.is_idle = false,
         }

@@ -5,15 +5,15 @@
 //! ```
 //!
 //! - `life`: a communicator that is made, used, and ended in every way at once;
-//! - `lanes`: the recorder's rings;
+//! - `rings`: the recorder's rings;
 //! - `listing`: calls that are not reported to the watchdog, and a stream that it releases.
 //!
 //! The crate's own code runs; only NCCL and the other ranks are modelled.
 #![cfg(loom)]
 
-mod lanes;
 mod life;
 mod listing;
+mod rings;
 
 #[allow(unreachable_pub, missing_docs, unused_imports)]
 #[path = "../../../nccl-base/src/sync.rs"]
@@ -24,9 +24,9 @@ mod sync;
 mod state;
 
 #[allow(dead_code)]
-#[path = "../../src/recorder/lane.rs"]
-mod lane;
+#[path = "../../src/recorder/seqlock_ring.rs"]
+mod seqlock_ring;
 
 #[allow(dead_code)]
-#[path = "../../src/recorder/usual.rs"]
-mod usual;
+#[path = "../../src/recorder/fast_path.rs"]
+mod fast_path;

@@ -11,7 +11,7 @@ use super::facts::{
 use super::line::{self, Level, Record};
 use super::message::{self, Ending, Message, Plugin};
 use super::state::{COMM_NAME, State};
-use super::words::Interface;
+use super::tokens::Interface;
 use nccl_sys::Version;
 
 use nccl_base::launch_mode::IDLE_PARENT;

@@ -8,7 +8,7 @@
 //! The parser finds the mark first, and reads the prefix from there to the left; text without a prefix is not NCCL's. A
 //! prefix never reaches beyond the mark before it, so that the time of parsing grows linearly with the line.
 
-use super::words::number;
+use super::tokens::number;
 
 /// The level of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

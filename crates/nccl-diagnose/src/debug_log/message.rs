@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use nccl_sys::Version;
 
-use super::words::{
+use super::tokens::{
     Interface, address, after, bracketed, interface, number, strip_any, unnumbered, version,
 };
 

@@ -6,25 +6,25 @@
 //! another interface, the first warning of all. [`DebugLog`] reads such logs of every release since 2.18,
 //! also in the middle of a program's own output, and [`DebugLog::report`] compares them.
 //!
-//! - `line`: NCCL's text and its origin in a line; `message`, made of `words`: the meaning of a text;
+//! - `line`: NCCL's text and its origin in a line; `message`, made of `tokens`: the meaning of a text;
 //! - `collect`: from lines to `facts`, about each process and its communicators; `state`: the communicator of a line;
-//! - `first`: the first warning of this process, for a fault's evidence;
-//! - `verdict`: from the facts of all ranks to a [`Report`](nccl_base::report::Report).
+//! - `first_warning`: the first warning of this process, for a fault's evidence;
+//! - `findings`: from the facts of all ranks to a [`Report`](nccl_base::report::Report).
 
 mod collect;
 mod facts;
-mod first;
+mod findings;
+mod first_warning;
 mod line;
 mod message;
 mod state;
-mod verdict;
-mod words;
+mod tokens;
 
 #[cfg(test)]
 mod tests;
 
 #[doc(hidden)]
-pub use first::{first_warning, first_warning_soon};
+pub use first_warning::{first_warning, first_warning_soon};
 
 pub use collect::{Counts, DebugLog};
 pub use facts::{

@@ -1,11 +1,11 @@
 //! What a rank reports to rank 0 about itself and its host.
 
+use super::check_input::{CheckInput, Loaded};
 use super::device::{self, Device};
-use super::given::{Given, Loaded};
-use super::interfaces::{self, Address, Rule, Wishes};
+use super::interfaces::{self, Address, InterfaceSettings, Rule};
 use super::rdma::{self, Port};
 use nccl_base::system::System;
-use nccl_base::system::late::Late;
+use nccl_base::system::env_drift::DriftedVariable;
 use nccl_base::system::limits::{self, Limits};
 use nccl_base::system::variables::{self, Variable};
 use nccl_control::Own;
@@ -23,14 +23,14 @@ pub(super) struct Facts {
     /// The code of the launch mode that it asks for.
     pub(super) launch_mode: u64,
     /// `None` for a rank that is a thread of the same process as an earlier rank.
-    pub(super) process: Option<Process>,
+    pub(super) process: Option<ProcessFacts>,
     pub(super) library: Option<Loaded>,
     pub(super) device: Option<Device>,
 }
 
 /// A process and its host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Process {
+pub(super) struct ProcessFacts {
     pub(super) host: String,
     pub(super) pid: u64,
     pub(super) architecture: String,
@@ -40,7 +40,7 @@ pub(super) struct Process {
     pub(super) namespaces: Namespaces,
     pub(super) variables: Vec<Variable>,
     /// Variables that NCCL has read in this process and that have other values now.
-    pub(super) late: Vec<Late>,
+    pub(super) late: Vec<DriftedVariable>,
     /// The value of `NCCL_CONF_FILE`, when that file does not exist.
     pub(super) missing_file: Option<String>,
     pub(super) visible_devices: Option<String>,
@@ -76,7 +76,7 @@ pub(super) struct LoopbackName {
 
 /// The connection of this process to the other ranks beside NCCL.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Control {
+pub(crate) struct ControlConnection {
     pub(crate) address: Option<std::net::IpAddr>,
     pub(crate) interface: Option<String>,
 }
@@ -87,28 +87,28 @@ impl Facts {
         Self {
             protocol,
             off: true,
-            process: Some(Process {
+            process: Some(ProcessFacts {
                 host: host.to_owned(),
-                ..Process::default()
+                ..ProcessFacts::default()
             }),
             ..Self::default()
         }
     }
 
     /// The facts of the rank itself; those of its process are added by the caller.
-    pub(super) fn of_rank(given: &Given) -> Self {
+    pub(super) fn of_rank(input: &CheckInput) -> Self {
         Self {
             protocol: PROTOCOL,
-            launch_mode: given.wish.code().into(),
-            library: given.library.clone(),
-            device: given.stream.as_ref().and_then(device::gather),
+            launch_mode: input.wish.code().into(),
+            library: input.library.clone(),
+            device: input.stream.as_ref().and_then(device::gather),
             ..Self::default()
         }
     }
 }
 
-impl Process {
-    pub(super) fn gather(system: &System, own: &[Own], control: &Control) -> Self {
+impl ProcessFacts {
+    pub(super) fn gather(system: &System, own: &[Own], control: &ControlConnection) -> Self {
         let namespace = |kind: &str| {
             let link = system.link(format!("/proc/self/ns/{kind}"));
             link.unwrap_or_default()
@@ -151,8 +151,8 @@ impl Process {
     }
 
     /// Adds the facts that depend on the library that will be used.
-    pub(super) fn with(mut self, given: &Given) -> Self {
-        self.takes_virtual = given.takes_virtual;
+    pub(super) fn with(mut self, input: &CheckInput) -> Self {
+        self.takes_virtual = input.takes_virtual;
         self
     }
 
@@ -171,8 +171,8 @@ impl Process {
     }
 
     /// The settings by which NCCL chooses an interface.
-    pub(super) fn wishes(&self) -> Wishes<'_> {
-        Wishes {
+    pub(super) fn interface_settings(&self) -> InterfaceSettings<'_> {
+        InterfaceSettings {
             names: self.value("NCCL_SOCKET_IFNAME"),
             family: self.value("NCCL_SOCKET_FAMILY"),
             meeting: self.value("NCCL_COMM_ID"),
@@ -182,7 +182,7 @@ impl Process {
 
     /// The address that NCCL takes on this host.
     pub(super) fn choice(&self) -> Option<(&Address, Rule)> {
-        interfaces::choose(&self.addresses, self.wishes())
+        interfaces::choose(&self.addresses, self.interface_settings())
     }
 
     /// The interface through which this process talks to rank 0.
@@ -256,8 +256,8 @@ mod tests {
             ("NCCL_COMM_ID", "localhost:99"),
             ("CUDA_VISIBLE_DEVICES", "3"),
         ];
-        let system = System::made_up(tree.path(), &variables);
-        let process = Process::gather(&system, &[], &Control::default());
+        let system = System::fake(tree.path(), &variables);
+        let process = ProcessFacts::gather(&system, &[], &ControlConnection::default());
         assert_eq!((&process.host[..], &process.boot[..]), ("node-a", "b007"));
         assert_eq!(process.namespaces.network, "net:[7]");
         assert_eq!(process.visible_devices.as_deref(), Some("3"));
@@ -273,8 +273,12 @@ mod tests {
     #[test]
     fn facts_come_back_as_they_were_and_only_whole() {
         let facts = Facts {
-            process: Some(Process::gather(&System::real(), &[], &Control::default())),
-            ..Facts::of_rank(&Given::default())
+            process: Some(ProcessFacts::gather(
+                &System::real(),
+                &[],
+                &ControlConnection::default(),
+            )),
+            ..Facts::of_rank(&CheckInput::default())
         };
         let bytes = wire::encode(&facts);
         assert_eq!(wire::decode::<Facts>(&bytes), Ok(facts));

@@ -46,7 +46,7 @@ impl Address {
 
 /// The settings by which NCCL chooses an interface.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Wishes<'v> {
+pub(super) struct InterfaceSettings<'v> {
     /// `NCCL_SOCKET_IFNAME`.
     pub(super) names: Option<&'v str>,
     /// `NCCL_SOCKET_FAMILY`.
@@ -84,8 +84,11 @@ impl Rule {
 }
 
 /// The address at which NCCL will listen, if there is one.
-pub(super) fn choose<'a>(all: &'a [Address], wishes: Wishes<'_>) -> Option<(&'a Address, Rule)> {
-    let family = |address: &&Address| match wishes.family {
+pub(super) fn choose<'a>(
+    all: &'a [Address],
+    interface_settings: InterfaceSettings<'_>,
+) -> Option<(&'a Address, Rule)> {
+    let family = |address: &&Address| match interface_settings.family {
         Some("AF_INET") => address.address.is_ipv4(),
         Some("AF_INET6") => address.address.is_ipv6(),
         _ => true,
@@ -99,15 +102,15 @@ pub(super) fn choose<'a>(all: &'a [Address], wishes: Wishes<'_>) -> Option<(&'a 
         found.find(|address| list.matches(&address.interface))
     };
     // NCCL listens in the subnet of `NCCL_COMM_ID`, and nowhere else.
-    if let Some(meeting) = wishes.meeting.and_then(meeting_address) {
+    if let Some(meeting) = interface_settings.meeting.and_then(meeting_address) {
         let near = |address: &&Address| address.up && address.is_near(meeting);
         return Some((all.iter().find(near)?, Rule::Meeting));
     }
     // NCCL ignores a value of one letter.
-    if let Some(names) = wishes.names.filter(|names| names.len() > 1) {
+    if let Some(names) = interface_settings.names.filter(|names| names.len() > 1) {
         return Some((first(names)?, Rule::Named));
     }
-    let others = match wishes.virtual_too {
+    let others = match interface_settings.virtual_too {
         true => "^docker,lo",
         false => "^docker,lo,virbr",
     };
@@ -202,12 +205,13 @@ mod tests {
     }
 
     fn chosen(all: &[Address], names: Option<&str>, meeting: Option<&str>) -> Option<String> {
-        let wishes = Wishes {
+        let interface_settings = InterfaceSettings {
             names,
             meeting,
-            ..Wishes::default()
+            ..InterfaceSettings::default()
         };
-        choose(all, wishes).map(|(address, _)| format!("{} {}", address.interface, address.address))
+        choose(all, interface_settings)
+            .map(|(address, _)| format!("{} {}", address.interface, address.address))
     }
 
     #[test]
@@ -233,11 +237,15 @@ mod tests {
     fn older_releases_take_libvirts_interfaces_as_well() {
         let all = host(&[("lo", "127.0.0.1", true), ("virbr0", "192.168.122.1", true)]);
         let take = |virtual_too| {
-            let wishes = Wishes {
+            let interface_settings = InterfaceSettings {
                 virtual_too,
-                ..Wishes::default()
+                ..InterfaceSettings::default()
             };
-            choose(&all, wishes).unwrap().0.interface.clone()
+            choose(&all, interface_settings)
+                .unwrap()
+                .0
+                .interface
+                .clone()
         };
         assert_eq!(
             (take(false), take(true)),
@@ -292,11 +300,15 @@ mod tests {
             ("eth0", "fd00::7", true),
         ]);
         let family = |family| {
-            let wishes = Wishes {
+            let interface_settings = InterfaceSettings {
                 family: Some(family),
-                ..Wishes::default()
+                ..InterfaceSettings::default()
             };
-            choose(&all, wishes).unwrap().0.address.to_string()
+            choose(&all, interface_settings)
+                .unwrap()
+                .0
+                .address
+                .to_string()
         };
         assert_eq!(family("AF_INET6"), "fd00::7");
         assert_eq!(family("AF_INET"), "10.1.0.7");

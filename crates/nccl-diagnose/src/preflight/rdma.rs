@@ -78,7 +78,7 @@ mod tests {
             "0000:0000:0000:0000:0000:ffff:0a00:0001\n",
         );
         tree.write("sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n");
-        let found = gather(&System::made_up(tree.path(), &[]));
+        let found = gather(&System::fake(tree.path(), &[]));
         assert_eq!(found.len(), 2);
         assert!(found[0].active && found[0].ethernet && !found[1].active);
         assert_eq!(found[0].gids, [0, 3]);

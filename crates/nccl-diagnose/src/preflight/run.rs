@@ -4,7 +4,7 @@
 //!  every rank            rank 0
 //!  facts   ──set──▶      compares them
 //!          ◀─plan──      nothing more to do, or who tries to reach whom
-//!  doors   ──all──▶      (one rank of each network, which all others of them go to)
+//!  listeners   ──all──▶      (one rank of each network, which all others of them go to)
 //!  failures ─set──▶      finds out who is to blame
 //!          ◀report─      the same on all ranks
 //! ```
@@ -16,55 +16,55 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::bounds::Bounded;
-use super::facts::{Control, Facts, PROTOCOL, Process};
-use super::given::Given;
-use super::reach::{self, Door, Failure, Open};
-use super::rules::{View, judge, judge_reached, networks};
+use super::check_input::CheckInput;
+use super::facts::{ControlConnection, Facts, PROTOCOL, ProcessFacts};
+use super::reachability::{self, Failure, OpenListener, ProbeListener};
+use super::rules::{FactsView, check, check_reachability, networks};
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
 use nccl_base::report::{Finding, Report};
 use nccl_base::system::System;
-use nccl_base::system::late;
+use nccl_base::system::env_drift;
 use nccl_base::wire;
 use nccl_control::{World, own_addresses};
 use serde::{Deserialize, Serialize};
 
 /// Checks this host alone, before there is a world.
 #[must_use]
-pub fn host(given: &Given) -> Report {
+pub fn host(input: &CheckInput) -> Report {
     let facts = [Facts {
-        process: Some(own_process().with(given)),
-        ..Facts::of_rank(given)
+        process: Some(own_process().with(input)),
+        ..Facts::of_rank(input)
     }];
-    let view = View::alone(&facts, given.local_ranks, given.world_size);
-    Report::new(judge(&view))
+    let view = FactsView::alone(&facts, input.local_ranks, input.world_size);
+    Report::new(check(&view))
 }
 
 /// The answer of rank 0 after comparing the facts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Plan {
+struct ProbePlan {
     /// The result, when there is nothing more to find out.
     report: Option<Report>,
     /// The ranks that connect to each other.
-    visitors: Vec<usize>,
+    probers: Vec<usize>,
 }
 
 /// Gathers the facts of this process.
-fn own_process() -> Process {
-    let process = Process::gather(
+fn own_process() -> ProcessFacts {
+    let process = ProcessFacts::gather(
         &System::real(),
         &own_addresses().unwrap_or_default(),
-        &Control::default(),
+        &ControlConnection::default(),
     );
-    Process {
-        late: late::gather(&process.variables),
+    ProcessFacts {
+        late: env_drift::gather(&process.variables),
         ..process
     }
 }
 
 /// The facts of a process, which are kept for 100 ms, so that its ranks share them.
-fn process(control: &Control) -> Process {
-    type Kept = Option<(Instant, Arc<Process>)>;
+fn process(control: &ControlConnection) -> ProcessFacts {
+    type Kept = Option<(Instant, Arc<ProcessFacts>)>;
     static KEPT: Mutex<Kept> = Mutex::new(None);
     const FRESH: Duration = Duration::from_millis(100);
 
@@ -78,14 +78,14 @@ fn process(control: &Control) -> Process {
         }
     };
     drop(kept);
-    let mut own = Process::clone(&shared);
+    let mut own = ProcessFacts::clone(&shared);
     own.control = control.address;
     own.interface.clone_from(&control.interface);
     own
 }
 
 /// One check of a world, on one rank.
-struct Check<'w> {
+struct WorldCheck<'w> {
     world: &'w World,
     deadline: Instant,
     interrupted: &'w dyn Fn() -> bool,
@@ -94,16 +94,16 @@ struct Check<'w> {
 }
 
 /// All possible rounds, in order.
-const ROUNDS: [&str; 5] = ["facts", "plan", "doors", "failures", "report"];
+const ROUNDS: [&str; 5] = ["facts", "plan", "listeners", "failures", "report"];
 
-/// Checks a world; all ranks get the same report. `given` is `None` on a rank that wants no checks; then no rank is
+/// Checks a world; all ranks get the same report. `input` is `None` on a rank that wants no checks; then no rank is
 /// checked.
 ///
 /// # Errors
 /// When a rank does not take part.
 pub fn world(
     world: &World,
-    given: Option<&Given>,
+    input: Option<&CheckInput>,
     deadline: Instant,
     interrupted: &dyn Fn() -> bool,
 ) -> Result<Report> {
@@ -114,19 +114,19 @@ pub fn world(
         nranks = world.size()
     );
     let _entered = span.enter();
-    let check = Check {
+    let check = WorldCheck {
         world,
         deadline,
         interrupted,
         left: RefCell::new(ROUNDS.to_vec()),
     };
-    let facts = match given {
+    let facts = match input {
         None => Facts::off(PROTOCOL, &crate::host::name()),
-        Some(given) => {
-            let mut facts = Facts::of_rank(given);
+        Some(input) => {
+            let mut facts = Facts::of_rank(input);
             // The threads of one process share it.
             if world.rank() == 0 || !is_threads(world) {
-                facts.process = Some(process(&control(world)).with(given));
+                facts.process = Some(process(&control(world)).with(input));
             }
             facts
         }
@@ -140,49 +140,52 @@ pub fn world(
 
 /// Whether the ranks are threads of this process.
 fn is_threads(world: &World) -> bool {
-    world.line().address_of(0).is_none()
+    world.session().address_of(0).is_none()
 }
 
 /// This rank's address, and the interface that the program named.
-fn control(world: &World) -> Control {
-    let at = world.line().address_of(world.rank());
+fn control(world: &World) -> ControlConnection {
+    let at = world.session().address_of(world.rank());
     let at: Option<std::net::SocketAddr> = at.and_then(|at| at.strip_prefix("tcp:")?.parse().ok());
-    Control {
+    ControlConnection {
         address: at.map(|at| at.ip()),
         interface: world.interface().map(str::to_owned),
     }
 }
 
-impl Check<'_> {
+impl WorldCheck<'_> {
     fn run(&self, own: Facts) -> Result<Report> {
         let own = own.bounded();
-        let all = self.tell_rank_0("facts", &own)?;
-        let all: Option<Vec<Facts>> = all.map(|all| all.into_iter().map(readable).collect());
-        let plan = self.ask_rank_0("plan", || plan(all.as_deref().unwrap_or_default()))?;
+        let all = self.gather_at_rank_0("facts", &own)?;
+        let all: Option<Vec<Facts>> = all.map(|all| all.into_iter().map(decode_facts).collect());
+        let plan =
+            self.broadcast_from_rank_0("plan", || plan(all.as_deref().unwrap_or_default()))?;
         if let Some(report) = plan.report {
             return Ok(report);
         }
-        let visits = plan.visitors.contains(&self.world.rank());
+        let visits = plan.probers.contains(&self.world.rank());
         let open = own.process.as_ref().filter(|_| visits);
-        let open = open.map(|process| Open::new(self.world.rank(), process));
-        let part = open.as_ref().map(|open| wire::encode(&open.door));
-        let parts = self.round("doors", &part.unwrap_or_default())?;
-        let door = |(rank, part): (usize, &Vec<u8>)| {
-            let door = wire::decode::<Door>(part).ok()?;
-            Some(Door { rank, ..door })
+        let open = open.map(|process| OpenListener::new(self.world.rank(), process));
+        let part = open.as_ref().map(|open| wire::encode(&open.listener));
+        let parts = self.round("listeners", &part.unwrap_or_default())?;
+        let listener = |(rank, part): (usize, &Vec<u8>)| {
+            let listener = wire::decode::<ProbeListener>(part).ok()?;
+            Some(ProbeListener { rank, ..listener })
         };
-        let doors: Vec<Door> = parts.iter().enumerate().filter_map(door).collect();
+        let listeners: Vec<ProbeListener> = parts.iter().enumerate().filter_map(listener).collect();
         let failures = match &open {
-            Some(open) if open.door.failed.is_empty() => {
-                let until = self.deadline.min(Instant::now() + reach::PATIENCE);
-                reach::visit(self.world.rank(), &doors, until)
+            Some(open) if open.listener.failed.is_empty() => {
+                let until = self
+                    .deadline
+                    .min(Instant::now() + reachability::PROBE_TIMEOUT);
+                reachability::probe(self.world.rank(), &listeners, until)
             }
             _ => Vec::new(),
         };
-        let failures = self.tell_rank_0("failures", &failures)?;
-        // All visits have ended.
+        let failures = self.gather_at_rank_0("failures", &failures)?;
+        // All probes have ended.
         drop(open);
-        self.ask_rank_0("report", || {
+        self.broadcast_from_rank_0("report", || {
             let failures: Vec<Failure> = failures
                 .into_iter()
                 .flatten()
@@ -190,7 +193,7 @@ impl Check<'_> {
                 .flatten()
                 .collect();
             let all = all.as_deref().unwrap_or_default();
-            judge_reached(&View::of(all), &doors, &failures).bounded()
+            check_reachability(&FactsView::of(all), &listeners, &failures).bounded()
         })
     }
 
@@ -212,7 +215,11 @@ impl Check<'_> {
     }
 
     /// Sends a value to rank 0, which gets the values of all ranks.
-    fn tell_rank_0<T: Serialize>(&self, what: &str, value: &T) -> Result<Option<Vec<Vec<u8>>>> {
+    fn gather_at_rank_0<T: Serialize>(
+        &self,
+        what: &str,
+        value: &T,
+    ) -> Result<Option<Vec<Vec<u8>>>> {
         let key = |rank: usize| format!("nccl/preflight/{what}/{rank}");
         self.world
             .set(&key(self.world.rank()), &wire::encode(value))?;
@@ -233,7 +240,7 @@ impl Check<'_> {
     }
 
     /// Returns the value that rank 0 makes.
-    fn ask_rank_0<T: for<'b> Deserialize<'b> + Serialize>(
+    fn broadcast_from_rank_0<T: for<'b> Deserialize<'b> + Serialize>(
         &self,
         what: &str,
         make: impl FnOnce() -> T,
@@ -248,7 +255,7 @@ impl Check<'_> {
             Error::rendezvous(format!(
                 "{} checked the ranks, and its answer cannot be read ({}): it has another version of the nccl \
                  crate",
-                self.world.line().describe(0),
+                self.world.session().describe(0),
                 broken.0
             ))
         })
@@ -256,16 +263,16 @@ impl Check<'_> {
 }
 
 /// Decodes the facts of a rank; if that fails, only the fact that it speaks another protocol is left.
-fn readable(bytes: Vec<u8>) -> Facts {
+fn decode_facts(bytes: Vec<u8>) -> Facts {
     wire::decode(&bytes).map_or_else(|_| Facts::off(0, "unknown host"), Facts::bounded)
 }
 
-fn plan(facts: &[Facts]) -> Plan {
-    let done = |findings| Plan {
+fn plan(facts: &[Facts]) -> ProbePlan {
+    let done = |findings| ProbePlan {
         report: Some(Report::new(findings).bounded()),
-        visitors: Vec::new(),
+        probers: Vec::new(),
     };
-    let view = View::of(facts);
+    let view = FactsView::of(facts);
     let foreign: Vec<usize> = view
         .ranks()
         .filter(|&rank| facts[rank].protocol != PROTOCOL)
@@ -290,14 +297,14 @@ fn plan(facts: &[Facts]) -> Plan {
         return done(vec![view.about(&off, finding)]);
     }
     if networks(&view) < 2 {
-        return done(judge(&view));
+        return done(check(&view));
     }
-    let groups = view.groups(|rank| view.process(rank).map(Process::network));
-    let mut visitors: Vec<usize> = groups.into_iter().map(|(_, ranks)| ranks[0]).collect();
-    visitors.sort_unstable();
-    Plan {
+    let groups = view.groups(|rank| view.process(rank).map(ProcessFacts::network));
+    let mut probers: Vec<usize> = groups.into_iter().map(|(_, ranks)| ranks[0]).collect();
+    probers.sort_unstable();
+    ProbePlan {
         report: None,
-        visitors,
+        probers,
     }
 }
 
@@ -307,7 +314,7 @@ mod tests {
     use crate::preflight::tests::ranks_on;
     use nccl_base::report::Severity;
 
-    fn only(plan: &Plan) -> &Finding {
+    fn only(plan: &ProbePlan) -> &Finding {
         match plan.report.as_ref().map(|report| &report.findings[..]) {
             Some([one]) => one,
             other => panic!("{other:?}"),
@@ -317,7 +324,7 @@ mod tests {
     #[test]
     fn a_rank_of_another_version_is_named_and_nothing_else_is_judged() {
         let mut facts = ranks_on(&["h1", "h2", "h3"]);
-        facts[1] = readable(vec![1, 2, 3]);
+        facts[1] = decode_facts(vec![1, 2, 3]);
         let plan = plan(&facts);
         let finding = only(&plan);
         assert_eq!(
@@ -343,8 +350,8 @@ mod tests {
     #[test]
     fn the_lowest_rank_of_each_network_goes_to_the_others() {
         let mut facts = ranks_on(&["h1", "h2", "h1", "h3", "h2"]);
-        let visitors = plan(&facts).visitors;
-        assert_eq!(visitors, [0, 1, 3]);
+        let probers = plan(&facts).probers;
+        assert_eq!(probers, [0, 1, 3]);
         facts.truncate(1);
         assert!(plan(&facts).report.is_some(), "there is nobody to go to");
     }

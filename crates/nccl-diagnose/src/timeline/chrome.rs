@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use serde_json::{Map, Value, json};
 
 use super::layout::{Bar, Lane, Layout};
-use super::{Timeline, words};
+use super::{Timeline, describe};
 use crate::operation::OperationKind;
 
 /// One bar in the trace.
@@ -35,7 +35,12 @@ impl Timeline {
         let mut events = Events::default();
         let processes = self.processes();
         for (rank, &process) in self.ranks.iter().zip(&processes) {
-            events.name_process(process, rank.rank, &rank.who(), &words::clock(&rank.clock));
+            events.name_process(
+                process,
+                rank.rank,
+                &rank.who(),
+                &describe::clock(&rank.clock),
+            );
             events.name_thread(process, 0, "notes and phases");
         }
         for rank in &self.missing {
@@ -99,7 +104,7 @@ impl Timeline {
                     "offset_ns": rank.clock.offset_ns,
                     "uncertainty_ns": rank.clock.uncertainty_ns,
                     "source": rank.clock.source,
-                    "meaning": words::clock(&rank.clock),
+                    "meaning": describe::clock(&rank.clock),
                 });
                 (rank.who(), clock)
             })
@@ -170,11 +175,11 @@ impl Events {
 
     fn slice(&mut self, slice: Slice, lane: &Lane<'_>, bar: &Bar<'_>) {
         let call = bar.call;
-        let mut name = words::title(call);
-        if words::is_open(call.state) {
+        let mut name = describe::title(call);
+        if describe::is_open(call.state) {
             name.push_str(" (not done)");
         }
-        let operations: Vec<_> = call.operations.iter().map(words::operation).collect();
+        let operations: Vec<_> = call.operations.iter().map(describe::operation).collect();
         let mut event = json!({
             "ph": "X", "name": name, "cat": call.kind.to_string(),
             "pid": slice.process, "tid": slice.thread,
@@ -185,16 +190,16 @@ impl Events {
                 "generation": lane.recording.generation,
                 "rank": lane.recording.rank,
                 "sequence": call.sequence,
-                "state": words::state(call.state),
+                "state": describe::state(call.state),
                 "stream": format!("{:#x}", call.stream),
                 "operations": operations,
                 "operations_missing": call.missing,
             },
         });
         if let Some(span) = &call.span {
-            event["args"]["span"] = words::in_span(span).into();
+            event["args"]["span"] = describe::in_span(span).into();
         }
-        if words::is_open(call.state) {
+        if describe::is_open(call.state) {
             event["cname"] = "terrible".into();
         }
         self.push(&event);
@@ -226,15 +231,15 @@ fn microseconds(nanoseconds: i128) -> Value {
 }
 
 /// A message: its communicator, sender, receiver, and number.
-type Message = (usize, usize, usize, u32);
+type MessageKey = (usize, usize, usize, u32);
 
 /// The slices that arrows connect.
 #[derive(Default)]
 struct Flows {
     /// By communicator and number.
     calls: HashMap<(usize, u64), Vec<Slice>>,
-    sent: HashMap<Message, Slice>,
-    received: HashMap<Message, Slice>,
+    sent: HashMap<MessageKey, Slice>,
+    received: HashMap<MessageKey, Slice>,
 }
 
 impl Flows {

@@ -11,7 +11,7 @@ use nccl_core::recorder::Snapshot;
 const LARGEST: u64 = 256 << 20;
 
 /// The content of a file.
-enum Held {
+enum FileContent {
     One(Box<Snapshot>),
     All(Timeline),
 }
@@ -53,8 +53,8 @@ impl Timeline {
         let mut whole = Vec::new();
         for path in &files {
             match load(path) {
-                Ok(Held::One(snapshot)) => snapshots.push(*snapshot),
-                Ok(Held::All(timeline)) => whole.push(timeline),
+                Ok(FileContent::One(snapshot)) => snapshots.push(*snapshot),
+                Ok(FileContent::All(timeline)) => whole.push(timeline),
                 Err(error) => left_out.push(format!("{}: {error}", path.display())),
             }
         }
@@ -96,7 +96,7 @@ fn inside(path: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn load(path: &Path) -> Result<Held, String> {
+fn load(path: &Path) -> Result<FileContent, String> {
     let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
     let mut text = String::new();
     let read = file.take(LARGEST + 1).read_to_string(&mut text);
@@ -105,8 +105,8 @@ fn load(path: &Path) -> Result<Held, String> {
         return Err(format!("it has more than {} MiB", LARGEST >> 20));
     }
     let held = match Timeline::is_meant(&text) {
-        true => Timeline::from_json(&text).map(Held::All),
-        false => Snapshot::from_json(&text).map(|snapshot| Held::One(Box::new(snapshot))),
+        true => Timeline::from_json(&text).map(FileContent::All),
+        false => Snapshot::from_json(&text).map(|snapshot| FileContent::One(Box::new(snapshot))),
     };
     held.map_err(|error| error.to_string())
 }

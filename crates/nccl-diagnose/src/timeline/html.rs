@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::layout::Layout;
-use super::{Timeline, words};
+use super::{Timeline, describe};
 use crate::operation::OperationKind;
 use nccl_core::recorder::{CallState, Snapshot};
 
@@ -170,7 +170,7 @@ impl Timeline {
                 html,
                 "<tr><td>{}<td>{}<td>{}",
                 text(&rank.who()),
-                text(&words::clock(&rank.clock)),
+                text(&describe::clock(&rank.clock)),
                 text(&cut)
             );
         }
@@ -183,7 +183,7 @@ impl Timeline {
         let ranks: Vec<_> = self
             .ranks
             .iter()
-            .map(|rank| json!([rank.who(), words::clock(&rank.clock), rank.rank]))
+            .map(|rank| json!([rank.who(), describe::clock(&rank.clock), rank.rank]))
             .collect();
         let lanes: Vec<_> = layout
             .lanes
@@ -202,7 +202,7 @@ impl Timeline {
                             state_of(call.state),
                             call.sequence,
                             call.kind.to_string(),
-                            words::fingerprint(lane.recording, call),
+                            describe::fingerprint(lane.recording, call),
                         ])
                     })
                     .collect();
@@ -253,25 +253,25 @@ fn last(snapshot: &Snapshot) -> (&'static str, String) {
         .taken
         .duration_since(snapshot.origin)
         .unwrap_or_default();
-    let ago = words::span(now.saturating_sub(call.since));
+    let ago = describe::span(now.saturating_sub(call.since));
     let operation = match &call.operations[..] {
         [] => String::new(),
-        [one] => format!(" ({})", words::operation(one)),
-        [first, rest @ ..] => format!(" ({} and {} more)", words::operation(first), rest.len()),
+        [one] => format!(" ({})", describe::operation(one)),
+        [first, rest @ ..] => format!(" ({} and {} more)", describe::operation(first), rest.len()),
     };
     let class = match call.state {
         CallState::Failed | CallState::Aborted => " class=bad",
-        state if words::is_open(state) => " class=open",
+        state if describe::is_open(state) => " class=open",
         _ => "",
     };
     let mut did = format!(
         "{} on \"{}\"{operation}: called {ago} before, {}",
-        words::title(call),
+        describe::title(call),
         recording.name,
-        words::state(call.state)
+        describe::state(call.state)
     );
     if let Some(span) = &call.span {
-        let _ = write!(did, ", in {}", words::in_span(span));
+        let _ = write!(did, ", in {}", describe::in_span(span));
     }
     if let Some(reason) = &recording.reason {
         let _ = write!(did, "; the communicator is {}: {reason}", recording.life);

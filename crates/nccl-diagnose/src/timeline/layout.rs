@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::{RankRecording, Timeline, standing, words};
+use super::{RankRecording, Timeline, describe, standing};
 use nccl_core::recorder::since_1970;
 use nccl_core::recorder::{Call, CallState, Recording};
 
@@ -131,7 +131,7 @@ impl<'t> Layout<'t> {
             }
             let start = corrected(rank, call.since);
             let end = match call.done {
-                _ if words::is_open(call.state) => taken,
+                _ if describe::is_open(call.state) => taken,
                 Some(done) => corrected(rank, done),
                 None => start,
             };

@@ -2,10 +2,11 @@
 //!
 //! - `value`: the timeline; `json`: its format in files;
 //! - `merge`: which recordings belong together, and how their clocks are related; `files`: reads recordings from files;
-//! - `standing`: which ranks are behind; `words`: calls as sentences;
+//! - `standing`: which ranks are behind; `describe`: calls as sentences;
 //! - `layout`: the place of a call on the axis; `chrome`, `html`: the outputs.
 
 mod chrome;
+mod describe;
 mod files;
 mod html;
 mod json;
@@ -13,7 +14,6 @@ mod layout;
 mod merge;
 mod standing;
 mod value;
-mod words;
 
 pub use standing::Standing;
 pub use value::{MissingRank, RankRecording, Timeline};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{RankRecording, Timeline, words};
+use super::{RankRecording, Timeline, describe};
 use nccl_base::fault::short_key;
 use nccl_core::recorder::{CallState, Recording, Snapshot};
 
@@ -189,13 +189,13 @@ fn at(group: &[(&RankRecording, &Recording)], number: u64) -> String {
     };
     let same = calls.iter().all(|call| call.state == first.state);
     let state = match (same, first.state) {
-        (true, state) => words::state(state),
+        (true, state) => describe::state(state),
         (false, _) if calls.iter().any(|call| call.state == CallState::Done) => "done on some",
         (false, _) => "not done",
     };
     let kinds = calls.iter().all(|call| call.kind == first.kind);
     match kinds {
-        true => format!("{} ({state})", words::title(first)),
+        true => format!("{} ({state})", describe::title(first)),
         false => format!("#{number}, which is not the same call on all of them ({state})"),
     }
 }

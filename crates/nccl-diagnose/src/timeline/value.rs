@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::words;
+use super::describe;
 use nccl_core::recorder::{Clock, Snapshot};
 
 /// The last calls of the ranks of a world, on one time axis.
@@ -136,7 +136,7 @@ impl MissingRank {
 
     /// The rank with its host and process.
     pub(super) fn who(&self) -> String {
-        words::who(self.rank, "", self.host.as_deref(), self.pid)
+        describe::who(self.rank, "", self.host.as_deref(), self.pid)
     }
 }
 
@@ -155,7 +155,7 @@ impl RankRecording {
     pub(super) fn who(&self) -> String {
         let launched = self.snapshot.launcher_rank();
         let launched = launched.map_or_else(String::new, |rank| format!("launcher rank {rank}, "));
-        words::who(
+        describe::who(
             self.rank,
             &launched,
             Some(&self.snapshot.host),

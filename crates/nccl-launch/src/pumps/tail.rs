@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::visible;
+use crate::sanitize;
 
 /// Bytes kept of a line.
 const LONGEST: usize = 2000;
@@ -33,7 +33,7 @@ impl Tail {
             self.lines.pop_front();
         }
         let text = String::from_utf8_lossy(&seen[..seen.len().min(LONGEST)]);
-        let mut text: String = text.chars().map(visible::character).collect();
+        let mut text: String = text.chars().map(sanitize::character).collect();
         if seen.len() > LONGEST {
             text.push_str(" …");
         }

@@ -3,7 +3,7 @@
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 
-use super::{KILL, Restart, Watcher};
+use super::{KILL_TIMEOUT, Restart, Watcher};
 use crate::departure::Signal;
 use crate::error::{Error, Result};
 
@@ -30,16 +30,16 @@ impl Watcher {
 
     /// Observes the world that the restarted rank will belong to as well. Returns the addresses where the other ranks
     /// listen.
-    fn attend_again(&mut self) -> Vec<String> {
-        let Some(control) = &mut self.control else {
+    fn join_world_again(&mut self) -> Vec<String> {
+        let Some(exit_reporter) = &mut self.exit_reporter else {
             return Vec::new();
         };
-        let doors = control.doors();
-        control.start_again(&self.plan.environment, self.generation, &doors);
+        let addresses = exit_reporter.addresses();
+        exit_reporter.start_again(&self.plan.environment, self.generation, &addresses);
         for running in self.running.values() {
-            control.started(running.rank(), running.id());
+            exit_reporter.started(running.rank(), running.id());
         }
-        doors
+        addresses
     }
 
     pub(super) fn advance_restarts(&mut self, now: Instant) {
@@ -52,21 +52,21 @@ impl Watcher {
                 None => {
                     let reply = self.restarts.remove(&rank).map(|restart| restart.reply);
                     self.generation += 1;
-                    let doors = self.attend_again();
-                    let started = self.start(rank, Some(&doors)).map(|()| self.generation);
+                    let addresses = self.join_world_again();
+                    let started = self.start(rank, Some(&addresses)).map(|()| self.generation);
                     let _ = reply.map(|reply| reply.send(started));
                 }
                 Some(running) if restart.until <= now && !restart.killed => {
                     running.end(Signal::KILL);
                     restart.killed = true;
-                    restart.until = now + KILL;
+                    restart.until = now + KILL_TIMEOUT;
                 }
                 Some(_) if restart.until <= now => {
                     let reply = self.restarts.remove(&rank).map(|restart| restart.reply);
                     let error = Error::launch(format!(
                         "rank {rank} cannot be restarted: its process is still there {} s after SIGKILL, \
                          waiting inside the kernel",
-                        KILL.as_secs()
+                        KILL_TIMEOUT.as_secs()
                     ));
                     let _ = reply.map(|reply| reply.send(Err(error)));
                 }

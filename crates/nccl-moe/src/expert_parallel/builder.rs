@@ -10,7 +10,7 @@ use super::layout::{Layout, Sizes};
 use crate::communicator::Communicator;
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
-use crate::forked::{self, Resident};
+use crate::forked::{self, ForkGuarded};
 use crate::issuing::read_back;
 use nccl_core::AllToAllAlgorithm as Algorithm;
 
@@ -207,18 +207,20 @@ impl<'c> ExpertParallelBuilder<'c> {
         sizes.check()?;
         let stream = self.comm.stream();
         let context = stream.context();
-        let memory = driver::undisturbed(context, || stream.alloc_zeros::<u8>(sizes.staging()))
-            .map_err(Error::cuda("allocating the staging memory"))?;
+        let memory =
+            driver::ignoring_stored_error(context, || stream.alloc_zeros::<u8>(sizes.staging()))
+                .map_err(Error::cuda("allocating the staging memory"))?;
         let staging = Staging {
             address: {
                 // On the memory's own stream, which orders it.
-                let (address, guard) = driver::undisturbed(context, || memory.device_ptr(stream));
+                let (address, guard) =
+                    driver::ignoring_stored_error(context, || memory.device_ptr(stream));
                 std::mem::forget(guard);
                 address
             },
-            _memory: Resident::new(memory),
+            _memory: ForkGuarded::new(memory),
         };
-        let copies = driver::undisturbed(context, || context.new_stream())
+        let copies = driver::ignoring_stored_error(context, || context.new_stream())
             .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
         // The staging memory is all zeros, and not in use yet.
         let kernels = Kernels::load(stream, staging.address)?;
@@ -228,7 +230,7 @@ impl<'c> ExpertParallelBuilder<'c> {
             sizes,
             kernels,
             staging,
-            copies: Resident::new(copies),
+            copies: ForkGuarded::new(copies),
             number: MADE.fetch_add(1, Ordering::Relaxed),
         })
     }
@@ -247,7 +249,7 @@ impl<'c> ExpertParallelBuilder<'c> {
         };
         let stream = self.comm.stream();
         let exchange = Error::cuda("exchanging numbers with the other ranks");
-        let told = driver::undisturbed(stream.context(), || {
+        let told = driver::ignoring_stored_error(stream.context(), || {
             let x = stream.clone_htod(&own.repeat(self.comm.world_size()))?;
             let y = stream.alloc_zeros::<u64>(own.len() * self.comm.world_size())?;
             Ok((x, y))

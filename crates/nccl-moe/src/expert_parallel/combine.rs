@@ -1,16 +1,16 @@
 //! Rows back from the experts, weighted and added up.
 
-use super::experts::{ExpertParallel, Way, length};
-use super::kernels::Combine;
+use super::experts::{Direction, ExpertParallel, length};
+use super::kernels::CombineArgs;
 use super::routing::Routing;
+use crate::active_calls::CallKind;
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
 use crate::collectives::same_type;
 use crate::dtype::DataType;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::Result;
-use crate::inside::Place;
-use crate::issuing::{Frame, failed_check, issue};
+use crate::issuing::{IssueBuffers, failed_check, issue};
 use crate::operation::{OperationKind, Shape};
 use nccl_core::Request;
 
@@ -80,14 +80,14 @@ impl ExpertParallel {
             ..Shape::default()
         };
         let prepared = self.prepare_combine(routing, expert_out, weights, out);
-        let (frame, combine) =
+        let (buffers, combine) =
             prepared.map_err(|error| failed_check(&self.comm, KIND, shape, error))?;
-        let request = issue(&self.comm, &frame, KIND, shape)?;
+        let request = issue(&self.comm, &buffers, KIND, shape)?;
         if combine.tokens > 0 {
-            self.launched(&frame, KIND, shape, || {
+            self.launch_joined(&buffers, KIND, shape, || {
                 // SAFETY: a slot and a weight for each choice of the tokens that were routed, and a row of `out` for
                 // each token; the slots name rows of the staging memory, which was checked to have room for all. All are
-                // leased by the frame, or the staging memory, which is used on this stream only.
+                // leased by the operation, or the staging memory, which is used on this stream only.
                 unsafe { self.kernels.combine(&combine, data_type) }
             })?;
         }
@@ -101,7 +101,7 @@ impl ExpertParallel {
         expert_out: Erased<'a>,
         weights: Erased<'a>,
         out: ErasedMut<'a>,
-    ) -> Result<(Frame<'a>, Combine)> {
+    ) -> Result<(IssueBuffers<'a>, CombineArgs)> {
         let tokens = self.tokens_of(routing)?;
         let (width, data_type) = self.width_of(&expert_out, &out, tokens)?;
         let top_k = self.sizes.top_k;
@@ -109,20 +109,25 @@ impl ExpertParallel {
             let rule = "`top_k` for each token that was routed";
             return length("weights", weights.len(), tokens * top_k, rule);
         }
-        let _inside = self.comm.inner.enter(Place::Issue, self.comm.timeout);
-        let mut frame = Frame::new(self.comm.stream())?;
-        let from = frame.read(expert_out)?;
-        let combine = Combine {
+        let _inside = self.comm.inner.enter(CallKind::Issue, self.comm.timeout);
+        let mut buffers = IssueBuffers::new(self.comm.stream())?;
+        let from = buffers.read(expert_out)?;
+        let combine = CombineArgs {
             y: self.staging.address,
-            slots: frame.read(&*routing.slots)?,
-            weights: frame.read(weights)?,
-            out: frame.write(out)?,
+            slots: buffers.read(&*routing.slots)?,
+            weights: buffers.read(weights)?,
+            out: buffers.write(out)?,
             tokens,
             top_k,
             width,
         };
-        self.exchange(&mut frame, (combine.y, from), (width, data_type), Way::Back);
-        Ok((frame, combine))
+        self.exchange(
+            &mut buffers,
+            (combine.y, from),
+            (width, data_type),
+            Direction::FromExperts,
+        );
+        Ok((buffers, combine))
     }
 
     fn width_of(
@@ -132,7 +137,7 @@ impl ExpertParallel {
         tokens: usize,
     ) -> Result<(usize, DataType)> {
         let data_type = same_type(expert_out.data_type(), out.data_type())?;
-        self.kernels.weighs(data_type)?;
+        self.kernels.check_weighted_type(data_type)?;
         let (rows, given) = (self.sizes.rows(), expert_out.len());
         if given == 0 || !given.is_multiple_of(rows) {
             let needed = given.next_multiple_of(rows).max(rows);

@@ -1,17 +1,17 @@
 //! Rows to the ranks of their experts.
 
-use super::experts::{ExpertParallel, Way, length};
-use super::kernels::Permute;
+use super::experts::{Direction, ExpertParallel, length};
+use super::kernels::PermuteArgs;
 use super::layout::ALIGNMENT;
 use super::routing::Routing;
+use crate::active_calls::CallKind;
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
 use crate::collectives::same_type;
 use crate::dtype::DataType;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::Result;
-use crate::inside::Place;
-use crate::issuing::{Frame, failed_check, issue};
+use crate::issuing::{IssueBuffers, failed_check, issue};
 use crate::operation::{OperationKind, Shape};
 use nccl_core::Request;
 
@@ -130,17 +130,17 @@ impl ExpertParallel {
             ..Shape::default()
         };
         let prepared = self.prepare_dispatch(routing, payloads);
-        let (frame, permutes) =
+        let (buffers, permutes) =
             prepared.map_err(|error| failed_check(&self.comm, KIND, shape, error))?;
-        self.launched(&frame, KIND, shape, || {
+        self.launch_joined(&buffers, KIND, shape, || {
             permutes.iter().try_for_each(|permute| {
                 // SAFETY: a token for each slot; the tokens name rows that exist, because `x` has one for each token that
                 // was routed; the staging memory was checked to have room for all slots. All are leased by the
-                // frame, or are the staging memory, which is used on this stream only.
+                // operation, or are the staging memory, which is used on this stream only.
                 unsafe { self.kernels.permute(permute) }
             })
         })?;
-        issue(&self.comm, &frame, KIND, shape)
+        issue(&self.comm, &buffers, KIND, shape)
     }
 
     /// Checks all arguments, and takes the buffers.
@@ -148,7 +148,7 @@ impl ExpertParallel {
         &'a self,
         routing: &'a Routing,
         payloads: [Payload<'a>; N],
-    ) -> Result<(Frame<'a>, [Permute; N])> {
+    ) -> Result<(IssueBuffers<'a>, [PermuteArgs; N])> {
         let tokens = self.tokens_of(routing)?;
         let slots = self.sizes.rows();
         let (mut row_bytes, mut staging) = (0usize, self.staging.address);
@@ -169,23 +169,23 @@ impl ExpertParallel {
             let given = self.sizes.max_row_bytes;
             return length("the staging memory for a row", given, row_bytes, rule);
         }
-        let _inside = self.comm.inner.enter(Place::Issue, self.comm.timeout);
-        let mut frame = Frame::new(self.comm.stream())?;
-        let tokens = frame.read(&*routing.tokens)?;
+        let _inside = self.comm.inner.enter(CallKind::Issue, self.comm.timeout);
+        let mut buffers = IssueBuffers::new(self.comm.stream())?;
+        let tokens = buffers.read(&*routing.tokens)?;
         let mut permutes = [const { None }; N];
         for ((payload, rows), permute) in payloads.into_iter().zip(rows).zip(&mut permutes) {
             let Some(rows) = rows else {
                 unreachable!("one for each payload")
             };
-            let (x, y) = (frame.read(payload.x)?, frame.write(payload.y)?);
+            let (x, y) = (buffers.read(payload.x)?, buffers.write(payload.y)?);
             let (width, data_type) = (rows.width, rows.data_type);
             self.exchange(
-                &mut frame,
+                &mut buffers,
                 (rows.staging, y),
                 (width, data_type),
-                Way::ToExperts,
+                Direction::ToExperts,
             );
-            *permute = Some(Permute {
+            *permute = Some(PermuteArgs {
                 x,
                 tokens,
                 y: rows.staging,
@@ -197,7 +197,7 @@ impl ExpertParallel {
             Some(permute) => permute,
             None => unreachable!("one for each payload"),
         });
-        Ok((frame, permutes))
+        Ok((buffers, permutes))
     }
 
     /// Returns the width and type of a payload's rows.

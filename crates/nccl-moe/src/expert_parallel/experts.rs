@@ -11,11 +11,11 @@ use super::layout::{Layout, Sizes};
 use crate::communicator::Communicator;
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
-use crate::forked::Resident;
-use crate::issuing::Frame;
+use crate::forked::ForkGuarded;
+use crate::issuing::IssueBuffers;
 use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
-use crate::recorded::Recorded;
+use crate::queued_op::QueuedOp;
 
 /// The experts of a mixture, distributed over the ranks of a communicator: expert `e` of `experts` is on rank
 /// `e / (experts / ranks)`.
@@ -72,7 +72,7 @@ pub struct ExpertParallel {
     /// Rows in the order of their experts: sent by a dispatch, and received by a combine.
     pub(super) staging: Staging,
     /// The stream for copies to the host, which wait for no other work.
-    pub(super) copies: Resident<Arc<CudaStream>>,
+    pub(super) copies: ForkGuarded<Arc<CudaStream>>,
     /// Identifies its routings.
     pub(super) number: u64,
 }
@@ -80,7 +80,7 @@ pub struct ExpertParallel {
 /// Memory of this value alone, which is used on the communicator's stream only.
 pub(super) struct Staging {
     pub(super) address: CUdeviceptr,
-    pub(super) _memory: Resident<CudaSlice<u8>>,
+    pub(super) _memory: ForkGuarded<CudaSlice<u8>>,
 }
 
 impl ExpertParallel {
@@ -145,19 +145,19 @@ impl ExpertParallel {
         self.sizes.layout
     }
 
-    /// Adds messages to the frame, between the rows at `by_expert`, in the order of their experts, and those at `by_layout`,
+    /// Adds messages to the buffers, between the rows at `by_expert`, in the order of their experts, and those at `by_layout`,
     /// in the order of the layout.
     pub(super) fn exchange(
         &self,
-        frame: &mut Frame<'_>,
+        buffers: &mut IssueBuffers<'_>,
         (by_expert, by_layout): (CUdeviceptr, CUdeviceptr),
         (width, data_type): (usize, DataType),
-        way: Way,
+        direction: Direction,
     ) {
         let row_bytes = (width * data_type.size_in_bytes().unwrap_or_default()) as u64;
-        let (outwards, inwards) = match way {
-            Way::ToExperts => (Function::Send, Function::Recv),
-            Way::Back => (Function::Recv, Function::Send),
+        let (outwards, inwards) = match direction {
+            Direction::ToExperts => (Function::Send, Function::Recv),
+            Direction::FromExperts => (Function::Recv, Function::Send),
         };
         let own = self.comm.rank();
         for message in self.sizes.messages() {
@@ -165,19 +165,19 @@ impl ExpertParallel {
                 let (address, count) = (start + rows as u64 * row_bytes, message.rows * width);
                 // Fits: the number of ranks was checked when the communicator was made.
                 let peer = message.peer as i32;
-                let one = Recorded::new(function, address, count, data_type, peer);
-                frame.push_message(one, message.peer == own);
+                let one = QueuedOp::new(function, address, count, data_type, peer);
+                buffers.push_message(one, message.peer == own);
             };
             push(outwards, by_expert, message.by_expert);
             push(inwards, by_layout, message.by_layout);
         }
-        frame.grouped = true;
+        buffers.grouped = true;
     }
 
-    /// Launches kernels on the stream, between the joins with the streams of the frame's buffers.
-    pub(super) fn launched(
+    /// Launches kernels on the stream, between the joins with the streams of the buffers.
+    pub(super) fn launch_joined(
         &self,
-        frame: &Frame<'_>,
+        buffers: &IssueBuffers<'_>,
         kind: OperationKind,
         shape: Shape,
         launch: impl FnOnce() -> Result<()>,
@@ -185,15 +185,15 @@ impl ExpertParallel {
         let inner = &self.comm.inner;
         let started = std::time::Instant::now();
         let describe = || inner.operation(kind, shape, None, started);
-        inner.compute(frame, kind, self.comm.timeout, describe, launch)
+        inner.compute(buffers, kind, self.comm.timeout, describe, launch)
     }
 }
 
 /// The direction of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Direction {
     ToExperts,
-    Back,
+    FromExperts,
 }
 
 /// Returns an error of a buffer's length.

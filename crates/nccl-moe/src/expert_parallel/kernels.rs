@@ -12,9 +12,9 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 
 use super::layout::Sizes;
 use crate::driver;
+use crate::drop_queue::{self, DeferredDrop, DropPoll, StreamPoint};
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
-use crate::reaper::{self, Behind, DeferredDrop, Turn};
 
 /// The source of the kernels, with their description; the emulator knows them by these names.
 const PTX: &str = include_str!("kernels.ptx");
@@ -47,7 +47,7 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 /// Input and output of a routing.
-pub(super) struct Route {
+pub(super) struct RouteArgs {
     pub(super) topk: CUdeviceptr,
     pub(super) slots: CUdeviceptr,
     pub(super) tokens: CUdeviceptr,
@@ -56,7 +56,7 @@ pub(super) struct Route {
 }
 
 /// Rows that are copied to their slots.
-pub(super) struct Permute {
+pub(super) struct PermuteArgs {
     pub(super) x: CUdeviceptr,
     pub(super) tokens: CUdeviceptr,
     pub(super) y: CUdeviceptr,
@@ -65,7 +65,7 @@ pub(super) struct Permute {
 }
 
 /// Rows that are weighted and added up.
-pub(super) struct Combine {
+pub(super) struct CombineArgs {
     pub(super) y: CUdeviceptr,
     pub(super) slots: CUdeviceptr,
     pub(super) weights: CUdeviceptr,
@@ -133,7 +133,7 @@ impl Kernels {
     /// # Safety
     /// The addresses are of as many numbers as `sizes` and the entries need, on the stream's device, and stay valid
     /// until the stream has run the kernel.
-    pub(super) unsafe fn route(&self, what: &Route, sizes: &Sizes) -> Result<()> {
+    pub(super) unsafe fn route(&self, what: &RouteArgs, sizes: &Sizes) -> Result<()> {
         let addresses = [what.topk, what.slots, what.tokens, what.counts];
         // All fit: the sizes were checked.
         let numbers = [
@@ -167,7 +167,7 @@ impl Kernels {
     ///
     /// # Safety
     /// As [`route`](Self::route): `slots` tokens, the rows that they name, and `slots` rows to write.
-    pub(super) unsafe fn permute(&self, what: &Permute) -> Result<()> {
+    pub(super) unsafe fn permute(&self, what: &PermuteArgs) -> Result<()> {
         let bits = what.x | what.y | what.row_bytes as u64;
         let fits = |&&(bytes, _): &&(u64, Function)| bits.is_multiple_of(bytes);
         let Some(&(bytes, function)) = self.permute.iter().find(fits) else {
@@ -197,7 +197,7 @@ impl Kernels {
     }
 
     /// Returns an error unless rows of this type can be weighted.
-    pub(super) fn weighs(&self, data_type: DataType) -> Result<()> {
+    pub(super) fn check_weighted_type(&self, data_type: DataType) -> Result<()> {
         self.combine_of(data_type).map(drop)
     }
 
@@ -213,7 +213,7 @@ impl Kernels {
     /// # Safety
     /// As [`route`](Self::route): a slot and a weight for each entry, the rows that they name, and a row to write for
     /// each token.
-    pub(super) unsafe fn combine(&self, what: &Combine, data_type: DataType) -> Result<()> {
+    pub(super) unsafe fn combine(&self, what: &CombineArgs, data_type: DataType) -> Result<()> {
         let function = self.combine_of(data_type)?;
         let addresses = [what.y, what.slots, what.weights, what.out];
         // Both fit: the sizes were checked.
@@ -302,21 +302,21 @@ impl Drop for Module<'_> {
     }
 }
 
-/// The module of dropped kernels. Unloading waits for the device, so that the reaper does it.
-struct Unloaded {
+/// The module of dropped kernels. Unloading waits for the device, so that the drop queue does it.
+struct DeferredUnload {
     module: CUmodule,
-    behind: Behind,
+    behind: StreamPoint,
     stream: Arc<CudaStream>,
 }
 
 // SAFETY: as for `Kernels`.
-unsafe impl Send for Unloaded {}
+unsafe impl Send for DeferredUnload {}
 
-impl DeferredDrop for Unloaded {
-    fn poll(&mut self) -> Turn {
+impl DeferredDrop for DeferredUnload {
+    fn poll(&mut self) -> DropPoll {
         match self.behind.is_over() {
-            true => Turn::Over,
-            false => Turn::Wait,
+            true => DropPoll::Over,
+            false => DropPoll::Wait,
         }
     }
 
@@ -337,15 +337,15 @@ impl Drop for Kernels {
     fn drop(&mut self) {
         // SAFETY: taken once, here.
         let last = unsafe { ManuallyDrop::take(&mut self.last) };
-        if reaper::is_closed() {
+        if drop_queue::is_closed() {
             std::mem::forget(last);
             return;
         }
-        let unloaded = Unloaded {
+        let unloaded = DeferredUnload {
             module: self.module,
-            behind: Behind::new(Arc::clone(&self.stream), last),
+            behind: StreamPoint::new(Arc::clone(&self.stream), last),
             stream: Arc::clone(&self.stream),
         };
-        reaper::take(Box::new(unloaded), reaper::TIMEOUT);
+        drop_queue::defer(Box::new(unloaded), drop_queue::TIMEOUT);
     }
 }

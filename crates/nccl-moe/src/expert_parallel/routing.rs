@@ -8,19 +8,19 @@ use cudarc::driver::{CudaSlice, CudaStream, CudaView, DeviceRepr, ValidAsZeroBit
 
 use super::counts::Counts;
 use super::experts::{ExpertParallel, length};
-use super::kernels::Route;
+use super::kernels::RouteArgs;
 use super::layout::Sizes;
+use crate::active_calls::CallKind;
 use crate::buffer::SendBuffer;
 use crate::communicator::Communicator;
 use crate::driver;
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
-use crate::forked::{self, Resident};
-use crate::inside::Place;
-use crate::issuing::{Frame, failed_check, issue};
+use crate::forked::{self, ForkGuarded};
+use crate::issuing::{IssueBuffers, failed_check, issue};
 use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
-use crate::recorded::Recorded;
+use crate::queued_op::QueuedOp;
 use nccl_core::Request;
 
 const KIND: OperationKind = OperationKind::Route;
@@ -51,13 +51,13 @@ pub struct Routing {
     pub(super) of: u64,
     comm: Communicator,
     sizes: Sizes,
-    copies: Resident<Arc<CudaStream>>,
+    copies: ForkGuarded<Arc<CudaStream>>,
     /// The slot of each entry.
-    pub(super) slots: Resident<CudaSlice<i32>>,
+    pub(super) slots: ForkGuarded<CudaSlice<i32>>,
     /// The token of each slot.
-    pub(super) tokens: Resident<CudaSlice<i32>>,
+    pub(super) tokens: ForkGuarded<CudaSlice<i32>>,
     /// See [`Sizes::counts`].
-    counts: Resident<CudaSlice<u32>>,
+    counts: ForkGuarded<CudaSlice<u32>>,
     pub(super) routed: Option<Routed>,
 }
 
@@ -101,7 +101,8 @@ impl ExpertParallel {
             stream: &Arc<CudaStream>,
             len: usize,
         ) -> Result<CudaSlice<T>> {
-            let memory = driver::undisturbed(stream.context(), || stream.alloc_zeros(len));
+            let memory =
+                driver::ignoring_stored_error(stream.context(), || stream.alloc_zeros(len));
             memory.map_err(Error::cuda("allocating a routing"))
         }
         let (stream, sizes) = (self.comm.stream(), self.sizes);
@@ -110,9 +111,9 @@ impl ExpertParallel {
             comm: self.comm.clone(),
             sizes,
             copies: self.copies.clone(),
-            slots: Resident::new(zeros(stream, sizes.max_tokens * sizes.top_k)?),
-            tokens: Resident::new(zeros(stream, sizes.rows())?),
-            counts: Resident::new(zeros(stream, sizes.counts())?),
+            slots: ForkGuarded::new(zeros(stream, sizes.max_tokens * sizes.top_k)?),
+            tokens: ForkGuarded::new(zeros(stream, sizes.rows())?),
+            counts: ForkGuarded::new(zeros(stream, sizes.counts())?),
             routed: None,
         })
     }
@@ -157,26 +158,26 @@ impl ExpertParallel {
         let entries = topk.count();
         let prepared = self.check_topk(*of, entries).and_then(|()| {
             *routed = None;
-            let _inside = self.comm.inner.enter(Place::Issue, self.comm.timeout);
-            let mut frame = Frame::new(self.comm.stream())?;
-            let route = Route {
-                topk: frame.read(topk)?,
-                slots: frame.write(&mut **slots)?,
-                tokens: frame.write(&mut **tokens)?,
-                counts: frame.write(&mut **counts)?,
+            let _inside = self.comm.inner.enter(CallKind::Issue, self.comm.timeout);
+            let mut buffers = IssueBuffers::new(self.comm.stream())?;
+            let route = RouteArgs {
+                topk: buffers.read(topk)?,
+                slots: buffers.write(&mut **slots)?,
+                tokens: buffers.write(&mut **tokens)?,
+                counts: buffers.write(&mut **counts)?,
                 entries,
             };
-            self.exchange_counts(&mut frame, route.counts);
-            Ok((frame, route))
+            self.exchange_counts(&mut buffers, route.counts);
+            Ok((buffers, route))
         });
-        let (frame, route) =
+        let (buffers, route) =
             prepared.map_err(|error| failed_check(&self.comm, KIND, SHAPE, error))?;
-        self.launched(&frame, KIND, SHAPE, || {
+        self.launch_joined(&buffers, KIND, SHAPE, || {
             // SAFETY: as many entries as `topk` has, and a routing has as many slots, tokens and counts as the sizes
-            // require; all are leased by the frame.
+            // require; all are leased by the operation.
             unsafe { self.kernels.route(&route, sizes) }
         })?;
-        let request = issue(&self.comm, &frame, KIND, SHAPE)?;
+        let request = issue(&self.comm, &buffers, KIND, SHAPE)?;
         *routed = Some(Routed {
             tokens: entries / sizes.top_k,
             sequence: request.sequence(),
@@ -212,7 +213,7 @@ impl ExpertParallel {
     }
 
     /// Sends to each rank how many rows this rank has for its experts.
-    fn exchange_counts(&self, frame: &mut Frame<'_>, counts: u64) {
+    fn exchange_counts(&self, buffers: &mut IssueBuffers<'_>, counts: u64) {
         let (own, rank) = (self.sizes.own, self.comm.rank());
         let at = |number: usize| counts + (number * size_of::<u32>()) as u64;
         for peer in 0..self.sizes.ranks {
@@ -222,11 +223,11 @@ impl ExpertParallel {
             ] {
                 let address = at(first + peer * own);
                 // Fits: the number of ranks was checked when the communicator was made.
-                let message = Recorded::new(function, address, own, DataType::UINT32, peer as i32);
-                frame.push_message(message, peer == rank);
+                let message = QueuedOp::new(function, address, own, DataType::UINT32, peer as i32);
+                buffers.push_message(message, peer == rank);
             }
         }
-        frame.grouped = true;
+        buffers.grouped = true;
     }
 }
 
@@ -281,9 +282,9 @@ impl Routing {
         Request::new(comm, KIND, SHAPE, sequence, issued, false).wait()?;
         let numbers = {
             // On a stream of its own: work behind the routing may wait for other ranks.
-            let _inside = comm.inner.enter(Place::Look, comm.timeout);
+            let _inside = comm.inner.enter(CallKind::Look, comm.timeout);
             let mut numbers = vec![0u32; self.sizes.counts()];
-            driver::undisturbed(self.copies.context(), || {
+            driver::ignoring_stored_error(self.copies.context(), || {
                 self.copies.memcpy_dtoh(&*self.counts, &mut numbers)?;
                 self.copies.synchronize()
             })

@@ -7,7 +7,9 @@ use fastrand::Rng;
 use nccl_base::wire::{decode, encode};
 
 use super::super::*;
-use crate::departure::{Departure, Exit, Failure, How, LastCall, Lost, ProcessEnd, Sign};
+use crate::departure::{
+    Departure, Exit, Failure, LastCall, LossKind, Lost, ProcessEnd, SilenceEvidence,
+};
 
 fn text(random: &mut Rng) -> String {
     let characters = ['a', 'Z', '0', ' ', '-', '.', ':', '/', 'é', '漢', '🦀'];
@@ -87,25 +89,25 @@ fn departure(random: &mut Rng) -> Departure {
         0 => return Departure::Left,
         1 => return Departure::Failed(Failure::Said(text(random))),
         2 => return Departure::Failed(Failure::Exits(random.i32(..))),
-        3 => How::Ended(Box::new(end(random))),
-        4 => How::Exited {
+        3 => LossKind::Ended(Box::new(end(random))),
+        4 => LossKind::Exited {
             pid: number(random),
         },
-        5 => How::LeftBehind {
+        5 => LossKind::LeftBehind {
             after: duration(random),
         },
-        6 => How::Said(text(random)),
+        6 => LossKind::Said(text(random)),
         7 => {
-            let sign = match random.bool() {
-                true => Sign::Error(text(random)),
-                false => Sign::Unheard {
+            let evidence = match random.bool() {
+                true => SilenceEvidence::Error(text(random)),
+                false => SilenceEvidence::Unheard {
                     unheard: duration(random),
                     unacknowledged: duration(random),
                 },
             };
-            return Departure::Lost(Lost::from(sign));
+            return Departure::Lost(Lost::from(evidence));
         }
-        _ => How::PassedOver,
+        _ => LossKind::Superseded,
     };
     let last_call = random.bool().then(|| LastCall {
         call: text(random),
@@ -114,8 +116,8 @@ fn departure(random: &mut Rng) -> Departure {
     Departure::Lost(Lost { how, last_call })
 }
 
-fn said(random: &mut Rng) -> Arc<Said> {
-    Arc::new(Said {
+fn said(random: &mut Rng) -> Arc<Broadcast> {
+    Arc::new(Broadcast {
         from: id(random),
         number: number(random),
         topic: text(random),
@@ -123,8 +125,8 @@ fn said(random: &mut Rng) -> Arc<Said> {
     })
 }
 
-fn word(random: &mut Rng) -> OperatorWord {
-    OperatorWord {
+fn word(random: &mut Rng) -> OperatorDecision {
+    OperatorDecision {
         generation: number(random),
         members: many(random, id),
     }
@@ -137,8 +139,8 @@ fn entry(random: &mut Rng) -> Arc<Entry> {
             departure: departure(random),
             proven: random.bool(),
         },
-        1 => Entry::Said(said(random)),
-        _ => Entry::Operator(Arc::new(word(random))),
+        1 => Entry::Broadcast(said(random)),
+        _ => Entry::OperatorDecision(Arc::new(word(random))),
     })
 }
 
@@ -146,7 +148,7 @@ fn ended(random: &mut Rng) -> Ended {
     let proof = match random.u8(0..3) {
         0 => Proof::Parent(Box::new(end(random))),
         1 => Proof::Kernel,
-        _ => Proof::Goodbye(departure(random)),
+        _ => Proof::Leave(departure(random)),
     };
     Ended {
         member: id(random),
@@ -163,19 +165,19 @@ fn exclusion(random: &mut Rng) -> Exclusion {
             unreached: many(random, id),
         },
         1 => Exclusion::LeftBehind(generation(random)),
-        _ => Exclusion::PassedOver(id(random)),
+        _ => Exclusion::Superseded(id(random)),
     }
 }
 
-fn report(random: &mut Rng) -> Report {
-    Report {
+fn report(random: &mut Rng) -> VoteReport {
+    VoteReport {
         synced: term(random),
         promised: term(random),
         log: LogPart {
             first: number(random),
             entries: many(random, entry),
         },
-        unheard: many(random, said),
+        unlogged: many(random, said),
         ended: many(random, ended),
         accepted: random.bool().then(|| (term(random), membership(random))),
         abstains: random.bool(),
@@ -191,33 +193,38 @@ fn message(random: &mut Rng, kind: u8) -> Message {
     match kind {
         0 => Message::Join {
             peer: peer(random),
-            seat: [Place::Rank, Place::Witness, Place::Joiner, Place::Absent][random.usize(0..4)],
+            role: [
+                JoinRole::Rank,
+                JoinRole::Witness,
+                JoinRole::Joiner,
+                JoinRole::Absent,
+            ][random.usize(0..4)],
         },
-        1 => Message::Dismissed(shared(random)),
+        1 => Message::FormationAborted(shared(random)),
         2 => Message::Redirect(peer(random)),
         3 => Message::Activate {
             membership: membership(random),
             accepted: random.bool(),
         },
-        4 => Message::Ahead(membership(random)),
-        5 => Message::Behind,
-        6 => Message::Say(said(random)),
-        7 => Message::Tell {
+        4 => Message::NewerGeneration(membership(random)),
+        5 => Message::UnknownGeneration,
+        6 => Message::Broadcast(said(random)),
+        7 => Message::Direct {
             from: id(random),
             to: id(random),
             bytes: bytes(random),
         },
-        8 => Message::Ask(shared(random)),
+        8 => Message::Request(shared(random)),
         9 => Message::Reply(shared(random)),
-        10 => Message::Testify(ended(random)),
-        11 => Message::GoOn(Wish {
+        10 => Message::ReportEnd(ended(random)),
+        11 => Message::Reconfigure(ReconfigureRequest {
             number: number(random),
-            patience: number(random),
+            timeout: number(random),
             leaves_behind: random.bool(),
         }),
-        12 => Message::StayHere(number(random)),
-        13 => Message::NoSuccessor {
-            wish: number(random),
+        12 => Message::CancelReconfigure(number(random)),
+        13 => Message::ReconfigureFailed {
+            reconfigure_request: number(random),
             missing: many(random, id),
         },
         14 => Message::Abstain,
@@ -233,10 +240,10 @@ fn message(random: &mut Rng, kind: u8) -> Message {
             term: term(random),
             why: exclusion(random),
         },
-        20 => Message::Solicit(Solicit {
+        20 => Message::RequestVote(VoteRequest {
             term: term(random),
             ended: many(random, ended),
-            mute: random.bool(),
+            unresponsive: random.bool(),
             leads: random.bool(),
         }),
         21 => Message::Vote {
@@ -247,12 +254,12 @@ fn message(random: &mut Rng, kind: u8) -> Message {
             term: term(random),
             leads: random.bool(),
         },
-        23 => Message::Lead {
+        23 => Message::SyncLog {
             term: term(random),
             start: number(random),
             entries: many(random, entry),
         },
-        24 => Message::TurnAway(exclusion(random)),
+        24 => Message::Reject(exclusion(random)),
         25 => Message::Propose {
             term: term(random),
             membership: membership(random),
@@ -261,13 +268,13 @@ fn message(random: &mut Rng, kind: u8) -> Message {
             term: term(random),
             generation: generation(random),
         },
-        27 => Message::Leads {
+        27 => Message::Leading {
             term: term(random),
             membership: membership(random),
         },
         28 => Message::Observe(peer(random)),
-        29 => Message::Operator(word(random)),
-        30 => Message::Forms(number(random)),
+        29 => Message::OperatorDecision(word(random)),
+        30 => Message::Forming(number(random)),
         _ => unreachable!("no such kind"),
     }
 }
@@ -277,7 +284,7 @@ fn frame(random: &mut Rng) -> Frame {
         0 => Frame::Hello {
             from: id(random),
             to: id(random),
-            session: number(random),
+            link_id: number(random),
             received: number(random),
         },
         1 => Frame::Welcome {
@@ -287,14 +294,14 @@ fn frame(random: &mut Rng) -> Frame {
         },
         2 => Frame::Unknown,
         3 => Frame::Acknowledge(number(random)),
-        4 => Frame::Beat(Beat {
+        4 => Frame::Heartbeat(Heartbeat {
             generation: number(random),
             term: term(random),
             number: number(random),
             answered: number(random),
             confirmed: number(random),
         }),
-        5 => Frame::Pulse(Pulse {
+        5 => Frame::HeartbeatReply(HeartbeatReply {
             generation: number(random),
             term: term(random),
             number: number(random),
@@ -363,7 +370,7 @@ fn a_length_that_promises_more_than_has_come_takes_no_memory() {
         sequence: 1,
         acknowledged: 1,
         generation: 1,
-        message: Message::Ahead(Arc::new(Membership::new(
+        message: Message::NewerGeneration(Arc::new(Membership::new(
             generation(&mut random),
             Vec::new(),
             Vec::new(),
@@ -377,7 +384,7 @@ fn a_length_that_promises_more_than_has_come_takes_no_memory() {
         assert!(decode::<Frame>(&bytes).is_err());
     }
     let words = [
-        Message::Ask(Arc::from(&[][..])),
+        Message::Request(Arc::from(&[][..])),
         Message::Reply(Arc::from(&[][..])),
     ];
     for message in words {
@@ -391,6 +398,6 @@ fn a_length_that_promises_more_than_has_come_takes_no_memory() {
 #[test]
 fn the_bytes_of_a_question_go_in_one_piece() {
     let bytes: Arc<[u8]> = (0..=255).cycle().take(64 << 10).collect();
-    let ask = Message::Ask(Arc::clone(&bytes));
+    let ask = Message::Request(Arc::clone(&bytes));
     assert_eq!(encode(&ask).len(), bytes.len() + 4);
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::super::*;
-use crate::departure::{Departure, Failure, How, Lost, ProcessEnd, Sign};
+use crate::departure::{Departure, Failure, LossKind, Lost, ProcessEnd, SilenceEvidence};
 
 /// Processes whose connections deliver everything at once. The slot is the address.
 #[derive(Default)]
@@ -41,9 +41,9 @@ impl Net {
         self.run();
     }
 
-    fn start(&mut self, slot: u32, incarnation: u64, seat: Seat) -> usize {
+    fn start(&mut self, slot: u32, incarnation: u64, role: StartRole) -> usize {
         let me = self.peer(slot, incarnation);
-        let member = Member::new(me, seat, Timing::default(), Mistakes::default(), self.now);
+        let member = Member::new(me, role, Timing::default(), Mistakes::default(), self.now);
         self.members.push((member, Vec::new()));
         self.run();
         self.members.len() - 1
@@ -51,7 +51,7 @@ impl Net {
 
     fn rank(&mut self, slot: u32, incarnation: u64) -> usize {
         let (number, at) = (3, String::from("0"));
-        self.start(slot, incarnation, Seat::Rank { number, at })
+        self.start(slot, incarnation, StartRole::Rank { number, at })
     }
 
     fn first(size: u32, witnesses: u32) -> Self {
@@ -60,7 +60,7 @@ impl Net {
         net.start(
             0,
             1,
-            Seat::First {
+            StartRole::First {
                 number,
                 size,
                 witnesses,
@@ -117,16 +117,16 @@ impl Net {
             while let Some((own, output)) = self.poll() {
                 match output {
                     Output::Event(event) => self.events(own).push(event),
-                    Output::Wire(Wire::Dial { peer, at }) => {
+                    Output::Connection(ConnectionRequest::Dial { peer, at }) => {
                         let line = Connection(self.lines.len() as u64);
                         self.lines.push([own, at.parse().unwrap()]);
                         inputs.push_back((own, Input::Connected(peer, line)));
                     }
-                    Output::Wire(Wire::Transmit(line, frame)) => {
+                    Output::Connection(ConnectionRequest::Transmit(line, frame)) => {
                         let other = self.other(own, line);
                         inputs.push_back((other, Input::Frame(line, frame)));
                     }
-                    Output::Wire(Wire::HangUp(line)) => {
+                    Output::Connection(ConnectionRequest::Close(line)) => {
                         let other = self.other(own, line);
                         inputs.push_back((other, Input::Closed(line)));
                     }
@@ -176,7 +176,7 @@ fn a_generation_is_active_when_all_ranks_and_witnesses_are_there() {
     assert_eq!(net.heard(0), [Event::Joined(id(1, 5))]);
     assert!(net.members[0].0.joined(1).is_some());
     let (number, at) = (3, String::from("0"));
-    let witness = net.start(2, 6, Seat::Witness { number, at });
+    let witness = net.start(2, 6, StartRole::Witness { number, at });
     for of in [0, rank, witness] {
         let heard = net.heard(of);
         let active = heard.iter().find_map(|event| match event {
@@ -198,7 +198,7 @@ fn a_slot_that_is_taken_is_another_processes_only_when_that_is_gone() {
     assert_eq!(net.heard(0), [Event::Joined(id(1, 5))]);
     // Reported by its parent or a pidfd.
     net.give(0, Input::Ended(id(1, 5), Proof::Kernel));
-    let fell = Event::Fell(1, Departure::lost(How::Exited { pid: 1001 }));
+    let fell = Event::JoinRevoked(1, Departure::lost(LossKind::Exited { pid: 1001 }));
     assert_eq!(net.heard(0)[0], fell);
     net.wait(3000 * MILLI);
     let is_active = |event: &Event| matches!(event, Event::Active(_));
@@ -215,7 +215,10 @@ fn a_process_that_gives_up_joining_says_so() {
     let rank = net.rank(1, 5);
     net.command(rank, Command::Leave(Departure::Left));
     assert_eq!(net.heard(rank), [Event::Left]);
-    let heard = [Event::Joined(id(1, 5)), Event::Fell(1, Departure::Left)];
+    let heard = [
+        Event::Joined(id(1, 5)),
+        Event::JoinRevoked(1, Departure::Left),
+    ];
     assert_eq!(net.heard(0), heard);
     assert!(net.members[0].0.joined(1).is_none());
 }
@@ -225,13 +228,16 @@ fn all_hear_why_there_will_be_no_generation_also_those_that_come_later() {
     let mut net = Net::first(4, 0);
     let rank = net.rank(1, 5);
     let why: Arc<[u8]> = Arc::from(&b"rank 3 did not come"[..]);
-    net.command(0, Command::Dismiss(Arc::clone(&why)));
+    net.command(0, Command::AbortFormation(Arc::clone(&why)));
     let late = net.rank(2, 6);
     // The program learns that the late process has come and was dismissed.
     assert_eq!(net.members[0].1.pop(), Some(Event::Joined(id(2, 6))));
     for of in [0, rank, late] {
         let heard = net.heard(of);
-        assert_eq!(heard.last(), Some(&Event::Dismissed(Arc::clone(&why))));
+        assert_eq!(
+            heard.last(),
+            Some(&Event::FormationAborted(Arc::clone(&why)))
+        );
         assert!(!net.members[of].0.is_in() && net.members[of].0.is_flushed());
     }
 }
@@ -241,9 +247,9 @@ fn a_process_that_comes_only_to_say_that_it_fails_is_no_member_and_its_reason_is
     let mut net = Net::first(2, 0);
     let failed = Departure::Failed(Failure::Said(String::from("no weights")));
     let (number, at, why) = (3, String::from("0"), failed.clone());
-    let absent = net.start(1, 5, Seat::Absent { number, at, why });
+    let absent = net.start(1, 5, StartRole::Absent { number, at, why });
     assert_eq!(net.heard(absent), [Event::Left]);
-    assert_eq!(net.heard(0), [Event::Fell(1, failed)]);
+    assert_eq!(net.heard(0), [Event::JoinRevoked(1, failed)]);
 }
 
 /// The driver's evidence is reported for a member that does not come back.
@@ -255,7 +261,7 @@ fn evidence_that_is_newer_than_the_last_word_goes_before_silence() {
             net.rank(slot, 5);
         }
         net.wait(1100 * MILLI);
-        let refused = Lost::from(Sign::Refused);
+        let refused = Lost::from(SilenceEvidence::Refused);
         if is_older {
             net.give(0, Input::Evidence(id(2, 5), refused.clone()));
             net.wait(1100 * MILLI);
@@ -302,10 +308,13 @@ fn is_gone(event: &Event, is_older: bool) -> bool {
     else {
         return false;
     };
-    let sign = lost.silence().map(|it| &it.sign);
+    let evidence = lost.silence().map(|it| &it.evidence);
     match is_older {
-        true => assert!(matches!(sign, Some(Sign::Unheard { .. })), "{sign:?}"),
-        false => assert_eq!(sign, Some(&Sign::Refused)),
+        true => assert!(
+            matches!(evidence, Some(SilenceEvidence::Unheard { .. })),
+            "{evidence:?}"
+        ),
+        false => assert_eq!(evidence, Some(&SilenceEvidence::Refused)),
     }
     true
 }
@@ -320,7 +329,7 @@ fn a_member_that_was_late_gives_its_coordinator_another_period() {
     // It has made a request, and wakes much later than it was due.
     let (topic, bytes) = (String::from("topic"), vec![1]);
     let now = net.now;
-    let say = Input::Command(Command::Say { topic, bytes });
+    let say = Input::Command(Command::Broadcast { topic, bytes });
     net.members[1].0.handle(now, say);
     let late = now.after(9000 * MILLI);
     net.members[1].0.handle_timeout(late);
@@ -332,13 +341,16 @@ fn a_member_that_was_late_gives_its_coordinator_another_period() {
 fn an_observer_asks_the_process_that_forms_and_hears_when_that_is_done() {
     let mut net = Net::first(2, 0);
     net.observe();
-    assert_eq!(net.heard(OBSERVER), [Event::Forms(3)]);
+    assert_eq!(net.heard(OBSERVER), [Event::Forming(3)]);
     let words: Arc<[u8]> = Arc::from(&b"who is there"[..]);
-    net.command(OBSERVER, Command::Ask(Arc::clone(&words)));
-    assert_eq!(net.heard(0), [Event::Asked(id(99, 9), Arc::clone(&words))]);
+    net.command(OBSERVER, Command::Request(Arc::clone(&words)));
+    assert_eq!(
+        net.heard(0),
+        [Event::Request(id(99, 9), Arc::clone(&words))]
+    );
     let (to, bytes) = (id(99, 9), Arc::clone(&words));
     net.command(0, Command::Reply { to, bytes });
-    assert_eq!(net.heard(OBSERVER), [Event::Replied(words)]);
+    assert_eq!(net.heard(OBSERVER), [Event::Reply(words)]);
     // Longer than the wait for a silent process.
     net.wait(60_000 * MILLI);
     assert_eq!(net.heard(OBSERVER), []);

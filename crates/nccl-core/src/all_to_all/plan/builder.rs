@@ -7,7 +7,6 @@ use super::choose::{Choice, Decision};
 use super::exchange::AllToAll;
 use super::payloads::MOST;
 use super::traffic::{Traffic, within};
-use crate::agree::Done;
 use crate::all_to_all::algorithm::Algorithm;
 use crate::all_to_all::model::{CostModel, Nodes};
 use crate::all_to_all::record;
@@ -19,6 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
 use crate::op::{Descriptor, Function};
 use crate::operation::{OperationKind, Shape};
+use crate::operation_comparison::OperationUse;
 use crate::plan::Comparison;
 use nccl_base::data_type::DataType;
 
@@ -300,7 +300,7 @@ impl<'c> AllToAllBuilder<'c> {
         let started = Instant::now();
         let comm = self.comm;
         self.make(started).map_err(|error| {
-            comm.inner.conclude_before(error.during(|| {
+            comm.inner.conclude_before_issue(error.during(|| {
                 let (kind, shape) = (OperationKind::AllToAll, Shape::default());
                 comm.inner.operation(kind, shape, None, started)
             }))
@@ -482,7 +482,7 @@ impl<'c> AllToAllBuilder<'c> {
                 difference,
             }))
         };
-        if let Some(difference) = comparison.operations(Done::Has, entries)? {
+        if let Some(difference) = comparison.operations(OperationUse::InPlan, entries)? {
             return differ(difference);
         }
         let Ok(decision) = made else {

@@ -32,12 +32,12 @@ pub(super) struct Decision {
     model: CostModel,
     traffic: Option<Traffic>,
     alternatives: Vec<Alternative>,
-    way: Way,
+    execution: Execution,
 }
 
 /// How the algorithm is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Execution {
     AsNamed,
     TwoLevel(TwoLevel),
     /// With this number of peers at a time.
@@ -128,16 +128,16 @@ impl Choice<'_> {
             })
             .collect();
         let (algorithm, reason) = self.pick(&alternatives)?;
-        let way = match algorithm {
-            Algorithm::TwoLevel => Way::TwoLevel(TwoLevel {
+        let execution = match algorithm {
+            Algorithm::TwoLevel => Execution::TwoLevel(TwoLevel {
                 ranks_per_node: self.nodes.ranks_per_node(),
                 packed: self.traffic.is_some_and(|traffic| {
                     traffic.is_uniform() && self.model.packs(self.nodes, traffic.bytes)
                 }),
             }),
-            _ => Way::AsNamed,
+            _ => Execution::AsNamed,
         };
-        Ok(self.decision(algorithm, reason, alternatives, way))
+        Ok(self.decision(algorithm, reason, alternatives, execution))
     }
 
     /// Makes the decision for a plan in place, whose algorithm is fixed, with `width` peers at a time.
@@ -161,7 +161,7 @@ impl Choice<'_> {
             algorithm,
             outcome: Ok(self.time(algorithm)),
         }];
-        Ok(self.decision(algorithm, reason, alternatives, Way::InPlace(width)))
+        Ok(self.decision(algorithm, reason, alternatives, Execution::InPlace(width)))
     }
 
     fn decision(
@@ -169,7 +169,7 @@ impl Choice<'_> {
         algorithm: Algorithm,
         reason: String,
         alternatives: Vec<Alternative>,
-        way: Way,
+        execution: Execution,
     ) -> Decision {
         Decision {
             algorithm,
@@ -178,7 +178,7 @@ impl Choice<'_> {
             model: self.model,
             traffic: self.traffic,
             alternatives,
-            way,
+            execution,
         }
     }
 
@@ -214,10 +214,13 @@ impl Decision {
     /// Returns the part of the decision that has to be the same on all ranks, beside the lengths.
     pub(super) fn choice(&self) -> String {
         let Self { algorithm, .. } = self;
-        match self.way {
-            Way::TwoLevel(how) => {
-                let way = if how.packed { "packed" } else { "apart" };
-                format!("{algorithm} over nodes of {} ({way})", how.ranks_per_node)
+        match self.execution {
+            Execution::TwoLevel(how) => {
+                let execution = if how.packed { "packed" } else { "apart" };
+                format!(
+                    "{algorithm} over nodes of {} ({execution})",
+                    how.ranks_per_node
+                )
             }
             _ => algorithm.to_string(),
         }
@@ -230,7 +233,7 @@ impl Decision {
 
     /// Returns the nodes if the ranks of a node have to exchange counts before there is a schedule ([`Within`]).
     pub(super) fn unknown_within(&self) -> Option<Nodes> {
-        let two_level = matches!(self.way, Way::TwoLevel(_));
+        let two_level = matches!(self.execution, Execution::TwoLevel(_));
         let uniform = self.traffic.is_some_and(|traffic| traffic.is_uniform());
         (two_level && !uniform).then_some(self.nodes)
     }
@@ -241,9 +244,9 @@ impl Decision {
         exchange: Exchange<'_>,
         within: Option<&Within>,
     ) -> (Schedule, Explanation) {
-        let schedule = match (self.way, self.algorithm) {
-            (Way::InPlace(width), _) => in_place(exchange, width),
-            (Way::TwoLevel(how), _) => match within {
+        let schedule = match (self.execution, self.algorithm) {
+            (Execution::InPlace(width), _) => in_place(exchange, width),
+            (Execution::TwoLevel(how), _) => match within {
                 Some(within) => two_level_of_parts(exchange, within),
                 None => two_level(exchange, how),
             },

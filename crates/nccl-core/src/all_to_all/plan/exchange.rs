@@ -6,6 +6,7 @@ use cudarc::driver::CudaSlice;
 
 use super::explain::Explanation;
 use super::payloads::{Addresses, Payloads, check_number, check_type};
+use crate::active_calls::CallKind;
 use crate::all_to_all::algorithm::Algorithm;
 use crate::all_to_all::record::{Bases, record};
 use crate::all_to_all::schedule::{Payload, Schedule};
@@ -15,9 +16,8 @@ use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::communicator::Communicator;
 use crate::driver;
 use crate::error::{Error, ErrorKind, Result};
-use crate::forked::{self, Resident};
-use crate::inside::Place;
-use crate::issuing::{Frame, failed_check, issue};
+use crate::forked::{self, ForkGuarded};
+use crate::issuing::{IssueBuffers, failed_check, issue};
 use crate::memory::OwnedBuffer;
 use crate::operation::{OperationKind, Shape};
 use crate::plan::CapturedPlan;
@@ -55,7 +55,7 @@ pub struct AllToAll {
     explanation: Explanation,
     in_place: bool,
     /// On the communicator's stream, whose order separates the exchanges that use it.
-    scratch: Option<Resident<CudaSlice<u8>>>,
+    scratch: Option<ForkGuarded<CudaSlice<u8>>>,
     kind: OperationKind,
     shape: Shape,
 }
@@ -91,7 +91,7 @@ impl AllToAll {
             schedule,
             explanation,
             in_place,
-            scratch: scratch.map(Resident::new),
+            scratch: scratch.map(ForkGuarded::new),
             kind,
             shape,
         })
@@ -162,7 +162,7 @@ impl AllToAll {
     /// # }
     /// ```
     pub fn enqueue_all<'a>(&'a mut self, payloads: impl Payloads<'a>) -> Result<Request> {
-        self.issue(false, |plan, frame| payloads.lend(plan, frame))
+        self.issue(false, |plan, buffers| payloads.lend(plan, buffers))
     }
 
     /// Exchanges the blocks of `y` in place, in a plan that was made [`in_place`](crate::AllToAllBuilder::in_place).
@@ -179,26 +179,26 @@ impl AllToAll {
     /// # }
     /// ```
     pub fn enqueue_in_place<'a>(&'a mut self, y: impl RecvBuffer<'a>) -> Result<Request> {
-        self.issue(true, |payloads, frame| lend_one(y, payloads, frame))
+        self.issue(true, |payloads, buffers| lend_one(y, payloads, buffers))
     }
 
     fn issue<'a>(
         &'a mut self,
         in_place: bool,
-        lend: impl FnOnce(&[Payload], &mut Frame<'a>) -> Result<Addresses>,
+        lend: impl FnOnce(&[Payload], &mut IssueBuffers<'a>) -> Result<Addresses>,
     ) -> Result<Request> {
         let (kind, shape) = (self.kind, self.shape);
         let (comm, scratch) = (&self.comm, self.scratch.as_mut());
         let recorded = || {
-            let _inside = comm.inner.enter(Place::Issue, comm.timeout);
-            let mut frame = Frame::new(&comm.stream)?;
+            let _inside = comm.inner.enter(CallKind::Issue, comm.timeout);
+            let mut buffers = IssueBuffers::new(&comm.stream)?;
             right_way(self.in_place, in_place)?;
-            let addresses = lend(&self.payloads, &mut frame)?;
+            let addresses = lend(&self.payloads, &mut buffers)?;
             if self.explanation.algorithm() == Algorithm::CopyEngine {
                 in_windows(comm, &self.payloads, &addresses)?;
             }
             let scratch = match scratch {
-                Some(scratch) => frame.write(&mut **scratch)?,
+                Some(scratch) => buffers.write(&mut **scratch)?,
                 None => 0,
             };
             let bases = Bases {
@@ -207,11 +207,11 @@ impl AllToAll {
                 scratch,
             };
             let own = comm.rank();
-            record(&self.schedule, &self.payloads, bases, own, &mut frame);
-            Ok(frame)
+            record(&self.schedule, &self.payloads, bases, own, &mut buffers);
+            Ok(buffers)
         };
-        let frame = recorded().map_err(|error| failed_check(comm, kind, shape, error))?;
-        issue(comm, &frame, kind, shape)
+        let buffers = recorded().map_err(|error| failed_check(comm, kind, shape, error))?;
+        issue(comm, &buffers, kind, shape)
     }
 
     /// Captures the exchange into a graph that owns its buffers: a launch costs the host one call, whatever the algorithm.
@@ -251,15 +251,15 @@ impl AllToAll {
                 check_type(&payloads[0], x.element())?;
                 Sides::Send.holds(x.count(), payloads[0].send_len())?;
                 Sides::Recv.holds(y.count(), payloads[0].recv_len())?;
-                let mut frame = capture.frame();
-                let (send, recv) = (frame.write(x)?, frame.write(y)?);
+                let mut buffers = capture.buffers();
+                let (send, recv) = (buffers.write(x)?, buffers.write(y)?);
                 let bases = Bases {
                     send: &[send],
                     recv: &[recv],
-                    scratch: frame.write(scratch)?,
+                    scratch: buffers.write(scratch)?,
                 };
-                record(schedule, payloads, bases, own, &mut frame);
-                capture.add_steps(&frame);
+                record(schedule, payloads, bases, own, &mut buffers);
+                capture.add_steps(&buffers);
                 Ok(())
             })?;
         Ok(CapturedAllToAll { plan })
@@ -285,15 +285,15 @@ impl AllToAll {
         let this = self.in_place;
         let plan = self.comm.capture((y, scratch), |capture, (y, scratch)| {
             right_way(this, true)?;
-            let mut frame = capture.frame();
-            let addresses = lend_one(y, payloads, &mut frame)?;
+            let mut buffers = capture.buffers();
+            let addresses = lend_one(y, payloads, &mut buffers)?;
             let bases = Bases {
                 send: &addresses.send,
                 recv: &addresses.recv,
-                scratch: frame.write(scratch)?,
+                scratch: buffers.write(scratch)?,
             };
-            record(schedule, payloads, bases, own, &mut frame);
-            capture.add_steps(&frame);
+            record(schedule, payloads, bases, own, &mut buffers);
+            capture.add_steps(&buffers);
             Ok(())
         })?;
         Ok(CapturedAllToAll { plan })
@@ -304,14 +304,14 @@ impl AllToAll {
 fn lend_one<'a>(
     y: impl RecvBuffer<'a>,
     payloads: &[Payload],
-    frame: &mut Frame<'a>,
+    buffers: &mut IssueBuffers<'a>,
 ) -> Result<Addresses> {
     check_number(1, payloads)?;
     let payload = &payloads[0];
     check_type(payload, y.element())?;
     Sides::Recv.holds(y.count(), payload.recv_len())?;
     let mut addresses = Addresses::default();
-    addresses.recv[0] = frame.write(y)?;
+    addresses.recv[0] = buffers.write(y)?;
     Ok(addresses)
 }
 
@@ -320,7 +320,7 @@ fn scratch(comm: &Communicator, bytes: usize) -> Result<CudaSlice<u8>> {
     forked::check()?;
     // CUDA does not allocate zero bytes.
     let stream = comm.stream();
-    driver::undisturbed(stream.context(), || stream.alloc_zeros::<u8>(bytes.max(1)))
+    driver::ignoring_stored_error(stream.context(), || stream.alloc_zeros::<u8>(bytes.max(1)))
         .map_err(Error::cuda("allocating the memory of a plan"))
 }
 

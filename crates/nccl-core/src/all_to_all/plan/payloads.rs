@@ -5,7 +5,7 @@ use crate::all_to_all::variable::Sides;
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::collectives::same_type;
 use crate::error::{Error, ErrorKind, Result};
-use crate::issuing::Frame;
+use crate::issuing::IssueBuffers;
 
 /// The maximum number of payloads in a plan.
 pub(super) const MOST: usize = 4;
@@ -18,12 +18,12 @@ pub struct Addresses {
 }
 
 pub(crate) mod sealed {
-    use super::{Addresses, Frame, Payload, Result};
+    use super::{Addresses, IssueBuffers, Payload, Result};
 
     pub trait Lend<'a> {
         /// Checks the buffers against the plan's payloads, and takes them.
         #[allow(private_interfaces)]
-        fn lend(self, payloads: &[Payload], frame: &mut Frame<'a>) -> Result<Addresses>;
+        fn lend(self, payloads: &[Payload], buffers: &mut IssueBuffers<'a>) -> Result<Addresses>;
     }
 }
 
@@ -42,13 +42,13 @@ pub trait Payloads<'a>: sealed::Lend<'a> {}
 pub(super) fn lend_pair<'a, S: SendBuffer<'a>, R: RecvBuffer<'a>>(
     (x, y): (S, R),
     payload: &Payload,
-    frame: &mut Frame<'a>,
+    buffers: &mut IssueBuffers<'a>,
 ) -> Result<(u64, u64)> {
     let data_type = same_type(x.element(), y.element())?;
     check_type(payload, data_type)?;
     Sides::Send.holds(x.count(), payload.send_len())?;
     Sides::Recv.holds(y.count(), payload.recv_len())?;
-    Ok((frame.read(x)?, frame.write(y)?))
+    Ok((buffers.read(x)?, buffers.write(y)?))
 }
 
 /// Checks that a buffer has the type for which the plan was made.
@@ -86,11 +86,11 @@ macro_rules! tuples {
                 $($send: SendBuffer<'a>, $recv: RecvBuffer<'a, Element = $send::Element>),*
             {
                 #[allow(private_interfaces)]
-                fn lend(self, payloads: &[Payload], frame: &mut Frame<'a>) -> Result<Addresses> {
+                fn lend(self, payloads: &[Payload], buffers: &mut IssueBuffers<'a>) -> Result<Addresses> {
                     check_number($number, payloads)?;
                     let mut addresses = Addresses::default();
                     $(
-                        let (send, recv) = lend_pair(self.$at, &payloads[$at], frame)?;
+                        let (send, recv) = lend_pair(self.$at, &payloads[$at], buffers)?;
                         (addresses.send[$at], addresses.recv[$at]) = (send, recv);
                     )*
                     Ok(addresses)

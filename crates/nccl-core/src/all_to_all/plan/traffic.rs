@@ -149,8 +149,8 @@ pub(super) fn within(comm: &Communicator, nodes: Nodes, payloads: &[Payload]) ->
     let stream = comm.stream();
     let copied = || Error::cuda("copying the counts of a plan");
     let context = stream.context();
-    let x = driver::undisturbed(context, || stream.clone_htod(&own)).map_err(copied())?;
-    let y = driver::undisturbed(context, || stream.alloc_zeros::<u64>(own.len()));
+    let x = driver::ignoring_stored_error(context, || stream.clone_htod(&own)).map_err(copied())?;
+    let y = driver::ignoring_stored_error(context, || stream.alloc_zeros::<u64>(own.len()));
     let mut y = y.map_err(Error::cuda("allocating the counts of a plan"))?;
     let node = comm.rank() / local;
     let in_node = |peer: usize| if peer / local == node { each } else { 0 };

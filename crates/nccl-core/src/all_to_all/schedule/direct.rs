@@ -1,6 +1,6 @@
 //! Each block goes straight from sender to receiver.
 
-use super::{Exchange, Message, Part, Payload, Place, Region, Schedule, Step};
+use super::{BufferLocation, Exchange, Message, Part, Payload, Region, Schedule, ScheduleStep};
 
 /// Pieces of messages begin at multiples of this many bytes of their block, where the elements allow it.
 const ALIGNMENT: usize = 16;
@@ -11,9 +11,9 @@ pub(crate) fn native(exchange: Exchange<'_>) -> Schedule {
         let count = payload.uniform.filter(|count| *count > 0)?;
         Some((number, count))
     });
-    let step = Step {
+    let step = ScheduleStep {
         native: native.collect(),
-        ..Step::default()
+        ..ScheduleStep::default()
     };
     Schedule::of(vec![step], 0)
 }
@@ -26,7 +26,7 @@ pub(crate) fn grouped(exchange: Exchange<'_>) -> Schedule {
 /// Divides every block into pieces, with one group for each piece of all blocks.
 pub(crate) fn chunked(exchange: Exchange<'_>, pieces: usize) -> Schedule {
     let steps = (0..pieces).map(|piece| {
-        let mut step = Step::default();
+        let mut step = ScheduleStep::default();
         for peer in 0..exchange.ranks {
             for (number, payload) in exchange.payloads() {
                 let piece = |part: Part| piece_of(part, piece, pieces, payload.size);
@@ -43,7 +43,7 @@ pub(crate) fn chunked(exchange: Exchange<'_>, pieces: usize) -> Schedule {
 pub(crate) fn pairwise(exchange: Exchange<'_>, width: usize) -> Schedule {
     let rounds: Vec<usize> = (0..exchange.ranks).collect();
     let steps = rounds.chunks(width).map(|rounds| {
-        let mut step = Step::default();
+        let mut step = ScheduleStep::default();
         for round in rounds {
             let peer = partner(exchange, *round);
             for (number, payload) in exchange.payloads() {
@@ -62,14 +62,14 @@ pub(super) fn partner(exchange: Exchange<'_>, round: usize) -> usize {
 
 /// Adds the messages to and from `peer`.
 fn both(
-    step: &mut Step,
+    step: &mut ScheduleStep,
     (number, payload): (usize, &Payload),
     peer: usize,
     piece: impl Fn(Part) -> Part,
 ) {
     let message = |sends, region, part: Part| Message {
         sends,
-        at: Place {
+        at: BufferLocation {
             region,
             offset: part.offset * payload.size,
         },

@@ -5,7 +5,7 @@
 //! stays in place until the peer's block has arrived in the scratch, from where the block is copied afterwards.
 
 use super::direct::partner;
-use super::{Exchange, Message, Move, Place, Region, Schedule, Step};
+use super::{BufferLocation, Exchange, Message, Move, Region, Schedule, ScheduleStep};
 
 /// Makes the schedule for uniform payloads, each with one buffer for both sides (`Region::Recv`), with `width` peers at a time.
 pub(crate) fn in_place(exchange: Exchange<'_>, width: usize) -> Schedule {
@@ -14,10 +14,10 @@ pub(crate) fn in_place(exchange: Exchange<'_>, width: usize) -> Schedule {
     let mut arrived: Vec<Move> = Vec::new();
     let rounds: Vec<usize> = (0..exchange.ranks).collect();
     for rounds in rounds.chunks(width) {
-        let mut step = Step {
+        let mut step = ScheduleStep {
             // Before the scratch is used again.
             moves: std::mem::take(&mut arrived),
-            ..Step::default()
+            ..ScheduleStep::default()
         };
         let mut beside = 0;
         for round in rounds {
@@ -30,11 +30,11 @@ pub(crate) fn in_place(exchange: Exchange<'_>, width: usize) -> Schedule {
                     continue;
                 };
                 let block = count * payload.size;
-                let home = Place {
+                let home = BufferLocation {
                     region: Region::Recv(number),
                     offset: peer * block,
                 };
-                let beside_it = Place {
+                let beside_it = BufferLocation {
                     region: Region::Scratch,
                     offset: beside,
                 };
@@ -62,9 +62,9 @@ pub(crate) fn in_place(exchange: Exchange<'_>, width: usize) -> Schedule {
         scratch = scratch.max(beside);
         steps.push(step);
     }
-    steps.push(Step {
+    steps.push(ScheduleStep {
         moves: arrived,
-        ..Step::default()
+        ..ScheduleStep::default()
     });
     Schedule::of(steps, scratch)
 }

@@ -23,4 +23,6 @@ pub(crate) use direct::{chunked, grouped, native, pairwise};
 pub(crate) use in_place::{beside, in_place};
 pub(crate) use two_level::{TwoLevel, two_level};
 pub(crate) use two_level_of_parts::{Within, together, two_level_of_parts};
-pub(crate) use value::{Exchange, Message, Move, Part, Payload, Place, Region, Schedule, Step};
+pub(crate) use value::{
+    BufferLocation, Exchange, Message, Move, Part, Payload, Region, Schedule, ScheduleStep,
+};

@@ -22,11 +22,11 @@ impl Rank {
         }
     }
 
-    fn read(&mut self, at: Place, bytes: usize) -> Vec<u8> {
+    fn read(&mut self, at: BufferLocation, bytes: usize) -> Vec<u8> {
         self.region(at.region)[at.offset..at.offset + bytes].to_vec()
     }
 
-    fn write(&mut self, at: Place, bytes: &[u8]) {
+    fn write(&mut self, at: BufferLocation, bytes: &[u8]) {
         self.region(at.region)[at.offset..at.offset + bytes.len()].copy_from_slice(bytes);
     }
 }
@@ -44,12 +44,12 @@ const TYPES: [DataType; 3] = [DataType::FLOAT16, DataType::FLOAT32, DataType::UI
 
 /// The layout of parts: so many elements apart, in the order of the ranks or in reverse.
 #[derive(Clone, Copy)]
-struct Lie {
+struct PartLayout {
     gap: usize,
     backwards: bool,
 }
 
-impl Lie {
+impl PartLayout {
     const PACKED: Self = Self {
         gap: 0,
         backwards: false,
@@ -63,20 +63,20 @@ impl Lie {
     }
 }
 
-fn payloads(counts: &Counts, rank: usize, lie: Lie) -> Vec<Payload> {
+fn payloads(counts: &Counts, rank: usize, layout: PartLayout) -> Vec<Payload> {
     let of = |(number, counts): (usize, &Vec<Vec<usize>>)| {
         let packed = |mut parts: Vec<usize>| -> Vec<Part> {
-            if lie.backwards {
+            if layout.backwards {
                 parts.reverse();
             }
             let mut offset = 0;
             let part = |count: usize| {
                 let part = Part { offset, count };
-                offset += count + lie.gap;
+                offset += count + layout.gap;
                 part
             };
             let mut parts: Vec<_> = parts.into_iter().map(part).collect();
-            if lie.backwards {
+            if layout.backwards {
                 parts.reverse();
             }
             parts
@@ -157,7 +157,7 @@ fn execute(
                 progress = true;
                 for one in &step.moves {
                     for row in 0..one.rows {
-                        let shifted = |place: Place, pitch: usize| Place {
+                        let shifted = |place: BufferLocation, pitch: usize| BufferLocation {
                             offset: place.offset + row * pitch,
                             ..place
                         };
@@ -230,8 +230,8 @@ fn direct_algorithms_move_any_counts_to_any_displacements() {
         let mut random = fastrand::Rng::with_seed(seed);
         let ranks = random.usize(1..=9);
         let counts = random_counts(&mut random, ranks);
-        let lie = Lie::random(&mut random);
-        let payloads = |rank| payloads(&counts, rank, lie);
+        let layout = PartLayout::random(&mut random);
+        let payloads = |rank| payloads(&counts, rank, layout);
         execute(ranks, payloads, grouped, false);
         let pieces = random.usize(1..=5);
         execute(ranks, payloads, |exchange| chunked(exchange, pieces), false);
@@ -284,7 +284,7 @@ fn two_levels_move_any_counts_to_any_displacements() {
         let mut random = fastrand::Rng::with_seed(seed);
         let (nodes, ranks_per_node) = (random.usize(1..=4), random.usize(1..=4));
         let counts = random_counts(&mut random, nodes * ranks_per_node);
-        let lie = Lie::random(&mut random);
+        let layout = PartLayout::random(&mut random);
         let schedule = |exchange: Exchange<'_>| {
             let schedule =
                 two_level_of_parts(exchange, &within(&counts, exchange.rank, ranks_per_node));
@@ -301,7 +301,7 @@ fn two_levels_move_any_counts_to_any_displacements() {
             }));
             schedule
         };
-        let payloads = |rank| payloads(&counts, rank, lie);
+        let payloads = |rank| payloads(&counts, rank, layout);
         execute(nodes * ranks_per_node, payloads, schedule, false);
     }
 }
@@ -309,8 +309,8 @@ fn two_levels_move_any_counts_to_any_displacements() {
 #[test]
 fn what_lands_where_it_belongs_is_not_moved() {
     let counts: Counts = vec![vec![vec![3, 0, 5, 1]; 4]];
-    let moves = |lie| {
-        let payloads = payloads(&counts, 2, lie);
+    let moves = |layout| {
+        let payloads = payloads(&counts, 2, layout);
         let exchange = Exchange {
             rank: 2,
             ranks: 4,
@@ -318,15 +318,15 @@ fn what_lands_where_it_belongs_is_not_moved() {
         };
         two_level_of_parts(exchange, &within(&counts, 2, 2)).moves()
     };
-    let apart = Lie {
+    let apart = PartLayout {
         gap: 1,
-        ..Lie::PACKED
+        ..PartLayout::PACKED
     };
-    let backwards = Lie {
+    let backwards = PartLayout {
         backwards: true,
-        ..Lie::PACKED
+        ..PartLayout::PACKED
     };
-    assert_eq!(moves(Lie::PACKED), 0);
+    assert_eq!(moves(PartLayout::PACKED), 0);
     assert_eq!((moves(apart), moves(backwards)), (2, 2));
 }
 

@@ -14,7 +14,7 @@
 //! the blocks for one neighbour are not contiguous: they are sent as one message each, or packed first by a
 //! copy of rows, and unpacked by another on the other side. Which is faster depends on the number of nodes.
 
-use super::{Exchange, Message, Move, Payload, Place, Region, Schedule, Step};
+use super::{BufferLocation, Exchange, Message, Move, Payload, Region, Schedule, ScheduleStep};
 
 /// The settings of the schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +27,8 @@ pub(crate) struct TwoLevel {
 
 /// Makes the schedule for uniform payloads.
 pub(crate) fn two_level(exchange: Exchange<'_>, how: TwoLevel) -> Schedule {
-    let (mut inside, mut rail) = (Step::default(), Step::default());
-    let mut last = Step::default();
+    let (mut inside, mut rail) = (ScheduleStep::default(), ScheduleStep::default());
+    let mut last = ScheduleStep::default();
     let mut scratch = 0;
     for (number, payload) in exchange.payloads() {
         let Some(count) = payload.uniform.filter(|count| *count > 0) else {
@@ -92,34 +92,34 @@ impl Levels<'_> {
         self.count * self.payload.size
     }
 
-    fn send(&self, block: usize) -> Place {
-        Place {
+    fn send(&self, block: usize) -> BufferLocation {
+        BufferLocation {
             region: Region::Send(self.number),
             offset: block * self.block(),
         }
     }
 
-    fn recv(&self, block: usize) -> Place {
-        Place {
+    fn recv(&self, block: usize) -> BufferLocation {
+        BufferLocation {
             region: Region::Recv(self.number),
             offset: block * self.block(),
         }
     }
 
     /// Returns the place of a block in the stage.
-    fn staged(&self, block: usize) -> Place {
-        Place {
+    fn staged(&self, block: usize) -> BufferLocation {
+        BufferLocation {
             region: Region::Scratch,
             offset: self.stage + block * self.block(),
         }
     }
 
     /// Returns the place of a block from a neighbour, before it is unpacked.
-    fn arrived(&self, block: usize) -> Place {
+    fn arrived(&self, block: usize) -> BufferLocation {
         self.staged(self.exchange.ranks + block)
     }
 
-    fn message(&self, sends: bool, at: Place, blocks: usize, peer: usize) -> Message {
+    fn message(&self, sends: bool, at: BufferLocation, blocks: usize, peer: usize) -> Message {
         Message {
             sends,
             at,
@@ -130,7 +130,7 @@ impl Levels<'_> {
     }
 
     /// Adds one message for each block; blocks for this node arrive in their final place.
-    fn inside(&self, step: &mut Step) {
+    fn inside(&self, step: &mut ScheduleStep) {
         let (node, place, local) = (self.node(), self.place(), self.local);
         for neighbour in 0..local {
             let peer = node * local + neighbour;
@@ -150,7 +150,7 @@ impl Levels<'_> {
 
     /// Adds one message of packed rows for each neighbour; received rows are unpacked before the
     /// next step.
-    fn inside_packed(&self, step: &mut Step, next: &mut Step) {
+    fn inside_packed(&self, step: &mut ScheduleStep, next: &mut ScheduleStep) {
         let (local, nodes, block) = (self.local, self.nodes(), self.block());
         for neighbour in 0..local {
             let peer = self.node() * local + neighbour;
@@ -179,7 +179,7 @@ impl Levels<'_> {
     }
 
     /// Copies the unpacked blocks of this node to their place.
-    fn own_node(&self, step: &mut Step) {
+    fn own_node(&self, step: &mut ScheduleStep) {
         let first = self.node() * self.local;
         let bytes = self.local * self.block();
         step.moves.push(Move {
@@ -193,7 +193,7 @@ impl Levels<'_> {
     }
 
     /// Adds the messages with the blocks of a whole node to each other rank of the rail.
-    fn rail(&self, step: &mut Step) {
+    fn rail(&self, step: &mut ScheduleStep) {
         for other in (0..self.nodes()).filter(|other| *other != self.node()) {
             let (first, peer) = (other * self.local, other * self.local + self.place());
             step.message(self.message(true, self.staged(first), self.local, peer));

@@ -5,7 +5,9 @@
 //! sent one by one. Blocks from another node go straight to the receive buffer if their parts are contiguous
 //! there; otherwise to the scratch, from where they are copied.
 
-use super::{Exchange, Message, Move, Part, Payload, Place, Region, Schedule, Step};
+use super::{
+    BufferLocation, Exchange, Message, Move, Part, Payload, Region, Schedule, ScheduleStep,
+};
 
 const SPACING: usize = 256;
 
@@ -19,10 +21,14 @@ pub(crate) struct Within {
 
 /// Makes the schedule; see the module.
 pub(crate) fn two_level_of_parts(exchange: Exchange<'_>, within: &Within) -> Schedule {
-    let (mut inside, mut rail, mut last) = (Step::default(), Step::default(), Step::default());
+    let (mut inside, mut rail, mut last) = (
+        ScheduleStep::default(),
+        ScheduleStep::default(),
+        ScheduleStep::default(),
+    );
     let mut scratch = 0;
     for ((number, payload), counts) in exchange.payloads().zip(&within.counts) {
-        let levels = Levels {
+        let levels = PartLevels {
             exchange,
             number,
             payload,
@@ -35,7 +41,7 @@ pub(crate) fn two_level_of_parts(exchange: Exchange<'_>, within: &Within) -> Sch
     Schedule::of(vec![inside, rail, last], scratch)
 }
 
-struct Levels<'p> {
+struct PartLevels<'p> {
     exchange: Exchange<'p>,
     number: usize,
     payload: &'p Payload,
@@ -45,7 +51,7 @@ struct Levels<'p> {
     local: usize,
 }
 
-impl Levels<'_> {
+impl PartLevels<'_> {
     fn node(&self) -> usize {
         self.exchange.rank / self.local
     }
@@ -59,14 +65,14 @@ impl Levels<'_> {
         node * self.local + self.exchange.rank % self.local
     }
 
-    fn recv(&self, offset: usize) -> Place {
-        Place {
+    fn recv(&self, offset: usize) -> BufferLocation {
+        BufferLocation {
             region: Region::Recv(self.number),
             offset: offset * self.payload.size,
         }
     }
 
-    fn message(&self, sends: bool, at: Place, count: usize, peer: usize) -> Message {
+    fn message(&self, sends: bool, at: BufferLocation, count: usize, peer: usize) -> Message {
         Message {
             sends,
             at,
@@ -78,12 +84,17 @@ impl Levels<'_> {
 
     /// Adds one message for each block inside the node, and one to each other node with the collected blocks. Uses the scratch
     /// from `scratch` on; returns where it is free afterwards.
-    fn inside(&self, inside: &mut Step, rail: &mut Step, mut scratch: usize) -> usize {
+    fn inside(
+        &self,
+        inside: &mut ScheduleStep,
+        rail: &mut ScheduleStep,
+        mut scratch: usize,
+    ) -> usize {
         let neighbours = 0..self.local;
         for neighbour in neighbours.clone() {
             for node in self.nodes() {
                 let part = self.payload.send[node * self.local + neighbour];
-                let at = Place {
+                let at = BufferLocation {
                     region: Region::Send(self.number),
                     offset: part.offset * self.payload.size,
                 };
@@ -99,7 +110,7 @@ impl Levels<'_> {
                     let part = self.payload.recv[peer];
                     (self.recv(part.offset), part.count)
                 } else {
-                    let at = Place {
+                    let at = BufferLocation {
                         region: Region::Scratch,
                         offset: scratch,
                     };
@@ -109,7 +120,7 @@ impl Levels<'_> {
                 };
                 inside.message(self.message(false, at, count, peer));
             }
-            let at = Place {
+            let at = BufferLocation {
                 region: Region::Scratch,
                 offset: begin,
             };
@@ -121,7 +132,12 @@ impl Levels<'_> {
     }
 
     /// Adds the messages with the blocks that the other nodes collected for this rank.
-    fn arrive(&self, rail: &mut Step, last: &mut Step, mut scratch: usize) -> usize {
+    fn arrive(
+        &self,
+        rail: &mut ScheduleStep,
+        last: &mut ScheduleStep,
+        mut scratch: usize,
+    ) -> usize {
         for node in self.nodes().filter(|node| *node != self.node()) {
             let parts = &self.payload.recv[node * self.local..][..self.local];
             let count = parts.iter().map(|part| part.count).sum();
@@ -133,7 +149,7 @@ impl Levels<'_> {
                         let bytes = part.count * self.payload.size;
                         last.moves.push(Move {
                             to: self.recv(part.offset),
-                            from: Place {
+                            from: BufferLocation {
                                 region: Region::Scratch,
                                 offset: scratch,
                             },
@@ -144,7 +160,7 @@ impl Levels<'_> {
                         });
                         scratch += bytes;
                     }
-                    Place {
+                    BufferLocation {
                         region: Region::Scratch,
                         offset: begin,
                     }

@@ -44,7 +44,7 @@ pub(crate) enum Region {
 
 /// A place in a buffer, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct BufferLocation {
     pub(crate) region: Region,
     pub(crate) offset: usize,
 }
@@ -53,7 +53,7 @@ pub(crate) struct Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) sends: bool,
-    pub(crate) at: Place,
+    pub(crate) at: BufferLocation,
     /// In elements of this payload's type.
     pub(crate) count: usize,
     pub(crate) payload: usize,
@@ -63,8 +63,8 @@ pub(crate) struct Message {
 /// A copy of rows of bytes on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Move {
-    pub(crate) to: Place,
-    pub(crate) from: Place,
+    pub(crate) to: BufferLocation,
+    pub(crate) from: BufferLocation,
     pub(crate) width: usize,
     pub(crate) rows: usize,
     pub(crate) to_pitch: usize,
@@ -73,7 +73,7 @@ pub(crate) struct Move {
 
 /// A step: first the moves, then everything else in one group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Step {
+pub(crate) struct ScheduleStep {
     pub(crate) moves: Vec<Move>,
     pub(crate) messages: Vec<Message>,
     /// By `ncclAlltoAll`: the payload, and its number of elements for each peer.
@@ -83,7 +83,7 @@ pub(crate) struct Step {
 /// The steps of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Schedule {
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<ScheduleStep>,
     /// Bytes of memory that it needs besides the buffers.
     pub(crate) scratch: usize,
 }
@@ -130,7 +130,7 @@ fn end_of(parts: &[Part]) -> usize {
         .unwrap_or_default()
 }
 
-impl Step {
+impl ScheduleStep {
     /// Adds a message, unless it has no elements.
     pub(super) fn message(&mut self, message: Message) {
         if message.count > 0 {
@@ -144,7 +144,7 @@ impl Step {
 }
 
 impl Schedule {
-    pub(super) fn of(steps: Vec<Step>, scratch: usize) -> Self {
+    pub(super) fn of(steps: Vec<ScheduleStep>, scratch: usize) -> Self {
         let mut steps = steps;
         // A rank without a part in a step leaves the step out: NCCL pairs messages, not steps.
         steps.retain(|step| !step.is_empty());

@@ -7,16 +7,16 @@ use nccl_sys as sys;
 use serde::{Deserialize, Serialize};
 
 use super::attempt::{Refusal, topic};
-use super::native::is_at_rest;
+use super::native::is_not_launching;
 use super::shrunk::ResizeWay;
 use crate::communicator::Communicator;
 use crate::creation::CommunicatorBuilder;
-use crate::creation::init::Prepared;
+use crate::creation::init::PreparedInit;
 use crate::error::{Error, Result};
 use crate::peers::Supervisor;
 use crate::state::State;
 use crate::unique_id::UniqueId;
-use nccl_base::departure::Unfinished;
+use nccl_base::departure::UnfinishedExchange;
 use nccl_base::fault::Roster;
 use nccl_base::wire::{self, clean};
 
@@ -27,15 +27,15 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// departure may be noticed meanwhile, and then the exchange is repeated.
 pub(super) fn agree(
     comm: &Communicator,
-    board: &dyn Supervisor,
+    supervisor: &dyn Supervisor,
     name: &str,
     without: &[usize],
     aborting: bool,
     refused: Option<Refusal>,
     deadline: Instant,
-) -> Result<Agreed> {
-    let (peers, members) = (&**board.peers(), board.members());
-    let topic = topic("shrink", board.key());
+) -> Result<ShrinkAgreement> {
+    let (peers, members) = (&**supervisor.peers(), supervisor.members());
+    let topic = topic("shrink", supervisor.key());
     loop {
         let gone = peers.departed();
         let places: Vec<usize> = (0..comm.world_size())
@@ -49,20 +49,26 @@ pub(super) fn agree(
         let prepared = CommunicatorBuilder::of_split(name, own, comm, &places)
             .prepare_split(false)
             .map(|(prepared, _)| prepared.inherits(comm.inner.launch_mode()));
-        let said = Said {
+        let messages = ShrinkMessage {
             failed: prepared
                 .as_ref()
                 .err()
                 .map(|error| error.kind().to_string()),
             not_native: match refused {
                 Some(refusal) => Some(String::from(refusal.text())),
-                None => why_not_native(comm, &places, aborting),
+                None => native_obstacle(comm, &places, aborting),
             },
             aborting,
             token: token()?,
         };
-        match peers.round(&topic, Some(&ranks), &wire::encode(&said), deadline, None) {
-            Ok(parts) => return Agreed::new(prepared, places, ranks, aborting, &parts),
+        match peers.exchange(
+            &topic,
+            Some(&ranks),
+            &wire::encode(&messages),
+            deadline,
+            None,
+        ) {
+            Ok(parts) => return ShrinkAgreement::new(prepared, places, ranks, aborting, &parts),
             // Some ranks may know of a departure of which others do not know yet.
             Err(error) if Instant::now() < deadline && !is_cut_off(&error) => {
                 let (rank, roster) = (comm.inner.rank, comm.inner.roster());
@@ -83,17 +89,17 @@ pub(super) fn agree(
 }
 
 /// Returns why this rank cannot use `ncclCommShrink`.
-fn why_not_native(comm: &Communicator, places: &[usize], aborting: bool) -> Option<String> {
+fn native_obstacle(comm: &Communicator, places: &[usize], aborting: bool) -> Option<String> {
     let inner = &comm.inner;
     let version = inner.library.version();
     if let Err(error) = inner.library.function(sys::Api::ncclCommShrink) {
         return Some(error.kind().to_string());
     }
-    if inner.phase.get() != State::Ready && !inner.is_revoked() {
-        let state = inner.phase.get().text();
+    if inner.lifecycle.get() != State::Ready && !inner.is_revoked() {
+        let state = inner.lifecycle.get().text();
         return Some(format!("the communicator is {state}"));
     }
-    if inner.blocks && inner.switch.is_none() {
+    if inner.blocks && inner.abort_flag_parent.is_none() {
         return Some(String::from("its calls block, and could not be ended"));
     }
     if places.len() == comm.world_size() {
@@ -105,7 +111,7 @@ fn why_not_native(comm: &Communicator, places: &[usize], aborting: bool) -> Opti
             "its idle parent ends with what is under way, and NCCL would have to shrink that",
         ));
     }
-    if aborting && !is_at_rest(inner) {
+    if aborting && !is_not_launching(inner) {
         return Some(String::from(
             "a launch is under way, which NCCL would go on with after the shrink has freed it",
         ));
@@ -115,7 +121,7 @@ fn why_not_native(comm: &Communicator, places: &[usize], aborting: bool) -> Opti
 
 /// The message of a rank before a shrink.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Said {
+struct ShrinkMessage {
     #[serde(deserialize_with = "clean")]
     failed: Option<String>,
     #[serde(deserialize_with = "clean")]
@@ -128,8 +134,8 @@ struct Said {
 const TOKEN: usize = 16;
 
 /// The result of the agreement.
-pub(super) struct Agreed {
-    pub(super) prepared: Result<Prepared>,
+pub(super) struct ShrinkAgreement {
+    pub(super) prepared: Result<PreparedInit>,
     /// The remaining ranks, as ranks of the parent.
     pub(super) places: Vec<usize>,
     /// The remaining ranks, as ranks of the peers.
@@ -141,34 +147,38 @@ pub(super) struct Agreed {
     pub(super) id: UniqueId,
 }
 
-impl Agreed {
+impl ShrinkAgreement {
     fn new(
-        prepared: Result<Prepared>,
+        prepared: Result<PreparedInit>,
         places: Vec<usize>,
         ranks: Arc<[usize]>,
         aborting: bool,
         parts: &[Vec<u8>],
     ) -> Result<Self> {
-        let said = parts.iter().map(|part| wire::decode(part));
-        let said = said.collect::<std::result::Result<Vec<Said>, _>>();
-        let said = said.map_err(|_| Error::rendezvous("a rank said something else to a shrink"))?;
-        if let Some(other) = said.iter().position(|said| said.aborting != aborting) {
+        let messages = parts.iter().map(|part| wire::decode(part));
+        let messages = messages.collect::<std::result::Result<Vec<ShrinkMessage>, _>>();
+        let messages =
+            messages.map_err(|_| Error::rendezvous("a rank said something else to a shrink"))?;
+        if let Some(other) = messages
+            .iter()
+            .position(|messages| messages.aborting != aborting)
+        {
             return Err(Error::rendezvous(format!(
                 "rank {} shrinks another way than this one: all have to call shrink, or all \
                  shrink_aborting",
                 places[other]
             )));
         }
-        let mut all = said.iter().zip(&places);
-        let failed = all.find_map(|(said, &place)| Some((place, said.failed.clone()?)));
+        let mut all = messages.iter().zip(&places);
+        let failed = all.find_map(|(messages, &place)| Some((place, messages.failed.clone()?)));
         let mut id = [0; UniqueId::LEN];
-        if let Some(first) = said.first() {
+        if let Some(first) = messages.first() {
             id[..TOKEN].copy_from_slice(&first.token);
         }
         Ok(Self {
             prepared,
             failed,
-            not_native: not_native(&said, &places),
+            not_native: not_native(&messages, &places),
             places,
             ranks,
             id: UniqueId::from_bytes(id),
@@ -190,16 +200,18 @@ impl Agreed {
 }
 
 /// Returns the first reason against `ncclCommShrink`, and the ranks that gave it.
-fn not_native(said: &[Said], places: &[usize]) -> Option<(Vec<usize>, String)> {
-    let why = said.iter().find_map(|said| said.not_native.as_ref())?;
-    let all = said.iter().zip(places);
-    let of = all.filter(|(said, _)| said.not_native.as_ref() == Some(why));
+fn not_native(messages: &[ShrinkMessage], places: &[usize]) -> Option<(Vec<usize>, String)> {
+    let why = messages
+        .iter()
+        .find_map(|messages| messages.not_native.as_ref())?;
+    let all = messages.iter().zip(places);
+    let of = all.filter(|(messages, _)| messages.not_native.as_ref() == Some(why));
     Some((of.map(|(_, &place)| place).collect(), why.clone()))
 }
 
 /// Whether this rank has been cut off, which another attempt would not change.
 fn is_cut_off(error: &Error) -> bool {
-    matches!(error.unfinished(), Some(Unfinished::CutOff { .. }))
+    matches!(error.unfinished(), Some(UnfinishedExchange::CutOff { .. }))
 }
 
 fn token() -> Result<[u8; TOKEN]> {
@@ -217,15 +229,15 @@ mod tests {
     #[test]
     fn what_a_rank_says_survives_the_way_through_bytes() {
         for failed in [None, Some(String::from("no memory"))] {
-            let said = Said {
+            let messages = ShrinkMessage {
                 failed,
                 not_native: Some(String::from("it is too old")),
                 aborting: true,
                 token: [7; TOKEN],
             };
-            let bytes = wire::encode(&said);
-            assert_eq!(wire::decode(&bytes), Ok(said));
-            assert!(wire::decode::<Said>(&bytes[..bytes.len() - 1]).is_err());
+            let bytes = wire::encode(&messages);
+            assert_eq!(wire::decode(&bytes), Ok(messages));
+            assert!(wire::decode::<ShrinkMessage>(&bytes[..bytes.len() - 1]).is_err());
         }
     }
 }

@@ -46,7 +46,7 @@ pub(super) enum Attempt {
 /// The outcome on one rank, as sent to the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-enum Came {
+enum LocalOutcome {
     Made = 1,
     Refused = 2,
     /// Another rank ended the new communicator.
@@ -55,7 +55,7 @@ enum Came {
     Launching = 5,
 }
 
-impl Came {
+impl LocalOutcome {
     const ALL: [Self; 5] = [
         Self::Made,
         Self::Refused,
@@ -65,31 +65,40 @@ impl Came {
     ];
 
     fn of(part: &[u8]) -> Option<Self> {
-        Self::ALL.into_iter().find(|came| part == [*came as u8])
+        Self::ALL
+            .into_iter()
+            .find(|local_outcome| part == [*local_outcome as u8])
     }
 }
 
 /// The common outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum CommonOutcome {
     Made,
     Refused(Refusal),
     Failed,
 }
 
-impl Verdict {
-    fn of(came: impl Iterator<Item = Option<Came>> + Clone) -> Self {
-        let any = |what| came.clone().any(|came| came == Some(what));
-        if came.clone().all(|came| came == Some(Came::Made)) {
-            Self::Made
-        } else if came
+impl CommonOutcome {
+    fn of(local_outcome: impl Iterator<Item = Option<LocalOutcome>> + Clone) -> Self {
+        let any = |what| {
+            local_outcome
+                .clone()
+                .any(|local_outcome| local_outcome == Some(what))
+        };
+        if local_outcome
             .clone()
-            .any(|came| matches!(came, None | Some(Came::Failed)))
+            .all(|local_outcome| local_outcome == Some(LocalOutcome::Made))
+        {
+            Self::Made
+        } else if local_outcome
+            .clone()
+            .any(|local_outcome| matches!(local_outcome, None | Some(LocalOutcome::Failed)))
         {
             Self::Failed
-        } else if any(Came::Refused) {
+        } else if any(LocalOutcome::Refused) {
             Self::Refused(Refusal::RemoteError)
-        } else if any(Came::Launching) {
+        } else if any(LocalOutcome::Launching) {
             Self::Refused(Refusal::Launching)
         } else {
             Self::Failed
@@ -101,43 +110,54 @@ impl Verdict {
 ///
 /// # Errors
 /// A rank is gone, or does not come until `deadline`.
-pub(super) fn tell_each_other(
-    board: &dyn Supervisor,
+pub(super) fn exchange_outcomes(
+    supervisor: &dyn Supervisor,
     ranks: &Arc<[usize]>,
     outcome: &Result<Arc<Inner>>,
     refused: Option<Refusal>,
     deadline: Instant,
-) -> Result<Verdict> {
-    let came = match outcome {
-        Ok(_) => Came::Made,
+) -> Result<CommonOutcome> {
+    let local_outcome = match outcome {
+        Ok(_) => LocalOutcome::Made,
         // All ranks have the same fault, and know from it that there is nothing to agree on.
         Err(error) if error.fault().is_some_and(|fault| !fault.is_on_purpose()) => {
-            return Ok(Verdict::Failed);
+            return Ok(CommonOutcome::Failed);
         }
         Err(error) => match refused {
-            Some(Refusal::RemoteError) => Came::Refused,
-            Some(Refusal::Launching) => Came::Launching,
-            None if error.is_told() => Came::Ended,
-            None => Came::Failed,
+            Some(Refusal::RemoteError) => LocalOutcome::Refused,
+            Some(Refusal::Launching) => LocalOutcome::Launching,
+            None if error.is_told() => LocalOutcome::Ended,
+            None => LocalOutcome::Failed,
         },
     };
-    let made = outcome.as_ref().ok().and_then(|made| made.board.as_ref());
+    let made = outcome
+        .as_ref()
+        .ok()
+        .and_then(|made| made.supervisor.as_ref());
     // Ranks that know of such a fault do not come.
     let is_over =
         || made.is_some_and(|made| made.fault().is_some_and(|fault| !fault.is_on_purpose()));
-    let (peers, topic) = (board.peers(), topic("shrunk", board.key()));
-    let parts = peers.round(&topic, Some(ranks), &[came as u8], deadline, Some(&is_over));
+    let (peers, topic) = (supervisor.peers(), topic("shrunk", supervisor.key()));
+    let parts = peers.exchange(
+        &topic,
+        Some(ranks),
+        &[local_outcome as u8],
+        deadline,
+        Some(&is_over),
+    );
     if parts.is_err() {
         // The death of the missing rank may be the cause.
         peers.catch_up();
     }
-    Ok(Verdict::of(parts?.iter().map(|part| Came::of(part))))
+    Ok(CommonOutcome::of(
+        parts?.iter().map(|part| LocalOutcome::of(part)),
+    ))
 }
 
 /// Aborts the communicator of a failed attempt that succeeded here, and returns the error: `missed` if the ranks did not meet,
 /// or else the fault of another rank.
-pub(super) fn unmade(made: &Arc<Inner>, missed: Option<Error>) -> Error {
-    let was_ended = made.phase.get().is_aborted();
+pub(super) fn abort_made(made: &Arc<Inner>, missed: Option<Error>) -> Error {
+    let was_ended = made.lifecycle.get().is_aborted();
     made.abort("it was not made on all ranks");
     match missed {
         Some(missed) if !was_ended => missed,
@@ -155,10 +175,10 @@ mod tests {
 
     #[test]
     fn all_ranks_go_one_way_whatever_each_of_them_saw() {
-        use Came::{Ended, Failed, Launching, Made, Refused};
-        let refused = Verdict::Refused(Refusal::RemoteError);
-        for (came, verdict) in [
-            (&[Made, Made, Made][..], Verdict::Made),
+        use LocalOutcome::{Ended, Failed, Launching, Made, Refused};
+        let refused = CommonOutcome::Refused(Refusal::RemoteError);
+        for (local_outcome, common) in [
+            (&[Made, Made, Made][..], CommonOutcome::Made),
             (&[Refused], refused),
             (&[Ended, Refused, Ended], refused),
             // Another rank got its communicator before NCCL refused here.
@@ -166,20 +186,26 @@ mod tests {
             (&[Launching, Refused, Ended], refused),
             (
                 &[Ended, Launching, Made],
-                Verdict::Refused(Refusal::Launching),
+                CommonOutcome::Refused(Refusal::Launching),
             ),
-            (&[Launching, Failed], Verdict::Failed),
-            (&[Refused, Failed, Ended], Verdict::Failed),
-            (&[Made, Failed], Verdict::Failed),
-            (&[Ended, Ended], Verdict::Failed),
+            (&[Launching, Failed], CommonOutcome::Failed),
+            (&[Refused, Failed, Ended], CommonOutcome::Failed),
+            (&[Made, Failed], CommonOutcome::Failed),
+            (&[Ended, Ended], CommonOutcome::Failed),
         ] {
-            let parts = came.iter().map(|came| [*came as u8]);
-            let heard: Vec<_> = parts.map(|part| Came::of(&part)).collect();
-            assert_eq!(Verdict::of(heard.into_iter()), verdict, "{came:?}");
+            let parts = local_outcome
+                .iter()
+                .map(|local_outcome| [*local_outcome as u8]);
+            let heard: Vec<_> = parts.map(|part| LocalOutcome::of(&part)).collect();
+            assert_eq!(
+                CommonOutcome::of(heard.into_iter()),
+                common,
+                "{local_outcome:?}"
+            );
         }
         assert_eq!(
-            Verdict::of([Some(Refused), Came::of(b"?")].into_iter()),
-            Verdict::Failed
+            CommonOutcome::of([Some(Refused), LocalOutcome::of(b"?")].into_iter()),
+            CommonOutcome::Failed
         );
     }
 }

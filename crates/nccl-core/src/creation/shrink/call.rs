@@ -5,17 +5,17 @@ use std::time::Instant;
 
 use super::agree::agree;
 use super::attempt::{Attempt, topic};
-use super::native::{Native, ended_by, shrink_native};
+use super::native::{NativeShrink, ended_by, shrink_native};
 use super::shrunk::{ResizeWay, Resized};
 use crate::communicator::{Communicator, Inner};
-use crate::creation::handed_out::handed_out;
-use crate::creation::init::{Prepared, check_ranks};
-use crate::envelope::{open_on, seal_on};
+use crate::creation::first_handle::first_handle;
+use crate::creation::init::{PreparedInit, check_ranks};
 use crate::error::{Error, ErrorKind, Result};
 use crate::events;
 use crate::forked;
 use crate::operation::{OperationKind, Shape};
 use crate::peers::Supervisor;
+use crate::sealed_unique_id::{open_from, seal_for};
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
@@ -63,14 +63,22 @@ fn shrink_in(
              communicator",
         ));
     }
-    let board = inner.board.as_ref().ok_or_else(|| {
+    let supervisor = inner.supervisor.as_ref().ok_or_else(|| {
         invalid("the ranks of this communicator did not meet in a world, and cannot agree")
     })?;
     let deadline = deadline_after(inner.timeouts.init);
     inner.wait_until_revoked();
     let mut refused = None;
     loop {
-        let agreed = agree(comm, &**board, name, without, aborting, refused, deadline)?;
+        let agreed = agree(
+            comm,
+            &**supervisor,
+            name,
+            without,
+            aborting,
+            refused,
+            deadline,
+        )?;
         let way = agreed.way(inner.roster());
         let prepared = agreed.prepared?;
         if let Some((member, why)) = agreed.failed {
@@ -79,19 +87,19 @@ fn shrink_in(
                 inner.member(member)
             )));
         }
-        let roster = board.peers().roster(&agreed.ranks);
+        let roster = supervisor.peers().roster(&agreed.ranks);
         let own = agreed
             .ranks
             .iter()
-            .position(|rank| *rank == board.peers().rank());
-        let world_rank = board.peers().rank();
+            .position(|rank| *rank == supervisor.peers().rank());
+        let world_rank = supervisor.peers().rank();
         let launcher_rank = own.and_then(|rank| roster.launcher_rank(rank));
         let world_ranks = roster.world_ranks();
         tracing::info!(name: "nccl.comm.shrinking", target: "nccl", comm = name, world_ranks, rank = own, world_rank, launcher_rank, %way, nranks = agreed.ranks.len(), "shrinking");
         let made = match &way {
             ResizeWay::Native => {
-                let native = Native {
-                    board,
+                let native = NativeShrink {
+                    supervisor,
                     id: &agreed.id,
                     places: &agreed.places,
                     ranks: &agreed.ranks,
@@ -109,33 +117,33 @@ fn shrink_in(
                     // The ranks that are left out are told of the abort.
                     inner.abort(&*ended_by(comm, &agreed.places));
                 }
-                shrink_anew(comm, prepared, &**board, name, &agreed.ranks, deadline)?
+                shrink_anew(comm, prepared, &**supervisor, name, &agreed.ranks, deadline)?
             }
         };
-        let communicator = handed_out(made);
+        let communicator = first_handle(made);
         return Ok(Resized { communicator, way });
     }
 }
 
 fn shrink_anew(
     comm: &Communicator,
-    prepared: Prepared,
-    board: &dyn Supervisor,
+    prepared: PreparedInit,
+    supervisor: &dyn Supervisor,
     name: &str,
     ranks: &Arc<[usize]>,
     deadline: Instant,
 ) -> Result<Arc<Inner>> {
-    let peers = &**board.peers();
+    let peers = &**supervisor.peers();
     let first = ranks.first() == Some(&peers.rank());
     let token = first
         .then(|| UniqueId::new(&comm.inner.library))
         .transpose();
     let sealed = match &token {
-        Ok(Some(id)) => seal_on(peers, name, id),
+        Ok(Some(id)) => seal_for(peers, name, id),
         _ => Vec::new(),
     };
-    let topic = topic("shrink token", board.key());
-    let parts = peers.round(&topic, Some(ranks), &sealed, deadline, None);
+    let topic = topic("shrink token", supervisor.key());
+    let parts = peers.exchange(&topic, Some(ranks), &sealed, deadline, None);
     // On the rank that failed, its own error is the better answer.
     token?;
     let parts = parts?;
@@ -146,6 +154,6 @@ fn shrink_anew(
             "{who} could not make a token for {name:?}"
         )));
     }
-    let id = open_on(peers, name, sealed)?;
+    let id = open_from(peers, name, sealed)?;
     prepared.join(&id, deadline, || false)
 }

@@ -6,21 +6,21 @@ use std::time::{Duration, Instant};
 
 use nccl_sys as sys;
 
-use super::attempt::{self, Attempt, Refusal, Verdict};
-use crate::communicator::free::{discard, within};
-use crate::communicator::handle::{RawComm, Unsettled, settle, state};
-use crate::communicator::lifecycle::Outcome;
-use crate::communicator::switch::HeldParent;
-use crate::communicator::{Communicator, Inner, Why};
-use crate::creation::init::{Begin, Prepared};
-use crate::creation::slot::Slot;
-use crate::creation::start::Sent;
+use super::attempt::{self, Attempt, CommonOutcome, Refusal};
+use crate::communicator::abort_flag_parent::LockedParent;
+use crate::communicator::free::{call_within, discard};
+use crate::communicator::handle::{NotIdle, RawComm, state, wait_until_idle};
+use crate::communicator::lifecycle::AbortOutcome;
+use crate::communicator::{Communicator, EndReason, Inner};
+use crate::creation::async_out::AsyncOut;
+use crate::creation::init::{Begin, PreparedInit};
+use crate::creation::start::SendConfig;
 use crate::driver;
 use crate::error::{Error, NcclFailure, Result};
 use crate::ffi;
 use crate::library::Library;
 use crate::peers::Supervisor;
-use crate::state::{Left, Phase};
+use crate::state::{Lifecycle, PartialInit};
 use crate::time::{deadline_after, later};
 use crate::unique_id::UniqueId;
 use nccl_base::fault::Cause;
@@ -28,16 +28,19 @@ use nccl_base::fault::Cause;
 /// Carries out the agreed shrink on this rank, and returns the outcome on all ranks.
 pub(super) fn shrink_native(
     comm: &Communicator,
-    prepared: Prepared,
-    agreed: &Native<'_>,
+    prepared: PreparedInit,
+    agreed: &NativeShrink<'_>,
     aborting: bool,
 ) -> Result<Attempt> {
     let parent = &comm.inner;
-    let Native { id, places, .. } = agreed;
+    let NativeShrink { id, places, .. } = agreed;
     // A revoked communicator has been stopped already.
     let is_revoked = parent.is_revoked();
     let aborting = aborting && !is_revoked;
-    if aborting && !parent.begin_abort(Why::Quietly("it was shrunk, and what ran on it was ended"))
+    if aborting
+        && !parent.begin_abort(EndReason::Unannounced(
+            "it was shrunk, and what ran on it was ended",
+        ))
     {
         return Err(parent.conclude(parent.out_of_use()));
     }
@@ -47,32 +50,41 @@ pub(super) fn shrink_native(
         .filter(|rank| !places.contains(rank))
         .map(|rank| rank as i32)
         .collect();
-    let made = Arc::new(Slot::default());
+    let made = Arc::new(AsyncOut::default());
     let refused = Arc::new(OnceLock::new());
     let begin: Begin = {
         let (parent, made, refused) = (Arc::clone(parent), Arc::clone(&made), Arc::clone(&refused));
         Box::new(move |child, config, _| {
-            let config = Sent(*config);
-            let phase = Arc::clone(&child.phase);
-            let shrunk = within(timeout.saturating_add(PATIENCE), "nccl-shrink", move || {
-                shrink_raw(&parent, &phase, without, config, aborting, &made, timeout)
-            });
+            let config = SendConfig(*config);
+            let lifecycle = Arc::clone(&child.lifecycle);
+            let shrunk = call_within(
+                timeout.saturating_add(CALL_SLACK),
+                "nccl-shrink",
+                move || {
+                    shrink_raw(
+                        &parent, &lifecycle, without, config, aborting, &made, timeout,
+                    )
+                },
+            );
             match shrunk {
                 Some(Ok(raw)) => Ok((raw, Ok(()))),
-                Some(Err(unsettled)) => {
-                    if let Some(refusal) = unsettled.refusal() {
+                Some(Err(not_idle)) => {
+                    if let Some(refusal) = not_idle.refusal() {
                         let _ = refused.set(refusal);
                         // The others wait inside NCCL's call. A refusal is not a failure of the new communicator, for which
                         // the ranks would have to find the cause.
-                        if let Some(board) = &child.board {
-                            Arc::clone(board).announce(Cause::asked(refusal.text()));
+                        if let Some(supervisor) = &child.supervisor {
+                            Arc::clone(supervisor).announce(Cause::asked(refusal.text()));
                         }
                     }
-                    Err((Left::Nothing, unsettled.into_error("shrinking", timeout)))
+                    Err((
+                        PartialInit::Nothing,
+                        not_idle.into_error("shrinking", timeout),
+                    ))
                 }
                 None => {
-                    let error = Unsettled::TimedOut.into_error("ncclCommShrink", timeout);
-                    Err((Left::Lost, error))
+                    let error = NotIdle::TimedOut.into_error("ncclCommShrink", timeout);
+                    Err((PartialInit::Lost, error))
                 }
             }
         })
@@ -80,39 +92,39 @@ pub(super) fn shrink_native(
     let outcome = prepared.begun_by(begin).join(id, deadline, || false);
     let refused = refused.get().copied();
     // A rank whose call checks the timeout itself comes a little later.
-    let heard = attempt::tell_each_other(
-        &**agreed.board,
+    let heard = attempt::exchange_outcomes(
+        &**agreed.supervisor,
         agreed.ranks,
         &outcome,
         refused,
-        later(deadline, PATIENCE),
+        later(deadline, CALL_SLACK),
     );
-    let (verdict, missed) = match heard {
-        Ok(verdict) => (verdict, None),
-        Err(error) => (Verdict::Failed, Some(error)),
+    let (common, missed) = match heard {
+        Ok(common) => (common, None),
+        Err(error) => (CommonOutcome::Failed, Some(error)),
     };
     let error = match outcome {
-        Ok(made) if verdict == Verdict::Made => {
+        Ok(made) if common == CommonOutcome::Made => {
             if aborting {
-                Arc::clone(agreed.board).announce(Cause::asked(&ended_by(comm, places)));
+                Arc::clone(agreed.supervisor).announce(Cause::asked(&ended_by(comm, places)));
                 parent.carry_out_abort();
             }
             return Ok(Attempt::Made(made));
         }
-        Ok(made) => attempt::unmade(&made, missed),
+        Ok(made) => attempt::abort_made(&made, missed),
         Err(error) => error,
     };
     wait_for_the_cause(parent, &error);
-    let cause = match (verdict, aborting) {
-        (Verdict::Refused(_), true) => Cause::asked(&ended_by(comm, places)),
-        (Verdict::Refused(refusal), false) => {
+    let cause = match (common, aborting) {
+        (CommonOutcome::Refused(_), true) => Cause::asked(&ended_by(comm, places)),
+        (CommonOutcome::Refused(refusal), false) => {
             Cause::asked(&format!("it was to shrink, and {}", refusal.text()))
         }
         _ => Cause::from(&error),
     };
     end_shrunk(parent, cause, aborting, is_revoked, &made);
-    match verdict {
-        Verdict::Refused(refusal) => Ok(Attempt::Refused(refusal)),
+    match common {
+        CommonOutcome::Refused(refusal) => Ok(Attempt::Refused(refusal)),
         // The parent's fault says more than `error`, unless the parent had ended before.
         _ if refused.is_some() && !is_revoked => Err(parent.conclude(error)),
         _ => Err(error),
@@ -132,15 +144,15 @@ pub(super) fn ended_by(comm: &Communicator, places: &[usize]) -> String {
 }
 
 /// The agreement to carry out, and the supervisor through which it was made.
-pub(super) struct Native<'a> {
-    pub(super) board: &'a Arc<dyn Supervisor>,
+pub(super) struct NativeShrink<'a> {
+    pub(super) supervisor: &'a Arc<dyn Supervisor>,
     pub(super) id: &'a UniqueId,
     /// The remaining ranks, as ranks of the parent, and of the peers.
     pub(super) places: &'a [usize],
     pub(super) ranks: &'a Arc<[usize]>,
 }
 
-impl Unsettled {
+impl NotIdle {
     /// Returns the refusal, if this is one: NCCL does not shrink a communicator with an asynchronous error, and must not shrink
     /// one with a launch under way.
     fn refusal(&self) -> Option<Refusal> {
@@ -159,7 +171,7 @@ impl Unsettled {
 }
 
 /// How long past its timeout a call may take that checks the timeout itself.
-const PATIENCE: Duration = Duration::from_secs(2);
+const CALL_SLACK: Duration = Duration::from_secs(2);
 
 /// How long another thread may hold the lock for a call that is no launch.
 const BRIEF: Duration = Duration::from_millis(100);
@@ -175,9 +187,9 @@ const CAUSE: Duration = Duration::from_secs(1);
 /// If another rank ended the new communicator, waits until that rank has told why the parent ends.
 fn wait_for_the_cause(inner: &Inner, error: &Error) {
     let deadline = deadline_after(CAUSE);
-    while let Some(board) = &inner.board
+    while let Some(supervisor) = &inner.supervisor
         && error.is_told()
-        && board.fault().is_none()
+        && supervisor.fault().is_none()
         && Instant::now() < deadline
     {
         std::thread::sleep(Duration::from_millis(1));
@@ -186,23 +198,23 @@ fn wait_for_the_cause(inner: &Inner, error: &Error) {
 
 /// Ends a parent whose shrink failed: NCCL allows no further child after one that was not made.
 /// The abort also ends NCCL's work on that child.
-fn end_shrunk(inner: &Arc<Inner>, cause: Cause, aborting: bool, is_revoked: bool, made: &Slot) {
+fn end_shrunk(inner: &Arc<Inner>, cause: Cause, aborting: bool, is_revoked: bool, made: &AsyncOut) {
     let outcome = if is_revoked {
         inner.abort_revoked()
     } else if aborting {
         // The ranks that are left out wait only for this announcement.
-        if let Some(board) = &inner.board {
-            Arc::clone(board).announce(cause);
+        if let Some(supervisor) = &inner.supervisor {
+            Arc::clone(supervisor).announce(cause);
         }
         inner.carry_out_abort()
     } else {
-        inner.abort(Why::own(cause))
+        inner.abort(EndReason::own(cause))
     };
-    if outcome == Outcome::Freed
+    if outcome == AbortOutcome::Freed
         && let Some(ruin) = made.take()
     {
         let library = inner.library.clone();
-        within(inner.timeouts.abort, "nccl-abort", move || {
+        call_within(inner.timeouts.abort, "nccl-abort", move || {
             discard(&library, ruin, None);
         });
     }
@@ -210,8 +222,8 @@ fn end_shrunk(inner: &Arc<Inner>, cause: Cause, aborting: bool, is_revoked: bool
 
 /// Whether no launch is under way. With a launch under way, NCCL would continue to use what an aborting shrink has freed
 /// (`ncclGroupJobAbort`, group.cc). A call that holds the lock for long counts as a launch.
-pub(super) fn is_at_rest(inner: &Inner) -> bool {
-    let Some(handle) = inner.handle.take_until(deadline_after(BRIEF)) else {
+pub(super) fn is_not_launching(inner: &Inner) -> bool {
+    let Some(handle) = inner.handle.lock_until(deadline_after(BRIEF)) else {
         return false;
     };
     handle
@@ -223,31 +235,31 @@ pub(super) fn is_at_rest(inner: &Inner) -> bool {
 /// thread that may be given up.
 fn shrink_raw(
     inner: &Inner,
-    child: &Phase,
+    child: &Lifecycle,
     mut without: Vec<i32>,
-    mut config: Sent,
+    mut config: SendConfig,
     aborting: bool,
-    made: &Arc<Slot>,
+    made: &Arc<AsyncOut>,
     timeout: Duration,
-) -> Result<RawComm, Unsettled> {
+) -> Result<RawComm, NotIdle> {
     const CALL: &str = "ncclCommShrink";
-    let failed = Unsettled::Failed;
+    let failed = NotIdle::Failed;
     let library = &inner.library;
-    let handle = inner.handle.wait_for_it();
+    let handle = inner.handle.lock();
     let held = inner
-        .switch
+        .abort_flag_parent
         .as_ref()
         .map(|idle| idle.hold_parent(deadline_after(timeout)));
     let raw = match &held {
         None => handle.raw.or_else(|| inner.revoked()),
-        Some(held) => held.as_ref().and_then(HeldParent::raw),
+        Some(held) => held.as_ref().and_then(LockedParent::raw),
     };
     let (Some(raw), Some(shrink)) = (raw, library.api().ncclCommShrink) else {
         return Err(failed(ffi::missing(library, CALL)));
     };
     let bound = driver::bind(&inner.context);
     if bound.is_err() {
-        return Err(Unsettled::Interrupted);
+        return Err(NotIdle::Interrupted);
     }
     let flags = match aborting {
         true => sys::NCCL_SHRINK_ABORT,
@@ -260,15 +272,15 @@ fn shrink_raw(
         _ if child.get().is_aborted() => true,
         _ if is_revoked => inner.abort_signal.is_aborted(),
         true => inner
-            .board
+            .supervisor
             .as_ref()
-            .is_some_and(|board| board.fault().is_some()),
+            .is_some_and(|supervisor| supervisor.fault().is_some()),
         false => inner.interrupted(),
     };
-    // A launch that began after the ranks had agreed; see `is_at_rest`.
+    // A launch that began after the ranks had agreed; see `is_not_launching`.
     let is_launching = || aborting && !is_revoked && is_in_progress(library, raw);
     if interrupted() {
-        return Err(Unsettled::Interrupted);
+        return Err(NotIdle::Interrupted);
     }
     if is_launching() {
         let code = sys::ncclResult_t::ncclInProgress;
@@ -285,13 +297,13 @@ fn shrink_raw(
             raw.as_ptr(),
             without.as_mut_ptr(),
             count,
-            made.place(),
+            made.as_out_pointer(),
             &mut config.0,
             flags,
         )
     };
     ffi::check(library, CALL, code).map_err(failed)?;
-    settle(library, raw, CALL, deadline_after(timeout), interrupted)?;
+    wait_until_idle(library, raw, CALL, deadline_after(timeout), interrupted)?;
     // SAFETY: the parent is idle, so that NCCL does not write there any more.
     unsafe { Arc::decrement_strong_count(Arc::as_ptr(made)) };
     made.take()

@@ -3,11 +3,11 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::slots::{IssueRecord, Progress};
+use super::slots::{IssueProgress, IssueRecord};
 use super::{ISSUES, Track, limit_of_word};
 use crate::op::Descriptor;
 use crate::operation::OperationKind;
-use crate::recorder::lane::Slot;
+use crate::recorder::seqlock_ring::RingSlot;
 
 /// A call, as the watchdog sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,11 +39,11 @@ impl Track {
             since: Duration::from_nanos(issue.time),
             timeout: limit_of_word(issue.state >> 16),
             stream: issue.stream,
-            issuing: Progress::from_word(issue.state) == Progress::Issuing,
+            issuing: IssueProgress::from_word(issue.state) == IssueProgress::Issuing,
         });
         let failed = records.iter().map(|issue| {
-            let progress = Progress::from_word(issue.state);
-            matches!(progress, Progress::Failed | Progress::GivenUp)
+            let progress = IssueProgress::from_word(issue.state);
+            matches!(progress, IssueProgress::Failed | IssueProgress::GivenUp)
         });
         calls
             .zip(failed)
@@ -60,7 +60,7 @@ impl Track {
     #[doc(hidden)]
     pub fn last_call(&self) -> Option<(Duration, bool)> {
         let last = self.issues.last()?;
-        let issuing = Progress::from_word(last.state) == Progress::Issuing;
+        let issuing = IssueProgress::from_word(last.state) == IssueProgress::Issuing;
         Some((Duration::from_nanos(last.time), issuing))
     }
 
@@ -68,14 +68,15 @@ impl Track {
     #[doc(hidden)]
     pub fn given_up(&self) -> Vec<u64> {
         let records = self.issues.read().records;
-        let given_up = |issue: &IssueRecord| Progress::from_word(issue.state) == Progress::GivenUp;
+        let given_up =
+            |issue: &IssueRecord| IssueProgress::from_word(issue.state) == IssueProgress::GivenUp;
         let given_up = records.into_iter().filter(given_up);
         given_up.map(|issue| issue.number).collect()
     }
 
     /// How many messages were sent to each rank, and received from it.
     #[doc(hidden)]
-    pub fn ledgers(&self) -> (Vec<u64>, Vec<u64>) {
+    pub fn message_counts(&self) -> (Vec<u64>, Vec<u64>) {
         self.tally.messages.by_peer()
     }
 
@@ -90,7 +91,7 @@ impl Track {
 
     /// The call that the communicator was waiting in, as far as known without asking: a call that NCCL has not returned from, or
     /// one that is not known to be done.
-    pub(crate) fn standing(&self) -> Option<String> {
+    pub(crate) fn pending_call(&self) -> Option<String> {
         let calls = self.calls();
         let pending = |call: &&TrackedCall| {
             call.issuing
@@ -139,7 +140,7 @@ impl Track {
             let issue = slot.copy();
             let is_one = issue.stream == stream
                 && (1..number).contains(&issue.number)
-                && Progress::from_word(issue.state) == Progress::Issuing;
+                && IssueProgress::from_word(issue.state) == IssueProgress::Issuing;
             is_one.then_some(issue.number)
         });
         issuing.min().unwrap_or(number) - 1

@@ -13,7 +13,7 @@ const MORE_STREAMS: usize = 1024;
 
 /// Up to which number the operations of a stream are done.
 #[derive(Default)]
-struct Mark {
+struct StreamMark {
     /// The stream's handle plus 1, so that the default stream is not 0; 0 while the mark is free.
     stream: AtomicU64,
     done: AtomicU64,
@@ -21,13 +21,13 @@ struct Mark {
 
 /// The marks of one communicator.
 #[derive(Default)]
-pub(super) struct Marks {
-    few: [Mark; STREAMS],
+pub(super) struct StreamMarks {
+    few: [StreamMark; STREAMS],
     /// The marks of further streams, by handle.
     more: Mutex<BTreeMap<u64, u64>>,
 }
 
-impl Marks {
+impl StreamMarks {
     /// Up to which number the operations on `stream` are done; 0 for none.
     pub(super) fn done_on(&self, stream: u64) -> u64 {
         let mut is_full = true;
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn more_streams_than_there_are_places_are_known_to_be_done_up_to_a_bound() {
-        let marks = Marks::default();
+        let marks = StreamMarks::default();
         let streams = (STREAMS + MORE_STREAMS) as u64;
         for stream in 0..streams {
             marks.done_at(stream, stream + 1);

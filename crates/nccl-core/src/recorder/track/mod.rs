@@ -1,12 +1,12 @@
-//! The record of one communicator: two lanes, its marks, and its identity.
+//! The record of one communicator: two rings, its marks, and its identity.
 //!
 //! An *issue* is one call of this crate that has a sequence number: a collective, a group, a replay of a
-//! plan. Its *operations* are the C calls it is made of. Both lie in lanes of their own, because a group may
+//! plan. Its *operations* are the C calls it is made of. Both lie in rings of their own, because a group may
 //! have hundreds; an issue names the first of its operations by number.
 //!
-//! - `record`: both lanes and the rest of one communicator;
-//! - `slots`: the slots of both lanes, and copies of them; `limit`: an issue's limit, in few bits;
-//! - `writer`: writes the lanes; `calls`: what is read while the communicator goes on;
+//! - `record`: both rings and the rest of one communicator;
+//! - `slots`: the slots of both rings, and copies of them; `limit`: an issue's limit, in few bits;
+//! - `writer`: writes the rings; `calls`: what is read while the communicator goes on;
 //! - `marks`: up to which call the work on each stream is done;
 //! - `tracked`: the records that can be read.
 
@@ -30,10 +30,10 @@ pub use self::record::Track;
 pub(crate) use self::record::handle_of;
 use self::record::{ISSUES, OPERATIONS};
 pub(crate) use self::slots::OperationSlot;
-pub(super) use self::slots::{IssueRecord, Progress};
+pub(super) use self::slots::{IssueProgress, IssueRecord};
 pub(crate) use self::tracked::Tracked;
 #[doc(hidden)]
 pub use self::tracked::tracks;
 #[doc(hidden)]
 pub use self::tracked::{last_call, progress_of};
-pub(crate) use self::writer::{Room, Ticket, Writer};
+pub(crate) use self::writer::{IssueTicket, OperationRoom, Writer};

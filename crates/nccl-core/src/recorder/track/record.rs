@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::CudaStream;
 
-use super::marks::Marks;
+use super::marks::StreamMarks;
 use super::slots::{Issue, OperationSlot};
 use crate::identity::Identity;
-use crate::recorder::lane::Lane;
-use crate::recorder::usual::Usual;
-use crate::state::Phase;
+use crate::recorder::fast_path::FastPathFilter;
+use crate::recorder::seqlock_ring::SeqlockRing;
+use crate::state::Lifecycle;
 use crate::stats::Tally;
 use nccl_base::clock::now;
 
@@ -28,13 +28,13 @@ pub struct Track {
     #[doc(hidden)]
     pub identity: Identity,
     #[doc(hidden)]
-    pub phase: Arc<Phase>,
-    pub(in crate::recorder) issues: Lane<Issue>,
-    pub(in crate::recorder) operations: Lane<OperationSlot>,
-    pub(super) marks: Marks,
+    pub lifecycle: Arc<Lifecycle>,
+    pub(in crate::recorder) issues: SeqlockRing<Issue>,
+    pub(in crate::recorder) operations: SeqlockRing<OperationSlot>,
+    pub(super) marks: StreamMarks,
     /// The number of replays that are being launched, which happens without the communicator's lock.
     pub(super) launching: AtomicU64,
-    pub(crate) usual: Usual,
+    pub(crate) fast_path: FastPathFilter,
     pub(in crate::recorder) tally: Arc<Tally>,
 }
 
@@ -57,12 +57,12 @@ impl Track {
 
     /// Notes that operation `number` on `stream` is done, and with it all earlier ones on that stream.
     pub(crate) fn done(&self, stream: &CudaStream, number: u64) {
-        self.stamp(number);
+        self.record_done_time(number);
         self.marks.done_at(handle_of(stream), number);
     }
 
     /// Notes that issue `number` is known to be done from now on.
-    fn stamp(&self, number: u64) {
+    fn record_done_time(&self, number: u64) {
         // Each number is one record, from 1 on.
         let slot = self.issues.slot(number.wrapping_sub(1));
         if slot.number.load(Ordering::Relaxed) == number && slot.done.load(Ordering::Relaxed) == 0 {

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use crate::error::{Error, ErrorKind};
 use crate::op::Descriptor;
-use crate::recorder::lane::Slot;
-use crate::recorder::spans::Mention;
+use crate::recorder::seqlock_ring::RingSlot;
+use crate::recorder::spans::SpanRef;
 
 /// The slot of an issue.
 #[derive(Default)]
@@ -20,7 +20,7 @@ pub(in crate::recorder) struct Issue {
     pub(super) count: AtomicU64,
     /// The number of the span that it was called in.
     pub(super) span: AtomicU64,
-    /// Its [`Progress`] in the lowest byte, its kind in the next, and its limit above ([`limit_word`]).
+    /// Its [`IssueProgress`] in the lowest byte, its kind in the next, and its limit above ([`limit_word`]).
     pub(super) state: AtomicU64,
     /// When it was first known to be done, in nanoseconds since [`Origin`]; 0 while it is not, and for an
     /// issue of which only a later one on its stream was queried.
@@ -34,12 +34,12 @@ pub(in crate::recorder) struct IssueRecord {
     pub(in crate::recorder) stream: u64,
     pub(in crate::recorder) first: u64,
     pub(in crate::recorder) count: u64,
-    pub(in crate::recorder) span: Mention,
+    pub(in crate::recorder) span: SpanRef,
     pub(in crate::recorder) state: u64,
     pub(in crate::recorder) done: u64,
 }
 
-impl Slot for Issue {
+impl RingSlot for Issue {
     type Record = IssueRecord;
 
     fn copy(&self) -> IssueRecord {
@@ -50,7 +50,7 @@ impl Slot for Issue {
             stream: self.stream.load(Ordering::Relaxed),
             first: self.first.load(Ordering::Relaxed),
             count: count & u64::from(u32::MAX),
-            span: Mention {
+            span: SpanRef {
                 id: self.span.load(Ordering::Relaxed),
                 name: (count >> 32) as u32,
             },
@@ -79,7 +79,7 @@ impl OperationSlot {
     }
 }
 
-impl Slot for OperationSlot {
+impl RingSlot for OperationSlot {
     /// The operation, and for a message its number among those of its side and peer, from 1.
     type Record = Option<(Descriptor, u32)>;
 
@@ -96,7 +96,7 @@ impl Slot for OperationSlot {
 /// How far the calls of an issue have come, on this rank and without asking the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(in crate::recorder) enum Progress {
+pub(in crate::recorder) enum IssueProgress {
     /// NCCL is being called, and has not returned.
     Issuing = 0,
     /// The work is on the stream.
@@ -107,7 +107,7 @@ pub(in crate::recorder) enum Progress {
     GivenUp = 3,
 }
 
-impl Progress {
+impl IssueProgress {
     #[cold]
     pub(super) fn of_failure(error: &Error) -> Self {
         match error.kind() {

@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::marks::Marks;
-use super::slots::Progress;
-use super::{ISSUES, OPERATIONS, Ticket, Track, Writer};
-use crate::identity::{Home, Identity};
+use super::marks::StreamMarks;
+use super::slots::IssueProgress;
+use super::{ISSUES, IssueTicket, OPERATIONS, Track, Writer};
+use crate::identity::{Identity, RecorderScope};
 use crate::operation::OperationKind;
-use crate::recorder::lane::Lane;
-use crate::recorder::usual::Usual;
-use crate::state::Phase;
+use crate::recorder::fast_path::FastPathFilter;
+use crate::recorder::seqlock_ring::SeqlockRing;
+use crate::state::Lifecycle;
 use crate::stats::Tally;
 use crate::sync::{Mutex, MutexGuard};
 use nccl_base::clock::{now, origin};
@@ -27,7 +27,7 @@ impl Tracked {
     /// Begins the record of a communicator.
     pub(crate) fn new(
         identity: Identity,
-        phase: &Arc<Phase>,
+        lifecycle: &Arc<Lifecycle>,
         tally: &Arc<Tally>,
     ) -> (Self, Writer) {
         let origin = origin().monotonic;
@@ -36,12 +36,12 @@ impl Tracked {
         let track = Arc::new(Track {
             number: all.made,
             identity,
-            phase: Arc::clone(phase),
-            issues: Lane::new(ISSUES),
-            operations: Lane::new(OPERATIONS),
-            marks: Marks::default(),
+            lifecycle: Arc::clone(lifecycle),
+            issues: SeqlockRing::new(ISSUES),
+            operations: SeqlockRing::new(OPERATIONS),
+            marks: StreamMarks::default(),
             launching: AtomicU64::new(0),
-            usual: Usual::default(),
+            fast_path: FastPathFilter::default(),
             tally: Arc::clone(tally),
         });
         all.live.retain(|track| track.strong_count() > 0);
@@ -61,13 +61,13 @@ impl Tracked {
     }
 
     /// Notes how the launch of `ticket` ended, without the communicator's lock.
-    pub(crate) fn launched(&self, ticket: Ticket, issued: bool) {
+    pub(crate) fn launched(&self, ticket: IssueTicket, issued: bool) {
         let progress = if issued {
-            Progress::Issued
+            IssueProgress::Issued
         } else {
-            Progress::Failed
+            IssueProgress::Failed
         };
-        self.0.progressed(ticket, progress);
+        self.0.set_progress(ticket, progress);
         self.0.launching.fetch_sub(1, Ordering::AcqRel);
     }
 }
@@ -109,22 +109,22 @@ pub fn tracks() -> Vec<Arc<Track>> {
     all().live.iter().filter_map(Weak::upgrade).collect()
 }
 
-/// Returns a number that grows while collectives complete that need every rank of `home`, and so show that NCCL reaches all of
+/// Returns a number that grows while collectives complete that need every rank of `scope`, and so show that NCCL reaches all of
 /// them: the sum of the numbers of the last such kept call that is known to be done, of each communicator of all its ranks.
 #[doc(hidden)]
-pub fn progress_of(home: &Arc<Home>) -> u64 {
+pub fn progress_of(scope: &Arc<RecorderScope>) -> u64 {
     use OperationKind::{AllGather, AllReduce, AllToAll, ReduceScatter};
-    let size = home.place.world_size;
+    let size = scope.place.world_size;
     let is_of_all = |track: &&Arc<Track>| {
         let Identity {
-            home: Some(other),
+            scope: Some(other),
             world_size,
             ..
         } = &track.identity
         else {
             return false;
         };
-        Arc::ptr_eq(other, home) && *world_size == size
+        Arc::ptr_eq(other, scope) && *world_size == size
     };
     let last_done = |track: &Arc<Track>| {
         let calls = track.calls();
@@ -146,7 +146,7 @@ pub fn progress_of(home: &Arc<Home>) -> u64 {
 #[doc(hidden)]
 pub fn last_call() -> Option<String> {
     let tracks = tracks();
-    let of_worlds = tracks.iter().filter(|track| track.identity.home.is_some());
+    let of_worlds = tracks.iter().filter(|track| track.identity.scope.is_some());
     let last = of_worlds.filter_map(|track| Some((track, track.issues.last()?)));
     let (track, issue) = last.max_by_key(|(_, issue)| issue.time)?;
     let age = now().saturating_sub(Duration::from_nanos(issue.time));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
 
-use super::slots::{Issue, OperationSlot, Progress};
+use super::slots::{Issue, IssueProgress, OperationSlot};
 use super::{Track, handle_of, limit_word};
 use crate::error::Error;
 use crate::operation::OperationKind;
@@ -26,15 +26,15 @@ pub(crate) struct Writer {
 
 /// An issue that is being called.
 #[derive(Clone, Copy)]
-pub(crate) struct Ticket {
+pub(crate) struct IssueTicket {
     index: u64,
     number: u64,
     /// Whether it has to be reported to the watchdog.
-    pub(crate) is_unusual: bool,
+    pub(crate) needs_report: bool,
 }
 
 /// The slots of the next operations.
-pub(crate) struct Room<'w> {
+pub(crate) struct OperationRoom<'w> {
     /// As many as are contiguous.
     pub(crate) slots: &'w [OperationSlot],
     pub(crate) tally: &'w Tally,
@@ -55,7 +55,7 @@ impl Writer {
         stream: &CudaStream,
         limit: Duration,
         operations: usize,
-    ) -> Ticket {
+    ) -> IssueTicket {
         let track = &*self.track;
         let since = started.saturating_duration_since(self.origin);
         let time = since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos());
@@ -83,25 +83,25 @@ impl Writer {
         span.store(mention.id, Ordering::Relaxed);
         done.store(0, Ordering::Relaxed);
         let limit = limit_word(limit);
-        let word = limit << 16 | (kind as u64) << 8 | Progress::Issuing as u64;
+        let word = limit << 16 | (kind as u64) << 8 | IssueProgress::Issuing as u64;
         state.store(word, Ordering::Relaxed);
         self.issues += 1;
         track.issues.publish(self.issues);
         // After the record is written: a watchdog that takes the stream off the list finds the call.
         let is_usual = track
-            .usual
+            .fast_path
             .covers(std::ptr::from_ref(stream).addr(), time, limit);
-        Ticket {
+        IssueTicket {
             index,
             number,
-            is_unusual: !is_usual,
+            needs_report: !is_usual,
         }
     }
 
     /// The slots of the next `operations` of the issue that was begun last.
     #[inline]
-    pub(crate) fn room(&self, operations: usize) -> Room<'_> {
-        Room {
+    pub(crate) fn room(&self, operations: usize) -> OperationRoom<'_> {
+        OperationRoom {
             slots: self.track.operations.slots(self.operations, operations),
             tally: &self.tally,
         }
@@ -121,15 +121,15 @@ impl Writer {
 
     /// Notes how the calls ended.
     #[inline]
-    pub(crate) fn end(&self, ticket: Ticket, failure: Option<&Error>) {
-        let progress = failure.map_or(Progress::Issued, Progress::of_failure);
-        self.track.progressed(ticket, progress);
+    pub(crate) fn end(&self, ticket: IssueTicket, failure: Option<&Error>) {
+        let progress = failure.map_or(IssueProgress::Issued, IssueProgress::of_failure);
+        self.track.set_progress(ticket, progress);
     }
 }
 
 impl Track {
     /// Notes how the calls of an issue ended.
-    pub(super) fn progressed(&self, ticket: Ticket, progress: Progress) {
+    pub(super) fn set_progress(&self, ticket: IssueTicket, progress: IssueProgress) {
         let slot = self.issues.slot(ticket.index);
         // Other issues may have taken the slot meanwhile, when the calls were made without the lock.
         if slot.number.load(Ordering::Relaxed) == ticket.number {

@@ -18,7 +18,7 @@
 //! ```
 //!
 //! - The issuing thread puts a mark in front of a call and one behind it when the call is the first after a
-//!   pause, and otherwise at most every 10 ms ([`before`], [`after`]). Only these two tell a call
+//!   pause, and otherwise at most every 10 ms ([`report_before`], [`report_after`]). Only these two tell a call
 //!   apart from work that is not the communicator's.
 //! - The watchdog puts a mark behind calls that no mark covers yet.
 //!
@@ -28,35 +28,35 @@
 //! Calls that were issued within less than 10 ms may have no mark between them: then the first stands for
 //! all, and for any other work put on the stream meanwhile.
 //!
-//! The hot path compares three words of its track ([`Usual`](crate::recorder)) and comes here only when one
+//! The hot path compares three words of its track ([`FastPathFilter`](crate::recorder)) and comes here only when one
 //! does not fit. All shared state is behind one lock, which no thread holds while it calls CUDA or NCCL.
 //! With nothing pending the watchdog sleeps until it is called.
 //!
-//! A call into CUDA or NCCL may hang, and with it the looking thread. The monitor, which makes no such
+//! A call into CUDA or NCCL may hang, and with it the polling thread. The monitor, which makes no such
 //! calls, notices that, starts a successor, and enforces the deadlines of the communicator at which the
 //! first one is stuck.
 //!
-//! - `judge`: what marks prove, and which call is overdue: no CUDA, no clock;
-//! - `registry`: what is watched; `enlist`: how calls are added to it;
-//! - `look`: one look at one communicator;
-//! - `threads`: the looking thread and its schedule;
-//! - `facts`: the results that other code can read.
+//! - `tracker`: what marks prove, and which call is overdue: no CUDA, no clock;
+//! - `registry`: what is watched; `report_call`: how calls are added to it;
+//! - `poll`: one poll at one communicator;
+//! - `threads`: the polling thread and its schedule;
+//! - `results`: the results that other code can read.
 
-mod enlist;
-mod facts;
-mod judge;
-mod look;
+mod poll;
 mod registry;
+mod report_call;
+mod results;
 mod threads;
+mod tracker;
 
 #[doc(hidden)]
-pub use crate::standing::Clock;
-#[doc(hidden)]
-pub use enlist::answer;
-pub(crate) use enlist::{Issue, after, attend, before, ensure};
-#[allow(unused_imports, reason = "for whoever shows it")]
-pub(crate) use facts::Oldest;
-#[doc(hidden)]
-pub use facts::Pending;
+pub use crate::pending_call::CallStage;
 #[doc(hidden)]
 pub use registry::pending;
+#[doc(hidden)]
+pub use report_call::answer;
+pub(crate) use report_call::{ReportedCall, ensure, report_after, report_before, report_unmarked};
+#[allow(unused_imports, reason = "for whoever shows it")]
+pub(crate) use results::OldestCall;
+#[doc(hidden)]
+pub use results::PendingCommunicator;

@@ -1,28 +1,28 @@
 //! The registry of what is watched.
 //!
-//! A stream of a communicator is *listed*: its address is in the communicator's [`Usual`], so that calls on
+//! A stream of a communicator is *listed*: its address is in the communicator's [`FastPathFilter`], so that calls on
 //! it need not come here. When nothing is pending on the stream, the watchdog first takes it off that list, and lets
 //! go of it only when no call has come for a while ([`LINGER`]): a call is recorded before it reads
 //! the list, so a call that found the old list has been seen by then. (A processor makes a store visible to
 //! others within nanoseconds; to be sure of that after milliseconds, no fence on the path of a call
 //! is needed.)
 //!
-//! [`Usual`]: crate::recorder
+//! [`FastPathFilter`]: crate::recorder
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, sys};
 
-use super::facts::{Facts, Pending};
-use super::judge::Unreached;
+use super::results::{PendingCommunicator, PollResults};
+use super::tracker::PendingMark;
 use crate::communicator::Inner;
 use crate::driver;
-use crate::monitor::Bell;
+use crate::monitor::WakeFlag;
 use crate::operation::OperationKind;
+use crate::pending_call::PendingCall;
 use crate::recorder::{Track, origin};
-use crate::standing::Standing;
-use crate::supervision::stragglers::Inquired;
+use crate::supervision::stragglers::OpenQuery;
 use crate::sync::{Condvar, Mutex};
 
 /// How long a stream without pending calls stays in the registry.
@@ -35,30 +35,30 @@ pub(super) const SPACING: Duration = Duration::from_millis(10);
 const QUIET: Duration = Duration::from_millis(1);
 
 /// At this many marks that are not reached, issuing threads put half as many.
-pub(super) const CROWD: u32 = 16;
+pub(super) const MANY_MARKS: u32 = 16;
 
 /// How many events a communicator creates at its first call, and how many it keeps at most.
 pub(super) const EVENTS: [usize; 2] = [32, 64];
 
 /// The state of the watchdog.
-pub(super) struct State {
-    pub(super) entries: Vec<Entry>,
-    /// Inquiries of other ranks about operations of this process.
-    pub(super) inquired: Vec<Inquired>,
-    pub(super) threads: Running,
+pub(super) struct WatchdogState {
+    pub(super) entries: Vec<WatchedCommunicator>,
+    /// Queries of other ranks about operations of this process.
+    pub(super) queries: Vec<OpenQuery>,
+    pub(super) threads: WatchdogThreads,
 }
 
 /// A communicator with calls that are not known to be done.
-pub(super) struct Entry {
+pub(super) struct WatchedCommunicator {
     pub(super) track: Arc<Track>,
     pub(super) inner: Weak<Inner>,
-    pub(super) streams: Vec<Watched>,
-    pub(super) facts: Facts,
-    /// The call with the earliest deadline of those reported since the last look.
-    pub(super) unseen: Option<Standing>,
+    pub(super) streams: Vec<WatchedStream>,
+    pub(super) results: PollResults,
+    /// The call with the earliest deadline of those reported since the last poll.
+    pub(super) unseen: Option<PendingCall>,
     /// Set after a call that its thread has marked: once no more calls come, there may be calls without a mark.
-    pub(super) lull: Option<Lull>,
-    /// When to look again, and the time between looks.
+    pub(super) quiet: Option<QuietPeriod>,
+    /// When to poll again, and the time between polls.
     pub(super) next: Instant,
     pub(super) interval: Duration,
     /// The call in which a thread that looked at it is stuck, and since when.
@@ -66,7 +66,7 @@ pub(super) struct Entry {
 }
 
 /// The wait for a lull after a call that its thread has marked.
-pub(super) struct Lull {
+pub(super) struct QuietPeriod {
     /// When to check for it.
     pub(super) at: Instant,
     /// Grows while calls keep coming.
@@ -75,10 +75,10 @@ pub(super) struct Lull {
     marked: u64,
 }
 
-impl Lull {
+impl QuietPeriod {
     /// `before` is the lull of the previously marked call, if calls have come since.
     pub(super) fn behind(track: &Track, before: Option<Self>) -> Self {
-        let pause = before.map_or(QUIET, |lull| lull.pause);
+        let pause = before.map_or(QUIET, |quiet| quiet.pause);
         Self {
             at: Instant::now() + pause,
             pause,
@@ -101,22 +101,22 @@ impl Lull {
     }
 }
 
-impl Entry {
+impl WatchedCommunicator {
     /// Checks whether calls have ceased to come. If so, the next call is marked, and calls without a mark get one at
     /// once.
-    pub(super) fn listen(&mut self) {
-        let Some(lull) = &mut self.lull else { return };
-        let Some(is_uncovered) = lull.begins(&self.track) else {
+    pub(super) fn check_quiet(&mut self) {
+        let Some(quiet) = &mut self.quiet else { return };
+        let Some(is_uncovered) = quiet.begins(&self.track) else {
             return;
         };
-        self.lull = None;
+        self.quiet = None;
         for watched in &mut self.streams {
-            if watched.backlog < CROWD {
+            if watched.backlog < MANY_MARKS {
                 watched.due = Duration::ZERO;
             }
         }
         if self.streams.iter().any(|watched| watched.due.is_zero()) {
-            self.track.usual.expire();
+            self.track.fast_path.expire();
         }
         if is_uncovered {
             self.next = Instant::now();
@@ -125,7 +125,7 @@ impl Entry {
 }
 
 /// A stream of a communicator. Kept alive while calls on it are not done.
-pub(super) struct Watched {
+pub(super) struct WatchedStream {
     pub(super) stream: Arc<CudaStream>,
     /// The same stream at the address that is listed, if that differs: cudarc makes a new value for
     /// the default stream each time.
@@ -134,24 +134,24 @@ pub(super) struct Watched {
     pub(super) floor: u64,
     /// Before this time, issuing threads put no marks on it. Since the recorder's zero.
     pub(super) due: Duration,
-    /// The marks that issuing threads put there since the last look.
-    pub(super) incoming: Vec<Put>,
-    /// How many marks were not reached at the last look.
+    /// The marks that issuing threads put there since the last poll.
+    pub(super) incoming: Vec<Mark>,
+    /// How many marks were not reached at the last poll.
     pub(super) backlog: u32,
     /// Since when nothing is pending on it and it is not listed.
     pub(super) idle_since: Option<Instant>,
 }
 
 /// A mark and its event.
-pub(super) struct Put {
+pub(super) struct Mark {
     pub(super) event: CudaEvent,
-    pub(super) mark: Unreached,
-    pub(super) side: Side,
+    pub(super) mark: PendingMark,
+    pub(super) side: MarkPosition,
 }
 
 /// The position of a mark: two marks around one call measure how long it took on its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum MarkPosition {
     /// Right in front of the call of that number.
     Front(u64),
     /// Right behind the call of that number.
@@ -160,65 +160,65 @@ pub(super) enum Side {
     Other,
 }
 
-/// The watchdog's threads, and what the looking thread is doing.
-pub(super) struct Running {
-    /// Counts the looking threads; all but the last end when they return from their call.
+/// The watchdog's threads, and what the polling thread is doing.
+pub(super) struct WatchdogThreads {
+    /// Counts the polling threads; all but the last end when they return from their call.
     pub(super) generation: u64,
     pub(super) looks: bool,
-    /// When the looking thread wakes by itself; `None` for never.
+    /// When the polling thread wakes by itself; `None` for never.
     pub(super) planned: Option<Instant>,
-    pub(super) at_work: Option<AtWork>,
+    pub(super) current_poll: Option<CurrentPoll>,
 }
 
-pub(super) struct AtWork {
+pub(super) struct CurrentPoll {
     /// The number of the communicator.
     pub(super) number: u64,
     pub(super) since: Instant,
-    /// At how many looks the monitor has seen it.
+    /// At how many polls the monitor has seen it.
     pub(super) ticks: u32,
 }
 
-pub(super) static LOOK: Condvar = Condvar::new();
+pub(super) static POLL_DUE: Condvar = Condvar::new();
 
-/// Rings when there is something at which the watchdog may get stuck.
-pub(super) static BELL: Bell = Bell::new();
+/// Raised when there is something at which the watchdog may get stuck.
+pub(super) static WAKE_FLAG: WakeFlag = WakeFlag::new();
 
-impl Running {
+impl WatchdogThreads {
     pub(super) const NOT: Self = Self {
         generation: 0,
         looks: false,
         planned: None,
-        at_work: None,
+        current_poll: None,
     };
 
     /// Wakes the watchdog if there is something to look at earlier than planned.
     pub(super) fn wake(&mut self, next: Instant, is_first: bool) {
-        if self.at_work.is_none() && self.planned.is_none_or(|planned| planned > next) {
+        if self.current_poll.is_none() && self.planned.is_none_or(|planned| planned > next) {
             // So that one wake-up is enough.
             self.planned = Some(next);
-            LOOK.notify_one();
+            POLL_DUE.notify_one();
         }
         if is_first {
-            BELL.ring();
+            WAKE_FLAG.raise();
         }
     }
 }
 
-pub(super) static STATE: Mutex<State> = Mutex::new(State {
+pub(super) static STATE: Mutex<WatchdogState> = Mutex::new(WatchdogState {
     entries: Vec::new(),
-    inquired: Vec::new(),
-    threads: Running::NOT,
+    queries: Vec::new(),
+    threads: WatchdogThreads::NOT,
 });
 
-impl Watched {
+impl WatchedStream {
     /// Takes the stream off the list, so that the next call comes here.
     pub(super) fn unlist(&self, track: &Track) {
         let listed = self.again.as_ref().unwrap_or(&self.stream);
-        track.usual.unlist(Arc::as_ptr(listed).addr());
+        track.fast_path.unlist(Arc::as_ptr(listed).addr());
     }
 }
 
-/// The time between looks at calls with this timeout.
+/// The time between polls at calls with this timeout.
 pub(super) fn period(timeout: Option<Duration>) -> Duration {
     const LONGEST: Duration = Duration::from_millis(250);
     const SHORTEST: Duration = Duration::from_micros(500);
@@ -241,7 +241,7 @@ pub(super) fn record(
 }
 
 /// Keeps events for later marks.
-pub(super) fn give_back(inner: &Inner, given: impl IntoIterator<Item = CudaEvent>) {
+pub(super) fn keep_for_reuse(inner: &Inner, given: impl IntoIterator<Item = CudaEvent>) {
     let mut too_many = Vec::new();
     let mut events = inner.events.lock();
     for event in given {
@@ -255,18 +255,20 @@ pub(super) fn give_back(inner: &Inner, given: impl IntoIterator<Item = CudaEvent
     drop(too_many);
 }
 
-/// Every communicator that the watchdog watches, as of its last look. All calls of other communicators
+/// Every communicator that the watchdog watches, as of its last poll. All calls of other communicators
 /// are done. Asks neither CUDA nor NCCL, and does not wait for threads that do.
 #[doc(hidden)]
-pub fn pending() -> Vec<Pending> {
+pub fn pending() -> Vec<PendingCommunicator> {
     match crate::forked::is_child() {
-        false => facts(),
+        false => results(),
         true => Vec::new(),
     }
 }
 
-pub(super) fn facts() -> Vec<Pending> {
+pub(super) fn results() -> Vec<PendingCommunicator> {
     let state = STATE.lock();
     let entries = state.entries.iter();
-    entries.map(|entry| entry.facts.of(&entry.track)).collect()
+    entries
+        .map(|entry| entry.results.of(&entry.track))
+        .collect()
 }

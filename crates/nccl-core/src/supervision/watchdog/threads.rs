@@ -1,71 +1,77 @@
-//! The looking thread and its schedule; and what the monitor does when that thread is stuck.
+//! The polling thread and its schedule; and what the monitor does when that thread is stuck.
 
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::look::{self, Eye, Found, Report, Task};
-use super::registry::{AtWork, BELL, Entry, LINGER, LOOK, Running, STATE, State, Watched, period};
-use crate::communicator::{Inner, Visit, same_stream};
-use crate::monitor::{self, Duty, Next};
-use crate::reaper;
+use super::poll::{self, CommunicatorPoller, EndCause, PollReport, PollTask};
+use super::registry::{
+    CurrentPoll, LINGER, POLL_DUE, STATE, WAKE_FLAG, WatchdogState, WatchdogThreads,
+    WatchedCommunicator, WatchedStream, period,
+};
+use crate::communicator::{Inner, TemporaryHandle, is_same_stream};
+use crate::drop_queue;
+use crate::monitor::{self, NextCheck, PeriodicCheck};
+use crate::pending_call::Overdue;
 use crate::recorder::{limit_of_word, origin};
-use crate::standing::Overdue;
 use crate::state::State as Life;
 use crate::sync::{Condvar, MutexGuard};
 use crate::threads;
 use nccl_base::fault::short_key;
 
 /// How often the monitor checks whether the watchdog is stuck, while anything is pending; and at how many checks
-/// it has to find the same look. Counted, because a process may be stopped for a while.
+/// it has to find the same poll. Counted, because a process may be stopped for a while.
 const TICK: Duration = Duration::from_secs(1);
 const STUCK: u32 = 3;
 
 /// Starts the watchdog and the monitor, if they do not run.
-pub(super) fn start(running: &mut Running) -> io::Result<()> {
+pub(super) fn start(running: &mut WatchdogThreads) -> io::Result<()> {
     if !running.looks {
         let generation = running.generation;
-        threads::spawn("nccl-watchdog", move || watch(generation))?;
+        threads::spawn("nccl-watchdog", move || run_poller(generation))?;
         running.looks = true;
-        reaper::register_exit();
+        drop_queue::register_exit_handler();
     }
-    monitor::ensure(&BELL, Keeper::default)
+    monitor::ensure(&WAKE_FLAG, WatchdogMonitor::default)
 }
 
-fn wait(bell: &Condvar, state: &mut MutexGuard<'_, State>, timeout: Option<Duration>) {
+fn wait(wake_flag: &Condvar, state: &mut MutexGuard<'_, WatchdogState>, timeout: Option<Duration>) {
     match timeout {
-        None => bell.wait(state),
+        None => wake_flag.wait(state),
         Some(timeout) => {
-            bell.wait_for(state, timeout);
+            wake_flag.wait_for(state, timeout);
         }
     }
 }
 
-/// The looking thread.
-fn watch(generation: u64) {
-    let mut eyes: HashMap<u64, Eye> = HashMap::new();
+/// The polling thread.
+fn run_poller(generation: u64) {
+    let mut pollers: HashMap<u64, CommunicatorPoller> = HashMap::new();
     let mut state = STATE.lock();
     while state.threads.generation == generation {
-        let asked = state.inquired.iter().map(|asked| asked.next).min();
-        if asked.is_some_and(|asked| asked <= Instant::now()) {
-            state = look_for_others(state);
+        let query = state.queries.iter().map(|query| query.next).min();
+        if query.is_some_and(|query| query <= Instant::now()) {
+            state = answer_queries(state);
             continue;
         }
         let now = Instant::now();
         let lulls = state.entries.iter_mut();
-        let lulls = lulls.filter(|entry| entry.lull.as_ref().is_some_and(|lull| lull.at <= now));
-        lulls.for_each(Entry::listen);
-        let lulls = state.entries.iter().filter_map(|entry| entry.lull.as_ref());
-        let lull = lulls.map(|lull| lull.at).min();
+        let lulls = lulls.filter(|entry| entry.quiet.as_ref().is_some_and(|quiet| quiet.at <= now));
+        lulls.for_each(WatchedCommunicator::check_quiet);
+        let lulls = state
+            .entries
+            .iter()
+            .filter_map(|entry| entry.quiet.as_ref());
+        let quiet = lulls.map(|quiet| quiet.at).min();
         let next = state.entries.iter().filter(|entry| entry.stuck.is_none());
         let next = next.min_by_key(|entry| entry.next);
         let looks = next.map(|entry| entry.next);
-        let wakes = looks.into_iter().chain(asked).chain(lull).min();
+        let wakes = looks.into_iter().chain(query).chain(quiet).min();
         let pause = wakes.map(|wakes| wakes.saturating_duration_since(Instant::now()));
         if pause.is_none_or(|pause| !pause.is_zero()) {
             state.threads.planned = wakes;
-            wait(&LOOK, &mut state, pause);
+            wait(&POLL_DUE, &mut state, pause);
             continue;
         }
         let due = next.filter(|entry| entry.next <= now);
@@ -77,31 +83,31 @@ fn watch(generation: u64) {
         };
         drop(state);
         // CUDA is not called any more while the process exits.
-        let Some(working) = reaper::Working::begin() else {
-            std::mem::forget((eyes, task));
-            threads::stay();
+        let Some(working) = drop_queue::DeviceCallGuard::begin() else {
+            std::mem::forget((pollers, task));
+            threads::park_forever();
         };
         let begun = Instant::now();
-        let report = eyes.entry(number).or_default().look(&mut task);
+        let report = pollers.entry(number).or_default().poll(&mut task);
         state = STATE.lock();
         if state.threads.generation != generation {
             // The call returned after all.
             if let Some(entry) = state.entry(number) {
                 entry.stuck = None;
                 entry.next = Instant::now();
-                LOOK.notify_one();
+                POLL_DUE.notify_one();
             }
             break;
         }
-        state.threads.at_work = None;
+        state.threads.current_poll = None;
         let (found, dropped) = state.conclude(number, &task, report, begun);
         let gone = state.entry(number).is_none();
         drop(state);
         if gone {
-            eyes.remove(&number);
+            pollers.remove(&number);
         }
         if let Some(found) = found
-            && let Some(inner) = Visit::of(&task.inner)
+            && let Some(inner) = TemporaryHandle::of(&task.inner)
         {
             end(&inner, found, &task);
         }
@@ -111,57 +117,59 @@ fn watch(generation: u64) {
         state = STATE.lock();
     }
     drop(state);
-    match reaper::Working::begin() {
-        Some(_working) => drop(eyes),
+    match drop_queue::DeviceCallGuard::begin() {
+        Some(_working) => drop(pollers),
         None => {
-            std::mem::forget(eyes);
-            threads::stay();
+            std::mem::forget(pollers);
+            threads::park_forever();
         }
     }
 }
 
-/// Answers the inquiries of other ranks that are due.
-fn look_for_others(mut state: MutexGuard<'static, State>) -> MutexGuard<'static, State> {
+/// Answers the queries of other ranks that are due.
+fn answer_queries(
+    mut state: MutexGuard<'static, WatchdogState>,
+) -> MutexGuard<'static, WatchdogState> {
     let now = Instant::now();
     let due: Vec<_> = state
-        .inquired
-        .extract_if(.., |asked| asked.next <= now)
+        .queries
+        .extract_if(.., |query| query.next <= now)
         .collect();
     drop(state);
-    let kept = due.into_iter().filter_map(|mut asked| {
-        let again = !reaper::is_closed() && asked.look();
-        again.then_some(asked)
+    let kept = due.into_iter().filter_map(|mut query| {
+        let again = !drop_queue::is_closed() && query.poll();
+        again.then_some(query)
     });
     let kept: Vec<_> = kept.collect();
     state = STATE.lock();
-    for asked in kept {
-        // A later inquiry of the same rank may have arrived meanwhile.
-        if !state.inquired.iter().any(|other| other.is_about(&asked)) {
-            state.inquired.push(asked);
+    for query in kept {
+        // A later query of the same rank may have arrived meanwhile.
+        if !state.queries.iter().any(|other| other.is_about(&query)) {
+            state.queries.push(query);
         }
     }
     state
 }
 
-impl State {
-    fn entry(&mut self, number: u64) -> Option<&mut Entry> {
+impl WatchdogState {
+    fn entry(&mut self, number: u64) -> Option<&mut WatchedCommunicator> {
         let mut entries = self.entries.iter_mut();
         entries.find(|entry| entry.track.number == number)
     }
 
-    /// Begins a look: what to look at now.
-    fn begin(&mut self, number: u64) -> Option<Task> {
+    /// Begins a poll: what to look at now.
+    fn begin(&mut self, number: u64) -> Option<PollTask> {
         let entry = self.entry(number)?;
         let streams = entry.streams.iter_mut().map(|watched| {
             let incoming = watched.incoming.drain(..).collect();
             (Arc::clone(&watched.stream), watched.floor, incoming)
         });
-        let task = Task {
+        let task = PollTask {
             track: Arc::clone(&entry.track),
             streams: streams.collect(),
             inner: entry.inner.clone(),
         };
-        self.threads.at_work = Some(AtWork {
+        self.threads.current_poll = Some(CurrentPoll {
             number,
             since: Instant::now(),
             ticks: 0,
@@ -169,27 +177,27 @@ impl State {
         Some(task)
     }
 
-    /// Keeps the result of a look that began at `begun`. Returns the streams that are not watched any more, for the caller to
+    /// Keeps the result of a poll that began at `begun`. Returns the streams that are not watched any more, for the caller to
     /// drop without the lock.
     fn conclude(
         &mut self,
         number: u64,
-        task: &Task,
-        report: Option<Report>,
+        task: &PollTask,
+        report: Option<PollReport>,
         begun: Instant,
-    ) -> (Option<Found>, Vec<Watched>) {
+    ) -> (Option<EndCause>, Vec<WatchedStream>) {
         let Some(entry) = self.entry(number) else {
             return (None, Vec::new());
         };
         let Some(report) = report else {
             return (None, self.forget(number));
         };
-        let Report {
-            facts,
+        let PollReport {
+            results,
             streams,
             found,
         } = report;
-        entry.facts = facts;
+        entry.results = results;
         let began = begun.saturating_duration_since(origin().monotonic);
         entry.unseen = entry.unseen.filter(|unseen| unseen.call.since > began);
         let mut dropped = Vec::new();
@@ -205,11 +213,11 @@ impl State {
             match watched.idle_since {
                 _ if !is_idle => watched.idle_since = None,
                 Some(since) if begun.saturating_duration_since(since) >= LINGER => {
-                    if let Some(inner) = Visit::of(&entry.inner) {
+                    if let Some(inner) = TemporaryHandle::of(&entry.inner) {
                         inner
                             .in_use
                             .lock()
-                            .retain(|stream| !same_stream(stream, &watched.stream));
+                            .retain(|stream| !is_same_stream(stream, &watched.stream));
                     }
                     dropped.push(entry.streams.swap_remove(at));
                 }
@@ -233,10 +241,13 @@ impl State {
         {
             now + LINGER
         } else {
-            let timeout = limit_of_word(entry.track.usual.timeout());
+            let timeout = limit_of_word(entry.track.fast_path.timeout());
             entry.interval = (entry.interval * 2).min(period(timeout));
             let next = now + entry.interval;
-            let deadline = entry.facts.standing.and_then(|standing| standing.deadline);
+            let deadline = entry
+                .results
+                .pending_call
+                .and_then(|pending_call| pending_call.deadline);
             let deadline = deadline.and_then(|deadline| origin().monotonic.checked_add(deadline));
             deadline.map_or(next, |deadline| next.min(deadline.max(now + MOMENT)))
         };
@@ -244,46 +255,46 @@ impl State {
     }
 
     /// Stops watching a communicator.
-    fn forget(&mut self, number: u64) -> Vec<Watched> {
+    fn forget(&mut self, number: u64) -> Vec<WatchedStream> {
         let at = self
             .entries
             .iter()
             .position(|entry| entry.track.number == number);
         let Some(at) = at else { return Vec::new() };
         let entry = self.entries.swap_remove(at);
-        entry.track.usual.clear();
+        entry.track.fast_path.clear();
         entry.streams
     }
 }
 
-/// The shortest time between two looks at the same deadline.
+/// The shortest time between two polls at the same deadline.
 const MOMENT: Duration = Duration::from_micros(500);
 
-/// The monitor's duty for the watchdog: starts a successor of a stuck thread, and enforces the deadlines of the communicator at
+/// The monitor's check for the watchdog: starts a successor of a stuck thread, and enforces the deadlines of the communicator at
 /// which that thread is stuck.
 #[derive(Default)]
-struct Keeper {
+struct WatchdogMonitor {
     is_awake: bool,
 }
 
-impl Duty for Keeper {
-    fn look(&mut self) -> Next {
+impl PeriodicCheck for WatchdogMonitor {
+    fn check(&mut self) -> NextCheck {
         // The thread that holds the lock is about to release it.
         let Some(mut state) = STATE.try_lock() else {
-            return Next::After(MOMENT);
+            return NextCheck::After(MOMENT);
         };
-        if state.entries.is_empty() || reaper::is_closed() {
+        if state.entries.is_empty() || drop_queue::is_closed() {
             self.is_awake = false;
-            BELL.rest();
-            return Next::Asleep;
+            WAKE_FLAG.lower();
+            return NextCheck::Asleep;
         }
         if !std::mem::replace(&mut self.is_awake, true) {
-            return Next::After(TICK);
+            return NextCheck::After(TICK);
         }
-        if let Some(at_work) = &mut state.threads.at_work {
-            at_work.ticks += 1;
-            if at_work.ticks >= STUCK {
-                let (number, since) = (at_work.number, at_work.since);
+        if let Some(current_poll) = &mut state.threads.current_poll {
+            current_poll.ticks += 1;
+            if current_poll.ticks >= STUCK {
+                let (number, since) = (current_poll.number, current_poll.since);
                 replace(&mut state, number, since);
             }
         }
@@ -292,7 +303,7 @@ impl Duty for Keeper {
         for (inner, overdue) in late {
             end_overdue(&inner, &overdue);
         }
-        Next::After(TICK)
+        NextCheck::After(TICK)
     }
 
     fn is_over(&self) -> bool {
@@ -303,8 +314,8 @@ impl Duty for Keeper {
 }
 
 /// Starts another thread for everything but the communicator at which the last one is stuck.
-fn replace(state: &mut State, number: u64, since: Instant) {
-    let call = look::call();
+fn replace(state: &mut WatchdogState, number: u64, since: Instant) {
+    let call = poll::call();
     let identity = state.entry(number).map(|entry| &entry.track.identity);
     tracing::error!(
         name: "nccl.watchdog.stuck",
@@ -323,7 +334,7 @@ fn replace(state: &mut State, number: u64, since: Instant) {
         entry.stuck = Some((call, since));
     }
     state.threads.generation += 1;
-    state.threads.at_work = None;
+    state.threads.current_poll = None;
     state.threads.looks = false;
     if let Err(error) = start(&mut state.threads) {
         // The next issued call tries again, and reports the failure.
@@ -331,13 +342,13 @@ fn replace(state: &mut State, number: u64, since: Instant) {
     }
 }
 
-impl State {
+impl WatchdogState {
     /// The overdue calls of communicators at which a thread is stuck.
-    fn late(&mut self) -> Vec<(Visit, Overdue)> {
+    fn late(&mut self) -> Vec<(TemporaryHandle, Overdue)> {
         let now = origin().monotonic.elapsed();
         let mut late = Vec::new();
-        let has_ended = |entry: &mut Entry| {
-            let is_over = entry.track.phase.get() != Life::Ready;
+        let has_ended = |entry: &mut WatchedCommunicator| {
+            let is_over = entry.track.lifecycle.get() != Life::Ready;
             entry.stuck.is_some() && (is_over || entry.inner.strong_count() == 0)
         };
         // Dropping a stream calls CUDA, which does not return: leaked.
@@ -348,10 +359,13 @@ impl State {
             let Some((call, since)) = entry.stuck else {
                 continue;
             };
-            let known = [entry.facts.standing, entry.unseen].into_iter().flatten();
-            let mut overdue = known.filter_map(|standing| standing.unseen_overdue(now));
+            let known = [entry.results.pending_call, entry.unseen]
+                .into_iter()
+                .flatten();
+            let mut overdue =
+                known.filter_map(|pending_call| pending_call.overdue_without_poll(now));
             if let Some(mut overdue) = overdue.next()
-                && let Some(inner) = Visit::of(&entry.inner)
+                && let Some(inner) = TemporaryHandle::of(&entry.inner)
             {
                 overdue.stuck = Some((call, since.elapsed()));
                 overdue.shape = entry.track.shape_of(overdue.sequence());
@@ -364,12 +378,12 @@ impl State {
 }
 
 /// Ends a communicator because of `found`.
-fn end(inner: &Arc<Inner>, found: Found, task: &Task) {
+fn end(inner: &Arc<Inner>, found: EndCause, task: &PollTask) {
     match found {
-        Found::Overdue(overdue) => end_overdue(inner, &overdue),
-        Found::Signalled => inner.abort_in_background("its abort signal was given"),
-        Found::Failed(error, noticed) => {
-            let oldest = super::registry::facts()
+        EndCause::Overdue(overdue) => end_overdue(inner, &overdue),
+        EndCause::Signalled => inner.abort_in_background("its abort signal was given"),
+        EndCause::Failed(error, noticed) => {
+            let oldest = super::registry::results()
                 .into_iter()
                 .find(|pending| pending.number == task.track.number)
                 .and_then(|pending| pending.oldest);
@@ -380,7 +394,7 @@ fn end(inner: &Arc<Inner>, found: Found, task: &Task) {
                 }),
                 None => error,
             };
-            if !inner.ends_if_lost(&error, noticed) {
+            if !inner.abort_if_context_lost(&error, noticed) {
                 inner.abort_in_background(&error);
             }
         }

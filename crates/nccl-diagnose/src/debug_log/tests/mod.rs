@@ -1,8 +1,8 @@
 //! Logs of several releases and several ranks, their facts, and their findings.
 
 mod facts;
+mod findings;
 mod garbage;
-mod verdicts;
 
 use super::DebugLog;
 

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::view::View;
+use super::view::FactsView;
 use crate::preflight::device::Device;
 use nccl_base::report::{Finding, Severity};
 
-pub(super) fn judge(view: &View<'_>, found: &mut Vec<Finding>) {
+pub(super) fn check(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let before = found.len();
     shared(view, found);
     bound(view, found);
@@ -27,7 +27,7 @@ pub(super) fn judge(view: &View<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-fn device<'f>(view: &View<'f>, rank: usize) -> Option<&'f Device> {
+fn device<'f>(view: &FactsView<'f>, rank: usize) -> Option<&'f Device> {
     view.facts(rank).device.as_ref()
 }
 
@@ -39,7 +39,7 @@ fn called(device: &Device) -> String {
 }
 
 /// Ranks of one NCCL host that have the same device.
-fn shared(view: &View<'_>, found: &mut Vec<Finding>) {
+fn shared(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let mut by_device: BTreeMap<(String, &str), Vec<usize>> = BTreeMap::new();
     for rank in view.ranks() {
         let (Some(device), Some(process)) = (device(view, rank), view.process(rank)) else {
@@ -106,7 +106,7 @@ fn knows_shared_devices(version: &str) -> bool {
 }
 
 /// Threads with a context of another device: this crate binds its calls to the stream's device; other code does not.
-fn bound(view: &View<'_>, found: &mut Vec<Finding>) {
+fn bound(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     for rank in view.ranks() {
         let Some(device) = device(view, rank) else {
             continue;
@@ -126,7 +126,7 @@ fn bound(view: &View<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-fn visible(view: &View<'_>, found: &mut Vec<Finding>) {
+fn visible(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let late = view.groups(|rank| {
         let device = device(view, rank)?;
         let list = view.process(rank)?.visible_devices.clone()?;
@@ -170,9 +170,9 @@ mod tests {
         facts
     }
 
-    fn judged(facts: &[Facts]) -> Report {
+    fn checked(facts: &[Facts]) -> Report {
         let mut found = Vec::new();
-        judge(&View::of(facts), &mut found);
+        check(&FactsView::of(facts), &mut found);
         Report::new(found)
     }
 
@@ -180,7 +180,7 @@ mod tests {
     fn two_ranks_on_one_device_are_named_with_what_each_can_see() {
         let mut facts = with_devices(&["h1", "h1", "h1"], &[0, 1, 1]);
         facts[2].process.as_mut().unwrap().visible_devices = Some(String::from("0,1,2,3,4,5,6,7"));
-        let report = judged(&facts);
+        let report = checked(&facts);
         let error = report.of(Severity::Error).next().unwrap();
         assert_eq!(error.ranks, [1, 2]);
         for words in [
@@ -195,24 +195,24 @@ mod tests {
     #[test]
     fn a_device_may_be_shared_where_nccl_allows_it_and_never_is_between_hosts() {
         let facts = with_devices(&["h1", "h2"], &[0, 0]);
-        assert!(judged(&facts).worst() == Severity::Ok);
+        assert!(checked(&facts).worst() == Severity::Ok);
         let mut facts = with_devices(&["h1", "h1"], &[0, 0]);
-        assert_eq!(judged(&facts).worst(), Severity::Error);
+        assert_eq!(checked(&facts).worst(), Severity::Error);
         for rank in [0, 1] {
-            assert_eq!(judged(&facts).worst(), Severity::Error);
+            assert_eq!(checked(&facts).worst(), Severity::Error);
             facts[rank].process.as_mut().unwrap().variables = vec![Variable {
                 name: String::from("NCCL_MULTI_RANK_GPU_ENABLE"),
                 value: String::from("1"),
                 file: String::new(),
             }];
         }
-        assert!(judged(&facts).worst() == Severity::Ok);
+        assert!(checked(&facts).worst() == Severity::Ok);
         for (version, fine) in [("2.30.3", true), ("2.32.1", true), ("2.29.7", false)] {
             facts[1].library = Some(crate::preflight::Loaded {
                 version: version.to_owned(),
                 path: String::new(),
             });
-            assert_eq!(judged(&facts).worst() == Severity::Ok, fine, "{version}");
+            assert_eq!(checked(&facts).worst() == Severity::Ok, fine, "{version}");
         }
     }
 
@@ -222,7 +222,7 @@ mod tests {
         facts[1].process = None;
         facts[2].process = None;
         assert_eq!(
-            judged(&facts).of(Severity::Error).next().unwrap().ranks,
+            checked(&facts).of(Severity::Error).next().unwrap().ranks,
             [0, 2]
         );
     }
@@ -232,7 +232,7 @@ mod tests {
         let mut facts = with_devices(&["h1", "h1"], &[0, 1]);
         facts[1].device.as_mut().unwrap().bound_to = Some(0);
         facts[0].process.as_mut().unwrap().visible_devices = Some(String::from("0,1"));
-        let report = judged(&facts).to_string();
+        let report = checked(&facts).to_string();
         assert!(
             report.contains("rank 1 (h1): the communicator's stream is on device 1"),
             "{report}"

@@ -18,8 +18,8 @@
 //! ranks, CUDA's own; then, to each remote rank, a control and a data socket for two channels in two
 //! directions. Threads: NCCL's proxies, RAS and bootstrap, CUDA's, and the two of this crate.
 
-use super::view::View;
-use crate::preflight::facts::Process;
+use super::view::FactsView;
+use crate::preflight::facts::ProcessFacts;
 use nccl_base::report::{Finding, Severity};
 use nccl_base::system::limits::Limits;
 
@@ -30,7 +30,7 @@ pub(in crate::preflight) const OPEN_FILES: &str = "open files";
 /// A resource of which there is less than NCCL needs to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[doc(hidden)]
-pub struct Scarce {
+pub struct ResourceShortage {
     /// The name that `RootCause::ResourceExhausted` has for it.
     pub resource: &'static str,
     /// The numbers.
@@ -46,11 +46,11 @@ struct Size {
 }
 
 /// A sentence without its subject, and advice.
-type Judgement = (Severity, &'static str, String, String);
+type Shortage = (Severity, &'static str, String, String);
 
-pub(super) fn judge(view: &View<'_>, found: &mut Vec<Finding>) {
+pub(super) fn check(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let before = found.len();
-    let mut seen: Vec<(Judgement, Vec<usize>)> = Vec::new();
+    let mut seen: Vec<(Shortage, Vec<usize>)> = Vec::new();
     for (rank, process) in view.processes() {
         let local = view.local_ranks(process) as u64;
         let size = Size {
@@ -75,7 +75,7 @@ pub(super) fn judge(view: &View<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-fn of_process(process: &Process, size: Size) -> Vec<Judgement> {
+fn of_process(process: &ProcessFacts, size: Size) -> Vec<Shortage> {
     let limits = &process.limits;
     let found = [
         files(limits, size),
@@ -92,7 +92,7 @@ fn of_process(process: &Process, size: Size) -> Vec<Judgement> {
 }
 
 /// The resource that a process has too little of for NCCL's start, with one other rank on its host.
-pub(in crate::preflight) fn scarce(process: &Process) -> Option<Scarce> {
+pub(in crate::preflight) fn resource_shortage(process: &ProcessFacts) -> Option<ResourceShortage> {
     let two = Size {
         local: 2,
         remote: 0,
@@ -108,7 +108,7 @@ pub(in crate::preflight) fn scarce(process: &Process) -> Option<Scarce> {
                 "ports" => "ports",
                 _ => return None,
             };
-            Some(Scarce {
+            Some(ResourceShortage {
                 resource,
                 text,
                 fix,
@@ -125,7 +125,7 @@ fn grade(has: u64, needed: u64, advised: u64) -> Option<Severity> {
     }
 }
 
-fn files(limits: &Limits, size: Size) -> Option<Judgement> {
+fn files(limits: &Limits, size: Size) -> Option<Shortage> {
     let limit = limits.files?;
     let needed = 32 + 2 * size.local;
     let advised = 96 + 4 * size.local + 8 * size.remote;
@@ -153,7 +153,7 @@ fn files(limits: &Limits, size: Size) -> Option<Judgement> {
     ))
 }
 
-fn processes(limits: &Limits) -> Option<Judgement> {
+fn processes(limits: &Limits) -> Option<Shortage> {
     let limit = limits.processes?;
     let (needed, advised) = (8, 16);
     let severity = grade(limit.saturating_sub(limits.threads_used), needed, advised)?;
@@ -169,7 +169,7 @@ fn processes(limits: &Limits) -> Option<Judgement> {
     ))
 }
 
-fn tasks(limits: &Limits, size: Size) -> Option<Judgement> {
+fn tasks(limits: &Limits, size: Size) -> Option<Shortage> {
     let left = limits.tasks_left?;
     let severity = grade(left, 8 * size.local, 16 * size.local)?;
     Some((
@@ -188,7 +188,7 @@ fn tasks(limits: &Limits, size: Size) -> Option<Judgement> {
     ))
 }
 
-fn locked(process: &Process) -> Option<Judgement> {
+fn locked(process: &ProcessFacts) -> Option<Shortage> {
     let uses_rdma =
         process.ports.iter().any(|port| port.active) && !process.is_on("NCCL_IB_DISABLE");
     let limit = process.limits.locked.filter(|_| uses_rdma)?;
@@ -204,7 +204,7 @@ fn locked(process: &Process) -> Option<Judgement> {
     ))
 }
 
-fn shared(limits: &Limits, size: Size) -> Option<Judgement> {
+fn shared(limits: &Limits, size: Size) -> Option<Shortage> {
     // A rank alone on its host shares no memory.
     let free = limits.shared_free.filter(|_| size.local > 1)?;
     let advised = (32 * MIB * size.local).min(1 << 30);
@@ -226,7 +226,7 @@ fn shared(limits: &Limits, size: Size) -> Option<Judgement> {
     ))
 }
 
-fn leaked(limits: &Limits) -> Option<Judgement> {
+fn leaked(limits: &Limits) -> Option<Shortage> {
     (limits.leaked > 0).then(|| {
         (
             Severity::Warning,
@@ -241,7 +241,7 @@ fn leaked(limits: &Limits) -> Option<Judgement> {
     })
 }
 
-fn memory(limits: &Limits, size: Size) -> Option<Judgement> {
+fn memory(limits: &Limits, size: Size) -> Option<Shortage> {
     let limit = limits.memory?;
     let advised = 512 * MIB * size.local;
     let severity = grade(limit, 0, advised)?;
@@ -259,7 +259,7 @@ fn memory(limits: &Limits, size: Size) -> Option<Judgement> {
     ))
 }
 
-fn processors(limits: &Limits, size: Size) -> Option<Judgement> {
+fn processors(limits: &Limits, size: Size) -> Option<Shortage> {
     let limit = limits.processors?;
     let severity = grade(limit, 0, 1000 * size.local)?;
     Some((
@@ -275,7 +275,7 @@ fn processors(limits: &Limits, size: Size) -> Option<Judgement> {
     ))
 }
 
-fn ports(limits: &Limits, size: Size) -> Option<Judgement> {
+fn ports(limits: &Limits, size: Size) -> Option<Shortage> {
     let (first, last) = (limits.first_port?, limits.last_port?);
     let count = last.saturating_add(1).saturating_sub(first);
     let advised = (16 + 4 * size.remote) * size.local;
@@ -306,22 +306,22 @@ mod tests {
     use nccl_base::report::Report;
 
     /// Two hosts of two ranks, of which rank 3 has these limits.
-    fn judged(change: impl Fn(&mut Process)) -> Report {
+    fn checked(change: impl Fn(&mut ProcessFacts)) -> Report {
         let mut facts = ranks_on(&["h1", "h1", "h2", "h2"]);
         change(facts[3].process.as_mut().unwrap());
         let mut found = Vec::new();
-        judge(&View::of(&facts), &mut found);
+        check(&FactsView::of(&facts), &mut found);
         Report::new(found)
     }
 
     #[test]
     fn limits_that_are_not_known_are_nobodys_fault() {
-        assert!(judged(|_| ()).worst() == Severity::Ok);
+        assert!(checked(|_| ()).worst() == Severity::Ok);
     }
 
     #[test]
     fn too_few_open_files_are_an_error_and_few_a_warning() {
-        let with = |files| judged(|process| process.limits.files = Some(files));
+        let with = |files| checked(|process| process.limits.files = Some(files));
         let report = with(30);
         let error = report.of(Severity::Error).next().unwrap();
         assert_eq!(
@@ -341,7 +341,7 @@ mod tests {
         assert_eq!(with(64).worst(), Severity::Warning);
         assert_eq!(with(1024).worst(), Severity::Ok);
         // Open files are not available any more.
-        let used = judged(|process| {
+        let used = checked(|process| {
             process.limits.files = Some(1024);
             process.limits.files_used = 1000;
             process.limits.files_hard = Some(1024);
@@ -365,11 +365,12 @@ mod tests {
                 shared_free: Some(free),
                 ..Limits::default()
             };
-            let process = Process {
+            let process = ProcessFacts {
                 limits,
-                ..Process::default()
+                ..ProcessFacts::default()
             };
-            scarce(&process).map(|scarce| (scarce.resource, scarce.text))
+            resource_shortage(&process)
+                .map(|resource_shortage| (resource_shortage.resource, resource_shortage.text))
         };
         assert_eq!(with(1024, 64 * MIB), None);
         // Little, but enough to start.
@@ -383,11 +384,11 @@ mod tests {
             last_port: Some(40_009),
             ..Limits::default()
         };
-        let process = Process {
+        let process = ProcessFacts {
             limits: narrow,
-            ..Process::default()
+            ..ProcessFacts::default()
         };
-        let found = scarce(&process).unwrap();
+        let found = resource_shortage(&process).unwrap();
         assert_eq!(found.resource, "ports");
         assert!(
             found.text.contains("10 ports from 40000 to 40009"),
@@ -398,7 +399,7 @@ mod tests {
 
     #[test]
     fn each_limit_has_a_sentence_of_its_own_with_a_fix() {
-        let report = judged(|process| {
+        let report = checked(|process| {
             process.limits = Limits {
                 processes: Some(4),
                 tasks_left: Some(3),

@@ -5,39 +5,43 @@
 
 mod devices;
 mod limits;
+mod namespaces;
 mod network;
-mod places;
 mod rdma;
-mod reach;
+mod reachability;
 mod variables;
 mod versions;
 mod view;
 
 #[doc(hidden)]
-pub use limits::Scarce;
-pub(super) use limits::{OPEN_FILES, scarce};
+pub use limits::ResourceShortage;
+pub(super) use limits::{OPEN_FILES, resource_shortage};
 pub(super) use network::networks;
-pub(super) use view::View;
+pub(super) use view::FactsView;
 
-use super::reach::{Door, Failure};
+use super::reachability::{Failure, ProbeListener};
 use nccl_base::report::{Finding, Report};
 
 /// Findings from facts alone.
-pub(super) fn judge(view: &View<'_>) -> Vec<Finding> {
+pub(super) fn check(view: &FactsView<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
-    versions::judge(view, &mut found);
-    variables::judge(view, &mut found);
-    devices::judge(view, &mut found);
-    network::judge(view, &mut found);
-    rdma::judge(view, &mut found);
-    places::judge(view, &mut found);
-    limits::judge(view, &mut found);
+    versions::check(view, &mut found);
+    variables::check(view, &mut found);
+    devices::check(view, &mut found);
+    network::check(view, &mut found);
+    rdma::check(view, &mut found);
+    namespaces::check(view, &mut found);
+    limits::check(view, &mut found);
     found
 }
 
-/// Findings from facts, and from failed visits.
-pub(super) fn judge_reached(view: &View<'_>, doors: &[Door], failures: &[Failure]) -> Report {
-    let mut found = judge(view);
-    reach::judge(view, doors, failures, &mut found);
+/// Findings from facts, and from failed probes.
+pub(super) fn check_reachability(
+    view: &FactsView<'_>,
+    listeners: &[ProbeListener],
+    failures: &[Failure],
+) -> Report {
+    let mut found = check(view);
+    reachability::check(view, listeners, failures, &mut found);
     Report::new(found)
 }

@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
-use super::view::View;
-use crate::preflight::facts::Process;
+use super::view::FactsView;
+use crate::preflight::facts::ProcessFacts;
 use crate::preflight::interfaces::{Address, Rule};
 use nccl_base::report::{Finding, Severity};
 
-pub(super) fn judge(view: &View<'_>, found: &mut Vec<Finding>) {
+pub(super) fn check(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let before = found.len();
     nothing_to_take(view, found);
     let several = networks(view) > 1;
@@ -41,13 +41,13 @@ pub(super) fn judge(view: &View<'_>, found: &mut Vec<Finding>) {
 }
 
 /// The number of different networks of the ranks: namespaces or machines.
-pub(in crate::preflight) fn networks(view: &View<'_>) -> usize {
+pub(in crate::preflight) fn networks(view: &FactsView<'_>) -> usize {
     view.groups(|rank| Some(view.process(rank)?.network()))
         .len()
 }
 
 /// The addresses of a host, for sentences, but for loopback and link-local ones.
-pub(in crate::preflight) fn listed(process: &Process) -> String {
+pub(in crate::preflight) fn listed(process: &ProcessFacts) -> String {
     let leads = |own: &&Address| match own.address {
         IpAddr::V4(address) => !address.is_loopback(),
         IpAddr::V6(address) => !address.is_loopback() && !address.is_unicast_link_local(),
@@ -70,7 +70,7 @@ pub(in crate::preflight) fn listed(process: &Process) -> String {
 
 /// The line that makes NCCL take an interface on a rank's host: a name that is a prefix of another interface's name
 /// needs `=`.
-pub(in crate::preflight) fn export(view: &View<'_>, rank: usize, interface: &str) -> String {
+pub(in crate::preflight) fn export(view: &FactsView<'_>, rank: usize, interface: &str) -> String {
     let addresses = view.process(rank).map(|process| &process.addresses);
     let mut names = addresses
         .into_iter()
@@ -81,7 +81,7 @@ pub(in crate::preflight) fn export(view: &View<'_>, rank: usize, interface: &str
     format!("export NCCL_SOCKET_IFNAME={sign}{interface}")
 }
 
-fn nothing_to_take(view: &View<'_>, found: &mut Vec<Finding>) {
+fn nothing_to_take(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let without = view.groups(|rank| {
         let process = view.process(rank)?;
         if process.choice().is_some() {
@@ -93,7 +93,7 @@ fn nothing_to_take(view: &View<'_>, found: &mut Vec<Finding>) {
         // An address that would match if its interface were up.
         let mut raised = process.addresses.clone();
         raised.iter_mut().for_each(|address| address.up = true);
-        let down = crate::preflight::interfaces::choose(&raised, process.wishes());
+        let down = crate::preflight::interfaces::choose(&raised, process.interface_settings());
         let down = down.map(|(address, _)| (address.interface.clone(), address.address));
         Some((wish, down, listed(process)))
     });
@@ -124,7 +124,7 @@ fn nothing_to_take(view: &View<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-fn families(view: &View<'_>, found: &mut Vec<Finding>) {
+fn families(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let groups = view.groups(|rank| Some(view.process(rank)?.choice()?.0.address.is_ipv6()));
     if groups.len() < 2 {
         return;
@@ -139,7 +139,7 @@ fn families(view: &View<'_>, found: &mut Vec<Finding>) {
 }
 
 /// Hosts where NCCL takes an address that only the host itself reaches.
-fn loopbacks(view: &View<'_>, found: &mut Vec<Finding>) {
+fn loopbacks(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let on_loopback = view.groups(|rank| {
         let process = view.process(rank)?;
         let (address, rule) = process.choice()?;
@@ -165,7 +165,7 @@ fn loopbacks(view: &View<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-fn names(view: &View<'_>, found: &mut Vec<Finding>) {
+fn names(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     for rank in view.ranks() {
         let Some(process) = view.facts(rank).process.as_ref() else {
             continue;
@@ -199,7 +199,7 @@ fn names(view: &View<'_>, found: &mut Vec<Finding>) {
 }
 
 /// Hosts where NCCL takes another interface than the ranks' own connection, without being told to.
-fn apart(view: &View<'_>, found: &mut Vec<Finding>) {
+fn apart(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let apart = view.groups(|rank| {
         let process = view.process(rank)?;
         let (chosen, rule) = process.choice()?;
@@ -233,7 +233,10 @@ fn apart(view: &View<'_>, found: &mut Vec<Finding>) {
 
 /// A better interface for NCCL on a rank's host, if there is one: that of the ranks' own connection, or one
 /// in a subnet that most of the other hosts are in.
-pub(in crate::preflight) fn suggestion<'f>(view: &View<'f>, rank: usize) -> Option<&'f Address> {
+pub(in crate::preflight) fn suggestion<'f>(
+    view: &FactsView<'f>,
+    rank: usize,
+) -> Option<&'f Address> {
     let process = view.process(rank)?;
     let taken = process.choice().map(|(address, _)| &address.interface);
     let other =
@@ -242,7 +245,7 @@ pub(in crate::preflight) fn suggestion<'f>(view: &View<'f>, rank: usize) -> Opti
         return Some(control);
     }
     let score = |own: &&Address| {
-        let near = |other: &Process| {
+        let near = |other: &ProcessFacts| {
             let chosen = other.choice().map(|(address, _)| address.address);
             chosen.is_some_and(|chosen| own.is_near(chosen))
         };
@@ -268,9 +271,9 @@ mod tests {
     use nccl_base::report::Report;
     use nccl_base::system::variables::Variable;
 
-    fn judged(facts: &[Facts]) -> Report {
+    fn checked(facts: &[Facts]) -> Report {
         let mut found = Vec::new();
-        judge(&View::of(facts), &mut found);
+        check(&FactsView::of(facts), &mut found);
         Report::new(found)
     }
 
@@ -289,7 +292,7 @@ mod tests {
         with_addresses(&mut facts[1], &[("lo", "127.0.0.1"), ("eth0", "10.0.0.2")]);
         facts[1].process.as_mut().unwrap().addresses[1].up = false;
         set(&mut facts[1], "NCCL_SOCKET_IFNAME", "eth");
-        let report = judged(&facts).to_string();
+        let report = checked(&facts).to_string();
         for words in [
             "rank 1 (h2): NCCL finds no interface with NCCL_SOCKET_IFNAME=eth: eth0 (10.0.0.2) is down",
             "ip link set eth0 up on host h2",
@@ -298,7 +301,7 @@ mod tests {
         }
         // Without a name, NCCL takes the loopback, which is worse.
         facts[1].process.as_mut().unwrap().variables.clear();
-        let report = judged(&facts).to_string();
+        let report = checked(&facts).to_string();
         assert!(report.contains("NCCL takes 127.0.0.1 on lo"), "{report}");
         assert!(report.contains("eth0 10.0.0.2 (down)"), "{report}");
     }
@@ -308,7 +311,7 @@ mod tests {
         let mut facts = ranks_on(&["h1"]);
         with_addresses(&mut facts[0], &[("eno1", "10.0.0.1")]);
         set(&mut facts[0], "NCCL_SOCKET_IFNAME", "bond0");
-        let report = judged(&facts);
+        let report = checked(&facts);
         assert_eq!(report.worst(), Severity::Error);
         assert!(
             report.to_string().contains("the host has eno1 10.0.0.1"),
@@ -327,7 +330,7 @@ mod tests {
             with_addresses(facts, &[("eth0", &a), ("ib0", &b)]);
             facts.process.as_mut().unwrap().control = a.parse().ok();
         }
-        let report = judged(&facts).to_string();
+        let report = checked(&facts).to_string();
         assert!(
             report.contains("goes by eth0 (10.0.0.2), and NCCL takes ib0 (10.9.0.2"),
             "{report}"
@@ -341,7 +344,7 @@ mod tests {
         let mut other = process.addresses[1].clone();
         other.interface = String::from("eth00");
         process.addresses.push(other);
-        let report = judged(&facts).to_string();
+        let report = checked(&facts).to_string();
         assert!(
             report.contains("export NCCL_SOCKET_IFNAME==eth0 on host h2"),
             "{report}"
@@ -350,9 +353,9 @@ mod tests {
         for facts in &mut facts {
             set(facts, "NCCL_SOCKET_IFNAME", "ib0");
         }
-        assert!(judged(&facts).worst() == Severity::Ok);
+        assert!(checked(&facts).worst() == Severity::Ok);
         facts[1].process.as_mut().unwrap().interface = Some(String::from("eth0"));
-        assert_eq!(judged(&facts).of(Severity::Warning).count(), 1);
+        assert_eq!(checked(&facts).of(Severity::Warning).count(), 1);
     }
 
     #[test]
@@ -366,7 +369,7 @@ mod tests {
             address: String::from("127.0.1.1"),
             line: 2,
         }];
-        let report = judged(&facts);
+        let report = checked(&facts);
         assert!(
             report
                 .to_string()
@@ -375,7 +378,7 @@ mod tests {
         );
         assert_eq!(report.worst(), Severity::Warning);
         set(&mut facts[1], "NCCL_COMM_ID", "h2:4000");
-        assert_eq!(judged(&facts).worst(), Severity::Error);
+        assert_eq!(checked(&facts).worst(), Severity::Error);
     }
 
     #[test]
@@ -384,7 +387,7 @@ mod tests {
         with_addresses(&mut facts[0], &[("eth0", "10.0.0.1")]);
         with_addresses(&mut facts[1], &[("eth0", "fd00::2")]);
         with_addresses(&mut facts[2], &[("eth0", "10.0.0.3")]);
-        let report = judged(&facts).to_string();
+        let report = checked(&facts).to_string();
         assert!(
             report.contains("rank 1 (h2) with IPv6, the other 2 ranks (h1, h3) with IPv4"),
             "{report}"

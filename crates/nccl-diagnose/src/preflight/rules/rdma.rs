@@ -1,13 +1,13 @@
 //! Network adapters with RDMA: present on every host or on none, and named correctly.
 
-use super::view::View;
-use crate::preflight::facts::Process;
+use super::view::FactsView;
+use crate::preflight::facts::ProcessFacts;
 use crate::preflight::interfaces::List;
 use crate::preflight::rdma::Port;
 use nccl_base::report::{Finding, Severity};
 use nccl_base::system::variables::number;
 
-pub(super) fn judge(view: &View<'_>, found: &mut Vec<Finding>) {
+pub(super) fn check(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let before = found.len();
     named(view, found);
     addresses(view, found);
@@ -23,13 +23,13 @@ pub(super) fn judge(view: &View<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-fn wanted(process: &Process) -> Option<List> {
+fn wanted(process: &ProcessFacts) -> Option<List> {
     let names = process.value("NCCL_IB_HCA")?;
     (!names.is_empty()).then(|| List::parse(names))
 }
 
 /// The ports that NCCL may use: active, and in `NCCL_IB_HCA` if that is set.
-fn usable(process: &Process) -> Vec<&Port> {
+fn usable(process: &ProcessFacts) -> Vec<&Port> {
     let list = wanted(process);
     let is_wanted = |port: &&Port| {
         let matches = |list: &List| list.matches_port(&port.adapter, Some(port.port));
@@ -46,7 +46,7 @@ fn usable(process: &Process) -> Vec<&Port> {
         .collect()
 }
 
-fn listed(process: &Process) -> String {
+fn listed(process: &ProcessFacts) -> String {
     let texts: Vec<String> = process
         .ports
         .iter()
@@ -63,7 +63,7 @@ fn listed(process: &Process) -> String {
 }
 
 /// Names in `NCCL_IB_HCA` that match no adapter: NCCL does not report these, and uses sockets.
-fn named(view: &View<'_>, found: &mut Vec<Finding>) {
+fn named(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let nothing = view.groups(|rank| {
         let process = view.process(rank)?;
         let names = process
@@ -85,7 +85,7 @@ fn named(view: &View<'_>, found: &mut Vec<Finding>) {
 }
 
 /// An index in `NCCL_IB_GID_INDEX` that a port does not have.
-fn addresses(view: &View<'_>, found: &mut Vec<Finding>) {
+fn addresses(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let without = view.groups(|rank| {
         let process = view.process(rank)?;
         let index = process.value("NCCL_IB_GID_INDEX").and_then(number)?;
@@ -114,8 +114,8 @@ fn addresses(view: &View<'_>, found: &mut Vec<Finding>) {
 }
 
 /// Hosts without RDMA among hosts with it: they cannot communicate.
-fn some_without(view: &View<'_>, found: &mut Vec<Finding>) {
-    let decided = |process: &Process| {
+fn some_without(view: &FactsView<'_>, found: &mut Vec<Finding>) {
+    let decided = |process: &ProcessFacts| {
         // The user has named the network, and a plugin may bring its own.
         ["NCCL_NET", "NCCL_NET_PLUGIN"]
             .iter()
@@ -176,16 +176,16 @@ mod tests {
         });
     }
 
-    fn judged(facts: &[Facts]) -> String {
+    fn checked(facts: &[Facts]) -> String {
         let mut found = Vec::new();
-        judge(&View::of(facts), &mut found);
+        check(&FactsView::of(facts), &mut found);
         Report::new(found).to_string()
     }
 
     #[test]
     fn a_host_without_rdma_among_hosts_with_it_is_named() {
         let facts = with_ports(&["h1", "h2", "h3"], &[2, 0, 2]);
-        let text = judged(&facts);
+        let text = checked(&facts);
         assert!(
             text.contains("rank 1 (h2) with no active adapter"),
             "{text}"
@@ -194,9 +194,9 @@ mod tests {
         for facts in &mut facts {
             set(facts, "NCCL_NET", "Socket");
         }
-        assert!(!judged(&facts).contains("warning"));
+        assert!(!checked(&facts).contains("warning"));
         let facts = with_ports(&["h1", "h2"], &[0, 0]);
-        assert_eq!(judged(&facts), "");
+        assert_eq!(checked(&facts), "");
     }
 
     #[test]
@@ -204,7 +204,7 @@ mod tests {
         let mut facts = with_ports(&["h1", "h2"], &[2, 2]);
         set(&mut facts[0], "NCCL_IB_HCA", "mlx5_0,mlx5_1");
         set(&mut facts[1], "NCCL_IB_HCA", "=mlx5_9");
-        let text = judged(&facts);
+        let text = checked(&facts);
         assert!(
             text.contains("rank 1 (h2): NCCL_IB_HCA==mlx5_9 names no active adapter"),
             "{text}"
@@ -219,10 +219,10 @@ mod tests {
     fn an_address_that_a_port_does_not_have_is_an_error() {
         let mut facts = with_ports(&["h1"], &[1]);
         set(&mut facts[0], "NCCL_IB_GID_INDEX", "3");
-        assert!(!judged(&facts).contains("error"));
+        assert!(!checked(&facts).contains("error"));
         set(&mut facts[0], "NCCL_IB_GID_INDEX", "3");
         facts[0].process.as_mut().unwrap().variables[0].value = String::from("5");
-        let text = judged(&facts);
+        let text = checked(&facts);
         assert!(
             text.contains("mlx5_0:1 has no address of this number, only 0, 1, 3"),
             "{text}"

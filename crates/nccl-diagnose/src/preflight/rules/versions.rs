@@ -1,15 +1,15 @@
 //! Versions: of NCCL, of the driver, and of the machine.
 
-use super::view::View;
+use super::view::FactsView;
 use nccl_base::report::{Finding, Severity};
 
-pub(super) fn judge(view: &View<'_>, found: &mut Vec<Finding>) {
+pub(super) fn check(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     nccl(view, found);
     driver(view, found);
     machine(view, found);
 }
 
-fn nccl(view: &View<'_>, found: &mut Vec<Finding>) {
+fn nccl(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     const CHECK: &str = "nccl-version";
     let loaded = |rank: usize| view.facts(rank).library.as_ref();
     let groups = view.groups(|rank| Some(loaded(rank)?.version.clone()));
@@ -48,7 +48,7 @@ fn nccl(view: &View<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-fn driver(view: &View<'_>, found: &mut Vec<Finding>) {
+fn driver(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     const CHECK: &str = "cuda-driver";
     let groups = view.groups(|rank| Some(view.facts(rank).device.as_ref()?.driver.clone()));
     let text = |version: &String| format!("with a driver for CUDA {version}");
@@ -67,7 +67,7 @@ fn driver(view: &View<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-fn machine(view: &View<'_>, found: &mut Vec<Finding>) {
+fn machine(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     const CHECK: &str = "architecture";
     let groups = view.groups(|rank| {
         let process = view.process(rank)?;

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::preflight::facts::{Facts, Process};
+use crate::preflight::facts::{Facts, ProcessFacts};
 use nccl_base::report::Finding;
 
 /// The facts of all ranks, by rank.
-pub(in crate::preflight) struct View<'f> {
+pub(in crate::preflight) struct FactsView<'f> {
     facts: &'f [Facts],
     /// For each rank, the first rank of its process.
     process: Vec<Option<usize>>,
@@ -20,7 +20,7 @@ pub(in crate::preflight) type Group<V> = (V, Vec<usize>);
 /// The most values that one sentence shows.
 const SHOWN: usize = 6;
 
-impl<'f> View<'f> {
+impl<'f> FactsView<'f> {
     pub(in crate::preflight) fn of(facts: &'f [Facts]) -> Self {
         let mut last = None;
         let process = facts.iter().enumerate().map(|(rank, facts)| {
@@ -61,12 +61,14 @@ impl<'f> View<'f> {
         &self.facts[rank]
     }
 
-    pub(in crate::preflight) fn process(&self, rank: usize) -> Option<&'f Process> {
+    pub(in crate::preflight) fn process(&self, rank: usize) -> Option<&'f ProcessFacts> {
         self.facts[self.process[rank]?].process.as_ref()
     }
 
     /// The first rank of each process, with the process.
-    pub(in crate::preflight) fn processes(&self) -> impl Iterator<Item = (usize, &'f Process)> {
+    pub(in crate::preflight) fn processes(
+        &self,
+    ) -> impl Iterator<Item = (usize, &'f ProcessFacts)> {
         let own = |(rank, facts): (usize, &'f Facts)| Some((rank, facts.process.as_ref()?));
         self.facts.iter().enumerate().filter_map(own)
     }
@@ -77,7 +79,7 @@ impl<'f> View<'f> {
     }
 
     /// The number of ranks on the machine of `process`.
-    pub(super) fn local_ranks(&self, process: &Process) -> usize {
+    pub(super) fn local_ranks(&self, process: &ProcessFacts) -> usize {
         if let Some((local, _)) = self.alone {
             return local;
         }
@@ -245,7 +247,7 @@ mod tests {
     #[test]
     fn the_odd_one_of_three_hosts_is_named_and_the_majority_shown() {
         let facts = ranks_on(&["h1", "h1", "h2", "h2", "h3", "h3"]);
-        let view = View::of(&facts);
+        let view = FactsView::of(&facts);
         let groups = view.groups(|rank| Some(if rank == 3 { "LL" } else { "Ring" }));
         let (odd, text) = view.contrast(&groups, |value| format!("has {value}"));
         assert_eq!(odd, [3]);
@@ -258,7 +260,7 @@ mod tests {
     #[test]
     fn of_two_equal_groups_none_is_odd() {
         let facts = ranks_on(&["h1", "h1", "h2", "h2"]);
-        let view = View::of(&facts);
+        let view = FactsView::of(&facts);
         let groups = view.groups(|rank| Some(rank / 2));
         let (odd, text) = view.contrast(&groups, |value| format!("got {value}"));
         assert_eq!(odd, [0, 1, 2, 3]);
@@ -268,7 +270,7 @@ mod tests {
     #[test]
     fn when_everyone_differs_the_first_few_are_shown() {
         let facts = ranks_on(&["h"; 9]);
-        let view = View::of(&facts);
+        let view = FactsView::of(&facts);
         let groups = view.groups(Some);
         let (odd, text) = view.contrast(&groups, ToString::to_string);
         assert_eq!(odd.len(), 9);
@@ -281,9 +283,12 @@ mod tests {
     #[test]
     fn ranks_are_named_by_host_and_in_spans() {
         let facts = ranks_on(&["h1", "h1", "h1", "h2", "h2", "h1"]);
-        let view = View::of(&facts);
+        let view = FactsView::of(&facts);
         assert_eq!(view.who(&[5, 0, 1, 2, 4]), "ranks 0-2,5 (h1), 4 (h2)");
         assert_eq!(view.who(&[3]), "rank 3 (h2)");
-        assert_eq!(View::alone(&facts[..1], 8, 8).who(&[0]), "this host (h1)");
+        assert_eq!(
+            FactsView::alone(&facts[..1], 8, 8).who(&[0]),
+            "this host (h1)"
+        );
     }
 }

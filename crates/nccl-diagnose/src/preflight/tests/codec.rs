@@ -3,9 +3,9 @@
 use super::random::facts;
 use crate::preflight::bounds::{Bounded, LONGEST_LIST, LONGEST_TEXT, MOST_FINDINGS};
 use crate::preflight::facts::Facts;
-use crate::preflight::reach::{Door, Failure};
+use crate::preflight::reachability::{Failure, ProbeListener};
 use nccl_base::report::{Finding, Report, Severity};
-use nccl_base::system::late::Late;
+use nccl_base::system::env_drift::DriftedVariable;
 use nccl_base::system::variables::Variable;
 use nccl_base::wire;
 use serde::{Deserialize, Serialize};
@@ -38,7 +38,7 @@ fn no_bytes_make_the_decoders_panic_or_keep_more_than_they_were_given() {
         ..Failure::default()
     };
     seeds.push(wire::encode(&vec![failure; 3]));
-    seeds.push(wire::encode(&Door::default()));
+    seeds.push(wire::encode(&ProbeListener::default()));
     let mut understood = 0;
     for _ in 0..20_000 {
         let mut bytes = random.choice(&seeds).unwrap().clone();
@@ -58,7 +58,7 @@ fn no_bytes_make_the_decoders_panic_or_keep_more_than_they_were_given() {
         understood += usize::from(again::<Facts>(&bytes));
         understood += usize::from(again::<Report>(&bytes));
         understood += usize::from(again::<Vec<Failure>>(&bytes));
-        understood += usize::from(again::<Door>(&bytes));
+        understood += usize::from(again::<ProbeListener>(&bytes));
     }
     // Otherwise the mutations were too wild to decode.
     assert!(understood > 5_000, "{understood}");
@@ -74,7 +74,7 @@ fn what_is_too_long_is_cut_before_it_is_sent_and_where_it_has_come() {
         value: text(),
         file: text(),
     };
-    let late = Late {
+    let late = DriftedVariable {
         name: text(),
         was: Some(text()),
         is: Some(text()),

@@ -2,13 +2,13 @@
 
 // The test support of nccl-base is included by path, because it is not exported.
 mod codec;
-#[path = "../../../../nccl-base/src/system/made_up.rs"]
-mod made_up;
+#[path = "../../../../nccl-base/src/system/fake_tree.rs"]
+mod fake_tree;
 mod random;
 
-use super::facts::{Facts, Process};
+use super::facts::{Facts, ProcessFacts};
 use super::interfaces::Address;
-pub(super) use made_up::Tree;
+pub(super) use fake_tree::Tree;
 /// Ranks that agree about everything, on these hosts.
 pub(super) fn ranks_on(hosts: &[&str]) -> Vec<Facts> {
     hosts
@@ -16,13 +16,13 @@ pub(super) fn ranks_on(hosts: &[&str]) -> Vec<Facts> {
         .enumerate()
         .map(|(rank, host)| Facts {
             protocol: super::facts::PROTOCOL,
-            process: Some(Process {
+            process: Some(ProcessFacts {
                 host: (*host).to_owned(),
                 pid: 1000 + rank as u64,
                 architecture: String::from("x86_64"),
                 little_endian: true,
                 boot: format!("boot of {host}"),
-                ..Process::default()
+                ..ProcessFacts::default()
             }),
             ..Facts::default()
         })

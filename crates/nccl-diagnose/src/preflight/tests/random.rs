@@ -3,13 +3,13 @@
 
 use crate::preflight::Loaded;
 use crate::preflight::device::Device;
-use crate::preflight::facts::{Facts, LoopbackName, Namespaces, PROTOCOL, Process};
+use crate::preflight::facts::{Facts, LoopbackName, Namespaces, PROTOCOL, ProcessFacts};
 use crate::preflight::interfaces::Address;
 use crate::preflight::rdma::Port;
-use crate::preflight::reach::{Door, Failure};
-use crate::preflight::rules::{View, judge, judge_reached};
+use crate::preflight::reachability::{Failure, ProbeListener};
+use crate::preflight::rules::{FactsView, check, check_reachability};
 use nccl_base::report::Report;
-use nccl_base::system::late::Late;
+use nccl_base::system::env_drift::DriftedVariable;
 use nccl_base::system::limits::Limits;
 use nccl_base::system::variables::Variable;
 use nccl_base::wire;
@@ -76,7 +76,7 @@ fn limits(random: &mut fastrand::Rng) -> Limits {
     }
 }
 
-fn process(random: &mut fastrand::Rng) -> Process {
+fn process(random: &mut fastrand::Rng) -> ProcessFacts {
     let address = |random: &mut fastrand::Rng| Address {
         interface: word(random),
         address: random
@@ -95,7 +95,7 @@ fn process(random: &mut fastrand::Rng) -> Process {
         scope: number(random),
         up: random.bool(),
     };
-    Process {
+    ProcessFacts {
         host: word(random),
         pid: number(random),
         architecture: word(random),
@@ -112,7 +112,7 @@ fn process(random: &mut fastrand::Rng) -> Process {
             value: word(random),
             file: word(random),
         }),
-        late: several(random, 2, |random| Late {
+        late: several(random, 2, |random| DriftedVariable {
             name: word(random),
             was: maybe(random, word),
             is: maybe(random, word),
@@ -167,7 +167,7 @@ fn random_ranks_never_panic_the_rules_and_come_to_one_report_whatever_the_order(
     for _ in 0..400 {
         let facts = several(&mut random, 12, facts);
         let some = |random: &mut fastrand::Rng| random.usize(..14);
-        let mut doors = several(&mut random, 6, |random| Door {
+        let mut listeners = several(&mut random, 6, |random| ProbeListener {
             rank: some(random),
             interface: word(random),
             at: word(random),
@@ -175,8 +175,8 @@ fn random_ranks_never_panic_the_rules_and_come_to_one_report_whatever_the_order(
             mtu: random.u64(..3) * 1500,
             failed: word(random),
         });
-        doors.sort_by_key(|door| door.rank);
-        doors.dedup_by_key(|door| door.rank);
+        listeners.sort_by_key(|listener| listener.rank);
+        listeners.dedup_by_key(|listener| listener.rank);
         let mut failures = several(&mut random, 12, |random| Failure {
             from: some(random),
             to: some(random),
@@ -185,12 +185,12 @@ fn random_ranks_never_panic_the_rules_and_come_to_one_report_whatever_the_order(
             stranger: random.bool(),
             large: random.bool(),
         });
-        let view = View::of(&facts);
-        let first = judge_reached(&view, &doors, &failures);
+        let view = FactsView::of(&facts);
+        let first = check_reachability(&view, &listeners, &failures);
         for _ in 0..3 {
-            random.shuffle(&mut doors);
+            random.shuffle(&mut listeners);
             random.shuffle(&mut failures);
-            assert_eq!(judge_reached(&view, &doors, &failures), first);
+            assert_eq!(check_reachability(&view, &listeners, &failures), first);
         }
         findings += first.findings.len();
         // The report survives the wire, and names only existing ranks.
@@ -206,7 +206,7 @@ fn random_ranks_never_panic_the_rules_and_come_to_one_report_whatever_the_order(
             assert!(!finding.what.is_empty());
         }
         if let Some(one) = facts.first() {
-            let _ = judge(&View::alone(std::slice::from_ref(one), 8, 64));
+            let _ = check(&FactsView::alone(std::slice::from_ref(one), 8, 64));
         }
     }
     assert!(findings > 2000, "{findings}");

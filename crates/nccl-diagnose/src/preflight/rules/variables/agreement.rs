@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use super::super::view::{View, shortened};
-use super::written::written;
+use super::super::view::{FactsView, shortened};
+use super::origin::with_origin;
 use nccl_base::report::{Finding, Severity};
-use nccl_base::system::known::{self, Agreement};
+use nccl_base::system::nccl_variables::{self, Agreement};
 use nccl_base::system::variables::number;
 
 /// The value as NCCL takes it; `None` for a variable that is not set or has the default value.
 fn taken(name: &str, value: Option<&str>) -> Option<String> {
     let value = value.filter(|value| !value.is_empty())?;
-    let known = known::find(name);
+    let known = nccl_variables::find(name);
     let Some(taken) = number(value) else {
         return Some(value.to_owned());
     };
@@ -40,11 +40,11 @@ struct Odd {
     agreement: Agreement,
 }
 
-pub(super) fn agreement(view: &View<'_>, found: &mut Vec<Finding>) {
+pub(super) fn agreement(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let mut names: BTreeMap<&str, Agreement> = BTreeMap::new();
     for (_, process) in view.processes() {
         for variable in &process.variables {
-            if let Some(known) = known::find(&variable.name) {
+            if let Some(known) = nccl_variables::find(&variable.name) {
                 names.insert(&variable.name, known.agreement);
             }
         }
@@ -75,7 +75,7 @@ pub(super) fn agreement(view: &View<'_>, found: &mut Vec<Finding>) {
             Some(_) => {
                 let of = groups.iter().find(|(other, _)| other == value);
                 match of.and_then(|(_, ranks)| set(ranks[0])) {
-                    Some(variable) => written(variable),
+                    Some(variable) => with_origin(variable),
                     None => format!("without {name}"),
                 }
             }
@@ -89,7 +89,7 @@ pub(super) fn agreement(view: &View<'_>, found: &mut Vec<Finding>) {
                     "{} without {name}, {} with {}",
                     view.who(&lacking),
                     view.others(&having),
-                    example.map_or_else(String::new, written)
+                    example.map_or_else(String::new, with_origin)
                 );
                 (lacking, text)
             }
@@ -118,7 +118,7 @@ pub(super) fn agreement(view: &View<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-fn describe(view: &View<'_>, odd: &Odd) -> Finding {
+fn describe(view: &FactsView<'_>, odd: &Odd) -> Finding {
     let hosts = shortened(&view.hosts(&odd.ranks));
     let lines: Vec<String> = odd
         .names
@@ -166,7 +166,7 @@ fn describe(view: &View<'_>, odd: &Odd) -> Finding {
 }
 
 /// Whether all ranks of some hosts lack a variable that all ranks of others have.
-fn is_missing_on_whole_hosts(view: &View<'_>, name: &str) -> bool {
+fn is_missing_on_whole_hosts(view: &FactsView<'_>, name: &str) -> bool {
     let lacking: Vec<usize> = view
         .ranks()
         .filter(|&rank| !is_set(view, rank, name))
@@ -174,13 +174,13 @@ fn is_missing_on_whole_hosts(view: &View<'_>, name: &str) -> bool {
     !lacking.is_empty() && are_whole_hosts(view, &lacking)
 }
 
-fn is_set(view: &View<'_>, rank: usize, name: &str) -> bool {
+fn is_set(view: &FactsView<'_>, rank: usize, name: &str) -> bool {
     let value = view.process(rank).and_then(|process| process.value(name));
     value.is_some_and(|value| !value.is_empty())
 }
 
 /// Whether `ranks` are all ranks of some hosts, and not all ranks.
-fn are_whole_hosts(view: &View<'_>, ranks: &[usize]) -> bool {
+fn are_whole_hosts(view: &FactsView<'_>, ranks: &[usize]) -> bool {
     let hosts = view.hosts(ranks);
     let on_them = |rank: &usize| hosts.iter().any(|host| host == view.host(*rank));
     let count = view.ranks().filter(on_them).count();

@@ -1,13 +1,13 @@
 //! Variables that contradict how this crate calls NCCL, or which machines there are.
 
-use super::super::view::View;
-use super::written::written;
-use nccl_base::launch_mode::{LaunchMode, Wish};
+use super::super::view::FactsView;
+use super::origin::with_origin;
+use nccl_base::launch_mode::{LaunchMode, LaunchPreference};
 use nccl_base::report::Finding;
 use nccl_base::system::variables::number;
 
 /// Variables that contradict the launch mode of this crate's calls to NCCL.
-pub(super) fn contradictions(view: &View<'_>, found: &mut Vec<Finding>) {
+pub(super) fn contradictions(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let with = |name: &'static str, is_bad: &dyn Fn(i64) -> bool| {
         view.groups(|rank| {
             if mode_of(view, rank) != Some(LaunchMode::NonBlocking) {
@@ -15,7 +15,7 @@ pub(super) fn contradictions(view: &View<'_>, found: &mut Vec<Finding>) {
             }
             let variable = view.process(rank)?.variable(name)?;
             number(&variable.value).filter(|&value| is_bad(value))?;
-            Some(written(variable))
+            Some(with_origin(variable))
         })
     };
     for (text, ranks) in with("NCCL_COMM_BLOCKING", &|value| value == 1) {
@@ -42,7 +42,7 @@ pub(super) fn contradictions(view: &View<'_>, found: &mut Vec<Finding>) {
             let mode = mode_of(view, rank).filter(|&mode| mode != LaunchMode::NonBlocking)?;
             let variable = view.process(rank)?.variable(name)?;
             let does = mode.contradiction_of(name, &variable.value)?;
-            Some(format!("{} {does}", written(variable)))
+            Some(format!("{} {does}", with_origin(variable)))
         });
         for (text, ranks) in contradicting {
             let finding = Finding::error("launch-mode", format!("{}: {text}", view.who(&ranks)))
@@ -54,16 +54,16 @@ pub(super) fn contradictions(view: &View<'_>, found: &mut Vec<Finding>) {
 
 /// The mode to check this rank against. A variable that contradicts only `BlockingChild` is no finding for a rank that
 /// asked for no mode: the rank then uses the other one.
-fn mode_of(view: &View<'_>, rank: usize) -> Option<LaunchMode> {
+fn mode_of(view: &FactsView<'_>, rank: usize) -> Option<LaunchMode> {
     let code = u8::try_from(view.facts(rank).launch_mode).ok()?;
-    Some(match Wish::of_code(code)? {
-        Wish::Asked(mode) => mode,
-        Wish::Either | Wish::OnlyNonBlocking => LaunchMode::NonBlocking,
+    Some(match LaunchPreference::of_code(code)? {
+        LaunchPreference::Asked(mode) => mode,
+        LaunchPreference::Either | LaunchPreference::OnlyNonBlocking => LaunchMode::NonBlocking,
     })
 }
 
 /// Two machines with the same `NCCL_HOSTID`: NCCL would look for memory that they do not share.
-pub(super) fn host_ids(view: &View<'_>, found: &mut Vec<Finding>) {
+pub(super) fn host_ids(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     for (id, ranks) in
         view.groups(|rank| view.process(rank)?.value("NCCL_HOSTID").map(str::to_owned))
     {

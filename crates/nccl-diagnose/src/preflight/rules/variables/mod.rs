@@ -3,19 +3,19 @@
 
 mod agreement;
 mod contradictions;
+mod origin;
 #[cfg(test)]
 mod tests;
 mod unread;
-mod written;
 
 use agreement::agreement;
 use contradictions::{contradictions, host_ids};
 use unread::{files, late, names};
 
-use super::view::{View, shortened};
+use super::view::{FactsView, shortened};
 use nccl_base::report::{Finding, Severity};
 
-pub(super) fn judge(view: &View<'_>, found: &mut Vec<Finding>) {
+pub(super) fn check(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let before = found.len();
     agreement(view, found);
     contradictions(view, found);

@@ -1,10 +1,10 @@
-use super::super::view::View;
-use super::judge;
+use super::super::view::FactsView;
+use super::check;
 use crate::preflight::facts::Facts;
 use crate::preflight::tests::ranks_on;
-use nccl_base::launch_mode::{LaunchMode, Wish};
+use nccl_base::launch_mode::{LaunchMode, LaunchPreference};
 use nccl_base::report::{Finding, Report, Severity};
-use nccl_base::system::late::Late;
+use nccl_base::system::env_drift::DriftedVariable;
 use nccl_base::system::variables::Variable;
 
 fn set(facts: &mut [Facts], ranks: &[usize], name: &str, value: &str) {
@@ -22,9 +22,9 @@ fn set_in(facts: &mut [Facts], ranks: &[usize], name: &str, value: &str, file: &
     }
 }
 
-fn judged(facts: &[Facts]) -> Report {
+fn checked(facts: &[Facts]) -> Report {
     let mut found = Vec::new();
-    judge(&View::of(facts), &mut found);
+    check(&FactsView::of(facts), &mut found);
     Report::new(found)
 }
 
@@ -41,7 +41,7 @@ fn a_variable_that_differs_on_one_rank_is_an_error_that_names_it_and_both_values
     let mut facts = ranks_on(&["h1", "h1", "h2", "h2"]);
     set(&mut facts, &[0, 1, 2], "NCCL_ALGO", "Ring");
     set_in(&mut facts, &[3], "NCCL_ALGO", "Tree", "/etc/nccl.conf");
-    let report = judged(&facts);
+    let report = checked(&facts);
     let finding = only(&report);
     assert_eq!(
         (finding.severity, &finding.ranks[..]),
@@ -63,7 +63,7 @@ fn variables_that_a_whole_host_lacks_did_not_reach_it() {
     set(&mut facts, &[0, 2], "NCCL_SOCKET_IFNAME", "bond0");
     set(&mut facts, &[0, 2], "NCCL_PROTO", "Simple");
     set(&mut facts, &[0, 2], "NCCL_BUFFSIZE", "1048576");
-    let report = judged(&facts).to_string();
+    let report = checked(&facts).to_string();
     for words in [
         "error (variables-differ): the environment did not reach host h2: rank 1 (h2) without \
          NCCL_BUFFSIZE",
@@ -80,7 +80,7 @@ fn variables_that_a_whole_host_lacks_did_not_reach_it() {
 fn a_variable_that_only_the_first_host_has_did_not_reach_the_others() {
     let mut facts = ranks_on(&["h1", "h2", "h3"]);
     set(&mut facts, &[0], "NCCL_SOCKET_IFNAME", "bond0");
-    let report = judged(&facts);
+    let report = checked(&facts);
     assert_eq!(only(&report).ranks, [1, 2]);
     let text = "did not reach host h2, h3: ranks 1 (h2), 2 (h3) without NCCL_SOCKET_IFNAME";
     assert!(report.to_string().contains(text), "{report}");
@@ -92,7 +92,7 @@ fn hosts_may_name_other_interfaces_and_debug_as_they_like() {
     set(&mut facts, &[0], "NCCL_SOCKET_IFNAME", "eth0");
     set(&mut facts, &[1], "NCCL_SOCKET_IFNAME", "ens3");
     set(&mut facts, &[1], "NCCL_DEBUG", "INFO");
-    assert!(judged(&facts).worst() == Severity::Ok);
+    assert!(checked(&facts).worst() == Severity::Ok);
 }
 
 #[test]
@@ -101,9 +101,13 @@ fn a_default_agrees_with_nothing_and_numbers_agree_however_they_are_written() {
     set(&mut facts, &[0], "NCCL_P2P_DISABLE", "0");
     set(&mut facts, &[0, 1], "NCCL_BUFFSIZE", "4194304");
     set(&mut facts, &[2], "NCCL_BUFFSIZE", "0x400000");
-    assert!(judged(&facts).worst() == Severity::Ok, "{}", judged(&facts));
+    assert!(
+        checked(&facts).worst() == Severity::Ok,
+        "{}",
+        checked(&facts)
+    );
     set(&mut facts, &[1], "NCCL_P2P_DISABLE", "1");
-    assert_eq!(judged(&facts).of(Severity::Error).count(), 1);
+    assert_eq!(checked(&facts).of(Severity::Error).count(), 1);
 }
 
 #[test]
@@ -111,10 +115,10 @@ fn of_two_hosts_that_differ_neither_is_blamed() {
     let mut facts = ranks_on(&["h1", "h2"]);
     set(&mut facts, &[0], "NCCL_PROTO", "LL");
     set(&mut facts, &[1], "NCCL_PROTO", "Simple");
-    let report = judged(&facts);
+    let report = checked(&facts);
     assert_eq!(only(&report).ranks, [0, 1]);
     set(&mut facts, &[0], "NCCL_NET", "Socket");
-    let report = judged(&facts).to_string();
+    let report = checked(&facts).to_string();
     assert!(report.contains("rank 0 (h1) NCCL_NET=Socket"), "{report}");
     assert!(report.contains("rank 1 (h2) without NCCL_NET"), "{report}");
 }
@@ -129,7 +133,7 @@ fn what_contradicts_the_launch_mode_is_found_in_files_too() {
         "0x1",
         "/root/.nccl.conf",
     );
-    let report = judged(&facts);
+    let report = checked(&facts);
     assert!(
         report
             .to_string()
@@ -138,9 +142,9 @@ fn what_contradicts_the_launch_mode_is_found_in_files_too() {
     assert_eq!(only(&report).severity, Severity::Error);
     let mut facts = ranks_on(&["h1"]);
     set(&mut facts, &[0], "NCCL_COMM_BLOCKING", "0");
-    assert!(judged(&facts).worst() == Severity::Ok);
+    assert!(checked(&facts).worst() == Severity::Ok);
     set(&mut facts, &[0], "NCCL_COMM_SPLIT_SHARE_RESOURCES", "1");
-    assert_eq!(only(&judged(&facts)).severity, Severity::Warning);
+    assert_eq!(only(&checked(&facts)).severity, Severity::Warning);
     // `BlockingChild` needs both variables unset.
     for (variable, value) in [
         ("NCCL_COMM_BLOCKING", "0"),
@@ -149,9 +153,11 @@ fn what_contradicts_the_launch_mode_is_found_in_files_too() {
         ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "1"),
     ] {
         let mut facts = ranks_on(&["h1"]);
-        facts[0].launch_mode = Wish::Asked(LaunchMode::BlockingChild).code().into();
+        facts[0].launch_mode = LaunchPreference::Asked(LaunchMode::BlockingChild)
+            .code()
+            .into();
         set(&mut facts, &[0], variable, value);
-        let report = judged(&facts);
+        let report = checked(&facts);
         assert_eq!(only(&report).severity, Severity::Error, "{report}");
     }
 }
@@ -183,20 +189,20 @@ fn names_and_values_that_nccl_takes_otherwise_than_they_were_meant_are_warned_of
     ] {
         let mut facts = ranks_on(&["h1"]);
         set_in(&mut facts, &[0], name, value, "/etc/nccl.conf");
-        let report = judged(&facts);
+        let report = checked(&facts);
         assert_eq!(only(&report).severity, Severity::Warning);
         assert!(report.to_string().contains(words), "{words:?} in {report}");
     }
     let mut facts = ranks_on(&["h1"]);
     set(&mut facts, &[0], "NCCL_MY_PLUGINS_OWN", "1");
-    assert!(judged(&facts).worst() == Severity::Ok);
+    assert!(checked(&facts).worst() == Severity::Ok);
 }
 
 #[test]
 fn one_host_id_on_two_machines_is_an_error() {
     let mut facts = ranks_on(&["h1", "h1", "h2"]);
     set(&mut facts, &[0, 1, 2], "NCCL_HOSTID", "a");
-    let report = judged(&facts).to_string();
+    let report = checked(&facts).to_string();
     assert!(
         report.contains("ranks 0,1 (h1), 2 (h2) have NCCL_HOSTID=a"),
         "{report}"
@@ -206,7 +212,7 @@ fn one_host_id_on_two_machines_is_an_error() {
 #[test]
 fn what_was_changed_when_nccl_had_read_it_is_a_warning() {
     let mut facts = ranks_on(&["h1", "h2"]);
-    let late = |was: Option<&str>, is: Option<&str>| Late {
+    let late = |was: Option<&str>, is: Option<&str>| DriftedVariable {
         name: String::from("NCCL_ALGO"),
         was: was.map(str::to_owned),
         is: is.map(str::to_owned),
@@ -221,7 +227,7 @@ fn what_was_changed_when_nccl_had_read_it_is_a_warning() {
     ] {
         facts[1].process.as_mut().unwrap().late = vec![late];
         let mut found = Vec::new();
-        super::late(&View::of(&facts), &mut found);
+        super::late(&FactsView::of(&facts), &mut found);
         let [finding] = &found[..] else {
             panic!("{found:?}");
         };

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use super::super::view::View;
-use super::written::written;
+use super::super::view::FactsView;
+use super::origin::with_origin;
 use nccl_base::report::Finding;
-use nccl_base::system::known;
+use nccl_base::system::nccl_variables;
 use nccl_base::system::variables::Variable;
 
-pub(super) fn names(view: &View<'_>, found: &mut Vec<Finding>) {
+pub(super) fn names(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let unknown = |variable: &Variable| match &variable.name[..] {
         // NCCL takes the names in a file with their blanks.
         name if name.trim() != name || name.contains(char::is_whitespace) => {
@@ -25,14 +25,14 @@ pub(super) fn names(view: &View<'_>, found: &mut Vec<Finding>) {
                 ),
             ))
         }
-        name if known::is_removed(name) => Some((
-            format!("{} does nothing since NCCL 2.5", written(variable)),
+        name if nccl_variables::is_removed(name) => Some((
+            format!("{} does nothing since NCCL 2.5", with_origin(variable)),
             format!("unset {name}; NCCL_ALGO and NCCL_PROTO choose now"),
         )),
-        name if known::find(name).is_none() => {
-            let meant = known::closest(name)?;
+        name if nccl_variables::find(name).is_none() => {
+            let meant = nccl_variables::closest(name)?;
             Some((
-                format!("{} is no variable of NCCL", written(variable)),
+                format!("{} is no variable of NCCL", with_origin(variable)),
                 format!("did you mean {meant}?"),
             ))
         }
@@ -74,7 +74,7 @@ fn quoted(variable: &Variable) -> Option<(String, String)> {
     ))
 }
 
-pub(super) fn files(view: &View<'_>, found: &mut Vec<Finding>) {
+pub(super) fn files(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     for (path, ranks) in view.groups(|rank| view.process(rank)?.missing_file.clone()) {
         let what = format!(
             "{}: NCCL_CONF_FILE names {path}, which cannot be read; NCCL goes on without a word, and without \
@@ -88,7 +88,7 @@ pub(super) fn files(view: &View<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-pub(super) fn late(view: &View<'_>, found: &mut Vec<Finding>) {
+pub(super) fn late(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let mut seen: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for rank in view.ranks() {
         for late in view.process(rank).iter().flat_map(|process| &process.late) {

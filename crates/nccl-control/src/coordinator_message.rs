@@ -1,0 +1,181 @@
+//! Messages of a coordinator: answers to requests, and unsolicited ones.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nccl_base::wire::{self, bytes, clean};
+use serde::{Deserialize, Serialize};
+
+use super::frame::{Broken, Frame, Outgoing};
+use super::phase::Phase;
+use super::process;
+use super::process_state::ProcessState;
+use super::proto::Peer;
+use super::round::{Incomplete, Parts};
+use super::straggler::StragglerReport;
+use crate::departure::Departure;
+use crate::sanitize;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Answer {
+    Parts(#[serde(with = "parts")] Parts),
+    Done,
+    Value(#[serde(with = "bytes")] Arc<[u8]>),
+    Incomplete(Arc<Incomplete>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Push {
+    Announced {
+        from: usize,
+        topic: String,
+        #[serde(with = "bytes")]
+        bytes: Arc<[u8]>,
+    },
+    /// From another rank, for this one alone.
+    Direct {
+        from: usize,
+        topic: String,
+        #[serde(with = "bytes")]
+        bytes: Arc<[u8]>,
+    },
+    Gone {
+        rank: usize,
+        departure: Departure,
+    },
+    /// A message of a channel.
+    Message {
+        channel: String,
+        from: usize,
+        #[serde(with = "bytes")]
+        bytes: Arc<[u8]>,
+    },
+    /// A rank has left: no channel has all its ranks any more.
+    ChannelsClosed {
+        rank: usize,
+        departure: Departure,
+    },
+    /// The number of processes that wait to be taken into the next generation.
+    Joiners(usize),
+    /// Asks whether this rank has entered an operation of this communicator.
+    StragglerQuery {
+        key: String,
+        turn: u64,
+        is_sample: bool,
+    },
+    /// The ranks that have not entered an operation, or have entered it late.
+    Stragglers(Arc<StragglerReport>),
+    /// How far apart the ranks entered an operation, and which was last.
+    Skewed {
+        key: String,
+        #[serde(deserialize_with = "clean")]
+        skew: Duration,
+        last: usize,
+    },
+    /// For a process on the host of a silent rank: asks for the state of that rank's process.
+    ProbeProcess {
+        rank: usize,
+        pid: u64,
+    },
+    /// A rank is alive, and has been silent for so long; `None` when it is heard again.
+    Suspected {
+        rank: usize,
+        #[serde(deserialize_with = "clean")]
+        silent: Option<Duration>,
+        state: Option<ProcessState>,
+    },
+    /// For observers, at first: the number of ranks.
+    WorldSize(usize),
+    /// To an observer: the ranks have agreed to go on to that generation.
+    Reconfigured(u64),
+    /// For observers: the state of a rank, at first and whenever it changes.
+    Rank(RankRecord),
+}
+
+/// The state of a rank in the coordinator.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct RankRecord {
+    pub(super) rank: usize,
+    #[serde(deserialize_with = "clean")]
+    pub(super) host: String,
+    pub(super) pid: u64,
+    /// The scope of `pid`.
+    pub(super) kernel: String,
+    /// The address at which it listens; empty before.
+    pub(super) at: String,
+    /// Its phase, and for how long; `None` when it never joined.
+    #[serde(deserialize_with = "clean")]
+    pub(super) phase: Option<(Phase, Duration)>,
+    pub(super) departure: Option<Departure>,
+}
+
+impl RankRecord {
+    /// The state of a member of an active generation.
+    pub(super) fn of(rank: usize, peer: &Peer) -> Self {
+        let is_here = peer.kernel != 0 && peer.kernel == process::kernel_sum();
+        let kernel = match is_here {
+            true => process::kernel().to_owned(),
+            false => format!("{:x}", peer.kernel),
+        };
+        Self {
+            rank,
+            host: sanitize::name(&peer.host),
+            pid: peer.pid.into(),
+            kernel,
+            at: peer.at.clone(),
+            phase: Some((Phase::Joined, Duration::ZERO)),
+            departure: None,
+        }
+    }
+}
+
+/// A received message of a coordinator.
+#[derive(Debug, PartialEq, Eq, Deserialize)]
+pub(super) enum CoordinatorMessage {
+    Answer(Answer),
+    Push(Push),
+}
+
+/// A message of a coordinator to send.
+#[derive(Serialize)]
+enum OutgoingMessage<'s> {
+    Answer(&'s Answer),
+    Push(&'s Push),
+}
+
+impl Answer {
+    /// Encodes the payload, which is the same for all ranks that get this answer.
+    pub(super) fn encode(&self) -> Arc<[u8]> {
+        wire::encode(&OutgoingMessage::Answer(self)).into()
+    }
+}
+
+impl Push {
+    pub(super) fn encode(&self) -> Outgoing {
+        Outgoing::new(0, wire::encode(&OutgoingMessage::Push(self)).into())
+    }
+}
+
+impl CoordinatorMessage {
+    pub(super) fn decode(frame: &Frame) -> Result<Self, Broken> {
+        wire::decode(&frame.payload)
+    }
+}
+
+mod parts {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::{Arc, Parts, bytes};
+
+    #[derive(Serialize)]
+    struct Part<'p>(#[serde(with = "bytes")] &'p [u8]);
+
+    pub(super) fn serialize<S: Serializer>(parts: &Parts, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(parts.iter().map(|part| Part(part)))
+    }
+
+    pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Parts, D::Error> {
+        let parts = Vec::<&[u8]>::deserialize(from)?;
+        Ok(Arc::new(parts.into_iter().map(<[u8]>::to_vec).collect()))
+    }
+}

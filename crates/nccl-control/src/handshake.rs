@@ -1,0 +1,275 @@
+//! How a rank and its coordinator authenticate each other before any other message.
+//!
+//! ```text
+//! rank                                   coordinator
+//!   in plain: version, whether it has
+//!      a secret, and what it dialled
+//!   first message of the handshake:
+//!      job, generation, size, role, rank,
+//!      host, pid, kernel           ───▶
+//!                                  ◀───  the answer of the handshake, or in plain
+//!                                         what is wrong with the first message
+//!   from here on under the seal of this connection:
+//!   that it is there               ───▶
+//!                                  ◀───  welcome, by whom and to which generation,
+//!                                         or a refusal that says why, and perhaps
+//!                                         where the one is that coordinates
+//! ```
+//!
+//! The handshake ([`noise`](super::noise)) is bound to all that is sent in plain before it: each side computes by itself
+//! what that has to be ([`Preamble::prologue`]), the coordinator from its own address. A handshake fails if bytes were changed on the way, or
+//! if the connection was meant for another address. The coordinator registers no rank before the rank's second
+//! message: the first one may be a replay. A plain answer of the coordinator is not authenticated: it ends this
+//! attempt, and sends the rank to no other address.
+//!
+//! Without a secret the key of the handshake is public: it detects mistakes, and keeps no process out.
+
+use super::endpoint::Endpoint;
+use nccl_base::wire::{self, bytes, clean};
+use serde::{Deserialize, Serialize};
+
+use super::frame::{Broken, Frame, Outgoing};
+use crate::sanitize;
+
+/// The beginning of every handshake message, followed by the version; readable by all versions.
+pub(super) const MAGIC: [u8; 8] = *b"ncclmeet";
+pub(super) const VERSION: u64 = 17;
+
+/// The role in which a process connects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum PeerRole {
+    Rank,
+    /// No rank: it watches the ranks, and may report how their processes ended.
+    Observer,
+    /// An observer that has not been connected before: it accepts the generation that it states, or the later one in
+    /// which the world is by now.
+    NewObserver,
+    /// No rank yet: it asks to be a rank of the next generation.
+    Joiner,
+    /// No rank either: it asks this process for the contents of its recorder, and leaves.
+    RecordingReader,
+    /// A process of the job that connects to another one.
+    Member,
+}
+
+/// The identity that a process claims.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Hello {
+    pub(super) job: String,
+    pub(super) generation: u64,
+    /// 0 from an observer that does not know.
+    pub(super) world_size: usize,
+    pub(super) role: PeerRole,
+    pub(super) rank: usize,
+    pub(super) host: String,
+    pub(super) pid: u64,
+    /// The scope of `pid`: the running kernel and the namespace of process numbers.
+    pub(super) kernel: String,
+}
+
+/// The plain part of a first message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Preamble {
+    pub(super) has_secret: bool,
+    /// The address that the sender has dialled; `None` where addresses are declared to be translated on the way.
+    pub(super) dialled: Option<Endpoint>,
+}
+
+/// The messages until two sides know each other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum HandshakeMessage {
+    /// With a [`Hello`] in the first message of the handshake.
+    Hello {
+        preamble: Preamble,
+        #[serde(with = "bytes")]
+        first: Vec<u8>,
+    },
+    /// The answer of the handshake.
+    Answer(#[serde(with = "bytes")] Vec<u8>),
+    /// In plain: the first message cannot be opened.
+    Failed(HandshakeFailure),
+    /// Under the seal: the sender of the first message is there.
+    Confirm,
+    /// From the rank that answers.
+    Welcome { by: usize, generation: u64 },
+    Refused {
+        #[serde(deserialize_with = "clean")]
+        why: String,
+        retry: Retry,
+    },
+}
+
+/// Why a first message does not open, as far as its receiver knows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum HandshakeFailure {
+    /// The sender has no secret, and the receiver has.
+    NoSecret,
+    /// The sender has a secret, and the receiver has none.
+    NeedlessSecret,
+    /// The sender has another secret, or the message was changed on the way.
+    OtherSecret,
+    /// The sender is configured for translated addresses, and the receiver is not.
+    Translated,
+    /// The receiver is configured for translated addresses, and the sender is not.
+    NotTranslated,
+    /// The sender has dialled another address than the receiver's.
+    OtherAddress { here: Endpoint },
+}
+
+/// Whether another attempt may succeed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Retry {
+    Never,
+    /// At another port.
+    Elsewhere,
+    /// When the peer that answers is gone.
+    Later,
+    /// At that rank: it coordinates, as far as the peer that answers knows.
+    At {
+        rank: usize,
+        /// Empty if not known.
+        at: String,
+    },
+}
+
+impl Preamble {
+    /// The dialled address, for messages.
+    fn dialled_address(&self) -> String {
+        let any = || String::from("an address");
+        self.dialled.as_ref().map_or_else(any, Endpoint::to_string)
+    }
+
+    /// Returns the bytes to which the handshake is bound.
+    pub(super) fn prologue(&self) -> Vec<u8> {
+        marked(self)
+    }
+
+    /// Returns why a first message with `other` is refused by a side that expects `self`.
+    pub(super) fn refuse(&self, other: &Self) -> Result<(), HandshakeFailure> {
+        match (other.has_secret, self.has_secret) {
+            (false, true) => return Err(HandshakeFailure::NoSecret),
+            (true, false) => return Err(HandshakeFailure::NeedlessSecret),
+            _ => {}
+        }
+        match (&other.dialled, &self.dialled) {
+            (None, Some(_)) => Err(HandshakeFailure::Translated),
+            (Some(_), None) => Err(HandshakeFailure::NotTranslated),
+            (Some(dialled), Some(here)) if dialled != here => {
+                Err(HandshakeFailure::OtherAddress { here: here.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl HandshakeFailure {
+    /// The receiver's description of the sender, whose plain part is `sent`.
+    pub(super) fn of_sender(&self, sent: &Preamble) -> String {
+        match self {
+            Self::NoSecret => String::from("it has no secret, and this job has one"),
+            Self::NeedlessSecret => String::from("it has a secret, and this job has none"),
+            Self::OtherSecret => String::from(
+                "it has another secret than this job, or its greeting was meant for another address and changed on the way",
+            ),
+            Self::Translated => String::from(
+                "it was told that addresses are translated (NCCL_RUN_TRANSLATED), and this rank was not: tell all ranks \
+                 the same",
+            ),
+            Self::NotTranslated => String::from(
+                "it was not told that addresses are translated (NCCL_RUN_TRANSLATED), and this rank was: tell all ranks \
+                 the same",
+            ),
+            Self::OtherAddress { here } => {
+                let dialled = sent.dialled_address();
+                format!("it dialled {dialled}, and this is {here}: {RELAYED}")
+            }
+        }
+    }
+
+    /// The description of the answer for the sender of the first message, whose plain part is `sent`.
+    pub(super) fn of_receiver(&self, sent: &Preamble) -> String {
+        let why = match self {
+            Self::NoSecret => "this rank has no secret, and who answers has one",
+            Self::NeedlessSecret => "this rank has a secret, and who answers has none",
+            Self::OtherSecret => {
+                "who answers has another secret than this rank, or a relay between the two has changed the greeting"
+            }
+            Self::Translated => {
+                return String::from(
+                    "this rank was told that addresses are translated (NCCL_RUN_TRANSLATED), and who answers was not: tell \
+                     all ranks the same",
+                );
+            }
+            Self::NotTranslated => {
+                return String::from(
+                    "this rank was not told that addresses are translated (NCCL_RUN_TRANSLATED), and who answers was: tell \
+                     all ranks the same",
+                );
+            }
+            Self::OtherAddress { here } => {
+                let dialled = sent.dialled_address();
+                return format!(
+                    "this rank dialled {dialled}, and who answers is {here}: {RELAYED}"
+                );
+            }
+        };
+        format!(
+            "{why}: set NCCL_RUN_SECRET to the same on all ranks, and see that no other job is there"
+        )
+    }
+}
+
+/// The two causes of a wrong address.
+const RELAYED: &str = "another process there passes connections on (a relay), or addresses are translated between the two; \
+     only where that is meant, set NCCL_RUN_TRANSLATED=1 on all ranks";
+
+/// Prepends the magic and the version to `value`.
+fn marked<T: Serialize>(value: &T) -> Vec<u8> {
+    [&MAGIC[..], &VERSION.to_le_bytes(), &wire::encode(value)].concat()
+}
+
+impl HandshakeMessage {
+    pub(super) fn encode(&self) -> Outgoing {
+        Outgoing::new(0, marked(self).into())
+    }
+
+    pub(super) fn decode(frame: &Frame) -> Result<Self, Broken> {
+        let rest = frame.payload.strip_prefix(&MAGIC).ok_or(STRANGE)?;
+        let rest = rest.strip_prefix(&VERSION.to_le_bytes());
+        wire::decode(rest.ok_or(OTHER_VERSION)?)
+    }
+}
+
+const STRANGE: Broken = Broken("a greeting of something else than a rank");
+
+/// The peer was built from another release of this crate.
+pub(super) const OTHER_VERSION: Broken =
+    Broken("a greeting of another protocol version: all ranks need the same release of this crate");
+
+impl Hello {
+    /// Encodes the payload of a first message.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        wire::encode(self)
+    }
+
+    pub(super) fn decode(payload: &[u8]) -> Result<Self, Broken> {
+        wire::decode(payload)
+    }
+
+    /// Host, process and claimed role, for messages.
+    pub(super) fn describe(&self) -> String {
+        let Self {
+            host, pid, rank, ..
+        } = self;
+        let host = sanitize::name(host);
+        match self.role {
+            PeerRole::Rank => format!("{host}, pid {pid}, which says it is rank {rank}"),
+            PeerRole::Observer | PeerRole::NewObserver => {
+                format!("{host}, pid {pid}, which wants to observe")
+            }
+            PeerRole::Joiner => format!("{host}, pid {pid}, which asks to come in"),
+            PeerRole::Member => format!("{host}, pid {pid}, which says it is of the job"),
+            PeerRole::RecordingReader => format!("{host}, pid {pid}, which asks for recordings"),
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! Where the answer to one request arrives.
+
+use crate::coordinator_message::Answer;
+use crate::departure::Lost;
+use crate::sync::{Condvar, Mutex};
+
+#[derive(Default)]
+pub(super) struct AnswerSlot {
+    /// The answer, or the rank that was to give it and why it cannot.
+    pub(super) answer: Mutex<Option<Result<Answer, (usize, Lost)>>>,
+    pub(super) arrived: Condvar,
+}
+
+impl AnswerSlot {
+    pub(super) fn complete(&self, answer: Result<Answer, (usize, Lost)>) {
+        *self.answer.lock() = Some(answer);
+        self.arrived.notify_all();
+    }
+}

@@ -1,0 +1,89 @@
+//! How received messages get into the inbox.
+
+use super::notice::Notice;
+use super::state::Inbox;
+use crate::coordinator_message::Push;
+use crate::events::WorldEvent;
+
+impl Inbox {
+    pub(crate) fn push(&self, push: Push) {
+        let mut state = self.state.lock();
+        let notice = match push {
+            Push::Announced { from, topic, bytes } => Notice::Announced { from, topic, bytes },
+            Push::Gone { rank, .. } if state.departed.contains_key(&rank) => return,
+            Push::Gone { rank, departure } => Notice::Gone { rank, departure },
+            Push::Direct { from, topic, bytes } => {
+                // Not kept for a successor.
+                state
+                    .notices
+                    .push_back(Notice::Direct { from, topic, bytes });
+                return;
+            }
+            Push::Message {
+                channel,
+                from,
+                bytes,
+            } => {
+                let queue = state.channels.entry(channel).or_default();
+                queue.waiting.push_back((from, bytes));
+                drop(state);
+                self.message_arrived.notify_all();
+                return;
+            }
+            Push::ChannelsClosed { rank, departure } => {
+                state.over.get_or_insert((rank, departure));
+                drop(state);
+                self.message_arrived.notify_all();
+                return;
+            }
+            Push::Joiners(count) => {
+                state.newcomers = count;
+                return;
+            }
+            Push::Suspected {
+                rank,
+                silent,
+                state: seen,
+            } => {
+                if !state.departed.contains_key(&rank) {
+                    state.suspects.learn(rank, silent, seen.as_ref());
+                    state.record_event(|| match silent {
+                        Some(silent) => WorldEvent::Silent {
+                            rank,
+                            silent,
+                            process: seen.as_ref().map(ToString::to_string),
+                        },
+                        None => WorldEvent::Answers { rank },
+                    });
+                }
+                return;
+            }
+            // Not kept for a successor.
+            Push::StragglerQuery {
+                key,
+                turn,
+                is_sample,
+            } => {
+                let inquired = Notice::StragglerQuery {
+                    key,
+                    turn,
+                    is_sample,
+                };
+                return state.notices.push_back(inquired);
+            }
+            Push::Stragglers(lateness) => {
+                WorldEvent::late(&lateness).for_each(|event| state.record_event(|| event));
+                return state.notices.push_back(Notice::Stragglers(lateness));
+            }
+            Push::Skewed { key, skew, last } => {
+                return state.notices.push_back(Notice::Skewed { key, skew, last });
+            }
+            // For observers, or answered by the reader of the connection.
+            Push::WorldSize(_)
+            | Push::Reconfigured(_)
+            | Push::Rank(_)
+            | Push::ProbeProcess { .. } => return,
+        };
+        state.deliver(notice);
+    }
+}

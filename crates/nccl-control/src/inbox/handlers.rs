@@ -1,0 +1,49 @@
+//! The handlers of notices, called one after the other.
+
+use super::state::{Handler, Inbox};
+
+/// How many notices are kept for the first handler.
+const MAX_EARLY_NOTICES: usize = 1024;
+
+impl Inbox {
+    /// Registers `handler`, which is called with each notice, on the thread that received it: it must not
+    /// wait. The first handler is called at once with the earlier notices.
+    pub(crate) fn on_notice(&self, handler: Handler) {
+        let mut handlers = self.handlers.lock();
+        let early_notices = std::mem::take(&mut self.state.lock().early_notices);
+        early_notices.iter().for_each(&handler);
+        handlers.push(handler);
+    }
+
+    /// Calls the handlers with the received notices, unless another thread does. Returns whether all are processed.
+    pub(crate) fn run_handlers(&self) -> bool {
+        loop {
+            let notice = {
+                let mut state = self.state.lock();
+                if state.running {
+                    return false;
+                }
+                let Some(notice) = state.notices.pop_front() else {
+                    return true;
+                };
+                state.running = true;
+                notice
+            };
+            let handlers = self.handlers.lock();
+            if handlers.is_empty() {
+                let mut state = self.state.lock();
+                if state.early_notices.len() < MAX_EARLY_NOTICES {
+                    state.early_notices.push(notice);
+                }
+            } else {
+                for handler in handlers.iter() {
+                    // The panic of a handler does not affect the others.
+                    let call = std::panic::AssertUnwindSafe(|| handler(&notice));
+                    let _ = std::panic::catch_unwind(call);
+                }
+            }
+            drop(handlers);
+            self.state.lock().running = false;
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! A request whose answer is awaited.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::answer_slot::AnswerSlot;
+use super::state::Inbox;
+use crate::coordinator_message::Answer;
+use crate::departure::Lost;
+
+/// The result of waiting for an answer.
+#[derive(Debug)]
+pub(crate) enum WaitOutcome {
+    Answer(Answer),
+    /// The connection to that rank is closed, and why.
+    Closed(usize, Lost),
+    Late,
+    Interrupted,
+}
+
+/// A pending request; its answer is discarded once this value is dropped.
+pub(crate) struct PendingRequest<'m> {
+    inbox: &'m Inbox,
+    pub(crate) id: u64,
+    slot: Arc<AnswerSlot>,
+}
+
+impl Inbox {
+    /// Returns a number for a request, under which its answer will arrive.
+    pub(crate) fn begin_request(&self) -> PendingRequest<'_> {
+        let slot = Arc::new(AnswerSlot::default());
+        let mut state = self.state.lock();
+        let id = state.next;
+        state.next += 1;
+        match &state.closed {
+            None => {
+                state.waiting.insert(id, Arc::clone(&slot));
+            }
+            Some(why) => *slot.answer.lock() = Some(Err((state.coordinator, why.clone()))),
+        }
+        PendingRequest {
+            inbox: self,
+            id,
+            slot,
+        }
+    }
+
+    /// As [`pending_request`](Self::begin_request), for a request that is repeated to a successor of the coordinator.
+    pub(crate) fn begin_repeatable_request(&self) -> PendingRequest<'_> {
+        let pending = self.begin_request();
+        self.state.lock().repeatable.insert(pending.id);
+        pending
+    }
+
+    pub(crate) fn answer(&self, id: u64, answer: Answer) {
+        // The request of this answer may have been given up.
+        if let Some(slot) = self.state.lock().waiting.remove(&id) {
+            slot.complete(Ok(answer));
+        }
+    }
+
+    /// Whether a thread waits for the answer of this number.
+    pub(crate) fn is_waited_for(&self, id: u64) -> bool {
+        self.state.lock().waiting.contains_key(&id)
+    }
+}
+
+impl PendingRequest<'_> {
+    /// Waits for the answer. An interruption signals nothing, so it is polled.
+    pub(crate) fn wait(
+        &self,
+        deadline: Instant,
+        interrupted: Option<&dyn Fn() -> bool>,
+    ) -> WaitOutcome {
+        let mut answer = self.slot.answer.lock();
+        loop {
+            match answer.take() {
+                Some(Ok(answer)) => return WaitOutcome::Answer(answer),
+                Some(Err((rank, why))) => return WaitOutcome::Closed(rank, why),
+                None => {}
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return WaitOutcome::Late;
+            }
+            let pause = match interrupted {
+                Some(interrupted) if interrupted() => return WaitOutcome::Interrupted,
+                Some(_) => left.min(Duration::from_millis(20)),
+                None => left,
+            };
+            self.slot.arrived.wait_for(&mut answer, pause);
+        }
+    }
+}
+
+impl Drop for PendingRequest<'_> {
+    fn drop(&mut self) {
+        let mut state = self.inbox.state.lock();
+        state.waiting.remove(&self.id);
+        state.repeatable.remove(&self.id);
+    }
+}

@@ -1,0 +1,87 @@
+//! The state of a inbox.
+
+use std::collections::hash_map::{self, HashMap};
+use std::collections::{HashSet, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+
+use super::answer_slot::AnswerSlot;
+use super::notice::Notice;
+use crate::departure::{Departure, Lost};
+use crate::events::{EventBus, WorldEvent};
+use crate::heartbeat::Suspects;
+use crate::sync::{Condvar, Mutex};
+
+pub(super) type Handler = Box<dyn Fn(&Notice) + Send + Sync>;
+
+/// The messages received over a channel.
+#[derive(Default)]
+pub(super) struct ChannelQueue {
+    pub(super) waiting: VecDeque<(usize, Arc<[u8]>)>,
+    /// How many messages were taken since the coordinator was told.
+    pub(super) taken: usize,
+}
+
+#[derive(Default)]
+pub(crate) struct Inbox {
+    pub(super) state: Mutex<State>,
+    /// Signalled when a message arrives over a channel.
+    pub(super) message_arrived: Condvar,
+    /// Held while handlers run, by one thread at a time, so that notices stay in their order.
+    pub(super) handlers: Mutex<Vec<Handler>>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) next: u64,
+    pub(super) waiting: HashMap<u64, Arc<AnswerSlot>>,
+    /// The requests that outlast a coordinator: they are repeated to its successor.
+    pub(super) repeatable: HashSet<u64>,
+    /// The rank that coordinates.
+    pub(super) coordinator: usize,
+    pub(super) notices: VecDeque<Notice>,
+    pub(super) running: bool,
+    /// Notices that arrived before the first handler.
+    pub(super) early_notices: Vec<Notice>,
+    pub(super) departed: HashMap<usize, Departure>,
+    /// The rank that died or failed first.
+    pub(super) first_failed: Option<usize>,
+    pub(super) channels: HashMap<String, ChannelQueue>,
+    /// The rank that left first, and how: the end of all channels.
+    pub(super) over: Option<(usize, Departure)>,
+    /// How many processes wait to be taken into the next generation.
+    pub(super) newcomers: usize,
+    pub(super) suspects: Suspects,
+    /// Why no message will arrive any more.
+    pub(super) closed: Option<Lost>,
+    /// The ranks that this rank cannot reach any more, and why, if the inbox closed for that.
+    pub(super) cut_off: Option<(Vec<usize>, String)>,
+    /// The events, from the first reader on; passed on to the next generation.
+    pub(super) event_bus: Option<Arc<EventBus>>,
+    /// Whether the events go on in the inbox of the next generation.
+    pub(super) moved_on: bool,
+}
+
+impl State {
+    /// Queues a notice for the handlers, in order.
+    pub(super) fn deliver(&mut self, notice: Notice) {
+        if let Notice::Gone { rank, departure } = &notice {
+            match self.departed.entry(*rank) {
+                hash_map::Entry::Occupied(_) => return,
+                hash_map::Entry::Vacant(departed) => departed.insert(departure.clone()),
+            };
+            self.record_event(|| WorldEvent::departed(*rank, departure.clone()));
+            self.suspects.forget(*rank);
+            if *departure != Departure::Left {
+                self.first_failed.get_or_insert(*rank);
+            }
+        }
+        self.notices.push_back(notice);
+    }
+}
+
+impl fmt::Debug for Inbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mailbox").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,65 @@
+//! What has been received about the other ranks and the coordinator, available at any time.
+
+use std::time::{Duration, Instant};
+
+use super::state::Inbox;
+use crate::departure::Departure;
+use crate::events::WorldEvent;
+use crate::heartbeat::Suspect;
+
+impl Inbox {
+    /// Returns the coordinator, as far as this rank knows.
+    pub(crate) fn coordinator(&self) -> usize {
+        self.state.lock().coordinator
+    }
+
+    /// Records which rank coordinates. With `tell`, that is an event of the world.
+    pub(crate) fn set_coordinator(&self, rank: usize, tell: bool) {
+        let mut state = self.state.lock();
+        state.coordinator = rank;
+        if tell {
+            state.record_event(|| WorldEvent::Coordinator { rank });
+        }
+    }
+
+    /// Records that the coordinator has asked whether this process is there.
+    pub(crate) fn heard_coordinator(&self, now: Instant) {
+        self.state.lock().suspects.coordinator_heard(now);
+    }
+
+    /// For how long the coordinator has not been heard.
+    pub(crate) fn coordinator_age(&self) -> Option<Duration> {
+        self.state.lock().suspects.coordinator_age()
+    }
+
+    /// The ranks whose processes are silent.
+    pub(crate) fn suspects(&self) -> Vec<Suspect> {
+        self.state.lock().suspects.all()
+    }
+
+    /// How many processes wait to be taken into the next generation.
+    pub(crate) fn newcomers(&self) -> usize {
+        self.state.lock().newcomers
+    }
+
+    /// How a rank left, if it has.
+    pub(crate) fn departure(&self, rank: usize) -> Option<Departure> {
+        self.state.lock().departed.get(&rank).cloned()
+    }
+
+    /// The ranks that left, and how.
+    pub(crate) fn departures(&self) -> Vec<(usize, Departure)> {
+        let state = self.state.lock();
+        let departed = state.departed.iter();
+        departed
+            .map(|(&rank, departure)| (rank, departure.clone()))
+            .collect()
+    }
+
+    /// The rank that died or failed first, if any.
+    pub(crate) fn first_failed(&self) -> Option<(usize, Departure)> {
+        let state = self.state.lock();
+        let rank = state.first_failed?;
+        Some((rank, state.departed.get(&rank)?.clone()))
+    }
+}

@@ -1,0 +1,108 @@
+//! A member's requests to the coordinator until they are answered, and what each new coordinator has to be told again.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::inbox::Inbox;
+use crate::program_message::{NumberedRequest, mark_repeated};
+use crate::request::Request;
+
+/// How many ends are kept for the next coordinator that all members have reported; and how many at all.
+const MIN_KEPT_ENDS: usize = 128;
+const MAX_KEPT_ENDS: usize = 1024;
+
+/// How many messages to one rank alone are kept for the next coordinator, and for how long: the process that collects
+/// them waits no longer for a verdict.
+const MAX_DIRECT: usize = 16;
+const DIRECT_KEPT_FOR: Duration = Duration::from_secs(2);
+
+/// The kept requests of one session; see the module.
+#[derive(Default)]
+pub(super) struct Outbox {
+    /// The ends that this rank has reported.
+    ends: VecDeque<(u64, Arc<[u8]>)>,
+    phase: Option<Arc<[u8]>>,
+    stay: Option<Arc<[u8]>>,
+    /// Messages to one rank alone, and when they were sent. A rank may receive one twice.
+    recent_direct: VecDeque<(Instant, usize, Vec<u8>)>,
+    /// Requests made while there was no coordinator.
+    deferred: Vec<(u64, Arc<[u8]>)>,
+    /// Requests that are not answered yet.
+    open: BTreeMap<u64, Arc<[u8]>>,
+}
+
+impl Outbox {
+    /// Keeps what another coordinator has to be told, and returns the encoded request.
+    pub(super) fn add(&mut self, numbered: &NumberedRequest, inbox: &Inbox) -> Arc<[u8]> {
+        let bytes = numbered.encode();
+        if numbered.id != u64::MAX && inbox.is_waited_for(numbered.id) {
+            self.open.insert(numbered.id, Arc::clone(&bytes));
+        }
+        match &numbered.request {
+            Request::Collect { round, .. } if round.is_of_ends() => {
+                while self.ends.len() >= MIN_KEPT_ENDS
+                    && (self.ends.len() >= MAX_KEPT_ENDS || !inbox.is_waited_for(self.ends[0].0))
+                {
+                    self.ends.pop_front();
+                }
+                self.ends.push_back((numbered.id, Arc::clone(&bytes)));
+            }
+            Request::Phase { .. } => self.phase = Some(Arc::clone(&bytes)),
+            Request::Linger { .. } => self.stay = Some(Arc::clone(&bytes)),
+            _ => {}
+        }
+        bytes
+    }
+
+    /// Keeps a request until there is a coordinator.
+    pub(super) fn defer(&mut self, numbered: &NumberedRequest, bytes: Arc<[u8]>) {
+        let is_kept = match &numbered.request {
+            Request::Collect { round, .. } => round.is_of_ends(),
+            Request::Phase { .. } | Request::Linger { .. } => true,
+            _ => false,
+        };
+        if !is_kept {
+            self.deferred.push((numbered.id, bytes));
+        }
+    }
+
+    pub(super) fn add_direct(&mut self, to: usize, bytes: Vec<u8>) {
+        if self.recent_direct.len() == MAX_DIRECT {
+            self.recent_direct.pop_front();
+        }
+        self.recent_direct.push_back((Instant::now(), to, bytes));
+    }
+
+    pub(super) fn answered(&mut self, id: u64) {
+        self.open.remove(&id);
+    }
+
+    /// Returns the requests to repeat to the same coordinator, which may have lost them.
+    pub(super) fn requests_to_repeat(&mut self, inbox: &Inbox) -> Vec<Arc<[u8]>> {
+        self.open.retain(|id, _| inbox.is_waited_for(*id));
+        let open = self.open.values().map(|bytes| mark_repeated(bytes));
+        let deferred = std::mem::take(&mut self.deferred).into_iter();
+        open.chain(deferred.map(|(_, bytes)| bytes)).collect()
+    }
+
+    /// Returns the requests to repeat to another coordinator.
+    pub(super) fn requests_to_resend(&mut self) -> Vec<Arc<[u8]>> {
+        let own = [&self.phase, &self.stay].into_iter().flatten().cloned();
+        let ends = self.ends.iter().map(|(_, bytes)| Arc::clone(bytes));
+        let deferred = std::mem::take(&mut self.deferred).into_iter();
+        own.chain(ends)
+            .chain(deferred.map(|(_, bytes)| bytes))
+            .collect()
+    }
+
+    /// Returns the messages to one rank alone of the last moments.
+    pub(super) fn recent_direct(&mut self) -> Vec<(usize, Vec<u8>)> {
+        self.recent_direct
+            .retain(|(at, ..)| at.elapsed() < DIRECT_KEPT_FOR);
+        let recent_direct = self.recent_direct.iter();
+        recent_direct
+            .map(|(_, to, bytes)| (*to, bytes.clone()))
+            .collect()
+    }
+}

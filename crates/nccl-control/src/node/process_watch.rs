@@ -1,0 +1,84 @@
+//! The ends of the processes of this kernel, each watched through a pidfd.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use crate::process::{self, Found};
+use crate::proto::Peer;
+use crate::reactor::{EventFlags, Reactor, Source};
+use crate::sync::Mutex;
+
+/// Watches one process, until it is dropped.
+pub(super) struct ProcessWatch {
+    descriptor: Arc<OwnedFd>,
+    token: Option<u64>,
+}
+
+/// The result of watching a process.
+pub(super) enum WatchOutcome {
+    Watched(Arc<ProcessWatch>),
+    /// It has ended already.
+    Ended,
+    /// It has no process id here.
+    Elsewhere,
+}
+
+/// The members that are other processes of this kernel.
+pub(super) fn of_this_kernel(members: &[Peer]) -> impl Iterator<Item = &Peer> {
+    let (kernel, own) = (process::kernel_sum(), std::process::id());
+    members
+        .iter()
+        .filter(move |peer| kernel != 0 && peer.kernel == kernel && peer.pid != own)
+}
+
+/// Watches the process of `peer`, which is another one of this kernel, and calls `ended` once when it ends.
+pub(super) fn watch_process(peer: &Peer, ended: impl FnOnce() + Send + 'static) -> WatchOutcome {
+    let descriptor = match process::find(peer.pid, peer.started) {
+        Found::Process(descriptor) => descriptor,
+        Found::Ended => return WatchOutcome::Ended,
+        Found::Unknown => return WatchOutcome::Elsewhere,
+    };
+    match watch(descriptor, ended) {
+        Some(watch) => WatchOutcome::Watched(watch),
+        None => WatchOutcome::Elsewhere,
+    }
+}
+
+/// Watches the process that forms the first generation, at the other end of a Unix socket, and has not stated its identity yet. `ended`
+/// gets its process id.
+pub(super) fn watch_socket_peer(
+    socket: impl AsFd,
+    ended: impl FnOnce(u64) + Send + 'static,
+) -> Option<Arc<ProcessWatch>> {
+    let (descriptor, pid) = process::at_the_other_end(socket)?;
+    watch(descriptor, move || ended(pid))
+}
+
+fn watch(descriptor: OwnedFd, ended: impl FnOnce() + Send + 'static) -> Option<Arc<ProcessWatch>> {
+    let descriptor = Arc::new(descriptor);
+    let watcher = Arc::new(OnExit(Mutex::new(Some(Box::new(ended)))));
+    let reactor = Reactor::get().ok()?;
+    let token = reactor.add(&*descriptor, EventFlags::IN, watcher as Arc<dyn Source>);
+    let token = Some(token.ok()?);
+    Some(Arc::new(ProcessWatch { descriptor, token }))
+}
+
+impl Drop for ProcessWatch {
+    fn drop(&mut self) {
+        if let (Some(token), Ok(reactor)) = (self.token.take(), Reactor::get()) {
+            reactor.remove(&*self.descriptor, token);
+        }
+    }
+}
+
+/// The function to call once.
+struct OnExit(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Source for OnExit {
+    fn ready(self: Arc<Self>, _: EventFlags) {
+        let ended = self.0.lock().take();
+        if let Some(ended) = ended {
+            ended();
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Messages of the programs of members to each other, through the machines.
+
+use std::sync::Arc;
+
+use nccl_base::wire::{self, Broken, bytes};
+use serde::{Deserialize, Serialize};
+
+use crate::coordinator_message::CoordinatorMessage;
+use crate::departure::{Failure, ProcessEnd};
+use crate::proto::MemberId;
+use crate::request::Request;
+
+/// To the coordinator: a request of the session of a generation, with the number under which it is answered.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NumberedRequest {
+    pub(crate) generation: u64,
+    pub(crate) id: u64,
+    pub(crate) request: Request,
+}
+
+impl NumberedRequest {
+    /// Encodes the request, marked as not repeated.
+    pub(crate) fn encode(&self) -> Arc<[u8]> {
+        [&[0], &wire::encode(self)[..]].concat().into()
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<(bool, Self), Broken> {
+        let (is_repeated, rest) = bytes.split_first().ok_or(Broken("an empty question"))?;
+        Ok((*is_repeated != 0, wire::decode(rest)?))
+    }
+}
+
+/// Marks an encoded request as repeated.
+pub(crate) fn mark_repeated(bytes: &[u8]) -> Arc<[u8]> {
+    [&[1], bytes.get(1..).unwrap_or_default()].concat().into()
+}
+
+/// To all members, in one order.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum BroadcastContent {
+    Announced {
+        generation: u64,
+        topic: String,
+        #[serde(with = "bytes")]
+        bytes: Vec<u8>,
+    },
+    /// The sender fails, and stays for the ends of its communicators.
+    Failed { generation: u64, why: Failure },
+    /// The launcher of these members' processes is connected and will report how they end.
+    Watched(Vec<MemberId>),
+    /// How the process that has started this member ended, as its launcher reports. That proves nothing about the member; the end of
+    /// the member, once proven, is reported with this.
+    Exit { member: MemberId, end: ProcessEnd },
+}
+
+/// To one member.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DirectContent {
+    pub(crate) generation: u64,
+    pub(crate) topic: String,
+    #[serde(with = "bytes")]
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// Encodes a reply of the coordinator: an answer or an unsolicited message, encoded once for all receivers.
+pub(crate) fn encode_reply(generation: u64, id: u64, payload: &[u8]) -> Arc<[u8]> {
+    let mut bytes = Vec::with_capacity(16 + payload.len());
+    bytes.extend_from_slice(&generation.to_le_bytes());
+    bytes.extend_from_slice(&id.to_le_bytes());
+    bytes.extend_from_slice(payload);
+    bytes.into()
+}
+
+pub(crate) fn decode_reply(reply: &[u8]) -> Result<(u64, u64, CoordinatorMessage), Broken> {
+    const SHORT: Broken = Broken("a reply without a head");
+    let (generation, rest) = reply.split_first_chunk().ok_or(SHORT)?;
+    let (id, payload) = rest.split_first_chunk().ok_or(SHORT)?;
+    let incoming = wire::decode(payload)?;
+    Ok((
+        u64::from_le_bytes(*generation),
+        u64::from_le_bytes(*id),
+        incoming,
+    ))
+}

@@ -1,0 +1,91 @@
+//! The identity of a rank: its host, its process, and where it listens.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::process;
+use crate::process_state::ProcessState;
+
+/// The identity of a rank.
+#[derive(Clone, Debug)]
+#[doc(hidden)]
+pub struct RankProcess {
+    pub host: String,
+    pub pid: u32,
+    /// The rank as which its launcher started it, if known and claimed by no other rank.
+    pub launched: Option<usize>,
+    /// The address at which it listens, unless it is a thread of this process.
+    pub at: Option<String>,
+    /// A checksum of the kernel and the namespace that are the scope of `pid`; 0 if not known.
+    pub kernel: u64,
+}
+
+/// Returns the launcher ranks of `processes`, if known.
+pub fn launcher_ranks(processes: Option<&Vec<RankProcess>>) -> Vec<Option<usize>> {
+    let processes = processes.into_iter().flatten();
+    processes.map(|member| member.launched).collect()
+}
+
+impl RankProcess {
+    /// The IP address over which it is reached, if it is reached over TCP.
+    fn address(&self) -> Option<IpAddr> {
+        let at = self.at.as_deref()?.strip_prefix("tcp:")?;
+        Some(at.parse::<SocketAddr>().ok()?.ip())
+    }
+
+    /// Whether a network failure that cuts one of the two off also cuts off the other: they are reached at one address.
+    /// A host's name is no evidence, as many hosts are called `localhost` or `ubuntu`.
+    pub fn is_on_same_host(&self, other: &Self) -> bool {
+        let own = self.address();
+        own.is_some() && own == other.address()
+    }
+
+    /// The identity of a thread of this process.
+    pub(crate) fn here() -> Self {
+        Self {
+            host: crate::host::name().to_string(),
+            pid: std::process::id(),
+            launched: None,
+            at: None,
+            kernel: process::kernel_sum(),
+        }
+    }
+
+    /// Whether its process number is valid in this process.
+    pub fn is_here(&self) -> bool {
+        self.kernel != 0 && self.kernel == process::kernel_sum()
+    }
+
+    /// Returns the state of its process, if its kernel is this one and says that the process cannot go on now.
+    pub fn stopped_state(&self) -> Option<ProcessState> {
+        let state = self
+            .is_here()
+            .then(|| process::state_of(self.pid.into()))
+            .flatten();
+        state.filter(ProcessState::is_still)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_beside_each_other_by_their_address_and_not_by_the_name_of_their_host() {
+        let member = |at: Option<&str>| RankProcess {
+            host: String::from("ubuntu"),
+            pid: 7,
+            launched: None,
+            at: at.map(str::to_owned),
+            kernel: 0,
+        };
+        let one = member(Some("tcp:10.0.0.1:4000"));
+        assert!(one.is_on_same_host(&member(Some("tcp:10.0.0.1:4001"))));
+        assert!(!one.is_on_same_host(&member(Some("tcp:10.0.0.2:4000"))));
+        let six = member(Some("tcp:[fe80::1]:4000"));
+        assert!(six.is_on_same_host(&member(Some("tcp:[fe80::1]:9"))));
+        // Nothing is known of ranks without an address.
+        assert!(!member(None).is_on_same_host(&member(None)));
+        let local = member(Some("unix:/tmp/x"));
+        assert!(!local.is_on_same_host(&local.clone()));
+    }
+}

@@ -1,0 +1,65 @@
+//! The state of one round.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::coordinator_message::Answer;
+use crate::round::Parts;
+
+pub(super) struct RoundState {
+    pub(super) members: Option<Arc<[usize]>>,
+    pub(super) begun: Instant,
+    /// When the next log line about waiting for it is due.
+    pub(super) report: Instant,
+    /// When the first timeout of a waiting rank runs out.
+    pub(super) deadline: Instant,
+    pub(super) parts: Vec<Option<Vec<u8>>>,
+    pub(super) bytes: usize,
+    /// Which ranks have come, by their place in the round.
+    pub(super) arrived: Vec<bool>,
+    pub(super) waiting: Vec<(usize, u64)>,
+    pub(super) outcome: Option<Answer>,
+}
+
+impl RoundState {
+    pub(super) fn rank_at(&self, place: usize) -> usize {
+        self.members
+            .as_ref()
+            .map_or(place, |members| members[place])
+    }
+
+    pub(super) fn place_of(&self, rank: usize) -> Option<usize> {
+        match &self.members {
+            None => (rank < self.arrived.len()).then_some(rank),
+            Some(members) => members.iter().position(|&member| member == rank),
+        }
+    }
+
+    /// Whether all have come.
+    pub(super) fn is_complete(&self) -> bool {
+        self.arrived.iter().all(|&arrived| arrived)
+    }
+
+    /// Completes the round: all ranks get the parts of all.
+    pub(super) fn complete(&mut self) {
+        let parts = self.parts.iter_mut().filter_map(Option::take).collect();
+        self.outcome = Some(Answer::Parts(Parts::new(parts)));
+    }
+
+    pub(super) fn absent(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.arrived.len())
+            .filter(|&place| !self.arrived[place])
+            .map(|place| self.rank_at(place))
+    }
+
+    /// Completes a round of ends with an empty part for each rank from which nothing can arrive any more, if only those are absent.
+    pub(super) fn end_without_the_closed(&mut self, is_closed: impl Fn(usize) -> bool) {
+        if self.absent().all(is_closed) {
+            let parts = self
+                .parts
+                .iter_mut()
+                .map(|part| part.take().unwrap_or_default());
+            self.outcome = Some(Answer::Parts(Parts::new(parts.collect())));
+        }
+    }
+}

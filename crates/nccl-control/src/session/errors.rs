@@ -1,0 +1,134 @@
+//! The error texts of requests and rounds.
+
+use std::time::Duration;
+
+use nccl_base::ranges::ranges;
+
+use super::handle::RankSession;
+use crate::error::{Error, ErrorKind};
+use crate::frame::LARGEST;
+use crate::round::{Incomplete, Missing};
+
+impl RankSession {
+    /// The error of a request about `topic` that failed.
+    pub(crate) fn explain(&self, topic: &str, incomplete: &Incomplete) -> Error {
+        self.say(topic, incomplete)
+            .of_exchange(incomplete.unfinished())
+    }
+
+    fn say(&self, topic: &str, incomplete: &Incomplete) -> Error {
+        match incomplete {
+            Incomplete::TimedOut {
+                missing,
+                waited,
+                remarks,
+            } => Error::rendezvous(self.timed_out(topic, missing, *waited, remarks)),
+            Incomplete::Gone { rank, departure } => Error::rendezvous(format!(
+                "{} will not come to {topic:?}: {departure}",
+                self.describe(*rank)
+            )),
+            Incomplete::Twice => Error::rendezvous(format!(
+                "rank {} came to {topic:?} twice: two processes or threads use one rank",
+                self.rank
+            )),
+            Incomplete::TooLarge { bytes } => {
+                let limit = LARGEST >> 20;
+                let error = std::io::Error::new(
+                    std::io::ErrorKind::InvalidInput,
+                    format!(
+                        "{bytes} bytes are more than the {limit} MiB of all ranks together, or a name \
+                         is too long, or too many are open"
+                    ),
+                );
+                Error::io(format!("exchanging {topic:?}"))(error)
+            }
+            Incomplete::GivenUp { rank, reason } => Error::rendezvous(format!(
+                "{} gave up {topic:?}: {reason}",
+                self.describe(*rank)
+            )),
+            Incomplete::OtherMembers => Error::rendezvous(format!(
+                "rank {} came to {topic:?} with other ranks than somebody else: all have to name the \
+                 same, in the same order",
+                self.rank
+            )),
+            Incomplete::NoKey { waited } => Error::rendezvous(format!(
+                "nobody set {topic:?} within {:.1} s",
+                waited.as_secs_f64()
+            )),
+            Incomplete::NoMajority { waited } => Error::rendezvous(format!(
+                "{topic:?} cannot end on rank {}: for {:.1} s its coordinator has not reached a majority of the ranks, \
+                 and the others may go on without this side",
+                self.rank,
+                waited.as_secs_f64()
+            )),
+            Incomplete::Interrupted => Error::new(ErrorKind::Aborted {
+                reason: format!("its abort signal was given during {topic:?}"),
+            }),
+        }
+    }
+
+    fn timed_out(
+        &self,
+        topic: &str,
+        missing: &[Missing],
+        waited: Duration,
+        remarks: &[String],
+    ) -> String {
+        let ranks: Vec<_> = missing.iter().map(|missing| missing.rank).collect();
+        let who = match ranks[..] {
+            [rank] => format!("rank {rank}"),
+            _ => format!("ranks {}", ranges(&ranks)),
+        };
+        let mut text = format!(
+            "{who} of {} did not come to {topic:?} within {:.1} s",
+            self.size,
+            waited.as_secs_f64()
+        );
+        let never: Vec<_> = missing
+            .iter()
+            .filter(|missing| missing.phase.is_none())
+            .map(|missing| missing.rank)
+            .collect();
+        if !never.is_empty() {
+            let verb = if never.len() == 1 { "has" } else { "have" };
+            let never = ranges(&never);
+            let coordinator = self.coordinator();
+            text.push_str(&format!(
+                "; {never} {verb} never reached rank {coordinator}"
+            ));
+        }
+        let elsewhere = missing.iter().filter_map(|missing| {
+            let (phase, since) = missing.phase.as_ref()?;
+            Some((missing.rank, phase.name(), since.as_secs_f64()))
+        });
+        for (rank, name, since) in elsewhere.clone().take(8) {
+            let rank = self.describe(rank);
+            text.push_str(&format!("; {rank} is in phase {name:?} since {since:.1} s"));
+        }
+        if elsewhere.clone().count() > 8 {
+            text.push_str("; …");
+        }
+        let suspects = self.suspects().into_iter();
+        for suspect in suspects.filter(|suspect| ranks.contains(&suspect.rank)) {
+            let rank = self.describe(suspect.rank);
+            text.push_str(&format!("; {rank} is {suspect}"));
+        }
+        for remark in remarks {
+            text.push_str("; ");
+            text.push_str(remark);
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_listed_in_ranges() {
+        assert_eq!(ranges(&[0, 1, 2, 5]), "0-2,5");
+        assert_eq!(ranges(&[3]), "3");
+        assert_eq!(ranges(&[1, 3, 4]), "1,3-4");
+    }
+}

@@ -1,0 +1,127 @@
+//! The session of a rank, and what carries its requests to the coordinator.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use crate::application::{CommunicatorSupervisor, RankRecorder};
+use crate::departure::Departure;
+use crate::events::WorldEvent;
+use crate::inbox::{Inbox, Notice};
+use crate::node::Node;
+use crate::rank_process::RankProcess;
+use crate::sync::Mutex;
+use crate::thread_world::ThreadWorld;
+
+#[doc(hidden)]
+pub struct RankSession {
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+    pub(super) backend: SessionBackend,
+    pub(crate) inbox: Arc<Inbox>,
+    /// Set when all have met.
+    pub(super) members: Arc<OnceLock<Vec<RankProcess>>>,
+    /// Made with the first communicator.
+    pub(super) watcher: OnceLock<Arc<dyn CommunicatorSupervisor>>,
+    /// The job's name and generation.
+    pub(crate) job: (String, u64),
+    /// How often each topic was used: the n-th use on one rank meets the n-th use on every other.
+    pub(super) rounds: Mutex<HashMap<String, u64>>,
+    /// The generation to which the world has gone on; 0 before.
+    pub(super) reconfigured_to: AtomicU64,
+    /// The value under which its communicators record their calls.
+    pub(super) recorder: Arc<dyn RankRecorder>,
+    /// The phase, and since when.
+    pub(super) phase: Mutex<Option<(String, Instant)>>,
+    /// The departure that is reported when this value is dropped.
+    pub(super) final_departure: Mutex<Departure>,
+}
+
+#[derive(Clone)]
+pub(crate) enum SessionBackend {
+    /// Through the driver of this process's machine.
+    Node { node: Arc<Node>, generation: u64 },
+    /// The ranks are threads of this process.
+    Threads(Arc<ThreadWorld>),
+}
+
+impl RankSession {
+    /// Stores the identities of all ranks.
+    pub(crate) fn meet(&self, members: Vec<RankProcess>) {
+        let _ = self.members.set(members);
+    }
+
+    /// Returns the way to the coordinator, as it is now.
+    pub(crate) fn backend(&self) -> SessionBackend {
+        self.backend.clone()
+    }
+
+    /// Simulates the death of this process after this many sends to ranks.
+    #[cfg(test)]
+    pub(crate) fn die_after_for_a_test(&self, sends: usize) {
+        if let SessionBackend::Node { node, .. } = &self.backend {
+            node.die_after_for_a_test(sends);
+        }
+    }
+
+    /// Whether this rank coordinates.
+    #[cfg(test)]
+    pub(crate) fn leads_for_a_test(&self) -> bool {
+        matches!(&self.backend, SessionBackend::Node { node, .. } if node.leads_for_a_test())
+    }
+
+    /// Simulates the death of this process.
+    #[cfg(test)]
+    pub(crate) fn cut_for_a_test(&self) {
+        if let SessionBackend::Node { node, .. } = &self.backend {
+            node.cut_for_a_test();
+        }
+    }
+
+    /// Moves the readers of the events of `before` to this world, its next generation.
+    pub(crate) fn continue_from(&self, before: &Self) {
+        let members = self.members.get().map_or(&[][..], Vec::as_slice);
+        let generation = WorldEvent::WentOn {
+            generation: self.job.1,
+        };
+        let inbox = &self.inbox;
+        inbox.continue_from(&before.inbox, members, generation);
+    }
+
+    /// Ends this world, which has gone on to `generation`, and its communicators except those with the keys `kept`.
+    pub(crate) fn end_reconfigured(&self, generation: u64, kept: &[&str]) {
+        self.reconfigured_to.store(generation, Ordering::Release);
+        if let Some(watcher) = self.watcher.get() {
+            watcher.end_all(
+                &format!("the world has gone on to generation {generation}"),
+                kept,
+            );
+        }
+    }
+
+    /// Calls `handler` with every announcement, and with every rank that leaves, fails or
+    /// dies, in the order in which the coordinator saw it; on the thread that received it, so it must
+    /// not wait.
+    pub fn on_notice(&self, handler: impl Fn(&Notice) + Send + Sync + 'static) {
+        self.inbox.on_notice(Box::new(handler));
+    }
+
+    /// Waits until the handlers have processed all earlier notices, for 500 ms at most.
+    pub fn catch_up(&self) {
+        let deadline = Instant::now() + Duration::from_millis(500);
+        while !self.inbox.run_handlers() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
+impl fmt::Debug for RankSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Line")
+            .field("rank", &self.rank)
+            .field("size", &self.size)
+            .finish_non_exhaustive()
+    }
+}

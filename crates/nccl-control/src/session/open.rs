@@ -1,0 +1,81 @@
+//! Opening a session, and all sessions of this process.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock, Weak};
+
+use super::handle::{RankSession, SessionBackend};
+use crate::application::application;
+use crate::departure::Departure;
+use crate::forked;
+use crate::inbox::Inbox;
+use crate::node::ActiveGeneration;
+use crate::sync::Mutex;
+
+static SESSIONS: Mutex<Vec<Weak<RankSession>>> = Mutex::new(Vec::new());
+
+/// Returns all sessions of this process to other ranks.
+pub fn sessions() -> Vec<Arc<RankSession>> {
+    if forked::is_child() {
+        return Vec::new();
+    }
+    SESSIONS.lock().iter().filter_map(Weak::upgrade).collect()
+}
+
+/// Registers an open session.
+fn remember(session: Weak<RankSession>) {
+    if forked::is_child() {
+        return;
+    }
+    let mut sessions = SESSIONS.lock();
+    sessions.retain(|session| session.strong_count() > 0);
+    sessions.push(session);
+}
+
+impl RankSession {
+    pub(crate) fn open(
+        rank: usize,
+        size: usize,
+        job: (String, u64),
+        backend: SessionBackend,
+        inbox: Arc<Inbox>,
+    ) -> Arc<Self> {
+        let recorder = application().session_opened(&job.0, job.1, rank, size);
+        let session = Arc::new(Self {
+            rank,
+            size,
+            backend,
+            inbox,
+            members: Arc::default(),
+            watcher: OnceLock::new(),
+            job,
+            rounds: Mutex::default(),
+            reconfigured_to: AtomicU64::new(0),
+            recorder,
+            phase: Mutex::default(),
+            final_departure: Mutex::new(Departure::Left),
+        });
+        if let SessionBackend::Node { node, .. } = session.backend() {
+            node.set_recorder(&session.recorder);
+        }
+        forked::watch();
+        remember(Arc::downgrade(&session));
+        session
+    }
+
+    /// The session of a generation that this process has joined, or has gone on to.
+    pub(crate) fn of(entered: &ActiveGeneration) -> Arc<Self> {
+        let backend = SessionBackend::Node {
+            node: Arc::clone(&entered.node),
+            generation: entered.generation,
+        };
+        let session = Self::open(
+            entered.rank,
+            entered.membership.members.len(),
+            (entered.node.job_name().to_owned(), entered.generation),
+            backend,
+            Arc::clone(&entered.inbox),
+        );
+        session.meet(entered.members());
+        session
+    }
+}

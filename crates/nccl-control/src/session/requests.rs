@@ -1,0 +1,255 @@
+//! A rank's requests over its session, with their answers, and its messages.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::handle::{RankSession, SessionBackend};
+use crate::admission::HANDSHAKE_TIMEOUT;
+use crate::coordinator_message::Answer;
+use crate::departure::Reason;
+use crate::departure::UnfinishedExchange;
+use crate::departure::{Departure, Lost};
+use crate::error::{Error, Result};
+use crate::forked;
+use crate::frame::LARGEST;
+use crate::inbox::WaitOutcome;
+use crate::phase::Phase;
+use crate::request::Request;
+use crate::round::{Incomplete, Missing, Round};
+use crate::straggler::{EntryReport, StragglerSuspicion};
+
+/// How long the coordinator may take to report how a round ended that a rank has given up.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long the next coordinator may take to report how this one ended, and how long beyond the caller's deadline at most.
+const FAILOVER_TIMEOUT: Duration = Duration::from_secs(6);
+const MAX_OVERRUN: Duration = Duration::from_secs(1);
+
+impl RankSession {
+    /// Sends a request and waits for its answer; with `refused`, cancels it at once with that error.
+    pub(crate) fn ask(
+        &self,
+        topic: &str,
+        request: impl FnOnce(Duration) -> Request,
+        deadline: Instant,
+        mut interrupted: Option<&dyn Fn() -> bool>,
+        refused: Option<Incomplete>,
+    ) -> Result<Answer> {
+        forked::check()?;
+        let started = Instant::now();
+        self.takes_part(topic)?;
+        let request = request(deadline.saturating_duration_since(started));
+        let pending = self.inbox.begin_request();
+        let is_round = matches!(request, Request::Collect { .. });
+        let mut given_up = false;
+        self.send(pending.id, request);
+        let give_up = |incomplete: &Incomplete, reason: Reason| {
+            self.send(pending.id, Request::Cancel { reason });
+            Err(self.explain(topic, incomplete))
+        };
+        if let Some(incomplete) = refused {
+            return give_up(&incomplete, Reason::TooLarge);
+        }
+        let mut timeout = deadline;
+        loop {
+            match pending.wait(timeout, interrupted) {
+                WaitOutcome::Answer(Answer::Incomplete(incomplete)) => {
+                    return Err(match &*incomplete {
+                        Incomplete::GivenUp { rank, .. } if given_up && *rank == self.rank => {
+                            self.gave_up(topic)
+                        }
+                        incomplete => self.explain(topic, incomplete),
+                    });
+                }
+                WaitOutcome::Answer(answer) => return Ok(answer),
+                WaitOutcome::Closed(coordinator, why) => {
+                    let lost = (coordinator, why);
+                    return Err(self.lost_with_coordinator(topic, lost, deadline, interrupted));
+                }
+                WaitOutcome::Interrupted if is_round => {
+                    // The outcome that all ranks get counts: the round may have ended otherwise a moment ago.
+                    let reason = Reason::Aborted;
+                    self.send(pending.id, Request::Cancel { reason });
+                    (interrupted, given_up) = (None, true);
+                    timeout = Instant::now() + ANSWER_TIMEOUT;
+                }
+                WaitOutcome::Interrupted => {
+                    return give_up(&Incomplete::Interrupted, Reason::Aborted);
+                }
+                WaitOutcome::Late if given_up => return Err(self.gave_up(topic)),
+                // The coordinator keeps the deadline, so that all ranks get the same outcome.
+                WaitOutcome::Late if timeout == deadline => timeout = deadline + HANDSHAKE_TIMEOUT,
+                // The coordinator itself stands still.
+                WaitOutcome::Late => {
+                    let silent = Incomplete::TimedOut {
+                        missing: vec![Missing {
+                            rank: self.coordinator(),
+                            phase: Some((
+                                Phase::Said(String::from("no answer")),
+                                started.elapsed(),
+                            )),
+                        }],
+                        waited: started.elapsed(),
+                        remarks: Vec::new(),
+                    };
+                    let by = self.coordinator();
+                    let gave_up: Result<Answer> = give_up(&silent, Reason::Unanswered);
+                    let unanswered = Some(UnfinishedExchange::Unanswered { by });
+                    return gave_up.map_err(|error| error.of_exchange(unanswered));
+                }
+            }
+        }
+    }
+
+    /// Checks that this rank still takes part in its world.
+    ///
+    /// # Errors
+    /// The others go on without this rank, or it has gone on itself; the error is about `topic`.
+    pub(crate) fn takes_part(&self, topic: &str) -> Result<()> {
+        if let Some(Departure::Lost(how)) = self.inbox.departure(self.rank) {
+            let rank = self.rank;
+            let text = format!("rank {rank} cannot take part in {topic:?} any more: {how}");
+            return Err(Error::rendezvous(text));
+        }
+        if let Some(generation) = self.reconfigured_to() {
+            return Err(Error::rendezvous(format!(
+                "{topic:?} was asked of a world of generation {}, which has gone on to generation {generation}: use the \
+                 world that next_generation has returned",
+                self.job.1
+            )));
+        }
+        Ok(())
+    }
+
+    /// The error of a request that this rank itself has given up.
+    fn gave_up(&self, topic: &str) -> Error {
+        let unfinished = UnfinishedExchange::GivenUp {
+            rank: self.rank,
+            reason: Reason::Aborted,
+        };
+        self.explain(topic, &Incomplete::Interrupted)
+            .of_exchange(Some(unfinished))
+    }
+
+    /// The error of a request whose coordinator is gone before it has answered.
+    pub(crate) fn lost_with_coordinator(
+        &self,
+        topic: &str,
+        (coordinator, why): (usize, Lost),
+        deadline: Instant,
+        interrupted: Option<&dyn Fn() -> bool>,
+    ) -> Error {
+        // The successor determines how the coordinator's end is reported to all ranks.
+        let now = Instant::now();
+        let until = (now + FAILOVER_TIMEOUT).min(deadline.max(now) + MAX_OVERRUN);
+        while self.inbox.departure(coordinator).is_none()
+            && !self.inbox.is_closed()
+            && Instant::now() < until
+        {
+            if interrupted.is_some_and(|interrupted| interrupted()) {
+                return self.gave_up(topic);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let departure = self.inbox.departure(coordinator);
+        let state = match departure {
+            Some(_) => "is gone",
+            // The coordinator may be alive, and replaced.
+            None => "cannot be reached",
+        };
+        let departure = departure.unwrap_or(Departure::Lost(why));
+        let who = self.describe(coordinator);
+        let mut text = format!("{who} {state}, and {topic:?} with it: {departure}");
+        let mut root = (coordinator, departure);
+        // The coordinator may have left because of another rank.
+        if let Some((rank, first)) = self.inbox.first_failed()
+            && rank != coordinator
+        {
+            let before = format!("; before that, {}: {first}", self.describe(rank));
+            text.push_str(&before);
+            root = (rank, first);
+        }
+        let unfinished = match self.inbox.cut_off_from() {
+            Some((from, why)) => UnfinishedExchange::CutOff { from, why },
+            None => UnfinishedExchange::Gone {
+                rank: root.0,
+                departure: root.1,
+            },
+        };
+        Error::rendezvous(text).of_exchange(Some(unfinished))
+    }
+
+    /// Takes part in one round of all ranks or of `members`: gives a part, and returns the parts of all.
+    pub fn round(
+        &self,
+        topic: &str,
+        members: Option<&Arc<[usize]>>,
+        part: &[u8],
+        deadline: Instant,
+        interrupted: Option<&dyn Fn() -> bool>,
+    ) -> Result<Vec<Vec<u8>>> {
+        forked::check()?;
+        let number = {
+            let mut rounds = self.rounds.lock();
+            let key = match members {
+                None => topic.to_owned(),
+                Some(members) => format!("{topic} of {members:?}"),
+            };
+            let next = rounds.entry(key).or_insert(0);
+            *next += 1;
+            *next - 1
+        };
+        let round = Round {
+            topic: topic.to_owned(),
+            number,
+            members: members.cloned(),
+        };
+        let too_large = part.len() > LARGEST;
+        let request = |timeout| Request::Collect {
+            round,
+            timeout,
+            // The coordinator has to know of the round to end it for all.
+            part: if too_large { Vec::new() } else { part.to_vec() },
+        };
+        let refused = too_large.then_some(Incomplete::TooLarge { bytes: part.len() });
+        match self.ask(topic, request, deadline, interrupted, refused)? {
+            Answer::Parts(parts) => {
+                Ok(Arc::try_unwrap(parts).unwrap_or_else(|parts| parts.to_vec()))
+            }
+            _ => Err(self.explain(topic, &Incomplete::OtherMembers)),
+        }
+    }
+
+    /// Sends a message to all ranks, this one included.
+    pub fn announce(&self, topic: &str, bytes: &[u8]) {
+        let (topic, bytes) = (topic.to_owned(), bytes.to_vec());
+        self.send(u64::MAX, Request::Announce { topic, bytes });
+    }
+
+    /// Sends a message to rank `to` alone. It is sent again to a new coordinator, so it may arrive twice.
+    pub fn send_direct(&self, to: usize, topic: &str, bytes: Vec<u8>) {
+        let topic = topic.to_owned();
+        self.send(u64::MAX, Request::Direct { to, topic, bytes });
+    }
+
+    /// Reports that this rank waits in an operation that another rank may not have entered: all ranks learn which.
+    pub fn suspect_stragglers(&self, suspicion: StragglerSuspicion) {
+        self.send(u64::MAX, Request::SuspectStragglers(suspicion));
+    }
+
+    /// Reports whether this rank has entered an operation, for the ranks that wait in it.
+    pub fn report_entry(&self, attendance: EntryReport) {
+        self.send(u64::MAX, Request::EntryReport(attendance));
+    }
+
+    /// Sends a request whose answer, if any, arrives under `id`.
+    pub(crate) fn send(&self, id: u64, request: Request) {
+        if forked::is_child() {
+            return;
+        }
+        match &self.backend {
+            SessionBackend::Node { node, generation } => node.send(*generation, id, request),
+            SessionBackend::Threads(threads) => threads.send(self.rank, id, request),
+        }
+    }
+}

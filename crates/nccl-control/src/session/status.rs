@@ -1,0 +1,143 @@
+//! What a rank knows of itself and of the others, available at any time.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::handle::{RankSession, SessionBackend};
+use crate::application::RankRecorder;
+use crate::departure::Departure;
+use crate::events::{EventBus, WorldEvent};
+use crate::fault::{Fault, Roster};
+use crate::forked;
+use crate::heartbeat::Suspect;
+use crate::rank_process::{RankProcess, launcher_ranks};
+
+impl RankSession {
+    /// Returns the coordinator, as far as this rank knows.
+    pub fn coordinator(&self) -> usize {
+        self.inbox.coordinator()
+    }
+
+    /// Describes a rank with its host and process.
+    pub fn describe(&self, rank: usize) -> String {
+        match self.members.get().and_then(|members| members.get(rank)) {
+            Some(member) => {
+                let RankProcess { host, pid, .. } = member;
+                let launched = member.launched.filter(|launched| *launched != rank);
+                let launched = launched.map(|rank| format!("launcher rank {rank}, "));
+                format!(
+                    "rank {rank} ({}{host}, pid {pid})",
+                    launched.unwrap_or_default()
+                )
+            }
+            None => format!("rank {rank}"),
+        }
+    }
+
+    /// The job's name and generation.
+    pub fn job(&self) -> (&str, u64) {
+        (&self.job.0, self.job.1)
+    }
+
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The value under which this rank's communicators record their calls.
+    pub fn recorder(&self) -> &Arc<dyn RankRecorder> {
+        &self.recorder
+    }
+
+    /// The identities of the ranks; set when all have met.
+    pub fn members(&self) -> Arc<OnceLock<Vec<RankProcess>>> {
+        Arc::clone(&self.members)
+    }
+
+    /// Returns the numbers of `members`, as a communicator and the launcher count them.
+    pub fn roster(&self, members: &[usize]) -> Roster {
+        Roster::new(members, &launcher_ranks(self.members.get()))
+    }
+
+    /// Returns where a rank listens; `None` for a rank that is a thread of this process.
+    pub fn address_of(&self, rank: usize) -> Option<&str> {
+        self.members.get()?.get(rank)?.at.as_deref()
+    }
+
+    /// Returns this rank's phase, and for how long.
+    pub fn phase(&self) -> Option<(String, Duration)> {
+        let phase = self.phase.lock();
+        phase
+            .as_ref()
+            .map(|(name, since)| (name.clone(), since.elapsed()))
+    }
+
+    pub(crate) fn set_phase(&self, name: &str) {
+        *self.phase.lock() = Some((name.to_owned(), Instant::now()));
+    }
+
+    /// Whether no message will arrive any more.
+    pub fn is_closed(&self) -> bool {
+        self.inbox.is_closed()
+    }
+
+    /// The generation to which the world has gone on.
+    pub fn reconfigured_to(&self) -> Option<u64> {
+        let generation = self.reconfigured_to.load(Ordering::Acquire);
+        (generation > 0).then_some(generation)
+    }
+
+    /// The ranks that are unreachable, and why.
+    pub fn departures(&self) -> Vec<(usize, Departure)> {
+        self.inbox.departures()
+    }
+
+    /// The ranks whose processes are silent although their kernels answer, as far as this rank knows: the first to
+    /// check when an operation times out, and not a cause by themselves.
+    pub fn suspects(&self) -> Vec<Suspect> {
+        let mut suspects = self.inbox.suspects();
+        suspects.retain(|suspect| suspect.rank != self.rank);
+        suspects
+    }
+
+    /// For how long other processes have not been heard: on the coordinator all processes, which answer it once a
+    /// second; elsewhere the coordinator.
+    pub fn heartbeat_ages(&self) -> Vec<(usize, Duration)> {
+        match self.backend() {
+            SessionBackend::Node { node, generation } if self.coordinator() == self.rank => {
+                node.heartbeat_ages(generation)
+            }
+            SessionBackend::Threads(_) => Vec::new(),
+            SessionBackend::Node { .. } => {
+                let age = self.inbox.coordinator_age();
+                let age = age.map(|age| (self.coordinator(), age));
+                age.into_iter().collect()
+            }
+        }
+    }
+
+    /// The latest fault of one of its communicators.
+    pub(crate) fn fault(&self) -> Option<Arc<Fault>> {
+        self.watcher.get()?.latest_fault()
+    }
+
+    /// The events since the first call.
+    pub(crate) fn event_bus(&self) -> Arc<EventBus> {
+        if forked::is_child() {
+            return Arc::default();
+        }
+        let members = self.members.get().map_or(&[][..], Vec::as_slice);
+        self.inbox.event_bus(members, || self.fault())
+    }
+
+    /// Records that a communicator of this rank was ended.
+    pub fn record_fault(&self, fault: &Arc<Fault>) {
+        let fault = Arc::clone(fault);
+        self.inbox.record_event(|| WorldEvent::Fault { fault });
+    }
+}

@@ -1,0 +1,262 @@
+//! Records which threads are inside a call of NCCL or CUDA, so that a call that does not return is noticed.
+//!
+//! Every wait of this crate ends at a timeout, but a call that does not return never reaches it: an NCCL
+//! function that waits although it should not, or a wedged driver. A call that issues an operation cannot
+//! run on a thread of its own (`detached_call.rs`), because the thread costs more than the operation.
+//! Instead, the calling thread records the call in its slot, and the stuck-call monitor (`supervision/stuck_call_monitor.rs`)
+//! reads the slots:
+//!
+//! ```text
+//! inside beyond its timeout ──▶ its communicator is aborted, and with it those of the other ranks
+//!                             the thread may come out by that; when it is still inside a while after
+//!                             the abort ended or was given up ──▶ the process ends, with a sentence
+//! ```
+//!
+//! The process has to end because the call cannot return: the call may use borrowed memory, and no other thread
+//! can end the call. A stuck thread of this crate is replaced by a new one instead.
+//!
+//! A slot belongs to one thread, and only that thread writes to it. [`CallSlot::version`] is odd while the thread is inside,
+//! and differs for each call. If two reads of `version` return the same odd number, the fields read in between belong
+//! to one call.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::atomic::{
+    AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence,
+};
+use std::time::Duration;
+
+use crate::forked;
+use crate::monitor::WakeFlag;
+use crate::sync::Mutex;
+
+/// The kind of call a thread is inside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[doc(hidden)]
+pub enum CallKind {
+    Issue = 0,
+    Replay = 1,
+    Capture = 2,
+    /// A query of whether work is done, or of NCCL's state.
+    Look = 3,
+    /// A query made by a thread of this crate.
+    Poller = 4,
+}
+
+impl CallKind {
+    fn of(code: u8) -> Self {
+        match code {
+            0 => Self::Issue,
+            1 => Self::Replay,
+            2 => Self::Capture,
+            3 => Self::Look,
+            _ => Self::Poller,
+        }
+    }
+
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Issue => "a call of NCCL's or CUDA's that issues an operation",
+            Self::Replay => "a call of CUDA's that launches a graph",
+            Self::Capture => "a call of NCCL's or CUDA's that captures",
+            Self::Look | Self::Poller => "a call of NCCL's or CUDA's that asks how far things are",
+        }
+    }
+}
+
+/// The record of one thread's current call.
+#[derive(Default)]
+pub(crate) struct CallSlot {
+    version: AtomicU64,
+    /// The address of the communicator.
+    of: AtomicUsize,
+    seconds: AtomicU64,
+    nanoseconds: AtomicU32,
+    kind: AtomicU8,
+}
+
+/// All slots ever allocated, and the slots that no thread owns.
+struct CallSlots {
+    all: Vec<&'static CallSlot>,
+    free: Vec<&'static CallSlot>,
+}
+
+static SLOTS: Mutex<CallSlots> = Mutex::new(CallSlots {
+    all: Vec::new(),
+    free: Vec::new(),
+});
+
+thread_local! {
+    static SLOT: Cell<Option<&'static CallSlot>> = const { Cell::new(None) };
+    static SLOT_RELEASE: SlotRelease = const { SlotRelease };
+}
+
+/// Releases the thread's slot when the thread ends.
+struct SlotRelease;
+
+impl Drop for SlotRelease {
+    fn drop(&mut self) {
+        if let (Some(slot), false) = (SLOT.take(), forked::is_child()) {
+            SLOTS.lock().free.push(slot);
+        }
+    }
+}
+
+/// Marks its thread as inside a call until dropped.
+#[doc(hidden)]
+pub struct CallGuard {
+    slot: Option<&'static CallSlot>,
+    /// Not `Send`: belongs to its thread.
+    _thread: PhantomData<*const ()>,
+}
+
+/// Marks this thread as inside a call on the communicator at address `of`, which should return within `timeout`. Changes nothing
+/// inside another such call.
+#[inline]
+pub(crate) fn enter(of: usize, kind: CallKind, timeout: Duration) -> CallGuard {
+    let slot = SLOT.get().or_else(own_slot);
+    let slot = slot.filter(|slot| slot.version.load(Ordering::Relaxed).is_multiple_of(2));
+    if let Some(slot) = slot {
+        let version = slot.version.load(Ordering::Relaxed);
+        // A reader that sees one of the following stores also sees that the previous call is over.
+        fence(Ordering::Release);
+        slot.of.store(of, Ordering::Relaxed);
+        slot.seconds.store(timeout.as_secs(), Ordering::Relaxed);
+        slot.nanoseconds
+            .store(timeout.subsec_nanos(), Ordering::Relaxed);
+        slot.kind.store(kind as u8, Ordering::Relaxed);
+        slot.version
+            .store(version.wrapping_add(1), Ordering::Release);
+        // The compiler does not move the wake flag's load before the store; the processor drains its store buffer long before a
+        // tick ends.
+        compiler_fence(Ordering::SeqCst);
+        WAKE_FLAG.raise();
+    }
+    CallGuard {
+        slot,
+        _thread: PhantomData,
+    }
+}
+
+#[cold]
+fn own_slot() -> Option<&'static CallSlot> {
+    // A thread whose thread-locals are being destroyed could not release a slot.
+    SLOT_RELEASE.try_with(|_| ()).ok()?;
+    let mut slots = SLOTS.lock();
+    let slot = slots.free.pop().unwrap_or_else(|| {
+        let slot: &'static CallSlot = Box::leak(Box::default());
+        slots.all.push(slot);
+        slot
+    });
+    drop(slots);
+    SLOT.set(Some(slot));
+    Some(slot)
+}
+
+impl Drop for CallGuard {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot {
+            let version = slot.version.load(Ordering::Relaxed);
+            slot.version
+                .store(version.wrapping_add(1), Ordering::Release);
+        }
+    }
+}
+
+/// The contents of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ActiveCall {
+    pub(crate) version: u64,
+    pub(crate) of: usize,
+    pub(crate) timeout: Duration,
+    pub(crate) kind: CallKind,
+}
+
+/// Returns all slots ever allocated.
+pub(crate) fn slots() -> Vec<&'static CallSlot> {
+    SLOTS.lock().all.clone()
+}
+
+impl CallSlot {
+    /// Returns a number that changes whenever the thread enters or leaves a call.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Relaxed)
+    }
+
+    /// Returns the current call, or `None` if the thread is in none or the slot changed during the read.
+    pub(crate) fn read(&self) -> Option<ActiveCall> {
+        let version = self.version.load(Ordering::Acquire);
+        if version.is_multiple_of(2) {
+            return None;
+        }
+        let found = ActiveCall {
+            version,
+            of: self.of.load(Ordering::Relaxed),
+            timeout: Duration::new(
+                self.seconds.load(Ordering::Relaxed),
+                self.nanoseconds.load(Ordering::Relaxed),
+            ),
+            kind: CallKind::of(self.kind.load(Ordering::Relaxed)),
+        };
+        fence(Ordering::Acquire);
+        (self.version.load(Ordering::Relaxed) == version).then_some(found)
+    }
+}
+
+/// Raised when a thread enters a call.
+pub(crate) static WAKE_FLAG: WakeFlag = WakeFlag::new();
+
+/// Wakes the monitor because a communicator is gone: the monitor ends with the last one.
+pub(crate) fn forget() {
+    WAKE_FLAG.raise();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_finds_who_is_inside_and_nobody_afterwards() {
+        let slot = CallSlot::default();
+        assert_eq!(slot.read(), None);
+        slot.of.store(7, Ordering::Relaxed);
+        slot.seconds.store(3, Ordering::Relaxed);
+        slot.nanoseconds.store(5, Ordering::Relaxed);
+        slot.kind.store(CallKind::Capture as u8, Ordering::Relaxed);
+        slot.version.store(1, Ordering::Release);
+        let found = slot.read().expect("somebody is inside");
+        assert_eq!((found.version, found.of), (1, 7));
+        assert_eq!(found.timeout, Duration::new(3, 5));
+        assert_eq!(found.kind, CallKind::Capture);
+        slot.version.store(2, Ordering::Release);
+        assert_eq!(slot.read(), None);
+    }
+
+    #[test]
+    fn a_thread_that_ends_leaves_its_slot_to_the_next() {
+        let slot = || {
+            std::thread::spawn(|| own_slot().map(|slot| std::ptr::from_ref(slot).addr()))
+                .join()
+                .expect("no panic")
+        };
+        let slots: std::collections::HashSet<_> = (0..64).map(|_| slot()).collect();
+        // Other tests own slots as well.
+        assert!(slots.len() < 16, "{}", slots.len());
+    }
+
+    #[test]
+    fn every_place_survives_the_way_through_its_code() {
+        for kind in [
+            CallKind::Issue,
+            CallKind::Replay,
+            CallKind::Capture,
+            CallKind::Look,
+            CallKind::Poller,
+        ] {
+            assert_eq!(CallKind::of(kind as u8), kind);
+            assert!(!kind.text().is_empty());
+        }
+    }
+}

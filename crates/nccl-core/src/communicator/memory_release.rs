@@ -1,0 +1,137 @@
+//! Determines when NCCL has released borrowed memory, which is before an abort returns.
+//!
+//! `ncclCommAbort` raises the abort flag at once, and returns when NCCL's own threads have ended, half a second later.
+//! Only kernels access a program's memory, and they end when they see the flag. So before the call an event is
+//! recorded behind the work on each stream; when all events are reached, this rank has released the memory, and tells the other
+//! ranks, whose memory its kernels may have written. When all ranks have reported that, errors are handed out.
+//!
+//! Where more than kernels accesses memory of a rank (registered buffers, windows, captured graphs, copy engines: through
+//! proxies and network cards), the rank reports that with the end of its kernels, and then all ranks wait for the end of all aborts.
+//!
+//! ```text
+//! abort begins ─▶ no call is under way ─▶ events recorded ─▶ ncclCommAbort ───────────────▶ it has come back
+//!                                                └─▶ reached ─▶ all ranks say so ─▶ errors are handed out
+//! ```
+
+use std::mem::ManuallyDrop;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use cudarc::driver::CudaEvent;
+
+use super::Inner;
+use super::handle::Backoff;
+use crate::driver;
+use crate::drop_queue;
+use crate::events;
+use crate::peers::ReleaseProgress;
+use crate::threads;
+use crate::time::deadline_after;
+
+impl Inner {
+    /// Starts a thread that waits for the end of all kernels; nothing more is issued. To be called before the pointer is
+    /// passed to `ncclCommAbort`.
+    pub(super) fn watch_for_release(self: &Arc<Self>) {
+        let not_idle = self.has_unfinished_launch.load(Ordering::Acquire);
+        if not_idle || self.lifecycle.is_released() || drop_queue::is_closed() {
+            return;
+        }
+        let inner = Arc::clone(self);
+        let spawned = threads::spawn("nccl-release", move || inner.await_release());
+        if let Err(error) = spawned {
+            // Without the thread, errors wait for the end of the abort.
+            events::no_thread("that looks for the end of kernels", &error);
+        }
+    }
+
+    /// Records that NCCL has a launch under way that its abort has to end.
+    pub(crate) fn record_unfinished_launch(&self) {
+        self.has_unfinished_launch.store(true, Ordering::Release);
+    }
+
+    /// Whether more than kernels may access borrowed memory.
+    pub(super) fn needs_full_abort(&self) -> bool {
+        self.is_zero_cta || self.lends_beyond_kernels.load(Ordering::Acquire) || uses_copy_engines()
+    }
+
+    /// Records that NCCL's proxies, network cards or copy engines may use borrowed memory from now on: it is registered, by
+    /// the program or by NCCL for a graph.
+    pub(crate) fn lends_beyond_kernels(&self) {
+        self.lends_beyond_kernels.store(true, Ordering::Release);
+    }
+
+    fn await_release(self: &Arc<Self>) {
+        // No call is made while the process exits.
+        let working = || drop_queue::DeviceCallGuard::begin();
+        let behind = working().and_then(|_working| self.record_events());
+        let Some(behind) = behind.map(ManuallyDrop::new) else {
+            return;
+        };
+        let deadline = deadline_after(self.timeouts.abort);
+        let mut backoff = Backoff::new();
+        loop {
+            let Some(_working) = working() else {
+                return;
+            };
+            let reached = behind.iter().try_fold(true, |all, event| {
+                event.try_is_complete().map(|reached| all && reached)
+            });
+            // The effect of a failed context on memory is unknown before the abort ends.
+            let gives_up =
+                reached.is_err() || self.lifecycle.get().is_final() || Instant::now() >= deadline;
+            if gives_up || reached == Ok(true) {
+                drop(ManuallyDrop::into_inner(behind));
+                if gives_up {
+                    return;
+                }
+                break;
+            }
+            drop(_working);
+            backoff.pause();
+        }
+        let needs_all = self.needs_full_abort();
+        let so_far = match needs_all {
+            true => ReleaseProgress::KernelsAndNeedsAll,
+            false => ReleaseProgress::Kernels,
+        };
+        let is_over = match &self.supervisor {
+            // Without a fault the other ranks continue, and do not report.
+            Some(supervisor) => supervisor.is_at_fault() && supervisor.report_release(so_far),
+            None => true,
+        };
+        // Even if other ranks did not answer, the end of this rank's own abort is waited for.
+        if is_over && !needs_all {
+            self.lifecycle.set_released();
+        }
+    }
+
+    /// Records an event behind the unfinished work on each stream; `None` if that is not possible.
+    fn record_events(&self) -> Option<Vec<CudaEvent>> {
+        driver::bind(&self.context).ok()?;
+        let streams = self.in_use.lock().clone();
+        let behind = streams.iter().map(|stream| {
+            if driver::is_capturing(stream) {
+                return None;
+            }
+            let event = driver::new_event(&self.context, None).ok()?;
+            driver::record(&event, stream).ok()?;
+            Some(event)
+        });
+        behind.collect()
+    }
+}
+
+/// Whether NCCL is configured to copy messages with copy engines.
+fn uses_copy_engines() -> bool {
+    static USES_COPY_ENGINES: OnceLock<bool> = OnceLock::new();
+    *USES_COPY_ENGINES.get_or_init(|| {
+        ["NCCL_P2P_USE_CUDA_MEMCPY", "NCCL_SHM_USE_CUDA_MEMCPY"]
+            .iter()
+            .any(|name| {
+                nccl_base::system::variables::variable(name)
+                    .and_then(|(value, _)| nccl_base::system::variables::number(&value))
+                    .is_some_and(|value| value != 0)
+            })
+    })
+}

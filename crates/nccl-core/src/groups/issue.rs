@@ -1,0 +1,390 @@
+//! The operations of several communicators, issued in one group.
+//!
+//! The same steps as in `issue`, each for all communicators before the next. When one fails, all are
+//! aborted, because any of them may have launched its part. The locks are taken in the order of their
+//! addresses, so that two threads with the same communicators do not deadlock.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::active_calls::CallKind;
+use crate::communicator::abort_flag_parent::{AbortFlagParent, BlockingCall};
+use crate::communicator::handle::{HandleGuard, NotIdle, RawComm};
+use crate::communicator::registry::abort_together;
+use crate::communicator::stream_order::{self, ForeignCapture};
+use crate::communicator::{Communicator, Inner, SharedLaunch};
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi::Progress;
+use crate::group::Group;
+use crate::issuing::issue::{AbortOnUnwind, not_issued_in_time};
+use crate::operation::{OperationKind, Shape};
+use crate::queued_op;
+use crate::queued_op::CallContext;
+use crate::request::Request;
+use crate::supervision::watchdog;
+
+/// Why nothing, or not everything, was issued.
+enum GroupFailure {
+    /// NCCL was not called.
+    Before(usize, Error),
+    /// NCCL was called, and no communicator of the group can be used again.
+    Underway(usize, Error),
+    /// As `Underway`; another thread's capture may have taken the work of the communicators marked in `captured`.
+    InCapture {
+        captured: Vec<bool>,
+        /// Whether all other work is on the streams.
+        is_settled: bool,
+        at: usize,
+        error: Error,
+    },
+}
+
+const KIND: OperationKind = OperationKind::Group;
+
+/// Issues the recorded operations of each communicator. All communicators use the same library.
+pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
+    let started = Instant::now();
+    match issue_locked(all, started) {
+        Ok(sequences) => Ok(all
+            .iter()
+            .zip(sequences)
+            .map(|(group, sequence)| {
+                let nothing = group.buffers.batch().recorded.is_empty();
+                Request::new(
+                    group.comm,
+                    KIND,
+                    Shape::default(),
+                    sequence,
+                    started,
+                    nothing,
+                )
+            })
+            .collect()),
+        Err(refused) => {
+            let (GroupFailure::Before(at, _)
+            | GroupFailure::Underway(at, _)
+            | GroupFailure::InCapture { at, .. }) = refused;
+            let inner = &all[at].comm.inner;
+            let describe = || inner.operation(KIND, Shape::default(), None, started);
+            let error = match refused {
+                GroupFailure::Before(_, error) => {
+                    return Err(inner.conclude_before_issue(error.during(describe)));
+                }
+                GroupFailure::Underway(_, error) => {
+                    let error = with_cause(inner, error.during(describe));
+                    abort_all_failed(all, at, &error);
+                    error
+                }
+                GroupFailure::InCapture {
+                    captured,
+                    is_settled,
+                    error,
+                    ..
+                } => {
+                    let error = with_cause(inner, error.during(describe));
+                    let lent = AbortOnUnwind::of(inner);
+                    let captured = wait_for_captures(all, &captured);
+                    match is_settled && captured.contains(&true) {
+                        true => abort_remaining(all, &captured, &error),
+                        // Work that has not settled may still get onto the stream.
+                        false => abort_all_failed(all, at, &error),
+                    }
+                    std::mem::forget(lent);
+                    error
+                }
+            };
+            Err(inner.conclude(error).during(describe))
+        }
+    }
+}
+
+/// Waits, until one deadline, for the ends of the captures that interfered. Returns which have not ended.
+fn wait_for_captures(all: &[Group<'_>], captured: &[bool]) -> Vec<bool> {
+    let both = || all.iter().zip(captured);
+    let in_the_way = both().filter(|(_, captured)| **captured);
+    let deadline = in_the_way
+        .map(|(group, _)| group.comm.inner.capture_deadline())
+        .min();
+    both()
+        .map(|(group, captured)| {
+            let buffers = &group.buffers;
+            let deadline = deadline.filter(|_| *captured);
+            deadline.is_some_and(|deadline| {
+                group
+                    .comm
+                    .inner
+                    .wait_for_capture(buffers, deadline)
+                    .is_none()
+            })
+        })
+        .collect()
+}
+
+/// Aborts all at the same time, because an abort may wait until its neighbours in the group are aborted as well. Starts
+/// with number `at`, so that all ranks report the error that the call returns.
+fn abort_all_failed(all: &[Group<'_>], at: usize, reason: &Error) {
+    let lent = AbortOnUnwind::of(&all[at].comm.inner);
+    let first = std::iter::once(&all[at]);
+    let all_of_them = first.chain(all).map(|group| &*group.comm.inner);
+    abort_together(all_of_them, || reason.into());
+    for group in all {
+        group.comm.inner.abort_and_join(reason, &group.buffers);
+    }
+    std::mem::forget(lent);
+}
+
+/// Aborts all. Does not wait for communicators whose work is all in a capture that does not end: NCCL waits for that
+/// capture.
+fn abort_remaining(all: &[Group<'_>], captured: &[bool], reason: &Error) {
+    let Some(first) = all.first() else { return };
+    let lent = AbortOnUnwind::of(&first.comm.inner);
+    let is_captured = |inner: &Arc<Inner>| {
+        let both = all.iter().zip(captured);
+        let mut own = both.filter(|(group, _)| Arc::ptr_eq(&group.comm.inner, inner));
+        own.all(|(_, captured)| *captured)
+    };
+    let inners = || all.iter().map(|group| &*group.comm.inner);
+    for inner in inners().filter(|inner| is_captured(inner)) {
+        inner.abort_in_background(reason);
+    }
+    abort_together(inners().filter(|inner| !is_captured(inner)), || {
+        reason.into()
+    });
+    for group in all {
+        if !is_captured(&group.comm.inner) {
+            group.comm.inner.abort_and_join(reason, &group.buffers);
+        }
+    }
+    std::mem::forget(lent);
+}
+
+fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, GroupFailure> {
+    let mut inners: Vec<&Arc<Inner>> = all.iter().map(|group| &*group.comm.inner).collect();
+    inners.sort_by_key(|inner| Arc::as_ptr(inner));
+    inners.dedup_by_key(|inner| Arc::as_ptr(inner));
+    let mut handles: Vec<HandleGuard<'_>> = Vec::with_capacity(inners.len());
+    let mut started = started;
+    for &inner in &inners {
+        let at = all
+            .iter()
+            .position(|group| Arc::ptr_eq(&group.comm.inner, inner));
+        let at = at.unwrap_or_else(|| unreachable!("every communicator is of a group"));
+        let turn = inner
+            .handle
+            .lock_within(Some(OperationKind::Group), all[at].comm.timeout);
+        let (handle, waited) = turn.map_err(|error| GroupFailure::Before(at, error))?;
+        if waited {
+            // The wait for other calls does not count against this group.
+            started = Instant::now();
+        }
+        handles.push(handle);
+    }
+    let handle_of = |comm: &Communicator| {
+        let found =
+            inners.binary_search_by_key(&Arc::as_ptr(&comm.inner), |inner| Arc::as_ptr(inner));
+        found.unwrap_or_else(|_| unreachable!("every communicator is in the list"))
+    };
+
+    // 1. None of this calls NCCL.
+    let mut raws: Vec<RawComm> = Vec::with_capacity(all.len());
+    for (at, group) in all.iter().enumerate() {
+        let comm = group.comm;
+        let handle = &handles[handle_of(comm)];
+        let ready = comm.inner.ready(handle).and_then(|raw| {
+            comm.inner.prepare(handle, &group.buffers)?;
+            Ok(raw)
+        });
+        raws.push(ready.map_err(|error| GroupFailure::Before(at, error))?);
+    }
+    let Some(first) = all.first() else {
+        return Ok(Vec::new());
+    };
+    watchdog::ensure().map_err(|error| GroupFailure::Before(0, error))?;
+    let library = first.comm.library();
+    let _inside = first.comm.inner.enter(CallKind::Issue, first.comm.timeout);
+
+    // 2. and 3.
+    let lent = AbortOnUnwind::of(&first.comm.inner);
+    let mut sequences = Vec::with_capacity(all.len());
+    let mut tickets = Vec::with_capacity(all.len());
+    let company = GroupMembers::enter(all, started);
+    let made = queued_op::group(library, || {
+        all.iter().zip(&raws).try_for_each(|(group, raw)| {
+            let handle = &mut *handles[handle_of(group.comm)];
+            handle.sequence += 1;
+            sequences.push(handle.sequence);
+            let batch = group.buffers.batch();
+            let count = batch.recorded.len();
+            let (on, timeout) = (group.buffers.on, group.comm.timeout);
+            let ticket = handle
+                .recorder
+                .begin(handle.sequence, KIND, started, on, timeout, count);
+            let issue = watchdog::ReportedCall {
+                inner: &group.comm.inner,
+                on,
+                number: handle.sequence,
+                kind: KIND,
+                timeout,
+            };
+            // Cannot fail: the watchdog's threads run.
+            let is_marked = ticket.needs_report && watchdog::report_before(issue).unwrap_or(false);
+            tickets.push((ticket, is_marked.then_some(issue)));
+            let calls = CallContext {
+                library,
+                comm: raw.as_ptr(),
+                stream: group.buffers.on.cu_stream().cast(),
+            };
+            queued_op::call_each(batch, &calls, &mut handle.recorder)
+        })
+    });
+    // The abort of one communicator ends the thread's calls on all of them.
+    let ended = |at: usize| {
+        let is_ending = |group: &Group<'_>| group.comm.inner.interrupted();
+        let ending = || all.iter().position(is_ending);
+        let at_first = Some(at).filter(|&at| is_ending(&all[at]));
+        at_first.or_else(ending).unwrap_or(at)
+    };
+    let failed = |failure| {
+        let at = ended(0);
+        let Communicator { inner, timeout, .. } = all[at].comm;
+        (at, inner.error_of_failed_call(failure, *timeout))
+    };
+    let launched = match company.leave().and(made.map_err(failed)) {
+        Ok(Progress::Done) => Ok(()),
+        Ok(Progress::Pending) => {
+            let shares = |launch: Option<Arc<SharedLaunch>>| {
+                for inner in &inners {
+                    *inner.launch.lock() = launch.clone();
+                }
+            };
+            // Before the locks are free again, and an abort can take the pointers.
+            shares(Some(Arc::default()));
+            let wait_until_on_stream =
+                all.iter()
+                    .zip(&raws)
+                    .enumerate()
+                    .try_for_each(|(at, (group, raw))| {
+                        // An abort of one communicator waits for all locks, so it ends the wait for each.
+                        let is_ended = || all.iter().any(|group| group.comm.inner.interrupted());
+                        let comm = group.comm;
+                        let wait_until_on_stream =
+                            comm.inner
+                                .wait_until_on_stream(*raw, started, comm.timeout, is_ended);
+                        wait_until_on_stream.map_err(|error| (at, error))
+                    });
+            match wait_until_on_stream {
+                Ok(()) => shares(None),
+                Err(_) => inners
+                    .iter()
+                    .for_each(|inner| inner.record_unfinished_launch()),
+            }
+            wait_until_on_stream
+        }
+        Err(failed) => Err(failed),
+    };
+    let launched = launched.map_err(|(at, error)| (ended(at), error));
+
+    for (group, (ticket, marked)) in all.iter().zip(tickets) {
+        handles[handle_of(group.comm)]
+            .recorder
+            .end(ticket, launched.as_ref().err().map(|(_, error)| error));
+        if let Some(issue) = marked {
+            watchdog::report_after(issue);
+        }
+    }
+
+    // 4. On every path, for every communicator.
+    let (mut ordered, mut captured) = (Ok(()), Vec::with_capacity(all.len()));
+    for (at, group) in all.iter().enumerate() {
+        let join = &handles[handle_of(group.comm)].join;
+        let left = group.comm.inner.join_after(&group.buffers, join);
+        captured.push(left.is_none());
+        let left = left.unwrap_or(Ok(()));
+        ordered = ordered.and(left.map_err(|error| (at, error)));
+    }
+    std::mem::forget(lent);
+    let is_settled = launched.is_ok();
+    let failed = launched.and(ordered).err();
+    let first = captured.iter().position(|captured| *captured);
+    match (failed, first) {
+        (None, None) => Ok(sequences),
+        (Some((at, error)), None) => Err(GroupFailure::Underway(at, error)),
+        (failed, Some(first)) => {
+            let (at, failed) = failed.map_or((first, None), |(at, error)| (at, Some(error)));
+            Err(GroupFailure::InCapture {
+                captured,
+                is_settled,
+                at,
+                error: stream_order::capture_error(ForeignCapture::Void, failed),
+            })
+        }
+    }
+}
+
+/// Blocking communicators while one thread is inside all of them: an abort that ends one call has to end the others,
+/// and the shortest timeout applies to all.
+struct GroupMembers<'g> {
+    all: &'g [Group<'g>],
+    inside: Vec<(usize, BlockingCall<'g>)>,
+    timeout: Duration,
+}
+
+impl<'g> GroupMembers<'g> {
+    fn enter(all: &'g [Group<'g>], started: Instant) -> Self {
+        let timeouts = all.iter().map(|group| group.comm.timeout);
+        let timeout = timeouts.min().unwrap_or_default();
+        let mut switches: Vec<(usize, &'g Arc<AbortFlagParent>)> = all
+            .iter()
+            .enumerate()
+            .filter_map(|(at, group)| Some((at, group.comm.inner.abort_flag_parent.as_ref()?)))
+            .collect();
+        switches.sort_by_key(|(_, abort_flag_parent)| Arc::as_ptr(abort_flag_parent));
+        switches.dedup_by_key(|(_, abort_flag_parent)| Arc::as_ptr(abort_flag_parent));
+        for (at, abort_flag_parent) in &switches {
+            let others = switches.iter().filter(|(other, _)| other != at);
+            abort_flag_parent
+                .set_group_members(others.map(|(_, other)| Arc::downgrade(other)).collect());
+        }
+        let left = timeout.saturating_sub(started.elapsed());
+        let inside = switches
+            .into_iter()
+            .map(|(at, abort_flag_parent)| (at, abort_flag_parent.enter(left)))
+            .collect();
+        Self {
+            all,
+            inside,
+            timeout,
+        }
+    }
+
+    /// Returns which call was ended, and why; of several the one whose timeout passed.
+    fn leave(self) -> Result<(), (usize, Error)> {
+        let mut ended: Vec<(usize, NotIdle)> = self
+            .inside
+            .into_iter()
+            .filter_map(|(at, inside)| Some((at, inside.leave()?)))
+            .collect();
+        for group in self.all {
+            if let Some(abort_flag_parent) = &group.comm.inner.abort_flag_parent {
+                abort_flag_parent.set_group_members(Vec::new());
+            }
+        }
+        ended.sort_by_key(|(_, ended)| !matches!(ended, NotIdle::TimedOut));
+        match ended.into_iter().next() {
+            None => Ok(()),
+            Some((at, ended)) => Err((at, not_issued_in_time(ended, self.timeout))),
+        }
+    }
+}
+
+/// Adds the root cause to an error that follows from the end of this communicator.
+fn with_cause(inner: &Inner, error: Error) -> Error {
+    let cause = inner
+        .supervisor
+        .as_ref()
+        .and_then(|supervisor| supervisor.cause());
+    match (error.kind(), cause) {
+        (ErrorKind::Aborted { .. }, Some(cause)) => error.with_fault(cause),
+        _ => error,
+    }
+}

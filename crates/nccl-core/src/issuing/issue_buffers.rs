@@ -1,0 +1,518 @@
+//! The buffers of one operation, from when they are taken until their borrow may end.
+//!
+//! Taking a buffer turns it into an address at once; what else has to be kept (cudarc's guard,
+//! the stream it was allocated on) is kept here, and only where there is something to keep. A buffer of
+//! the operation's own stream that cudarc does not track costs its address and nothing else.
+//!
+//! Invariant: [`IssueBuffers`] borrows its buffers for `'a` and is given to `issue`, which
+//! drops it when the work is on the stream and the streams of the buffers wait for it. So an address
+//! never outlives them.
+
+use std::cell::Cell;
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop};
+
+use super::steps::{Copy, Step};
+use crate::active_calls::CallKind;
+use crate::buffer::sealed_buffer::Lend;
+use crate::buffer::{RecvBuffer, SendBuffer};
+use crate::communicator::stream_order::{self, ForeignCapture};
+use crate::communicator::{Backoff, Inner};
+use crate::driver;
+use crate::error::{Error, ErrorKind, Result};
+use crate::forked;
+use crate::queued_op::{Batch, CollectiveArgs, QueuedOp};
+use crate::reduce::Operator;
+
+/// The buffers and operations of one issue.
+#[doc(hidden)]
+pub struct IssueBuffers<'a> {
+    pub(crate) on: &'a Arc<CudaStream>,
+    /// The stream that buffers are leased for: `on` without its indirection.
+    stream: &'a CudaStream,
+    /// The address of the operation's stream: buffers of that stream are only asked for their address. It is
+    /// 0, which is no stream, for a plan, and where cudarc orders the buffers.
+    stream_address: usize,
+    /// The operations, in the order in which they are issued.
+    recorded: Vec<QueuedOp>,
+    /// Whether a single operation has to be a group as well.
+    #[doc(hidden)]
+    pub grouped: bool,
+    rare: ManuallyDrop<Box<RareFields<'a>>>,
+    /// Whether cudarc orders the operation with other users of the buffers.
+    is_tracked: bool,
+    /// For a plan: the only memory that may be used. The plan's launch orders it.
+    owned: Option<&'a [Range<CUdeviceptr>]>,
+}
+
+/// The result of the second half of the joins.
+#[derive(Debug)]
+pub(crate) enum JoinOutcome {
+    /// No capture interfered.
+    Ordered(Result<()>),
+    /// A capture interfered: if it is void, its end has to be waited for.
+    Captured(ForeignCapture),
+}
+
+/// The fields that only some operations need. Separate, so that [`IssueBuffers`] is small and cheap to move.
+struct RareFields<'a> {
+    /// For each operation that is a collective, in the same order.
+    collective_args: Vec<CollectiveArgs>,
+    /// Streams that have to be ordered with the operation's.
+    foreign: Vec<Arc<CudaStream>>,
+    guards: Vec<SyncOnDrop<'a>>,
+    /// Why the operation is not ordered with other users of the buffers.
+    unordered: Option<DriverError>,
+    /// The indices of the operations that are, or contain, messages of the rank to itself.
+    own: Vec<usize>,
+    /// The operators of the reductions, kept until they are issued.
+    operators: Vec<Arc<Operator>>,
+    /// Empty if everything recorded is one group.
+    steps: Vec<StepEnd>,
+    copies: Vec<Copy>,
+}
+
+/// The end of a step in the recorded operations and in the copies.
+#[derive(Clone, Copy, Debug)]
+struct StepEnd {
+    recorded: usize,
+    collective_args: usize,
+    copies: usize,
+}
+
+/// The allocations of an earlier operation, for the next one.
+struct Scratch {
+    recorded: Vec<QueuedOp>,
+    rare: Option<Box<RareFields<'static>>>,
+}
+
+thread_local! {
+    /// One per thread, because a lock would cost as much as a message. One is enough: operations are rarely nested.
+    static SCRATCH: Cell<Scratch> = const { Cell::new(Scratch::NONE) };
+}
+
+impl Scratch {
+    const NONE: Self = Self {
+        recorded: Vec::new(),
+        rare: None,
+    };
+}
+
+impl<'a> IssueBuffers<'a> {
+    /// Empty buffers for an operation on `on`.
+    ///
+    /// # Errors
+    /// When taking a buffer would put cudarc's waits into a graph.
+    #[inline]
+    #[doc(hidden)]
+    pub fn new(on: &'a Arc<CudaStream>) -> Result<Self> {
+        Self::admit(on)?;
+        Ok(Self::empty(on, None))
+    }
+
+    /// The check of [`IssueBuffers::new`].
+    #[inline]
+    pub(crate) fn admit(on: &CudaStream) -> Result<()> {
+        forked::check()?;
+        if on.context().is_managing_stream_synchronization() {
+            stream_order::check_not_capturing(stream_order::OPERATION, on)?;
+        }
+        Ok(())
+    }
+
+    /// Empty buffers for operations on a stream that passed [`admit`](Self::admit), or for a plan that owns `owned`.
+    #[inline]
+    pub(crate) fn empty(on: &'a Arc<CudaStream>, owned: Option<&'a [Range<CUdeviceptr>]>) -> Self {
+        // While the thread ends, there is nothing to reuse.
+        let scratch = SCRATCH
+            .try_with(|scratch| scratch.replace(Scratch::NONE))
+            .unwrap_or(Scratch::NONE);
+        let is_tracked = on.context().is_managing_stream_synchronization();
+        Self {
+            on,
+            stream: on,
+            stream_address: match owned {
+                None if !is_tracked => address(on),
+                _ => 0,
+            },
+            recorded: scratch.recorded,
+            grouped: false,
+            rare: ManuallyDrop::new(scratch.rare.unwrap_or_else(RareFields::new)),
+            is_tracked,
+            owned,
+        }
+    }
+
+    /// Whether these buffers are for the plan that owns `owned`, or for no plan if that is `None`.
+    #[inline]
+    pub(crate) fn is_for(&self, owned: Option<&[Range<CUdeviceptr>]>) -> bool {
+        match (self.owned, owned) {
+            (Some(a), Some(b)) => std::ptr::eq(a, b),
+            (None, None) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether [`lease_untracked`](Self::lease_untracked), which does not call CUDA, is enough for a buffer. [`read`](Self::read) and
+    /// [`write`](Self::write) take any buffer; checking this first is faster.
+    #[inline]
+    pub(crate) fn is_own_stream(&self, buffer: &impl Lend<'a>) -> bool {
+        address(buffer.owner_stream()) == self.stream_address
+    }
+
+    /// Takes a buffer that the operation reads, and returns its address.
+    #[inline(always)]
+    #[doc(hidden)]
+    pub fn read(&mut self, buffer: impl SendBuffer<'a>) -> Result<CUdeviceptr> {
+        if !self.is_own_stream(&buffer) {
+            if let Some(owned) = self.owned {
+                return within(owned, &buffer.erase().range());
+            }
+            stream_order::check_buffer_stream(
+                buffer.owner_stream(),
+                self.on,
+                &mut self.rare.foreign,
+            )?;
+        }
+        Ok(self.lease(buffer))
+    }
+
+    /// Takes a buffer that the operation writes, and returns its address.
+    #[inline(always)]
+    #[doc(hidden)]
+    pub fn write(&mut self, buffer: impl RecvBuffer<'a>) -> Result<CUdeviceptr> {
+        if !self.is_own_stream(&buffer) {
+            if let Some(owned) = self.owned {
+                return within(owned, &buffer.erase_mut().range());
+            }
+            stream_order::check_buffer_stream(
+                buffer.owner_stream(),
+                self.on,
+                &mut self.rare.foreign,
+            )?;
+        }
+        Ok(self.lease(buffer))
+    }
+
+    /// Takes a buffer whose stream is ordered with the operation's.
+    #[inline(always)]
+    fn lease(&mut self, buffer: impl Lend<'a>) -> CUdeviceptr {
+        match self.is_tracked {
+            true => self.lease_tracked(buffer),
+            false => self.lease_untracked(buffer),
+        }
+    }
+
+    /// Takes a buffer that cudarc does not order: one for which [`is_own_stream`](Self::is_own_stream) is true, or any buffer
+    /// of a plan that is not tracked.
+    // Always inlined: this is the larger half of the cost of a message, and otherwise the optimizer shares one copy among
+    // messages and collectives.
+    #[inline(always)]
+    pub(crate) fn lease_untracked(&mut self, buffer: impl Lend<'a>) -> CUdeviceptr {
+        debug_assert!(!self.is_tracked, "cudarc orders its buffers");
+        let (address, guard) = buffer.lease(self.stream);
+        self.keep(guard);
+        address
+    }
+
+    #[inline(always)]
+    fn keep(&mut self, guard: SyncOnDrop<'a>) {
+        // Taken apart: a guard that is moved has to be put into memory, for every message.
+        match &*ManuallyDrop::new(guard) {
+            // Its drop does nothing.
+            SyncOnDrop::Record(None) => {}
+            &SyncOnDrop::Record(Some((event, _))) => self.keep_event(event),
+            &SyncOnDrop::Sync(stream) => self.rare.guards.push(SyncOnDrop::Sync(stream)),
+        }
+    }
+
+    /// Records a message.
+    #[inline]
+    #[doc(hidden)]
+    pub fn push_message(&mut self, message: QueuedOp, to_oneself: bool) {
+        if to_oneself {
+            self.next_is_own();
+        }
+        self.recorded.push(message);
+    }
+
+    /// Records a collective of rank `own`.
+    #[inline]
+    pub(crate) fn push_collective(
+        &mut self,
+        collective: QueuedOp,
+        collective_args: CollectiveArgs,
+        own: usize,
+    ) {
+        self.rare.collective_args.push(collective_args);
+        self.push_message(collective, collective.op.has_message_to(own));
+    }
+
+    /// Records a copy on the device before the operations of this step.
+    pub(crate) fn copy(&mut self, copy: Copy) {
+        self.rare.copies.push(copy);
+    }
+
+    /// Ends the current step: operations that are recorded afterwards come after it, in a group of their own.
+    pub(crate) fn next_step(&mut self) {
+        let end = StepEnd {
+            recorded: self.recorded.len(),
+            collective_args: self.rare.collective_args.len(),
+            copies: self.rare.copies.len(),
+        };
+        self.rare.steps.push(end);
+    }
+
+    /// Whether there are several steps, or copies.
+    #[inline]
+    pub(crate) fn has_steps(&self) -> bool {
+        !self.rare.steps.is_empty()
+    }
+
+    /// The steps, in order; each has its copies first, then its group. The last step also has to be ended with
+    /// [`next_step`](Self::next_step).
+    pub(crate) fn steps(&self) -> impl Iterator<Item = Step<'_>> {
+        let mut begin = StepEnd {
+            recorded: 0,
+            collective_args: 0,
+            copies: 0,
+        };
+        self.rare.steps.iter().map(move |end| {
+            let step = Step {
+                copies: &self.rare.copies[begin.copies..end.copies],
+                batch: Batch {
+                    recorded: &self.recorded[begin.recorded..end.recorded],
+                    collective_args: &self.rare.collective_args
+                        [begin.collective_args..end.collective_args],
+                    grouped: self.grouped,
+                },
+            };
+            begin = *end;
+            step
+        })
+    }
+
+    /// Keeps the operator of the next operation, if the operator can be destroyed.
+    #[inline]
+    pub(crate) fn reduce_with(&mut self, operator: Option<Arc<Operator>>) {
+        if operator.is_some() {
+            self.rare.operators.extend(operator);
+        }
+    }
+
+    /// The indices of the operations that are, or contain, messages of the rank to itself.
+    #[inline]
+    pub(crate) fn own(&self) -> &[usize] {
+        &self.rare.own
+    }
+
+    /// The operations.
+    #[inline]
+    pub(crate) fn batch(&self) -> Batch<'_> {
+        Batch {
+            recorded: &self.recorded,
+            collective_args: &self.rare.collective_args,
+            grouped: self.grouped,
+        }
+    }
+
+    /// Takes the operators of the reductions.
+    pub(crate) fn take_operators(&mut self) -> Vec<Arc<Operator>> {
+        std::mem::take(&mut self.rare.operators)
+    }
+
+    /// The streams that have to be ordered with the operation's.
+    #[inline]
+    pub(super) fn foreign(&self) -> &[Arc<CudaStream>] {
+        &self.rare.foreign
+    }
+
+    /// Fails for an operation that cudarc could not order with other users of the buffers.
+    #[inline]
+    pub(super) fn is_ordered(&self) -> Result<()> {
+        match self.rare.unordered {
+            None => Ok(()),
+            Some(error) => Err(Error::cuda("ordering the operation behind its buffers")(
+                error,
+            )),
+        }
+    }
+
+    /// Orders, after the operation and on every path, its buffers' streams behind it, and also the next use of the buffers
+    /// on a stream that cudarc orders. A capture that another thread has begun on the stream is made void: an event
+    /// recorded in it would order nothing. To be called inside a call of the communicator.
+    #[inline]
+    pub(crate) fn join_after(&self, inner: &Inner, join: &CudaEvent) -> JoinOutcome {
+        if self.needs_no_order() {
+            let capture = stream_order::invalidate_foreign_capture(self.on);
+            return capture.map_or(JoinOutcome::Ordered(Ok(())), JoinOutcome::Captured);
+        }
+        self.order_behind(inner, join)
+    }
+
+    /// Whether all buffers are of the operation's own stream, and cudarc does not order them.
+    #[inline]
+    pub(super) fn needs_no_order(&self) -> bool {
+        self.rare.foreign.is_empty() && self.rare.guards.is_empty()
+    }
+
+    fn void_capture(&self, inner: &Inner) -> Option<ForeignCapture> {
+        let _inside = inner.enter(CallKind::Look, inner.timeouts.abort);
+        stream_order::invalidate_foreign_capture(self.on)
+    }
+
+    /// Does the second half of the joins. Returns [`JoinOutcome::Captured`] if a capture has taken the events, or may have.
+    fn order_behind(&self, inner: &Inner, join: &CudaEvent) -> JoinOutcome {
+        let _inside = inner.enter(CallKind::Look, inner.timeouts.abort);
+        // A group over several devices has bound the last one's context.
+        let _ = driver::bind(self.on.context());
+        if let Some(capture) = stream_order::invalidate_foreign_capture(self.on) {
+            return JoinOutcome::Captured(capture);
+        }
+        let left = stream_order::join_after(self.on, self.foreign(), join);
+        let ordered = left.and_then(|()| self.record_guards());
+        let capture = stream_order::invalidate_foreign_capture(self.on);
+        capture.map_or(JoinOutcome::Ordered(ordered), JoinOutcome::Captured)
+    }
+
+    /// Waits until `deadline` for the end of the capture that interfered, and then does what [`leave`](Self::leave) could not.
+    /// Uses nothing of the communicator; its lock must not be held.
+    #[cold]
+    pub(crate) fn wait_for_capture(&self, inner: &Inner, deadline: Instant) -> JoinOutcome {
+        let mut backoff = Backoff::new();
+        while let Some(capture) = self.void_capture(inner) {
+            if capture == ForeignCapture::InGraph || Instant::now() >= deadline {
+                return JoinOutcome::Captured(capture);
+            }
+            backoff.pause();
+        }
+        if self.needs_no_order() {
+            return JoinOutcome::Ordered(Ok(()));
+        }
+        let join = driver::new_event(&inner.context, None);
+        match join.map_err(Error::cuda("creating an event (cuEventCreate)")) {
+            Ok(join) => match self.order_behind(inner, &join) {
+                // Another capture has begun.
+                JoinOutcome::Captured(ForeignCapture::Void) => {
+                    self.wait_for_capture(inner, deadline)
+                }
+                left => left,
+            },
+            Err(error) => JoinOutcome::Ordered(Err(error)),
+        }
+    }
+
+    /// Records the events of cudarc's guards, as their drops would, but regardless of an error that cudarc stores.
+    fn record_guards(&self) -> Result<()> {
+        for guard in &self.rare.guards {
+            match guard {
+                &SyncOnDrop::Record(Some((event, stream))) => driver::record(event, stream)
+                    .map_err(Error::cuda(
+                        "recording an event of a buffer behind the operation",
+                    ))?,
+                SyncOnDrop::Record(None) => {}
+                // The buffer is not in device memory.
+                SyncOnDrop::Sync(_) => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    // Not inlined, so that its result costs messages nothing where cudarc orders nothing.
+    #[inline(never)]
+    fn lease_tracked(&mut self, buffer: impl Lend<'a>) -> CUdeviceptr {
+        let stream = self.stream;
+        let ((address, guard), ordered) =
+            driver::stored_error_of(stream.context(), || buffer.lease(stream));
+        if let Err(error) = ordered {
+            self.rare.unordered.get_or_insert(error);
+        }
+        self.keep(guard);
+        address
+    }
+
+    #[cold]
+    fn next_is_own(&mut self) {
+        self.rare.own.push(self.recorded.len());
+    }
+
+    #[inline(never)]
+    fn keep_event(&mut self, event: &'a CudaEvent) {
+        let guard = SyncOnDrop::Record(Some((event, self.stream)));
+        self.rare.guards.push(guard);
+    }
+}
+
+/// The identity of a stream, as `Arc::ptr_eq` compares it.
+#[inline]
+fn address(stream: &Arc<CudaStream>) -> usize {
+    Arc::as_ptr(stream).addr()
+}
+
+impl<'a> RareFields<'a> {
+    #[cold]
+    fn new() -> Box<Self> {
+        Box::new(Self {
+            collective_args: Vec::new(),
+            foreign: Vec::new(),
+            guards: Vec::new(),
+            unordered: None,
+            own: Vec::new(),
+            operators: Vec::new(),
+            steps: Vec::new(),
+            copies: Vec::new(),
+        })
+    }
+
+    /// Clears everything.
+    #[inline]
+    fn into_empty(mut self: Box<Self>) -> Box<RareFields<'static>> {
+        self.collective_args.clear();
+        self.foreign.clear();
+        self.own.clear();
+        self.unordered = None;
+        // `IssueBuffers::join_after` has done what their drops would do. If it was not called, nothing of the operation runs,
+        // and an event recorded now would replace an earlier one that other work waits for.
+        self.guards.drain(..).for_each(std::mem::forget);
+        self.operators.clear();
+        self.steps.clear();
+        self.copies.clear();
+        // SAFETY: only the lifetime changes, and no value in it has one: the guards are the only field
+        // with the lifetime, and there are none.
+        unsafe { std::mem::transmute::<Box<RareFields<'a>>, Box<RareFields<'static>>>(self) }
+    }
+}
+
+/// The address of memory inside one of the plan's buffers.
+#[cold]
+fn within(owned: &[Range<CUdeviceptr>], used: &Range<CUdeviceptr>) -> Result<CUdeviceptr> {
+    let contains = |whole: &Range<CUdeviceptr>| whole.start <= used.start && used.end <= whole.end;
+    if owned.iter().any(contains) {
+        Ok(used.start)
+    } else {
+        Err(Error::new(ErrorKind::NotInPlan {
+            address: used.start,
+            bytes: (used.end - used.start) as usize,
+        }))
+    }
+}
+
+impl Drop for IssueBuffers<'_> {
+    /// Keeps the allocations for the next operation.
+    #[inline]
+    fn drop(&mut self) {
+        self.recorded.clear();
+        // SAFETY: taken once, here, and not used afterwards.
+        let rare = unsafe { ManuallyDrop::take(&mut self.rare) };
+        let scratch = Scratch {
+            recorded: std::mem::take(&mut self.recorded),
+            rare: Some(rare.into_empty()),
+        };
+        let _ = SCRATCH.try_with(|kept| kept.replace(scratch));
+    }
+}

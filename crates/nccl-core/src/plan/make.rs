@@ -1,0 +1,201 @@
+//! The making of a plan: the closure is recorded, the ranks compare their recordings, and only then NCCL is called.
+
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use cudarc::driver::CudaEvent;
+
+use super::captured::CapturedPlan;
+use super::compare::Comparison;
+use super::deferred_plan::DeferredPlan;
+use super::launch_throttle::LaunchThrottle;
+use super::record::{Capture, Captured};
+use crate::communicator::{Communicator, KeepAlive, check_buffer_context};
+use crate::driver;
+use crate::drop_queue::{self, StreamPoint};
+use crate::error::{Error, ErrorKind, Result};
+use crate::forked;
+use crate::memory::PlanBuffers;
+use crate::op::Descriptor;
+use crate::operation::{OperationKind, Shape};
+use crate::operation_comparison::OperationUse;
+use crate::stats::Volume;
+
+impl Communicator {
+    /// Captures operations into a plan that can be launched again and again.
+    ///
+    /// `record` is called first, with a view of each buffer, and records the operations on them; it runs
+    /// before anything is captured, so it may call any code. Only the buffers that are passed
+    /// here can be used: the plan owns them from then on. Every rank has to capture at the same time,
+    /// because NCCL connects the ranks while it captures. After an error the buffers are not returned.
+    ///
+    /// The plan is launched on the stream of this communicator.
+    ///
+    /// # Errors
+    /// The errors of `record`; [`ErrorKind::NotInPlan`] for foreign buffers; and as any operation.
+    ///
+    /// The ranks of a `World`'s communicator compare what they recorded before NCCL is
+    /// called: [`ErrorKind::CaptureDiffers`] reports on all of them alike which rank has what;
+    /// [`ErrorKind::TimedOut`] names ranks that did not arrive. Both leave the communicator usable. When
+    /// NCCL or CUDA fails, or not everything is captured within the communicator's timeout for operations,
+    /// the communicator is aborted: the other ranks have captured what this rank has not.
+    ///
+    /// Wraps `cuStreamBeginCapture`, the operations, `cuStreamEndCapture` and `cuGraphInstantiate`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// let (x, y) = (comm.buffer::<u8>(8)?, comm.buffer::<u8>(8)?);
+    /// let mut exchange = comm.capture((x, y), |capture, (x, y)| {
+    ///     capture.group(|group| {
+    ///         group.isend(&x, 0)?; // to itself, for once
+    ///         group.irecv(y, 0)
+    ///     })
+    /// })?;
+    /// exchange.launch()?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn capture<B: PlanBuffers>(
+        &self,
+        buffers: B,
+        record: impl for<'p> FnOnce(&mut Capture<'p>, B::ViewsMut<'p>) -> Result<()>,
+    ) -> Result<CapturedPlan<B>> {
+        let started = Instant::now();
+        let (rank, roster) = (self.rank(), self.inner.roster());
+        let span = tracing::info_span!(
+            target: "nccl",
+            "nccl.capture",
+            comm = self.name(),
+            world_ranks = roster.world_ranks(),
+            rank,
+            world_rank = roster.world_rank(rank),
+            launcher_rank = roster.launcher_rank(rank),
+            nranks = self.world_size()
+        );
+        let _entered = span.enter();
+        self.make_plan(buffers, record, started).map_err(|error| {
+            self.inner.conclude_before_issue(error.during(|| {
+                self.inner
+                    .operation(OperationKind::Capture, Shape::default(), None, started)
+            }))
+        })
+    }
+
+    fn make_plan<B: PlanBuffers>(
+        &self,
+        mut buffers: B,
+        record: impl for<'p> FnOnce(&mut Capture<'p>, B::ViewsMut<'p>) -> Result<()>,
+        started: Instant,
+    ) -> Result<CapturedPlan<B>> {
+        forked::check()?;
+        let recorded = self.record_plan(&mut buffers, record);
+        let number = self.inner.plans.next();
+        self.compare_captures(number, &recorded, started)?;
+        let DraftPlan {
+            groups,
+            join,
+            marks,
+        } = recorded?;
+        // From here on NCCL knows addresses; the buffers can only be freed when it does not use them any more.
+        let buffers = ManuallyDrop::new(buffers);
+        let recorded = || groups.iter().flat_map(|group| group.batch().recorded);
+        let mut volume = Volume::default();
+        recorded().for_each(|one| one.add_to(&mut volume));
+        match self.inner.capture(number, &groups, started, self.timeout) {
+            Ok(slot) => Ok(CapturedPlan {
+                buffers,
+                slot,
+                comm: ManuallyDrop::new(self.clone()),
+                operations: recorded().count(),
+                volume,
+                join: ManuallyDrop::new(join),
+                throttle: ManuallyDrop::new(LaunchThrottle::new(marks)),
+            }),
+            Err(error) => {
+                let stream = self.inner.own_stream();
+                let attempt = DeferredPlan {
+                    buffers,
+                    slot: None,
+                    comm: KeepAlive::new(self.clone()),
+                    behind: StreamPoint::new(Arc::clone(stream), join),
+                };
+                drop_queue::defer(Box::new(attempt), drop_queue::TIMEOUT);
+                Err(error)
+            }
+        }
+    }
+
+    /// Everything before NCCL is called.
+    fn record_plan<B: PlanBuffers>(
+        &self,
+        buffers: &mut B,
+        record: impl for<'p> FnOnce(&mut Capture<'p>, B::ViewsMut<'p>) -> Result<()>,
+    ) -> Result<DraftPlan> {
+        let context = &self.inner.context;
+        let event = || {
+            driver::new_event(context, None)
+                .map_err(Error::cuda("creating an event (cuEventCreate)"))
+        };
+        let (join, marks) = (event()?, [event()?, event()?]);
+        let mut owned: Vec<Range<u64>> = Vec::new();
+        buffers.visit(&mut |buffer| {
+            check_buffer_context(buffer.stream(), context)?;
+            owned.push(buffer.range());
+            Ok(())
+        })?;
+        let mut capture = Capture::new(self, &owned);
+        record(&mut capture, buffers.views_mut())?;
+        Ok(DraftPlan {
+            groups: capture.finish(),
+            join,
+            marks,
+        })
+    }
+
+    /// Compares the plan with what the other ranks are about to capture, if they can be asked. Nothing has been
+    /// captured by then, so that a difference leaves the communicator usable.
+    fn compare_captures(
+        &self,
+        number: u64,
+        drafted: &Result<DraftPlan>,
+        started: Instant,
+    ) -> Result<()> {
+        let entries = drafted.as_ref().map(|drafted| entries(&drafted.groups));
+        let comparison = Comparison {
+            comm: self,
+            topic: format!("plan/{number}"),
+            what: format!("the capture of plan {number}"),
+            started,
+        };
+        let entries = match &entries {
+            Ok(entries) => Ok(&entries[..]),
+            Err(error) => Err(error.kind().to_string()),
+        };
+        match comparison.operations(OperationUse::Captured, entries)? {
+            None => Ok(()),
+            Some(difference) => Err(Error::new(ErrorKind::CaptureDiffers {
+                plan: number,
+                difference,
+            })),
+        }
+    }
+}
+
+/// A plan before NCCL is called.
+struct DraftPlan {
+    groups: Vec<Captured>,
+    /// As in [`CapturedPlan`].
+    join: CudaEvent,
+    marks: [CudaEvent; 2],
+}
+
+/// The operations that this rank is about to capture.
+fn entries(groups: &[Captured]) -> Vec<Descriptor> {
+    let recorded = groups.iter().flat_map(|group| group.batch().recorded);
+    recorded.map(|one| one.op).collect()
+}

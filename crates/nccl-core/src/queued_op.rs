@@ -1,0 +1,331 @@
+//! Recorded operations, and the C calls that they become.
+//!
+//! An operation is recorded with the addresses of its buffers when it is called, and issued from here:
+//! alone, or several between one group start and one group end. No other code of this crate puts work on
+//! a stream through NCCL.
+
+use std::ffi::{c_int, c_void};
+
+use nccl_sys as sys;
+
+use crate::error::NcclFailure;
+use crate::ffi::{self, Progress};
+use crate::library::Library;
+use crate::op::{Descriptor, Function};
+use crate::recorder::{OperationRoom, OperationSlot, Writer};
+use crate::stats::{Tally, Volume};
+use nccl_base::data_type::DataType;
+
+/// One operation; for a message this is everything. Its addresses are valid as long as its [`IssueBuffers`]
+/// lives. Small, because groups hold hundreds of them.
+#[derive(Clone, Copy, Debug)]
+#[doc(hidden)]
+pub struct QueuedOp {
+    /// The address of a message's buffer; for a collective, the address to read, null where the rank reads nothing.
+    pub(crate) address: u64,
+    /// The rest of the operation.
+    pub(crate) op: Descriptor,
+}
+
+/// The further arguments of a collective.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CollectiveArgs {
+    /// The address to write; null where the rank writes nothing.
+    pub(crate) recv: u64,
+    pub(crate) op: sys::ncclRedOp_t,
+}
+
+/// The context of an operation's C calls.
+pub(crate) struct CallContext<'c> {
+    pub(crate) library: &'c Library,
+    pub(crate) comm: sys::ncclComm_t,
+    pub(crate) stream: sys::cudaStream_t,
+}
+
+/// Operations that are issued together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Batch<'f> {
+    /// In the order in which they are issued.
+    pub(crate) recorded: &'f [QueuedOp],
+    /// One for each collective among them, in the same order.
+    pub(crate) collective_args: &'f [CollectiveArgs],
+    /// Whether a single operation has to be a group as well.
+    pub(crate) grouped: bool,
+}
+
+impl QueuedOp {
+    /// A message to (`Function::Send`) or from (`Function::Recv`) the peer `rank`, or a collective with
+    /// the root `rank`, which reads at `address`.
+    #[inline]
+    #[doc(hidden)]
+    pub fn new(
+        function: Function,
+        address: u64,
+        count: usize,
+        data_type: DataType,
+        rank: i32,
+    ) -> Self {
+        Self {
+            address,
+            op: Descriptor::new(function, count, data_type, rank),
+        }
+    }
+
+    /// Counts a collective.
+    #[inline]
+    fn count_in(&self, tally: &Tally) {
+        let op = &self.op;
+        tally.operation(op.function(), op.type_code(), op.count);
+    }
+
+    /// Adds the operation to what each launch of a plan counts.
+    pub(crate) fn add_to(&self, volume: &mut Volume) {
+        let op = &self.op;
+        volume.add(op.function(), op.type_code(), op.count);
+    }
+
+    /// Makes the C call.
+    fn call(
+        &self,
+        collective_args: Option<&CollectiveArgs>,
+        calls: &CallContext<'_>,
+    ) -> Result<Progress, NcclFailure> {
+        let api = calls.library.api();
+        let (comm, stream) = (calls.comm, calls.stream);
+        let recv = collective_args.map_or(self.address, |collective_args| collective_args.recv);
+        let op = collective_args.map_or(sys::ncclRedOp_t::ncclSum, |collective_args| {
+            collective_args.op
+        });
+        let (send, recv) = (self.address as *const c_void, recv as *mut c_void);
+        let (count, rank): (usize, c_int) = (self.op.count as usize, self.op.rank);
+        let data_type = self.op.data_type().raw();
+        // SAFETY: for each: the function is NCCL's of that name; the addresses are valid for what it
+        // reads and writes (the length rules, checked when the operation was recorded) until the work
+        // on the stream is done, which the order of streams ensures, and no other code accesses what is
+        // written; communicator and stream are alive.
+        let code = unsafe {
+            match self.op.function() {
+                Function::Send => api
+                    .ncclSend
+                    .map(|f| f(send, count, data_type, rank, comm, stream)),
+                Function::Recv => api
+                    .ncclRecv
+                    .map(|f| f(recv, count, data_type, rank, comm, stream)),
+                Function::AllReduce => api
+                    .ncclAllReduce
+                    .map(|f| f(send, recv, count, data_type, op, comm, stream)),
+                Function::Broadcast => api
+                    .ncclBroadcast
+                    .map(|f| f(send, recv, count, data_type, rank, comm, stream)),
+                Function::Reduce => api
+                    .ncclReduce
+                    .map(|f| f(send, recv, count, data_type, op, rank, comm, stream)),
+                Function::AllGather => api
+                    .ncclAllGather
+                    .map(|f| f(send, recv, count, data_type, comm, stream)),
+                Function::ReduceScatter => api
+                    .ncclReduceScatter
+                    .map(|f| f(send, recv, count, data_type, op, comm, stream)),
+                Function::AllToAll => api
+                    .ncclAlltoAll
+                    .map(|f| f(send, recv, count, data_type, comm, stream)),
+                Function::Gather => api
+                    .ncclGather
+                    .map(|f| f(send, recv, count, data_type, rank, comm, stream)),
+                Function::Scatter => api
+                    .ncclScatter
+                    .map(|f| f(send, recv, count, data_type, rank, comm, stream)),
+            }
+        };
+        match code {
+            Some(code) => ffi::check(calls.library, self.op.function().name(), code),
+            None => Err(ffi::missing(calls.library, self.op.function().name())),
+        }
+    }
+}
+
+/// Makes the calls for `batch`: one alone, several between group start and group end.
+#[inline]
+pub(crate) fn call(
+    batch: Batch<'_>,
+    calls: &CallContext<'_>,
+    writer: &mut Writer,
+) -> Result<Progress, NcclFailure> {
+    match batch.recorded {
+        [] => Ok(Progress::Done),
+        [alone] if !batch.grouped => {
+            let OperationRoom { slots, tally } = writer.room(1);
+            if let [slot] = slots {
+                slot.write(&alone.op, 0);
+            }
+            alone.count_in(tally);
+            writer.called(1);
+            alone.call(batch.collective_args.first(), calls)
+        }
+        _ => group(calls.library, || call_each(batch, calls, writer)),
+    }
+}
+
+/// Makes the calls for `batch`, inside a group.
+pub(crate) fn call_each(
+    batch: Batch<'_>,
+    calls: &CallContext<'_>,
+    writer: &mut Writer,
+) -> Result<(), NcclFailure> {
+    let api = calls.library.api();
+    // Looked up once: a group may hold hundreds of messages.
+    let (Some(send), Some(recv)) = (api.ncclSend, api.ncclRecv) else {
+        return Err(ffi::missing(calls.library, "ncclSend"));
+    };
+    let mut caller = Caller {
+        calls,
+        send,
+        recv,
+        collective_args: batch.collective_args.iter(),
+    };
+    let mut rest = batch.recorded;
+    while !rest.is_empty() {
+        let room = writer.room(rest.len());
+        let (part, after) = rest.split_at(room.slots.len());
+        match caller.call(part, room.slots, room.tally) {
+            Ok(()) => writer.called(part.len()),
+            Err((called, failure)) => {
+                writer.called(called);
+                return Err(failure);
+            }
+        }
+        rest = after;
+    }
+    Ok(())
+}
+
+type Send = unsafe extern "C" fn(
+    *const c_void,
+    usize,
+    sys::ncclDataType_t,
+    c_int,
+    sys::ncclComm_t,
+    sys::cudaStream_t,
+) -> sys::ncclResult_t;
+type Recv = unsafe extern "C" fn(
+    *mut c_void,
+    usize,
+    sys::ncclDataType_t,
+    c_int,
+    sys::ncclComm_t,
+    sys::cudaStream_t,
+) -> sys::ncclResult_t;
+
+struct Caller<'c> {
+    calls: &'c CallContext<'c>,
+    send: Send,
+    recv: Recv,
+    collective_args: std::slice::Iter<'c, CollectiveArgs>,
+}
+
+impl Caller<'_> {
+    /// Writes each operation into its slot and makes its call. A failure comes with the number of calls
+    /// that were made, including the failed one.
+    // Never inlined: together with the caller's values there would be too few registers.
+    #[inline(never)]
+    fn call(
+        &mut self,
+        recorded: &[QueuedOp],
+        slots: &[OperationSlot],
+        tally: &Tally,
+    ) -> Result<(), (usize, NcclFailure)> {
+        let calls = self.calls;
+        let (comm, stream) = (calls.comm, calls.stream);
+        let failed = |one: &QueuedOp, failure| (position(recorded, one) + 1, failure);
+        let mut slots = slots.iter();
+        for one in recorded {
+            let Some(slot) = slots.next() else { break };
+            let &QueuedOp { address, ref op } = one;
+            let (count, rank, type_code) = (op.count as usize, op.rank, op.type_code());
+            let data_type = sys::ncclDataType_t(type_code.into());
+            let code = if op.kind < Descriptor::AFTER_SEND {
+                let number = tally.messages.next_sent(rank, type_code, op.count);
+                slot.write(op, number);
+                let address = address as *const c_void;
+                // SAFETY: as in `QueuedOp::call`.
+                unsafe { (self.send)(address, count, data_type, rank, comm, stream) }
+            } else if op.kind < Descriptor::AFTER_RECV {
+                let number = tally.messages.next_received(rank, type_code, op.count);
+                slot.write(op, number);
+                let address = address as *mut c_void;
+                // SAFETY: as in `QueuedOp::call`.
+                unsafe { (self.recv)(address, count, data_type, rank, comm, stream) }
+            } else {
+                slot.write(op, 0);
+                one.count_in(tally);
+                one.call(self.collective_args.next(), calls)
+                    .map_err(|failure| failed(one, failure))?;
+                continue;
+            };
+            if code != sys::ncclResult_t::ncclSuccess {
+                outcome_of(calls, one, code).map_err(|failure| failed(one, failure))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The index of `one` in `recorded`. Computed afterwards, because it is needed only when a call failed.
+#[cold]
+fn position(recorded: &[QueuedOp], one: &QueuedOp) -> usize {
+    (std::ptr::from_ref(one).addr() - recorded.as_ptr().addr()) / size_of::<QueuedOp>()
+}
+
+/// The meaning of a code other than success.
+#[cold]
+fn outcome_of(
+    calls: &CallContext<'_>,
+    one: &QueuedOp,
+    code: sys::ncclResult_t,
+) -> Result<Progress, NcclFailure> {
+    ffi::check(calls.library, one.op.function().name(), code)
+}
+
+/// Makes `calls` between group start and group end. When one of them fails, the group is ended without
+/// launching what was queued before it.
+pub(crate) fn group(
+    library: &Library,
+    calls: impl FnOnce() -> Result<(), NcclFailure>,
+) -> Result<Progress, NcclFailure> {
+    let api = library.api();
+    let (Some(start), Some(end)) = (api.ncclGroupStart, api.ncclGroupEnd) else {
+        return Err(ffi::missing(library, "ncclGroupStart"));
+    };
+    // SAFETY: takes no arguments. If the program has opened a group on this thread with cudarc's `group_start`, this one is nested
+    // in it, which NCCL allows; docs/streams-and-memory.md describes what then stays queued until the program closes its group.
+    let code = unsafe { start() };
+    ffi::check(library, "ncclGroupStart", code)?;
+    let called = calls();
+    if called.is_err() {
+        discard_queued_calls(library);
+    }
+    // SAFETY: takes no arguments; closes the group opened above.
+    let code = unsafe { end() };
+    let ended = ffi::check(library, "ncclGroupEnd", code);
+    called.and(ended)
+}
+
+/// Makes the end of the group drop what was queued. A failed call does not always do that; a call with a null
+/// communicator does, and every release refuses it.
+#[cold]
+fn discard_queued_calls(library: &Library) {
+    let Some(send) = library.api().ncclSend else {
+        return;
+    };
+    // SAFETY: a null communicator is refused before any other argument is read.
+    let _ = unsafe {
+        send(
+            std::ptr::null(),
+            0,
+            sys::ncclDataType_t::ncclInt8,
+            0,
+            std::ptr::null_mut(),
+            std::ptr::null_mut(),
+        )
+    };
+}

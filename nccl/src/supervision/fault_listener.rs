@@ -1,0 +1,442 @@
+//! The notices that a rank's session receives, and the communicators they concern.
+//!
+//! One watch per session, made with the first communicator of several ranks. It runs on the thread that
+//! reads the connections, which must not wait: so it only writes decided faults, and leaves what follows from
+//! them to other threads. A fault of a communicator that is not registered is kept for a while: a rank
+//! may give the communicator up before the others have finished making it.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use super::fault_registry::{self, CommunicatorRef, FaultCell, FaultOutcome, FaultRegistry};
+use super::pending_diagnoses::{FAULT, PendingDiagnoses, REPORT, SYMPTOM, send_report};
+use super::straggler_log::log_stragglers;
+use crate::communicator::{end_failed, leak_failed};
+use crate::events;
+use crate::peers::{PendingEnd, StragglerQuery, Supervisor};
+use crate::stats;
+use crate::sync::Mutex;
+use crate::threads;
+use nccl_base::departure::{Departure, LossKind};
+use nccl_base::fault::{Cause, Fault, Place};
+use nccl_base::roster::Roster;
+use nccl_control::launcher_ranks;
+use nccl_control::{EntryReport, Notice, RankProcess, RankSession};
+use nccl_core::supervision::stragglers::OpenQuery;
+use nccl_core::supervision::watchdog;
+
+/// Report of a rank that has nothing of the communicator any more.
+pub(super) const FREED: &[u8] = &[1];
+
+/// Patience in the report of a rank that has nothing to end: other ranks wait for those that have.
+const NOTHING_TO_END_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// A communicator, as seen by the fault listener that ends it.
+pub(super) trait SupervisedCommunicator: Supervisor {
+    /// Begins to end a failed communicator: no operation uses what it protects any more. Returns `None` while it is made or
+    /// dropped: the thread that does so checks the decided fault.
+    fn begin_end(&self) -> Option<PendingEnd>;
+
+    /// Logs the decided fault, once.
+    fn log_fault(&self);
+}
+
+/// See the module.
+pub(crate) struct FaultListener {
+    session: Weak<RankSession>,
+    rank: usize,
+    generation: u64,
+    /// The members of the session.
+    members: Arc<OnceLock<Vec<RankProcess>>>,
+    fault_registry: FaultRegistry<Arc<Fault>, Weak<dyn SupervisedCommunicator>, Departure>,
+    /// The decided fault that was written last.
+    latest: Mutex<Option<Arc<Fault>>>,
+    /// Diagnoses of communicators on which a rank ran out of time.
+    pending_diagnoses: PendingDiagnoses,
+    /// Number of stragglers that this rank heard of, for the log.
+    stragglers: AtomicU64,
+}
+
+type FailedCommunicator = fault_registry::FailedCommunicator<Weak<dyn SupervisedCommunicator>>;
+/// The key and the members of a communicator.
+type Absent = (Arc<str>, Arc<[usize]>);
+
+impl FaultListener {
+    /// Starts to listen to the notices of `session`.
+    pub(crate) fn start(session: &Arc<RankSession>) -> Arc<Self> {
+        let fault_listener = Arc::new(Self {
+            session: Arc::downgrade(session),
+            rank: session.rank(),
+            generation: session.job().1,
+            members: session.members(),
+            fault_registry: FaultRegistry::new(),
+            latest: Mutex::new(None),
+            pending_diagnoses: PendingDiagnoses::default(),
+            stragglers: AtomicU64::new(0),
+        });
+        let handler = Arc::clone(&fault_listener);
+        session.on_notice(move |notice| handler.handle_notice(notice));
+        // Departures that another handler has heard.
+        for (rank, departure) in session.departures() {
+            fault_listener.handle_notice(&Notice::Gone { rank, departure });
+        }
+        fault_listener
+    }
+
+    /// Registers a supervisor: from now on, faults of the communicator come to it, and an earlier one is its decided fault at
+    /// once. Returns whether this rank has already reported the end to the others.
+    pub(super) fn register(
+        &self,
+        key: &Arc<str>,
+        communicator: &CommunicatorRef<'_>,
+        decided: &Arc<FaultCell<Arc<Fault>>>,
+        supervisor: Weak<dyn SupervisedCommunicator>,
+    ) -> bool {
+        let departure_fault =
+            |rank: usize, how: &Departure| self.departure_fault(rank, how, communicator);
+        self.fault_registry
+            .register(key, communicator, decided, supervisor, departure_fault)
+    }
+
+    /// Returns the fault registry.
+    pub(super) fn fault_registry(
+        &self,
+    ) -> &FaultRegistry<Arc<Fault>, Weak<dyn SupervisedCommunicator>, Departure> {
+        &self.fault_registry
+    }
+
+    /// Returns the decided fault that was written last.
+    pub(crate) fn latest(&self) -> Option<Arc<Fault>> {
+        self.latest.lock().clone()
+    }
+
+    /// Replaces the last decided fault by `fault`, if that is the same with more detail.
+    pub(super) fn complete_latest(&self, fault: Option<&Arc<Fault>>) {
+        let mut latest = self.latest.lock();
+        if latest.as_deref() == fault.map(|fault| &**fault) {
+            *latest = fault.cloned();
+        }
+    }
+
+    pub(super) fn set_latest(&self, fault: &Arc<Fault>) {
+        *self.latest.lock() = Some(Arc::clone(fault));
+        if let Some(session) = self.session.upgrade() {
+            session.record_fault(fault);
+        }
+    }
+
+    fn handle_notice(&self, notice: &Notice) {
+        match notice {
+            Notice::Announced { from, topic, bytes } if topic.starts_with(SYMPTOM) => {
+                self.handle_symptom(&topic[SYMPTOM.len()..], *from, bytes);
+            }
+            Notice::Direct { from, topic, bytes } => {
+                if let Some(key) = topic.strip_prefix(REPORT)
+                    && let Ok(report) = serde_json::from_slice(bytes)
+                {
+                    self.pending_diagnoses.record_report(key, *from, report);
+                }
+            }
+            Notice::Announced { topic, bytes, .. } => {
+                let Some(key) = topic.strip_prefix(FAULT) else {
+                    return;
+                };
+                match Fault::decode(bytes) {
+                    Ok((fault, members)) => self.fail(key, Arc::new(fault), members),
+                    Err(broken) => {
+                        tracing::error!(name: "nccl.internal", target: "nccl", what = "fault", why = broken.0, "a broken fault was announced");
+                    }
+                }
+            }
+            Notice::Gone {
+                departure: Departure::Left,
+                ..
+            } => {}
+            Notice::Gone { rank, departure } => {
+                self.mark_lost(*rank, departure);
+            }
+            Notice::CutOff { from, why } => self.fail_cut_off(from, why),
+            Notice::StragglerQuery {
+                key,
+                turn,
+                is_sample,
+            } => {
+                let asker = RemoteStragglerQuery {
+                    session: Weak::clone(&self.session),
+                    supervisor: self.fault_registry.find(key),
+                };
+                watchdog::answer(OpenQuery::new(Box::new(asker), key, *turn, *is_sample));
+            }
+            Notice::Stragglers(lateness) => {
+                let members = self.fault_registry.members_of(&lateness.subject.key);
+                let roster = members.map(|members| self.roster(&members));
+                log_stragglers(
+                    lateness,
+                    &roster.unwrap_or_default(),
+                    self.rank,
+                    &self.stragglers,
+                );
+            }
+            Notice::Skewed { key, skew, last } => {
+                if let Some(name) = self.fault_registry.name_of(key) {
+                    stats::arrival_skew(&name, *skew, *last);
+                }
+            }
+        }
+    }
+
+    /// Handles a rank's timeout on a communicator: opens a diagnosis, and sends this rank's report to the collector.
+    fn handle_symptom(&self, key: &str, from: usize, bytes: &[u8]) {
+        let Ok((fault, members)) = Fault::decode(bytes) else {
+            return;
+        };
+        let own = members.iter().position(|member| *member == self.rank);
+        if self.fault_registry.has_fault(key) {
+            return;
+        }
+        let is_own = |key: &str| self.fault_registry.find(key).is_some();
+        let collector = self
+            .pending_diagnoses
+            .record_symptom(key, from, fault, &members, is_own);
+        if let (Some(rank), Some(collector), Some(session)) =
+            (own, collector, self.session.upgrade())
+        {
+            send_report(&session, key, rank, collector);
+        }
+    }
+
+    pub(super) fn pending_diagnoses(&self) -> &PendingDiagnoses {
+        &self.pending_diagnoses
+    }
+
+    /// Fails the communicators whose members this rank cannot reach any more.
+    fn fail_cut_off(&self, from: &[usize], why: &str) {
+        let fault = |_: &str, communicator: &CommunicatorRef<'_>| {
+            let own = communicator
+                .members
+                .iter()
+                .position(|rank| *rank == self.rank)?;
+            let roster = self.roster(communicator.members);
+            let place = Place {
+                communicator: communicator.name,
+                roster: &roster,
+                rank: own,
+                host: &crate::host::name(),
+                pid: std::process::id(),
+                generation: self.generation,
+            };
+            let places = communicator.members.iter().enumerate();
+            let places = places.filter(|(_, rank)| from.contains(rank));
+            let places: Vec<_> = places.map(|(place, _)| place).collect();
+            (!places.is_empty()).then(|| {
+                let cause = Cause::cut_off(why, &places, &roster);
+                Arc::new(Fault::new(cause, place))
+            })
+        };
+        self.end_in_background(self.fault_registry.fail_all(fault), Vec::new());
+        let how = Departure::lost(LossKind::CutOff(why.to_owned()));
+        for &rank in from {
+            self.fault_registry.mark_lost(rank, how.clone(), |_| None);
+        }
+    }
+
+    /// Fails a communicator that a rank has given up.
+    pub(super) fn fail(&self, key: &str, fault: Arc<Fault>, members: Vec<usize>) {
+        match self.fault_registry.fail(key, fault) {
+            FaultOutcome::Failed(failed) => self.end_in_background(vec![failed], Vec::new()),
+            FaultOutcome::AlreadyFailed => {}
+            FaultOutcome::Deferred => {
+                self.end_in_background(Vec::new(), vec![(key.into(), members.into())])
+            }
+        }
+    }
+
+    /// Ends all registered communicators but those with the keys `kept`: this rank is done with them, and so
+    /// are the others.
+    pub(crate) fn end_all(&self, why: &str, kept: &[&str]) {
+        let fault = |key: &str, communicator: &CommunicatorRef<'_>| {
+            if kept.contains(&key) {
+                return None;
+            }
+            // The same on all ranks.
+            let first = communicator.members.first().copied().unwrap_or_default();
+            let (host, pid) = self.host_and_pid(first);
+            let place = Place {
+                communicator: communicator.name,
+                roster: &self.roster(communicator.members),
+                rank: 0,
+                host: &host,
+                pid,
+                generation: self.generation,
+            };
+            Some(Arc::new(Fault::new(Cause::asked_of_all(why), place)))
+        };
+        self.end_in_background(self.fault_registry.fail_all(fault), Vec::new());
+    }
+
+    pub(super) fn host_and_pid(&self, rank: usize) -> (String, u32) {
+        let host_and_pid = self.members.get().and_then(|members| members.get(rank));
+        match host_and_pid {
+            Some(member) => (member.host.clone(), member.pid),
+            None => (String::from("unknown host"), 0),
+        }
+    }
+
+    fn roster(&self, members: &[usize]) -> Roster {
+        Roster::new(members, &launcher_ranks(self.members.get()))
+    }
+
+    /// Returns whether both ranks are one, or a cut that isolates one of them isolates the other.
+    fn are_beside(&self, one: usize, other: usize) -> bool {
+        let member = |rank: usize| self.members.get()?.get(rank);
+        let beside = |one: Option<&RankProcess>| Some(one?.is_on_same_host(member(other)?));
+        one == other || beside(member(one)) == Some(true)
+    }
+
+    /// Fails the communicators of a rank that cannot be reached any more.
+    fn mark_lost(&self, rank: usize, how: &Departure) {
+        let departure_fault =
+            |communicator: &CommunicatorRef<'_>| self.departure_fault(rank, how, communicator);
+        self.end_in_background(
+            self.fault_registry
+                .mark_lost(rank, how.clone(), departure_fault),
+            Vec::new(),
+        );
+    }
+
+    /// Returns the fault that a rank's departure means for a communicator; `None` for a non-member, and for a rank that left
+    /// in order.
+    pub(super) fn departure_fault(
+        &self,
+        rank: usize,
+        how: &Departure,
+        communicator: &CommunicatorRef<'_>,
+    ) -> Option<Arc<Fault>> {
+        let place = communicator
+            .members
+            .iter()
+            .position(|&member| member == rank)?;
+        let (host, pid) = self.host_and_pid(rank);
+        let roster = self.roster(communicator.members);
+        let cause = match how {
+            Departure::Left => return None,
+            Departure::Failed(why) => Cause::failed(why),
+            Departure::Lost(lost) if lost.may_live() => {
+                let members = communicator.members.iter().enumerate();
+                // A refusal comes from the host, and says nothing of its other ranks.
+                let is_lost = |member| match lost.is_refused() {
+                    true => member == rank,
+                    false => self.are_beside(rank, member),
+                };
+                let there = members.filter(|(_, member)| is_lost(**member));
+                let there = there.map(|(place, _)| place).collect();
+                Cause::host_lost(&host, there, &roster, lost)
+            }
+            Departure::Lost(lost) => Cause::died(lost),
+        };
+        let place = Place {
+            communicator: communicator.name,
+            roster: &roster,
+            rank: place,
+            host: &host,
+            pid,
+            generation: self.generation,
+        };
+        Some(Arc::new(Fault::new(cause, place)))
+    }
+
+    /// Ends what has failed, all of it together, on a thread of its own; of what is `absent` there is nothing to end here any
+    /// more, or not yet.
+    fn end_in_background(&self, failed: Vec<FailedCommunicator>, mut absent: Vec<Absent>) {
+        let (mut supervisors, mut pending_ends) = (Vec::new(), Vec::new());
+        absent
+            .iter()
+            .for_each(|(key, _)| self.pending_diagnoses.close(key));
+        for one in failed {
+            self.pending_diagnoses.close(&one.key);
+            match one.supervisor.upgrade() {
+                Some(supervisor) => {
+                    pending_ends.extend(supervisor.begin_end());
+                    supervisors.push(supervisor);
+                }
+                None => absent.push((one.key, one.members)),
+            }
+        }
+        if supervisors.is_empty() && absent.is_empty() {
+            return;
+        }
+        supervisors
+            .iter()
+            .for_each(|supervisor| supervisor.log_fault());
+        let session = Weak::clone(&self.session);
+        let left = pending_ends.clone();
+        let end_in_background = move || {
+            if let Some(session) = session.upgrade() {
+                absent.retain(|(_, members)| members.contains(&session.rank()));
+                for (key, members) in &absent {
+                    report_end(&session, key, members, FREED, NOTHING_TO_END_TIMEOUT);
+                }
+            }
+            end_failed(pending_ends);
+            // This thread also releases its hold on the supervisors: the last release says goodbye.
+            drop(supervisors);
+        };
+        let spawned = threads::spawn("nccl-abort", end_in_background);
+        if let Err(error) = spawned {
+            events::no_thread("to abort communicators", &error);
+            // Callers inside the communicators return, and the other ranks do not wait for this one.
+            leak_failed(left);
+        }
+    }
+}
+
+/// The answer's way to the rank that asked about a collective.
+struct RemoteStragglerQuery {
+    session: Weak<RankSession>,
+    /// `None` when this rank has no such communicator.
+    supervisor: Option<Weak<dyn SupervisedCommunicator>>,
+}
+
+impl StragglerQuery for RemoteStragglerQuery {
+    fn is_there(&self) -> bool {
+        self.session.strong_count() > 0
+    }
+
+    fn supervisor(&self) -> Option<Arc<dyn Supervisor>> {
+        Some(self.supervisor.as_ref()?.upgrade()?)
+    }
+
+    fn connection(&self) -> *const () {
+        self.session.as_ptr().cast()
+    }
+
+    fn answer(&self, key: &str, turn: u64, entered: Option<Duration>, last: &str) {
+        if let Some(session) = self.session.upgrade() {
+            session.report_entry(EntryReport {
+                key: key.to_owned(),
+                turn,
+                entered,
+                last: last.to_owned(),
+            });
+        }
+    }
+}
+
+/// Returns the topic of the end of all aborts.
+pub(super) fn full_abort_topic(key: &str) -> String {
+    format!("{key}/all")
+}
+
+/// Reports finally how far this rank has released it, without waiting for other ranks.
+pub(super) fn report_end(
+    session: &RankSession,
+    key: &str,
+    members: &Arc<[usize]>,
+    part: &[u8],
+    timeout: Duration,
+) {
+    for topic in [key, &full_abort_topic(key)] {
+        session.end_alone(topic, members, part, timeout);
+    }
+}

@@ -1,0 +1,42 @@
+//! What NCCL's log and the state of the host add to an error.
+
+use nccl_sys as sys;
+
+use nccl_base::fault::{Cause, FaultClass, RootCause};
+use nccl_diagnose::debug_log;
+
+use nccl_diagnose::preflight;
+
+/// Returns `cause` with the first warning of NCCL's log file, where that may explain more.
+pub(super) fn with_nccl_warning(mut cause: Cause) -> Cause {
+    if cause.class == FaultClass::Failed && cause.told.is_none() {
+        let first = debug_log::first_warning_soon();
+        cause.hear_nccl(None, first.as_ref());
+        if first.is_none_or(|first| first.check.is_none()) {
+            name_exhausted_resource(&mut cause);
+        }
+    }
+    cause
+}
+
+/// Names a resource that is used up: a system call failed under NCCL, which does not say which call.
+fn name_exhausted_resource(cause: &mut Cause) {
+    const SYSTEM: u32 = sys::ncclResult_t::ncclSystemError.0;
+    let failed = matches!(
+        cause.root,
+        RootCause::CallFailed {
+            nccl: Some(SYSTEM),
+            ..
+        }
+    );
+    if let Some(resource_shortage) = failed.then(preflight::resource_shortage).flatten() {
+        cause.root = RootCause::ResourceExhausted {
+            resource: resource_shortage.resource.to_owned(),
+        };
+        cause.evidence.push(format!(
+            "there is too little of something: {}",
+            resource_shortage.text
+        ));
+        cause.hint = resource_shortage.fix;
+    }
+}

@@ -1,0 +1,70 @@
+//! Calls that do not return.
+
+use super::super::rank_report::{EnteredCall, EnteredCallState};
+use super::input::{Candidate, DiagnosisInput};
+use nccl_base::fault::cause::{FaultRole, RootCause};
+
+/// Finds a rank that reported a call that does not return; not a call in which NCCL connects ranks, and so waits for others.
+pub(super) fn reported(input: &DiagnosisInput<'_>) -> Option<Candidate> {
+    let told = input
+        .symptoms
+        .iter()
+        .find(|fault| matches!(fault.root, RootCause::StuckInside { .. }))?;
+    Some(Candidate {
+        rank: told.rank(),
+        operation: None,
+        role: FaultRole::Initiating,
+        root: told.root.clone(),
+        text: told.cause.to_owned(),
+        evidence: vec![String::from(
+            "a call waits for other ranks only where NCCL connects them, and in this one it connects none",
+        )],
+        hint: String::from(HINT),
+    })
+}
+
+/// Finds the one rank that is still inside the call of the stalled operation, when another rank has come out of it: a call
+/// that needs the other ranks would keep them inside as well.
+pub(super) fn inferred(input: &DiagnosisInput<'_>) -> Option<Candidate> {
+    let place = input.place()?;
+    let calls = input.reports.values();
+    let calls = calls.filter_map(|report| Some((report.rank, report.at(place)?)));
+    let calls: Vec<_> = calls.collect();
+    let is_out = |call: &EnteredCall| {
+        matches!(
+            call.state,
+            EnteredCallState::Pending | EnteredCallState::Queued
+        )
+    };
+    let waited = calls.iter().filter(|(_, call)| is_out(call));
+    let waited = waited.map(|(_, call)| call.age_ms).max()?;
+    let mut inside = calls
+        .iter()
+        .filter(|(_, call)| call.state == EnteredCallState::Issuing);
+    let (Some((rank, call)), None) = (inside.next(), inside.next()) else {
+        return None;
+    };
+    // A rank that has just entered is about to come out.
+    if 2 * call.age_ms < waited {
+        return None;
+    }
+    let name = call.name();
+    let seconds = call.age_ms as f64 / 1e3;
+    Some(Candidate {
+        rank: *rank,
+        operation: None,
+        role: FaultRole::Initiating,
+        text: format!(
+            "has been inside the call of {name} for {seconds:.1} s; {}",
+            input.complaint()
+        ),
+        root: RootCause::StuckInside { operation: name },
+        evidence: vec![String::from(
+            "the other ranks that told how they stand have come back from their calls, and wait for it in their streams",
+        )],
+        hint: String::from(HINT),
+    })
+}
+
+const HINT: &str = "look where that thread is (a stack trace of the process), at dmesg for Xid messages, and at what else \
+                    holds the driver there";

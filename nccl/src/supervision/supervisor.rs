@@ -1,0 +1,323 @@
+//! One communicator as one of its ranks sees it: its members, its decided fault, and which ranks have released it.
+//!
+//! ```text
+//! (registered) ──a fault is heard──▶ failed ──released, or given up, here──▶ concluded
+//! ```
+//!
+//! Only the fault listener writes the decided fault, once, in the order in which all ranks hear. The thread that ended the
+//! communicator on this rank concludes, once; all other threads wait for the conclusion.
+
+mod trait_impl;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::attach::SessionExt as _;
+use super::fault_listener::{
+    FREED, FaultListener, SupervisedCommunicator, full_abort_topic, report_end,
+};
+use super::fault_registry::{CommunicatorRef, FaultCell};
+use super::pending_diagnoses::{HEARTBEAT_TIMEOUT, PendingDiagnoses};
+use crate::events;
+use crate::peers::{
+    AbortHandle, Peers, PendingEnd, ReleaseProgress, SupervisionRequest, Supervisor,
+};
+use crate::stats;
+use crate::sync::Mutex;
+use crate::time::deadline_after;
+use nccl_base::departure::EndOutcome;
+use nccl_base::fault::Fault;
+use nccl_base::fault::cause::Waiting;
+use nccl_base::roster::Roster;
+use nccl_control::RankSession;
+
+/// See the module.
+pub(crate) struct ControlPlaneSupervisor {
+    /// Key of the communicator on all ranks: made from NCCL's token, which is unique.
+    key: Arc<str>,
+    name: Arc<str>,
+    /// The ranks of the session that are its ranks, in order.
+    members: Arc<[usize]>,
+    roster: Arc<Roster>,
+    rank: usize,
+    session: Arc<RankSession>,
+    peers: Arc<dyn Peers>,
+    fault_listener: Arc<FaultListener>,
+    decided: Arc<FaultCell<Arc<Fault>>>,
+    /// The fault that this rank announced.
+    announced: OnceLock<Arc<Fault>>,
+    /// When this rank called the operation whose failure it announced.
+    began: OnceLock<Instant>,
+    target: OnceLock<AbortHandle>,
+    /// How long the other ranks may take to report that they released it.
+    confirm_timeout: Duration,
+    /// Set when the end is over: a sentence that names the ranks that did not release it, if any.
+    conclusion: OnceLock<Option<String>>,
+    /// Held by the thread that reports how far this rank has released it, and waits for the reports of the others.
+    reporting: Mutex<()>,
+    /// Whether all ranks have reported how far they released it, and the end of all aborts is needed as well.
+    needs_more: AtomicBool,
+    /// The decided fault, with what the ranks waited in.
+    complete: OnceLock<Arc<Fault>>,
+    /// The conclusion, once the world has gone on.
+    past_conclusion: OnceLock<String>,
+    /// Whether the decided fault was logged.
+    is_logged: AtomicBool,
+    /// Number of calls that were compared before they were handed to NCCL.
+    checks: AtomicU64,
+    /// Number of the last collective of which this rank was asked whether it has entered it.
+    last_queried: AtomicU64,
+}
+
+/// How long the end of a communicator takes on ranks that cannot be asked any more: they see that the
+/// line is lost as well.
+const GRACE: Duration = Duration::from_millis(250);
+
+/// Above this number, ranks do not tell each other what they waited in: it would be the square of their number.
+const MAX_DETAILED_RANKS: usize = 256;
+
+/// Returns the code of `progress` in a report of the end; what the rank waited in follows it.
+fn encode_release(progress: ReleaseProgress) -> u8 {
+    match progress {
+        ReleaseProgress::Nothing => 0,
+        ReleaseProgress::All => 1,
+        ReleaseProgress::AllAndNeedsAll => 2,
+        ReleaseProgress::Kernels => 3,
+        ReleaseProgress::KernelsAndNeedsAll => 4,
+    }
+}
+
+/// Returns the decoded report; `None` for a rank that is gone.
+fn decode_release(part: &[u8]) -> Option<ReleaseProgress> {
+    Some(match part.first()? {
+        1 => ReleaseProgress::All,
+        2 => ReleaseProgress::AllAndNeedsAll,
+        3 => ReleaseProgress::Kernels,
+        4 => ReleaseProgress::KernelsAndNeedsAll,
+        _ => ReleaseProgress::Nothing,
+    })
+}
+
+fn is_kernels_only(progress: ReleaseProgress) -> bool {
+    matches!(
+        progress,
+        ReleaseProgress::Kernels | ReleaseProgress::KernelsAndNeedsAll
+    )
+}
+
+fn needs_all(progress: ReleaseProgress) -> bool {
+    matches!(
+        progress,
+        ReleaseProgress::KernelsAndNeedsAll | ReleaseProgress::AllAndNeedsAll
+    )
+}
+
+impl ControlPlaneSupervisor {
+    /// Creates the supervisor of a communicator that this rank of the session is about to make.
+    pub(super) fn new(
+        session: &Arc<RankSession>,
+        peers: Arc<dyn Peers>,
+        request: SupervisionRequest<'_>,
+    ) -> Arc<Self> {
+        let fault_listener = session.fault_listener();
+        let supervisor = Arc::new(Self {
+            key: request.key,
+            name: Arc::clone(request.name),
+            members: request.members,
+            roster: request.roster,
+            rank: request.rank,
+            session: Arc::clone(session),
+            peers,
+            fault_listener,
+            decided: Arc::default(),
+            announced: OnceLock::new(),
+            began: OnceLock::new(),
+            target: OnceLock::new(),
+            confirm_timeout: request.confirm_timeout,
+            conclusion: OnceLock::new(),
+            reporting: Mutex::new(()),
+            needs_more: AtomicBool::new(false),
+            complete: OnceLock::new(),
+            past_conclusion: OnceLock::new(),
+            is_logged: AtomicBool::new(false),
+            checks: AtomicU64::new(0),
+            last_queried: AtomicU64::new(0),
+        });
+        let weak = Arc::downgrade(&supervisor);
+        let communicator = CommunicatorRef {
+            members: &supervisor.members,
+            name: &supervisor.name,
+        };
+        if supervisor.fault_listener.register(
+            &supervisor.key,
+            &communicator,
+            &supervisor.decided,
+            weak,
+        ) {
+            // A second report of the end would wait in vain: the others do not report again. Nothing was lent yet.
+            let _ = supervisor.conclusion.set(None);
+        }
+        supervisor.log_fault();
+        supervisor
+    }
+
+    /// Returns which ranks of the world, and of the launcher, its ranks are.
+    pub(crate) fn roster(&self) -> &Roster {
+        &self.roster
+    }
+
+    /// Reports that this rank's abort has returned, and waits for the end of all aborts, which one rank needs.
+    fn report_full_abort(&self, so_far: ReleaseProgress) -> bool {
+        let part = [encode_release(so_far)];
+        let ended = self.session.end(
+            &full_abort_topic(&self.key),
+            &self.members,
+            &part,
+            self.confirm_timeout,
+            None,
+        );
+        self.conclusion.set(self.conclusion_text(&ended)).is_ok()
+    }
+
+    /// Delays the end report of a rank that only ran out of time until there is a cause: the others may all have reported.
+    fn await_fault(&self) {
+        let waits = self.announced.get().is_some_and(|own| !own.is_certain());
+        let deadline = deadline_after(HEARTBEAT_TIMEOUT + GRACE);
+        while waits
+            && self.members.len() > 1
+            && self.fault().is_none()
+            && !self.session.is_closed()
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits for this rank's own announcement to come back in the order in which all ranks hear it, unless the session is lost.
+    fn await_own_announcement(&self) {
+        let deadline = deadline_after(GRACE);
+        while self.announced.get().is_some()
+            && self.fault().is_none()
+            && !self.session.is_closed()
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Writes a decided fault that this rank derived itself, without the coordinator's order.
+    pub(super) fn fail_derived(&self, fault: Fault) {
+        self.fault_listener
+            .fail(&self.key, Arc::new(fault), self.members.to_vec());
+    }
+
+    /// Returns the session, and which of its ranks the communicator's ranks are.
+    pub(super) fn session(&self) -> (&Arc<RankSession>, &[usize]) {
+        (&self.session, &self.members)
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn pending_diagnoses(&self) -> &PendingDiagnoses {
+        self.fault_listener.pending_diagnoses()
+    }
+
+    /// Returns what this rank was waiting in, for the other ranks; empty for nothing, and above [`MAX_DETAILED_RANKS`] ranks.
+    fn pending_call(&self) -> String {
+        let pending_call = self.target.get().and_then(AbortHandle::pending_call);
+        pending_call
+            .filter(|_| self.members.len() <= MAX_DETAILED_RANKS)
+            .unwrap_or_default()
+    }
+
+    /// Adds to the decided fault what the ranks waited in: all ranks get the same parts.
+    fn complete(&self, ended: &EndOutcome) {
+        let (EndOutcome::All(parts), Some(decided)) = (ended, self.decided.get()) else {
+            return;
+        };
+        let pending_calls = parts.iter().map(|part| part.get(1..).unwrap_or_default());
+        let also = Waiting::together(pending_calls.map(String::from_utf8_lossy).enumerate());
+        if decided.also.is_empty() && !also.is_empty() {
+            let _ = self.complete.set(Arc::new(decided.with_also(also)));
+            self.fault_listener.complete_latest(self.fault());
+        }
+    }
+
+    fn conclusion_text(&self, ended: &EndOutcome) -> Option<String> {
+        let (unsure, why): (Vec<usize>, _) = match ended {
+            EndOutcome::All(parts) => {
+                let leaked = self.members.iter().zip(parts);
+                let leaked = leaked
+                    .filter(|(_, part)| decode_release(part) == Some(ReleaseProgress::Nothing));
+                let leaked = leaked.map(|(&rank, _)| rank).collect();
+                (leaked, String::from("could not end the communicator"))
+            }
+            EndOutcome::Missing(ranks) => {
+                let timeout = self.confirm_timeout;
+                let why =
+                    format!("did not confirm within {timeout:?} that it ended the communicator");
+                (ranks.clone(), why)
+            }
+            EndOutcome::ConnectionLost => {
+                std::thread::sleep(GRACE.min(self.confirm_timeout));
+                return Some(String::from(
+                    "the line to the other ranks is lost, so that they could not confirm that they \
+                     ended the communicator",
+                ));
+            }
+        };
+        if unsure.is_empty() {
+            return None;
+        }
+        // The coordinator need not be a rank of the communicator.
+        let name_of = |&rank: &usize| match self.members.contains(&rank) {
+            true => self.name_of(self.rank_of_member(rank)),
+            false => self.session.describe(rank),
+        };
+        let names: Vec<_> = unsure.iter().map(name_of).collect();
+        Some(format!(
+            "{} {why}, and may still write into memory that was lent to it",
+            names.join(", ")
+        ))
+    }
+}
+
+impl SupervisedCommunicator for ControlPlaneSupervisor {
+    fn begin_end(&self) -> Option<PendingEnd> {
+        self.target.get()?.begin_end(self.fault()?)
+    }
+
+    fn log_fault(&self) {
+        if let Some(fault) = self.fault()
+            && !self.is_logged.swap(true, Ordering::AcqRel)
+        {
+            self.fault_listener.set_latest(fault);
+            events::fault(fault, Some(&self.key), self.rank, self.members.len());
+            if !fault.is_on_purpose() {
+                self.session.scope().record_fault();
+                if let Some(began) = self.began.get() {
+                    stats::DETECT.add(began.elapsed());
+                }
+            }
+        }
+    }
+}
+
+impl Drop for ControlPlaneSupervisor {
+    /// Forgets the communicator, and reports the end of one that has failed and not concluded.
+    fn drop(&mut self) {
+        let failed = self.fault_listener.fault_registry().forget(&self.key);
+        if failed && self.conclusion.get().is_none() {
+            report_end(
+                &self.session,
+                &self.key,
+                &self.members,
+                FREED,
+                self.confirm_timeout,
+            );
+        }
+    }
+}

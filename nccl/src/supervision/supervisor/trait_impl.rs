@@ -1,0 +1,229 @@
+//! The trait [`Supervisor`] for [`ControlPlaneSupervisor`].
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::{ControlPlaneSupervisor, decode_release, encode_release, is_kernels_only, needs_all};
+use crate::peers::{AbortHandle, Peers, ReleaseProgress, Supervisor};
+use crate::supervision::diagnosis;
+use crate::supervision::fault_listener::{SupervisedCommunicator as _, report_end};
+use crate::supervision::local_evidence;
+use crate::supervision::pending_diagnoses::FAULT;
+use nccl_base::departure::EndOutcome;
+use nccl_base::fault::{Cause, Fault};
+use nccl_control::{QueriedOperation, RankProcess, StragglerSuspicion};
+use nccl_core::recorder::IndexedCall;
+
+impl Supervisor for ControlPlaneSupervisor {
+    fn key(&self) -> &str {
+        &self.key
+    }
+
+    fn peers(&self) -> &Arc<dyn Peers> {
+        &self.peers
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    fn target(&self) -> Option<AbortHandle> {
+        self.target.get().cloned()
+    }
+
+    fn set_queried(&self, turn: u64) {
+        self.last_queried.fetch_max(turn, Ordering::Relaxed);
+    }
+
+    fn is_queried(&self, turn: u64) -> bool {
+        self.last_queried.load(Ordering::Relaxed) >= turn
+    }
+
+    fn rank_of_member(&self, member: usize) -> usize {
+        let place = self.members.iter().position(|&other| other == member);
+        place.unwrap_or(member)
+    }
+
+    fn name_of(&self, rank: usize) -> String {
+        let members = self.session.members();
+        let known = members.get().zip(self.members.get(rank));
+        match known.and_then(|(known, &member)| known.get(member)) {
+            Some(RankProcess { host, pid, .. }) => {
+                format!(
+                    "rank {rank} ({}{host}, pid {pid})",
+                    self.roster.others(rank)
+                )
+            }
+            None => self.roster.who(&[rank]),
+        }
+    }
+
+    fn names_of(&self, ranks: &[usize]) -> String {
+        match *ranks {
+            [rank] => self.name_of(rank),
+            _ => self.roster.who(ranks),
+        }
+    }
+
+    fn attach(&self, target: AbortHandle) -> Option<Arc<Fault>> {
+        let set = || drop(self.target.set(target));
+        self.fault_listener
+            .fault_registry()
+            .attach(&self.decided, set)
+    }
+
+    fn fault(&self) -> Option<&Arc<Fault>> {
+        self.complete.get().or_else(|| self.decided.get())
+    }
+
+    fn cause(&self) -> Option<&Arc<Fault>> {
+        self.fault().or_else(|| self.announced.get())
+    }
+
+    fn is_own(&self, fault: &Fault) -> bool {
+        self.announced.get().is_some_and(|own| fault.is_of(own))
+    }
+
+    fn announce(self: Arc<Self>, cause: Cause) {
+        let cause = local_evidence::with_nccl_warning(cause);
+        let cause = match self.members.len() {
+            1 => cause.of_one_rank(),
+            _ => cause,
+        };
+        let began = cause.began;
+        // The cause that ended another communicator is known.
+        let is_told = cause.told.is_some();
+        let fault = Fault::here(
+            cause,
+            (&self.name, &self.roster),
+            self.rank,
+            self.session.job().1,
+            |world_rank| self.members.iter().position(|member| *member == world_rank),
+        );
+        let fault = Arc::new(fault);
+        if self.fault().is_some() || self.announced.set(Arc::clone(&fault)).is_err() {
+            return;
+        }
+        if let Some(began) = began {
+            let _ = self.began.set(began);
+        }
+        if fault.is_certain() || is_told || self.members.len() == 1 {
+            let bytes = fault.encode(&self.members);
+            self.session
+                .announce(&format!("{FAULT}{}", self.key), &bytes);
+        } else {
+            diagnosis::open(&self, &fault);
+        }
+    }
+
+    fn report_release(&self, so_far: ReleaseProgress) -> bool {
+        let _saying = self.reporting.lock();
+        if self.conclusion.get().is_some() {
+            return true;
+        }
+        self.await_fault();
+        if so_far == ReleaseProgress::Nothing {
+            // A rank that could not end its own does not wait for others.
+            let part = [encode_release(so_far)];
+            report_end(
+                &self.session,
+                &self.key,
+                &self.members,
+                &part,
+                self.confirm_timeout,
+            );
+            self.await_own_announcement();
+            return self.conclusion.set(None).is_ok();
+        }
+        if self.needs_more.load(Ordering::Acquire) {
+            return !is_kernels_only(so_far) && self.report_full_abort(so_far);
+        }
+        let part = [&[encode_release(so_far)], self.pending_call().as_bytes()].concat();
+        let ended = self
+            .session
+            .end(&self.key, &self.members, &part, self.confirm_timeout, None);
+        self.session.catch_up();
+        // When the session was lost before this rank's own fault came back, that fault is the decided fault.
+        if let Some(own) = self.announced.get() {
+            let _ = self.decided.set(Arc::clone(own));
+            self.log_fault();
+        }
+        self.complete(&ended);
+        let has_all = |ended: &EndOutcome| match ended {
+            EndOutcome::All(parts) => {
+                let said = || parts.iter().filter_map(|part| decode_release(part));
+                !(said().any(needs_all) && said().any(is_kernels_only))
+            }
+            _ => true,
+        };
+        if has_all(&ended) {
+            return self.conclusion.set(self.conclusion_text(&ended)).is_ok();
+        }
+        self.needs_more.store(true, Ordering::Release);
+        !is_kernels_only(so_far) && self.report_full_abort(so_far)
+    }
+
+    fn next_check(&self) -> u64 {
+        self.checks.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    fn gather(
+        &self,
+        topic: &str,
+        part: &[u8],
+        confirm_timeout: Duration,
+        interrupted: &dyn Fn() -> bool,
+    ) -> EndOutcome {
+        let name = format!("{}/{topic}", self.key);
+        let ended = self.session.end(
+            &name,
+            &self.members,
+            part,
+            confirm_timeout,
+            Some(interrupted),
+        );
+        if matches!(ended, EndOutcome::All(_)) {
+            // The departure of a rank whose part is missing was announced before.
+            self.session.catch_up();
+        }
+        ended
+    }
+
+    fn conclusion(&self) -> Option<&str> {
+        let said = self.conclusion.get().and_then(Option::as_deref);
+        let Some(generation) = self.session.reconfigured_to() else {
+            return said;
+        };
+        let past_conclusion = self.past_conclusion.get_or_init(|| {
+            let own = self.session.job().1;
+            let past_conclusion = format!(
+                "it is of generation {own} of its world, which has gone on to generation {generation}: make it anew there"
+            );
+            match said {
+                Some(said) => format!("{said}; {past_conclusion}"),
+                None => past_conclusion,
+            }
+        });
+        Some(past_conclusion)
+    }
+
+    fn suspect(&self, turn: u64, call: &IndexedCall, since: Duration, is_sample: bool) {
+        let is_whole_world = self.members.iter().copied().eq(0..self.session.size());
+        self.session.suspect_stragglers(StragglerSuspicion {
+            subject: QueriedOperation {
+                key: String::from(&*self.key),
+                name: String::from(&*self.name),
+                turn,
+                kind: call.kind,
+                sequence: call.number,
+            },
+            members: match is_whole_world {
+                true => Vec::new(),
+                false => self.members.to_vec(),
+            },
+            since,
+            is_sample,
+        });
+    }
+}
