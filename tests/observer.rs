@@ -368,7 +368,7 @@ fn an_observer_is_given_what_the_ranks_did_last_and_why_it_has_none_of_others() 
         (0, "its process is stopped (SIGSTOP)"),
         (1, "its process is stopped (SIGSTOP)"),
         (1, "it had been in phase \"waiting\" for "),
-        (3, "nobody listens at "),
+        (3, "no process listens at "),
     ] {
         let found = why
             .iter()

@@ -346,7 +346,7 @@ impl World {
     ///
     /// let world = nccl::World::single().with_timeout(Duration::from_millis(10));
     /// let error = world.get("nobody sets this").unwrap_err();
-    /// assert!(error.to_string().contains("nobody set"));
+    /// assert!(error.to_string().contains("no rank set"));
     /// ```
     pub fn get(&self, key: &str) -> Result<Vec<u8>> {
         self.member.get(key)

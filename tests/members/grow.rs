@@ -101,7 +101,7 @@ fn a_communicator_whose_ranks_are_not_the_first_is_made_anew() {
         // All of them are in the world: there is no rank to take in.
         let same = all.grow(&world, "same")?;
         assert!(
-            same.way.to_string().contains("nobody is new"),
+            same.way.to_string().contains("there is no new rank"),
             "{}",
             same.way
         );

@@ -97,7 +97,7 @@ pub(super) fn log_refused_connection(from: &str, why: &str, count: u64) {
             from,
             why,
             count,
-            "the rendezvous turned somebody away"
+            "the rendezvous refused a connection"
         );
     }
 }

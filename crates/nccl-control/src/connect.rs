@@ -178,7 +178,7 @@ pub(super) fn attempt(
             AttemptOutcome::Refused(format!("{identity} could not join at {address}: {why}"))
         }
         Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-            let says = "somebody takes the connection and says nothing";
+            let says = "a process accepts the connection and does not answer";
             AttemptOutcome::NotYet(io::Error::new(UNRESPONSIVE, says), None)
         }
         Err(error) => AttemptOutcome::NotYet(error, None),

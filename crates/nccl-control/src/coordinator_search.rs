@@ -125,7 +125,7 @@ impl CoordinatorSearch {
 
     fn note(&mut self, index: usize, is_referral: bool, address: &Address, why: &str) {
         self.heard[index] = Some(match is_referral {
-            true => format!("somebody there named {address}: {why}"),
+            true => format!("a process there named {address}: {why}"),
             false => why.to_owned(),
         });
     }
@@ -151,7 +151,7 @@ impl CoordinatorSearch {
                 heard.join("")
             ),
             _ => format!(
-                "nobody who coordinates job {job:?} answers {identity}, at none of {}: has it been started? When all \
+                "no coordinator of job {job:?} answers {identity}, at none of {}: has it been started? When all \
                  of its ranks have ended, start it anew{said}",
                 heard.join(", ")
             ),
@@ -183,7 +183,7 @@ impl CoordinatorSearch {
             if now >= report {
                 report += REPORT;
                 let identity = self.identity;
-                tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {identity} finds nobody who coordinates: {why}");
+                tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {identity} finds no coordinator: {why}");
             }
             // Pauses once all addresses have been tried.
             if self.turn.is_multiple_of(self.addresses.len()) {

@@ -234,7 +234,7 @@ impl RecordingQuery<'_> {
             AttemptOutcome::NotYet(error, _)
                 if matches!(error.kind(), ConnectionRefused | NotFound) =>
             {
-                let why = format!("nobody listens at {address} any more ({error})");
+                let why = format!("no process listens at {address} any more ({error})");
                 return Err(QueryError::Permanent(why));
             }
             AttemptOutcome::NotYet(error, _) => {

@@ -142,7 +142,7 @@ pub(super) fn listen(place: &HostPorts) -> Result<(OwnedFd, SocketAddr)> {
                         .collect();
                     let who = if port_owners.is_empty() {
                         String::from(
-                            "nobody can be seen; perhaps it was let go just now, or belongs to another \
+                            "no owner can be seen; perhaps it was let go just now, or belongs to another \
                              user",
                         )
                     } else {

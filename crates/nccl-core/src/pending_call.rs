@@ -164,7 +164,7 @@ impl Overdue {
         if let Some((call, since)) = self.stuck {
             let since = Duration::from_millis(u64::try_from(since.as_millis()).unwrap_or(0));
             text.push_str(&format!(
-                " which nobody could look at because {call} has not come back for {since:?},"
+                " which could not be inspected because {call} has not come back for {since:?},"
             ));
         }
         ErrorKind::TimedOut {

@@ -1473,7 +1473,7 @@ fn describe_cut(from: &[usize], is_on_one_host: bool) -> String {
         false => "a partition of the network",
     };
     format!(
-        "cut off from {who}: {how}, and the ranks on this side are no majority, so that nobody here can tell \
+        "cut off from {who}: {how}, and the ranks on this side are no majority, so that no rank here can tell \
          whether {fault}"
     )
 }

@@ -633,12 +633,12 @@ fn warn_of_missing_secret(at: &str) {
             name: "nccl.rendezvous.no_secret",
             target: "nccl",
             at,
-            "anybody who reaches this address may join the job: set NCCL_RUN_SECRET"
+            "any process that can reach this address may join the job: set NCCL_RUN_SECRET"
         );
         // Ignored: the program may have closed its stderr.
         let _ = writeln!(
             io::stderr(),
-            "nccl: rank 0 listens at {at} without a secret: anybody who reaches this address may join the job, read and change \
+            "nccl: rank 0 listens at {at} without a secret: any process that can reach this address may join the job, read and change \
              what its ranks tell each other; make a secret with (umask 077; openssl rand -hex 32 > FILE) and set \
              NCCL_RUN_SECRET_FILE=FILE on all ranks"
         );

@@ -61,7 +61,7 @@ impl Service {
             let waited = now.saturating_duration_since(get.begun).as_secs_f64();
             let (rank, key) = (get.rank, &get.key);
             said.push(format!(
-                "rank {rank} waits for {key:?} since {waited:.0} s, which nobody has set"
+                "rank {rank} waits for {key:?} since {waited:.0} s, which no rank has set"
             ));
         }
         said.truncate(MOST);

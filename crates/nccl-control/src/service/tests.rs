@@ -478,7 +478,7 @@ fn ranks_that_wait_are_reported_every_ten_seconds_with_the_ranks_that_are_waited
         [
             "2 of 6 ranks wait at \"barrier/x\" since 11 s for 2-5; rank 2 (node, pid 72) is in phase \"load weights\" \
              since 11 s; rank 3 has never come; rank 4 has never come; rank 5 has never come",
-            "rank 1 waits for \"hash\" since 11 s, which nobody has set"
+            "rank 1 waits for \"hash\" since 11 s, which no rank has set"
         ]
     );
     assert_eq!(world.service.reports(at(15)), Vec::<String>::new());

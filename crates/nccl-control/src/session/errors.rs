@@ -47,12 +47,12 @@ impl RankSession {
                 self.describe(*rank)
             )),
             Incomplete::OtherMembers => Error::rendezvous(format!(
-                "rank {} came to {topic:?} with other ranks than somebody else: all have to name the \
+                "rank {} came to {topic:?} with other ranks than another rank did: all have to name the \
                  same, in the same order",
                 self.rank
             )),
             Incomplete::NoKey { waited } => Error::rendezvous(format!(
-                "nobody set {topic:?} within {:.1} s",
+                "no rank set {topic:?} within {:.1} s",
                 waited.as_secs_f64()
             )),
             Incomplete::NoMajority { waited } => Error::rendezvous(format!(

@@ -152,7 +152,7 @@ fn nobody_at_a_port_and_somebody_silent_are_told_apart() {
     assert!(error.contains("refused"), "{error}");
     let _listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
     let error = World::join(at()).unwrap_err().to_string();
-    assert!(error.contains("says nothing"), "{error}");
+    assert!(error.contains("does not answer"), "{error}");
 }
 
 #[test]

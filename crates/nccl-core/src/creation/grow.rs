@@ -87,7 +87,7 @@ pub(super) fn cannot_grow(
     }
     if size >= world.size() {
         return Some(String::from(
-            "nobody is new, and NCCL adds one rank at least",
+            "there is no new rank, and NCCL adds at least one",
         ));
     }
     if size > 1 && parent.supervisor.is_none() {

@@ -106,7 +106,7 @@ impl Comparison<'_> {
                 let told = operation_comparison::encode(own);
                 let Some(lists) = self.gather(&format!("{}/all", self.topic), &told)? else {
                     return Ok(Some(String::from(
-                        "the line to the other ranks is lost, so that nobody can say in what",
+                        "the line to the other ranks is lost, so that it is not known in what",
                     )));
                 };
                 let lists = lists.iter().map(|list| operation_comparison::decode(list));

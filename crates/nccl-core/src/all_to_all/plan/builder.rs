@@ -426,7 +426,7 @@ impl<'c> AllToAllBuilder<'c> {
             return Ok((
                 one,
                 Some(String::from(
-                    "nobody knows which ranks share a host: say ranks_per_node",
+                    "it is not known which ranks share a host: say ranks_per_node",
                 )),
             ));
         };

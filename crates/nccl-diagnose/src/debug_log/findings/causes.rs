@@ -409,7 +409,7 @@ pub(super) fn retries(view: &LogView<'_>, findings: &mut Vec<Finding>) {
             what.push_str(&format!("; {}", owner_text(view, address)));
         }
         let fix = if tries.iter().any(|(_, retry)| retry.is_refused()) {
-            "refused: the host is there, and nobody listens (any more): the rank ended, or the address is of an \
+            "refused: the host is there, and no process listens there (any more): the rank ended, or the address is of an \
              interface that other hosts have as well, like docker0; then set NCCL_SOCKET_IFNAME"
         } else {
             "set NCCL_SOCKET_IFNAME on all hosts to the interface of their common network, and let the firewall \

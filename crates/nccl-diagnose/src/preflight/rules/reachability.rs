@@ -229,7 +229,7 @@ fn reason(view: &FactsView<'_>, listeners: &[ProbeListener], line: &Failure) -> 
         return String::from("it has this address itself");
     }
     if line.stranger {
-        return String::from("somebody else answers there");
+        return String::from("another process answers there");
     }
     if line.error == 0 {
         return format!(
@@ -248,8 +248,8 @@ fn reason(view: &FactsView<'_>, listeners: &[ProbeListener], line: &Failure) -> 
     let error = error.to_string();
     let text = error.split(" (os error").next().unwrap_or(&error);
     let meaning = match Errno::from_raw_os_error(number) {
-        Errno::CONNREFUSED => ": a firewall rejects it, or the address is somebody else's",
-        Errno::HOSTUNREACH => ": nobody has the address, or a firewall or router rejects it",
+        Errno::CONNREFUSED => ": a firewall rejects it, or the address belongs to another host",
+        Errno::HOSTUNREACH => ": no host has the address, or a firewall or router rejects it",
         Errno::NETUNREACH => ": there is no route to its subnet",
         Errno::ACCESS | Errno::PERM => ": a firewall or route of the host itself forbids it",
         Errno::INVAL => ": a route of the host itself leads nowhere",
