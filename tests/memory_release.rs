@@ -179,7 +179,7 @@ fn an_error_waits_for_a_rank_that_is_stopped_while_it_writes_and_names_it() {
 
 /// Rank 1 is stopped before it could report anything.
 #[test]
-fn where_memory_is_registered_its_own_abort_is_waited_for_also_when_another_rank_says_nothing() {
+fn where_memory_is_registered_its_own_abort_is_waited_for_when_another_rank_is_silent() {
     const RANKS: usize = 2;
     let test = name(&|| ());
     if let Some((_, world)) = apart::rank(&test, RANKS) {
