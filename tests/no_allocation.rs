@@ -33,7 +33,11 @@ fn count() {
         COUNTING.set(false); // a backtrace allocates
         let is_ours = || {
             let callers = Backtrace::force_capture().to_string();
-            let below = ["cuda_emulator::", "nccl_emulator::", "nccl_core::single_rank::"];
+            let below = [
+                "cuda_emulator::",
+                "nccl_emulator::",
+                "nccl_core::single_rank::",
+            ];
             !below.iter().any(|library| callers.contains(library))
         };
         if EMULATOR_COUNTS.get() || is_ours() {

@@ -96,8 +96,18 @@ fn unix_address(address: &Address) -> io::Result<SocketAddr> {
     }
 }
 
-/// Listens at `address`; replaces the file of a socket without a listener.
+/// Listens at `address` as rank 0; replaces the file of a socket without a listener.
 pub(super) fn listen(address: &Address) -> Result<Listener> {
+    listen_or(address, |holder| {
+        format!(
+            "another process{holder} is rank 0 at {address} already: give each job an address of its own, or end \
+             the job that holds this one"
+        )
+    })
+}
+
+/// Listens at `address`. `taken` makes the error for an address where another process listens, which is ` (pid 7)` if it is known.
+fn listen_or(address: &Address, taken: impl FnOnce(&str) -> String) -> Result<Listener> {
     if let Address::Tcp(place) = address {
         let (socket, at) = tcp::listen(place)?;
         return Ok(Listener {
@@ -130,10 +140,7 @@ pub(super) fn listen(address: &Address) -> Result<Listener> {
                 (Ok(stream), _) => {
                     let holder =
                         peer(&stream).map_or_else(String::new, |(pid, _)| format!(" (pid {pid})"));
-                    return Err(Error::rendezvous(format!(
-                        "another process{holder} is rank 0 at {address} already: give each job an \
-                         address of its own, or end the job that holds this one"
-                    )));
+                    return Err(Error::rendezvous(taken(&holder)));
                 }
                 (Err(error), _) => return Err(failed(error)),
             }
@@ -173,13 +180,19 @@ pub(super) fn listen_beside(
     name: &str,
     connection: BorrowedFd<'_>,
 ) -> Result<Listener> {
+    // Rank 0 may not have registered yet the process that it admitted first.
+    let taken = |holder: &str| {
+        format!(
+            "rank {name} has joined already, as another process{holder} of this host, and two processes cannot be one rank"
+        )
+    };
     match address {
         Address::Path(path) => {
             let mut path = path.as_os_str().to_owned();
             path.push(format!(".{name}"));
-            listen(&Address::Path(path.into()))
+            listen_or(&Address::Path(path.into()), taken)
         }
-        Address::Abstract(place) => listen(&Address::Abstract(format!("{place}.{name}"))),
+        Address::Abstract(place) => listen_or(&Address::Abstract(format!("{place}.{name}")), taken),
         Address::Tcp(_) => {
             let listening = tcp::listen_beside(connection);
             let (socket, at) = listening.map_err(Error::io("listening on the way to rank 0"))?;
@@ -272,6 +285,20 @@ mod tests {
         assert!(matches!(error.kind(), ErrorKind::Io { .. }), "{error}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_second_process_of_a_rank_is_told_which_rank_is_taken() {
+        let (connection, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let place = format!("nccl-taken-{}", std::process::id());
+        let address = Address::Abstract(place);
+        let listen = || listen_beside(&address, "1", connection.as_fd());
+        let first = listen().unwrap();
+        let error = listen().map(drop).unwrap_err().to_string();
+        assert!(error.contains("rank 1 has joined already"), "{error}");
+        let pid = format!("(pid {})", std::process::id());
+        assert!(error.contains(&pid), "{error}");
+        drop(first);
     }
 
     #[test]

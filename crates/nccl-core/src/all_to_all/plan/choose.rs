@@ -193,8 +193,7 @@ impl Choice<'_> {
             };
         }
         if self.traffic.is_none() {
-            let reason =
-                "all ranks have to take the same, and this rank cannot ask how much the others have";
+            let reason = "all ranks have to take the same, and this rank cannot ask how much the others have";
             return Ok((Algorithm::Grouped, String::from(reason)));
         }
         // The copy engines need windows, and the buffers are not known yet.
