@@ -20,7 +20,7 @@ use criterion::{BenchmarkId, Criterion, Throughput};
 use nccl::all_to_all::{AllToAll, AllToAllAlgorithm as By, AllToAllBuilder, Parts};
 use nccl::cudarc::driver::CudaContext;
 use nccl::moe::ExpertParallel;
-use nccl::{Communicator, Request, World};
+use nccl::{Communicator, DataType, Request, World};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -170,7 +170,9 @@ fn cases(comm: &Communicator) -> Outcome<Vec<Case<'_>>> {
     ];
     for bytes in SIZES {
         for by in algorithms {
-            let plan = planned(comm).per_peer::<u8>(bytes).algorithm(by);
+            let plan = planned(comm)
+                .per_peer(DataType::UInt8, bytes)
+                .with(|plan| plan.algorithm = by);
             cases.push(exchange(comm, by.to_string(), bytes, plan)?);
         }
         // Half of the bytes to even ranks, one and a half times to odd ones.
@@ -179,7 +181,9 @@ fn cases(comm: &Communicator) -> Outcome<Vec<Case<'_>>> {
         let received = vec![to(comm.rank()); RANKS];
         for by in [By::Grouped, By::TwoLevel] {
             let parts = (Parts::from(&sent), Parts::from(&received));
-            let plan = planned(comm).parts::<u8>(parts.0, parts.1).algorithm(by);
+            let plan = planned(comm)
+                .parts(DataType::UInt8, parts.0, parts.1)
+                .with(|plan| plan.algorithm = by);
             cases.push(exchange(comm, format!("{by}, unequal parts"), bytes, plan)?);
         }
         cases.push(in_place(comm, bytes)?);
@@ -190,7 +194,7 @@ fn cases(comm: &Communicator) -> Outcome<Vec<Case<'_>>> {
 }
 
 fn planned(comm: &Communicator) -> AllToAllBuilder<'_> {
-    AllToAll::plan(comm).ranks_per_node(RANKS_PER_NODE)
+    AllToAll::plan(comm).with(|plan| plan.ranks_per_node = Some(RANKS_PER_NODE))
 }
 
 fn exchange<'c>(
@@ -211,7 +215,10 @@ fn exchange<'c>(
 }
 
 fn in_place(comm: &Communicator, bytes: usize) -> Outcome<Case<'_>> {
-    let mut plan = planned(comm).per_peer::<u8>(bytes).in_place().build()?;
+    let mut plan = planned(comm)
+        .per_peer(DataType::UInt8, bytes)
+        .with(|plan| plan.in_place = true)
+        .build()?;
     let mut y = comm.stream().alloc_zeros::<u8>(RANKS * bytes)?;
     Ok(Case {
         name: "in place".to_owned(),
@@ -221,7 +228,9 @@ fn in_place(comm: &Communicator, bytes: usize) -> Outcome<Case<'_>> {
 }
 
 fn captured(comm: &Communicator, bytes: usize) -> Outcome<Case<'_>> {
-    let plan = planned(comm).per_peer::<u8>(bytes).algorithm(By::Grouped);
+    let plan = planned(comm)
+        .per_peer(DataType::UInt8, bytes)
+        .with(|plan| plan.algorithm = By::Grouped);
     let memory = || comm.stream().alloc_zeros::<u8>(RANKS * bytes);
     let mut plan = plan.build()?.capture(memory()?, memory()?)?;
     Ok(Case {
@@ -235,10 +244,12 @@ fn captured(comm: &Communicator, bytes: usize) -> Outcome<Case<'_>> {
 fn experts(comm: &Communicator) -> Outcome<Case<'_>> {
     let (tokens, experts, top_k, width) = (64, 8, 2, 128);
     let mut parallel = ExpertParallel::builder(comm)
-        .experts(experts)
-        .top_k(top_k)
-        .max_tokens(tokens)
-        .max_row_bytes(width * size_of::<f32>())
+        .with(|ep| {
+            ep.experts = experts;
+            ep.top_k = top_k;
+            ep.max_tokens = tokens;
+            ep.max_row_bytes = width * size_of::<f32>();
+        })
         .build()?;
     let mut routing = parallel.routing()?;
     let stream = comm.stream();

@@ -22,7 +22,10 @@ fn main() -> nccl::Result<()> {
     let messages = std::env::args().skip(1).find_map(|word| word.parse().ok());
     let messages = messages.unwrap_or(20_000);
     for ranks in [2, 4, 8] {
-        let fleet = Fleet::builder(ranks).output(Output::Plain).observe(false);
+        let fleet = Fleet::builder(ranks).with(|fleet| {
+            fleet.output = Output::Plain;
+            fleet.observe = false;
+        });
         let fleet = fleet.start(move |_| {
             let mut command = Command::new(std::env::current_exe().expect("this program"));
             command.env("NCCL_BENCH_MESSAGES", messages.to_string());

@@ -87,13 +87,18 @@ fn now() -> i64 {
 // The code of a rank.
 
 fn rank(role: &str) -> Outcome {
-    let rendezvous = Rendezvous::from_env()?.timeout(PATIENCE);
+    let rendezvous = Rendezvous::from_env()?.with(|meet| meet.timeout = PATIENCE);
     let ranks: usize = std::env::var("NCCL_RUN_WORLD_SIZE")?.parse()?;
     perf::install(ranks)?;
     let world = on_the_host(|| World::join(rendezvous))?;
     let stream = CudaContext::new(world.local_rank())?.new_stream()?;
     let comm = world.communicator("work").stream(&stream);
-    let comm = comm.timeout(10 * PATIENCE).without_preflight().build()?;
+    let comm = comm
+        .with(|comm| {
+            comm.timeouts.operation = 10 * PATIENCE;
+            comm.preflight = false;
+        })
+        .build()?;
     let mut y = stream.alloc_zeros::<f32>(1 << 10)?;
     comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
     world.barrier("all work")?;
@@ -159,13 +164,11 @@ impl Ranks {
         let output = Output::Lines(Arc::new(move |line| {
             let _ = say.send((line.rank, String::from_utf8_lossy(line.bytes).into_owned()));
         }));
-        let mut fleet = Fleet::builder(ranks)
-            .output(output)
-            .keep_others(true)
-            .observe(told);
-        if hosts.is_some() {
-            fleet = fleet.rendezvous("tcp:10.79.0.1:29400");
-        }
+        let mut fleet = Fleet::builder(ranks);
+        fleet.output = output;
+        fleet.keep_others = true;
+        fleet.observe = told;
+        fleet.rendezvous = hosts.map(|_| String::from("tcp:10.79.0.1:29400"));
         // The last rank is alone on the second host.
         let namespaces = hosts.map(|hosts| [0, 1].map(|host| hosts.namespace(host)));
         let program = std::env::current_exe()?;
@@ -233,7 +236,7 @@ fn deaths(ranks: usize, runs: usize, told: bool) -> Outcome<Vec<f64>> {
         // Time to begin waiting.
         std::thread::sleep(Duration::from_millis(20));
         let begun = now();
-        all.fleet.signal(victim, Signal::KILL);
+        all.fleet.signal(victim, Signal::Kill);
         let said = all.all_say(ranks - 1, "ended: ", PATIENCE)?;
         let times = times(&said, begun)?;
         last.push(times.into_iter().fold(0.0, f64::max));
@@ -301,7 +304,11 @@ fn soak(ranks: usize, seconds: u64, load: usize) -> Outcome<bool> {
         command.args(["-c", "while :; do :; done"]);
         command
     };
-    let busy = (load > 0).then(|| Fleet::builder(load).observe(false).start(endless));
+    let busy = (load > 0).then(|| {
+        Fleet::builder(load)
+            .with(|fleet| fleet.observe = false)
+            .start(endless)
+    });
     let busy = busy.transpose()?;
     let all = Ranks::start(ranks, &format!("soak {seconds}"), false, None)?;
     let within = Duration::from_secs(2 * seconds) + PATIENCE;

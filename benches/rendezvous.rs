@@ -43,7 +43,8 @@ fn main() -> ExitCode {
                         Rendezvous::tcp("127.0.0.1", 0, rank, ranks)?.publish(&path)
                     };
                     Ok(if secret {
-                        rendezvous.secret("hush, and nobody hears it")
+                        rendezvous
+                            .with(|meet| meet.secret = Some("hush, and nobody hears it".into()))
                     } else {
                         rendezvous
                     })
@@ -84,7 +85,7 @@ fn meet(
                     let joined = Instant::now();
                     world.barrier("agree")?;
                     let agreed = Instant::now();
-                    let report = world.preflight(&Settings::new())?;
+                    let report = world.preflight(&Settings::default())?;
                     assert!(report.worst() < Severity::Error, "{report}");
                     let checked = Instant::now();
                     // No rank leaves while others are still in the barrier above; this one is not measured.

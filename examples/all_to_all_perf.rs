@@ -67,11 +67,11 @@ impl Operation for AllToAll {
             None => None,
             Some(algorithm) => {
                 let plan = nccl::all_to_all::AllToAll::plan(communicator);
-                let mut plan = plan.per_peer_of(call.data_type(), call.shape.count as usize);
+                let mut plan = plan.per_peer(call.data_type(), call.shape.count as usize);
                 if let Some(ranks) = self.ranks_per_node {
-                    plan = plan.ranks_per_node(ranks);
+                    plan = plan.with(|plan| plan.ranks_per_node = Some(ranks));
                 }
-                Some(plan.algorithm(algorithm.way).build()?)
+                Some(plan.with(|plan| plan.algorithm = algorithm.way).build()?)
             }
         };
         Ok(())

@@ -55,8 +55,8 @@ fn main() -> Outcome<()> {
 fn rank() -> Outcome<()> {
     perf::install(RANKS)?;
     println!("process {}", std::process::id());
-    let rendezvous = Rendezvous::from_env()?.timeout(TIMEOUT);
-    let mut world = match rendezvous.was_restarted() {
+    let rendezvous = Rendezvous::from_env()?.with(|meet| meet.timeout = TIMEOUT);
+    let mut world = match rendezvous.was_restarted {
         false => World::join(rendezvous)?,
         // The other ranks work already, and admit this process.
         true => World::rejoin(rendezvous)?,
@@ -158,7 +158,10 @@ fn launch(rounds: usize) -> Outcome<()> {
         let _ = said.send((line.rank, text, Instant::now()));
     }));
     let program = std::env::current_exe()?;
-    let fleet = Fleet::builder(RANKS).output(output).keep_others(true);
+    let fleet = Fleet::builder(RANKS).with(|fleet| {
+        fleet.output = output;
+        fleet.keep_others = true;
+    });
     let fleet = fleet.start(move |_| {
         let mut command = Command::new(&program);
         command.arg("rank");
@@ -173,7 +176,7 @@ fn launch(rounds: usize) -> Outcome<()> {
         let victim = round % (RANKS - 1);
         let survivors = || (0..RANKS).filter(move |&rank| rank != victim);
         let begun = Instant::now();
-        fleet.signal(victim, Signal::KILL);
+        fleet.signal(victim, Signal::Kill);
         println!("launcher: killed rank {victim}");
         let right = script.all_say(&fleet, survivors(), "right: 3 ranks")?;
         times.push(right - begun);

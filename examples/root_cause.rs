@@ -78,7 +78,10 @@ fn launch(victim: usize) -> Outcome {
     }));
     let program = std::env::current_exe()?;
     // When a rank dies, the others are left alone, so that they report it.
-    let fleet = Fleet::builder(RANKS).output(output).keep_others(true);
+    let fleet = Fleet::builder(RANKS).with(|fleet| {
+        fleet.output = output;
+        fleet.keep_others = true;
+    });
     let fleet = fleet.start(move |_| {
         let mut command = Command::new(&program);
         command.arg("rank");
@@ -123,7 +126,7 @@ fn launch(victim: usize) -> Outcome {
     let pid = fleet.pids()[victim].ok_or("it is not there")?;
     println!("{RANKS} ranks work. kill -9 {pid}, which is rank {victim}.\n");
     let begun = Instant::now();
-    fleet.signal(victim, Signal::KILL);
+    fleet.signal(victim, Signal::Kill);
     let others: Vec<usize> = (0..RANKS).filter(|&rank| rank != victim).collect();
     until_all_say("said all", &others)?;
     let took = begun.elapsed();
@@ -143,7 +146,7 @@ fn launch(victim: usize) -> Outcome {
         }
         println!();
     }
-    if let Some(first) = report.first() {
+    if let Some(first) = &report.first {
         println!(
             "Who started them saw: rank {} died first, {}.",
             first.rank, first.exit

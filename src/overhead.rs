@@ -88,8 +88,10 @@ impl Workload {
         let id = UniqueId::from_bytes([0; UniqueId::LEN]);
         let comm = Communicator::builder("overhead", id, 0, peers)
             .stream(&stream)
-            .library(&library)
-            .launch_mode(mode)
+            .with(|comm| {
+                comm.library = Some(library.clone());
+                comm.launch_mode = Some(mode);
+            })
             .build()?;
         let buffers = || -> Result<Vec<_>, _> {
             (0..peers)

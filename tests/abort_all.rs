@@ -33,7 +33,12 @@ fn wait_in_vain(comm: &Communicator) -> nccl::Result<()> {
 /// ended.
 fn end_six(world: &World) -> Outcome {
     let stream = support::device(world)?.new_stream()?;
-    let build = |name: &'static str| world.communicator(name).stream(&stream).timeout(TIMEOUT);
+    let build = |name: &'static str| {
+        world
+            .communicator(name)
+            .stream(&stream)
+            .with(|comm| comm.timeouts.operation = TIMEOUT)
+    };
     let (a, b) = (build("a").build()?, build("b").build()?);
     // Connects the ranks, so that later operations wait on the device.
     wait_in_vain(&a)?;
@@ -119,7 +124,12 @@ fn communicators_of_one_group_end_together() {
     }
     ranks_as_threads(2, |world| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
-        let build = |name: &'static str| world.communicator(name).stream(&stream).timeout(TIMEOUT);
+        let build = |name: &'static str| {
+            world
+                .communicator(name)
+                .stream(&stream)
+                .with(|comm| comm.timeouts.operation = TIMEOUT)
+        };
         let (a, b) = (build("a").build()?, build("b").build()?);
         world.barrier("made")?;
         let begun = Instant::now();
@@ -148,7 +158,10 @@ fn communicators_of_one_group_end_together() {
 fn those_of_other_processes_end_as_well_and_tell_the_reason() {
     ranks_as_processes(2, |world| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
-        let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
+        let comm = world
+            .communicator("all")
+            .stream(&stream)
+            .with(|comm| comm.timeouts.operation = TIMEOUT);
         let comm = comm.build()?;
         let part = comm
             .split("part", Some(0), 0)?
@@ -198,14 +211,14 @@ fn communicators_that_are_being_made_end_as_well() {
                 world
                     .communicator("looking")
                     .stream(&one)
-                    .timeouts(|timeouts| timeouts.init = TIMEOUT)
+                    .with(|comm| comm.timeouts.init = TIMEOUT)
                     .build()
             });
             let waiting = scope.spawn(move || {
                 let builder = Communicator::builder("waiting", id, 0, 2);
                 builder
                     .stream(&other)
-                    .timeouts(|timeouts| timeouts.init = TIMEOUT)
+                    .with(|comm| comm.timeouts.init = TIMEOUT)
                     .build()
             });
             std::thread::sleep(Duration::from_millis(200));
@@ -259,11 +272,7 @@ fn what_is_leaked_is_reported_and_keeps_nobody() {
         for name in ["a", "b", "c"] {
             let id = nccl::UniqueId::new(&nccl::Library::load()?)?;
             let builder = Communicator::builder(name, id, 0, 1).stream(&stream);
-            comms.push(
-                builder
-                    .timeouts(|timeouts| timeouts.abort = timeout)
-                    .build()?,
-            );
+            comms.push(builder.with(|comm| comm.timeouts.abort = timeout).build()?);
         }
         let hangs = faults::at_call("ncclCommAbort").nth(2).hang();
         let begun = Instant::now();

@@ -31,7 +31,7 @@ fn start(world: &World, name: &str) -> Result<(Arc<CudaStream>, Communicator), n
     let comm = world
         .communicator(name)
         .stream(&stream)
-        .timeout(TIMEOUT)
+        .with(|comm| comm.timeouts.operation = TIMEOUT)
         .build()?;
     Ok((stream, comm))
 }
@@ -360,8 +360,10 @@ fn what_a_program_or_a_signal_ends_is_ended_on_all_with_its_reason() {
             let comm = world
                 .communicator("stop")
                 .stream(&stream)
-                .timeout(TIMEOUT)
-                .abort_signal(&stop)
+                .with(|comm| {
+                    comm.timeouts.operation = TIMEOUT;
+                    comm.abort_signals.push(stop.clone());
+                })
                 .build()?;
             all_reduce(&comm, &stream)?;
             let begun = Instant::now();
@@ -468,8 +470,9 @@ fn ranks_of_one_thread_end_together() {
         }
         let device = |ordinal| CudaContext::new(ordinal)?.new_stream();
         let streams = [device(0)?, device(1)?];
-        let comms =
-            Communicator::init_all_with("both", &streams, |builder| builder.timeout(TIMEOUT))?;
+        let comms = Communicator::init_all_with("both", &streams, |builder| {
+            builder.with(|comm| comm.timeouts.operation = TIMEOUT)
+        })?;
         nccl::group(|group| comms.iter().try_for_each(|comm| group.on(comm).map(drop)))?.wait()?;
         let begun = Instant::now();
         // The other rank does not enter, because this thread is here.
@@ -567,9 +570,9 @@ fn a_rank_that_does_not_confirm_delays_the_error_by_the_bound_and_is_named() {
         let comm = world
             .communicator("stopped")
             .stream(&stream)
-            .timeout(TIMEOUT);
+            .with(|comm| comm.timeouts.operation = TIMEOUT);
         let comm = comm
-            .timeouts(|timeouts| timeouts.confirm = BOUND)
+            .with(|comm| comm.timeouts.confirm = BOUND)
             .build()
             .unwrap();
         all_reduce(&comm, &stream).unwrap();

@@ -147,9 +147,11 @@ fn life(world: &World, turn: u64) -> Outcome {
         let comm = world
             .communicator("brief")
             .stream(&stream)
-            .timeout(TIMEOUT)
-            .timeouts(|timeouts| timeouts.finalize = Duration::from_millis(200))
-            .abort_signal(&stop)
+            .with(|comm| {
+                comm.timeouts.operation = TIMEOUT;
+                comm.timeouts.finalize = Duration::from_millis(200);
+                comm.abort_signals.push(stop.clone());
+            })
             .build()?;
         if let (true, Way::Signal) = (ends, way) {
             scope.spawn(|| {
@@ -246,7 +248,7 @@ fn lives(world: &World, ranks_here: usize) -> Outcome {
     // Pools and caches are full after the first third.
     let growth = growth(&samples[samples.len() / 3..]).ok_or("too few aborts")?;
     // A call that NCCL is in when it is ended returns soon, and is freed. A loaded machine may take longer.
-    let leaked = nccl::process::leaked_communicators();
+    let leaked = nccl::stats().leaked_communicators;
     println!(
         "{FIGURE}rank {}: {before:?} became {after:?}; the heap grows by {growth:.0} bytes with each abort; \
          {device_before} bytes of the device became {device_after}; {leaked} communicators were leaked",

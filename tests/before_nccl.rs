@@ -42,8 +42,10 @@ fn an_abort_signal_that_was_given_before_is_heard_of_on_all_ranks() {
             let error = other
                 .communicator("never")
                 .stream(&stream)
-                .timeouts(|timeouts| timeouts.init = Duration::from_secs(40))
-                .abort_signal(&signal)
+                .with(|comm| {
+                    comm.timeouts.init = Duration::from_secs(40);
+                    comm.abort_signals.push(signal.clone());
+                })
                 .build()
                 .unwrap_err();
             assert!(begun.elapsed() < SOON, "turn {turn}: {error:#}");
@@ -122,9 +124,11 @@ fn ranks_that_are_threads_have_one_fault_before_nccl_is_asked_as_well() {
             let error = world
                 .communicator("never")
                 .stream(&stream)
-                .config(|config| (config.min_ctas, config.max_ctas) = (Some(8), Some(most)))
-                .timeouts(|timeouts| timeouts.init = timeout)
-                .abort_signal(&signal)
+                .with(|comm| {
+                    (comm.config.min_ctas, comm.config.max_ctas) = (Some(8), Some(most));
+                    comm.timeouts.init = timeout;
+                    comm.abort_signals.push(signal.clone());
+                })
                 .build()
                 .unwrap_err();
             if class == FaultClass::Gone {

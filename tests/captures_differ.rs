@@ -16,7 +16,9 @@ const SOON: Duration = Duration::from_secs(10);
 fn start(world: &World) -> Result<Communicator, Box<dyn std::error::Error>> {
     let stream = support::device(world)?.new_stream()?;
     let comm = world.communicator("test").stream(&stream);
-    Ok(comm.timeout(Duration::from_secs(60)).build()?)
+    Ok(comm
+        .with(|comm| comm.timeouts.operation = Duration::from_secs(60))
+        .build()?)
 }
 
 /// Asserts that the communicator still works.
@@ -82,7 +84,10 @@ fn what_the_check_takes_counts_against_the_limit_of_the_call() {
     check.processes(|world| -> Outcome {
         let timeout = Duration::from_secs(2);
         let stream = support::device(&world)?.new_stream()?;
-        let comm = world.communicator("test").stream(&stream).timeout(timeout);
+        let comm = world
+            .communicator("test")
+            .stream(&stream)
+            .with(|comm| comm.timeouts.operation = timeout);
         let comm = comm.build()?;
         let (x, mut y) = (stream.alloc_zeros::<u8>(8)?, stream.alloc_zeros::<u8>(8)?);
         let mut z = stream.alloc_zeros::<u8>(8)?;

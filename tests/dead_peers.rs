@@ -38,9 +38,11 @@ fn rank(world: &World, stage: &str) -> Result<(), Box<dyn std::error::Error>> {
     let stream = support::device(world)?.new_stream()?;
     let comm = support::strangers(world, "dead peer")?
         .stream(&stream)
-        .timeout(TIMEOUT)
-        .timeouts(|timeouts| timeouts.finalize = TIMEOUT)
-        .timeouts(|timeouts| timeouts.abort = TIMEOUT)
+        .with(|comm| {
+            comm.timeouts.operation = TIMEOUT;
+            comm.timeouts.finalize = TIMEOUT;
+            comm.timeouts.abort = TIMEOUT;
+        })
         .build()?;
     if matches!(stage, "finalize" | "drop") {
         assert_eq!(sum(&comm.within(PATIENCE), &stream)?, 11.0);

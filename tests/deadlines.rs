@@ -39,7 +39,7 @@ fn a_communicator_whose_rank_never_comes_is_given_up_at_the_limit() {
         let begun = Instant::now();
         let error = Communicator::builder("alone", id, 0, 2)
             .stream(&stream)
-            .timeouts(|timeouts| timeouts.init = Duration::from_millis(300))
+            .with(|comm| comm.timeouts.init = Duration::from_millis(300))
             .build()
             .unwrap_err();
         assert!(error.is_timeout(), "{error:#}");
@@ -58,7 +58,7 @@ fn a_rank_that_cannot_take_part_is_the_reason_on_every_rank() {
         let stream = stream(&world)?;
         let mut builder = world.communicator("picky").stream(&stream);
         if world.rank() == 1 {
-            builder = builder.config(|config| config.min_ctas = Some(0));
+            builder = builder.with(|comm| comm.config.min_ctas = Some(0));
         }
         let begun = Instant::now();
         let error = builder.build().unwrap_err();
@@ -200,7 +200,9 @@ fn a_request_for_nothing_is_done_at_once_behind_an_operation_that_waits() {
 fn an_operation_that_nobody_joins_aborts_its_communicator_at_the_limit() {
     ranks_as_threads(2, |world| -> Outcome {
         let timeout = Duration::from_millis(300);
-        let (stream, comm) = start(&world, |builder| builder.timeout(timeout))?;
+        let (stream, comm) = start(&world, |builder| {
+            builder.with(|comm| comm.timeouts.operation = timeout)
+        })?;
         // Not connected yet: the launch itself waits for the peer.
         if world.rank() == 0 {
             let begun = Instant::now();
@@ -315,7 +317,7 @@ fn an_abort_signal_ends_an_init_that_waits() {
             });
             let error = Communicator::builder("alone", id, 0, 2)
                 .stream(&stream)
-                .abort_signal(&stop)
+                .with(|comm| comm.abort_signals.push(stop.clone()))
                 .build()
                 .unwrap_err();
             assert!(
@@ -353,7 +355,7 @@ fn an_abort_during_a_finalize_that_waits_ends_both() {
 fn an_operation_that_a_finalize_in_vain_ends_is_no_success() {
     ranks_as_threads(2, |world| -> Outcome {
         let (stream, comm) = start(&world, |builder| {
-            builder.timeouts(|timeouts| timeouts.finalize = Duration::from_millis(200))
+            builder.with(|comm| comm.timeouts.finalize = Duration::from_millis(200))
         })?;
         connect(&comm, &stream)?;
         if world.rank() == 0 {
@@ -385,10 +387,11 @@ fn an_abort_signal_ends_a_wait_and_a_limit_without_end_is_none() {
     ranks_as_threads(2, |world| -> Outcome {
         let stop = AbortSignal::new();
         let (stream, comm) = start(&world, |builder| {
-            builder
-                .timeout(Duration::MAX)
-                .timeouts(|timeouts| timeouts.finalize = Duration::MAX)
-                .abort_signal(&stop)
+            builder.with(|comm| {
+                comm.timeouts.operation = Duration::MAX;
+                comm.timeouts.finalize = Duration::MAX;
+                comm.abort_signals.push(stop.clone());
+            })
         })?;
         connect(&comm, &stream)?;
         if world.rank() == 0 {
@@ -415,7 +418,7 @@ fn an_abort_signal_ends_a_wait_and_a_limit_without_end_is_none() {
 fn dropping_a_communicator_never_blocks_even_when_its_peer_stays_away() {
     ranks_as_threads(2, |world| -> Outcome {
         let (stream, comm) = start(&world, |builder| {
-            builder.timeouts(|timeouts| timeouts.finalize = Duration::from_secs(2))
+            builder.with(|comm| comm.timeouts.finalize = Duration::from_secs(2))
         })?;
         connect(&comm, &stream)?;
         if world.rank() == 0 {
@@ -443,7 +446,7 @@ fn an_abort_that_hangs_is_reported_as_a_leak_and_not_waited_for() {
     ranks_as_threads(1, |world| -> Outcome {
         let timeout = Duration::from_millis(200);
         let (_stream, comm) = start(&world, |builder| {
-            builder.timeouts(|timeouts| timeouts.abort = timeout)
+            builder.with(|comm| comm.timeouts.abort = timeout)
         })?;
         let hang = faults::at_call("ncclCommAbort").hang();
         let begun = Instant::now();
@@ -469,8 +472,10 @@ fn a_launch_that_cannot_be_aborted_ends_the_process_instead_of_returning() {
         let comm = world
             .communicator("test")
             .stream(&stream)
-            .timeout(timeout)
-            .timeouts(|timeouts| timeouts.abort = timeout)
+            .with(|comm| {
+                comm.timeouts.operation = timeout;
+                comm.timeouts.abort = timeout;
+            })
             .build()
             .unwrap();
         if world.rank() == 0 {

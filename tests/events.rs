@@ -44,7 +44,10 @@ fn survivor(mut world: World) -> Result<(), Box<dyn std::error::Error>> {
     let stream = support::device(&world)?.new_stream()?;
     let mut turns = usize::MAX;
     loop {
-        let comm = world.communicator("work").stream(&stream).timeout(TIMEOUT);
+        let comm = world
+            .communicator("work")
+            .stream(&stream)
+            .with(|comm| comm.timeouts.operation = TIMEOUT);
         let comm = comm.build()?;
         println!("working");
         let mut ended = None;

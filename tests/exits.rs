@@ -35,7 +35,7 @@ impl All {
         let comm = world
             .communicator(name)
             .stream(&stream)
-            .timeout(Duration::from_secs(20))
+            .with(|comm| comm.timeouts.operation = Duration::from_secs(20))
             .build()?;
         let buffers = (
             comm.register(comm.buffer::<f32>(100_000)?)?,
@@ -202,7 +202,7 @@ fn a_process_that_exits_on_an_error_while_the_abort_is_under_way_exits() {
         let comm = world
             .communicator("ending")
             .stream(&stream)
-            .timeout(Duration::from_secs(20))
+            .with(|comm| comm.timeouts.operation = Duration::from_secs(20))
             .build()?;
         let mut buffer = comm.buffer::<f32>(1000)?;
         comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum)?

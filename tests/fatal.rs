@@ -32,10 +32,12 @@ fn ends(test: &str, program: Program) -> Option<(Report, String)> {
             let stream = stream.expect("a stream");
             let comm = world.communicator("held").stream(&stream);
             // Where calls block, the thread is inside NCCL, which the hook reports as well.
-            let comm = comm.launch_mode(LaunchMode::NonBlocking);
+            let comm = comm.with(|comm| comm.launch_mode = Some(LaunchMode::NonBlocking));
             let comm = comm
-                .timeout(TIMEOUT)
-                .timeouts(|timeouts| timeouts.abort = TIMEOUT)
+                .with(|comm| {
+                    comm.timeouts.operation = TIMEOUT;
+                    comm.timeouts.abort = TIMEOUT;
+                })
                 .build();
             (comm.expect("a communicator"), stream)
         };

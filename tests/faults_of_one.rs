@@ -16,7 +16,10 @@ const SHORT: Duration = Duration::from_millis(300);
 /// An all-reduce on a communicator of this name.
 fn sum(world: &World, name: &str) -> Result<()> {
     let stream = support::device(world)?.new_stream()?;
-    let comm = world.communicator(name).stream(&stream).timeout(SHORT * 20);
+    let comm = world
+        .communicator(name)
+        .stream(&stream)
+        .with(|comm| comm.timeouts.operation = SHORT * 20);
     let comm = comm.build()?;
     let mut values = stream.clone_htod(&[1.0f32; 8])?;
     let hasty = match name {
@@ -84,7 +87,10 @@ fn a_call_that_stalls_ends_with_the_abort_in_a_blocking_child() {
             .rank(1)
             .stall();
         let stream = support::device(&world)?.new_stream()?;
-        let comm = world.communicator("stalls").stream(&stream).timeout(SHORT);
+        let comm = world
+            .communicator("stalls")
+            .stream(&stream)
+            .with(|comm| comm.timeouts.operation = SHORT);
         let comm = comm.build()?;
         let mut values = stream.clone_htod(&[1.0f32; 8])?;
         let begun = Instant::now();

@@ -12,7 +12,7 @@ use nccl::error::StreamRefusal;
 use nccl::launch::Fleet;
 use nccl::moe::ExpertParallel;
 use nccl::process::{FatalCause, FatalExit};
-use nccl::{Communicator, CommunicatorState, Error, ErrorKind, ReduceOp, World};
+use nccl::{Communicator, CommunicatorState, DataType, Error, ErrorKind, ReduceOp, World};
 use nccl_emulator::faults;
 use nccl_tools::testing::{Role, again};
 use support::gate::Gate;
@@ -202,9 +202,12 @@ fn a_capture_that_does_not_end_is_not_waited_for_and_the_communicator_is_leaked(
     }
     ranks_as_processes(2, |world: World| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
-        let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
+        let comm = world
+            .communicator("all")
+            .stream(&stream)
+            .with(|comm| comm.timeouts.operation = TIMEOUT);
         let comm = comm
-            .timeouts(|timeouts| timeouts.abort = Duration::from_millis(500))
+            .with(|comm| comm.timeouts.abort = Duration::from_millis(500))
             .build()?;
         connect(&world, &comm)?;
         if world.rank() == 1 {
@@ -212,7 +215,7 @@ fn a_capture_that_does_not_end_is_not_waited_for_and_the_communicator_is_leaked(
             world.barrier("over")?;
             return Ok(());
         }
-        let leaked = nccl::process::leaked_communicators();
+        let leaked = nccl::stats().leaked_communicators;
         // SAFETY: the buffers are used on one stream, and by operations alone.
         unsafe { stream.context().disable_event_tracking() };
         let (x, mut y) = (stream.clone_htod(&[1u8; 4])?, stream.alloc_zeros::<u8>(4)?);
@@ -232,7 +235,7 @@ fn a_capture_that_does_not_end_is_not_waited_for_and_the_communicator_is_leaked(
         };
         captured_meanwhile(&stream, "ncclSend", false, work);
         assert_eq!(comm.state(), CommunicatorState::Leaked);
-        assert_eq!(nccl::process::leaked_communicators(), leaked + 1);
+        assert_eq!(nccl::stats().leaked_communicators, leaked + 1);
         assert_eq!(stream.clone_dtoh(&y)?, [0; 4]);
         world.barrier("over")?;
         Ok(())
@@ -247,10 +250,13 @@ fn a_communicator_is_not_locked_while_the_end_of_a_capture_is_waited_for() {
     }
     ranks_as_processes(2, |world: World| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
-        let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
+        let comm = world
+            .communicator("all")
+            .stream(&stream)
+            .with(|comm| comm.timeouts.operation = TIMEOUT);
         // The end of a capture is waited for half as long as an abort may take.
         let comm = comm
-            .timeouts(|timeouts| timeouts.abort = 2 * TIMEOUT)
+            .with(|comm| comm.timeouts.abort = 2 * TIMEOUT)
             .build()?;
         connect(&world, &comm)?;
         if world.rank() == 1 {
@@ -371,7 +377,10 @@ fn of_a_group_of_several_communicators_all_are_aborted_once_the_capture_has_ende
         let context = support::device(&world)?;
         let make = |name| -> Result<_, Box<dyn std::error::Error>> {
             let stream = context.new_stream()?;
-            let comm = world.communicator(name).stream(&stream).timeout(TIMEOUT);
+            let comm = world
+                .communicator(name)
+                .stream(&stream)
+                .with(|comm| comm.timeouts.operation = TIMEOUT);
             let comm = comm.build()?;
             connect(&world, &comm)?;
             Ok((stream, comm))
@@ -510,9 +519,12 @@ fn a_replay_that_is_in_another_threads_graph_leaves_the_plans_memory_to_that() {
     }
     ranks_as_processes(2, |world: World| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
-        let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
+        let comm = world
+            .communicator("all")
+            .stream(&stream)
+            .with(|comm| comm.timeouts.operation = TIMEOUT);
         let comm = comm
-            .timeouts(|timeouts| timeouts.abort = Duration::from_millis(500))
+            .with(|comm| comm.timeouts.abort = Duration::from_millis(500))
             .build()?;
         let y = comm.buffer::<f32>(1000)?;
         let mut plan = comm.capture(y, |capture, y| {
@@ -551,8 +563,13 @@ fn kernels_of_expert_parallelism_that_another_threads_capture_takes_end_the_comm
     }
     ranks_as_processes(2, |world: World| -> Outcome {
         let (stream, comm) = start(&world, TIMEOUT)?;
-        let ep = ExpertParallel::builder(&comm).experts(2).top_k(1);
-        let ep = ep.max_tokens(4).max_row_bytes(4).build()?;
+        let ep = ExpertParallel::builder(&comm).with(|ep| {
+            ep.experts = 2;
+            ep.top_k = 1;
+            ep.max_tokens = 4;
+            ep.max_row_bytes = 4;
+        });
+        let ep = ep.build()?;
         let mut routing = ep.routing()?;
         let topk = stream.clone_htod(&[0i32, 1])?;
         ep.route(&topk, &mut routing)?.wait()?;
@@ -618,7 +635,10 @@ fn an_operation_that_fails_under_another_threads_capture_names_both() {
         let mut made = Vec::new();
         for name in ["alone", "together", "replay", "kernels"] {
             let stream = context.new_stream()?;
-            let comm = world.communicator(name).stream(&stream).timeout(TIMEOUT);
+            let comm = world
+                .communicator(name)
+                .stream(&stream)
+                .with(|comm| comm.timeouts.operation = TIMEOUT);
             let comm = comm.build()?;
             connect(&world, &comm)?;
             made.push((stream, comm));
@@ -630,8 +650,13 @@ fn an_operation_that_fails_under_another_threads_capture_names_both() {
         let mut plan = replay.1.capture(y, |capture, y| {
             capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
         })?;
-        let ep = ExpertParallel::builder(&kernels.1).experts(2).top_k(1);
-        let ep = ep.max_tokens(4).max_row_bytes(4).build()?;
+        let ep = ExpertParallel::builder(&kernels.1).with(|ep| {
+            ep.experts = 2;
+            ep.top_k = 1;
+            ep.max_tokens = 4;
+            ep.max_row_bytes = 4;
+        });
+        let ep = ep.build()?;
         let mut routing = ep.routing()?;
         if world.rank() == 1 {
             for (stream, comm) in &made {
@@ -785,7 +810,10 @@ fn an_error_that_cudarc_keeps_for_others_hinders_nothing_that_is_made() {
             keep_an_error(&context);
         };
         keep_an_error(&context);
-        let other = world.communicator("other").stream(&stream).timeout(TIMEOUT);
+        let other = world
+            .communicator("other")
+            .stream(&stream)
+            .with(|comm| comm.timeouts.operation = TIMEOUT);
         drop(other.build()?);
         kept("build");
         comm.warm_up(TIMEOUT)?;
@@ -793,21 +821,27 @@ fn an_error_that_cudarc_keeps_for_others_hinders_nothing_that_is_made() {
         let half = comm.split("half", Some(comm.rank() as u32 / 2), 0)?;
         kept("split");
         drop(half);
-        let ep = ExpertParallel::builder(&comm).experts(4).top_k(1);
-        let ep = ep.max_tokens(4).max_row_bytes(4).build()?;
+        let ep = ExpertParallel::builder(&comm).with(|ep| {
+            ep.experts = 4;
+            ep.top_k = 1;
+            ep.max_tokens = 4;
+            ep.max_row_bytes = 4;
+        });
+        let ep = ep.build()?;
         kept("the builder of ExpertParallel");
         let mut routing = ep.routing()?;
         kept("routing");
         ep.route(&topk, &mut routing)?;
         kept("route");
-        assert_eq!(routing.counts()?.sent(), [1, 0, 0, 1]);
+        assert_eq!(routing.counts()?.sent, [1, 0, 0, 1]);
         kept("counts");
         // The ranks of a node tell each other their parts.
         let parts = || Parts::from(&[4; 4]);
-        let plan = AllToAll::plan(&comm).parts::<u8>(parts(), parts());
-        let plan = plan
-            .ranks_per_node(2)
-            .algorithm(AllToAllAlgorithm::TwoLevel);
+        let plan = AllToAll::plan(&comm).parts(DataType::UInt8, parts(), parts());
+        let plan = plan.with(|plan| {
+            plan.ranks_per_node = Some(2);
+            plan.algorithm = AllToAllAlgorithm::TwoLevel;
+        });
         let mut plan = plan.build()?;
         kept("the builder of a plan");
         plan.enqueue(&x, &mut y)?.wait()?;
@@ -896,7 +930,10 @@ fn communicators_that_share_a_launch_are_aborted_one_after_another() {
         let context = support::device(&world)?;
         let make = |name| -> Result<_, Box<dyn std::error::Error>> {
             let stream = context.new_stream()?;
-            let comm = world.communicator(name).stream(&stream).timeout(TIMEOUT);
+            let comm = world
+                .communicator(name)
+                .stream(&stream)
+                .with(|comm| comm.timeouts.operation = TIMEOUT);
             Ok((stream, comm.build()?))
         };
         let [(s, x), (t, y)] = [make("x")?, make("y")?];

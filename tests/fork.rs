@@ -16,8 +16,8 @@ use nccl::launch::Fleet;
 use nccl::moe::{ExpertParallel, Routing};
 use nccl::plan::CapturedPlan;
 use nccl::{
-    Buffer, Communicator, Error, ErrorKind, Observer, PreMulSum, ReduceOp, Registered, Rendezvous,
-    Request, UniqueId, World,
+    Buffer, Communicator, DataType, Error, ErrorKind, Observer, PreMulSum, ReduceOp, Registered,
+    Rendezvous, Request, UniqueId, World,
 };
 use nccl_tools::testing::{Role, again};
 use support::Ranks;
@@ -68,17 +68,21 @@ impl All {
             capture.group(|group| group.all_reduce_in_place(x, ReduceOp::Sum))
         })?;
         let experts = ExpertParallel::builder(&comm)
-            .experts(world.size())
-            .top_k(1)
-            .max_tokens(4)
-            .max_row_bytes(16)
+            .with(|ep| {
+                ep.experts = world.size();
+                ep.top_k = 1;
+                ep.max_tokens = 4;
+                ep.max_row_bytes = 16;
+            })
             .build()?;
         let mut values = stream.clone_htod(&[1.0f32; 64])?;
         let request = comm.all_reduce_in_place(&mut values, ReduceOp::Sum)?;
         Ok(Self {
             plan,
             registered: comm.register(comm.buffer::<u8>(4096)?)?,
-            exchange: AllToAll::plan(&comm).per_peer::<f32>(8).build()?,
+            exchange: AllToAll::plan(&comm)
+                .per_peer(DataType::Float32, 8)
+                .build()?,
             routing: experts.routing()?,
             experts,
             operator: comm.pre_mul_sum(0.5f32)?,

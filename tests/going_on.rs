@@ -114,7 +114,7 @@ fn survivor(mut world: World, leaves_behind: bool) -> Outcome<()> {
         let comm = world
             .communicator("work")
             .stream(&stream)
-            .timeout(TIMEOUT)
+            .with(|comm| comm.timeouts.operation = TIMEOUT)
             .build()?;
         if let Some(old) = old.replace(comm.clone()) {
             let mut y = stream.alloc_zeros::<f32>(1)?;
@@ -189,7 +189,7 @@ fn a_rank_that_hangs_is_left_behind_and_learns_it() {
         let comm = world.communicator("work").stream(&stream);
         // No rank dies: the timeout ends the work.
         let comm = comm
-            .timeout(Duration::from_secs(1))
+            .with(|comm| comm.timeouts.operation = Duration::from_secs(1))
             .build()
             .expect("all are there");
         let error = work(&comm, &stream, 0).unwrap_err();

@@ -20,7 +20,7 @@ fn a_graph_that_was_captured_elsewhere_is_said_to_be_possible_and_the_communicat
     ranks_as_processes(2, |world| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
         let comm = support::strangers(&world, "held")?.stream(&stream);
-        let comm = comm.timeouts(|timeouts| timeouts.abort = ABORT).build()?;
+        let comm = comm.with(|comm| comm.timeouts.abort = ABORT).build()?;
         let raw = comm.as_raw().ok_or("it is ready")?;
         let mut y = stream.alloc_zeros::<f32>(8)?;
         // Connected, so that the call below returns at once.
@@ -56,7 +56,7 @@ fn a_graph_that_was_captured_elsewhere_is_said_to_be_possible_and_the_communicat
         let foreign = stream.end_capture(sys::CUgraphInstantiate_flags(0))?;
         assert!(foreign.is_some());
         world.barrier("captured")?;
-        let leaked = nccl::process::leaked_communicators();
+        let leaked = nccl::stats().leaked_communicators;
         let begun = Instant::now();
         let error = comm.abort("on purpose").unwrap_err();
         assert!(
@@ -71,7 +71,7 @@ fn a_graph_that_was_captured_elsewhere_is_said_to_be_possible_and_the_communicat
         );
         assert_eq!(comm.state(), CommunicatorState::Leaked);
         assert!(format!("{comm:?}").contains("Leaked"), "{comm:?}");
-        assert_eq!(nccl::process::leaked_communicators(), leaked + 1);
+        assert_eq!(nccl::stats().leaked_communicators, leaked + 1);
         // Every later call reports that.
         let mut z = stream.alloc_zeros::<f32>(8)?;
         let error = comm.all_reduce_in_place(&mut z, ReduceOp::Sum).unwrap_err();

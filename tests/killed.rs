@@ -21,7 +21,7 @@ fn rank(world: World) -> Result<(), Box<dyn std::error::Error>> {
     let stream = support::device(&world)?.new_stream()?;
     let comm = support::strangers(&world, "doomed")?
         .stream(&stream)
-        .timeout(TIMEOUT)
+        .with(|comm| comm.timeouts.operation = TIMEOUT)
         .build()?;
     let mut y = stream.alloc_zeros::<f32>(1 << 16)?;
     let begun = Instant::now();

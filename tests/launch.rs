@@ -13,9 +13,10 @@ use nccl_tools::testing::{Role, again, end_with, eventually, lives, name};
 const LONG: Duration = Duration::from_secs(30);
 
 fn quiet(ranks: usize) -> FleetBuilder {
-    Fleet::builder(ranks)
-        .output(Output::Discard)
-        .linger(Duration::from_millis(200))
+    Fleet::builder(ranks).with(|fleet| {
+        fleet.output = Output::Discard;
+        fleet.linger = Duration::from_millis(200);
+    })
 }
 
 fn shell(script: &str) -> impl FnMut(usize) -> Command + Send + 'static {
@@ -82,7 +83,7 @@ fn a_restarted_rank_meets_the_survivors_in_the_next_generation() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     let role = directory.path().display().to_string();
-    let fleet = quiet(3).keep_others(true);
+    let fleet = quiet(3).with(|fleet| fleet.keep_others = true);
     let fleet = fleet.start(move |_| again(&test, &role)).unwrap();
     for rank in 0..3 {
         eventually("the first world is there", || {
@@ -90,14 +91,14 @@ fn a_restarted_rank_meets_the_survivors_in_the_next_generation() {
         });
     }
     let before = fleet.pids();
-    fleet.signal(1, Signal::KILL);
+    fleet.signal(1, Signal::Kill);
     let mut events = fleet.events();
     let died = events.find_map(|event| match event {
         Event::Exited(end) => Some(end),
         _ => None,
     });
     let died = died.expect("rank 1 was killed");
-    assert_eq!((died.rank, died.exit.signal()), (1, Some(Signal::KILL)));
+    assert_eq!((died.rank, died.exit.signal()), (1, Some(Signal::Kill)));
     let generation = fleet.restart(1).unwrap();
     assert_eq!(generation, 1);
     // By then it has found a rank 0 that does not know another generation yet.
@@ -109,7 +110,8 @@ fn a_restarted_rank_meets_the_survivors_in_the_next_generation() {
     assert!(report.is_success(), "{report}");
     // The survivors are the same processes.
     let ends: Vec<(u32, u64)> = report
-        .ranks()
+        .ranks
+        .iter()
         .map(|end| (end.pid, end.generation))
         .collect();
     assert_eq!((Some(ends[0].0), Some(ends[2].0)), (before[0], before[2]));
@@ -118,12 +120,10 @@ fn a_restarted_rank_meets_the_survivors_in_the_next_generation() {
 
 fn survivor_or_victim(directory: &Path) -> Result<(), String> {
     let rendezvous = Rendezvous::from_env().map_err(|error| format!("{error:#}"))?;
-    let rendezvous = rendezvous.timeout(LONG);
+    let rendezvous = rendezvous.with(|meet| meet.timeout = LONG);
     let join = |generation: Option<u64>| {
-        let rendezvous = match generation {
-            Some(generation) => rendezvous.clone().generation(generation),
-            None => rendezvous.clone(),
-        };
+        let mut rendezvous = rendezvous.clone();
+        rendezvous.generation = generation.unwrap_or(rendezvous.generation);
         World::join(rendezvous).map_err(|error| format!("{error:#}"))
     };
     let world = join(None)?;
@@ -192,7 +192,10 @@ fn twenty_restarts_leave_descriptors_and_threads_as_they_were() {
     alone(&name(&|| ()), || {
         warm_up();
         let none = settled();
-        let fleet = quiet(2).keep_others(true).start(shell("sleep 60")).unwrap();
+        let fleet = quiet(2)
+            .with(|fleet| fleet.keep_others = true)
+            .start(shell("sleep 60"))
+            .unwrap();
         fleet.restart(1).unwrap();
         let with = settled();
         for turn in 0..20 {
@@ -277,8 +280,10 @@ fn killing_a_program_ends_the_ranks_that_it_started() {
 #[test]
 fn a_rank_can_be_restarted_while_it_ignores_that_it_should_end() {
     let fleet = quiet(1)
-        .keep_others(true)
-        .grace(Duration::from_millis(200))
+        .with(|fleet| {
+            fleet.keep_others = true;
+            fleet.grace = Duration::from_millis(200);
+        })
         .start(shell("trap '' TERM; while :; do sleep 0.1; done"))
         .unwrap();
     std::thread::sleep(Duration::from_millis(100));
@@ -297,7 +302,10 @@ fn a_failure_is_forgotten_when_its_rank_is_restarted() {
     let directory = tempfile::tempdir().unwrap();
     let flag = directory.path().join("flag");
     let script = format!("[ -e {0} ] && exit 0; exit 3", flag.display());
-    let fleet = quiet(2).keep_others(true).start(shell(&script)).unwrap();
+    let fleet = quiet(2)
+        .with(|fleet| fleet.keep_others = true)
+        .start(shell(&script))
+        .unwrap();
     let report = fleet.wait_timeout(LONG).expect("both end");
     assert_eq!(report.exit_code(), 3);
     std::fs::write(&flag, "").unwrap();
@@ -305,7 +313,7 @@ fn a_failure_is_forgotten_when_its_rank_is_restarted() {
         fleet.restart(rank).unwrap();
     }
     let report = fleet.wait_timeout(LONG).expect("both end");
-    assert!(report.is_success() && report.first().is_none(), "{report}");
+    assert!(report.is_success() && report.first.is_none(), "{report}");
 }
 
 #[test]
@@ -314,7 +322,7 @@ fn a_fleet_that_is_being_ended_is_not_restarted_in_parts() {
         .start(shell("trap '' TERM; sleep 1; sleep 1"))
         .unwrap();
     std::thread::sleep(Duration::from_millis(100));
-    fleet.stop(Signal::TERM);
+    fleet.stop(Signal::Term);
     let error = fleet.restart(0).unwrap_err().to_string();
     assert!(
         error.contains("while the fleet is being ended"),
@@ -324,7 +332,7 @@ fn a_fleet_that_is_being_ended_is_not_restarted_in_parts() {
     let report = fleet.wait_timeout(LONG).expect("killed");
     assert_eq!(
         (report.exit_code(), report.interrupted),
-        (143, Some(Signal::TERM))
+        (143, Some(Signal::Term))
     );
 }
 
@@ -360,7 +368,7 @@ fn lines_come_to_a_function_with_rank_and_stream() {
         let text = String::from_utf8_lossy(line.bytes).into_owned();
         kept.lock().unwrap().push((line.rank, line.stream, text));
     }));
-    let fleet = Fleet::builder(2).output(output);
+    let fleet = Fleet::builder(2).with(|fleet| fleet.output = output);
     let fleet = fleet
         .start(shell("echo out $NCCL_RUN_RANK; printf err >&2"))
         .unwrap();
@@ -386,7 +394,10 @@ fn an_exit_status_that_other_code_takes_is_unknown_and_no_success() {
         end_with(|| {
             let fleet = quiet(1).start(shell("exit 0")).unwrap();
             let report = fleet.wait_timeout(LONG).expect("it ends");
-            let end = report.first().expect("nobody knows that it went well");
+            let end = report
+                .first
+                .as_ref()
+                .expect("nobody knows that it went well");
             assert_eq!((end.exit, report.exit_code()), (Exit::Unknown, 1));
         });
     }
@@ -429,7 +440,7 @@ fn a_function_that_is_slow_is_given_everything_that_a_rank_said_before_it_ended(
         std::thread::sleep(Duration::from_millis(700));
         kept.lock().unwrap().push(line.bytes.to_vec());
     }));
-    let fleet = Fleet::builder(1).output(output);
+    let fleet = Fleet::builder(1).with(|fleet| fleet.output = output);
     let fleet = fleet.start(shell("echo 1; sleep 0.1; echo 2; echo 3"));
     let report = fleet.unwrap().wait();
     assert!(report.is_success(), "{report}");
@@ -442,8 +453,8 @@ fn a_fleet_that_does_not_observe_knows_of_no_world() {
     if let Role::Child(_) = Role::of(&test) {
         end_with(|| -> Result<(), String> {
             let rendezvous = Rendezvous::from_env().map_err(|error| format!("{error:#}"))?;
-            let world =
-                World::join(rendezvous.timeout(LONG)).map_err(|error| format!("{error:#}"))?;
+            let world = World::join(rendezvous.with(|meet| meet.timeout = LONG))
+                .map_err(|error| format!("{error:#}"))?;
             println!("met");
             // The fleet ends it.
             std::thread::sleep(LONG);
@@ -457,7 +468,10 @@ fn a_fleet_that_does_not_observe_knows_of_no_world() {
             *seen.lock().unwrap() += usize::from(line.bytes.ends_with(b"met"));
         }));
         let test = test.clone();
-        let fleet = Fleet::builder(1).output(output).observe(observe);
+        let fleet = Fleet::builder(1).with(|fleet| {
+            fleet.output = output;
+            fleet.observe = observe;
+        });
         let fleet = fleet.start(move |_| again(&test, "rank")).unwrap();
         eventually("the rank has its world", || *met.lock().unwrap() == 1);
         if observe {

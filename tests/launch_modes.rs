@@ -30,11 +30,10 @@ fn start<'a>(
     set: impl FnOnce(CommunicatorBuilder<'a>) -> CommunicatorBuilder<'a>,
 ) -> Outcome<(Arc<CudaStream>, Communicator)> {
     let stream = support::device(world)?.new_stream()?;
-    let builder = world
-        .communicator("switched")
-        .stream(&stream)
-        .timeout(TIMEOUT)
-        .launch_mode(LaunchMode::BlockingChild);
+    let builder = world.communicator("switched").stream(&stream).with(|comm| {
+        comm.timeouts.operation = TIMEOUT;
+        comm.launch_mode = Some(LaunchMode::BlockingChild);
+    });
     let comm = set(builder).build()?;
     assert_eq!(comm.launch_mode(), Some(LaunchMode::BlockingChild));
     Ok((stream, comm))
@@ -118,7 +117,9 @@ fn a_thread_inside_nccl_is_freed_by_an_abort_from_another_thread() {
 fn a_thread_inside_nccl_is_freed_by_the_abort_signal() {
     ranks_as_processes(2, |world| -> Outcome {
         let stop = AbortSignal::new();
-        let (stream, comm) = start(&world, |builder| builder.abort_signal(&stop))?;
+        let (stream, comm) = start(&world, |builder| {
+            builder.with(|comm| comm.abort_signals.push(stop.clone()))
+        })?;
         if world.rank() == 0 {
             let given = std::thread::spawn(move || {
                 std::thread::sleep(Duration::from_millis(200));
@@ -190,8 +191,10 @@ fn aborts_at_random_moments_free_every_thread_and_use_nothing_after_its_end() {
                 let comm = world
                     .communicator("brief")
                     .stream(&stream)
-                    .timeout(TIMEOUT)
-                    .launch_mode(LaunchMode::BlockingChild)
+                    .with(|comm| {
+                        comm.timeouts.operation = TIMEOUT;
+                        comm.launch_mode = Some(LaunchMode::BlockingChild);
+                    })
                     .build();
                 let comm = match comm {
                     Ok(comm) => comm,
@@ -305,7 +308,9 @@ fn communicators_of_both_modes_in_one_group_are_refused_before_nccl_is_asked() {
     ranks_as_threads(1, |world| -> Outcome {
         let (stream, blocks) = start(&world, |builder| builder)?;
         let other = world.communicator("polled").stream(&stream);
-        let other = other.launch_mode(LaunchMode::NonBlocking).build()?;
+        let other = other
+            .with(|comm| comm.launch_mode = Some(LaunchMode::NonBlocking))
+            .build()?;
         for both in [[&blocks, &other], [&other, &blocks]] {
             let mut ys = [stream.alloc_zeros::<f32>(4)?, stream.alloc_zeros::<f32>(4)?];
             let error = nccl::group(|group| {
@@ -347,7 +352,10 @@ fn ranks_that_choose_differently_all_hear_who_did() {
         };
         let begun = Instant::now();
         let builder = world.communicator("mixed").stream(&stream);
-        let error = builder.launch_mode(mode).build().unwrap_err();
+        let error = builder
+            .with(|comm| comm.launch_mode = Some(mode))
+            .build()
+            .unwrap_err();
         assert!(begun.elapsed() < SOON);
         let text = format!("{error:#}");
         assert!(
@@ -366,7 +374,7 @@ fn ranks_that_choose_differently_all_hear_who_did() {
         // The same for a split.
         let comm = world.communicator("all").stream(&stream).build()?;
         let split = comm.split_with("mixed part", Some(0), 0, |builder| {
-            builder.launch_mode(mode)
+            builder.with(|comm| comm.launch_mode = Some(mode))
         });
         let text = split.map(drop).unwrap_err().to_string();
         assert!(text.contains("BlockingChild"), "{text}");
@@ -385,15 +393,19 @@ fn a_rank_that_does_not_come_to_the_split_of_the_data_is_given_up_at_the_limit()
             let timeout = Duration::from_millis(500);
             let begun = Instant::now();
             let error = builder
-                .launch_mode(LaunchMode::BlockingChild)
-                .timeouts(|timeouts| timeouts.init = timeout)
+                .with(|comm| {
+                    comm.launch_mode = Some(LaunchMode::BlockingChild);
+                    comm.timeouts.init = timeout;
+                })
                 .build()
                 .unwrap_err();
             assert!(error.is_timeout(), "{error:#}");
             assert!((timeout..SOON).contains(&begun.elapsed()), "{error:#}");
             world.barrier("given up")?;
         } else {
-            let comm = builder.launch_mode(LaunchMode::NonBlocking).build()?;
+            let comm = builder
+                .with(|comm| comm.launch_mode = Some(LaunchMode::NonBlocking))
+                .build()?;
             world.barrier("given up")?;
             comm.abort("the other one has")?;
         }
@@ -454,7 +466,9 @@ fn the_default_is_a_blocking_child_and_a_world_can_have_another() {
             let comm = world.communicator("polled").stream(&stream).build()?;
             assert_eq!(comm.launch_mode(), Some(LaunchMode::NonBlocking));
             let own = world.communicator("own").stream(&stream);
-            let comm = own.launch_mode(LaunchMode::BlockingChild).build()?;
+            let comm = own
+                .with(|comm| comm.launch_mode = Some(LaunchMode::BlockingChild))
+                .build()?;
             assert_eq!(comm.launch_mode(), Some(LaunchMode::BlockingChild));
             Ok(())
         });
@@ -476,7 +490,7 @@ fn the_variable_sets_the_mode_where_the_program_sets_none() {
                 for asked in [LaunchMode::BlockingChild, LaunchMode::NonBlocking] {
                     let name = format!("asked for {asked}");
                     let own = world.communicator(&name).stream(&stream);
-                    let comm = own.launch_mode(asked).build()?;
+                    let comm = own.with(|comm| comm.launch_mode = Some(asked)).build()?;
                     assert_eq!(comm.launch_mode(), Some(asked));
                 }
                 Ok(())
@@ -530,7 +544,12 @@ fn agree_not_to_block(world: &World, older: bool) -> Outcome {
         false => nccl::Library::load()?,
     };
     let comm = world.communicator("agreed").stream(&stream);
-    let comm = comm.library(&library).without_preflight().build()?;
+    let comm = comm
+        .with(|comm| {
+            comm.library = Some(library.clone());
+            comm.preflight = false;
+        })
+        .build()?;
     assert_eq!(comm.launch_mode(), Some(LaunchMode::NonBlocking));
     let mut y = stream.clone_htod(&[1f32])?;
     comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
@@ -540,7 +559,12 @@ fn agree_not_to_block(world: &World, older: bool) -> Outcome {
     part.finalize()?;
     comm.finalize()?;
     let again = world.communicator("again").stream(&stream);
-    let again = again.library(&library).without_preflight().build()?;
+    let again = again
+        .with(|comm| {
+            comm.library = Some(library.clone());
+            comm.preflight = false;
+        })
+        .build()?;
     again.finalize()?;
     // Each process logs once which rank it was, and why.
     let lines = lines.0.lock().expect("no panic").clone();
@@ -554,9 +578,12 @@ fn agree_not_to_block(world: &World, older: bool) -> Outcome {
     );
     // Where another rank insists, all ranks get the error that this one cannot.
     let comm = world.communicator("insisting").stream(&stream);
-    let comm = comm.library(&library).without_preflight();
+    let comm = comm.with(|comm| {
+        comm.library = Some(library.clone());
+        comm.preflight = false;
+    });
     let comm = match world.rank() {
-        0 => comm.launch_mode(LaunchMode::BlockingChild),
+        0 => comm.with(|comm| comm.launch_mode = Some(LaunchMode::BlockingChild)),
         _ => comm,
     };
     let text = comm.build().map(drop).unwrap_err().to_string();
@@ -607,9 +634,11 @@ fn variables_that_contradict_a_mode_are_refused_with_what_to_unset() {
         Ranks::new(1)
             .variable(variable, value)
             .threads(move |world| -> Outcome {
-                let error = start(&world, |builder| builder.without_preflight())
-                    .map(drop)
-                    .expect_err("it is refused");
+                let error = start(&world, |builder| {
+                    builder.with(|comm| comm.preflight = false)
+                })
+                .map(drop)
+                .expect_err("it is refused");
                 let text = format!("{error:#}");
                 assert!(
                     text.contains(&format!("{variable}={value}"))
@@ -660,7 +689,7 @@ fn a_release_whose_aborts_cannot_be_relied_on_is_refused_with_what_is_needed() {
             let stream = support::device(&world)?.new_stream()?;
             let builder = world.communicator("old").stream(&stream);
             let error = builder
-                .launch_mode(LaunchMode::BlockingChild)
+                .with(|comm| comm.launch_mode = Some(LaunchMode::BlockingChild))
                 .build()
                 .unwrap_err();
             let ErrorKind::Unsupported { needs, found, .. } = error.kind() else {
@@ -680,7 +709,7 @@ fn a_finalize_that_the_others_do_not_come_to_ends_at_its_limit() {
     ranks_as_threads(2, |world| -> Outcome {
         let timeout = Duration::from_millis(300);
         let (stream, comm) = start(&world, |builder| {
-            builder.timeouts(|timeouts| timeouts.finalize = timeout)
+            builder.with(|comm| comm.timeouts.finalize = timeout)
         })?;
         let mut y = stream.alloc_zeros::<f32>(4)?;
         comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
@@ -700,7 +729,7 @@ fn a_finalize_that_the_others_do_not_come_to_ends_at_its_limit() {
 fn a_finalize_is_ended_by_an_abort_from_another_thread() {
     ranks_as_threads(2, |world| -> Outcome {
         let (_stream, comm) = start(&world, |builder| {
-            builder.timeouts(|timeouts| timeouts.finalize = TIMEOUT)
+            builder.with(|comm| comm.timeouts.finalize = TIMEOUT)
         })?;
         if world.rank() == 0 {
             let other = comm.clone();
@@ -726,7 +755,9 @@ fn a_capture_that_the_others_do_not_come_to_ends_at_its_limit() {
         // The ranks cannot ask each other first whether all enter.
         let stream = support::device(&world)?.new_stream()?;
         let builder = support::strangers(&world, "alone")?.stream(&stream);
-        let comm = builder.launch_mode(LaunchMode::BlockingChild).build()?;
+        let comm = builder
+            .with(|comm| comm.launch_mode = Some(LaunchMode::BlockingChild))
+            .build()?;
         if world.rank() == 0 {
             let timeout = Duration::from_millis(300);
             let (y, begun) = (stream.alloc_zeros::<f32>(4)?, Instant::now());
@@ -753,7 +784,7 @@ fn a_call_that_does_not_come_back_after_all_ends_the_process_with_a_sentence() {
     if let Some((_, world)) = apart::rank(&test, RANKS) {
         let abort = Duration::from_millis(500);
         let (stream, comm) = start(&world, |builder| {
-            builder.timeouts(|timeouts| timeouts.abort = abort)
+            builder.with(|comm| comm.timeouts.abort = abort)
         })
         .expect("a communicator");
         if world.rank() == 0 {

@@ -81,7 +81,7 @@ fn a_group_that_fails_aborts_all_its_communicators() {
             .map(|device| CudaContext::new(device)?.new_stream())
             .collect::<Result<Vec<_>, _>>()?;
         let mut comms = Communicator::init_all_with("all", &streams, |builder| {
-            builder.timeout(Duration::from_millis(300))
+            builder.with(|comm| comm.timeouts.operation = Duration::from_millis(300))
         })?;
         let mut ys = streams
             .iter()
@@ -283,7 +283,7 @@ fn a_rank_that_cannot_take_part_in_a_split_is_the_reason_on_all() {
         let error = comm
             .split_with("part", Some(0), 0, |builder| {
                 if rank == 1 {
-                    builder.config(|config| config.min_ctas = Some(0))
+                    builder.with(|comm| comm.config.min_ctas = Some(0))
                 } else {
                     builder
                 }
@@ -382,7 +382,7 @@ fn a_panic_in_the_settings_of_one_rank_ends_the_others() {
         let made = std::panic::catch_unwind(AssertUnwindSafe(|| {
             Communicator::init_all_with("both", &streams, |builder| {
                 assert!(!first.swap(false, Ordering::Relaxed), "the settings");
-                builder.timeouts(|timeouts| timeouts.init = Duration::from_secs(25))
+                builder.with(|comm| comm.timeouts.init = Duration::from_secs(25))
             })
         }));
         assert!(made.is_err());
@@ -449,7 +449,7 @@ fn a_communicator_of_another_binding_is_taken_over() {
             ),
         ] {
             let ours = world.communicator("ours").stream(&stream);
-            let ours = ours.launch_mode(mode).build()?;
+            let ours = ours.with(|comm| comm.launch_mode = Some(mode)).build()?;
             let error = nccl::group(|group| {
                 group.on(&ours)?;
                 group.on(&comm).map(drop)
@@ -506,9 +506,11 @@ fn a_split_ends_with_the_signal_of_its_parent_or_its_own() {
             let comm = world
                 .communicator(&name)
                 .stream(&stream)
-                .abort_signal(&parents);
+                .with(|comm| comm.abort_signals.push(parents.clone()));
             let comm = comm.build()?;
-            let part = comm.split_with("part", Some(0), 0, |builder| builder.abort_signal(&childs));
+            let part = comm.split_with("part", Some(0), 0, |builder| {
+                builder.with(|comm| comm.abort_signals.push(childs.clone()))
+            });
             let part = part?.expect("a colour was given");
             world.barrier("split")?;
             match own {
@@ -545,12 +547,12 @@ fn a_signal_of_the_program_ends_an_init_of_all_as_a_rank_that_fails_does() {
             // One of the two cannot take part, and the other waits for it.
             let first = std::sync::atomic::AtomicBool::new(!given);
             let error = Communicator::init_all_with("both", &streams, |builder| {
-                let builder = builder.abort_signal(&stop);
+                let builder = builder.with(|comm| comm.abort_signals.push(stop.clone()));
                 if given {
                     stop.abort();
                 }
                 match first.swap(false, std::sync::atomic::Ordering::SeqCst) {
-                    true => builder.config(|config| config.min_ctas = Some(0)),
+                    true => builder.with(|comm| comm.config.min_ctas = Some(0)),
                     false => builder,
                 }
             })

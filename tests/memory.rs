@@ -330,7 +330,7 @@ fn a_launch_that_came_between_limit_and_abort_keeps_its_memory() {
         // Rank 1 gets no report that rank 0 gives up.
         let comm = support::strangers(&world, "test")?
             .stream(&stream)
-            .timeout(timeouts[world.rank()])
+            .with(|comm| comm.timeouts.operation = timeouts[world.rank()])
             .build()?;
         let owner = context.new_stream()?;
         if world.rank() == 0 {

@@ -47,7 +47,7 @@ fn state_at_the_error(world: &World, registers: Option<usize>) -> Outcome<State>
         assert!(begun.elapsed() < TIMEOUT, "it is {}", comm.state());
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!(nccl::process::leaked_communicators(), 0);
+    assert_eq!(nccl::stats().leaked_communicators, 0);
     drop(registered);
     Ok(state)
 }
@@ -93,9 +93,9 @@ fn an_error_waits_for_a_rank_that_is_stopped_while_it_writes_and_names_it() {
         let comm = world
             .communicator("writing")
             .stream(&stream)
-            .timeout(TIMEOUT);
+            .with(|comm| comm.timeouts.operation = TIMEOUT);
         let comm = comm
-            .timeouts(|timeouts| timeouts.confirm = BOUND)
+            .with(|comm| comm.timeouts.confirm = BOUND)
             .build()
             .expect("both are there");
         let peer = 1 - world.rank();
@@ -185,9 +185,12 @@ fn where_memory_is_registered_its_own_abort_is_waited_for_when_another_rank_is_s
     if let Some((_, world)) = apart::rank(&test, RANKS) {
         let stream = support::device(&world).expect("a device");
         let stream = stream.new_stream().expect("a stream");
-        let comm = world.communicator("lent").stream(&stream).timeout(TIMEOUT);
+        let comm = world
+            .communicator("lent")
+            .stream(&stream)
+            .with(|comm| comm.timeouts.operation = TIMEOUT);
         let comm = comm
-            .timeouts(|timeouts| timeouts.confirm = SOON)
+            .with(|comm| comm.timeouts.confirm = SOON)
             .build()
             .expect("both are there");
         let memory = comm.buffer::<u8>(1 << 20).expect("memory");
@@ -229,9 +232,12 @@ fn a_rank_that_coordinates_and_stands_still_is_named_by_its_own_number() {
     if let Some((_, world)) = apart::rank(&test, RANKS) {
         let stream = support::device(&world).expect("a device");
         let stream = stream.new_stream().expect("a stream");
-        let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
+        let comm = world
+            .communicator("all")
+            .stream(&stream)
+            .with(|comm| comm.timeouts.operation = TIMEOUT);
         let comm = comm
-            .timeouts(|timeouts| timeouts.confirm = SOON)
+            .with(|comm| comm.timeouts.confirm = SOON)
             .build()
             .expect("all are there");
         let color = (world.rank() != 0).then_some(0);
@@ -279,10 +285,14 @@ fn a_rank_that_drops_what_does_not_end_keeps_no_other_from_saying_that_it_has_le
     }
     Ranks::new(3).processes(|world| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
-        let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
-        let comm = comm
-            .timeouts(|timeouts| timeouts.confirm = 5 * SOON)
-            .timeouts(|timeouts| timeouts.finalize = SOON);
+        let comm = world
+            .communicator("all")
+            .stream(&stream)
+            .with(|comm| comm.timeouts.operation = TIMEOUT);
+        let comm = comm.with(|comm| {
+            comm.timeouts.confirm = 5 * SOON;
+            comm.timeouts.finalize = SOON;
+        });
         let comm = comm.build()?;
         let registered = (world.rank() == 0)
             .then(|| comm.register(comm.buffer::<f32>(100)?))

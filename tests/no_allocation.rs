@@ -12,8 +12,8 @@ use std::backtrace::Backtrace;
 use std::cell::{Cell, RefCell};
 
 use gate::Gate;
-use nccl::ReduceOp;
 use nccl::all_to_all::{AllToAll, Parts};
+use nccl::{DataType, ReduceOp};
 use nccl_tools::overhead::{MOST_MESSAGES, Tracking, Workload};
 use nccl_tools::queueing::{self, Ending};
 
@@ -170,17 +170,22 @@ fn plans_of_all_to_all_allocate_nothing() {
             );
             for by in ["native", "grouped", "chunked:3", "pairwise:4", "two-level"] {
                 let plan = AllToAll::plan(comm)
-                    .per_peer::<f32>(8)
-                    .algorithm(by.parse().unwrap());
-                let mut plan = plan.ranks_per_node(ranks / 2).build().unwrap();
+                    .per_peer(DataType::Float32, 8)
+                    .with(|plan| plan.algorithm = by.parse().unwrap());
+                let mut plan = plan
+                    .with(|plan| plan.ranks_per_node = Some(ranks / 2))
+                    .build()
+                    .unwrap();
                 let mut hundred = || (0..100).for_each(|_| drop(plan.enqueue(&x, &mut y).unwrap()));
                 hundred();
                 assert_none(&format!("{by}, {what}"), hundred);
             }
             let plan = AllToAll::plan(comm)
-                .per_peer::<f32>(8)
-                .in_place()
-                .scratch_limit(64);
+                .per_peer(DataType::Float32, 8)
+                .with(|plan| {
+                    plan.in_place = true;
+                    plan.scratch_limit = Some(64);
+                });
             let mut plan = plan.build().unwrap();
             let plan_copies = plan.explain().copies;
             assert_eq!(plan_copies, ranks - 1);
@@ -198,8 +203,8 @@ fn plans_of_all_to_all_allocate_nothing() {
             let counts: Vec<usize> = (0..ranks).map(|peer| peer % 3).collect();
             let parts = Parts::from(&counts);
             let plan = AllToAll::plan(comm)
-                .parts::<f32>(parts, parts)
-                .per_peer::<f32>(1);
+                .parts(DataType::Float32, parts, parts)
+                .per_peer(DataType::Float32, 1);
             let mut plan = plan.build().unwrap();
             let (z, mut w) = (
                 stream.alloc_zeros::<f32>(ranks).unwrap(),
@@ -273,10 +278,12 @@ fn steps_of_a_mixture_of_experts_allocate_nothing() {
             .build()
             .unwrap();
         let mut ep = nccl::moe::ExpertParallel::builder(&comm)
-            .experts(4)
-            .top_k(2)
-            .max_tokens(8)
-            .max_row_bytes(64)
+            .with(|ep| {
+                ep.experts = 4;
+                ep.top_k = 2;
+                ep.max_tokens = 8;
+                ep.max_row_bytes = 64;
+            })
             .build()
             .unwrap();
         let mut routing = ep.routing().unwrap();

@@ -61,8 +61,11 @@ impl Family {
                 .unwrap()
                 .publish(&path);
         }
-        let observer =
-            Observer::start(rendezvous.secret("hush, and nobody hears it").timeout(LONG)).unwrap();
+        let observer = Observer::start(rendezvous.with(|meet| {
+            meet.secret = Some("hush, and nobody hears it".into());
+            meet.timeout = LONG;
+        }))
+        .unwrap();
         let ranks: Vec<_> = (0..size)
             .map(|rank| {
                 let child = start_with(before, rank, size, script, &more);
@@ -419,7 +422,7 @@ fn ranks_of_mpich_are_found_by_the_process_of_one() {
         meet = Rendezvous::of_process(ranks[1].id()).ok();
         meet.is_some()
     });
-    let observer = Observer::join(meet.unwrap().timeout(LONG)).unwrap();
+    let observer = Observer::join(meet.unwrap().with(|meet| meet.timeout = LONG)).unwrap();
     eventually("both ranks answer", || {
         let timeline = observer.recordings(LONG);
         let numbers: Vec<_> = timeline.ranks.iter().map(|one| one.rank).collect();

@@ -248,9 +248,9 @@ fn buffers_that_do_not_fit_are_refused_before_nccl_is_asked() {
             assert!(error.operation().is_some(), "{error:#}");
         }
         let ints = stream.alloc_zeros::<u8>(24)?;
-        let ints = Erased::from_bytes(ints.as_view(), DataType::INT32)?;
+        let ints = Erased::from_bytes(ints.as_view(), DataType::Int32)?;
         let mut bytes = stream.alloc_zeros::<u8>(24)?;
-        let floats = ErasedMut::from_bytes(bytes.as_view_mut(), DataType::FLOAT32)?;
+        let floats = ErasedMut::from_bytes(bytes.as_view_mut(), DataType::Float32)?;
         let error = comm.all_reduce(ints, floats, ReduceOp::Sum).unwrap_err();
         assert!(
             matches!(error.kind(), ErrorKind::DataTypeMismatch { .. }),

@@ -22,8 +22,10 @@ fn start(world: &World) -> Result<(Arc<CudaContext>, Communicator), Box<dyn std:
     let comm = world
         .communicator("test")
         .stream(&stream)
-        .timeout(Duration::from_secs(20))
-        .timeouts(|timeouts| timeouts.finalize = Duration::from_secs(10))
+        .with(|comm| {
+            comm.timeouts.operation = Duration::from_secs(20);
+            comm.timeouts.finalize = Duration::from_secs(10);
+        })
         .build()?;
     Ok((context, comm))
 }
@@ -662,7 +664,7 @@ fn plans_that_come_and_go_with_their_communicators_leave_nothing_behind() {
                 );
             }
             world.barrier("counted")?;
-            assert_eq!(nccl::process::leaked_communicators(), 0);
+            assert_eq!(nccl::stats().leaked_communicators, 0);
             nothing_was_caught();
             Ok(())
         });
@@ -703,7 +705,7 @@ fn a_dropped_communicator_is_aborted_when_a_replay_does_not_let_it_end() {
         let comm = world
             .communicator("test")
             .stream(&stream)
-            .timeouts(|timeouts| timeouts.finalize = timeout)
+            .with(|comm| comm.timeouts.finalize = timeout)
             .build()?;
         // NCCL connects the ranks at the first operation.
         let mut first = comm.buffer::<f32>(1 << 20)?;

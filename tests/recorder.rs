@@ -65,7 +65,7 @@ fn every_call_leaves_what_it_was(world: World) -> Outcome {
         (operation.kind, operation.count),
         (OperationKind::AllReduce, 6)
     );
-    assert_eq!(operation.data_type, DataType::FLOAT32);
+    assert_eq!(operation.data_type, DataType::Float32);
     assert_eq!(
         operation.reduction,
         Some(RecordedReduction::Op(ReduceOp::Max))
@@ -77,7 +77,7 @@ fn every_call_leaves_what_it_was(world: World) -> Outcome {
     assert_eq!((operation.root, operation.count), (Some(1), 10));
     assert_eq!(
         (operation.data_type, operation.reduction),
-        (DataType::UINT8, None)
+        (DataType::UInt8, None)
     );
     assert_eq!(broadcast.stream, other.cu_stream().addr() as u64);
     assert!(reduce.since < broadcast.since && reduce.at < broadcast.at);
@@ -220,7 +220,7 @@ fn a_communicator_that_ended_can_still_be_read_and_notes_stand_beside_it() {
         let gone = snapshot.communicators.iter().find(|one| one.name == "gone");
         let gone = gone.ok_or("it is still there")?;
         assert_eq!(gone.life, "finalized");
-        assert_eq!(gone.calls[0].operations[0].data_type, DataType::INT8);
+        assert_eq!(gone.calls[0].operations[0].data_type, DataType::Int8);
         let notes: Vec<_> = snapshot
             .notes
             .iter()

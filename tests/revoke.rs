@@ -163,9 +163,12 @@ fn what_is_registered_is_kept_when_a_revoked_communicator_is_not_given_back() {
         ranks_as_processes(2, move |world: World| -> Outcome {
             let world = world.with_launch_mode(LaunchMode::NonBlocking);
             let stream = support::device(&world)?.new_stream()?;
-            let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
+            let comm = world
+                .communicator("all")
+                .stream(&stream)
+                .with(|comm| comm.timeouts.operation = TIMEOUT);
             let comm = comm
-                .timeouts(|timeouts| timeouts.abort = Duration::from_secs(3))
+                .with(|comm| comm.timeouts.abort = Duration::from_secs(3))
                 .build()?;
             assert_eq!(sum(&comm, &stream)?, 11.0);
             let y = comm.register(comm.buffer::<u8>(1 << 20)?)?;
@@ -186,10 +189,10 @@ fn what_is_registered_is_kept_when_a_revoked_communicator_is_not_given_back() {
                 false => abort.fail(system_error),
             };
             let freed = faults::at_call("ncclMemFree").delay(Duration::ZERO);
-            let leaked = nccl::process::leaked_communicators();
+            let leaked = nccl::stats().leaked_communicators;
             assert!(comm.shrink("alone", &[1]).is_err());
             assert_eq!(comm.state(), nccl::CommunicatorState::Leaked);
-            assert_eq!(nccl::process::leaked_communicators(), leaked + 1);
+            assert_eq!(nccl::stats().leaked_communicators, leaked + 1);
             drop(refuses);
             // The call returns late, and NCCL's remaining use of the memory is unknown.
             drop(abort);

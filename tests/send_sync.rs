@@ -19,7 +19,6 @@ table! {
     nccl::Buffer<f32>: Send Sync Unpin;
     nccl::Capability: Send Sync Copy Unpin;
     nccl::plan::Capture<'static>: Send Unpin;
-    nccl::all_to_all::CapturedAllToAll<(nccl::Buffer<f32>, nccl::Buffer<f32>)>: Send Sync Unpin;
     nccl::plan::CapturedPlan<(nccl::Registered<nccl::Buffer<f32>>, Vec<nccl::Buffer<u8>>)>: Send Sync Unpin;
     nccl::plan::CapturedPlan<nccl::Buffer<f32>>: Send Sync Unpin;
     nccl::Communicator: Send Sync Clone Unpin;
@@ -64,7 +63,6 @@ table! {
     nccl::Request: Send Sync Unpin;
     nccl::Requests: Send Sync Unpin;
     nccl::stats::Stats: Send Sync Clone Unpin;
-    nccl::stats::Calls: Send Sync Copy Unpin;
     nccl::stats::CommunicatorStats: Send Sync Clone Unpin;
     nccl::stats::Durations: Send Sync Clone Unpin;
     nccl::stats::Faults: Send Sync Copy Unpin;
@@ -74,6 +72,7 @@ table! {
     nccl::stats::WorldStats: Send Sync Clone Unpin;
     nccl::moe::Routing: Send Sync Unpin;
     nccl::error::StreamRefusal: Send Sync Copy Unpin;
+    nccl::control::Secret: Send Sync Clone Unpin;
     nccl::control::Subgroup<'static>: Send Sync Unpin;
     nccl::UniqueId: Send Sync Copy Unpin;
     nccl::Version: Send Sync Copy Unpin;

@@ -40,16 +40,23 @@ fn process(role: &str) {
     if kind == "witness" {
         let at = format!("tcp:{host}:{PORT}");
         let rendezvous = Rendezvous::observer(&at).unwrap();
-        let witness = Witness::join(rendezvous.secret([7; 32]), 0).expect("the ranks come");
+        let witness = Witness::join(
+            rendezvous.with(|meet| meet.secret = Some([7; 32].into())),
+            0,
+        )
+        .expect("the ranks come");
         println!("\nready");
         let _ = std::io::stdin().lines().next();
         drop(witness);
         return;
     }
     let rendezvous = Rendezvous::tcp(host, PORT, rank, size).unwrap();
-    let mut rendezvous = rendezvous.secret([7; 32]).witnesses(witnesses);
+    let mut rendezvous = rendezvous.with(|meet| {
+        meet.secret = Some([7; 32].into());
+        meet.witnesses = witnesses;
+    });
     if published == "operator" {
-        rendezvous = rendezvous.cut_off_after(LONG);
+        rendezvous = rendezvous.with(|meet| meet.cut_off_after = LONG);
     }
     if published.starts_with('/') {
         rendezvous = rendezvous.publish(published);

@@ -106,7 +106,7 @@ fn rank_2_ends(later: bool) {
     let place = meeting.place();
     let watched = Rendezvous::observer(&place)
         .unwrap()
-        .secret("hush, and nobody hears it");
+        .with(|meet| meet.secret = Some("hush, and nobody hears it".into()));
     let observer = Observer::start(watched).unwrap();
     let mut ranks = vec![meeting.start(0, 3, "meet", LONG)];
     if !later {

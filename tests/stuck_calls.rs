@@ -27,7 +27,8 @@ fn ranks_that_hang(
     ranks_as_processes(ranks, |world| -> Outcome {
         let operation = timeout(world.rank());
         let (stream, comm) = start(&world, |builder| {
-            builder.timeouts(|timeouts| (timeouts.operation, timeouts.abort) = (operation, TIMEOUT))
+            builder
+                .with(|comm| (comm.timeouts.operation, comm.timeouts.abort) = (operation, TIMEOUT))
         })?;
         body(&world, &stream, &comm)?;
         world.barrier("end")?;
@@ -102,8 +103,10 @@ fn in_the_first_message(rank_1: impl Fn(&Communicator) -> Outcome) {
         let stream = support::device(&world)?.new_stream()?;
         let comm = world.communicator("test").stream(&stream);
         let comm = comm
-            .timeout(timeout)
-            .timeouts(|timeouts| timeouts.abort = TIMEOUT)
+            .with(|comm| {
+                comm.timeouts.operation = timeout;
+                comm.timeouts.abort = TIMEOUT;
+            })
             .build()?;
         world.barrier("begin")?;
         if world.rank() == 0 {
@@ -161,7 +164,9 @@ fn a_watchdog_that_is_stuck_does_not_keep_an_operation_from_its_end() {
         |world, stream, comm| {
             let elsewhere = stream.context().new_stream()?;
             let other = world.communicator("other").stream(&elsewhere);
-            let other = other.timeout(TIMEOUT).build()?;
+            let other = other
+                .with(|comm| comm.timeouts.operation = TIMEOUT)
+                .build()?;
             other.warm_up(SOON)?;
             world.barrier("begin")?;
             if world.rank() == 0 {

@@ -26,7 +26,10 @@ const SOON: Duration = Duration::from_secs(5);
 fn start(world: &World, name: &str) -> (Arc<CudaStream>, Communicator) {
     let stream = support::device(world).and_then(|context| context.new_stream());
     let stream = stream.expect("a stream");
-    let comm = world.communicator(name).stream(&stream).timeout(TIMEOUT);
+    let comm = world
+        .communicator(name)
+        .stream(&stream)
+        .with(|comm| comm.timeouts.operation = TIMEOUT);
     let comm = comm.build().expect("all come");
     (stream, comm)
 }

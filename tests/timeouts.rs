@@ -21,7 +21,7 @@ fn a_limit_of_the_environment_wins_over_those_of_builders_and_calls() {
         let comm = world
             .communicator("short")
             .stream(&stream)
-            .timeout(LONG)
+            .with(|comm| comm.timeouts.operation = LONG)
             .build()?;
         let mut values = stream.alloc_zeros::<f32>(8)?;
         if world.rank() == 0 {
@@ -45,11 +45,12 @@ fn a_limit_that_the_environment_switches_off_never_passes() {
         let world = world.with_timeout(SHORT);
         let stream = support::device(&world)?.new_stream()?;
         let comm = world.communicator("off").stream(&stream);
-        let comm = comm
-            .timeout(SHORT)
-            .timeouts(|timeouts| timeouts.init = SHORT)
-            .timeouts(|timeouts| timeouts.queue = Some(SHORT))
-            .timeouts(|timeouts| timeouts.finalize = SHORT);
+        let comm = comm.with(|comm| {
+            comm.timeouts.operation = SHORT;
+            comm.timeouts.init = SHORT;
+            comm.timeouts.queue = Some(SHORT);
+            comm.timeouts.finalize = SHORT;
+        });
         // As a debugger does to a rank.
         let hold = || {
             if world.rank() == 1 {
@@ -82,7 +83,8 @@ fn a_limit_that_the_environment_switches_off_never_passes_for_a_newcomer_and_an_
     let ranks = Ranks::new(1).variable("NCCL_RUN_TIMEOUT", "off");
     ranks.processes(|_| -> Result<()> {
         let place = std::env::temp_dir().join(format!("nccl-limits-{}.sock", std::process::id()));
-        let meet = || Rendezvous::unix(&place, 0, 1).map(|meet| meet.timeout(SHORT));
+        let meet =
+            || Rendezvous::unix(&place, 0, 1).map(|meet| meet.with(|meet| meet.timeout = SHORT));
         std::thread::scope(|scope| -> Result<()> {
             let observer = scope.spawn(|| Observer::join(meet()?));
             std::thread::sleep(SHORT * 12);

@@ -25,7 +25,9 @@ fn an_operation_that_nobody_waits_for_ends_at_its_limit_with_one_cause_on_every_
         return;
     }
     ranks_as_processes(3, |world| -> Outcome {
-        let (stream, comm) = start(&world, |builder| builder.timeout(TIMEOUT))?;
+        let (stream, comm) = start(&world, |builder| {
+            builder.with(|comm| comm.timeouts.operation = TIMEOUT)
+        })?;
         world.barrier("begin")?;
         // Rank 1 never enters.
         if world.rank() != 1 {
@@ -85,7 +87,9 @@ fn the_shape_of_an_operation_that_nobody_waits_for_is_told() {
     ];
     for (expected, issue) in issues {
         ranks_as_threads(2, move |world| -> Outcome {
-            let (stream, comm) = start(&world, |builder| builder.timeout(TIMEOUT))?;
+            let (stream, comm) = start(&world, |builder| {
+                builder.with(|comm| comm.timeouts.operation = TIMEOUT)
+            })?;
             world.barrier("begin")?;
             if world.rank() == 0 {
                 let number = issue(&comm, &stream)?.sequence();
@@ -106,7 +110,9 @@ fn a_request_that_was_kept_says_that_its_operation_was_late() {
         return;
     }
     ranks_as_threads(2, |world| -> Outcome {
-        let (stream, comm) = start(&world, |builder| builder.timeout(TIMEOUT))?;
+        let (stream, comm) = start(&world, |builder| {
+            builder.with(|comm| comm.timeouts.operation = TIMEOUT)
+        })?;
         world.barrier("begin")?;
         if world.rank() == 1 {
             fault(&comm)?;
@@ -136,7 +142,9 @@ fn work_of_others_in_front_of_an_operation_does_not_count_as_its_own() {
         return;
     }
     ranks_as_threads(2, |world| -> Outcome {
-        let (stream, comm) = start(&world, |builder| builder.timeout(TIMEOUT))?;
+        let (stream, comm) = start(&world, |builder| {
+            builder.with(|comm| comm.timeouts.operation = TIMEOUT)
+        })?;
         // More than once, also while the stream is being watched.
         for _ in 0..3 {
             let gate = Gate::closed_on(&stream)?;
@@ -167,7 +175,9 @@ fn work_that_comes_a_moment_after_an_operation_does_not_count_as_that_of_the_ope
         return;
     }
     ranks_as_threads(2, |world| -> Outcome {
-        let (stream, comm) = start(&world, |builder| builder.timeout(TIMEOUT))?;
+        let (stream, comm) = start(&world, |builder| {
+            builder.with(|comm| comm.timeouts.operation = TIMEOUT)
+        })?;
         let mut y = stream.alloc_zeros::<f32>(64)?;
         let gate = Gate::closed_on(&stream)?;
         comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
@@ -198,9 +208,10 @@ fn an_operation_that_does_not_get_its_turn_is_said_to_be_queued() {
     }
     ranks_as_threads(2, |world| -> Outcome {
         let (stream, comm) = start(&world, |builder| {
-            builder
-                .timeout(TIMEOUT)
-                .timeouts(|timeouts| timeouts.queue = Some(2 * TIMEOUT))
+            builder.with(|comm| {
+                comm.timeouts.operation = TIMEOUT;
+                comm.timeouts.queue = Some(2 * TIMEOUT);
+            })
         })?;
         let begun = Instant::now();
         world.barrier("begin")?;
@@ -261,7 +272,9 @@ fn a_replay_that_hangs_is_called_a_replay() {
         return;
     }
     ranks_as_threads(2, |world| -> Outcome {
-        let (stream, comm) = start(&world, |builder| builder.timeout(TIMEOUT))?;
+        let (stream, comm) = start(&world, |builder| {
+            builder.with(|comm| comm.timeouts.operation = TIMEOUT)
+        })?;
         let buffer = stream.alloc_zeros::<f32>(64)?;
         let mut plan = comm.capture(buffer, |capture, y| {
             capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))
@@ -318,7 +331,9 @@ fn an_error_that_nccl_finds_in_the_background_is_heard_of_although_nobody_waits(
 fn a_capture_of_a_watched_stream_is_not_disturbed() {
     // Processes: a capture may forbid calls of all threads of a process.
     ranks_as_processes(2, |world| -> Outcome {
-        let (stream, comm) = start(&world, |builder| builder.timeout(TIMEOUT))?;
+        let (stream, comm) = start(&world, |builder| {
+            builder.with(|comm| comm.timeouts.operation = TIMEOUT)
+        })?;
         let context = stream.context();
         let other = context.new_stream()?;
         let mut y = other.alloc_zeros::<f32>(64)?;
@@ -533,7 +548,13 @@ fn a_rank_that_nobody_could_watch_over_gets_no_communicator_and_all_are_told() {
             group = Some(limited);
         }
         let built = world.communicator("test").stream(&stream);
-        let error = built.without_preflight().timeout(SOON).build().err();
+        let error = built
+            .with(|comm| {
+                comm.preflight = false;
+                comm.timeouts.operation = SOON;
+            })
+            .build()
+            .err();
         if let Some(limited) = &group {
             let above = limited.0.parent().ok_or("no group above")?;
             std::fs::write(above.join("cgroup.procs"), own.to_string())?;

@@ -30,7 +30,7 @@ impl ByCrate {
         let comm = world
             .communicator("work")
             .stream(&stream)
-            .timeout(LIMIT)
+            .with(|comm| comm.timeouts.operation = LIMIT)
             .build()?;
         Ok(Self { stream, comm })
     }
@@ -40,7 +40,7 @@ impl ByCrate {
     /// # Safety
     /// Both addresses have `count` floats, which nothing else uses until the stream has been waited for.
     pub(crate) unsafe fn start(&self, from: u64, to: u64, count: usize) -> Outcome<Request> {
-        let kind = DataType::FLOAT32;
+        let kind = DataType::Float32;
         // SAFETY: the caller's promise.
         let (x, y) = unsafe {
             (

@@ -44,9 +44,10 @@ impl Team {
         listener.set_nonblocking(true)?;
         let mut commands = commands(&path);
         // They get no reports about each other during the measurement.
-        let fleet = Fleet::builder(commands.len())
-            .output(Output::Plain)
-            .observe(false);
+        let fleet = Fleet::builder(commands.len()).with(|fleet| {
+            fleet.output = Output::Plain;
+            fleet.observe = false;
+        });
         let fleet =
             fleet.start(move |i| std::mem::replace(&mut commands[i], Command::new("false")))?;
         let mut team = Self {

@@ -90,7 +90,7 @@ impl TensorCommunicator {
     /// let stream = CudaContext::new(0)?.new_stream()?;
     /// let world = nccl::World::single();
     /// let timeout = std::time::Duration::from_secs(20);
-    /// let comm = world.communicator("tp").stream(&stream).timeout(timeout).build()?;
+    /// let comm = world.communicator("tp").stream(&stream).with(|comm| comm.timeouts.operation = timeout).build()?;
     /// let comm = TensorCommunicator::new(comm);
     /// # Ok(())
     /// # }

@@ -109,8 +109,8 @@ pub mod all_to_all {
     //! once, compares it with the other ranks, and chooses the algorithm by a [`CostModel`]; [`Explanation`] says why.
 
     pub use nccl_core::{
-        AllToAll, AllToAllAlgorithm, AllToAllBuilder, Alternative, CapturedAllToAll, CostModel,
-        Explanation, LinkCost, Nodes, Parts, Payloads,
+        AllToAll, AllToAllAlgorithm, AllToAllBuilder, Alternative, CostModel, Explanation,
+        LinkCost, Nodes, Parts, Payloads,
     };
 }
 #[cfg(feature = "world")]
@@ -119,10 +119,10 @@ pub mod control {
     //!
     //! - [`Events`]: what happens to the ranks, as values ([`WorldEvent`]); [`WorldState`]: how they are now.
     //! - [`Channel`], [`Subgroup`]: messages and exchanges of a program.
-    //! - [`Discovery`]: where the coordinator is found; [`Witness`]: a process that votes and has no rank.
+    //! - [`Discovery`]: where the coordinator is found; [`Secret`]: who may come in; [`Witness`]: a process that votes and has no rank.
 
     pub use nccl_control::{
-        Channel, ChannelMessage, Discovery, Events, RankEnd, RankState, Subgroup, Witness,
+        Channel, ChannelMessage, Discovery, Events, RankEnd, RankState, Secret, Subgroup, Witness,
         WorldEvent, WorldState,
     };
 }
@@ -232,8 +232,7 @@ pub mod process {
     #[cfg(feature = "world")]
     pub use nccl_control::install_panic_hook;
     pub use nccl_core::{
-        AbortReport, EndedCommunicator, FatalCause, FatalExit, FatalReport, abort_all,
-        leaked_communicators, on_fatal,
+        AbortReport, EndedCommunicator, FatalCause, FatalExit, FatalReport, abort_all, on_fatal,
     };
 }
 pub mod recorder {

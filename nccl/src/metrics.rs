@@ -342,9 +342,9 @@ fn export(stats: &Stats, exported: &mut ExportedValues) {
 
 fn communicator(comm: &CommunicatorStats) {
     let name = || comm.name.clone();
-    for calls in &comm.calls {
-        let op = calls.kind.to_string();
-        counter!("nccl_calls_total", "comm" => name(), "op" => op).absolute(calls.count);
+    for (kind, count) in &comm.calls {
+        let op = kind.to_string();
+        counter!("nccl_calls_total", "comm" => name(), "op" => op).absolute(*count);
     }
     for operations in &comm.operations {
         let op = operations.kind.to_string();

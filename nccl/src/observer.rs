@@ -74,7 +74,7 @@ impl Observer {
     ///
     /// let observer = Observer::start(Rendezvous::unix("/tmp/nccl-doc-nobody.sock", 0, 4)?)?;
     /// let state = observer.snapshot();
-    /// assert!(!state.connected && state.ranks.iter().all(|rank| !rank.has_joined()));
+    /// assert!(!state.connected && state.ranks.iter().all(|rank| rank.phase.is_none()));
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn start(rendezvous: Rendezvous) -> Result<Self> {

@@ -652,7 +652,7 @@ impl World {
     /// std::thread::scope(|scope| {
     ///     for world in nccl::World::threads(2) {
     ///         scope.spawn(move || {
-    ///             let report = world.preflight(&Settings::new())?;
+    ///             let report = world.preflight(&Settings::default())?;
     ///             for error in &report.findings {
     ///                 eprintln!("{error}");
     ///             }

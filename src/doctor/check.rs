@@ -38,7 +38,10 @@ pub(super) fn run(options: &CheckOptions) -> ExitCode {
         return could_not("--ranks is for a host alone; a launcher says itself how many there are");
     }
     match Rendezvous::from_variables(lookup) {
-        Ok(rendezvous) => all_ranks(options, rendezvous.timeout(options.timeout)),
+        Ok(rendezvous) => all_ranks(
+            options,
+            rendezvous.with(|meet| meet.timeout = options.timeout),
+        ),
         Err(error) => could_not(&error.to_string()),
     }
 }
@@ -55,7 +58,10 @@ fn head(options: &CheckOptions, what: &str) -> String {
 fn one_host(options: &CheckOptions) -> ExitCode {
     let ranks = options.ranks.unwrap_or(1);
     let local = Local::look(ranks - 1, false);
-    let report = host(&local.settings().ranks(ranks, ranks));
+    let report = host(&local.settings().with(|settings| {
+        settings.local_ranks = ranks;
+        settings.world_size = ranks;
+    }));
     let mut entries = local.entries;
     entries.extend_from_slice(&report.findings);
     let what = match ranks {
@@ -314,9 +320,11 @@ fn all_reduce(
     let communicator = world
         .communicator("nccl-doctor")
         .stream(stream)
-        .timeout(timeout)
-        .timeouts(|timeouts| timeouts.init = timeout)
-        .timeouts(|timeouts| timeouts.finalize = timeout)
+        .with(|comm| {
+            comm.timeouts.operation = timeout;
+            comm.timeouts.init = timeout;
+            comm.timeouts.finalize = timeout;
+        })
         .build()?;
     let own = vec![world.rank() as f32 + 1.0; ELEMENTS];
     let own = stream.clone_htod(&own)?;

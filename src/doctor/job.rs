@@ -17,5 +17,6 @@ pub(super) fn observe(job: &Job, timeout: Duration) -> Result<Observer, String> 
             Rendezvous::of_process(*pid).map_err(|error| format!("by process {pid}: {error}"))
         }
     };
-    Observer::join(rendezvous?.timeout(timeout)).map_err(|error| error.to_string())
+    Observer::join(rendezvous?.with(|meet| meet.timeout = timeout))
+        .map_err(|error| error.to_string())
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream};
-use nccl::Library;
 use nccl::preflight::{Finding, Settings};
+use nccl::{Capability, Library};
 
 use crate::perf::cudarc_finds_libcuda;
 
@@ -48,20 +48,17 @@ impl Local {
 
     /// The settings of the checks that follow.
     pub(super) fn settings(&self) -> Settings {
-        let mut settings = Settings::new();
-        if let Some(library) = &self.library {
-            settings = settings.library(library);
-        }
-        if let Some(stream) = &self.stream {
-            settings = settings.stream(stream);
-        }
-        settings
+        Settings::default().with(|settings| {
+            settings.library.clone_from(&self.library);
+            settings.stream.clone_from(&self.stream);
+        })
     }
 }
 
 /// Features that an old release lacks. Preflight reports the release, and whether all ranks have the same.
 fn lacking(library: &Library) -> Option<Finding> {
-    let lacking: Vec<_> = library.lacking().map(|one| one.to_string()).collect();
+    let lacking = Capability::ALL.iter().filter(|one| !library.has(**one));
+    let lacking: Vec<_> = lacking.map(ToString::to_string).collect();
     let what = format!(
         "NCCL {} is too old for {}",
         library.version(),

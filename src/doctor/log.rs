@@ -223,7 +223,7 @@ fn process(process: &Process) -> Value {
             "times": retry.times,
         })).collect::<Value>(),
         "warnings": process.warnings.iter().map(|warning| json!({
-            "class": warning.class.name(),
+            "class": warning.class.to_string(),
             "text": warning.text,
             "place": warning.place,
             "time": warning.time,

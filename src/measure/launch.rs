@@ -121,7 +121,10 @@ pub fn ratio(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
 fn safe_exchanges(rank: &Rank, mode: LaunchMode, repetitions: usize) -> Result<Vec<Duration>> {
     let name = format!("safe, {mode}");
     let comm = rank.world.communicator(&name);
-    let comm = comm.stream(&rank.stream).launch_mode(mode).build()?;
+    let comm = comm
+        .stream(&rank.stream)
+        .with(|comm| comm.launch_mode = Some(mode));
+    let comm = comm.build()?;
     let times = safe_exchanges_on(rank, &comm, repetitions)?;
     comm.finalize()?;
     Ok(times)

@@ -181,8 +181,10 @@ fn measure<O: Operation>(
     let communicator = world
         .communicator("perf")
         .stream(&stream)
-        .config(|config| *config = settings)
-        .timeout(options.timeout)
+        .with(|comm| {
+            comm.config = settings;
+            comm.timeouts.operation = options.timeout;
+        })
         .build()?;
     let with_communicator = free_memory(&context)?;
     let setting = Setting {

@@ -103,14 +103,16 @@ impl Job {
         let sink = Arc::clone(&printed);
         let begun = Instant::now();
         let fleet = Fleet::builder(self.size)
-            .job(name)
-            .output(launch::Output::Lines(Arc::new(move |line| {
-                sink.take(line);
-            })))
-            .linger(LINGER)
-            .grace(GRACE)
-            // The ranks are to notice each other's ends as without a launcher.
-            .observe(false)
+            .with(|fleet| {
+                fleet.job = Some(name);
+                fleet.output = launch::Output::Lines(Arc::new(move |line| {
+                    sink.take(line);
+                }));
+                fleet.linger = LINGER;
+                fleet.grace = GRACE;
+                // The ranks are to notice each other's ends as without a launcher.
+                fleet.observe = false;
+            })
             // No rank is started twice.
             .start(move |rank| std::mem::replace(&mut commands[rank], Command::new("false")))?;
         let verdict = self.wait(&fleet, &printed, begun);
@@ -131,7 +133,7 @@ impl Job {
             };
             let ended = fleet.wait_timeout(timeout).is_some();
             if printed.is_closed() {
-                fleet.stop(Signal::TERM);
+                fleet.stop(Signal::Term);
                 return Some(Outcome::OutputClosed);
             }
             if ended {
@@ -139,7 +141,7 @@ impl Job {
             }
             if left.is_some_and(|left| left <= timeout) {
                 let states = states(fleet, &pids, printed);
-                fleet.stop(Signal::TERM);
+                fleet.stop(Signal::Term);
                 return Some(Outcome::TimedOut(states));
             }
         }
@@ -176,7 +178,7 @@ fn states(fleet: &Fleet, pids: &[Option<u32>], printed: &Printed) -> String {
         for stream in [Stream::Stdout, Stream::Stderr] {
             let lines = printed.lines(rank, stream);
             for line in lines.iter().rev().take(12).rev() {
-                text.push_str(&format!("    {}: {line}\n", stream.name()));
+                text.push_str(&format!("    {stream}: {line}\n"));
             }
         }
     }
@@ -191,7 +193,7 @@ fn summary(
     begun: Instant,
 ) -> Ended {
     let end_of = |rank: usize| {
-        let end = report.ranks().find(|end| end.rank == rank);
+        let end = report.ranks.iter().find(|end| end.rank == rank);
         RankEnd {
             rank,
             pid: end.map_or(0, |end| end.pid),
@@ -201,17 +203,17 @@ fn summary(
             stderr: printed.lines(rank, Stream::Stderr),
         }
     };
-    let failed = |end: &&launch::RankEnd| end.is_failure();
     // An error is often the consequence of another rank's death by a signal.
     let cause = report
-        .ranks()
-        .filter(failed)
+        .ranks
+        .iter()
+        .filter(|end| end.is_failure())
         .min_by_key(|end| (end.exit.signal().is_none(), end.at));
     let outcome = match (verdict, cause) {
         (Some(Outcome::OutputClosed), _) => Outcome::OutputClosed,
         (_, Some(cause)) => {
             let of = |which: fn(&launch::RankEnd) -> bool| {
-                let those = report.ranks().filter(|end| which(end));
+                let those = report.ranks.iter().filter(|end| which(end));
                 those.map(|end| end.rank).collect()
             };
             Outcome::Failed(Box::new(RankFailure {

@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn a_signal_is_named_and_becomes_the_shells_exit_code() {
         let killed = Exit::Signal {
-            signal: Signal::KILL,
+            signal: Signal::Kill,
             core_dumped: false,
         };
         let failure = failure(killed, &[0, 1, 3], &[]);

@@ -1,7 +1,7 @@
 //! The costs that a model predicts for an exchange, and the actual messages.
 
-use nccl::World;
 use nccl::all_to_all::{AllToAll, AllToAllAlgorithm as By, CostModel, Parts};
+use nccl::{DataType, World};
 
 use crate::Outcome;
 use crate::matrix::{few, model};
@@ -15,12 +15,16 @@ fn measured(world: &World) -> Outcome {
     for local in [ranks, 2] {
         let pair = |other: usize| 64 + (world.rank() + other) * usize::from(local == 2);
         let counts: Vec<usize> = (0..ranks).map(pair).collect();
-        let plan = AllToAll::plan(&comm).ranks_per_node(local);
+        let plan = AllToAll::plan(&comm).with(|plan| plan.ranks_per_node = Some(local));
         let plan = match local == ranks {
-            true => plan.per_peer::<f32>(64),
-            false => plan.parts::<f32>(Parts::from(&counts), Parts::from(&counts)),
+            true => plan.per_peer(DataType::Float32, 64),
+            false => plan.parts(
+                DataType::Float32,
+                Parts::from(&counts),
+                Parts::from(&counts),
+            ),
         };
-        let mut plan = plan.measured().build()?;
+        let mut plan = plan.with(|plan| plan.measured = true).build()?;
         let model = plan.explain().model;
         assert_ne!(model, CostModel::published());
         // All ranks have the same, to the bit.
@@ -33,9 +37,11 @@ fn measured(world: &World) -> Outcome {
         plan.enqueue(&memory()?, &mut memory()?)?.wait()?;
     }
     // If one rank cannot build the plan, all ranks fail with its reason, and none waits for it.
-    let plan = AllToAll::plan(&comm).per_peer::<f32>(64).measured();
+    let plan = AllToAll::plan(&comm)
+        .per_peer(DataType::Float32, 64)
+        .with(|plan| plan.measured = true);
     let plan = match world.rank() {
-        0 => plan.ranks_per_node(3),
+        0 => plan.with(|plan| plan.ranks_per_node = Some(3)),
         _ => plan,
     };
     let error = plan.build().unwrap_err();
@@ -78,10 +84,14 @@ fn carried(world: &World) -> Outcome {
     ] {
         let name = format!("{by}, {packs}");
         let comm = world.communicator(&name).stream(&stream).build()?;
-        let plan = AllToAll::plan(&comm).per_peer::<u8>(BLOCK).algorithm(by);
+        let plan = AllToAll::plan(&comm)
+            .per_peer(DataType::UInt8, BLOCK)
+            .with(|plan| plan.algorithm = by);
         let mut plan = plan
-            .ranks_per_node(local)
-            .cost_model(model(packs))
+            .with(|plan| {
+                plan.ranks_per_node = Some(local);
+                plan.cost_model = Some(model(packs));
+            })
             .build()?;
         let (x, mut y) = (
             stream.alloc_zeros::<u8>(ranks * BLOCK)?,

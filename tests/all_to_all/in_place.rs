@@ -2,7 +2,7 @@
 
 use nccl::all_to_all::{AllToAll, AllToAllAlgorithm as By, Parts};
 use nccl::cudarc::driver::CudaSlice;
-use nccl::{ErasedMut, ErrorKind, World};
+use nccl::{DataType, ErasedMut, ErrorKind, World};
 use nccl_emulator::faults;
 
 use crate::matrix::{Matrix, REST, algorithms, model};
@@ -40,8 +40,13 @@ fn in_place(world: &World) -> Outcome {
             let view = ErasedMut::from_bytes(y.slice_mut(..elements), matrix.data_type)?;
             comm.all_to_all_in_place(view, &mut scratch)?;
             check(&y)?;
-            let plan = AllToAll::plan(&comm).per_peer_of(matrix.data_type, count);
-            let mut plan = plan.in_place().scratch_limit(room * block).build()?;
+            let plan = AllToAll::plan(&comm).per_peer(matrix.data_type, count);
+            let mut plan = plan
+                .with(|plan| {
+                    plan.in_place = true;
+                    plan.scratch_limit = Some(room * block);
+                })
+                .build()?;
             for _ in 0..2 {
                 let mut y = buffer()?;
                 let view = ErasedMut::from_bytes(y.as_view_mut(), matrix.data_type)?;
@@ -89,16 +94,22 @@ fn captured(world: &World) -> Outcome {
     for (algorithm, nodes) in algorithms(ranks, true) {
         for packs in [false, true] {
             let mut plan = AllToAll::plan(&comm)
-                .per_peer::<f32>(3)
-                .algorithm(algorithm)
-                .cost_model(model(packs));
+                .per_peer(DataType::Float32, 3)
+                .with(|plan| {
+                    plan.algorithm = algorithm;
+                    plan.cost_model = Some(model(packs));
+                });
             if let Some(nodes) = nodes {
-                plan = plan.ranks_per_node(nodes);
+                plan = plan.with(|plan| plan.ranks_per_node = Some(nodes));
             }
             let plan = plan.build()?;
             let mut captured = plan.capture(memory()?, memory()?)?;
-            let in_place = AllToAll::plan(&comm).per_peer::<f32>(3).in_place();
-            let in_place = in_place.scratch_limit(16).build()?;
+            let in_place = AllToAll::plan(&comm)
+                .per_peer(DataType::Float32, 3)
+                .with(|plan| plan.in_place = true);
+            let in_place = in_place
+                .with(|plan| plan.scratch_limit = Some(16))
+                .build()?;
             let mut swapped = in_place.capture_in_place(memory()?)?;
             // The graphs own the memory that they use.
             drop((plan, in_place));
@@ -121,10 +132,15 @@ fn captured(world: &World) -> Outcome {
         let count = |from: usize, to: usize| (from * 2 + to) % 4;
         let sent: Vec<usize> = (0..ranks).map(|to| count(rank, to)).collect();
         let received: Vec<usize> = (0..ranks).map(|from| count(from, rank)).collect();
-        let plan = AllToAll::plan(&comm).parts::<f32>(Parts::from(&sent), Parts::from(&received));
-        let plan = plan
-            .algorithm(By::TwoLevel)
-            .ranks_per_node(2.min(ranks / 2));
+        let plan = AllToAll::plan(&comm).parts(
+            DataType::Float32,
+            Parts::from(&sent),
+            Parts::from(&received),
+        );
+        let plan = plan.with(|plan| {
+            plan.algorithm = By::TwoLevel;
+            plan.ranks_per_node = Some(2.min(ranks / 2));
+        });
         if ranks > 2 {
             let mut captured = plan.build()?.capture(
                 stream.alloc_zeros::<f32>(4 * ranks)?,

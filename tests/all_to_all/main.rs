@@ -11,7 +11,7 @@ mod support;
 use std::time::Duration;
 
 use nccl::all_to_all::{AllToAll, AllToAllAlgorithm as By, CostModel, LinkCost, Nodes, Parts};
-use nccl::{ErrorKind, Request, World};
+use nccl::{DataType, ErrorKind, Request, World};
 use nccl_emulator::faults;
 
 use matrix::{Device, Matrix, algorithms, enqueue, plan};
@@ -143,9 +143,18 @@ fn unequal(world: &World) -> Outcome {
         let sent = vec![if rank == 0 { most } else { 1 }; ranks];
         let mut received = vec![1; ranks];
         received[0] = most;
-        let plan = AllToAll::plan(&comm).parts::<u8>(Parts::from(&sent), Parts::from(&received));
-        let mut plan = plan.ranks_per_node(2).cost_model(model).build()?;
-        assert_eq!(plan.explain().algorithm(), expected, "{}", plan.explain());
+        let plan = AllToAll::plan(&comm).parts(
+            DataType::UInt8,
+            Parts::from(&sent),
+            Parts::from(&received),
+        );
+        let mut plan = plan
+            .with(|plan| {
+                plan.ranks_per_node = Some(2);
+                plan.cost_model = Some(model);
+            })
+            .build()?;
+        assert_eq!(plan.explain().algorithm, expected, "{}", plan.explain());
         let mean = format!("{most} bytes for each peer in the mean of the busiest rank");
         assert!(
             plan.explain().to_string().contains(&mean),
@@ -160,13 +169,17 @@ fn unequal(world: &World) -> Outcome {
         assert!(stream.clone_dtoh(&y)? == expected);
     }
     // Parts that are equal on one rank, and not on another, are not equal.
-    let plan = AllToAll::plan(&comm).ranks_per_node(2);
+    let plan = AllToAll::plan(&comm).with(|plan| plan.ranks_per_node = Some(2));
     let counts = vec![3; ranks];
     let plan = match rank {
-        0 => plan.parts::<f32>(Parts::from(&counts), Parts::from(&counts)),
-        _ => plan.per_peer::<f32>(3),
+        0 => plan.parts(
+            DataType::Float32,
+            Parts::from(&counts),
+            Parts::from(&counts),
+        ),
+        _ => plan.per_peer(DataType::Float32, 3),
     };
-    let mut plan = plan.algorithm(By::TwoLevel).build()?;
+    let mut plan = plan.with(|plan| plan.algorithm = By::TwoLevel).build()?;
     let memory = || stream.alloc_zeros::<f32>(3 * ranks);
     plan.enqueue(&memory()?, &mut memory()?)?.wait()?;
     assert!(plan.explain().to_string().contains("unequal parts"));
@@ -191,9 +204,9 @@ fn ranks_that_nobody_can_ask_take_one_group_for_unequal_parts() {
         let sent: Vec<usize> = (0..ranks).map(|to| 10 * rank + to).collect();
         let received: Vec<usize> = (0..ranks).map(|from| 10 * from + rank).collect();
         let parts = (Parts::from(&sent), Parts::from(&received));
-        let plan = || AllToAll::plan(&comm).parts::<f32>(parts.0, parts.1);
+        let plan = || AllToAll::plan(&comm).parts(DataType::Float32, parts.0, parts.1);
         let mut auto = plan().build()?;
-        assert_eq!(auto.explain().algorithm(), By::Grouped);
+        assert_eq!(auto.explain().algorithm, By::Grouped);
         let said = auto.explain().to_string();
         assert!(said.contains("cannot ask how much"), "{said}");
         let x = stream.clone_htod(&vec![rank as f32 + 1.0; sent.iter().sum::<usize>().max(1)])?;
@@ -279,18 +292,18 @@ fn windows(world: &World) -> Outcome {
     let comm = world
         .communicator("windows")
         .stream(&stream)
-        .config(|config| config.cta_policy = Some(nccl::CtaPolicy::Zero))
+        .with(|comm| comm.config.cta_policy = Some(nccl::CtaPolicy::Zero))
         .build()?;
     let (rank, ranks) = (world.rank(), world.size());
     let window = || comm.register_window(comm.buffer::<u32>(ranks * 5)?);
     let (mut x, mut y) = (window()?, window()?);
     let plan = || {
         AllToAll::plan(&comm)
-            .per_peer::<u32>(5)
-            .algorithm(By::CopyEngine)
+            .per_peer(DataType::UInt32, 5)
+            .with(|plan| plan.algorithm = By::CopyEngine)
     };
     let mut plan = plan().build()?;
-    assert_eq!(plan.explain().algorithm(), By::CopyEngine);
+    assert_eq!(plan.explain().algorithm, By::CopyEngine);
     let sent: Vec<u32> = (0..ranks * 5).map(|at| (rank * 100 + at) as u32).collect();
     let of = |from: usize| (0..5).map(move |at| (from * 100 + rank * 5 + at) as u32);
     let expected: Vec<u32> = (0..ranks).flat_map(of).collect();

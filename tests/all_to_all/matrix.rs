@@ -16,12 +16,12 @@ pub(crate) fn few(number: usize) -> NonZeroUsize {
 }
 
 const TYPES: [DataType; 6] = [
-    DataType::UINT8,
-    DataType::FLOAT16,
-    DataType::BFLOAT16,
-    DataType::FLOAT32,
-    DataType::INT64,
-    DataType::FLOAT64,
+    DataType::UInt8,
+    DataType::Float16,
+    DataType::BFloat16,
+    DataType::Float32,
+    DataType::Int64,
+    DataType::Float64,
 ];
 
 /// The elements that every rank sends to every rank: the same matrix on all ranks.
@@ -110,11 +110,11 @@ impl Matrix {
 
     pub(crate) fn add_to<'c>(&self, plan: AllToAllBuilder<'c>, rank: usize) -> AllToAllBuilder<'c> {
         if self.is_uniform() {
-            return plan.per_peer_of(self.data_type, self.counts[0][0]);
+            return plan.per_peer(self.data_type, self.counts[0][0]);
         }
         let (sent, received) = (self.sent(rank), self.received(rank));
         let (send_at, recv_at) = (self.displacements(&sent), self.displacements(&received));
-        plan.parts_of(
+        plan.parts(
             self.data_type,
             Parts::at(&sent, &send_at),
             Parts::at(&received, &recv_at),
@@ -193,11 +193,12 @@ pub(crate) fn plan<'c>(
     (algorithm, nodes): (By, Option<usize>),
     packs: bool,
 ) -> AllToAllBuilder<'c> {
-    let mut plan = AllToAll::plan(comm)
-        .algorithm(algorithm)
-        .cost_model(model(packs));
+    let mut plan = AllToAll::plan(comm).with(|plan| {
+        plan.algorithm = algorithm;
+        plan.cost_model = Some(model(packs));
+    });
     if let Some(ranks) = nodes {
-        plan = plan.ranks_per_node(ranks);
+        plan = plan.with(|plan| plan.ranks_per_node = Some(ranks));
     }
     for matrix in matrices {
         plan = matrix.add_to(plan, comm.rank());

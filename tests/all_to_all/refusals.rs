@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use nccl::all_to_all::{AllToAll, AllToAllAlgorithm as By, AllToAllBuilder, Parts};
-use nccl::{ErrorKind, World};
+use nccl::{DataType, ErrorKind, World};
 
 use nccl_emulator::faults;
 
@@ -26,7 +26,11 @@ fn refused(world: &World) -> Outcome {
     } else {
         By::Grouped
     };
-    let (said, error) = text(plan().per_peer::<f32>(4).algorithm(by));
+    let (said, error) = text(
+        plan()
+            .per_peer(DataType::Float32, 4)
+            .with(|plan| plan.algorithm = by),
+    );
     assert!(
         matches!(error.kind(), ErrorKind::PlansDiffer { plan: 1, .. }),
         "{said}"
@@ -42,7 +46,8 @@ fn refused(world: &World) -> Outcome {
     if rank == 1 {
         counts[0] = 5;
     }
-    let (said, error) = text(plan().parts::<f32>(Parts::from(&send), Parts::from(&counts)));
+    let (said, error) =
+        text(plan().parts(DataType::Float32, Parts::from(&send), Parts::from(&counts)));
     assert!(
         matches!(error.kind(), ErrorKind::PlansDiffer { plan: 2, .. }),
         "{said}"
@@ -55,7 +60,7 @@ fn refused(world: &World) -> Outcome {
     let empty = if rank == 0 {
         plan()
     } else {
-        plan().per_peer::<u8>(1)
+        plan().per_peer(DataType::UInt8, 1)
     };
     let (said, error) = text(empty);
     match rank {
@@ -66,19 +71,34 @@ fn refused(world: &World) -> Outcome {
         ),
     }
     // Algorithms that this communicator does not support, with the reason.
-    let cannot = |by| text(plan().per_peer::<f32>(4).algorithm(by)).0;
+    let cannot = |by| {
+        text(
+            plan()
+                .per_peer(DataType::Float32, 4)
+                .with(|plan| plan.algorithm = by),
+        )
+        .0
+    };
     assert!(cannot(By::TwoLevel).contains("all ranks are on one node"));
     assert!(cannot(By::CopyEngine).contains("cta_policy(CtaPolicy::Zero)"));
-    let (said, _) = text(plan().per_peer::<f32>(4).ranks_per_node(2));
+    let (said, _) = text(
+        plan()
+            .per_peer(DataType::Float32, 4)
+            .with(|plan| plan.ranks_per_node = Some(2)),
+    );
     assert!(
         said.contains("3 ranks cannot be divided into nodes of 2"),
         "{said}"
     );
     let parts = Parts::from(&send);
-    let (said, _) = text(plan().parts::<f32>(parts, parts).algorithm(By::Native));
+    let (said, _) = text(
+        plan()
+            .parts(DataType::Float32, parts, parts)
+            .with(|plan| plan.algorithm = By::Native),
+    );
     assert!(said.contains("it is for equal parts"), "{said}");
     // None of these errors has affected the communicator.
-    let mut good = plan().per_peer::<f32>(4).build()?;
+    let mut good = plan().per_peer(DataType::Float32, 4).build()?;
     let said = good.explain().to_string();
     assert!(
         said.contains("two-level: no, all ranks are on one node"),
@@ -124,8 +144,12 @@ fn without_memory(world: &World) -> Outcome {
     let stream = support::device(world)?.new_stream()?;
     let comm = world.communicator("memory").stream(&stream).build()?;
     let plan = || {
-        let plan = AllToAll::plan(&comm).per_peer::<f32>(4);
-        plan.algorithm(By::TwoLevel).ranks_per_node(2).build()
+        let plan = AllToAll::plan(&comm).per_peer(DataType::Float32, 4);
+        plan.with(|plan| {
+            plan.algorithm = By::TwoLevel;
+            plan.ranks_per_node = Some(2);
+        })
+        .build()
     };
     let error = {
         let call = faults::at_call("cuMemAllocAsync").on_this_thread();
@@ -172,11 +196,14 @@ fn what_is_wrong_here_is_said_here_whoever_does_not_come() {
         let plan = AllToAll::plan(&brief);
         match world.rank() {
             0 => {
-                let error = plan.cost_model_file("/no/such/file").build().unwrap_err();
+                let error = plan
+                    .with(|plan| plan.cost_model_file = Some("/no/such/file".into()))
+                    .build()
+                    .unwrap_err();
                 assert!(format!("{error:#}").contains("/no/such/file"), "{error:#}");
             }
             1 => {
-                let error = plan.per_peer::<f32>(4).build().unwrap_err();
+                let error = plan.per_peer(DataType::Float32, 4).build().unwrap_err();
                 let said = format!("{error:#}");
                 assert!(matches!(error.kind(), ErrorKind::TimedOut { .. }), "{said}");
                 assert!(

@@ -136,7 +136,7 @@ fn a_job_is_asked_with_the_secret_of_the_file_as_its_ranks_read_it() {
     std::fs::write(&secret, "hush, and nobody hears it\n").unwrap();
     let rank = Rendezvous::unix(&socket, 0, 1)
         .unwrap()
-        .secret("hush, and nobody hears it");
+        .with(|meet| meet.secret = Some("hush, and nobody hears it".into()));
     let _world = World::join(rank).unwrap();
     let ask = |mode: u32| {
         std::fs::set_permissions(&secret, Permissions::from_mode(mode)).unwrap();

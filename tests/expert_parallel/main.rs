@@ -33,12 +33,14 @@ fn nothing_was_caught() {
 
 fn made(comm: &Communicator, case: &Case, row_bytes: usize) -> nccl::Result<ExpertParallel> {
     ExpertParallel::builder(comm)
-        .experts(case.experts)
-        .top_k(case.top_k)
-        .max_tokens(case.max_tokens)
-        .capacity(case.capacity)
-        .layout(case.layout)
-        .max_row_bytes(row_bytes)
+        .with(|ep| {
+            ep.experts = case.experts;
+            ep.top_k = case.top_k;
+            ep.max_tokens = case.max_tokens;
+            ep.capacity = Some(case.capacity);
+            ep.layout = case.layout;
+            ep.max_row_bytes = row_bytes;
+        })
         .build()
 }
 
@@ -190,8 +192,8 @@ fn counts_are_right(what: &str, routing: &Routing, case: &Case, step: &Step, ran
     match routing.counts() {
         Ok(counts) => {
             assert!(!full, "{what}: an expert was full");
-            assert_eq!(counts.sent(), all[rank], "{what}: sent");
-            assert_eq!(counts.received(), flat(&received), "{what}: received");
+            assert_eq!(counts.sent, all[rank], "{what}: sent");
+            assert_eq!(counts.received, flat(&received), "{what}: received");
         }
         Err(error) => match *error.kind() {
             ErrorKind::ExpertCapacity {

@@ -88,7 +88,7 @@ fn an_expert_that_is_full_is_told_by_both_ends_and_the_tokens_are_not_numbers() 
         // The communicator and the handle still work.
         let step = both(&[[3, 0], [1, 3]]);
         ep.route(&up(&stream, &flat(&step.topk[rank]))?, &mut routing)?;
-        assert_eq!(routing.counts()?.sent(), [1, 1, 0, 2]);
+        assert_eq!(routing.counts()?.sent, [1, 1, 0, 2]);
         Ok(())
     });
 }
@@ -113,7 +113,7 @@ fn an_expert_that_does_not_exist_is_told_by_the_rank_that_named_it() {
         let are_lost = stream.clone_dtoh(&out)?.iter().all(|one| one.is_nan());
         assert_eq!(are_lost, rank == 1);
         match rank {
-            0 => assert_eq!(routing.counts()?.sent(), [1, 1, 1, 1]),
+            0 => assert_eq!(routing.counts()?.sent, [1, 1, 1, 1]),
             _ => assert_eq!(
                 kind_of(routing.counts()),
                 "NoSuchExpert { rank: 1, entries: 2, experts: 4 }"
@@ -148,7 +148,7 @@ fn a_token_may_choose_an_expert_twice() {
         ep.combine(&routing, &z, &weights, &mut out)?.wait()?;
         let expected = CASE.combined(&step, rank, &x[rank], WIDTH);
         assert_same("combined", &stream.clone_dtoh(&out)?, &expected, WIDTH);
-        assert_eq!(routing.counts()?.sent(), [1, 1, 2, 0]);
+        assert_eq!(routing.counts()?.sent, [1, 1, 2, 0]);
         Ok(())
     });
 }
@@ -227,8 +227,8 @@ fn two_routings_are_in_use_at_once() {
             let expected = CASE.combined(&steps[at], rank, &x[at][rank], WIDTH);
             assert_same("combined", &stream.clone_dtoh(&out)?, &expected, WIDTH);
         }
-        assert_eq!(routings[0].counts()?.sent(), [1, 1, 1, 1]);
-        assert_eq!(routings[1].counts()?.sent(), [1, 1, 1, 1]);
+        assert_eq!(routings[0].counts()?.sent, [1, 1, 1, 1]);
+        assert_eq!(routings[1].counts()?.sent, [1, 1, 1, 1]);
         nothing_was_caught();
         Ok(())
     });
@@ -352,11 +352,11 @@ fn what_does_not_fit_is_refused_before_anything_is_issued() {
             &weights,
             &mut stream.alloc_zeros::<u8>(2)?,
         );
-        assert_eq!(kind_of(error), format!("NotWeighed({:?})", DataType::UINT8));
+        assert_eq!(kind_of(error), format!("NotWeighed({:?})", DataType::UInt8));
         // Types that only the program knows.
-        let erased = nccl::Erased::from_bytes(bytes.as_view(), DataType::FLOAT16)?;
+        let erased = nccl::Erased::from_bytes(bytes.as_view(), DataType::Float16)?;
         let mut bytes = stream.alloc_zeros::<u8>(2 * WIDTH)?;
-        let mismatch = nccl::ErasedMut::from_bytes(bytes.as_view_mut(), DataType::UINT8)?;
+        let mismatch = nccl::ErasedMut::from_bytes(bytes.as_view_mut(), DataType::UInt8)?;
         let error = ep.combine(&routing, erased, &weights, mismatch);
         assert!(kind_of(error).starts_with("DataTypeMismatch"));
 
@@ -407,27 +407,42 @@ fn numbers_that_differ_between_the_ranks_are_refused_on_all_of_them() {
     ranks_as_threads(3, |world: World| -> Outcome {
         let comm = start(&world)?;
         let builder = || {
-            ExpertParallel::builder(&comm)
-                .experts(6)
-                .top_k(1)
-                .max_row_bytes(4)
+            ExpertParallel::builder(&comm).with(|ep| {
+                ep.experts = 6;
+                ep.top_k = 1;
+                ep.max_row_bytes = 4;
+            })
         };
         let text = |result: nccl::Result<ExpertParallel>| result.expect_err("an error").to_string();
         let own = if world.rank() == 2 { 8 } else { 4 };
-        let error = text(builder().max_tokens(own).build());
+        let error = text(builder().with(|ep| ep.max_tokens = own).build());
         assert!(
             error.contains("`capacity`: it is 4 on rank 0 and 8 on rank 2"),
             "{error:#}"
         );
         let layout = [ExpertLayout::RankMajor, ExpertLayout::ExpertMajor][world.rank() % 2];
-        let error = text(builder().max_tokens(4).layout(layout).build());
+        let error = text(
+            builder()
+                .with(|ep| {
+                    ep.max_tokens = 4;
+                    ep.layout = layout;
+                })
+                .build(),
+        );
         assert!(
             error.contains("RankMajor on rank 0 and ExpertMajor on rank 1"),
             "{error:#}"
         );
         // A rank with an invalid setting gets its own error, and the others do not wait for it.
         let own = if world.rank() == 1 { 0 } else { 4 };
-        let error = text(builder().max_tokens(4).capacity(own).build());
+        let error = text(
+            builder()
+                .with(|ep| {
+                    ep.max_tokens = 4;
+                    ep.capacity = Some(own);
+                })
+                .build(),
+        );
         match world.rank() {
             1 => assert!(
                 error.contains("`capacity`: it has to be given"),
@@ -439,7 +454,12 @@ fn numbers_that_differ_between_the_ranks_are_refused_on_all_of_them() {
             ),
         }
         // Settings that may differ.
-        let ep = builder().max_tokens(world.rank() + 1).capacity(2).build()?;
+        let ep = builder()
+            .with(|ep| {
+                ep.max_tokens = world.rank() + 1;
+                ep.capacity = Some(2);
+            })
+            .build()?;
         assert_eq!((ep.experts(), ep.own_experts(), ep.capacity()), (6, 2, 2));
         Ok(())
     });

@@ -113,10 +113,15 @@ fn build(
     name: &str,
     timeout: Duration,
 ) -> nccl::Result<Communicator> {
-    let comm = world.communicator(name).stream(stream).timeout(timeout);
-    comm.timeouts(|timeouts| timeouts.abort = Duration::from_secs(1))
-        .without_preflight()
-        .build()
+    let comm = world
+        .communicator(name)
+        .stream(stream)
+        .with(|comm| comm.timeouts.operation = timeout);
+    comm.with(|comm| {
+        comm.timeouts.abort = Duration::from_secs(1);
+        comm.preflight = false;
+    })
+    .build()
 }
 
 /// Checks a result with all ranks of `comm`, over the connections that the work of a row uses.

@@ -59,16 +59,16 @@ impl Stage {
             let _ = say.send(Heard::Line(line.rank, text, Instant::now()));
         }));
         // Only a fleet's ranks are told how the others end.
-        let fleet = Fleet::builder(ranks)
-            .output(output)
-            .keep_others(true)
-            .observe(matches!(row.cast, Cast::Fleet(_)));
+        let mut fleet = Fleet::builder(ranks);
+        fleet.output = output;
+        fleet.keep_others = true;
+        fleet.observe = matches!(row.cast, Cast::Fleet(_));
         let (mut hosts, mut inside) = (None, Vec::new());
-        let fleet = match row.cast {
-            Cast::Fleet(_) => fleet,
+        fleet.rendezvous = match row.cast {
+            Cast::Fleet(_) => None,
             Cast::Processes(_) => {
                 let place = format!("unix:@{test}-{}-{}", row.name, std::process::id());
-                fleet.rendezvous(place)
+                Some(place)
             }
             Cast::Hosts(per_host) => {
                 const ADDRESSES: [&[&str]; 3] =
@@ -83,7 +83,7 @@ impl Stage {
                     inside.extend(std::iter::repeat_n(place, here));
                 }
                 hosts = Some(made);
-                fleet.rendezvous("tcp:10.79.0.1:29400")
+                Some("tcp:10.79.0.1:29400".into())
             }
         };
         let test = test.to_owned();

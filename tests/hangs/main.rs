@@ -39,12 +39,14 @@ fn build(world: &World, stream: &Arc<CudaStream>, patient: bool) -> nccl::Result
     world
         .communicator("hangs")
         .stream(stream)
-        .timeouts(|timeouts| timeouts.init = timeout(INIT))
-        .timeout(timeout(OPERATION))
-        .timeouts(|timeouts| timeouts.finalize = timeout(FINALIZE))
-        .timeouts(|timeouts| timeouts.abort = abort())
-        .timeouts(|timeouts| timeouts.confirm = CONFIRM)
-        .without_preflight()
+        .with(|comm| {
+            comm.timeouts.init = timeout(INIT);
+            comm.timeouts.operation = timeout(OPERATION);
+            comm.timeouts.finalize = timeout(FINALIZE);
+            comm.timeouts.abort = abort();
+            comm.timeouts.confirm = CONFIRM;
+            comm.preflight = false;
+        })
         .build()
 }
 

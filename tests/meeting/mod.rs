@@ -17,7 +17,9 @@ pub(crate) fn run_a_rank() {
         return;
     };
     let limit = Duration::from_millis(std::env::var("NCCL_TEST_LIMIT").unwrap().parse().unwrap());
-    let rendezvous = Rendezvous::from_env().unwrap().timeout(limit);
+    let rendezvous = Rendezvous::from_env()
+        .unwrap()
+        .with(|meet| meet.timeout = limit);
     if let Ok(files) = std::env::var("NCCL_TEST_FILES") {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         let current = Some(files.parse().unwrap());

@@ -231,7 +231,7 @@ fn failing_grow(world: World, call: &'static str, on: usize) -> Outcome {
     } else {
         world.all_gather("cause", b"")?;
     }
-    assert_eq!(nccl::process::leaked_communicators(), 0);
+    assert_eq!(nccl::stats().leaked_communicators, 0);
     // The other communicators still work, and the ranks can try again.
     assert_eq!(sum(&all, &stream)?, 111.0);
     let again = world.communicator("again").stream(&stream).build()?;
@@ -258,7 +258,7 @@ fn a_rank_that_does_not_come_is_named_and_nothing_has_happened() {
     ranks_as_processes(3, |world| -> Outcome {
         let (stream, all) = start(&world, TIMEOUT)?;
         let part = all.split_with("part", (world.rank() < 2).then_some(0), 0, |builder| {
-            builder.timeouts(|timeouts| timeouts.init = Duration::from_secs(3))
+            builder.with(|comm| comm.timeouts.init = Duration::from_secs(3))
         })?;
         if let Some(part) = &part {
             let error = part.grow(&world, "whole").expect_err("one does not come");
@@ -304,7 +304,7 @@ fn survive_a_grow(world: World, victim: usize) -> Outcome {
     if let Some(part) = part {
         println!("part: {}", part.state());
     }
-    println!("leaked: {}", nccl::process::leaked_communicators());
+    println!("leaked: {}", nccl::stats().leaked_communicators);
     Ok(())
 }
 

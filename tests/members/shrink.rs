@@ -59,7 +59,7 @@ fn nccl_shrinks_a_communicator_in_either_launch_mode_until_its_idle_parent_has_e
         ranks_as_processes(3, move |world| -> Outcome {
             let stream = support::device(&world)?.new_stream()?;
             let comm = world.communicator("all").stream(&stream);
-            let comm = comm.launch_mode(mode).build()?;
+            let comm = comm.with(|comm| comm.launch_mode = Some(mode)).build()?;
             assert_eq!(sum(&comm, &stream)?, 111.0);
             if world.rank() > 0 {
                 let shrunk = comm.shrink("both", &[0])?;
@@ -102,12 +102,15 @@ fn a_part_has_the_launch_mode_of_what_it_is_made_from() {
             .variable(support::LAUNCH_MODE, "default")
             .processes(move |world| -> Outcome {
                 let stream = support::device(&world)?.new_stream()?;
-                let comm = world.communicator("all").stream(&stream).timeout(TIMEOUT);
+                let comm = world
+                    .communicator("all")
+                    .stream(&stream)
+                    .with(|comm| comm.timeouts.operation = TIMEOUT);
                 let comm = match asks == world.rank() {
-                    true => comm.launch_mode(LaunchMode::NonBlocking),
+                    true => comm.with(|comm| comm.launch_mode = Some(LaunchMode::NonBlocking)),
                     false => comm,
                 };
-                let comm = comm.timeouts(|timeouts| timeouts.init = TIMEOUT).build()?;
+                let comm = comm.with(|comm| comm.timeouts.init = TIMEOUT).build()?;
                 let part = comm.split("part", Some(0), 0)?.expect("a color was given");
                 assert_eq!(part.launch_mode(), Some(LaunchMode::NonBlocking));
                 if world.rank() != 2 {
@@ -271,7 +274,7 @@ fn ranks_that_want_to_leave_out_others_are_told() {
     ranks_as_threads(3, |world| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
         let comm = world.communicator("all").stream(&stream);
-        let comm = comm.timeouts(|timeouts| timeouts.init = Duration::from_millis(500));
+        let comm = comm.with(|comm| comm.timeouts.init = Duration::from_millis(500));
         let comm = comm.build()?;
         let without = [[1], [2], [0]][world.rank()];
         let error = comm.shrink("torn", &without).unwrap_err();
@@ -302,7 +305,7 @@ fn failing_shrink(world: World, aborting: bool) -> Outcome {
     let comm = world
         .communicator("all")
         .stream(&stream)
-        .timeouts(|timeouts| (timeouts.abort, timeouts.confirm) = (IN_VAIN, IN_VAIN))
+        .with(|comm| (comm.timeouts.abort, comm.timeouts.confirm) = (IN_VAIN, IN_VAIN))
         .build()?;
     assert_eq!(sum(&comm, &stream)?, 1111.0);
     let untouched = world.communicator("untouched").stream(&stream).build()?;
@@ -333,7 +336,7 @@ fn failing_shrink(world: World, aborting: bool) -> Outcome {
         told.iter().all(|told| *told == told_by(&fault)),
         "one cause"
     );
-    assert_eq!(nccl::process::leaked_communicators(), 0);
+    assert_eq!(nccl::stats().leaked_communicators, 0);
     // Other communicators are not affected, and the ranks create another one.
     assert_eq!(sum(&untouched, &stream)?, 1111.0);
     if world.rank() < 3 {
@@ -410,7 +413,7 @@ fn refused_shrink(world: World, aborting: bool, revoked: bool) -> Outcome {
     };
     assert!(fault.contains(expected), "{fault}");
     world.barrier("over")?;
-    assert_eq!(nccl::process::leaked_communicators(), 0);
+    assert_eq!(nccl::stats().leaked_communicators, 0);
     assert_eq!(sum(&untouched, &stream)?, 1111.0);
     Ok(())
 }
@@ -462,7 +465,7 @@ fn go_on_over_sockets(role: &str, world: World) -> Outcome {
     let next = world.next_generation(TIMEOUT)?;
     let both = next.communicator("both").stream(&stream).build()?;
     println!("right: {}", sum(&both, &stream)?);
-    assert_eq!(nccl::process::leaked_communicators(), 0);
+    assert_eq!(nccl::stats().leaked_communicators, 0);
     Ok(())
 }
 
@@ -513,7 +516,7 @@ fn a_rank_that_does_not_come_to_a_shrink_is_named_and_nothing_has_happened() {
         let stream = support::device(&world)?.new_stream()?;
         let comm = world.communicator("all").stream(&stream);
         let comm = comm
-            .timeouts(|timeouts| timeouts.init = Duration::from_secs(3))
+            .with(|comm| comm.timeouts.init = Duration::from_secs(3))
             .build()?;
         if world.rank() < 2 {
             let begun = Instant::now();
@@ -556,7 +559,7 @@ fn a_rank_that_dies_while_a_communicator_shrinks_is_the_cause_and_the_others_go_
         while !matches!(comm.state(), State::Aborted | State::Leaked) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        println!("leaked: {}", nccl::process::leaked_communicators());
+        println!("leaked: {}", nccl::stats().leaked_communicators);
         return;
     }
     if !support::needs_emulator("a rank that dies in a chosen call") {

@@ -47,7 +47,7 @@ fn a_killed_rank_is_named_with_its_signal_and_the_others_are_ended() {
     let pids: Vec<u32> = (0..3)
         .map(|rank| notes.pid(&format!("rank-{rank}")))
         .collect();
-    send(pids[1], Signal::KILL);
+    send(pids[1], Signal::Kill);
     let run = running.finish();
     assert_eq!(run.code, 137, "{run:?}");
     let report = run.report();
@@ -172,12 +172,12 @@ fn a_rank_that_fails_when_the_others_have_ended_well_does_not_start_the_job_agai
     );
     let running = Running::start(script("-n 3 --restarts 1 --restart failed", &text));
     let pids = [0, 1, 2].map(|rank| notes.pid(&format!("rank-{rank}")));
-    running.signal(Signal::STOP);
+    running.signal(Signal::Stop);
     for pid in pids {
-        send(pid, Signal::KILL);
+        send(pid, Signal::Kill);
     }
     eventually("all are dead", || !pids.iter().any(|&pid| lives(pid)));
-    running.signal(Signal::CONT);
+    running.signal(Signal::Cont);
     let all = running.finish();
     assert_eq!(all.code, 0, "{all:?}");
     assert_eq!(all.stdout().matches("ran\n").count(), 3, "{all:?}");

@@ -64,7 +64,7 @@ fn killing_nccl_run_leaves_no_process_and_no_file() {
     // Three ranks and the keeper.
     assert_eq!(children.len(), 4, "{children:?}");
     all.extend(children);
-    running.signal(Signal::KILL);
+    running.signal(Signal::Kill);
     assert_eq!(running.finish().code, 137);
     all_gone(&all);
     eventually("the directory is gone", || !directory.exists());
@@ -76,7 +76,7 @@ fn killing_nccl_run_ends_even_what_is_stopped() {
     let text = format!("{} kill -STOP 0; wait", family(&notes));
     let running = Running::start(script("-n 2", &text));
     let all = members_stopped(&notes);
-    running.signal(Signal::KILL);
+    running.signal(Signal::Kill);
     assert_eq!(running.finish().code, 137);
     all_gone(&all);
 }
@@ -151,8 +151,8 @@ fn a_keeper_that_is_killed_is_missed_by_nobody() {
     let keeper = children(running.id())
         .into_iter()
         .find(|pid| !ranks.contains(pid));
-    send(keeper.expect("there is one"), Signal::KILL);
-    running.signal(Signal::KILL);
+    send(keeper.expect("there is one"), Signal::Kill);
+    running.signal(Signal::Kill);
     assert_eq!(running.finish().code, 137);
     // The kernel ends the processes that nccl-run itself has started.
     all_gone(&ranks);
@@ -170,7 +170,7 @@ fn a_job_under_a_job_ends_with_it() {
         .args(["-n", "2", "--", "sh", "-c", &inner]);
     let running = Running::start(command);
     let all = members(&notes, 2);
-    running.signal(Signal::KILL);
+    running.signal(Signal::Kill);
     let Run { code, .. } = running.finish();
     assert_eq!(code, 137);
     all_gone(&all);

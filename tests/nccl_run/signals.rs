@@ -31,7 +31,7 @@ fn is_ignored(signal: Signal) -> bool {
 fn the_first_ctrl_c_is_passed_on_and_the_exit_code_says_so() {
     let notes = Notes::new();
     let running = two_ranks("", &notes, "trap 'echo saved; exit 1' INT");
-    running.signal(Signal::INT);
+    running.signal(Signal::Int);
     let run = running.finish();
     assert_eq!(run.code, 130, "{run:?}");
     assert_eq!(run.stdout().matches("saved").count(), 2, "{run:?}");
@@ -45,7 +45,7 @@ fn the_first_ctrl_c_is_passed_on_and_the_exit_code_says_so() {
 #[test]
 fn ranks_that_end_well_when_asked_are_a_success() {
     let notes = Notes::new();
-    for signal in [Signal::TERM, Signal::HUP] {
+    for signal in [Signal::Term, Signal::Hup] {
         if is_ignored(signal) {
             nccl_tools::gpu_check::not_tested(format_args!(
                 "{signal}, which was ignored at the start (nohup)"
@@ -66,7 +66,7 @@ fn ranks_that_end_well_when_asked_are_a_success() {
 fn what_does_not_end_is_killed_after_the_grace_period() {
     let notes = Notes::new();
     let running = two_ranks("--grace 300ms", &notes, "trap '' INT");
-    running.signal(Signal::INT);
+    running.signal(Signal::Int);
     let run = running.finish();
     assert_eq!(run.code, 130, "{run:?}");
     assert!(
@@ -82,7 +82,7 @@ fn an_interrupt_is_no_success_where_others_are_kept() {
     let notes = Notes::new();
     let text = "if [ $NCCL_RUN_RANK = 0 ]; then trap 'exit 0' INT; else trap '' INT; fi";
     let running = two_ranks("--keep-others --grace 300ms", &notes, text);
-    running.signal(Signal::INT);
+    running.signal(Signal::Int);
     let run = running.finish();
     assert_eq!(run.code, 130, "{run:?}");
     // Rank 1 has died before, and rank 0 ends by the signal.
@@ -94,7 +94,7 @@ fn an_interrupt_is_no_success_where_others_are_kept() {
     let running = two_ranks("--keep-others", &notes, &text);
     let dead = notes.pid("rank-1");
     eventually("rank 1 is dead", || !lives(dead));
-    running.signal(Signal::INT);
+    running.signal(Signal::Int);
     let run = running.finish();
     assert_eq!(run.code, 130, "{run:?}");
 }
@@ -103,13 +103,13 @@ fn an_interrupt_is_no_success_where_others_are_kept() {
 fn a_second_ctrl_c_kills_at_once() {
     let notes = Notes::new();
     let running = two_ranks("--grace 50s", &notes, "trap '' INT");
-    running.signal(Signal::INT);
+    running.signal(Signal::Int);
     // A signal that a wrapper passes on as well is no second one.
     std::thread::sleep(Duration::from_millis(5));
-    running.signal(Signal::INT);
+    running.signal(Signal::Int);
     std::thread::sleep(Duration::from_secs(2));
     assert!(nccl_tools::testing::lives(notes.pid("rank-0")));
-    running.signal(Signal::INT);
+    running.signal(Signal::Int);
     let run = running.finish();
     assert_eq!(run.code, 130, "{run:?}");
     assert!(run.took < Duration::from_secs(20), "{run:?}");
@@ -128,12 +128,12 @@ fn the_programs_own_signals_are_passed_on() {
         notes.noting("two-$NCCL_RUN_RANK", "2")
     );
     let running = two_ranks("", &notes, &trap);
-    running.signal(Signal::USR1);
-    running.signal(Signal::USR2);
+    running.signal(Signal::Usr1);
+    running.signal(Signal::Usr2);
     for name in ["one-0", "one-1", "two-0", "two-1"] {
         notes.read(name);
     }
-    running.signal(Signal::TERM);
+    running.signal(Signal::Term);
     assert_eq!(running.finish().code, 143);
 }
 
@@ -161,15 +161,15 @@ fn all_stop_together_and_go_on_together() {
     };
     eventually("both sleep", || sleeps("rank-0") && sleeps("rank-1"));
     let all = [running.id(), notes.pid("rank-0"), notes.pid("rank-1")];
-    running.signal(Signal::TSTP);
+    running.signal(Signal::Tstp);
     eventually("all stand still", || {
         all.iter().all(|&pid| state(pid) == 'T')
     });
-    running.signal(Signal::CONT);
+    running.signal(Signal::Cont);
     eventually("none stands still", || {
         all.iter().all(|&pid| state(pid) != 'T')
     });
-    running.signal(Signal::TERM);
+    running.signal(Signal::Term);
     assert_eq!(running.finish().code, 143);
 }
 
@@ -186,7 +186,7 @@ fn what_was_ignored_at_the_start_stays_ignored() {
     command.args(["-n", "1", "--", "sh", "-c", &text]);
     let running = Running::start(command);
     notes.pid("there");
-    running.signal(Signal::HUP);
+    running.signal(Signal::Hup);
     let run = running.finish();
     assert_eq!((run.code, run.stdout().as_str()), (0, "[0] done\n"));
 }

@@ -156,7 +156,9 @@ fn a_secret_that_is_no_text_keeps_strangers_out() {
         })
     });
     let world = World::join(rank.unwrap()).unwrap();
-    let stranger = Rendezvous::observer(&address).unwrap().job("binary");
+    let stranger = Rendezvous::observer(&address)
+        .unwrap()
+        .with(|meet| meet.job = "binary".into());
     let error = Observer::join(stranger).unwrap_err().to_string();
     assert!(error.contains("secret"), "{error:#}");
     world.barrier("over").unwrap();
@@ -183,7 +185,7 @@ fn the_others_are_told_how_a_rank_was_killed_and_what_it_said_last() {
                 // By then nccl-run has joined the world as well.
                 std::thread::sleep(Duration::from_millis(500));
                 eprintln!("no memory for layer 7");
-                send(std::process::id(), Signal::KILL);
+                send(std::process::id(), Signal::Kill);
             }
             world
                 .barrier("ready")
@@ -268,9 +270,9 @@ fn a_rank_that_stood_still_on_one_host_is_not_said_to_be_behind_a_network() {
                 bytes.map(u32::from_ne_bytes).map_err(|_| "four bytes")
             };
             if world.rank() == 0 {
-                send(pid(3)?, Signal::STOP);
+                send(pid(3)?, Signal::Stop);
                 std::thread::sleep(Duration::from_millis(300));
-                send(pid(0)?, Signal::KILL);
+                send(pid(0)?, Signal::Kill);
             }
             let error = world.barrier("work").expect_err("rank 0 is gone");
             println!("{error:#}");
@@ -293,7 +295,7 @@ fn a_rank_that_stood_still_on_one_host_is_not_said_to_be_behind_a_network() {
             }
             let next = world.next_generation_leaving_behind(Duration::from_secs(4));
             let next = next.map_err(|error| format!("{error:#}"))?;
-            send(pid(3)?, Signal::CONT);
+            send(pid(3)?, Signal::Cont);
             eventually("rank 3 has ended", || !pid(3).is_ok_and(lives));
             next.barrier("end").map_err(|error| format!("{error:#}"))
         });

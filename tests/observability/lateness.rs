@@ -20,7 +20,7 @@ fn one_comes_late(world: World) -> Outcome {
     let stream = support::device(&world)?.new_stream()?;
     let comm = world.communicator(NAME).stream(&stream);
     let comm = comm
-        .timeouts(|timeouts| timeouts.straggler = Some(PATIENCE))
+        .with(|comm| comm.timeouts.straggler = Some(PATIENCE))
         .build()?;
     let mut y = stream.alloc_zeros::<f32>(4)?;
     comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
@@ -99,7 +99,7 @@ fn one_is_busy(world: World) -> Outcome {
     let stream = support::device(&world)?.new_stream()?;
     let comm = world.communicator(NAME).stream(&stream);
     let comm = comm
-        .timeouts(|timeouts| timeouts.straggler = Some(PATIENCE))
+        .with(|comm| comm.timeouts.straggler = Some(PATIENCE))
         .build()?;
     let mut y = stream.alloc_zeros::<f32>(4)?;
     comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;

@@ -204,7 +204,8 @@ fn who_is_turned_away_is_counted_and_told() -> Outcome {
         })
     };
     // No other rank joins, so it listens until its timeout.
-    let rendezvous = nccl::Rendezvous::unix(&path, 0, 2)?.timeout(Duration::from_secs(3));
+    let rendezvous =
+        nccl::Rendezvous::unix(&path, 0, 2)?.with(|meet| meet.timeout = Duration::from_secs(3));
     let alone = World::join(rendezvous);
     assert!(alone.is_err());
     stranger.join().map_err(|_| "the stranger panicked")??;

@@ -203,7 +203,7 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline() {
     let (_one, zero) = (worlds.pop().unwrap(), worlds.pop().unwrap());
     let zero = zero.with_timeout(Duration::from_millis(200));
     let error = zero
-        .preflight(&nccl::preflight::Settings::new())
+        .preflight(&nccl::preflight::Settings::default())
         .unwrap_err()
         .to_string();
     assert!(error.contains("rank 1 of 2 did not come"), "{error:#}");

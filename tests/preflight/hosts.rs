@@ -70,13 +70,13 @@ pub(crate) fn a_rank(script: &str) -> Result<String, Box<dyn std::error::Error>>
     }
     nccl_emulator::install_unless_gpu()?;
     let limit = Duration::from_secs(30);
-    let world = World::join(Rendezvous::from_env()?.timeout(limit))?;
+    let world = World::join(Rendezvous::from_env()?.with(|meet| meet.timeout = limit))?;
     let device =
         std::env::var("NCCL_TEST_DEVICE").map_or(world.rank(), |text| text.parse().unwrap());
     let stream = CudaContext::new(device)?.new_stream()?;
-    let settings = Settings::new()
-        .stream(&stream)
-        .library(&nccl::Library::load()?);
+    let mut settings = Settings::default();
+    settings.stream = Some(stream.clone());
+    settings.library = Some(nccl::Library::load()?);
     if let Ok(files) = std::env::var("NCCL_TEST_FILES_LEFT") {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         let used = std::fs::read_dir("/proc/self/fd")?.count() as u64;

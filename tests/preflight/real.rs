@@ -14,7 +14,8 @@ pub(crate) fn ask() -> Result<String, Box<dyn Error>> {
     // The library reads its variables when it is first used, not on loading.
     // SAFETY: the variable names NVIDIA's library.
     let library = unsafe { Library::load_from(std::env::var("NCCL_TEST_LIBRARY_IN_CHILD")?) }?;
-    let report = host(&Settings::new().library(&library));
+    let report =
+        host(&Settings::default().with(|settings| settings.library = Some(library.clone())));
     let finding = report
         .findings
         .iter()

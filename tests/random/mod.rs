@@ -108,10 +108,10 @@ impl Program {
         let mut data_type = *shared.choice(DataType::ALL).expect("there are some");
         if ranks == 1
             && matches!(kind, Kind::ScaledSum)
-            && [DataType::FLOAT8_E4M3, DataType::FLOAT8_E5M2].contains(&data_type)
+            && [DataType::Float8E4M3, DataType::Float8E5M2].contains(&data_type)
         {
             // NCCL has no kernel that scales these types on one rank.
-            data_type = DataType::FLOAT32;
+            data_type = DataType::Float32;
         }
         self.number += 1;
         Step {

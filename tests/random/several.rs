@@ -29,18 +29,18 @@ pub fn scaled_sum(
     }
     let factor = FACTOR as u8;
     match data_type {
-        DataType::INT8 => run(comm, factor as i8, x, y),
-        DataType::UINT8 => run(comm, factor, x, y),
-        DataType::INT32 => run(comm, i32::from(factor), x, y),
-        DataType::UINT32 => run(comm, u32::from(factor), x, y),
-        DataType::INT64 => run(comm, i64::from(factor), x, y),
-        DataType::UINT64 => run(comm, u64::from(factor), x, y),
-        DataType::FLOAT16 => run(comm, half::f16::from(factor), x, y),
-        DataType::BFLOAT16 => run(comm, half::bf16::from(factor), x, y),
-        DataType::FLOAT32 => run(comm, f32::from(factor), x, y),
-        DataType::FLOAT64 => run(comm, f64::from(factor), x, y),
-        DataType::FLOAT8_E4M3 => run(comm, float8::F8E4M3::from_f32(factor.into()), x, y),
-        DataType::FLOAT8_E5M2 => run(comm, float8::F8E5M2::from_f32(factor.into()), x, y),
+        DataType::Int8 => run(comm, factor as i8, x, y),
+        DataType::UInt8 => run(comm, factor, x, y),
+        DataType::Int32 => run(comm, i32::from(factor), x, y),
+        DataType::UInt32 => run(comm, u32::from(factor), x, y),
+        DataType::Int64 => run(comm, i64::from(factor), x, y),
+        DataType::UInt64 => run(comm, u64::from(factor), x, y),
+        DataType::Float16 => run(comm, half::f16::from(factor), x, y),
+        DataType::BFloat16 => run(comm, half::bf16::from(factor), x, y),
+        DataType::Float32 => run(comm, f32::from(factor), x, y),
+        DataType::Float64 => run(comm, f64::from(factor), x, y),
+        DataType::Float8E4M3 => run(comm, float8::F8E4M3::from_f32(factor.into()), x, y),
+        DataType::Float8E5M2 => run(comm, float8::F8E5M2::from_f32(factor.into()), x, y),
         other => panic!("{other} is not known here"),
     }
 }

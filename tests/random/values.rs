@@ -80,15 +80,15 @@ fn number(step: u64, rank: usize, block: usize, index: usize) -> u32 {
 /// A number of at most 16 as one element.
 fn encode(number: u32, data_type: DataType) -> Vec<u8> {
     match data_type {
-        DataType::INT8 | DataType::UINT8 => vec![number as u8],
-        DataType::INT32 | DataType::UINT32 => number.to_ne_bytes().to_vec(),
-        DataType::INT64 | DataType::UINT64 => u64::from(number).to_ne_bytes().to_vec(),
-        DataType::FLOAT16 => f16::from_f32(number as f32).to_ne_bytes().to_vec(),
-        DataType::BFLOAT16 => bf16::from_f32(number as f32).to_ne_bytes().to_vec(),
-        DataType::FLOAT32 => (number as f32).to_ne_bytes().to_vec(),
-        DataType::FLOAT64 => f64::from(number).to_ne_bytes().to_vec(),
-        DataType::FLOAT8_E4M3 => vec![float8(number, 7, 3)],
-        DataType::FLOAT8_E5M2 => vec![float8(number, 15, 2)],
+        DataType::Int8 | DataType::UInt8 => vec![number as u8],
+        DataType::Int32 | DataType::UInt32 => number.to_ne_bytes().to_vec(),
+        DataType::Int64 | DataType::UInt64 => u64::from(number).to_ne_bytes().to_vec(),
+        DataType::Float16 => f16::from_f32(number as f32).to_ne_bytes().to_vec(),
+        DataType::BFloat16 => bf16::from_f32(number as f32).to_ne_bytes().to_vec(),
+        DataType::Float32 => (number as f32).to_ne_bytes().to_vec(),
+        DataType::Float64 => f64::from(number).to_ne_bytes().to_vec(),
+        DataType::Float8E4M3 => vec![float8(number, 7, 3)],
+        DataType::Float8E5M2 => vec![float8(number, 15, 2)],
         other => panic!("{other} is not known here"),
     }
 }

@@ -117,7 +117,7 @@ pub fn strangers<'a>(world: &World, name: &'a str) -> nccl::Result<CommunicatorB
     let id = nccl::UniqueId::from_bytes(id.try_into().expect("as many bytes as were given"));
     let builder = Communicator::builder(name, id, world.rank(), world.size());
     Ok(match asked_for() {
-        Some(mode) => builder.launch_mode(mode),
+        Some(mode) => builder.with(|comm| comm.launch_mode = Some(mode)),
         None => builder,
     })
 }

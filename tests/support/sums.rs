@@ -14,7 +14,10 @@ pub fn start(
     timeout: Duration,
 ) -> Result<(Arc<CudaStream>, Communicator), Box<dyn Error>> {
     let stream = super::device(world)?.new_stream()?;
-    let comm = world.communicator("all").stream(&stream).timeout(timeout);
+    let comm = world
+        .communicator("all")
+        .stream(&stream)
+        .with(|comm| comm.timeouts.operation = timeout);
     Ok((Arc::clone(&stream), comm.build()?))
 }
 

@@ -283,7 +283,7 @@ mod tests {
                 reason: String::from("the others did"),
             })
         };
-        let failed = || Error::new(ErrorKind::NotWeighed(crate::data_type::DataType::INT8));
+        let failed = || Error::new(ErrorKind::NotWeighed(crate::data_type::DataType::Int8));
         let of = |cause| {
             Arc::new(Fault::here(cause, ("tp", &Roster::default()), 0, 0, |_| {
                 None

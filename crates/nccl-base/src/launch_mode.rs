@@ -25,7 +25,7 @@ use crate::system::variables::number;
 /// do that and no variable of NCCL's contradicts it, and on `NonBlocking` otherwise. On NCCL 2.32.3 a grouped exchange
 /// of 8 bytes between processes took 98 µs of host time in `NonBlocking` and 4 µs in `BlockingChild`, the medians of
 /// `docs/results/host_costs.md`. Ranks with different releases have to leave out the checks before the start
-/// (`CommunicatorBuilder::without_preflight`), which refuse that.
+/// (`CommunicatorBuilder::preflight`), which refuse that.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -37,7 +37,7 @@ use crate::system::variables::number;
 /// let comm = world
 ///     .communicator("demo")
 ///     .stream(&stream)
-///     .launch_mode(LaunchMode::NonBlocking)
+///     .with(|comm| comm.launch_mode = Some(LaunchMode::NonBlocking))
 ///     .build()?;
 /// assert_eq!(comm.launch_mode(), Some(LaunchMode::NonBlocking));
 /// # Ok(())

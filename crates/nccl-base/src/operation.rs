@@ -364,7 +364,7 @@ mod tests {
             peer: None,
             root: None,
             count: Some(4096),
-            data_type: Some(DataType::BFLOAT16),
+            data_type: Some(DataType::BFloat16),
             reduction: None,
             elapsed: Duration::from_millis(300),
         };

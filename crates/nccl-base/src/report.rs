@@ -37,7 +37,7 @@ impl fmt::Display for Severity {
 /// Printed, it is one line: the sentence, and what to do.
 ///
 /// ```
-/// let report = nccl::preflight::host(&nccl::preflight::Settings::new());
+/// let report = nccl::preflight::host(&nccl::preflight::Settings::default());
 /// for finding in &report.findings {
 ///     println!("{:>7} {:<20} {}", finding.severity, finding.check, finding.what);
 ///     if let Some(fix) = &finding.fix {
@@ -110,7 +110,7 @@ impl fmt::Display for Finding {
 /// All findings, the worst first.
 ///
 /// ```
-/// let report = nccl::preflight::host(&nccl::preflight::Settings::new());
+/// let report = nccl::preflight::host(&nccl::preflight::Settings::default());
 /// if report.worst() > nccl::preflight::Severity::Ok {
 ///     eprintln!("{report}");
 /// }
@@ -158,7 +158,7 @@ impl Report {
     ///
     /// ```
     /// use nccl::preflight::{Severity, Settings, host};
-    /// if host(&Settings::new()).worst() == Severity::Error {
+    /// if host(&Settings::default()).worst() == Severity::Error {
     ///     eprintln!("NCCL would not work here");
     /// }
     /// ```

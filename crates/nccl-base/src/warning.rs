@@ -4,6 +4,8 @@
 //! communicator is aborted, NCCL's own threads warn about what was cut off. A table classifies
 //! the texts of all releases since 2.18; a text that is not in it stays [`Class::Unknown`].
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// What a warning says about the cause.
@@ -40,20 +42,17 @@ impl Class {
     pub fn of(text: &str) -> Self {
         KnownWarning::of(text).map_or(Self::Unknown, |known| known.class)
     }
+}
 
-    /// Returns a stable name: `cause`, `unknown`, `consequence`, `noise`.
-    ///
-    /// ```
-    /// assert_eq!(nccl::debug_log::Class::Noise.name(), "noise");
-    /// ```
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
+/// A stable name: `cause`, `unknown`, `consequence`, `noise`.
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
             Self::Cause => "cause",
             Self::Unknown => "unknown",
             Self::Consequence => "consequence",
             Self::Noise => "noise",
-        }
+        })
     }
 }
 

@@ -66,7 +66,7 @@ impl CoordinatorSearch {
         Self {
             heard: vec![None; addresses.len()],
             addresses,
-            job: rendezvous.job.clone(),
+            job: rendezvous.identity(),
             identity,
             turn: 0,
             referral: None,

@@ -13,16 +13,22 @@ use super::secret::Secret;
 use super::tcp;
 use crate::error::{Error, Result, ranks};
 
-/// The identity of this process among the ranks, and where they meet.
+/// The identity of this process among the ranks, and where they meet. The fields are settings; all but `timeout` and
+/// `was_restarted` should be the same on all ranks.
 ///
 /// ```
+/// use std::time::Duration;
 /// use nccl::Rendezvous;
 ///
-/// let rendezvous = Rendezvous::unix("/tmp/my-job.sock", 0, 2)?;
+/// let rendezvous = Rendezvous::unix("/tmp/my-job.sock", 0, 2)?.with(|rendezvous| {
+///     rendezvous.job = "pretraining-7".into();
+///     rendezvous.timeout = Duration::from_secs(300);
+/// });
 /// assert_eq!((rendezvous.rank(), rendezvous.world_size()), (0, 2));
 /// # Ok::<(), nccl::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Rendezvous {
     pub(super) rank: usize,
     pub(super) world_size: usize,
@@ -31,18 +37,60 @@ pub struct Rendezvous {
     pub(super) address: Address,
     /// Further addresses at which new processes look for the coordinator when rank 0 is gone.
     pub(super) others: Vec<Address>,
-    pub(super) timeout: Duration,
-    pub(super) job: Job,
+    /// How long the ranks wait for each other; default 60 s.
+    pub timeout: Duration,
+    /// The name of the job, of 2048 bytes at most: a rank of another job is turned away with that reason. Default: empty;
+    /// after [`from_env`](Self::from_env) the launcher's name for the job, or `NCCL_RUN_JOB`.
+    pub job: String,
+    /// Which attempt of the job this is; default 0, or `NCCL_RUN_GENERATION`, or torchrun's count of
+    /// restarts. A process left over from another attempt is turned away.
+    pub generation: u64,
+    /// The secret of the job; after [`from_env`](Self::from_env) `NCCL_RUN_SECRET`, or the content of the file
+    /// `NCCL_RUN_SECRET_FILE`. A secret of less than 16 bytes is an error of `World::join`.
+    ///
+    /// With `None` (default) the connections are neither authenticated nor encrypted; rank 0 says so on stderr when it listens over
+    /// TCP.
+    pub secret: Option<Secret>,
+    /// Whether addresses are translated between the ranks (NAT, a published port of a container, a service of Kubernetes
+    /// with an address of its own), so that a rank dials another address than the one at which the other side listens;
+    /// `NCCL_RUN_TRANSLATED=1` after [`from_env`](Self::from_env). Default `false`.
+    ///
+    /// Otherwise a connection is accepted only at the address that was dialled: no listener at another port or
+    /// address can stand in between. With translation that is not checked: a relay learns when ranks talk
+    /// and how much, but neither reads nor changes their messages.
+    pub translated_addresses: bool,
+    /// How many processes without a rank ([`Witness`](crate::Witness)) vote in the job, 64 at most; rank 0 waits for them as for the
+    /// ranks. `NCCL_RUN_WITNESSES` after [`from_env`](Self::from_env). Default 0.
+    pub witnesses: u32,
+    /// How long a process that reaches no majority of the others waits for one before it counts as cut off for good and reports
+    /// that (default 12 s; less than 6 s counts as 6 s). A shorter outage can end well, and until then an operator can decide which
+    /// side goes on (`World::decide_split`).
+    pub cut_off_after: Duration,
+    /// Whether ranks stay together while NCCL still moves data between all of them, although the control connection between some
+    /// of them is lost; those are reported as unreachable 3 s after NCCL stops doing so. With `false`, they are as soon as the
+    /// connection is given up. Default `true`; `NCCL_RUN_UNREACHABLE=abort` or `tolerate` after [`from_env`](Self::from_env).
+    ///
+    /// What counts are the collectives that need every rank (`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`), on
+    /// communicators of all ranks of the world; launches of captured plans do not count.
+    pub tolerate_unreachable: bool,
+    /// Whether this process was started in the place of one that has ended, while the other ranks go on
+    /// (`NCCL_RUN_RESTARTED`, as `nccl-run --restart failed` and `Fleet::restart`
+    /// set it): then it joins by `World::rejoin`, and not by
+    /// `World::join`.
+    ///
+    /// ```no_run
+    /// use nccl::{Rendezvous, World};
+    ///
+    /// let rendezvous = Rendezvous::from_env()?;
+    /// let world = match rendezvous.was_restarted {
+    ///     false => World::join(rendezvous)?,
+    ///     true => World::rejoin(rendezvous)?,
+    /// };
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub was_restarted: bool,
     /// Whether the local rank is counted among the ranks of the host, because it was not stated.
     pub(super) counts_local: bool,
-    /// Whether this process replaces one that has ended, while the other ranks run.
-    pub(super) restarted: bool,
-    /// How many processes without a rank vote.
-    pub(super) witnesses: u32,
-    /// How long a process that reaches no majority waits for one.
-    pub(super) cut_off_after: Duration,
-    /// Whether a rank that NCCL reaches stays, although the control connection to it is lost.
-    pub(super) tolerates: bool,
     /// Which of two contradicting launchers counts; for errors.
     pub(super) said: Option<String>,
 }
@@ -140,83 +188,6 @@ impl Rendezvous {
         Ok(self)
     }
 
-    /// Sets how long the ranks wait for each other; default 60 s.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    /// let rendezvous = nccl::Rendezvous::unix("/tmp/my-job.sock", 0, 1)?.timeout(Duration::from_secs(5));
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    #[must_use]
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
-    }
-
-    /// Sets the name of the job, of 2048 bytes at most: a rank of another job is turned away with that reason. Default: empty;
-    /// after [`from_env`](Self::from_env) the launcher's name for the job, or `NCCL_RUN_JOB`.
-    ///
-    /// ```
-    /// let rendezvous = nccl::Rendezvous::unix("/tmp/my-job.sock", 0, 1)?.job("pretraining-7");
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    #[must_use]
-    pub fn job(mut self, name: impl Into<String>) -> Self {
-        self.job.name = name.into();
-        self
-    }
-
-    /// Sets which attempt of the job this is; default 0, or `NCCL_RUN_GENERATION`, or torchrun's count of
-    /// restarts. A process left over from another attempt is turned away.
-    ///
-    /// ```
-    /// let rendezvous = nccl::Rendezvous::unix("/tmp/my-job.sock", 0, 1)?.generation(2);
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    #[must_use]
-    pub fn generation(mut self, generation: u64) -> Self {
-        self.job.generation = generation;
-        self
-    }
-
-    /// Sets the secret of the job, which only its processes know; `NCCL_RUN_SECRET`, or the content of the file
-    /// `NCCL_RUN_SECRET_FILE`, after [`from_env`](Self::from_env): any bytes, without the whitespace around them. Both
-    /// sides of every connection prove that they know it, without sending it, and all their messages are encrypted and
-    /// authenticated: bytes that were changed, repeated or dropped on the way end the connection.
-    ///
-    /// The secret has to be random, 128 bits at least (`openssl rand -hex 32`): a recorded connection is enough to try
-    /// secrets offline. A secret of less than 16 bytes is an error of `World::join`. Without a secret, none of
-    /// this is guaranteed; rank 0 says so on stderr when it listens over TCP.
-    ///
-    /// ```no_run
-    /// let secret = std::fs::read("/etc/server/secret").expect("the job's secret");
-    /// let rendezvous = nccl::Rendezvous::unix("/tmp/my-job.sock", 0, 1)?.secret(secret);
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    #[must_use]
-    pub fn secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
-        self.job.secret = Some(Secret::new(secret));
-        self
-    }
-
-    /// Sets whether addresses are translated between the ranks (NAT, a published port of a container, a service of Kubernetes
-    /// with an address of its own), so that a rank dials another address than the one at which the other side listens;
-    /// `NCCL_RUN_TRANSLATED=1` after [`from_env`](Self::from_env). Default: no.
-    ///
-    /// Otherwise a connection is accepted only at the address that was dialled: no listener at another port or
-    /// address can stand in between. With translation that is not checked: a relay learns when ranks talk
-    /// and how much, but neither reads nor changes their messages. The setting must be the same on all ranks.
-    ///
-    /// ```
-    /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.translated_addresses(true);
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    #[must_use]
-    pub fn translated_addresses(mut self, translated: bool) -> Self {
-        self.job.translated = translated;
-        self
-    }
-
     /// Adds an address at which the coordinator may be found when rank 0 is gone: `tcp:HOST:PORT` on another host, say. A rank
     /// that takes over listens at those of these addresses, and of rank 0's, that are of its own host; a new process
     /// (`World::rejoin`, `Observer`) tries all of them.
@@ -236,49 +207,17 @@ impl Rendezvous {
         Ok(self)
     }
 
-    /// Sets how many processes without a rank ([`Witness`](crate::Witness)) vote in the job; rank 0 waits for them as for the ranks. The
-    /// count should be the same on all ranks; `NCCL_RUN_WITNESSES` after [`from_env`](Self::from_env). Default: 0.
-    ///
-    /// ```
-    /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.witnesses(1);
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    #[must_use]
-    pub fn witnesses(mut self, count: u32) -> Self {
-        self.witnesses = count.min(limits::WITNESSES);
-        self
-    }
-
-    /// Sets how long a process that reaches no majority of the others waits for one before it counts as cut off for good and reports
-    /// that (default 12 s, 6 s at least). A shorter outage can end well, and until then an operator can decide which side goes on
-    /// (`World::decide_split`). The timeout should be the same on all ranks.
+    /// Sets fields in a chain of calls.
     ///
     /// ```
     /// use std::time::Duration;
-    /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.cut_off_after(Duration::from_secs(600));
+    /// let rendezvous = nccl::Rendezvous::unix("/tmp/my-job.sock", 0, 1)?;
+    /// let rendezvous = rendezvous.with(|rendezvous| rendezvous.timeout = Duration::from_secs(5));
     /// # Ok::<(), nccl::Error>(())
     /// ```
     #[must_use]
-    pub fn cut_off_after(mut self, timeout: Duration) -> Self {
-        self.cut_off_after = timeout.clamp(CUT_OFF_AFTER / 2, Duration::from_secs(1 << 30));
-        self
-    }
-
-    /// Sets whether ranks stay together while NCCL still moves data between all of them, although the control connection between some
-    /// of them is lost; those are reported as unreachable 3 s after NCCL stops doing so. With `false`, they are as soon as the
-    /// connection is given up. Default `true`; `NCCL_RUN_UNREACHABLE=abort` or `tolerate` after [`from_env`](Self::from_env). The
-    /// setting should be the same on all ranks.
-    ///
-    /// What counts are the collectives that need every rank (`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`), on
-    /// communicators of all ranks of the world; launches of captured plans do not count.
-    ///
-    /// ```
-    /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.tolerate_unreachable(false);
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    #[must_use]
-    pub fn tolerate_unreachable(mut self, tolerate: bool) -> Self {
-        self.tolerates = tolerate;
+    pub fn with(mut self, set: impl FnOnce(&mut Self)) -> Self {
+        set(&mut self);
         self
     }
 
@@ -304,26 +243,6 @@ impl Rendezvous {
         self.world_size
     }
 
-    /// Whether this process was started in the place of one that has ended, while the other ranks go on
-    /// (`NCCL_RUN_RESTARTED`, as `nccl-run --restart failed` and `Fleet::restart`
-    /// set it): then it joins by `World::rejoin`, and not by
-    /// `World::join`.
-    ///
-    /// ```no_run
-    /// use nccl::{Rendezvous, World};
-    ///
-    /// let rendezvous = Rendezvous::from_env()?;
-    /// let world = match rendezvous.was_restarted() {
-    ///     false => World::join(rendezvous)?,
-    ///     true => World::rejoin(rendezvous)?,
-    /// };
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    #[must_use]
-    pub fn was_restarted(&self) -> bool {
-        self.restarted
-    }
-
     /// A rendezvous for an `Observer`, which has no rank and need not know how many there are. `address` is
     /// `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` or `tcp:HOST:FIRST-LAST`, or several of these with commas between
     /// them, as by [`or_at`](Self::or_at).
@@ -333,7 +252,8 @@ impl Rendezvous {
     ///
     /// ```no_run
     /// let secret = std::fs::read("/etc/server/secret").expect("the job's secret");
-    /// let rendezvous = nccl::Rendezvous::observer("tcp:10.0.0.5:29400")?.secret(secret);
+    /// let rendezvous = nccl::Rendezvous::observer("tcp:10.0.0.5:29400")?;
+    /// let rendezvous = rendezvous.with(|rendezvous| rendezvous.secret = Some(secret.into()));
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn observer(address: &str) -> Result<Self> {
@@ -344,6 +264,27 @@ impl Rendezvous {
         };
         rendezvous.others = addresses.collect::<Result<_>>()?;
         Ok(rendezvous)
+    }
+
+    /// Returns what identifies the job in every handshake.
+    pub(super) fn identity(&self) -> Job {
+        Job {
+            name: self.job.clone(),
+            generation: self.generation,
+            secret: self.secret.clone(),
+            translated: self.translated_addresses,
+        }
+    }
+
+    /// Returns the number of witnesses that are waited for.
+    pub(super) fn expected_witnesses(&self) -> u32 {
+        self.witnesses.min(limits::WITNESSES)
+    }
+
+    /// Returns how long a process without a majority waits for one.
+    pub(super) fn cut_off_timeout(&self) -> Duration {
+        let longest = Duration::from_secs(1 << 30);
+        self.cut_off_after.clamp(CUT_OFF_AFTER / 2, longest)
     }
 
     /// Returns the addresses at which a new process looks for the coordinator.
@@ -381,17 +322,15 @@ impl Rendezvous {
             address,
             others: Vec::new(),
             timeout: Duration::from_secs(60),
-            job: Job {
-                name: String::new(),
-                generation: 0,
-                secret: None,
-                translated: false,
-            },
-            counts_local: false,
-            restarted: false,
+            job: String::new(),
+            generation: 0,
+            secret: None,
+            translated_addresses: false,
             witnesses: 0,
             cut_off_after: CUT_OFF_AFTER,
-            tolerates: true,
+            tolerate_unreachable: true,
+            was_restarted: false,
+            counts_local: false,
             said: None,
         }
     }

@@ -162,7 +162,7 @@ impl Rendezvous {
     pub fn fail(self, error: &(dyn StdError + 'static)) -> Result<()> {
         let mut chain = chain(error);
         cut(&mut chain, LONGEST_CHAIN);
-        self.job.check()?;
+        self.identity().check()?;
         Node::fails(&self, chain)
     }
 }

@@ -51,7 +51,7 @@ impl World {
 
     /// Joins a running world as a new rank: in the place of a process that died, or in addition.
     pub fn rejoin(rendezvous: Rendezvous) -> Result<Self> {
-        rendezvous.job.check()?;
+        rendezvous.identity().check()?;
         EnvTimeouts::of_process()?;
         let deadline = deadline_after(world_limit(rendezvous.timeout));
         let entered = Node::joiner(&rendezvous, deadline)?;

@@ -116,6 +116,7 @@ pub use exchange::Subgroup;
 pub use observer::Observer;
 pub use panics::install_panic_hook;
 pub use recordings::RecordingAnswers;
+pub use secret::Secret;
 pub use witness::Witness;
 pub use world::World;
 pub use world_view::{RankEnd, RankState, WorldState};

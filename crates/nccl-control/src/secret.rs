@@ -9,18 +9,32 @@ use std::path::Path;
 use super::limits;
 use crate::error::{Error, Result};
 
-/// The secret of a job, without the whitespace around it. Its debug output is empty.
+/// The secret of a job, which only its processes know: any bytes, without the whitespace around them.
+///
+/// Both sides of every connection prove that they know it, without sending it, and all their messages are encrypted and
+/// authenticated: bytes that were changed, repeated or dropped on the way end the connection.
+///
+/// The secret has to be random, 128 bits at least (`openssl rand -hex 32`): a recorded connection is enough to try
+/// secrets offline. One of less than 16 bytes is an error where it is used. Its `Debug` output does not contain it.
+///
+/// ```
+/// use nccl::control::Secret;
+///
+/// let secret = Secret::from("c8d2f0a19b7e4c55\n");
+/// assert_eq!(secret, Secret::from(*b"c8d2f0a19b7e4c55"));
+/// assert_eq!(format!("{secret:?}"), "Secret(…)");
+/// ```
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Secret(Vec<u8>);
+pub struct Secret(Vec<u8>);
 
 impl Secret {
     /// Makes a secret of any length: [`Job::check`](super::job::Job::check) refuses one that is too short.
-    pub(super) fn new(bytes: impl Into<Vec<u8>>) -> Self {
-        let bytes = bytes.into();
-        Self(bytes.trim_ascii().to_vec())
+    pub(super) fn new(bytes: impl AsRef<[u8]>) -> Self {
+        Self(bytes.as_ref().trim_ascii().to_vec())
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    #[doc(hidden)]
+    pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
@@ -63,6 +77,36 @@ impl Secret {
         let what = format!("the job's secret in {}", path.display());
         limits::secret(&what, &bytes).map_err(Error::rendezvous)?;
         Ok(Self::new(bytes))
+    }
+}
+
+impl From<Vec<u8>> for Secret {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self::new(bytes)
+    }
+}
+
+impl From<&[u8]> for Secret {
+    fn from(bytes: &[u8]) -> Self {
+        Self::new(bytes)
+    }
+}
+
+impl<const N: usize> From<[u8; N]> for Secret {
+    fn from(bytes: [u8; N]) -> Self {
+        Self::new(bytes)
+    }
+}
+
+impl From<String> for Secret {
+    fn from(text: String) -> Self {
+        Self::new(text)
+    }
+}
+
+impl From<&str> for Secret {
+    fn from(text: &str) -> Self {
+        Self::new(text)
     }
 }
 

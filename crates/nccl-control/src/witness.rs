@@ -23,8 +23,9 @@ use nccl_base::env_timeouts::{EnvTimeouts, world as world_limit};
 /// use nccl::control::Witness;
 /// use nccl::Rendezvous;
 ///
-/// // On all ranks: Rendezvous::from_env()?.witnesses(1)
-/// let witness = Witness::join(Rendezvous::observer("tcp:10.0.0.5:29400")?.job("server-3"), 0)?;
+/// // On all ranks: Rendezvous::from_env()?.with(|meet| meet.witnesses = 1)
+/// let meet = Rendezvous::observer("tcp:10.0.0.5:29400")?.with(|meet| meet.job = "server-3".into());
+/// let witness = Witness::join(meet, 0)?;
 /// println!("witness of generation {}", witness.generation());
 /// # Ok::<(), nccl::Error>(())
 /// ```
@@ -50,7 +51,7 @@ impl Witness {
     /// ```
     pub fn join(rendezvous: Rendezvous, number: u32) -> Result<Self> {
         forked::begin()?;
-        rendezvous.job.check()?;
+        rendezvous.identity().check()?;
         EnvTimeouts::of_process()?;
         let timeout: Duration = world_limit(rendezvous.timeout);
         let slot = FIRST_SLOT.saturating_add(number);

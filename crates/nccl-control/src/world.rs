@@ -56,17 +56,17 @@ impl World {
                 "an observer's rendezvous has no rank to join as: use Observer::join",
             ));
         }
-        rendezvous.job.check()?;
+        rendezvous.identity().check()?;
         EnvTimeouts::of_process()?;
         launcher::own_rank()?;
         let deadline = deadline_after(world_limit(rendezvous.timeout));
         let (rank, nranks) = (rendezvous.rank, rendezvous.world_size);
-        let generation = rendezvous.job.generation;
+        let generation = rendezvous.generation;
         let span = tracing::info_span!(target: "nccl", "nccl.rendezvous", rank, nranks, generation);
         let _entered = span.enter();
         let inbox = Arc::new(Inbox::default());
         let node = Node::first(&rendezvous, deadline, &inbox, None)?;
-        let job = (rendezvous.job.name.clone(), generation);
+        let job = (rendezvous.job.clone(), generation);
         let backend = SessionBackend::Node {
             node: Arc::clone(&node),
             generation,

@@ -33,7 +33,7 @@ pub enum RankEnd {
 ///
 /// ```
 /// fn runs(state: &nccl::control::RankState) -> bool {
-///     state.has_joined() && state.end.is_none()
+///     state.phase.is_some() && state.end.is_none()
 /// }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,32 +45,17 @@ pub struct RankState {
     pub host: Option<String>,
     /// Its process id as it states it, once it has joined.
     pub pid: Option<u32>,
-    /// Its current or last phase, and for how long; `joined` until it sets one.
+    /// Its current or last phase, and for how long: `joined` until it sets one, `None` until it has joined.
     pub phase: Option<(String, Duration)>,
     /// How it ended, if it has.
     pub end: Option<RankEnd>,
-}
-
-impl RankState {
-    /// Whether the rank has ever joined.
-    ///
-    /// ```
-    /// # fn missing(state: &nccl::control::WorldState) -> Vec<usize> {
-    /// let missing = state.ranks.iter().filter(|rank| !rank.has_joined());
-    /// # missing.map(|rank| rank.rank).collect()
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn has_joined(&self) -> bool {
-        self.phase.is_some()
-    }
 }
 
 /// The state of a world, as an `Observer` has seen it.
 ///
 /// ```
 /// fn is_ready(world: &nccl::control::WorldState) -> bool {
-///     world.ended.is_none() && world.ranks.iter().all(nccl::control::RankState::has_joined)
+///     world.ended.is_none() && world.ranks.iter().all(|rank| rank.phase.is_some())
 /// }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -21,7 +21,7 @@ use crate::sync::Mutex;
 /// // Rank 1 never comes, and nobody waits for it.
 /// let error = Communicator::builder("demo", UniqueId::new(&library)?, 0, 2)
 ///     .stream(&stream)
-///     .abort_signal(&stop)
+///     .with(|comm| comm.abort_signals.push(stop.clone()))
 ///     .build()
 ///     .unwrap_err();
 /// assert!(matches!(error.kind(), ErrorKind::Aborted { .. }));

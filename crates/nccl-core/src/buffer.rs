@@ -89,7 +89,7 @@ pub trait SendBuffer<'a>: sealed_buffer::Lend<'a> {
 ///
 /// # fn example(y: &mut CudaSlice<f32>) {
 /// let erased = y.erase_mut();
-/// assert_eq!(erased.data_type(), DataType::FLOAT32);
+/// assert_eq!(erased.data_type(), DataType::Float32);
 /// # }
 /// ```
 #[diagnostic::on_unimplemented(
@@ -141,9 +141,9 @@ pub(crate) mod sealed_buffer {
 /// nccl_emulator::install_unless_gpu()?;
 /// let stream = CudaContext::new(0)?.new_stream()?;
 /// let bytes = stream.alloc_zeros::<u8>(64)?;
-/// let halves = Erased::from_bytes(bytes.as_view(), DataType::FLOAT16)?;
+/// let halves = Erased::from_bytes(bytes.as_view(), DataType::Float16)?;
 /// assert_eq!(halves.len(), 32);
-/// assert!(Erased::from_bytes(bytes.slice(..63), DataType::FLOAT16).is_err());
+/// assert!(Erased::from_bytes(bytes.slice(..63), DataType::Float16).is_err());
 /// # Ok(())
 /// # }
 /// ```
@@ -164,7 +164,7 @@ pub struct Erased<'a> {
 /// nccl_emulator::install_unless_gpu()?;
 /// let stream = CudaContext::new(0)?.new_stream()?;
 /// let mut bytes = stream.alloc_zeros::<u8>(64)?;
-/// let doubles = ErasedMut::from_bytes(bytes.as_view_mut(), DataType::FLOAT64)?;
+/// let doubles = ErasedMut::from_bytes(bytes.as_view_mut(), DataType::Float64)?;
 /// assert_eq!(doubles.len(), 8);
 /// # Ok(())
 /// # }
@@ -263,12 +263,12 @@ macro_rules! shared_methods {
             /// let mut bytes = stream.alloc_zeros::<u8>(64)?;
             #[doc = concat!(
                 "let floats = ", stringify!($type), "::from_bytes(bytes.", stringify!($slice),
-                "(4..12), DataType::FLOAT32)?;"
+                "(4..12), DataType::Float32)?;"
             )]
             /// assert_eq!(floats.len(), 2);
             #[doc = concat!(
                 "let error = ", stringify!($type), "::from_bytes(bytes.", stringify!($slice),
-                "(1..9), DataType::FLOAT32).unwrap_err();"
+                "(1..9), DataType::Float32).unwrap_err();"
             )]
             /// assert!(matches!(error.kind(), nccl::ErrorKind::Misaligned { .. }));
             /// # Ok(())
@@ -313,7 +313,7 @@ macro_rules! shared_methods {
             /// // SAFETY: eight elements, which nothing else uses, and nobody frees.
             #[doc = concat!(
                 "let raw = unsafe { ", stringify!($type),
-                "::from_raw(ptr, 8, DataType::FLOAT64, &stream)? };"
+                "::from_raw(ptr, 8, DataType::Float64, &stream)? };"
             )]
             /// assert_eq!(raw.len(), 8);
             /// # Ok(())
@@ -362,7 +362,7 @@ macro_rules! shared_methods {
             ///
             /// ```
             #[doc = concat!("# fn example(buffer: &nccl::", stringify!($type), "<'_>) {")]
-            /// if buffer.data_type() == nccl::DataType::BFLOAT16 { println!("bf16") }
+            /// if buffer.data_type() == nccl::DataType::BFloat16 { println!("bf16") }
             /// # }
             /// ```
             #[must_use]

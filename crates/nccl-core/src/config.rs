@@ -20,10 +20,10 @@ use crate::sync::Mutex;
 /// use nccl::Config;
 ///
 /// # fn example(builder: nccl::CommunicatorBuilder<'_>) {
-/// let builder = builder.config(|config: &mut Config| {
-///     config.max_ctas = Some(8);
-///     config.network = Some(String::from("Socket"));
-/// });
+/// let mut config = Config::default();
+/// config.max_ctas = Some(8);
+/// config.network = Some(String::from("Socket"));
+/// let builder = builder.with(|comm| comm.config = config);
 /// # }
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -17,7 +17,7 @@ mod sealed {
 ///
 /// ```
 /// use nccl::{DataType, NcclType};
-/// assert_eq!(<f32 as NcclType>::DATA_TYPE, DataType::FLOAT32);
+/// assert_eq!(<f32 as NcclType>::DATA_TYPE, DataType::Float32);
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an element type of NCCL",
@@ -42,26 +42,26 @@ macro_rules! nccl_type {
 }
 
 nccl_type! {
-    i8 => INT8,
-    u8 => UINT8,
-    i32 => INT32,
-    u32 => UINT32,
-    i64 => INT64,
-    u64 => UINT64,
-    f32 => FLOAT32,
-    f64 => FLOAT64,
+    i8 => Int8,
+    u8 => UInt8,
+    i32 => Int32,
+    u32 => UInt32,
+    i64 => Int64,
+    u64 => UInt64,
+    f32 => Float32,
+    f64 => Float64,
 }
 
 #[cfg(feature = "half")]
 nccl_type! {
-    half::f16 => FLOAT16,
-    half::bf16 => BFLOAT16,
+    half::f16 => Float16,
+    half::bf16 => BFloat16,
 }
 
 #[cfg(feature = "float8")]
 nccl_type! {
-    float8::F8E4M3 => FLOAT8_E4M3,
-    float8::F8E5M2 => FLOAT8_E5M2,
+    float8::F8E4M3 => Float8E4M3,
+    float8::F8E5M2 => Float8E5M2,
 }
 
 #[cfg(test)]

@@ -15,13 +15,12 @@ pub use nccl_sys::Version;
 
 pub use abort::AbortSignal;
 pub use all_to_all::{
-    Algorithm as AllToAllAlgorithm, AllToAll, AllToAllBuilder, Alternative, CapturedAllToAll,
-    CostModel, Explanation, LinkCost, Nodes, Parts, Payloads,
+    Algorithm as AllToAllAlgorithm, AllToAll, AllToAllBuilder, Alternative, CostModel, Explanation,
+    LinkCost, Nodes, Parts, Payloads,
 };
 pub use buffer::{AtRunTime, Element, Erased, ErasedMut, RecvBuffer, SendBuffer};
 pub use communicator::{
-    AbortReport, Communicator, EndedCommunicator, LaunchMode, Timeouts, abort_all,
-    leaked_communicators, peers,
+    AbortReport, Communicator, EndedCommunicator, LaunchMode, Timeouts, abort_all, peers,
 };
 pub use config::{Config, CtaPolicy};
 pub use creation::{CommunicatorBuilder, ResizeWay, Resized};

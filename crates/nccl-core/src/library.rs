@@ -287,22 +287,6 @@ impl Library {
         symbol && self.0.version >= capability.since()
     }
 
-    /// Returns the capabilities that the loaded release lacks.
-    ///
-    /// ```
-    /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
-    /// for capability in nccl::Library::load()?.lacking() {
-    ///     eprintln!("this NCCL lacks {capability}");
-    /// }
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    pub fn lacking(&self) -> impl Iterator<Item = Capability> {
-        Capability::ALL
-            .iter()
-            .copied()
-            .filter(|&capability| !self.has(capability))
-    }
-
     /// Returns the library that this process has loaded, if any.
     #[doc(hidden)]
     pub fn loaded() -> Option<Self> {

@@ -271,11 +271,11 @@ mod tests {
     fn a_descriptor_tells_what_it_was_made_of() {
         for (code, function) in Function::ALL.into_iter().enumerate() {
             assert_eq!(function as usize, code);
-            let one = Descriptor::new(function, 1, DataType::BFLOAT16, 3);
+            let one = Descriptor::new(function, 1, DataType::BFloat16, 3);
             let one = one.reducing_with(sys::ncclRedOp_t::ncclAvg);
             assert_eq!(
                 (one.function(), one.data_type()),
-                (function, DataType::BFLOAT16)
+                (function, DataType::BFloat16)
             );
             let reduces = function.name().contains("Reduce");
             let average = RecordedReduction::Op(ReduceOp::Avg);
@@ -290,7 +290,7 @@ mod tests {
             assert_eq!(op as usize, code);
         }
         let made = sys::ncclRedOp_t(99);
-        let one = Descriptor::new(Function::Reduce, 1, DataType::INT8, 0).reducing_with(made);
+        let one = Descriptor::new(Function::Reduce, 1, DataType::Int8, 0).reducing_with(made);
         assert_eq!(one.reduction(), Some(RecordedReduction::Made));
         assert!(wire::decode::<Descriptor>(&wire::encode(&(1u64, 0i32, u32::MAX))).is_err());
         assert_eq!(size_of::<Descriptor>(), 16);

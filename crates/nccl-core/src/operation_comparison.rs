@@ -311,7 +311,7 @@ mod tests {
     use nccl_base::data_type::DataType;
     use nccl_base::fault::Roster;
 
-    const F32: DataType = DataType::FLOAT32;
+    const F32: DataType = DataType::Float32;
     const SUM: ncclRedOp_t = ncclRedOp_t::ncclSum;
 
     fn reduces(count: usize) -> Descriptor {
@@ -355,7 +355,7 @@ mod tests {
         assert_eq!(compared(&[&[], &[]]), None);
         let send = |to| message_of(Function::Send, 8, to);
         let receive = |from| message_of(Function::Recv, 8, from);
-        let bytes = Descriptor::new(Function::Recv, 32, DataType::UINT8, 0);
+        let bytes = Descriptor::new(Function::Recv, 32, DataType::UInt8, 0);
         // The order of messages with different peers, and their types, may differ between ranks.
         let ring = compared(&[
             &[send(1), reduces(4), receive(2)],
@@ -395,7 +395,7 @@ mod tests {
         );
         for other in [
             Descriptor::new(Function::AllReduce, 1, F32, 0).reducing_with(ncclRedOp_t::ncclMax),
-            Descriptor::new(Function::AllReduce, 1, DataType::INT32, 0).reducing_with(SUM),
+            Descriptor::new(Function::AllReduce, 1, DataType::Int32, 0).reducing_with(SUM),
             Descriptor::new(Function::AllGather, 1, F32, 0),
         ] {
             assert!(compared(&[&[reduces(1)], &[other]]).is_some(), "{other}");

@@ -11,9 +11,9 @@ use super::watcher::FleetPlan;
 use crate::error::{Error, Result};
 use crate::forked;
 use crate::nccl_interface::nccl_variables_for;
-use nccl_control::limits;
+use nccl_control::{Secret, limits};
 
-/// What to start, and how.
+/// What to start, and how: the fields are the settings.
 ///
 /// ```no_run
 /// use std::process::Command;
@@ -21,9 +21,12 @@ use nccl_control::limits;
 /// use nccl::launch::{Fleet, Output};
 ///
 /// let fleet = Fleet::builder(4)
-///     .output(Output::Timed)
-///     .grace(Duration::from_secs(10))
-///     .log_dir("/var/log/server")
+///     .with(|fleet| {
+///         fleet.output = Output::Timed;
+///         fleet.log_dir = Some("/var/log/server".into());
+///         fleet.keep_others = true;
+///         fleet.grace = Duration::from_secs(30);
+///     })
 ///     .start(|rank| {
 ///         let mut command = Command::new("/opt/server/rank");
 ///         command.arg(format!("--shard={rank}"));
@@ -32,44 +35,84 @@ use nccl_control::limits;
 /// let report = fleet.wait();
 /// # Ok::<(), nccl::Error>(())
 /// ```
+///
+/// The second of two hosts with eight ranks each:
+///
+/// ```no_run
+/// # use std::process::Command;
+/// # use nccl::launch::Fleet;
+/// let mut builder = Fleet::builder(8);
+/// builder.world_size = Some(16);
+/// builder.first_rank = 8;
+/// builder.rendezvous = Some("tcp:node-a:29400-29415".into());
+/// builder.secret_file = Some("/etc/server/secret".into());
+/// let fleet = builder.start(|_| Command::new("/opt/server/rank"))?;
+/// # Ok::<(), nccl::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[must_use]
+#[non_exhaustive]
 pub struct FleetBuilder {
-    ranks: usize,
-    among: Option<(usize, usize)>,
-    rendezvous: Option<String>,
-    job: Option<String>,
-    generation: u64,
-    secret: Secret,
-    interface: Option<String>,
-    nccl_debug: Option<PathBuf>,
-    record_dir: Option<PathBuf>,
-    devices: Option<Vec<String>>,
-    settings: Settings,
-    end_all: bool,
-    linger: Duration,
-    grace: Duration,
-    stdin: bool,
-    observe: bool,
-}
-
-/// Where the secret comes from.
-#[derive(Clone)]
-enum Secret {
-    /// A random one, that only the ranks of this host get.
-    Fresh,
-    Given(Vec<u8>),
-    File(PathBuf),
-}
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Secret(…)")
-    }
+    /// The number of ranks on this host.
+    pub ranks: usize,
+    /// The number of ranks of the world; `None` (default) if all of them are on this host. Otherwise they meet at
+    /// [`rendezvous`](Self::rendezvous), which then is required, and have no secret but that of [`secret`](Self::secret) or
+    /// [`secret_file`](Self::secret_file).
+    pub world_size: Option<usize>,
+    /// The first rank of this host; default 0. The others follow it.
+    pub first_rank: usize,
+    /// Where the ranks meet, as in `NCCL_RUN_RENDEZVOUS`: `tcp:HOST:PORT`, say. `None` (default) is a Unix socket in a
+    /// directory that only this user can enter, and that is removed with the fleet.
+    pub rendezvous: Option<String>,
+    /// The name of the job (`NCCL_RUN_JOB`). `None` (default) is a unique name for ranks of one host, and an empty one for
+    /// several hosts.
+    pub job: Option<String>,
+    /// The number of this attempt of the job (`NCCL_RUN_GENERATION`); default 0. Restarts count on from there.
+    pub generation: u64,
+    /// The secret by which the ranks authenticate each other, which they get in a file that only this user can read; `None` (default)
+    /// is a fresh one for ranks of one host. A secret of less than 16 bytes is an error of [`start`](Self::start).
+    pub secret: Option<Secret>,
+    /// The file of the secret (`NCCL_RUN_SECRET_FILE`), which the ranks read themselves; instead of [`secret`](Self::secret).
+    pub secret_file: Option<PathBuf>,
+    /// The network interface for both the rendezvous (`NCCL_RUN_INTERFACE`) and NCCL (`NCCL_SOCKET_IFNAME`): a
+    /// name, the beginning of one, a subnet, or an address, as for
+    /// [`Rendezvous::interface`](nccl_control::Rendezvous::interface).
+    pub interface: Option<String>,
+    /// A directory for NCCL's own log, a file for each rank (`NCCL_DEBUG_FILE`). `NCCL_DEBUG` sets how much NCCL logs.
+    pub nccl_debug: Option<PathBuf>,
+    /// A directory for recordings of the ranks' last operations: each rank writes a file there when one of its
+    /// communicators is aborted (`NCCL_RUN_RECORD_DIR`, `World::record_faults_to`), to be read by `Timeline::read`.
+    pub record_dir: Option<PathBuf>,
+    /// A device for each rank of this host (`CUDA_VISIBLE_DEVICES`), which is device 0 to the rank. With `None` (default)
+    /// ranks see the devices of this process.
+    pub one_device_each: Option<Vec<String>>,
+    /// Where the ranks' output goes; default [`Output::Prefixed`].
+    pub output: Output,
+    /// A directory, created if needed, for a copy of the ranks' output: `rank-3.stdout` and `rank-3.stderr`, unchanged.
+    /// A restarted rank appends to the same files.
+    pub log_dir: Option<PathBuf>,
+    /// How many of the last lines of standard error are kept for a report; default 12.
+    pub stderr_tail: usize,
+    /// Whether the other ranks go on when one fails, so that it can be restarted alone. By default all are ended.
+    pub keep_others: bool,
+    /// How long after the first failure the other ranks may go on before they are asked to end, so that they can report
+    /// what they know; default 1 s.
+    pub linger: Duration,
+    /// How long ranks that were asked to end may take before they are killed; default 5 s.
+    pub grace: Duration,
+    /// Whether the first rank of this host reads this process's standard input. Other ranks, and by default the first as
+    /// well, read nothing.
+    ///
+    /// Ranks are not in the terminal's foreground: a rank that reads from a terminal is stopped by it.
+    pub first_reads_stdin: bool,
+    /// Whether this process takes part in the ranks' `World` as an `Observer`, and tells the other ranks how a rank
+    /// ended; default `true`. Programs that join no such world need no observer. Without it the ranks notice
+    /// an end by themselves, as under another launcher, and [`Fleet::joined`] is empty.
+    pub observe: bool,
 }
 
 impl Fleet {
-    /// Prepares `ranks` ranks on this host, which are the whole world unless [`FleetBuilder::among`] is called.
+    /// Prepares `ranks` ranks on this host, which are the whole world unless [`FleetBuilder::world_size`] is set.
     ///
     /// ```
     /// # use std::process::Command;
@@ -86,245 +129,37 @@ impl FleetBuilder {
     pub(super) fn new(ranks: usize) -> Self {
         Self {
             ranks,
-            among: None,
+            world_size: None,
+            first_rank: 0,
             rendezvous: None,
             job: None,
             generation: 0,
-            secret: Secret::Fresh,
+            secret: None,
+            secret_file: None,
             interface: None,
             nccl_debug: None,
             record_dir: None,
-            devices: None,
-            settings: Settings {
-                output: Output::Prefixed,
-                files: None,
-                tail: 12,
-            },
-            end_all: true,
+            one_device_each: None,
+            output: Output::Prefixed,
+            log_dir: None,
+            stderr_tail: 12,
+            keep_others: false,
             linger: Duration::from_secs(1),
             grace: Duration::from_secs(5),
-            stdin: false,
+            first_reads_stdin: false,
             observe: true,
         }
     }
 
-    /// Makes the ranks of this host part of a world of `world_size`, from rank `first_rank` on. The ranks meet at
-    /// [`rendezvous`](Self::rendezvous), which then has to be given, and have no secret but that of
-    /// [`secret`](Self::secret) or [`secret_file`](Self::secret_file).
-    ///
-    /// ```
-    /// # use nccl::launch::Fleet;
-    /// // The second of two hosts with eight ranks each.
-    /// let builder = Fleet::builder(8)
-    ///     .among(16, 8)
-    ///     .rendezvous("tcp:node-a:29400")
-    ///     .secret_file("/etc/server/secret");
-    /// ```
-    pub fn among(mut self, world_size: usize, first_rank: usize) -> Self {
-        self.among = Some((world_size, first_rank));
-        self
-    }
-
-    /// Where the ranks meet, as in `NCCL_RUN_RENDEZVOUS`: `tcp:HOST:PORT`, say. Unless set, at a Unix socket in a
-    /// directory that only this user can enter, and that is removed with the fleet.
-    ///
-    /// ```
-    /// # use nccl::launch::Fleet;
-    /// let builder = Fleet::builder(8).among(16, 0).rendezvous("tcp:10.0.0.5:29400-29415");
-    /// ```
-    pub fn rendezvous(mut self, address: impl Into<String>) -> Self {
-        self.rendezvous = Some(address.into());
-        self
-    }
-
-    /// The name of the job (`NCCL_RUN_JOB`); unless set, a unique one for ranks of one host, and an empty one for
-    /// several hosts.
-    ///
-    /// ```
-    /// # use nccl::launch::Fleet;
-    /// let builder = Fleet::builder(4).job("prefill");
-    /// ```
-    pub fn job(mut self, name: impl Into<String>) -> Self {
-        self.job = Some(name.into());
-        self
-    }
-
-    /// The number of this attempt of the job (`NCCL_RUN_GENERATION`); 0 unless set. Restarts count on from there.
-    ///
-    /// ```
-    /// # use nccl::launch::Fleet;
-    /// let builder = Fleet::builder(4).generation(3);
-    /// ```
-    pub fn generation(mut self, generation: u64) -> Self {
-        self.generation = generation;
-        self
-    }
-
-    /// The secret by which the ranks authenticate each other. Unless set, a fresh one for ranks of one host. The ranks
-    /// get it in a file that only this user can read. A secret of less than 16 bytes is an error of
-    /// [`start`](Self::start); see [`Rendezvous::secret`](nccl_control::Rendezvous::secret) for what makes a good one.
-    ///
-    /// ```no_run
-    /// # use nccl::launch::Fleet;
-    /// let secret = std::fs::read("/etc/server/secret").expect("the job's secret");
-    /// let builder = Fleet::builder(4).secret(secret);
-    /// ```
-    pub fn secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
-        self.secret = Secret::Given(secret.into());
-        self
-    }
-
-    /// The file of the secret (`NCCL_RUN_SECRET_FILE`), which the ranks read themselves.
-    ///
-    /// ```
-    /// # use nccl::launch::Fleet;
-    /// let builder = Fleet::builder(4).secret_file("/etc/server/secret");
-    /// ```
-    pub fn secret_file(mut self, path: impl Into<PathBuf>) -> Self {
-        self.secret = Secret::File(path.into());
-        self
-    }
-
-    /// The network interface for both the rendezvous (`NCCL_RUN_INTERFACE`) and NCCL (`NCCL_SOCKET_IFNAME`): a
-    /// name, the beginning of one, a subnet, or an address, as for
-    /// [`Rendezvous::interface`](nccl_control::Rendezvous::interface).
-    ///
-    /// ```
-    /// # use nccl::launch::Fleet;
-    /// let builder = Fleet::builder(4).interface("10.0.0.0/8");
-    /// ```
-    pub fn interface(mut self, interface: impl Into<String>) -> Self {
-        self.interface = Some(interface.into());
-        self
-    }
-
-    /// A directory for NCCL's own log, a file for each rank (`NCCL_DEBUG_FILE`). `NCCL_DEBUG` sets how much NCCL logs.
-    ///
-    /// ```
-    /// # use nccl::launch::Fleet;
-    /// let builder = Fleet::builder(4).nccl_debug("/var/log/server");
-    /// ```
-    pub fn nccl_debug(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.nccl_debug = Some(directory.into());
-        self
-    }
-
-    /// A directory for recordings of the ranks' last operations: each rank writes a file there when one of its
-    /// communicators is aborted (`NCCL_RUN_RECORD_DIR`, `World::record_faults_to`), to be read by `Timeline::read`.
-    ///
-    /// ```
-    /// # use nccl::launch::Fleet;
-    /// let builder = Fleet::builder(4).record_dir("/var/log/server/faults");
-    /// ```
-    pub fn record_dir(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.record_dir = Some(directory.into());
-        self
-    }
-
-    /// Gives each rank of this host one of these devices (`CUDA_VISIBLE_DEVICES`), which is device 0 to the rank.
-    /// Unless set, ranks see the devices of this process.
-    ///
-    /// ```
-    /// # use nccl::launch::Fleet;
-    /// let builder = Fleet::builder(2).one_device_each(vec!["4".into(), "5".into()]);
-    /// ```
-    pub fn one_device_each(mut self, devices: Vec<String>) -> Self {
-        self.devices = Some(devices);
-        self
-    }
-
-    /// Where the ranks' output goes; [`Output::Prefixed`] unless set.
+    /// Sets fields in a chain of calls.
     ///
     /// ```
     /// # use nccl::launch::{Fleet, Output};
-    /// let builder = Fleet::builder(4).output(Output::Timed);
+    /// let builder = Fleet::builder(4).with(|fleet| fleet.output = Output::Timed);
+    /// assert_eq!(builder.stderr_tail, 12);
     /// ```
-    pub fn output(mut self, output: Output) -> Self {
-        self.settings.output = output;
-        self
-    }
-
-    /// A directory, created if needed, for a copy of the ranks' output: `rank-3.stdout` and `rank-3.stderr`, unchanged.
-    /// A restarted rank appends to the same files.
-    ///
-    /// ```
-    /// # use nccl::launch::Fleet;
-    /// let builder = Fleet::builder(4).log_dir("/var/log/server");
-    /// ```
-    pub fn log_dir(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.settings.files = Some(directory.into());
-        self
-    }
-
-    /// Last lines of standard error to keep for a report; 12 unless set.
-    ///
-    /// ```
-    /// # use nccl::launch::Fleet;
-    /// let builder = Fleet::builder(4).stderr_tail(50);
-    /// ```
-    pub fn stderr_tail(mut self, lines: usize) -> Self {
-        self.settings.tail = lines;
-        self
-    }
-
-    /// Whether the other ranks go on when one fails, so that it can be restarted alone. Unless set, all are ended.
-    ///
-    /// ```
-    /// # use nccl::launch::Fleet;
-    /// let builder = Fleet::builder(4).keep_others(true);
-    /// ```
-    pub fn keep_others(mut self, keep: bool) -> Self {
-        self.end_all = !keep;
-        self
-    }
-
-    /// How long after the first failure the other ranks may go on before they are asked to end, so that they can report
-    /// what they know; 1 s unless set.
-    ///
-    /// ```
-    /// # use nccl::launch::Fleet;
-    /// let builder = Fleet::builder(4).linger(std::time::Duration::from_millis(300));
-    /// ```
-    pub fn linger(mut self, linger: Duration) -> Self {
-        self.linger = linger;
-        self
-    }
-
-    /// How long ranks that were asked to end may take before they are killed; 5 s unless set.
-    ///
-    /// ```
-    /// # use nccl::launch::Fleet;
-    /// let builder = Fleet::builder(4).grace(std::time::Duration::from_secs(30));
-    /// ```
-    pub fn grace(mut self, grace: Duration) -> Self {
-        self.grace = grace;
-        self
-    }
-
-    /// Whether the first rank of this host reads this process's standard input. Other ranks, and unless this is set the
-    /// first as well, read nothing.
-    ///
-    /// Ranks are not in the terminal's foreground: a rank that reads from a terminal is stopped by it.
-    ///
-    /// ```
-    /// # use nccl::launch::Fleet;
-    /// let builder = Fleet::builder(4).first_reads_stdin(true);
-    /// ```
-    pub fn first_reads_stdin(mut self, reads: bool) -> Self {
-        self.stdin = reads;
-        self
-    }
-
-    /// Whether this process takes part in the ranks' `World` as an `Observer`, and tells the other ranks how a rank
-    /// ended; set unless this is called. Programs that join no such world need no observer. Without it the ranks notice
-    /// an end by themselves, as under another launcher, and [`Fleet::joined`] is empty.
-    ///
-    /// ```
-    /// # use nccl::launch::Fleet;
-    /// let builder = Fleet::builder(4).observe(false);
-    /// ```
-    pub fn observe(mut self, observe: bool) -> Self {
-        self.observe = observe;
+    pub fn with(mut self, set: impl FnOnce(&mut Self)) -> Self {
+        set(&mut self);
         self
     }
 
@@ -346,7 +181,7 @@ impl FleetBuilder {
     pub fn start(self, command: impl FnMut(usize) -> Command + Send + 'static) -> Result<Fleet> {
         forked::begin()?;
         let here = self.ranks;
-        let (world_size, first_rank) = self.among.unwrap_or((here, 0));
+        let (world_size, first_rank) = (self.world_size.unwrap_or(here), self.first_rank);
         if here == 0 {
             return Err(Error::launch("a fleet has at least one rank"));
         }
@@ -367,7 +202,7 @@ impl FleetBuilder {
                 "{here} of {world_size} ranks are on this host: say where all of them meet, as tcp:HOST:PORT"
             )));
         }
-        if let Some(devices) = &self.devices
+        if let Some(devices) = &self.one_device_each
             && devices.len() < here
         {
             return Err(Error::launch(format!(
@@ -385,17 +220,24 @@ impl FleetBuilder {
         let written = |secret: Option<&[u8]>| {
             secret_file(directory.path(), secret).map_err(Error::io("writing the job's secret"))
         };
-        let secret_file = match &self.secret {
-            Secret::File(path) => Some(path.clone()),
-            Secret::Given(secret) => {
+        let secret_file = match (&self.secret, &self.secret_file) {
+            (Some(_), Some(path)) => {
+                return Err(Error::launch(format!(
+                    "both the ranks' secret and its file {} are given: leave one",
+                    path.display()
+                )));
+            }
+            (None, Some(path)) => Some(path.clone()),
+            (Some(secret), None) => {
+                let secret = secret.bytes();
                 limits::secret("the ranks' secret", secret).map_err(Error::launch)?;
                 Some(written(Some(secret))?)
             }
             // A fresh secret would be unknown to the other hosts.
-            Secret::Fresh if several_hosts => None,
-            Secret::Fresh => Some(written(None)?),
+            (None, None) if several_hosts => None,
+            (None, None) => Some(written(None)?),
         };
-        for made in [&self.settings.files, &self.nccl_debug, &self.record_dir]
+        for made in [&self.log_dir, &self.nccl_debug, &self.record_dir]
             .into_iter()
             .flatten()
         {
@@ -433,16 +275,20 @@ impl FleetBuilder {
                 nccl_interface,
                 nccl_debug: self.nccl_debug,
                 record_dir,
-                devices: self.devices,
+                devices: self.one_device_each,
                 observe: self.observe,
             },
             command: Box::new(command),
-            settings: self.settings,
-            end_all: self.end_all,
+            settings: Settings {
+                output: self.output,
+                files: self.log_dir,
+                tail: self.stderr_tail,
+            },
+            end_all: !self.keep_others,
             linger: self.linger,
             grace: self.grace,
             generation: self.generation,
-            stdin: self.stdin,
+            stdin: self.first_reads_stdin,
             directory,
         })
     }
@@ -463,37 +309,63 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_refused_with_a_sentence() {
-        for (builder, words) in [
-            (Fleet::builder(0), "at least one"),
+        type Set = fn(&mut FleetBuilder);
+        let settings: [(Set, &str); 10] = [
+            (|fleet| fleet.ranks = 0, "at least one"),
             (
-                Fleet::builder(2).among(4, 3),
+                |fleet| (fleet.world_size, fleet.first_rank) = (Some(4), 3),
                 "2 ranks beginning with rank 3",
             ),
-            (Fleet::builder(2).among(4, 2), "tcp:HOST:PORT"),
             (
-                Fleet::builder(2)
-                    .among(4, 2)
-                    .rendezvous("unix:/somewhere/else"),
+                |fleet| (fleet.world_size, fleet.first_rank) = (Some(4), 2),
                 "tcp:HOST:PORT",
             ),
-            (Fleet::builder(2).among(4, usize::MAX), "do not fit"),
-            (Fleet::builder(1_000_000_000_000), "1048576 is the most"),
             (
-                Fleet::builder(2).generation(u64::MAX),
+                |fleet| {
+                    (fleet.world_size, fleet.first_rank) = (Some(4), 2);
+                    fleet.rendezvous = Some("unix:/somewhere/else".into());
+                },
+                "tcp:HOST:PORT",
+            ),
+            (|fleet| fleet.first_rank = usize::MAX, "do not fit"),
+            (
+                |fleet| fleet.ranks = 1_000_000_000_000,
+                "1048576 is the most",
+            ),
+            (
+                |fleet| fleet.generation = u64::MAX,
                 "9223372036854775807 is the last",
             ),
-            (Fleet::builder(2).job("x".repeat(2049)), "2048 is the most"),
             (
-                Fleet::builder(2).interface("no-such-interface"),
+                |fleet| fleet.job = Some("x".repeat(2049)),
+                "2048 is the most",
+            ),
+            (
+                |fleet| fleet.interface = Some("no-such-interface".into()),
                 "no-such-interface",
             ),
             (
-                Fleet::builder(2).one_device_each(vec![String::from("0")]),
+                |fleet| fleet.one_device_each = Some(vec![String::from("0")]),
                 "there are 1 (0)",
             ),
-        ] {
-            let text = refused(builder);
+        ];
+        for (set, words) in settings {
+            let text = refused(Fleet::builder(2).with(set));
             assert!(text.contains(words), "{text}");
         }
+        let both = Fleet::builder(2).with(|fleet| {
+            fleet.secret = Some([b'x'; 32].into());
+            fleet.secret_file = Some("/etc/server/secret".into());
+        });
+        let text = refused(both);
+        assert!(text.contains("leave one"), "{text}");
+    }
+
+    #[test]
+    fn a_secret_is_not_printed() {
+        let mut builder = Fleet::builder(2);
+        builder.secret = Some("hush, and nobody hears it".into());
+        let text = format!("{builder:?}");
+        assert!(text.contains("secret: Some(Secret(…))"), "{text}");
     }
 }

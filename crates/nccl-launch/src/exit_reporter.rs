@@ -24,9 +24,9 @@ impl ExitReporter {
             observers: Vec::new(),
         };
         let place = rendezvous(environment, generation);
-        control.follow(
-            place.and_then(|place| Observer::start_by_number(place.timeout(Duration::MAX))),
-        );
+        control.follow(place.and_then(|place| {
+            Observer::start_by_number(place.with(|meet| meet.timeout = Duration::MAX))
+        }));
         control
     }
 
@@ -44,7 +44,7 @@ impl ExitReporter {
         }
         drop_in_background(before);
         let place = rendezvous_at(environment, generation, Some(addresses));
-        let place = place.map(|place| place.timeout(Duration::MAX));
+        let place = place.map(|place| place.with(|meet| meet.timeout = Duration::MAX));
         self.follow(place.and_then(Observer::start_by_process));
     }
 
@@ -62,7 +62,7 @@ impl ExitReporter {
     pub(super) fn joined(&self) -> Vec<u32> {
         let states = self.observers.iter().map(Observer::snapshot);
         let ranks = states.flat_map(|state| state.ranks);
-        let there = ranks.filter(|rank| rank.has_joined() && rank.end.is_none());
+        let there = ranks.filter(|rank| rank.phase.is_some() && rank.end.is_none());
         there.filter_map(|rank| rank.pid).collect()
     }
 

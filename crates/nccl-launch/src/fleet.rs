@@ -36,7 +36,7 @@ use nccl_control::Rendezvous;
 ///     command
 /// })?;
 /// assert_eq!(fleet.pids().iter().flatten().count(), 2);
-/// fleet.stop(Signal::TERM);
+/// fleet.stop(Signal::Term);
 /// assert_eq!(fleet.wait().exit_code(), 128 + 15);
 /// # Ok::<(), nccl::Error>(())
 /// ```
@@ -191,7 +191,7 @@ impl Fleet {
     /// ```
     /// # use nccl::launch::{Fleet, Signal};
     /// # fn example(fleet: &Fleet) {
-    /// fleet.signal_all(Signal::USR1);
+    /// fleet.signal_all(Signal::Usr1);
     /// # }
     /// ```
     pub fn signal_all(&self, signal: Signal) {
@@ -204,14 +204,14 @@ impl Fleet {
     /// use std::process::Command;
     /// use nccl::launch::{Fleet, Output, Signal};
     ///
-    /// let fleet = Fleet::builder(2).output(Output::Discard).start(|_| {
+    /// let fleet = Fleet::builder(2).with(|fleet| fleet.output = Output::Discard).start(|_| {
     ///     let mut command = Command::new("sleep");
     ///     command.arg("60");
     ///     command
     /// })?;
-    /// fleet.signal(1, Signal::USR1); // which ends `sleep`
+    /// fleet.signal(1, Signal::Usr1); // which ends `sleep`
     /// let report = fleet.wait();
-    /// assert_eq!(report.first().map(|end| end.rank), Some(1));
+    /// assert_eq!(report.first.map(|end| end.rank), Some(1));
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn signal(&self, rank: usize, signal: Signal) {
@@ -232,7 +232,7 @@ impl Fleet {
     /// ```
     /// # use nccl::launch::{Fleet, Signal};
     /// # fn example(fleet: &Fleet) {
-    /// fleet.stop(Signal::TERM);
+    /// fleet.stop(Signal::Term);
     /// # }
     /// ```
     pub fn stop(&self, signal: Signal) {
@@ -265,7 +265,10 @@ impl Fleet {
     /// use std::process::Command;
     /// use nccl::launch::{Fleet, Output};
     ///
-    /// let builder = Fleet::builder(2).output(Output::Discard).keep_others(true);
+    /// let builder = Fleet::builder(2).with(|fleet| {
+    ///     fleet.output = Output::Discard;
+    ///     fleet.keep_others = true;
+    /// });
     /// let fleet = builder.start(|_| {
     ///     let mut command = Command::new("sleep");
     ///     command.arg("60");

@@ -21,18 +21,13 @@ pub enum Stream {
     Stderr,
 }
 
-impl Stream {
-    /// `stdout` or `stderr`.
-    ///
-    /// ```
-    /// assert_eq!(nccl::launch::Stream::Stderr.name(), "stderr");
-    /// ```
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
+/// `stdout` or `stderr`.
+impl fmt::Display for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
             Self::Stdout => "stdout",
             Self::Stderr => "stderr",
-        }
+        })
     }
 }
 
@@ -61,7 +56,7 @@ pub struct Line<'a> {
 /// use nccl::launch::{Fleet, Output};
 ///
 /// let lines = Output::Lines(Arc::new(|line| println!("{} bytes", line.bytes.len())));
-/// let builder = Fleet::builder(4).output(lines);
+/// let builder = Fleet::builder(4).with(|fleet| fleet.output = lines);
 /// ```
 #[derive(Clone)]
 #[non_exhaustive]

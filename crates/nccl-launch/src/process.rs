@@ -143,7 +143,7 @@ impl Process {
 
     /// Kills the rest of the group, and takes the exit status of the process, which has ended.
     pub(super) fn collect(mut self) {
-        let _ = self.signal(Signal::KILL);
+        let _ = self.signal(Signal::Kill);
         let _ = self.child.try_wait();
     }
 

@@ -90,7 +90,7 @@ impl Pumps {
                 fleet_state: Arc::clone(fleet_state),
             };
             let thread = std::thread::Builder::new()
-                .name(format!("nccl {}", stream.name()))
+                .name(format!("nccl {stream}"))
                 .spawn(move || pump.run())?;
             threads.push(thread);
             Ok::<_, io::Error>(shared)
@@ -228,8 +228,7 @@ impl Pump {
                 name: "nccl.launch.trouble",
                 target: "nccl",
                 rank,
-                "the file of its {} cannot be written any more: {error}",
-                stream.name()
+                "the file of its {stream} cannot be written any more: {error}"
             );
             source.file = None;
             let error = Arc::new(error);

@@ -131,7 +131,7 @@ impl Running {
             self.sent = Some(signal);
         }
         let _ = self.process.signal(signal);
-        let _ = self.process.signal(Signal::CONT);
+        let _ = self.process.signal(Signal::Cont);
     }
 
     /// Records whether the process is stopped or being ended, when another rank has failed.
@@ -234,7 +234,7 @@ impl Running {
 
 /// Opens the file before the rank is started, so that a full disk or a wrong name is an error and not a lost log.
 fn log_file(directory: &Path, rank: usize, stream: Stream) -> Result<File, String> {
-    let path = directory.join(format!("rank-{rank}.{}", stream.name()));
+    let path = directory.join(format!("rank-{rank}.{stream}"));
     let file = File::options().create(true).append(true).open(&path);
     file.map_err(|error| format!("its log {}: {error}", path.display()))
 }

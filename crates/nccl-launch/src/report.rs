@@ -19,14 +19,14 @@ pub(super) const UNREAD_OUTPUT_TIMEOUT: Duration = Duration::from_secs(3);
 /// use nccl::launch::Fleet;
 ///
 /// let report = Fleet::builder(1)
-///     .output(nccl::launch::Output::Discard)
+///     .with(|fleet| fleet.output = nccl::launch::Output::Discard)
 ///     .start(|_| {
 ///         let mut command = Command::new("sh");
 ///         command.args(["-c", "echo no such weights >&2; exit 3"]);
 ///         command
 ///     })?
 ///     .wait();
-/// let end = report.first().expect("it failed");
+/// let end = report.first.as_ref().expect("it failed");
 /// assert_eq!((end.rank, end.exit.code()), (0, 3));
 /// assert_eq!(end.stderr, ["no such weights"]);
 /// # Ok::<(), nccl::Error>(())
@@ -106,7 +106,7 @@ pub(super) fn seconds(time: Duration) -> String {
 /// ```
 /// # use std::process::Command;
 /// # use nccl::launch::{Fleet, Output};
-/// let builder = Fleet::builder(3).output(Output::Discard);
+/// let builder = Fleet::builder(3).with(|fleet| fleet.output = Output::Discard);
 /// let report = builder.start(|rank| {
 ///     let mut command = Command::new("sh");
 ///     command.args(["-c", if rank == 1 { "kill -KILL $$" } else { "sleep 60" }]);
@@ -120,9 +120,14 @@ pub(super) fn seconds(time: Duration) -> String {
 /// # Ok::<(), nccl::Error>(())
 /// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Report {
-    pub(super) first: Option<Arc<RankEnd>>,
-    pub(super) ranks: Vec<Arc<RankEnd>>,
+    /// The rank that died first without being asked to end, if one did. The order is that in which the kernel reported
+    /// the ends, with one exception: a rank that a signal was ending when the first end was noticed goes before a rank
+    /// that returned an error.
+    pub first: Option<Arc<RankEnd>>,
+    /// The last end of each rank, in the order of ranks.
+    pub ranks: Vec<Arc<RankEnd>>,
     /// Ranks whose processes were still there, waiting inside the kernel, some time after they were killed.
     pub left_behind: Vec<usize>,
     /// The signal by which the fleet was asked to end, if it was.
@@ -132,35 +137,6 @@ pub struct Report {
 }
 
 impl Report {
-    /// The rank that died first without being asked to end, if one did. The order is that in which the kernel reported
-    /// the ends, with one exception: a rank that a signal was ending when the first end was noticed goes before a rank
-    /// that returned an error.
-    ///
-    /// ```
-    /// # fn example(report: &nccl::launch::Report) {
-    /// if let Some(end) = report.first() {
-    ///     eprintln!("look at rank {}", end.rank);
-    /// }
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn first(&self) -> Option<&RankEnd> {
-        self.first.as_deref()
-    }
-
-    /// The last end of each rank, in the order of ranks.
-    ///
-    /// ```
-    /// # fn example(report: &nccl::launch::Report) {
-    /// for end in report.ranks() {
-    ///     println!("{end}");
-    /// }
-    /// # }
-    /// ```
-    pub fn ranks(&self) -> impl Iterator<Item = &RankEnd> {
-        self.ranks.iter().map(AsRef::as_ref)
-    }
-
     /// Whether every rank returned 0, and no process was left behind.
     ///
     /// ```
@@ -204,7 +180,7 @@ pub(super) fn first_of(failures: &[Arc<RankEnd>]) -> Option<Arc<RankEnd>> {
     // A rank that was killed closes its connections some time before its end can be seen. A rank that notices the
     // closed connections and gives up at once can end earlier.
     let killed_before = failures.iter().find(|end| {
-        let deadly = |signal| !matches!(signal, Signal::ABRT | Signal::TERM | Signal::PIPE);
+        let deadly = |signal| !matches!(signal, Signal::Abrt | Signal::Term | Signal::Pipe);
         end.was_ending && end.exit.signal().is_some_and(deadly)
     });
     let first = match first.exit {
@@ -245,7 +221,8 @@ impl fmt::Display for Report {
             (None, None) => f.write_str("no rank failed of itself")?,
         }
         let first = self.first.as_ref().map(|first| first.rank);
-        let mut others: Vec<&RankEnd> = self.ranks().filter(|e| Some(e.rank) != first).collect();
+        let others = self.ranks.iter().map(AsRef::as_ref);
+        let mut others: Vec<&RankEnd> = others.filter(|e| Some(e.rank) != first).collect();
         others.sort_by_key(|end| end.at);
         // Ranks that ended alike share a line; thousands of ranks do not need thousands of lines.
         let mut alike: Vec<(String, Vec<usize>)> = Vec::new();

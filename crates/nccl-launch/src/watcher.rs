@@ -297,7 +297,7 @@ impl Watcher {
                 Ok(FleetCommand::Restart(rank, reply)) => self.restart(rank, reply),
                 Ok(FleetCommand::RestartAll(reply)) => {
                     if !self.running.is_empty() && self.stage.is_none() {
-                        self.ask_to_end(Signal::TERM);
+                        self.ask_to_end(Signal::Term);
                     }
                     self.restart_all = Some(reply);
                 }
@@ -356,10 +356,10 @@ impl Watcher {
             return;
         }
         for running in self.running.values_mut() {
-            running.end(Signal::KILL);
+            running.end(Signal::Kill);
         }
         self.stage = Some((Stage::Killed, Instant::now() + KILL_TIMEOUT));
-        self.fleet_state.post(Event::Ending(Signal::KILL), |_| {});
+        self.fleet_state.post(Event::Ending(Signal::Kill), |_| {});
     }
 
     /// Notices ended ranks, in the order in which the kernel reports them.
@@ -485,7 +485,7 @@ impl Watcher {
             self.stage = None;
         }
         match self.stage {
-            Some((Stage::Settle, until)) if until <= now => self.ask_to_end(Signal::TERM),
+            Some((Stage::Settle, until)) if until <= now => self.ask_to_end(Signal::Term),
             Some((Stage::Asked, until)) if until <= now => self.kill(),
             Some((Stage::Killed, until)) if until <= now => self.give_up(),
             _ => {}

@@ -125,7 +125,7 @@ fn a_communicator_of_ones_own_works_as_well() {
         let comm = world
             .communicator("own")
             .stream(&stream)
-            .timeout(LONG)
+            .with(|comm| comm.timeouts.operation = LONG)
             .build()?;
         let comm = TensorCommunicator::new(comm);
         let x = tensor(comm.rank(), &[3], DType::I64)?;

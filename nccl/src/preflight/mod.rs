@@ -22,7 +22,7 @@ pub(crate) use world_checks::Checks;
 /// ```
 /// use nccl::preflight::{Settings, host};
 ///
-/// let report = host(&Settings::new().ranks(8, 8));
+/// let report = host(&Settings::default());
 /// for finding in &report.findings {
 ///     eprintln!("{finding}");
 /// }

@@ -11,99 +11,58 @@ use nccl_sys::Version;
 use crate::library::Library;
 use crate::peers::InitSetup;
 
-/// What to check: everything, and a device or a library if one is named.
+/// What to check: everything, and a device or a library if one is named. The fields are the settings.
 ///
 /// ```
 /// use nccl::preflight::{Settings, host};
 ///
-/// // Eight ranks on this host, of 32 altogether.
-/// let report = host(&Settings::new().ranks(8, 32));
+/// let report = host(&Settings::default().with(|settings| {
+///     settings.local_ranks = 8;
+///     settings.world_size = 32;
+/// }));
 /// println!("{report}");
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "settings check nothing by themselves"]
+#[non_exhaustive]
 pub struct Settings {
-    stream: Option<Arc<CudaStream>>,
-    library: Option<Library>,
-    wish: LaunchPreference,
-    local_ranks: usize,
-    world_size: usize,
+    /// The stream of this rank's operations, whose device is checked; `None` (default) checks no device.
+    pub stream: Option<Arc<CudaStream>>,
+    /// The library that will be used, whose release and file are checked; `None` (default) checks no library.
+    pub library: Option<Library>,
+    /// How NCCL is going to be called: variables that contradict it are found. With `None` (default) the ranks agree on the mode.
+    pub launch_mode: Option<LaunchMode>,
+    /// How many ranks there will be on this host, for a check without a world; default 1. What a host needs grows with this and with
+    /// [`world_size`](Self::world_size).
+    pub local_ranks: usize,
+    /// How many ranks there will be altogether, for a check without a world; default 1. Less than
+    /// [`local_ranks`](Self::local_ranks) counts as that.
+    pub world_size: usize,
+    /// What the rank of a communicator that is about to be made prefers.
+    preference: LaunchPreference,
 }
 
 impl Settings {
-    /// Covers everything that needs neither a device nor a library.
-    ///
-    /// ```
-    /// let settings = nccl::preflight::Settings::new();
-    /// ```
-    pub fn new() -> Self {
-        Self {
-            stream: None,
-            library: None,
-            wish: LaunchPreference::Either,
-            local_ranks: 1,
-            world_size: 1,
-        }
-    }
-
-    /// Sets the stream of this rank's operations: its device is checked as well.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// let settings = nccl::preflight::Settings::new().stream(&stream);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn stream(mut self, stream: &Arc<CudaStream>) -> Self {
-        self.stream = Some(Arc::clone(stream));
-        self
-    }
-
-    /// Sets the library that will be used: its release and file are checked as well.
+    /// Sets fields in a chain of calls.
     ///
     /// ```
     /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
-    /// let settings = nccl::preflight::Settings::new().library(&nccl::Library::load()?);
+    /// let library = nccl::Library::load()?;
+    /// let settings = nccl::preflight::Settings::default().with(|settings| settings.library = Some(library));
     /// # Ok::<(), nccl::Error>(())
     /// ```
-    pub fn library(mut self, library: &Library) -> Self {
-        self.library = Some(library.clone());
+    pub fn with(mut self, set: impl FnOnce(&mut Self)) -> Self {
+        set(&mut self);
         self
     }
 
-    /// Sets how NCCL is going to be called, unless the ranks agree on that: variables that contradict it are found.
-    ///
-    /// ```
-    /// let settings = nccl::preflight::Settings::new().launch_mode(nccl::LaunchMode::BlockingChild);
-    /// ```
-    pub fn launch_mode(mut self, mode: LaunchMode) -> Self {
-        self.wish = LaunchPreference::Asked(mode);
-        self
-    }
-
-    /// Sets, without a world, how many ranks there will be on this host, and altogether; 1 unless set. What a
-    /// host needs grows with both.
-    ///
-    /// ```
-    /// let settings = nccl::preflight::Settings::new().ranks(8, 1024);
-    /// ```
-    pub fn ranks(mut self, on_this_host: usize, altogether: usize) -> Self {
-        self.local_ranks = on_this_host.max(1);
-        self.world_size = altogether.max(self.local_ranks);
-        self
-    }
-}
-
-impl Settings {
     /// Returns the settings for a communicator that is about to be made.
     pub(crate) fn setup(setup: InitSetup) -> Self {
-        let settings = Self::new();
+        let settings = Self::default();
         Self {
             stream: setup.stream,
             library: setup.library,
-            wish: setup.wish.unwrap_or(settings.wish),
+            preference: setup.wish.unwrap_or(settings.preference),
             ..settings
         }
     }
@@ -119,15 +78,23 @@ impl Settings {
             }),
             takes_virtual: library
                 .is_some_and(|library| library.version() < Version::new(2, 28, 3)),
-            wish: self.wish,
-            local_ranks: self.local_ranks,
-            world_size: self.world_size,
+            wish: (self.launch_mode).map_or(self.preference, LaunchPreference::Asked),
+            local_ranks: self.local_ranks.max(1),
+            world_size: self.world_size.max(self.local_ranks).max(1),
         }
     }
 }
 
 impl Default for Settings {
+    /// Covers everything that needs neither a device nor a library.
     fn default() -> Self {
-        Self::new()
+        Self {
+            stream: None,
+            library: None,
+            launch_mode: None,
+            local_ranks: 1,
+            world_size: 1,
+            preference: LaunchPreference::Either,
+        }
     }
 }

@@ -14,5 +14,5 @@ pub use nccl_core::stats::Durations;
 pub(crate) use nccl_core::stats::registry::NAMES;
 #[cfg(feature = "world")]
 pub(crate) use nccl_core::stats::{DETECT, STRAGGLERS, arrival_skew};
-pub use read::{ArrivalSkew, Calls, CommunicatorStats, Faults, LibraryInfo, OperationStats, Stats};
+pub use read::{ArrivalSkew, CommunicatorStats, Faults, LibraryInfo, OperationStats, Stats};
 pub use worlds::{RanksByState, WorldStats};

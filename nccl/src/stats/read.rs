@@ -122,7 +122,7 @@ pub struct CommunicatorStats {
     /// Times between the first and the last rank's entry into a collective: a sample, on the first rank only.
     pub arrival_skew: ArrivalSkew,
     /// Calls that have a sequence number, by kind; kinds without calls are left out.
-    pub calls: Vec<Calls>,
+    pub calls: Vec<(OperationKind, u64)>,
     /// Operations that were handed to NCCL, by kind; kinds without operations are left out. A group, an `all_to_all_v` and
     /// a replay consist of several.
     pub operations: Vec<OperationStats>,
@@ -145,24 +145,6 @@ pub struct ArrivalSkew {
     pub samples: Durations,
     /// The ranks that came last, and how often each did: up to 64 ranks of the communicator.
     pub last: Vec<(usize, u64)>,
-}
-
-/// How many calls of a kind there were.
-///
-/// ```
-/// for comm in nccl::stats().communicators {
-///     for calls in comm.calls {
-///         println!("{}: {} × {}", comm.name, calls.count, calls.kind);
-///     }
-/// }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Calls {
-    /// What was called.
-    pub kind: OperationKind,
-    /// How often.
-    pub count: u64,
 }
 
 /// How many operations of a kind were handed to NCCL, and how large they were.
@@ -271,10 +253,9 @@ fn communicator(counted: NameStats, pending: &[PendingCommunicator]) -> Communic
     let is_over = |phase: &&Arc<Lifecycle>| phase.get() != State::Ready;
     let over = live.iter().filter(is_over).count();
     let own = || pending.iter().filter(|one| one.communicator == name);
-    let calls = OperationKind::ALL.into_iter().map(|kind| Calls {
-        kind,
-        count: sums.calls[kind as usize],
-    });
+    let calls = OperationKind::ALL
+        .into_iter()
+        .map(|kind| (kind, sums.calls[kind as usize]));
     let operations = Function::ALL.into_iter().map(|function| {
         let total = sums.totals[function as usize];
         OperationStats {
@@ -295,7 +276,7 @@ fn communicator(counted: NameStats, pending: &[PendingCommunicator]) -> Communic
             .map(|oldest| oldest.since.elapsed())
             .max(),
         arrival_skew: ArrivalSkew { samples, last },
-        calls: calls.filter(|calls| calls.count > 0).collect(),
+        calls: calls.filter(|(_, count)| *count > 0).collect(),
         operations: operations.filter(|one| one.count > 0).collect(),
     }
 }
@@ -322,8 +303,8 @@ impl CommunicatorStats {
     /// ```
     #[must_use]
     pub fn calls_of(&self, kind: OperationKind) -> u64 {
-        let calls = self.calls.iter().find(|calls| calls.kind == kind);
-        calls.map_or(0, |calls| calls.count)
+        let calls = self.calls.iter().find(|(of, _)| *of == kind);
+        calls.map_or(0, |(_, count)| *count)
     }
 
     /// Returns how many bytes all of its operations had.

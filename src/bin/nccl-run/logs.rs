@@ -22,7 +22,7 @@ pub(crate) fn watch(events: Events, directory: Option<PathBuf>) -> io::Result<Jo
                     let Some(directory) = directory.take() else {
                         continue;
                     };
-                    let file = directory.join(format!("rank-{rank}.{}", stream.name()));
+                    let file = directory.join(format!("rank-{rank}.{stream}"));
                     say(&format!(
                         "{} ends here, and is not written any more: {error}; of other files of --log-dir this is not said again",
                         file.display()

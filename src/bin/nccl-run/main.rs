@@ -84,13 +84,13 @@ impl std::fmt::Display for Failed {
 /// The exit code of the surviving ranks: those that outlived the first death, and were not killed by a signal of their
 /// own; that of the report where none died.
 fn code_of_those_left(report: &Report) -> u8 {
-    let Some(first) = report.first().map(|end| end.rank) else {
+    let Some(first) = report.first.as_ref().map(|end| end.rank) else {
         return report.exit_code();
     };
     // A signal that nccl-run had sent is no death of the rank's own: it counts.
     let was_killed = |end: &RankEnd| end.exit.signal().is_some() && end.asked_by.is_none();
-    let left = |end: &&RankEnd| end.rank != first && !was_killed(end);
-    let mut left: Vec<_> = report.ranks().filter(left).collect();
+    let left = |end: &&Arc<RankEnd>| end.rank != first && !was_killed(end);
+    let mut left: Vec<_> = report.ranks.iter().filter(left).collect();
     left.sort_by_key(|end| end.at);
     let failed = left.iter().find(|end| !end.exit.is_success());
     match failed {
@@ -114,14 +114,13 @@ fn run(options: Options) -> Result<u8, Failed> {
     let mut left = *restarts;
     let record = options.record.as_deref().map(record::Directory::new);
     let (here, first, world_size) = options.place();
-    let builder = options
-        .builder()
-        .first_reads_stdin(!std::io::stdin().is_terminal())
-        .output(match (options.prefix, options.tag_time) {
-            (false, _) => Output::Plain,
-            (true, true) => Output::Timed,
-            (true, false) => Output::Prefixed,
-        });
+    let mut builder = options.builder();
+    builder.first_reads_stdin = !std::io::stdin().is_terminal();
+    builder.output = match (options.prefix, options.tag_time) {
+        (false, _) => Output::Plain,
+        (true, true) => Output::Timed,
+        (true, false) => Output::Prefixed,
+    };
     let fleet = builder.start(move |rank| {
         let mut command = Command::new(&program);
         command.args(&arguments);
@@ -163,7 +162,7 @@ fn run(options: Options) -> Result<u8, Failed> {
         if let Some(said) = record.as_ref().and_then(|record| record.merge(&report)) {
             say(&said);
         }
-        if report.first().is_none() || left == 0 || signals.told_to_end() {
+        if report.first.is_none() || left == 0 || signals.told_to_end() {
             break match options.keep_others {
                 true => code_of_those_left(&report),
                 false => report.exit_code(),

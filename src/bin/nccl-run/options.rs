@@ -122,39 +122,22 @@ impl Options {
     /// The settings of the fleet; not those of this process's own output.
     pub(crate) fn builder(&self) -> FleetBuilder {
         let (here, first, world_size) = self.place();
-        let mut builder = Fleet::builder(here)
-            .among(world_size, first)
-            .stderr_tail(self.tail)
-            .linger(self.linger)
-            .grace(self.grace)
-            .keep_others(self.keep_others || self.restart == Restart::Failed);
-        if let Some(address) = &self.rendezvous {
-            builder = builder.rendezvous(address);
-        }
-        if let Some(secret) = &self.secret {
-            builder = builder.secret(secret.as_slice());
-        }
-        if let Some(path) = &self.secret_file {
-            builder = builder.secret_file(path);
-        }
-        if let Some(job) = &self.job {
-            builder = builder.job(job);
-        }
-        if let Some(interface) = &self.interface {
-            builder = builder.interface(interface);
-        }
-        if let Some(devices) = &self.devices {
-            builder = builder.one_device_each(devices.clone());
-        }
-        if let Some(directory) = &self.log_dir {
-            builder = builder.log_dir(directory);
-        }
-        if let Some(directory) = &self.nccl_debug {
-            builder = builder.nccl_debug(directory);
-        }
-        if let Some(directory) = &self.record {
-            builder = builder.record_dir(directory);
-        }
+        let mut builder = Fleet::builder(here);
+        builder.world_size = Some(world_size);
+        builder.first_rank = first;
+        builder.rendezvous.clone_from(&self.rendezvous);
+        builder.secret = self.secret.clone().map(Into::into);
+        builder.secret_file.clone_from(&self.secret_file);
+        builder.job.clone_from(&self.job);
+        builder.interface.clone_from(&self.interface);
+        builder.one_device_each.clone_from(&self.devices);
+        builder.log_dir.clone_from(&self.log_dir);
+        builder.nccl_debug.clone_from(&self.nccl_debug);
+        builder.record_dir.clone_from(&self.record);
+        builder.stderr_tail = self.tail;
+        builder.linger = self.linger;
+        builder.grace = self.grace;
+        builder.keep_others = self.keep_others || self.restart == Restart::Failed;
         builder
     }
 }

@@ -67,7 +67,7 @@ impl Directory {
         snapshots.retain(|snapshot| world(snapshot) == latest);
         let mut timeline = Timeline::merge(snapshots).ok()?;
         timeline.left_out.extend(unread);
-        let ends: Vec<&RankEnd> = report.ranks().collect();
+        let ends: Vec<&RankEnd> = report.ranks.iter().map(AsRef::as_ref).collect();
         let parts = &timeline.ranks;
         let has_recorded = |end: &&RankEnd| {
             parts
@@ -172,7 +172,7 @@ mod tests {
         let file = place.path().join("rank-0.json");
         let write = format!("printf %s '{recording}' > '{}'", file.display());
         let fleet = Fleet::builder(3)
-            .output(Output::Discard)
+            .with(|fleet| fleet.output = Output::Discard)
             .start(move |rank| {
                 let mut shell = Command::new("sh");
                 shell.arg("-c").arg(match rank {
@@ -194,7 +194,7 @@ mod tests {
         assert!(page.contains("killed by SIGKILL, and left none"), "{said}");
         // Recordings of an earlier attempt are not reported again.
         let other = Fleet::builder(1)
-            .output(Output::Discard)
+            .with(|fleet| fleet.output = Output::Discard)
             .start(|_| Command::new("false"))
             .expect("it starts");
         assert_eq!(directory.merge(&other.wait()), None);
@@ -212,7 +212,7 @@ mod tests {
         let file = place.path().join("rank-0.json");
         std::fs::write(&file, recording.to_string()).expect("a recording");
         let fleet = Fleet::builder(1)
-            .output(Output::Discard)
+            .with(|fleet| fleet.output = Output::Discard)
             .start(|_| Command::new("false"))
             .expect("it starts");
         let said = directory.merge(&fleet.wait()).expect("a page");
@@ -226,7 +226,7 @@ mod tests {
         let name = "rank-\x1b[2J\n\u{202e}0.json";
         std::fs::write(place.path().join(name), "no recording").expect("a file");
         let fleet = Fleet::builder(1)
-            .output(Output::Discard)
+            .with(|fleet| fleet.output = Output::Discard)
             .start(|_| Command::new("false"))
             .expect("it starts");
         let said = directory.merge(&fleet.wait()).expect("it cannot be read");

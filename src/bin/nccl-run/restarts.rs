@@ -99,7 +99,7 @@ pub(crate) fn one_by_one(
                 if fleet.pids().iter().any(Option::is_some) {
                     say(&format!("{end}; {why_not}; the others are to end"));
                     let _ = fleet.wait_timeout(linger);
-                    fleet.stop(Signal::TERM);
+                    fleet.stop(Signal::Term);
                 } else if cannot_come_in {
                     say(&format!("{end}; {why_not}"));
                 }
@@ -115,7 +115,7 @@ pub(crate) fn one_by_one(
                 }
                 Err(error) => {
                     say(&format!("{end}; {error}"));
-                    fleet.stop(Signal::TERM);
+                    fleet.stop(Signal::Term);
                 }
             }
         }

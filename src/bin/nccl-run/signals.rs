@@ -48,15 +48,15 @@ impl Signals {
         let status = Status::from_file("/proc/self/status");
         let ignored = status.map_or(0, |status| status.sigign);
         let wanted = [
-            Signal::INT,
-            Signal::QUIT,
-            Signal::TERM,
-            Signal::HUP,
-            Signal::USR1,
-            Signal::USR2,
-            Signal::CONT,
-            Signal::WINCH,
-            Signal::TSTP,
+            Signal::Int,
+            Signal::Quit,
+            Signal::Term,
+            Signal::Hup,
+            Signal::Usr1,
+            Signal::Usr2,
+            Signal::Cont,
+            Signal::Winch,
+            Signal::Tstp,
         ];
         let mut wanted = wanted.to_vec();
         if orphans::come_to_us() {
@@ -80,17 +80,17 @@ impl Signals {
                 for number in self.0.forever() {
                     let signal = Signal::new(number);
                     match signal {
-                        Signal::USR1 | Signal::USR2 | Signal::CONT | Signal::WINCH => {
+                        Signal::Usr1 | Signal::Usr2 | Signal::Cont | Signal::Winch => {
                             fleet.signal_all(signal);
                         }
-                        CHLD => orphans::bury(),
-                        Signal::TSTP => {
+                        _ if signal == CHLD => orphans::bury(),
+                        Signal::Tstp => {
                             fleet.signal_all(signal);
                             let _ = signal_hook::low_level::emulate_default_handler(number);
                         }
                         _ => {
                             told.store(true, Ordering::Release);
-                            let by_hand = matches!(signal, Signal::INT | Signal::QUIT);
+                            let by_hand = matches!(signal, Signal::Int | Signal::Quit);
                             if by_hand && pressed.is_some_and(|at| at.elapsed() > TWICE) {
                                 say(&format!("{signal} again: the ranks are killed"));
                                 fleet.kill();

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::ptr::null_mut;
 
-use nccl::Library;
+use nccl::{Capability, Library};
 use nccl_sys::{Api, ncclComm_t, ncclUniqueId};
 
 use super::super::{Facts, Program, name_of};
@@ -53,7 +53,8 @@ fn safe_crate(facts: &Facts) -> Result {
         None => Library::load()?,
     };
     facts.add("release", library.version());
-    let lacking: Vec<_> = library.lacking().map(|what| what.to_string()).collect();
+    let lacking = Capability::ALL.iter().filter(|one| !library.has(**one));
+    let lacking: Vec<_> = lacking.map(ToString::to_string).collect();
     facts.add("lacking", lacking.join(", "));
     let again = Library::load()?;
     facts.add("the same again", again.path() == library.path());

@@ -12,7 +12,7 @@ use crate::stage::{Stage, Unable};
 use crate::support;
 
 fn kill_rank_1(stage: &mut Stage) -> Result<(), Unable> {
-    stage.signal(1, Signal::KILL);
+    stage.signal(1, Signal::Kill);
     Ok(())
 }
 
@@ -89,7 +89,7 @@ pub(crate) const WHILE_STARTING: &[Row] = &[
             actor.harm();
             let most = if actor.is(1) { 4 } else { 8 };
             let comm = actor.world.communicator("unborn").stream(&actor.stream);
-            comm.config(|config| (config.min_ctas, config.max_ctas) = (Some(8), Some(most)))
+            comm.with(|comm| (comm.config.min_ctas, comm.config.max_ctas) = (Some(8), Some(most)))
                 .build()
                 .map(drop)
         },
@@ -112,8 +112,8 @@ pub(crate) const WHILE_STARTING: &[Row] = &[
                 actor.world.get("told")?;
             }
             let comm = actor.world.communicator("unborn").stream(&actor.stream);
-            let comm = comm.timeouts(|timeouts| timeouts.init = Duration::from_secs(3));
-            let ended = comm.without_preflight().build().map(drop);
+            let comm = comm.with(|comm| comm.timeouts.init = Duration::from_secs(3));
+            let ended = comm.with(|comm| comm.preflight = false).build().map(drop);
             if actor.is(0) {
                 actor.world.set("told", &[])?;
             }
@@ -184,7 +184,7 @@ pub(crate) const ROWS: &[Row] = &[
         name: "killed-coordinator",
         fault: "SIGKILL of rank 0, which coordinates",
         harm: Some(|stage| {
-            stage.signal(0, Signal::KILL);
+            stage.signal(0, Signal::Kill);
             Ok(())
         }),
         ends: Ends::died(&[0], &["died"]),
@@ -197,8 +197,8 @@ pub(crate) const ROWS: &[Row] = &[
         fault: "SIGKILL of two at the same time",
         cast: Cast::Fleet(4),
         harm: Some(|stage| {
-            stage.signal(1, Signal::KILL);
-            stage.signal(3, Signal::KILL);
+            stage.signal(1, Signal::Kill);
+            stage.signal(3, Signal::Kill);
             Ok(())
         }),
         ends: Ends::died(&[1, 3], &["killed by SIGKILL"]),

@@ -53,7 +53,7 @@ pub(crate) const ROWS: &[Row] = &[
         fault: "SIGKILL on another host",
         cast: Cast::Hosts(&[2, 1]),
         harm: Some(|stage| {
-            stage.signal(2, Signal::KILL);
+            stage.signal(2, Signal::Kill);
             Ok(())
         }),
         ends: gone("died", &[2], &["(h2, ", "died"]),

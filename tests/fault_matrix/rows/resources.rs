@@ -140,7 +140,7 @@ pub(crate) const ROWS: &[Row] = &[
         },
         harm: Some(|stage| {
             no_threads(stage)?;
-            stage.signal(2, nccl::launch::Signal::KILL);
+            stage.signal(2, nccl::launch::Signal::Kill);
             Ok(())
         }),
         ends: Ends::died(&[2], &["died"]),

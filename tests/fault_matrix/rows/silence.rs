@@ -34,7 +34,7 @@ pub(crate) const ROWS: &[Row] = &[
         fault: "SIGSTOP, a debugger, a page that is swapped in for minutes",
         timeout: SHORT,
         harm: Some(|stage| {
-            stage.signal(1, Signal::STOP);
+            stage.signal(1, Signal::Stop);
             Ok(())
         }),
         ends: Ends::timed_out("not_answering", &[1], &["stopped"]),
@@ -48,7 +48,7 @@ pub(crate) const ROWS: &[Row] = &[
         fault: "SIGSTOP of rank 0, which coordinates, for 6 s; it is told as well when it goes on",
         timeout: SHORT,
         harm: Some(|stage| {
-            stage.signal(0, Signal::STOP);
+            stage.signal(0, Signal::Stop);
             let pid = i32::try_from(stage.pid(0)).ok();
             let pid = pid.and_then(rustix::process::Pid::from_raw);
             let pid = pid.ok_or_else(|| String::from("no process"))?;

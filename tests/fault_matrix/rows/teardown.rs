@@ -87,7 +87,10 @@ pub(crate) const ROWS: &[Row] = &[
                 actor.world.get("given up")?;
             }
             let comm = actor.world.communicator("unborn").stream(&actor.stream);
-            let comm = comm.without_preflight().abort_signal(&signal);
+            let comm = comm.with(|comm| {
+                comm.preflight = false;
+                comm.abort_signals.push(signal.clone());
+            });
             let ended = comm.build().map(drop);
             if actor.is(1) {
                 actor.world.set("given up", &[])?;
@@ -137,7 +140,7 @@ pub(crate) const ROWS: &[Row] = &[
         },
         harm: Some(|stage| {
             stage.says(1, "captured", Duration::from_secs(20))?;
-            stage.signal(1, Signal::KILL);
+            stage.signal(1, Signal::Kill);
             Ok(())
         }),
         ends: Ends::died(&[1], &["died"]),

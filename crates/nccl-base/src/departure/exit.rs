@@ -1,6 +1,8 @@
 //! How a process ended, as its parent sees it: the exit status, and whether the kernel's OOM killer was at work.
 
+use std::cmp::Ordering;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::process::ExitStatus;
 
 use std::os::unix::process::ExitStatusExt;
@@ -9,82 +11,119 @@ use serde::{Deserialize, Serialize};
 
 use crate::wire::clean;
 
-/// A signal, by its number on this machine.
+/// A signal.
+///
+/// Two values are equal if their numbers on this machine are: `Other(9)` is [`Kill`](Self::Kill). Other functions of this crate return
+/// `Other` only for a number without a variant of its own. The form for serde is the number.
 ///
 /// ```
 /// use nccl::launch::Signal;
 ///
-/// assert_eq!(Signal::KILL.to_string(), "SIGKILL");
-/// assert_eq!(Signal::named("usr1"), Some(Signal::USR1));
+/// assert_eq!(Signal::Kill.to_string(), "SIGKILL");
+/// assert_eq!(Signal::named("usr1"), Some(Signal::Usr1));
 /// assert_eq!(Signal::new(64).to_string(), "signal 64");
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Signal(i32);
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(from = "i32", into = "i32")]
+#[non_exhaustive]
+pub enum Signal {
+    /// The terminal was closed.
+    Hup,
+    /// Ctrl-C.
+    Int,
+    /// Ctrl-\: end with a core dump.
+    Quit,
+    /// `abort()`: a failed assertion, an uncaught C++ exception.
+    Abrt,
+    /// An access beyond the end of a mapped file, or of `/dev/shm`.
+    Bus,
+    /// Ends a process, which cannot catch it; also sent by the kernel's OOM killer.
+    Kill,
+    /// For the program's own use.
+    Usr1,
+    /// An access to memory that is not mapped.
+    Segv,
+    /// For the program's own use.
+    Usr2,
+    /// A write to a pipe or socket without a reader.
+    Pipe,
+    /// Asks a process to end.
+    Term,
+    /// Continues a stopped process.
+    Cont,
+    /// Stops a process, which cannot catch it.
+    Stop,
+    /// Ctrl-Z.
+    Tstp,
+    /// The size of the terminal changed.
+    Winch,
+    /// Another signal, by its number.
+    Other(i32),
+}
 
 macro_rules! signals {
-    ($($(#[$doc:meta])* $name:ident = $number:ident;)* ; $($other:ident),*;) => {
+    ($($name:ident = $number:ident;)* ; $($other:ident),*;) => {
         impl Signal {
-            $($(#[$doc])* pub const $name: Self = Self(libc::$number);)*
-
             const NAMES: &[(i32, &'static str)] = &[
                 $((libc::$number, stringify!($number)),)*
                 $((libc::$other, stringify!($other)),)*
             ];
+
+            /// Returns the signal with this number.
+            ///
+            /// ```
+            /// # use nccl::launch::Signal;
+            /// assert_eq!(Signal::new(9), Signal::Kill);
+            /// ```
+            #[must_use]
+            pub const fn new(number: i32) -> Self {
+                match number {
+                    $(libc::$number => Self::$name,)*
+                    _ => Self::Other(number),
+                }
+            }
+
+            /// Returns its number.
+            ///
+            /// ```
+            /// assert_eq!(nccl::launch::Signal::Term.number(), 15);
+            /// ```
+            #[must_use]
+            pub const fn number(self) -> i32 {
+                match self {
+                    $(Self::$name => libc::$number,)*
+                    Self::Other(number) => number,
+                }
+            }
         }
     };
 }
 
 signals! {
-    /// The terminal was closed.
-    HUP = SIGHUP;
-    /// Ctrl-C.
-    INT = SIGINT;
-    /// Ctrl-\: end with a core dump.
-    QUIT = SIGQUIT;
-    /// `abort()`: a failed assertion, an uncaught C++ exception.
-    ABRT = SIGABRT;
-    /// An access beyond the end of a mapped file, or of `/dev/shm`.
-    BUS = SIGBUS;
-    /// Ends a process, which cannot catch it; also sent by the kernel's OOM killer.
-    KILL = SIGKILL;
-    /// For the program's own use.
-    USR1 = SIGUSR1;
-    /// An access to memory that is not mapped.
-    SEGV = SIGSEGV;
-    /// For the program's own use.
-    USR2 = SIGUSR2;
-    /// A write to a pipe or socket without a reader.
-    PIPE = SIGPIPE;
-    /// Asks a process to end.
-    TERM = SIGTERM;
-    /// Continues a stopped process.
-    CONT = SIGCONT;
-    /// Stops a process, which cannot catch it.
-    STOP = SIGSTOP;
-    /// Ctrl-Z.
-    TSTP = SIGTSTP;
-    /// The size of the terminal changed.
-    WINCH = SIGWINCH;
+    Hup = SIGHUP;
+    Int = SIGINT;
+    Quit = SIGQUIT;
+    Abrt = SIGABRT;
+    Bus = SIGBUS;
+    Kill = SIGKILL;
+    Usr1 = SIGUSR1;
+    Segv = SIGSEGV;
+    Usr2 = SIGUSR2;
+    Pipe = SIGPIPE;
+    Term = SIGTERM;
+    Cont = SIGCONT;
+    Stop = SIGSTOP;
+    Tstp = SIGTSTP;
+    Winch = SIGWINCH;
     ; SIGILL, SIGTRAP, SIGFPE, SIGALRM, SIGTTIN, SIGTTOU, SIGXCPU, SIGXFSZ, SIGSYS;
 }
 
 impl Signal {
-    /// Returns the signal with this number.
-    ///
-    /// ```
-    /// # use nccl::launch::Signal;
-    /// assert_eq!(Signal::new(9), Signal::KILL);
-    /// ```
-    #[must_use]
-    pub const fn new(number: i32) -> Self {
-        Self(number)
-    }
-
     /// Returns the signal with this name, with or without `SIG`, in either case.
     ///
     /// ```
     /// # use nccl::launch::Signal;
-    /// assert_eq!(Signal::named("SIGHUP"), Some(Signal::HUP));
+    /// assert_eq!(Signal::named("SIGHUP"), Some(Signal::Hup));
     /// assert_eq!(Signal::named("SIGNAL"), None);
     /// ```
     #[must_use]
@@ -92,40 +131,69 @@ impl Signal {
         let name = name.to_ascii_uppercase();
         let short = name.strip_prefix("SIG").unwrap_or(&name);
         let found = Self::NAMES.iter().find(|(_, known)| &known[3..] == short);
-        found.map(|&(number, _)| Self(number))
-    }
-
-    /// Returns its number.
-    ///
-    /// ```
-    /// assert_eq!(nccl::launch::Signal::TERM.number(), 15);
-    /// ```
-    #[must_use]
-    pub const fn number(self) -> i32 {
-        self.0
+        found.map(|&(number, _)| Self::new(number))
     }
 
     /// Returns what a shell returns for a process that this signal ended.
     ///
     /// ```
-    /// assert_eq!(nccl::launch::Signal::KILL.exit_code(), 137);
+    /// assert_eq!(nccl::launch::Signal::Kill.exit_code(), 137);
     /// ```
     #[must_use]
     pub fn exit_code(self) -> u8 {
-        u8::try_from(128 + self.0).unwrap_or(1)
+        u8::try_from(128 + self.number()).unwrap_or(1)
     }
 
     #[doc(hidden)]
     pub fn raw(self) -> Option<rustix::process::Signal> {
-        rustix::process::Signal::from_named_raw(self.0)
+        rustix::process::Signal::from_named_raw(self.number())
+    }
+}
+
+impl From<i32> for Signal {
+    fn from(number: i32) -> Self {
+        Self::new(number)
+    }
+}
+
+impl From<Signal> for i32 {
+    fn from(signal: Signal) -> Self {
+        signal.number()
+    }
+}
+
+impl PartialEq for Signal {
+    fn eq(&self, other: &Self) -> bool {
+        self.number() == other.number()
+    }
+}
+
+impl Eq for Signal {}
+
+impl PartialOrd for Signal {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Signal {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.number().cmp(&other.number())
+    }
+}
+
+impl Hash for Signal {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.number().hash(state);
     }
 }
 
 impl fmt::Display for Signal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match Self::NAMES.iter().find(|(number, _)| *number == self.0) {
+        let own = self.number();
+        match Self::NAMES.iter().find(|(number, _)| *number == own) {
             Some((_, name)) => f.write_str(name),
-            None => write!(f, "signal {}", self.0),
+            None => write!(f, "signal {own}"),
         }
     }
 }
@@ -135,7 +203,7 @@ impl fmt::Display for Signal {
 /// ```
 /// use nccl::launch::{Exit, Signal};
 ///
-/// let exit = Exit::Signal { signal: Signal::SEGV, core_dumped: true };
+/// let exit = Exit::Signal { signal: Signal::Segv, core_dumped: true };
 /// assert_eq!(exit.to_string(), "killed by SIGSEGV (core dumped)");
 /// assert_eq!((exit.code(), exit.is_success()), (139, false));
 /// ```
@@ -207,7 +275,7 @@ impl Exit {
         }
         let name = words.split("killed by ").nth(1)?;
         let signal = match name.strip_prefix("signal ") {
-            Some(number) => Signal(number.split(' ').next()?.parse().ok()?),
+            Some(number) => Signal::new(number.split(' ').next()?.parse().ok()?),
             None => Signal::named(name.split(|c: char| !c.is_ascii_alphanumeric()).next()?)?,
         };
         Some(Self::Signal {
@@ -222,7 +290,7 @@ impl From<ExitStatus> for Exit {
         match (status.code(), status.signal()) {
             (Some(code), _) => Self::Code(code),
             (None, Some(signal)) => Self::Signal {
-                signal: Signal(signal),
+                signal: Signal::new(signal),
                 core_dumped: status.core_dumped(),
             },
             (None, None) => Self::Unknown,
@@ -312,11 +380,24 @@ mod tests {
 
     #[test]
     fn signals_have_names_both_ways() {
-        assert_eq!(Signal::named("SIGTERM"), Some(Signal::TERM));
-        assert_eq!(Signal::named("Quit"), Some(Signal::QUIT));
+        assert_eq!(Signal::named("SIGTERM"), Some(Signal::Term));
+        assert_eq!(Signal::named("Quit"), Some(Signal::Quit));
         assert_eq!(Signal::named("SIG"), None);
         assert_eq!(Signal::named("nope"), None);
-        assert_eq!(Signal::USR2.to_string(), "SIGUSR2");
+        assert_eq!(Signal::Usr2.to_string(), "SIGUSR2");
         assert!(Signal::new(999).raw().is_none());
+    }
+
+    #[test]
+    fn a_signal_is_its_number_also_for_serde() {
+        for number in 1..=64 {
+            let signal = Signal::new(number);
+            assert_eq!((signal, signal.number()), (Signal::Other(number), number));
+        }
+        assert!(matches!(Signal::new(libc::SIGKILL), Signal::Kill));
+        let text = serde_json::to_string(&Signal::Term).unwrap();
+        assert_eq!(text, "15");
+        let read: Signal = serde_json::from_str(&text).unwrap();
+        assert!(matches!(read, Signal::Term));
     }
 }

@@ -31,7 +31,7 @@ fn silent(evidence: SilenceEvidence, heard: Option<HeardOnly>, undecided: Option
 
 fn killed() -> Exit {
     Exit::Signal {
-        signal: Signal::KILL,
+        signal: Signal::Kill,
         core_dumped: false,
     }
 }
@@ -111,10 +111,10 @@ fn all() -> Vec<(Departure, &'static str)> {
         (
             Departure::Lost(seen(
                 Exit::Signal {
-                    signal: Signal::SEGV,
+                    signal: Signal::Segv,
                     core_dumped: true,
                 },
-                Some(Signal::TERM),
+                Some(Signal::Term),
                 None,
                 "",
             )),

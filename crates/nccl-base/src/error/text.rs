@@ -22,7 +22,7 @@ impl Error {
             ),
             ErrorKind::Queued { .. } => Some(
                 "look at what the program put on that stream before the operation, and at what that waits \
-                 for; where it may take so long, set a longer `queue_timeout`",
+                 for; where it may take so long, set a longer `Timeouts::queue`",
             ),
             ErrorKind::Busy { .. } => Some(
                 "calls on one communicator take turns: try again, give it a longer timeout, or give each \

@@ -491,7 +491,7 @@ mod tests {
 
     #[test]
     fn the_ending_of_a_process_follows_from_its_exit() {
-        let signal = Signal::SEGV;
+        let signal = Signal::Segv;
         let exit = Exit::Signal {
             signal,
             core_dumped: true,

@@ -190,7 +190,7 @@ fn ranks_on_several_hosts_meet_over_tcp() {
     ];
     let rendezvous = read(&variables).unwrap();
     assert_eq!(rendezvous.address.to_string(), "tcp:node-a:29501-29516");
-    assert_eq!(rendezvous.job.generation, 3);
+    assert_eq!(rendezvous.generation, 3);
 }
 
 #[test]
@@ -204,7 +204,11 @@ fn addresses_are_translated_when_a_variable_says_so() {
         ])
     };
     for (value, translated) in [("1", true), ("0", false), ("", false)] {
-        assert_eq!(read(value).unwrap().job.translated, translated, "{value:?}");
+        assert_eq!(
+            read(value).unwrap().translated_addresses,
+            translated,
+            "{value:?}"
+        );
     }
     let error = read("yes").unwrap_err().to_string();
     assert!(
@@ -346,7 +350,7 @@ fn of_two_launchers_the_later_one_counts_and_both_are_named() {
     }
     // Every later error then names it.
     let timeout = std::time::Duration::from_millis(50);
-    let error = crate::World::join(rendezvous.timeout(timeout)).unwrap_err();
+    let error = crate::World::join(rendezvous.with(|meet| meet.timeout = timeout)).unwrap_err();
     let error = error.to_string();
     assert!(error.contains("SLURM_PROCID=1"), "{error}");
 
@@ -407,10 +411,7 @@ fn nccl_run_comes_before_the_variables_of_torchrun_that_it_sets_as_well() {
     .unwrap();
     assert_eq!(rendezvous.address.to_string(), "tcp:10.0.0.5:29400");
     assert_eq!((rendezvous.rank, rendezvous.local_rank), (5, 1));
-    assert_eq!(
-        (&rendezvous.job.name[..], rendezvous.job.generation),
-        ("mine", 2)
-    );
+    assert_eq!((&rendezvous.job[..], rendezvous.generation), ("mine", 2));
     assert_eq!(rendezvous.said, None);
 }
 

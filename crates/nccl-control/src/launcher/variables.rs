@@ -67,7 +67,7 @@ impl Rendezvous {
     ) -> Result<Self> {
         let secret = Secret::from_variables(&get)?;
         let mut rendezvous = as_text(get, |get| Self::from_text(own, get))?;
-        rendezvous.job.secret = secret;
+        rendezvous.secret = secret;
         Ok(rendezvous)
     }
 
@@ -113,8 +113,8 @@ impl Rendezvous {
             Error::rendezvous(format!("{}: {why}", launcher.says(get)))
         })?;
         rendezvous.others = others;
-        rendezvous.restarted = get("NCCL_RUN_RESTARTED").is_some_and(|text| text == "1");
-        rendezvous.job = job(launch.job_name(get), get)?;
+        rendezvous.was_restarted = get("NCCL_RUN_RESTARTED").is_some_and(|text| text == "1");
+        rendezvous.set_job(job(launch.job_name(get), get)?);
         if let Some(text) = get("NCCL_RUN_WITNESSES") {
             let count = text.trim().parse().map_err(|_| {
                 let most = limits::WITNESSES;
@@ -122,17 +122,18 @@ impl Rendezvous {
                     "NCCL_RUN_WITNESSES={text:?} is not a number of witnesses: 0 to {most}"
                 ))
             })?;
-            rendezvous = rendezvous.witnesses(count);
+            rendezvous.witnesses = count;
         }
-        rendezvous.tolerates = match get("NCCL_RUN_UNREACHABLE").as_deref().map(str::trim) {
-            None | Some("tolerate") => true,
-            Some("abort") => false,
-            Some(other) => {
-                return Err(Error::rendezvous(format!(
-                    "NCCL_RUN_UNREACHABLE={other:?} is neither tolerate nor abort"
-                )));
-            }
-        };
+        rendezvous.tolerate_unreachable =
+            match get("NCCL_RUN_UNREACHABLE").as_deref().map(str::trim) {
+                None | Some("tolerate") => true,
+                Some("abort") => false,
+                Some(other) => {
+                    return Err(Error::rendezvous(format!(
+                        "NCCL_RUN_UNREACHABLE={other:?} is neither tolerate nor abort"
+                    )));
+                }
+            };
         rendezvous.said = launch.said(get);
         if let Some(said) = &rendezvous.said {
             tracing::info!(name: "nccl.rendezvous.launchers", target: "nccl", said, "two launchers");
@@ -187,9 +188,16 @@ impl Rendezvous {
     }
 
     fn job_from_variables(mut self, get: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
-        self.job = as_text(&get, |get| job(String::new(), get))?;
-        self.job.secret = Secret::from_variables(get)?;
+        self.set_job(as_text(&get, |get| job(String::new(), get))?);
+        self.secret = Secret::from_variables(get)?;
         Ok(self)
+    }
+
+    /// Sets what a job has besides its secret.
+    fn set_job(&mut self, job: Job) {
+        self.job = job.name;
+        self.generation = job.generation;
+        self.translated_addresses = job.translated;
     }
 }
 

@@ -172,7 +172,7 @@ impl Node {
     ) -> Arc<Self> {
         let id = me.id;
         let timing = proto::Timing {
-            give_up: rendezvous.cut_off_after.as_nanos() as u64,
+            give_up: rendezvous.cut_off_timeout().as_nanos() as u64,
             ..proto::Timing::default()
         };
         let member = Member::new(me, role, timing, proto::Mistakes::default(), Clock::ORIGIN);
@@ -206,14 +206,14 @@ impl Node {
         };
         let node = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
-            job: rendezvous.job.clone(),
+            job: rendezvous.identity(),
             me: id,
             dialer: Dialer::default(),
             acceptor: OnceLock::new(),
             state: Mutex::new(state),
             discovery: rendezvous.address.discovery().cloned(),
-            cut_off_after: rendezvous.cut_off_after,
-            tolerates: rendezvous.tolerates,
+            cut_off_after: rendezvous.cut_off_timeout(),
+            tolerates: rendezvous.tolerate_unreachable,
             recorder: Mutex::default(),
             changed: Condvar::new(),
         });

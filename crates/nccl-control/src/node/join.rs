@@ -133,19 +133,19 @@ impl Node {
             rank,
             world_size,
             address,
-            job,
+            generation,
             ..
         } = rendezvous;
-        let (number, size) = (job.generation, *world_size);
+        let (number, size) = (*generation, *world_size);
         let (listener, role, first);
         let mut initial_coordinator = None;
         if *rank == 0 {
             listener = socket::listen(address)?;
             tracing::info!(name: "nccl.rendezvous.listening", target: "nccl", at = listener.at, "rank 0 listens");
-            if job.secret.is_none() && listener.at.starts_with("tcp:") {
+            if rendezvous.secret.is_none() && listener.at.starts_with("tcp:") {
                 warn_of_missing_secret(&listener.at);
             }
-            let (size, witnesses) = (size as u32, rendezvous.witnesses);
+            let (size, witnesses) = (size as u32, rendezvous.expected_witnesses());
             role = StartRole::First {
                 number,
                 size,
@@ -154,7 +154,8 @@ impl Node {
             first = None;
         } else {
             let identity = Identity::rank(*rank, size);
-            let established = connect::connect_to_rank_0(address, job, identity, deadline)?;
+            let established =
+                connect::connect_to_rank_0(address, &rendezvous.identity(), identity, deadline)?;
             let fd = established.connection.fd();
             listener = socket::listen_beside(address, &rank.to_string(), fd)?;
             initial_coordinator = fd.try_clone_to_owned().ok();
@@ -188,14 +189,15 @@ impl Node {
         slot: u32,
         deadline: Instant,
     ) -> Result<Arc<Self>> {
-        let Rendezvous { address, job, .. } = rendezvous;
+        let address = &rendezvous.address;
+        let identity = Identity::member(slot as usize);
         let established =
-            connect::connect_to_rank_0(address, job, Identity::member(slot as usize), deadline)?;
+            connect::connect_to_rank_0(address, &rendezvous.identity(), identity, deadline)?;
         let listener =
             socket::listen_beside(address, &format!("{slot}"), established.connection.fd())?;
         let at = address.to_string();
         let me = peer(slot as usize, &listener.at)?;
-        let number = job.generation;
+        let number = rendezvous.generation;
         let node = Self::new(
             rendezvous,
             me,

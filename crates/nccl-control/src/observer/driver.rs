@@ -100,7 +100,7 @@ impl ObserverDriver {
         );
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
-            job: shared.rendezvous.job.clone(),
+            job: shared.rendezvous.identity(),
             dialer: Dialer::default(),
             shared: Arc::clone(shared),
             state: Mutex::new(State {

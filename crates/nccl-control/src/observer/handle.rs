@@ -50,11 +50,11 @@ impl Observer {
 
     /// As [`join`](Self::join), but returns at once, and looks for rank 0 in the background: for the process that
     /// starts the ranks. When rank 0 does not answer in time, that is the observer's last event.
-    pub fn start(rendezvous: Rendezvous) -> Result<Self> {
-        rendezvous.job.check()?;
+    pub fn start(mut rendezvous: Rendezvous) -> Result<Self> {
+        rendezvous.identity().check()?;
         EnvTimeouts::of_process()?;
-        let timeout = world_limit(rendezvous.timeout);
-        Self::start_with(rendezvous.timeout(timeout), true)
+        rendezvous.timeout = world_limit(rendezvous.timeout);
+        Self::start_with(rendezvous, true)
     }
 
     /// As [`start`](Self::start), for the launcher of the ranks, which has a timeout of its own: the one in the environment is that of the
@@ -73,8 +73,8 @@ impl Observer {
         forked::begin()?;
         let mut state = State::default();
         state.view.set_size(rendezvous.world_size);
-        state.generation = rendezvous.job.generation;
-        state.first = numbered.then_some(rendezvous.job.generation);
+        state.generation = rendezvous.generation;
+        state.first = numbered.then_some(rendezvous.generation);
         let shared = Arc::new(Shared {
             rendezvous,
             state: Mutex::new(state),

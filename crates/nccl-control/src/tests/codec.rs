@@ -404,10 +404,10 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
                     }),
                     ..ProcessEnd::seen(
                         Exit::Signal {
-                            signal: Signal::KILL,
+                            signal: Signal::Kill,
                             core_dumped: false,
                         },
-                        Some(Signal::TERM),
+                        Some(Signal::Term),
                         Some(OomKill {
                             group: text("/job"),
                             killed: 1,

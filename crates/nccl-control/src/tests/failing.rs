@@ -13,7 +13,7 @@ fn a_rank_0_that_fails_before_it_joins_is_named_on_all_ranks_and_knows_that_they
             _ => Rendezvous::tcp("127.0.0.1", 0, rank, 3)
                 .unwrap()
                 .publish(&published)
-                .timeout(Duration::from_secs(20)),
+                .with(|meet| meet.timeout = Duration::from_secs(20)),
         };
         std::thread::scope(|scope| {
             let early = scope.spawn(|| World::join(meet(1)).unwrap_err().to_string());
@@ -28,7 +28,7 @@ fn a_rank_0_that_fails_before_it_joins_is_named_on_all_ranks_and_knows_that_they
             zero.join().unwrap().unwrap();
             assert!(begun.elapsed() < SOON);
         });
-        let soon = meet(0).timeout(Duration::from_millis(50));
+        let soon = meet(0).with(|meet| meet.timeout = Duration::from_millis(50));
         let error = soon.fail(&std::io::Error::other("x")).unwrap_err();
         assert!(
             error.to_string().contains("ranks 1-2 have not come"),
@@ -91,7 +91,7 @@ fn a_process_that_aborts_tells_of_its_panic_before() {
     let meet = |place: &str, rank| {
         Rendezvous::unix(place, rank, 2)
             .unwrap()
-            .timeout(Duration::from_secs(20))
+            .with(|meet| meet.timeout = Duration::from_secs(20))
     };
     if let Ok(place) = std::env::var(ROLE) {
         let world = World::join(meet(&place, 1)).unwrap();

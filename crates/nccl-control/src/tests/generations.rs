@@ -175,7 +175,10 @@ fn without_rank_0_the_others_go_on_with_the_next_one() {
 
 fn newcomer(name: &str, timeout: Duration) -> Result<World> {
     // The rank and size of its launch do not matter.
-    let rendezvous: Rendezvous = rendezvous(name, 1, 9).generation(7).timeout(timeout);
+    let rendezvous: Rendezvous = rendezvous(name, 1, 9).with(|meet| {
+        meet.generation = 7;
+        meet.timeout = timeout;
+    });
     World::rejoin(rendezvous)
 }
 

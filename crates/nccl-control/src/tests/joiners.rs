@@ -83,7 +83,7 @@ fn after_rank_0s_death_it_is_the_next_one_that_is_found_at_its_place_time_and_ag
     let mut longest = 0;
     for round in 0..4 {
         bereave(&mut worlds);
-        worlds = take_in(worlds, meet(0).generation(7));
+        worlds = take_in(worlds, meet(0).with(|meet| meet.generation = 7));
         talk(&worlds);
         assert_eq!(worlds[0].generation(), round + 1);
         let names = worlds
@@ -112,14 +112,25 @@ fn over_tcp_whoever_takes_over_is_found_at_the_address_of_its_own_that_all_were_
     let meet = |rank| {
         let meet = Rendezvous::tcp("127.0.0.1", ports[0], rank, 3).unwrap();
         let other = format!("tcp:127.0.0.2:{}", ports[1]);
-        meet.secret(SECRET).timeout(TIMEOUT).or_at(&other).unwrap()
+        meet.with(|meet| {
+            meet.secret = Some(SECRET.into());
+            meet.timeout = TIMEOUT;
+        })
+        .or_at(&other)
+        .unwrap()
     };
     let mut worlds = joined(3, meet);
     bereave(&mut worlds);
     // The second address alone: the first might be that of a host which is gone.
     let other = format!("tcp:127.0.0.2:{}", ports[1]);
     let new = Rendezvous::observer(&other).unwrap();
-    let worlds = take_in(worlds, new.secret(SECRET).timeout(TIMEOUT));
+    let worlds = take_in(
+        worlds,
+        new.with(|meet| {
+            meet.secret = Some(SECRET.into());
+            meet.timeout = TIMEOUT;
+        }),
+    );
     talk(&worlds);
 }
 
@@ -129,7 +140,9 @@ fn a_rank_that_does_not_coordinate_says_who_does() {
     let mut worlds = joined(4, meet);
     bereave(&mut worlds);
     let door = worlds[2].session.address_of(2).unwrap().to_owned();
-    let new = Rendezvous::observer(&door).unwrap().timeout(TIMEOUT);
+    let new = Rendezvous::observer(&door)
+        .unwrap()
+        .with(|meet| meet.timeout = TIMEOUT);
     let worlds = take_in(worlds, new);
     talk(&worlds);
 }
@@ -198,7 +211,10 @@ fn a_new_observer_finds_the_generation_of_today_and_the_rank_that_coordinates_it
 #[test]
 fn where_nobody_answers_the_error_says_where_it_looked_and_what_to_do() {
     let soon = Duration::from_millis(200);
-    let one = rendezvous("nobody", 0, 2).timeout(soon).job("job-7");
+    let one = rendezvous("nobody", 0, 2).with(|meet| {
+        meet.timeout = soon;
+        meet.job = "job-7".into();
+    });
     let error = World::rejoin(one.clone()).unwrap_err().to_string();
     for words in [
         "nccl-nobody-",
@@ -235,7 +251,12 @@ fn a_leftover_of_the_last_generation_refers_to_the_new_one_and_takes_nobody_in()
     });
     // An address of an earlier generation: a process has one for all generations.
     let at = worlds[2].session.address_of(2).unwrap().to_owned();
-    let all = take_in(next, Rendezvous::observer(&at).unwrap().timeout(TIMEOUT));
+    let all = take_in(
+        next,
+        Rendezvous::observer(&at)
+            .unwrap()
+            .with(|meet| meet.timeout = TIMEOUT),
+    );
     assert_eq!(all[0].generation(), 2);
     talk(&all);
 }

@@ -33,7 +33,7 @@ fn rendezvous(name: &str, rank: usize, size: usize) -> Rendezvous {
     let path = std::env::temp_dir().join(format!("nccl-{name}-{}.sock", std::process::id()));
     Rendezvous::unix(path, rank, size)
         .unwrap()
-        .timeout(Duration::from_secs(20))
+        .with(|meet| meet.timeout = Duration::from_secs(20))
 }
 
 #[test]
@@ -138,7 +138,8 @@ fn many_threads_of_one_rank_have_exchanges_in_flight_at_once_each_with_its_own_l
 fn two_processes_cannot_be_one_rank_and_sizes_must_agree() {
     use crate::{Observer, WorldEvent};
 
-    let meet = |rank| rendezvous("claim", rank, 3).timeout(Duration::from_secs(6));
+    let meet =
+        |rank| rendezvous("claim", rank, 3).with(|meet| meet.timeout = Duration::from_secs(6));
     std::thread::scope(|scope| {
         let zero = scope.spawn(|| World::join(meet(0)).map(drop));
         let first = scope.spawn(|| World::join(meet(1)).map(drop));

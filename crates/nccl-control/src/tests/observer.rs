@@ -32,7 +32,7 @@ fn joined(events: &mut Events, rank: usize) {
 
 #[test]
 fn an_observer_sees_what_becomes_of_the_ranks_and_is_none_of_them() {
-    let meet = |rank| rendezvous("seen", rank, 3).secret(SECRET);
+    let meet = |rank| rendezvous("seen", rank, 3).with(|meet| meet.secret = Some(SECRET.into()));
     std::thread::scope(|scope| {
         let observers: Vec<_> = (0..3)
             .map(|_| scope.spawn(|| Observer::join(meet(0)).unwrap()))
@@ -152,19 +152,35 @@ fn an_observer_hears_who_has_not_entered_an_operation() {
 
 #[test]
 fn an_observer_of_another_job_or_size_or_without_the_secret_is_turned_away_by_name() {
-    let meet = || rendezvous("unseen", 0, 1).job("a").secret(SECRET);
+    let meet = || {
+        rendezvous("unseen", 0, 1).with(|meet| {
+            meet.job = "a".into();
+            meet.secret = Some(SECRET.into());
+        })
+    };
     let world = World::join(meet()).unwrap();
     let path = format!("unix:{}", place_of(&meet()));
-    let unknown_size = Rendezvous::observer(&path).unwrap().job("a").secret(SECRET);
+    let unknown_size = Rendezvous::observer(&path).unwrap().with(|meet| {
+        meet.job = "a".into();
+        meet.secret = Some(SECRET.into());
+    });
     Observer::join(unknown_size).unwrap();
     let mut larger = meet();
     larger.world_size = 4;
     for (other, words) in [
-        (meet().secret(OTHER_SECRET), &["another secret"][..]),
-        (meet().job("b"), &["job \"b\"", "job \"a\""]),
+        (
+            meet().with(|meet| meet.secret = Some(OTHER_SECRET.into())),
+            &["another secret"][..],
+        ),
+        (
+            meet().with(|meet| meet.job = "b".into()),
+            &["job \"b\"", "job \"a\""],
+        ),
         (larger, &["expects 4 ranks", "expects 1"]),
         (
-            Rendezvous::observer(&path).unwrap().job("a"),
+            Rendezvous::observer(&path)
+                .unwrap()
+                .with(|meet| meet.job = "a".into()),
             &["no secret"],
         ),
     ] {
@@ -311,7 +327,7 @@ fn a_rank_0_that_ended_before_it_listened_is_named_to_all_who_come() {
             _ => Rendezvous::tcp("127.0.0.1", 0, rank, 3)
                 .unwrap()
                 .publish(&published)
-                .timeout(LONG),
+                .with(|meet| meet.timeout = LONG),
         };
         std::thread::scope(|scope| {
             let observer = Observer::start(meet(0)).unwrap();
@@ -408,7 +424,8 @@ fn an_observer_finds_rank_0_again_behind_the_ports_of_others() {
     let first = held.local_addr().unwrap().port();
     let meet = || {
         let meet = Rendezvous::tcp("127.0.0.1", first, 0, 1).unwrap();
-        meet.up_to_port(first.saturating_add(5)).timeout(LONG)
+        meet.up_to_port(first.saturating_add(5))
+            .with(|meet| meet.timeout = LONG)
     };
     let world = World::join(meet()).unwrap();
     let observer = Observer::join(meet()).unwrap();

@@ -66,7 +66,8 @@ fn garbage_and_half_greetings_and_silence_lose_nothing_of_the_others() {
 
 #[test]
 fn somebody_who_says_nothing_is_closed_and_named_to_those_who_wait() {
-    let meet = |rank| rendezvous("silent", rank, 2).timeout(Duration::from_secs(7));
+    let meet =
+        |rank| rendezvous("silent", rank, 2).with(|meet| meet.timeout = Duration::from_secs(7));
     std::thread::scope(|scope| {
         let zero = scope.spawn(|| World::join(meet(0)).map(drop));
         let mut stream = connect(&meet(1));
@@ -96,24 +97,34 @@ fn somebody_who_says_nothing_is_closed_and_named_to_those_who_wait() {
 #[test]
 fn another_secret_job_or_generation_is_named_on_both_sides() {
     let meet = |rank| {
-        rendezvous("others", rank, 2)
-            .job("a")
-            .generation(3)
-            .secret(SECRET)
-            .timeout(Duration::from_secs(4))
+        rendezvous("others", rank, 2).with(|meet| {
+            meet.job = "a".into();
+            meet.generation = 3;
+            meet.secret = Some(SECRET.into());
+            meet.timeout = Duration::from_secs(4);
+        })
     };
     std::thread::scope(|scope| {
         let zero = scope.spawn(|| World::join(meet(0)).map(drop));
         let begun = Instant::now();
         for (other, words) in [
             (
-                meet(1).secret(OTHER_SECRET),
+                meet(1).with(|meet| meet.secret = Some(OTHER_SECRET.into())),
                 &["another secret", "NCCL_RUN_SECRET"][..],
             ),
-            (meet(1).job("b"), &["job \"b\"", "job \"a\""]),
-            (meet(1).generation(2), &["generation 2", "generation 3"]),
             (
-                rendezvous("others", 1, 2).job("a").generation(3),
+                meet(1).with(|meet| meet.job = "b".into()),
+                &["job \"b\"", "job \"a\""],
+            ),
+            (
+                meet(1).with(|meet| meet.generation = 2),
+                &["generation 2", "generation 3"],
+            ),
+            (
+                rendezvous("others", 1, 2).with(|meet| {
+                    meet.job = "a".into();
+                    meet.generation = 3;
+                }),
                 &["no secret"],
             ),
         ] {
@@ -134,8 +145,8 @@ fn another_secret_job_or_generation_is_named_on_both_sides() {
 fn a_job_beyond_the_limits_is_refused_by_its_own_rank_before_anything_is_sent() {
     // No coordinator is there: a search for one would take 20 s.
     let rank = || rendezvous("limits", 1, 2);
-    let long = || rank().job("j".repeat(5000));
-    let late = || rank().generation(u64::MAX);
+    let long = || rank().with(|meet| meet.job = "j".repeat(5000));
+    let late = || rank().with(|meet| meet.generation = u64::MAX);
     let cause = Error::rendezvous("out of memory");
     let begun = Instant::now();
     for (refused, words) in [
@@ -147,25 +158,25 @@ fn a_job_beyond_the_limits_is_refused_by_its_own_rank_before_anything_is_sent() 
         (Observer::join(long()).err(), "has 5000 bytes"),
         (long().fail(&cause).err(), "has 5000 bytes"),
         (
-            World::join(rank().secret("")).err(),
+            World::join(rank().with(|meet| meet.secret = Some("".into()))).err(),
             "the job's secret is empty",
         ),
         (
-            World::join(rank().secret(" hush\n")).err(),
+            World::join(rank().with(|meet| meet.secret = Some(" hush\n".into()))).err(),
             "the job's secret has 4 bytes, and 16 random ones are the least: make one with (umask 077; openssl rand -hex 32 > \
              FILE)",
         ),
         (
-            World::rejoin(rank().secret("fifteen bytes..")).err(),
+            World::rejoin(rank().with(|meet| meet.secret = Some("fifteen bytes..".into()))).err(),
             "the job's secret has 15 bytes",
         ),
         (
-            Observer::start(rank().secret("")).err(),
+            Observer::start(rank().with(|meet| meet.secret = Some("".into()))).err(),
             "the job's secret is empty",
         ),
         (World::join(late()).err(), "9223372036854775807 is the last"),
         (
-            World::join(rendezvous("limits", 0, 1).generation(u64::MAX)).err(),
+            World::join(rendezvous("limits", 0, 1).with(|meet| meet.generation = u64::MAX)).err(),
             "is the last",
         ),
     ] {
@@ -174,7 +185,7 @@ fn a_job_beyond_the_limits_is_refused_by_its_own_rank_before_anything_is_sent() 
     }
     assert!(begun.elapsed() < SOON);
     // The longest name fits into a greeting.
-    let longest = |rank| rendezvous("longest", rank, 2).job("j".repeat(2048));
+    let longest = |rank| rendezvous("longest", rank, 2).with(|meet| meet.job = "j".repeat(2048));
     std::thread::scope(|scope| {
         scope.spawn(|| World::join(longest(1)).unwrap().barrier("end").unwrap());
         World::join(longest(0)).unwrap().barrier("end").unwrap();
@@ -183,14 +194,16 @@ fn a_job_beyond_the_limits_is_refused_by_its_own_rank_before_anything_is_sent() 
 
 #[test]
 fn a_rank_of_the_next_generation_waits_until_the_last_one_is_over() {
-    let meet = |rank, generation| rendezvous("generations", rank, 2).generation(generation);
+    let meet = |rank, generation| {
+        rendezvous("generations", rank, 2).with(|meet| meet.generation = generation)
+    };
     std::thread::scope(|scope| {
         let other = scope.spawn(|| World::join(meet(1, 3)).map(drop));
         let zero = World::join(meet(0, 3)).unwrap();
         other.join().unwrap().unwrap();
         // The rank was restarted, and rank 0 does not know of that yet.
         let early = scope.spawn(|| World::join(meet(1, 4)).map(drop));
-        let short = meet(1, 4).timeout(Duration::from_secs(2));
+        let short = meet(1, 4).with(|meet| meet.timeout = Duration::from_secs(2));
         let error = World::join(short).unwrap_err().to_string();
         for word in ["generation 4", "rank 0 still of generation 3"] {
             assert!(error.contains(word), "{word:?} in {error:?}");
@@ -208,7 +221,7 @@ fn a_connection_that_carries_nonsense_ends_and_nothing_else_does() {
     let meet = |rank| rendezvous("nonsense-once", rank, 2);
     std::thread::scope(|scope| {
         let zero = scope.spawn(move || World::join(meet(0)).unwrap().barrier("end"));
-        let Rendezvous { address, job, .. } = meet(1);
+        let (address, job) = (meet(1).address, meet(1).identity());
         let deadline = Instant::now() + SOON;
         let identity = connect::Identity::rank(1, 2);
         let mut established =

@@ -140,7 +140,10 @@ fn a_relay_at_another_port_gets_nobody_in_and_both_sides_say_why() {
     let relay = Relay::honest(listener, first + 1);
     let at = |rank| {
         let meet = Rendezvous::tcp("127.0.0.1", first, rank, 3).unwrap();
-        meet.secret(SECRET).timeout(Duration::from_secs(5))
+        meet.with(|meet| {
+            meet.secret = Some(SECRET.into());
+            meet.timeout = Duration::from_secs(5);
+        })
     };
     let dialled = format!("dialled tcp:127.0.0.1:{first}, and ");
     std::thread::scope(|scope| {
@@ -195,7 +198,10 @@ fn a_relay_that_changes_the_address_in_a_greeting_gets_nobody_in_and_both_sides_
     let _relay = Relay::start(listener, first + 1, Arc::new(change));
     let at = |port, rank| {
         let meet = Rendezvous::tcp("127.0.0.1", port, rank, 2).unwrap();
-        meet.secret(SECRET).timeout(Duration::from_secs(4))
+        meet.with(|meet| {
+            meet.secret = Some(SECRET.into());
+            meet.timeout = Duration::from_secs(4);
+        })
     };
     std::thread::scope(|scope| {
         let zero = scope.spawn(|| World::join(at(first + 1, 0)).map(drop));
@@ -218,7 +224,10 @@ fn one_socket_may_be_dialled_by_several_paths() {
     std::os::unix::fs::symlink(&real, &link).unwrap();
     let at = |directory: &std::path::Path, rank| {
         let meet = Rendezvous::unix(directory.join("socket"), rank, 3).unwrap();
-        meet.secret(SECRET).timeout(Duration::from_secs(10))
+        meet.with(|meet| {
+            meet.secret = Some(SECRET.into());
+            meet.timeout = Duration::from_secs(10);
+        })
     };
     std::thread::scope(|scope| {
         for (directory, rank) in [(&real, 1), (&real.join("../link"), 2)] {
@@ -240,10 +249,12 @@ fn meet_through(
     let relay = Relay::start(listener, first + 1, tamper);
     let at = |port, rank| {
         let meet = Rendezvous::tcp("127.0.0.1", port, rank, 2).unwrap();
-        meet.job(name)
-            .secret(SECRET)
-            .translated_addresses(true)
-            .timeout(Duration::from_secs(10))
+        meet.with(|meet| {
+            meet.job = name.into();
+            meet.secret = Some(SECRET.into());
+            meet.translated_addresses = true;
+            meet.timeout = Duration::from_secs(10);
+        })
     };
     let join = |meet| match World::join(meet) {
         Ok(world) => rank(world),
@@ -429,10 +440,12 @@ fn a_recorded_greeting_lets_nobody_in_and_disturbs_no_rank() {
     let (_, port) = range();
     let at = |rank| {
         let meet = Rendezvous::tcp("127.0.0.1", port + 1, rank, 2).unwrap();
-        meet.job("recorded")
-            .secret(SECRET)
-            .translated_addresses(true)
-            .timeout(Duration::from_secs(20))
+        meet.with(|meet| {
+            meet.job = "recorded".into();
+            meet.secret = Some(SECRET.into());
+            meet.translated_addresses = true;
+            meet.timeout = Duration::from_secs(20);
+        })
     };
     let replay = |messages: &[&[u8]]| {
         let answer = answered(port + 1, messages);
@@ -473,7 +486,10 @@ fn strangers_are_told_what_is_wrong_and_cost_a_line_each() {
     drop(listener);
     let at = |rank| {
         let meet = Rendezvous::tcp("127.0.0.1", port, rank, 2).unwrap();
-        meet.secret(SECRET).timeout(Duration::from_secs(8))
+        meet.with(|meet| {
+            meet.secret = Some(SECRET.into());
+            meet.timeout = Duration::from_secs(8);
+        })
     };
     // The messages of a rank with the right version and a secret, followed by garbage.
     let hello = |first: Vec<u8>| {
@@ -541,7 +557,10 @@ fn a_rank_is_told_by_a_coordinator_of_another_version() {
                 .write_all(&[&out.head[..], &out.payload[..]].concat())
                 .unwrap();
         });
-        let error = World::join(at.secret(SECRET).timeout(Duration::from_secs(5)));
+        let error = World::join(at.with(|meet| {
+            meet.secret = Some(SECRET.into());
+            meet.timeout = Duration::from_secs(5);
+        }));
         let error = error.unwrap_err().to_string();
         assert!(error.contains("another protocol version"), "{error}");
     });

@@ -16,7 +16,7 @@ fn published(name: &str) -> std::path::PathBuf {
 fn meet(rendezvous: impl Fn(usize) -> Rendezvous + Sync, size: usize) {
     std::thread::scope(|scope| {
         for rank in 0..size {
-            let rendezvous = rendezvous(rank).timeout(Duration::from_secs(20));
+            let rendezvous = rendezvous(rank).with(|meet| meet.timeout = Duration::from_secs(20));
             scope.spawn(move || {
                 let world = World::join(rendezvous).unwrap();
                 let parts = world.all_gather("x", &[rank as u8]).unwrap();
@@ -33,7 +33,10 @@ fn ranks_meet_at_any_port_that_is_published() {
     for host in ["127.0.0.1", "::1"] {
         let path = published("any");
         let at = |rank| Rendezvous::tcp(host, 0, rank, 3).unwrap().publish(&path);
-        meet(|rank| at(rank).secret(SECRET), 3);
+        meet(
+            |rank| at(rank).with(|meet| meet.secret = Some(SECRET.into())),
+            3,
+        );
         assert!(
             !path.exists(),
             "the published address goes with its listener"
@@ -54,7 +57,14 @@ fn an_address_is_published_through_no_link_of_another_user() {
         .join(format!("address.{}", std::process::id()));
     std::os::unix::fs::symlink(&precious, part).unwrap();
     let at = |rank| Rendezvous::tcp("127.0.0.1", 0, rank, 2).unwrap();
-    meet(|rank| at(rank).publish(&path).secret(SECRET), 2);
+    meet(
+        |rank| {
+            at(rank)
+                .publish(&path)
+                .with(|meet| meet.secret = Some(SECRET.into()))
+        },
+        2,
+    );
     assert_eq!(std::fs::read(&precious).unwrap(), b"mine");
 }
 
@@ -146,7 +156,7 @@ fn nobody_at_a_port_and_somebody_silent_are_told_apart() {
     let port = free_port();
     let at = || {
         let at = Rendezvous::tcp("127.0.0.1", port, 1, 2).unwrap();
-        at.timeout(Duration::from_millis(400))
+        at.with(|meet| meet.timeout = Duration::from_millis(400))
     };
     let error = World::join(at()).unwrap_err().to_string();
     assert!(error.contains("refused"), "{error}");
@@ -248,7 +258,7 @@ fn a_rank_0_that_keeps_nobody_out_over_tcp_says_so_once_in_each_process() {
             "open" => Rendezvous::tcp("127.0.0.1", free_port(), 0, 1).unwrap(),
             "secret" => {
                 let alone = Rendezvous::tcp("127.0.0.1", free_port(), 0, 1).unwrap();
-                alone.secret(SECRET)
+                alone.with(|meet| meet.secret = Some(SECRET.into()))
             }
             _ => rendezvous("open", 0, 1),
         };

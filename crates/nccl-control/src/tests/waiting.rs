@@ -44,7 +44,7 @@ fn a_rank_0_that_waits_alone_and_a_rank_that_finds_nobody_say_so_in_the_log() {
     let meet = |name: &str, rank| {
         let path = std::env::temp_dir().join(format!("nccl-{name}-{}.sock", std::process::id()));
         let meet = crate::Rendezvous::unix(path, rank, 2).unwrap();
-        meet.timeout(REPORT + Duration::from_secs(5))
+        meet.with(|meet| meet.timeout = REPORT + Duration::from_secs(5))
     };
     std::thread::scope(|scope| {
         scope.spawn(|| crate::World::join(meet("log-alone", 0)).unwrap_err());

@@ -25,5 +25,5 @@ mod warm_up;
 
 pub use algorithm::Algorithm;
 pub use model::{CostModel, LinkCost, Nodes};
-pub use plan::{AllToAll, AllToAllBuilder, Alternative, CapturedAllToAll, Explanation, Payloads};
+pub use plan::{AllToAll, AllToAllBuilder, Alternative, Explanation, Payloads};
 pub use variable::Parts;

@@ -245,7 +245,7 @@ impl CollectiveRequest {
         let data_type = match (given.send, given.recv) {
             (Some(x), Some(y)) => same_type(x.data_type, y.data_type)?,
             // With neither buffer, `count` refuses the operation below, or there is nothing to do.
-            _ => given.data_type().unwrap_or(DataType::UINT8),
+            _ => given.data_type().unwrap_or(DataType::UInt8),
         };
         comm.library().admit(data_type)?;
         let mut checked = CheckedArgs {

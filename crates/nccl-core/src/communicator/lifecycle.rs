@@ -400,7 +400,6 @@ impl Inner {
 
     /// Counts and logs that NCCL did not free the communicator.
     pub(super) fn report_leak(&self) {
-        registry::count_leak();
         let roster = self.roster();
         let (held, timeout) = (self.blocked_call_text(), self.abort_limit());
         let why = format!("{held} did not come back within {timeout:?}");

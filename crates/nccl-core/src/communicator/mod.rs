@@ -49,7 +49,7 @@ pub use launch_mode::LaunchMode;
 #[doc(hidden)]
 pub use lifecycle::{end_failed, leak_failed};
 pub use public::Communicator;
-pub use registry::{AbortReport, EndedCommunicator, abort_all, leaked_communicators};
+pub use registry::{AbortReport, EndedCommunicator, abort_all};
 pub(crate) use stream_order::{
     check_allocation_stream, check_buffer_context, check_not_capturing, is_same as is_same_stream,
 };

@@ -8,7 +8,7 @@
 //! libraries that support it (2.22) abort all of them in one group.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -126,24 +126,6 @@ impl InitRecord {
             (false, None) => State::Leaked,
         }
     }
-}
-
-static LEAKED: AtomicU64 = AtomicU64::new(0);
-
-/// Counts a leaked communicator.
-pub(super) fn count_leak() {
-    LEAKED.fetch_add(1, Ordering::Relaxed);
-}
-
-/// Returns the number of communicators of this process that NCCL has not given back in time.
-///
-/// ```
-/// # nccl_emulator::install_unless_gpu().unwrap();
-/// assert_eq!(nccl::process::leaked_communicators(), 0);
-/// ```
-#[must_use]
-pub fn leaked_communicators() -> u64 {
-    LEAKED.load(Ordering::Relaxed)
 }
 
 /// Adds a communicator to the list.

@@ -22,7 +22,7 @@ use nccl_base::env_timeouts::EnvTimeouts;
 /// let comm = world
 ///     .communicator("demo")
 ///     .stream(&stream)
-///     .timeouts(|timeouts| timeouts.init = Duration::from_secs(120))
+///     .with(|comm| comm.timeouts.init = Duration::from_secs(120))
 ///     .build()?;
 /// # Ok(())
 /// # }
@@ -32,8 +32,14 @@ use nccl_base::env_timeouts::EnvTimeouts;
 pub struct Timeouts {
     /// For making the communicator: `build`, from the first exchange between the ranks until NCCL has connected them. 60 s.
     pub init: Duration,
-    /// For an operation, counted from the moment when no work is ahead of it. 30 s. See
-    /// [`CommunicatorBuilder::timeout`](crate::CommunicatorBuilder::timeout).
+    /// For an operation, once it is called and no work is ahead of it. 30 s.
+    ///
+    /// The timeout also holds if the program does not wait: an operation whose [`Request`](crate::Request) was
+    /// dropped ends its communicator, on all ranks, at most an eighth of the timeout (and at most a quarter
+    /// of a second) after it. Other work that is ahead of it on its stream does not count, see
+    /// [`queue`](Self::queue). Operations that are issued within less than 10 ms cannot
+    /// always be told apart from each other, and from other work that is put on the stream meanwhile: the work that a
+    /// program puts there in one go should not take longer than the timeout.
     pub operation: Duration,
     /// For the time that an operation waits on its stream behind work that is not the communicator's. `None`: ten times
     /// [`operation`](Self::operation).

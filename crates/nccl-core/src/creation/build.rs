@@ -124,7 +124,7 @@ impl CommunicatorBuilder<'_> {
                 let prepared = prepared.map(|(prepared, _)| prepared.inherits(inherited));
                 // Before the first NCCL call, because NCCL caches its environment.
                 let interrupted = || signal.is_aborted();
-                let setup = self.checks.then(|| self.setup());
+                let setup = self.preflight.then(|| self.setup());
                 let checked = parameters.check.check(setup, deadline, &interrupted);
                 let prepared = match (prepared, checked) {
                     // This error is the same on all ranks.
@@ -182,7 +182,9 @@ impl CommunicatorBuilder<'_> {
     fn setup(&self) -> InitSetup {
         // `prepare` reports why there is no library.
         let library = self.wanted_library().ok();
-        let wish = library.as_ref().map(|library| wish(self.mode, library));
+        let wish = library
+            .as_ref()
+            .map(|library| wish(self.launch_mode, library));
         InitSetup {
             stream: self.stream.clone(),
             wish: wish.and_then(Result::ok).map(|(wish, _)| wish),
@@ -226,7 +228,7 @@ impl CommunicatorBuilder<'_> {
             })
         })?;
         let library = self.wanted_library()?;
-        let (wish, obstacle) = wish(self.mode, &library)?;
+        let (wish, obstacle) = wish(self.launch_mode, &library)?;
         refuse_contradictions(wish.alone())?;
         let plan = InitPlan {
             library: library.clone(),

@@ -16,7 +16,7 @@ use crate::unique_id::UniqueId;
 use nccl_base::launch_mode::LaunchMode;
 
 /// Makes a [`Communicator`]; from `World::communicator` or
-/// [`Communicator::builder`].
+/// [`Communicator::builder`]. The fields are the settings.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -27,28 +27,59 @@ use nccl_base::launch_mode::LaunchMode;
 /// let comm = nccl::World::single()
 ///     .communicator("model/tp")
 ///     .stream(&stream)
-///     .timeout(Duration::from_secs(5))
+///     .with(|comm| {
+///         comm.timeouts.operation = Duration::from_secs(5);
+///         comm.config.max_ctas = Some(8);
+///     })
 ///     .build()?;
 /// assert_eq!(comm.name(), "model/tp");
 /// # Ok(())
 /// # }
 /// ```
 #[must_use = "a builder makes nothing until `build`"]
+#[non_exhaustive]
 pub struct CommunicatorBuilder<'a> {
     pub(super) name: &'a str,
     pub(super) origin: Origin<'a>,
     pub(super) rank: usize,
     pub(super) world_size: usize,
     pub(super) stream: Option<Arc<CudaStream>>,
-    pub(super) config: Config,
-    pub(super) mode: Option<LaunchMode>,
-    pub(super) timeouts: Timeouts,
-    pub(super) abort_signals: Vec<AbortSignal>,
-    pub(super) library: Option<Library>,
+    /// NCCL's configuration.
+    pub config: Config,
+    /// How NCCL is called. With `None`, here and for the world (`World::with_launch_mode`), the ranks agree on
+    /// [`LaunchMode::BlockingChild`] where all support it, and on [`LaunchMode::NonBlocking`] otherwise. Ranks that
+    /// request different modes get an error; ranks that meet with a [`UniqueId`](crate::UniqueId) cannot
+    /// agree, and all have to be configured alike.
+    ///
+    /// A split, a shrink or a grow takes over the mode of the communicator from which it makes the new one.
+    pub launch_mode: Option<LaunchMode>,
+    /// The timeouts, at first those of the world (`World::with_timeouts`).
+    pub timeouts: Timeouts,
+    /// Signals that end the communicator, even while it is being made; a split has that of its parent.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// let stop = nccl::AbortSignal::new();
+    /// let world = nccl::World::single();
+    /// let builder = world.communicator("demo").stream(&stream);
+    /// let comm = builder.with(|comm| comm.abort_signals.push(stop.clone())).build()?;
+    /// stop.abort(); // from any thread
+    /// let mut y = stream.alloc_zeros::<f32>(4)?;
+    /// assert!(comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub abort_signals: Vec<AbortSignal>,
+    /// The library to use; `None` is that of [`Library::load`].
+    pub library: Option<Library>,
+    /// Whether the ranks check what has to agree between them before they make the world's first communicator (`World::preflight`);
+    /// default `true`. All ranks have to set the same.
+    pub preflight: bool,
     pub(super) world_members: Option<WorldMembers>,
     /// The world ranks of its ranks, without a connection to the other ranks.
     pub(super) members: Option<Arc<[usize]>>,
-    pub(super) checks: bool,
 }
 
 /// The source of the token with which the ranks meet inside NCCL.
@@ -72,7 +103,7 @@ impl<'a> CommunicatorBuilder<'a> {
         Self {
             world_members: Some((Arc::clone(peers), (0..size).collect())),
             timeouts: parameters.timeouts,
-            mode: parameters.launch_mode,
+            launch_mode: parameters.launch_mode,
             ..Self::new(name, Origin::World(parameters.clone()), rank, size)
         }
     }
@@ -96,7 +127,7 @@ impl<'a> CommunicatorBuilder<'a> {
             members: world_ranks.collect(),
             stream: Some(Arc::clone(&parent.stream)),
             timeouts: inner.timeouts,
-            mode: inner.asked_mode,
+            launch_mode: inner.asked_mode,
             library: Some(inner.library.clone()),
             abort_signals: vec![inner.abort_signal.clone()],
             world_members,
@@ -114,7 +145,7 @@ impl<'a> CommunicatorBuilder<'a> {
         Self {
             stream: Some(Arc::clone(&parent.stream)),
             timeouts: inner.timeouts,
-            mode: inner.asked_mode,
+            launch_mode: inner.asked_mode,
             // The library for a world of one rank does not support more ranks.
             library: Some(&inner.library)
                 .filter(|library| !single_rank::is(library))
@@ -142,13 +173,13 @@ impl<'a> CommunicatorBuilder<'a> {
             world_size,
             stream: None,
             config: Config::default(),
-            mode: None,
+            launch_mode: None,
             timeouts: Timeouts::default(),
             abort_signals: Vec::new(),
             library: None,
             world_members: None,
             members: None,
-            checks: true,
+            preflight: true,
         }
     }
 
@@ -171,31 +202,7 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
-    /// Sets NCCL's configuration.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// let comm = nccl::World::single()
-    ///     .communicator("demo")
-    ///     .stream(&stream)
-    ///     .config(|config| config.max_ctas = Some(8))
-    ///     .build()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn config(mut self, set: impl FnOnce(&mut Config)) -> Self {
-        set(&mut self.config);
-        self
-    }
-
-    /// Sets how NCCL is called. Unless set, here or for the world (`World::with_launch_mode`), the ranks agree on
-    /// [`LaunchMode::BlockingChild`] where all support it, and on [`LaunchMode::NonBlocking`] otherwise. Ranks that
-    /// request different modes get an error; ranks that meet with a [`UniqueId`](crate::UniqueId) cannot
-    /// agree, and all have to be configured alike.
-    ///
-    /// A split, a shrink or a grow takes over the mode of the communicator from which it makes the new one.
+    /// Sets fields in a chain of calls.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -205,115 +212,15 @@ impl<'a> CommunicatorBuilder<'a> {
     /// let comm = world
     ///     .communicator("demo")
     ///     .stream(&stream)
-    ///     .launch_mode(nccl::LaunchMode::NonBlocking)
+    ///     .with(|comm| comm.launch_mode = Some(nccl::LaunchMode::NonBlocking))
     ///     .build()?;
     /// let mut y = stream.clone_htod(&[1.0f32; 8])?;
     /// comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?.wait()?;
     /// # Ok(())
     /// # }
     /// ```
-    pub fn launch_mode(mut self, mode: LaunchMode) -> Self {
-        self.mode = Some(mode);
-        self
-    }
-
-    /// Sets the library to use, instead of that of [`Library::load`].
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// let library = nccl::Library::load()?;
-    /// let comm = nccl::World::single().communicator("demo").stream(&stream).library(&library).build()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn library(mut self, library: &Library) -> Self {
-        self.library = Some(library.clone());
-        self
-    }
-
-    /// Sets timeouts; those that `set` leaves alone stay as the world has them (`World::with_timeouts`).
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// use std::time::Duration;
-    /// let comm = nccl::World::single()
-    ///     .communicator("demo")
-    ///     .stream(&stream)
-    ///     .timeouts(|timeouts| timeouts.finalize = Duration::from_secs(5))
-    ///     .build()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn timeouts(mut self, set: impl FnOnce(&mut Timeouts)) -> Self {
-        set(&mut self.timeouts);
-        self
-    }
-
-    /// Sets how long an operation may take, once it is called and no work is ahead of it; 30 s unless set.
-    ///
-    /// The timeout also holds if the program does not wait: an operation whose [`Request`](crate::Request) was
-    /// dropped ends its communicator, on all ranks, at most an eighth of the timeout (and at most a quarter
-    /// of a second) after it. Other work that is ahead of it on its stream does not count, see
-    /// [`Timeouts::queue`]. Operations that are issued within less than 10 ms cannot
-    /// always be told apart from each other, and from other work that is put on the stream meanwhile: the work that a
-    /// program puts there in one go should not take longer than the timeout.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// use std::time::Duration;
-    /// let comm = nccl::World::single()
-    ///     .communicator("demo")
-    ///     .stream(&stream)
-    ///     .timeout(Duration::from_secs(5))
-    ///     .build()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeouts.operation = timeout;
-        self
-    }
-
-    /// Adds a signal that ends the communicator, even while it is being made. Can be called
-    /// more than once.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// let stop = nccl::AbortSignal::new();
-    /// let comm = nccl::World::single().communicator("demo").stream(&stream).abort_signal(&stop).build()?;
-    /// stop.abort(); // from any thread
-    /// let mut y = stream.alloc_zeros::<f32>(4)?;
-    /// assert!(comm.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum).is_err());
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn abort_signal(mut self, signal: &AbortSignal) -> Self {
-        self.abort_signals.push(signal.clone());
-        self
-    }
-
-    /// Skips the check of what has to agree between the ranks, even if this is the world's first
-    /// communicator; all ranks have to skip it (`World::preflight`).
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// let world = nccl::World::threads(1).remove(0);
-    /// let comm = world.communicator("demo").stream(&stream).without_preflight().build()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn without_preflight(mut self) -> Self {
-        self.checks = false;
+    pub fn with(mut self, set: impl FnOnce(&mut Self)) -> Self {
+        set(&mut self);
         self
     }
 }

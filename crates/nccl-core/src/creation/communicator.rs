@@ -81,7 +81,7 @@ impl Communicator {
     ///
     /// let streams = [cudarc::driver::CudaContext::new(0)?.new_stream()?];
     /// let comms = nccl::Communicator::init_all_with("one", &streams, |builder| {
-    ///     builder.timeout(Duration::from_secs(5))
+    ///     builder.with(|comm| comm.timeouts.operation = Duration::from_secs(5))
     /// })?;
     /// assert_eq!(comms.len(), 1);
     /// # Ok(())
@@ -271,7 +271,7 @@ impl Communicator {
     ///             if world.rank() == 0 {
     ///                 let id = UniqueId::new(&Library::load()?)?;
     ///                 let one = Communicator::builder("one", id, 0, 1).stream(&stream);
-    ///                 let one = one.launch_mode(LaunchMode::NonBlocking).build()?;
+    ///                 let one = one.with(|comm| comm.launch_mode = Some(LaunchMode::NonBlocking)).build()?;
     ///                 let grown = one.grow(&world, "both")?;
     ///                 assert_eq!(grown.way, ResizeWay::Native);
     ///             } else {

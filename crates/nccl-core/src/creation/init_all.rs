@@ -45,7 +45,7 @@ pub(super) fn init_all(
                     let builder = CommunicatorBuilder::with_id(name, id, rank, streams.len())
                         .stream(stream)
                         .with_world_members(world_members)
-                        .abort_signal(failed);
+                        .with(|comm| comm.abort_signals.push(failed.clone()));
                     set(builder).build().inspect_err(|_| failed.abort())
                 };
                 threads::scoped(scope, "nccl-init", make)
@@ -118,7 +118,7 @@ mod tests {
         let begun = Instant::now();
         scarcity::set(Some(1));
         let made = Communicator::init_all_with("scarce", &streams, |builder| {
-            builder.timeout(Duration::from_secs(60))
+            builder.with(|comm| comm.timeouts.operation = Duration::from_secs(60))
         });
         scarcity::set(None);
         let error = made.expect_err("rank 1 has no thread");

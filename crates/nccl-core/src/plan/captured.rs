@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cudarc::driver::CudaEvent;
+use cudarc::driver::{CudaEvent, CudaSlice};
 
 use super::deferred_plan::DeferredPlan;
 use super::launch_throttle::LaunchThrottle;
@@ -23,6 +23,9 @@ use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
 use crate::state::State;
 use crate::stats::Volume;
+
+/// Memory of a plan that its caller does not see: none or one.
+pub(crate) type Scratch = Vec<CudaSlice<u8>>;
 
 /// Operations on buffers of their own, captured into a CUDA graph: a launch costs one call for all of
 /// them, and needs no thread of NCCL.
@@ -58,7 +61,8 @@ use crate::stats::Volume;
 /// # }
 /// ```
 pub struct CapturedPlan<B: PlanBuffers> {
-    pub(super) buffers: ManuallyDrop<B>,
+    /// The caller's buffers, and the scratch memory that the operations use between them.
+    pub(super) buffers: ManuallyDrop<(B, Scratch)>,
     pub(super) slot: Arc<GraphSlot>,
     pub(super) comm: ManuallyDrop<Communicator>,
     pub(super) operations: usize,
@@ -95,8 +99,11 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         let launched = self.throttle.wait(comm, self.slot.number).and_then(|()| {
             let taking = comm.inner.enter(CallKind::Replay, comm.timeout);
             let mut buffers = IssueBuffers::new(&comm.stream)?;
-            self.buffers
-                .visit(&mut |buffer| buffers.write(buffer).map(drop))?;
+            let (own, scratch) = &mut *self.buffers;
+            own.visit(&mut |buffer| buffers.write(buffer).map(drop))?;
+            for memory in scratch {
+                buffers.write(memory)?;
+            }
             drop(taking);
             // The first launch was counted when it was captured.
             let volume = (self.throttle.launches > 0).then_some(&self.volume);
@@ -144,7 +151,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
     /// ```
     #[must_use]
     pub fn views(&self) -> B::Views<'_> {
-        self.buffers.views()
+        self.buffers.0.views()
     }
 
     /// Returns mutable views of the buffers, to write between launches: one for each, in the order in which they were
@@ -160,7 +167,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
     /// ```
     #[must_use]
     pub fn views_mut(&mut self) -> B::ViewsMut<'_> {
-        self.buffers.views_mut()
+        self.buffers.0.views_mut()
     }
 
     /// Returns how many operations a launch replays.
@@ -192,7 +199,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         forked::check()?;
         let mut plan = ManuallyDrop::new(self);
         // SAFETY: each is taken once, because `plan` is never dropped.
-        let (buffers, comm) = unsafe {
+        let ((buffers, scratch), comm) = unsafe {
             (
                 ManuallyDrop::take(&mut plan.buffers),
                 ManuallyDrop::take(&mut plan.comm),
@@ -216,7 +223,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
             comm.inner.wait_for_end();
         }
         if comm.inner.lifecycle.get() == State::Leaked {
-            std::mem::forget(buffers);
+            std::mem::forget((buffers, scratch));
             return Err(comm.inner.conclude(comm.inner.out_of_use()));
         }
         Ok(buffers)
@@ -284,7 +291,7 @@ mod tests {
         let device = crate::device(rank).expect("a device");
         Communicator::builder("held", id, rank, 2)
             .stream(&device.new_stream().expect("a stream"))
-            .timeouts(|timeouts| timeouts.abort = Duration::from_millis(300))
+            .with(|comm| comm.timeouts.abort = Duration::from_millis(300))
             .build()
             .expect("a communicator")
     }

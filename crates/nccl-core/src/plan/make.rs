@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use cudarc::driver::CudaEvent;
+use cudarc::driver::{CudaEvent, CudaViewMut};
 
-use super::captured::CapturedPlan;
+use super::captured::{CapturedPlan, Scratch};
 use super::compare::Comparison;
 use super::deferred_plan::DeferredPlan;
 use super::launch_throttle::LaunchThrottle;
@@ -65,6 +65,21 @@ impl Communicator {
         buffers: B,
         record: impl for<'p> FnOnce(&mut Capture<'p>, B::ViewsMut<'p>) -> Result<()>,
     ) -> Result<CapturedPlan<B>> {
+        self.capture_with_scratch(buffers, Scratch::new(), |capture, (buffers, _)| {
+            record(capture, buffers)
+        })
+    }
+
+    /// As [`capture`](Self::capture), with memory that the plan owns as well and that `record` gets beside the buffers.
+    pub(crate) fn capture_with_scratch<B: PlanBuffers>(
+        &self,
+        buffers: B,
+        scratch: Scratch,
+        record: impl for<'p> FnOnce(
+            &mut Capture<'p>,
+            (B::ViewsMut<'p>, Vec<CudaViewMut<'p, u8>>),
+        ) -> Result<()>,
+    ) -> Result<CapturedPlan<B>> {
         let started = Instant::now();
         let (rank, roster) = (self.rank(), self.inner.roster());
         let span = tracing::info_span!(
@@ -78,7 +93,8 @@ impl Communicator {
             nranks = self.world_size()
         );
         let _entered = span.enter();
-        self.make_plan(buffers, record, started).map_err(|error| {
+        let made = self.make_plan((buffers, scratch), record, started);
+        made.map_err(|error| {
             self.inner.conclude_before_issue(error.during(|| {
                 self.inner
                     .operation(OperationKind::Capture, Shape::default(), None, started)
@@ -88,8 +104,11 @@ impl Communicator {
 
     fn make_plan<B: PlanBuffers>(
         &self,
-        mut buffers: B,
-        record: impl for<'p> FnOnce(&mut Capture<'p>, B::ViewsMut<'p>) -> Result<()>,
+        mut buffers: (B, Scratch),
+        record: impl for<'p> FnOnce(
+            &mut Capture<'p>,
+            (B::ViewsMut<'p>, Vec<CudaViewMut<'p, u8>>),
+        ) -> Result<()>,
         started: Instant,
     ) -> Result<CapturedPlan<B>> {
         forked::check()?;

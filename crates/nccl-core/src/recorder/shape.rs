@@ -74,7 +74,7 @@ mod tests {
         RecordedOperation {
             kind,
             count: 7,
-            data_type: DataType::FLOAT32,
+            data_type: DataType::Float32,
             peer: Some(peer),
             message: Some(1),
             root: None,
@@ -96,7 +96,7 @@ mod tests {
         let uneven = shape(AllToAllV, 1, &both);
         assert_eq!(
             (uneven.count, uneven.data_type),
-            (None, Some(DataType::FLOAT32))
+            (None, Some(DataType::Float32))
         );
         assert_eq!(shape(Group, 1, &both), Shape::default());
         assert_eq!(shape(AllToAll, 1, &[]), Shape::default());

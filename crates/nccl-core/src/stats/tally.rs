@@ -234,8 +234,8 @@ impl Tally {
 mod tests {
     use super::*;
 
-    const F32: u8 = DataType::FLOAT32.as_raw() as u8;
-    const BF16: u8 = DataType::BFLOAT16.as_raw() as u8;
+    const F32: u8 = DataType::Float32.as_raw() as u8;
+    const BF16: u8 = DataType::BFloat16.as_raw() as u8;
 
     #[test]
     fn every_type_with_a_size_has_a_place() {

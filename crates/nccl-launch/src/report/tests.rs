@@ -39,11 +39,11 @@ fn report(ranks: Vec<RankEnd>, failures: Vec<RankEnd>) -> Report {
 
 #[test]
 fn the_first_is_said_first_and_the_others_together() {
-    let mut first = end(2, killed(Signal::KILL));
+    let mut first = end(2, killed(Signal::Kill));
     first.stderr = vec![String::from("loading"), String::from("weights")];
     let asked = |rank| RankEnd {
-        asked_by: Some(Signal::TERM),
-        ..end(rank, killed(Signal::TERM))
+        asked_by: Some(Signal::Term),
+        ..end(rank, killed(Signal::Term))
     };
     let report = report(
         vec![
@@ -73,19 +73,19 @@ fn a_rank_that_was_being_killed_goes_before_one_that_noticed() {
         ..end(3, killed(signal))
     };
     let first = |failures: Vec<RankEnd>| report(Vec::new(), failures).first.unwrap().rank;
-    assert_eq!(first(vec![noticed.clone(), killed_by(Signal::SEGV)]), 3);
+    assert_eq!(first(vec![noticed.clone(), killed_by(Signal::Segv)]), 3);
     // A runtime aborts because of an error; the abort is no cause.
-    assert_eq!(first(vec![noticed.clone(), killed_by(Signal::ABRT)]), 0);
+    assert_eq!(first(vec![noticed.clone(), killed_by(Signal::Abrt)]), 0);
     // The process was not being ended when the first end was noticed.
-    assert_eq!(first(vec![noticed, end(3, killed(Signal::SEGV))]), 0);
-    let both = vec![end(1, killed(Signal::SEGV)), killed_by(Signal::KILL)];
+    assert_eq!(first(vec![noticed, end(3, killed(Signal::Segv))]), 0);
+    let both = vec![end(1, killed(Signal::Segv)), killed_by(Signal::Kill)];
     assert_eq!(first(both), 1);
 }
 
 #[test]
 fn the_exit_code_is_that_of_whoever_ended_it() {
     let mut interrupted = report(vec![end(0, Exit::Code(0))], Vec::new());
-    interrupted.interrupted = Some(Signal::INT);
+    interrupted.interrupted = Some(Signal::Int);
     assert_eq!(interrupted.exit_code(), 0);
     interrupted.ranks.push(Arc::new(end(1, Exit::Code(7))));
     assert_eq!(interrupted.exit_code(), 130);

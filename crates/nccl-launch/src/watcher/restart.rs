@@ -18,7 +18,7 @@ impl Watcher {
         }
         let until = Instant::now() + self.plan.grace;
         if let Some(running) = self.running.get_mut(&rank) {
-            running.end(Signal::TERM);
+            running.end(Signal::Term);
         }
         let restart = Restart {
             reply,
@@ -57,7 +57,7 @@ impl Watcher {
                     let _ = reply.map(|reply| reply.send(started));
                 }
                 Some(running) if restart.until <= now && !restart.killed => {
-                    running.end(Signal::KILL);
+                    running.end(Signal::Kill);
                     restart.killed = true;
                     restart.until = now + KILL_TIMEOUT;
                 }

@@ -14,31 +14,52 @@ use crate::forked::{self, ForkGuarded};
 use crate::issuing::read_back;
 use nccl_core::AllToAllAlgorithm as Algorithm;
 
-/// Builds an [`ExpertParallel`]; see [`ExpertParallel::builder`].
+/// Builds an [`ExpertParallel`]: the fields are the settings. See [`ExpertParallel::builder`].
 ///
 /// ```
 /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
-/// let ep = nccl::moe::ExpertParallel::builder(comm)
-///     .experts(64)
-///     .top_k(4)
-///     .max_tokens(256)
-///     .capacity(32)
-///     .layout(nccl::moe::ExpertLayout::ExpertMajor)
-///     .max_row_bytes(4096 * 2)
+/// use nccl::moe::{ExpertLayout, ExpertParallel};
+///
+/// let ep = ExpertParallel::builder(comm)
+///     .with(|ep| {
+///         ep.experts = 256;
+///         ep.top_k = 8;
+///         ep.max_tokens = 128;
+///         // Four times what each expert gets when all get as much.
+///         ep.capacity = Some(4 * 128 * 8 / 256);
+///         // 7168 bytes with 56 scales go out, 7168 numbers of two bytes come back.
+///         ep.max_row_bytes = (7168 + 56 * 4).max(7168 * 2);
+///         ep.layout = ExpertLayout::ExpertMajor;
+///     })
 ///     .build()?;
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Debug)]
 #[must_use = "nothing is made before `build`"]
+#[non_exhaustive]
 pub struct ExpertParallelBuilder<'c> {
     comm: &'c Communicator,
-    experts: usize,
-    top_k: usize,
-    max_tokens: usize,
-    capacity: Option<usize>,
-    max_row_bytes: usize,
-    layout: Layout,
+    /// The number of experts, of all ranks together: a multiple of the number of ranks, and the same on all. Required.
+    pub experts: usize,
+    /// The number of experts that a token may choose. Required.
+    pub top_k: usize,
+    /// The maximum number of tokens of this rank in one step. Required.
+    pub max_tokens: usize,
+    /// How many tokens of each rank an expert has room for, the same on all ranks. `None` (default) is
+    /// [`max_tokens`](Self::max_tokens), and no token is ever lost unless it chooses an expert twice; then
+    /// that has to be the same on all ranks as well.
+    ///
+    /// All rows are sent, filled or not: a smaller capacity saves time and memory, and a token that an expert has no
+    /// room for is an error ([`ErrorKind::ExpertCapacity`]).
+    pub capacity: Option<usize>,
+    /// The maximum number of bytes that are sent for a token at once: of a row that is dispatched together with its
+    /// scales, or of a row that is combined. Required.
+    ///
+    /// The staging memory has `experts * capacity` times as many, on each rank.
+    pub max_row_bytes: usize,
+    /// The order of the rows that are received, the same on all ranks; default [`Layout::RankMajor`].
+    pub layout: Layout,
 }
 
 impl ExpertParallel {
@@ -47,10 +68,12 @@ impl ExpertParallel {
     /// ```
     /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
     /// let ep = nccl::moe::ExpertParallel::builder(comm)
-    ///     .experts(256)
-    ///     .top_k(8)
-    ///     .max_tokens(128)
-    ///     .max_row_bytes(7168 * 2)
+    ///     .with(|ep| {
+    ///         ep.experts = 256;
+    ///         ep.top_k = 8;
+    ///         ep.max_tokens = 128;
+    ///         ep.max_row_bytes = 7168 * 2;
+    ///     })
     ///     .build()?;
     /// # Ok(())
     /// # }
@@ -73,90 +96,15 @@ impl<'c> ExpertParallelBuilder<'c> {
         }
     }
 
-    /// Sets the number of experts, of all ranks together: a multiple of the number of ranks, and the same on all.
+    /// Sets fields in a chain of calls.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) {
-    /// let builder = nccl::moe::ExpertParallel::builder(comm).experts(32 * comm.world_size());
+    /// let builder = nccl::moe::ExpertParallel::builder(comm).with(|ep| ep.experts = 32 * comm.world_size());
     /// # }
     /// ```
-    pub fn experts(mut self, experts: usize) -> Self {
-        self.experts = experts;
-        self
-    }
-
-    /// Sets the number of experts that a token may choose.
-    ///
-    /// ```
-    /// # fn example(comm: &nccl::Communicator) {
-    /// let builder = nccl::moe::ExpertParallel::builder(comm).experts(256).top_k(8);
-    /// # }
-    /// ```
-    pub fn top_k(mut self, top_k: usize) -> Self {
-        self.top_k = top_k;
-        self
-    }
-
-    /// Sets the maximum number of tokens of this rank in one step.
-    ///
-    /// ```
-    /// # fn example(comm: &nccl::Communicator) {
-    /// let builder = nccl::moe::ExpertParallel::builder(comm).max_tokens(128);
-    /// # }
-    /// ```
-    pub fn max_tokens(mut self, max_tokens: usize) -> Self {
-        self.max_tokens = max_tokens;
-        self
-    }
-
-    /// Sets how many tokens of each rank an expert has room for, the same on all ranks. Unless set, that is
-    /// [`max_tokens`](Self::max_tokens), and no token is ever lost unless it chooses an expert twice; then
-    /// that has to be the same on all ranks as well.
-    ///
-    /// All rows are sent, filled or not: a smaller capacity saves time and memory, and a token that an expert has no
-    /// room for is an error ([`ErrorKind::ExpertCapacity`]).
-    ///
-    /// ```
-    /// # fn example(comm: &nccl::Communicator) {
-    /// // Four times what each expert gets when all get as much.
-    /// let builder = nccl::moe::ExpertParallel::builder(comm)
-    ///     .experts(256)
-    ///     .top_k(8)
-    ///     .max_tokens(128)
-    ///     .capacity(4 * 128 * 8 / 256);
-    /// # }
-    /// ```
-    pub fn capacity(mut self, capacity: usize) -> Self {
-        self.capacity = Some(capacity);
-        self
-    }
-
-    /// Sets the maximum number of bytes that are sent for a token at once: of a row that is dispatched together with its
-    /// scales, or of a row that is combined.
-    ///
-    /// The staging memory has `experts * capacity` times as many, on each rank.
-    ///
-    /// ```
-    /// # fn example(comm: &nccl::Communicator) {
-    /// // 7168 bytes with 56 scales go out, 7168 numbers of two bytes come back.
-    /// let builder = nccl::moe::ExpertParallel::builder(comm).max_row_bytes((7168 + 56 * 4).max(7168 * 2));
-    /// # }
-    /// ```
-    pub fn max_row_bytes(mut self, bytes: usize) -> Self {
-        self.max_row_bytes = bytes;
-        self
-    }
-
-    /// Sets the order of the rows that are received, the same on all ranks.
-    ///
-    /// ```
-    /// # fn example(comm: &nccl::Communicator) {
-    /// use nccl::moe::{ExpertLayout, ExpertParallel};
-    /// let builder = ExpertParallel::builder(comm).layout(ExpertLayout::ExpertMajor);
-    /// # }
-    /// ```
-    pub fn layout(mut self, layout: Layout) -> Self {
-        self.layout = layout;
+    pub fn with(mut self, set: impl FnOnce(&mut Self)) -> Self {
+        set(&mut self);
         self
     }
 
@@ -174,10 +122,12 @@ impl<'c> ExpertParallelBuilder<'c> {
     /// # nccl_emulator::install_unless_gpu()?;
     /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
     /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// let builder = nccl::moe::ExpertParallel::builder(&comm).experts(4).top_k(1).max_tokens(16);
+    /// let mut builder = nccl::moe::ExpertParallel::builder(&comm);
+    /// (builder.experts, builder.top_k, builder.max_tokens) = (4, 1, 16);
     /// let error = builder.clone().build().unwrap_err();
     /// assert!(error.to_string().contains("max_row_bytes"));
-    /// let ep = builder.max_row_bytes(64).build()?;
+    /// builder.max_row_bytes = 64;
+    /// let ep = builder.build()?;
     /// assert_eq!(ep.capacity(), 16);
     /// # Ok(())
     /// # }

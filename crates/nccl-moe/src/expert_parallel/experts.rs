@@ -41,10 +41,12 @@ use crate::queued_op::QueuedOp;
 ///
 /// let (experts, width) = (4, 2);
 /// let mut ep = ExpertParallel::builder(&comm)
-///     .experts(experts)
-///     .top_k(2)
-///     .max_tokens(3)
-///     .max_row_bytes(width * size_of::<f32>())
+///     .with(|ep| {
+///         ep.experts = experts;
+///         ep.top_k = 2;
+///         ep.max_tokens = 3;
+///         ep.max_row_bytes = width * size_of::<f32>();
+///     })
 ///     .build()?;
 /// let mut routing = ep.routing()?;
 ///
@@ -61,7 +63,7 @@ use crate::queued_op::QueuedOp;
 /// ep.combine(&routing, &y, &weights, &mut out)?.wait()?;
 ///
 /// assert_eq!(stream.clone_dtoh(&out)?, [1.0, 2.0, 10.0, 20.0]);
-/// assert_eq!(routing.counts()?.sent(), [0, 1, 0, 2]); // waits, and says if an expert was full
+/// assert_eq!(routing.counts()?.sent, [0, 1, 0, 2]); // waits, and says if an expert was full
 /// # Ok(())
 /// # }
 /// ```

@@ -92,15 +92,15 @@ impl Kernels {
             ],
             combine: [
                 (
-                    DataType::FLOAT32,
+                    DataType::Float32,
                     function(c"nccl_expert_parallel_combine_f32")?,
                 ),
                 (
-                    DataType::FLOAT16,
+                    DataType::Float16,
                     function(c"nccl_expert_parallel_combine_f16")?,
                 ),
                 (
-                    DataType::BFLOAT16,
+                    DataType::BFloat16,
                     function(c"nccl_expert_parallel_combine_bf16")?,
                 ),
             ],

@@ -29,7 +29,7 @@ const SHAPE: Shape = Shape {
     peer: None,
     root: None,
     count: None,
-    data_type: Some(DataType::UINT32),
+    data_type: Some(DataType::UInt32),
     reduction: None,
 };
 
@@ -223,7 +223,7 @@ impl ExpertParallel {
             ] {
                 let address = at(first + peer * own);
                 // Fits: the number of ranks was checked when the communicator was made.
-                let message = QueuedOp::new(function, address, own, DataType::UINT32, peer as i32);
+                let message = QueuedOp::new(function, address, own, DataType::UInt32, peer as i32);
                 buffers.push_message(message, peer == rank);
             }
         }
@@ -251,15 +251,17 @@ impl Routing {
     /// use nccl::ErrorKind;
     ///
     /// let ep = ExpertParallel::builder(&comm)
-    ///     .experts(2)
-    ///     .top_k(1)
-    ///     .max_tokens(8)
-    ///     .capacity(2)
-    ///     .max_row_bytes(4)
+    ///     .with(|ep| {
+    ///         ep.experts = 2;
+    ///         ep.top_k = 1;
+    ///         ep.max_tokens = 8;
+    ///         ep.capacity = Some(2);
+    ///         ep.max_row_bytes = 4;
+    ///     })
     ///     .build()?;
     /// let mut routing = ep.routing()?;
     /// ep.route(&stream.clone_htod(&[1i32, 0, 1])?, &mut routing)?;
-    /// assert_eq!(routing.counts()?.sent(), [1, 2]);
+    /// assert_eq!(routing.counts()?.sent, [1, 2]);
     ///
     /// ep.route(&stream.clone_htod(&[1i32, 0, 1, 1])?, &mut routing)?;
     /// let error = routing.counts().unwrap_err();

@@ -138,7 +138,7 @@ impl Crew {
         to: Sender<Event>,
         rank: impl Fn() -> Command + Send + 'static,
     ) -> Result<Self, Failure> {
-        let fleet = Fleet::builder(options.ranks).keep_others(true);
+        let fleet = Fleet::builder(options.ranks).with(|fleet| fleet.keep_others = true);
         let fleet = fleet.start(move |_| rank())?;
         let events = fleet.events();
         let tell = move || {
@@ -387,7 +387,7 @@ impl Crew {
         if !std::mem::replace(&mut self.members[place].killed, true) {
             let state = process_state(pid).unwrap_or('?');
             note!("rank {place} (pid {pid}, state {state}) does not answer, and is killed");
-            self.signal(place, Signal::KILL);
+            self.signal(place, Signal::Kill);
         }
     }
 

@@ -77,12 +77,14 @@ impl OverNccl {
             0 => None,
             _ => {
                 let exchange = ExpertParallel::builder(comm)
-                    .experts(experts)
-                    .top_k(top_k)
-                    // The capacity as well: no row is ever without room, whatever the router does.
-                    .max_tokens(own)
-                    .layout(ExpertLayout::ExpertMajor)
-                    .max_row_bytes(hidden * size_of::<f32>())
+                    .with(|ep| {
+                        ep.experts = experts;
+                        ep.top_k = top_k;
+                        // The capacity as well: no row is ever without room, whatever the router does.
+                        ep.max_tokens = own;
+                        ep.layout = ExpertLayout::ExpertMajor;
+                        ep.max_row_bytes = hidden * size_of::<f32>();
+                    })
                     .build()?;
                 let places = experts * exchange.capacity() * hidden;
                 Some(Exchange {
@@ -151,7 +153,7 @@ impl Collectives for OverNccl {
             .wait()?;
         let counts = exchange.routing.counts()?;
         arrived.counts.clear();
-        arrived.counts.extend_from_slice(counts.received());
+        arrived.counts.extend_from_slice(&counts.received);
         arrived.rows.resize(exchange.arrived.len(), 0.0);
         Ok(self
             .stream

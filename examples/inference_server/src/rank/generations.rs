@@ -45,15 +45,15 @@ pub fn run(options: &RankOptions) -> Outcome<()> {
         nccl_emulator::install_unless_gpu()?;
     }
     let rendezvous = Rendezvous::from_env()?;
-    let timeout = match rendezvous.was_restarted() {
+    let timeout = match rendezvous.was_restarted {
         false => PATIENCE,
         // The others may have to wait for a frozen rank before they can admit this one.
         true => PATIENCE + options.deadline,
     };
-    let rendezvous = rendezvous.timeout(timeout);
+    let rendezvous = rendezvous.with(|meet| meet.timeout = timeout);
     // One host: its local ranks are all ranks.
     let link = Link::connect(&options.link, place_of(&rendezvous)?)?;
-    let mut world = match rendezvous.was_restarted() {
+    let mut world = match rendezvous.was_restarted {
         false => World::join(rendezvous)?,
         true => World::rejoin(rendezvous)?,
     };

@@ -76,7 +76,9 @@ impl Rank {
 
         world.phase("make the communicator");
         let all = world.communicator("all").stream(&self.stream);
-        let all = all.timeout(self.options.deadline).build()?;
+        let all = all
+            .with(|comm| comm.timeouts.operation = self.options.deadline)
+            .build()?;
         let comm = match order.iter().copied().eq(0..shards) {
             true => Some(all.clone()),
             false => {

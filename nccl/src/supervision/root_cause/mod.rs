@@ -215,7 +215,7 @@ fn stuck_outside(input: &DiagnosisInput<'_>) -> Option<Candidate> {
         )],
         hint: String::from(
             "look at what the program put on that stream before the operation, and at what that waits for; where it \
-             may take so long, set a longer `queue_timeout`",
+             may take so long, set a longer `Timeouts::queue`",
         ),
     })
 }

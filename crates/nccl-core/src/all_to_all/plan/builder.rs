@@ -1,6 +1,6 @@
 //! The settings of a plan.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use super::choose::{Choice, Decision};
@@ -13,7 +13,6 @@ use crate::all_to_all::record;
 use crate::all_to_all::schedule::{Payload, beside, grouped};
 use crate::all_to_all::variable::{Parts, Sides};
 use crate::communicator::Communicator;
-use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
 use crate::op::{Descriptor, Function};
@@ -22,7 +21,7 @@ use crate::operation_comparison::OperationUse;
 use crate::plan::Comparison;
 use nccl_base::data_type::DataType;
 
-/// Makes an [`AllToAll`] from its payloads and settings.
+/// Makes an [`AllToAll`] from its payloads and settings: the fields are the settings.
 ///
 /// Each payload is added by a call of its own ([`per_peer`](Self::per_peer), [`parts`](Self::parts)); all payloads are exchanged
 /// together, at most 4.
@@ -32,27 +31,42 @@ use nccl_base::data_type::DataType;
 /// # nccl_emulator::install_unless_gpu()?;
 /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
 /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+/// use nccl::DataType;
+/// use nccl::all_to_all::{AllToAll, AllToAllAlgorithm};
+///
 /// // 128 tokens of 7168 bytes for each rank, and a scale for each 128 of these.
-/// let mut plan = nccl::all_to_all::AllToAll::plan(&comm)
-///     .per_peer::<u8>(128 * 7168)
-///     .per_peer::<f32>(128 * 56)
-///     .algorithm(nccl::all_to_all::AllToAllAlgorithm::Grouped)
+/// let mut plan = AllToAll::plan(&comm)
+///     .per_peer(DataType::UInt8, 128 * 7168)
+///     .per_peer(DataType::Float32, 128 * 56)
+///     .with(|plan| plan.algorithm = AllToAllAlgorithm::Grouped)
 ///     .build()?;
 /// # Ok(())
 /// # }
 /// ```
 #[must_use = "nothing is made before `build`"]
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct AllToAllBuilder<'c> {
     comm: &'c Communicator,
     payloads: Vec<Payload>,
-    algorithm: Algorithm,
-    ranks_per_node: Option<usize>,
-    model: Option<CostModel>,
-    measured: bool,
-    in_place: bool,
-    scratch_limit: Option<usize>,
-    /// The first error in the settings.
+    /// The algorithm; default [`Algorithm::Auto`].
+    pub algorithm: Algorithm,
+    /// The number of consecutive ranks on each node; `None` (default) derives it from the hosts of a world's ranks.
+    pub ranks_per_node: Option<usize>,
+    /// The model with which [`Algorithm::Auto`] chooses; `None` (default) is [`CostModel::published`]. The same on all ranks.
+    pub cost_model: Option<CostModel>,
+    /// A file of the model, which [`build`](Self::build) reads as [`CostModel::read`] does; instead of
+    /// [`cost_model`](Self::cost_model).
+    pub cost_model_file: Option<PathBuf>,
+    /// Whether the constants of the model are measured when the plan is made, by [`CostModel::measure`]; default `false`.
+    pub measured: bool,
+    /// Whether there is one buffer for each payload, whose blocks are exchanged in place ([`AllToAll::enqueue_in_place`]); for
+    /// equal parts. The algorithm is then an exchange between pairs. Default `false`.
+    pub in_place: bool,
+    /// The limit of the memory that a plan in place has besides its buffer, in bytes: with less than the length of the buffer, it
+    /// needs several groups. With `None` (default) the plan uses one group, and about as much memory as the buffer has.
+    pub scratch_limit: Option<usize>,
+    /// The first error in the payloads.
     wrong: Option<Error>,
 }
 
@@ -61,7 +75,7 @@ impl AllToAll {
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
-    /// let plan = nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(1024).build()?;
+    /// let plan = nccl::all_to_all::AllToAll::plan(comm).per_peer(nccl::DataType::Float32, 1024).build()?;
     /// # Ok(())
     /// # }
     /// ```
@@ -77,7 +91,8 @@ impl<'c> AllToAllBuilder<'c> {
             payloads: Vec::new(),
             algorithm: Algorithm::Auto,
             ranks_per_node: None,
-            model: None,
+            cost_model: None,
+            cost_model_file: None,
             measured: false,
             in_place: false,
             scratch_limit: None,
@@ -85,25 +100,33 @@ impl<'c> AllToAllBuilder<'c> {
         }
     }
 
-    /// Adds a payload of `count` elements of `T` from each rank to each other, the same on all ranks.
+    /// Sets fields in a chain of calls.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::all_to_all::AllToAll> {
-    /// nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(1024).build()
+    /// use nccl::all_to_all::{AllToAll, CostModel};
+    ///
+    /// let plan = AllToAll::plan(comm).per_peer(nccl::DataType::Float32, 1024);
+    /// plan.with(|plan| {
+    ///     plan.ranks_per_node = Some(8);
+    ///     plan.cost_model = Some(CostModel { launch_us: 3.0, ..CostModel::published() });
+    /// })
+    /// .build()
     /// # }
     /// ```
-    pub fn per_peer<T: NcclType>(self, count: usize) -> Self {
-        self.per_peer_of(T::DATA_TYPE, count)
+    pub fn with(mut self, set: impl FnOnce(&mut Self)) -> Self {
+        set(&mut self);
+        self
     }
 
-    /// Does the same as [`per_peer`](Self::per_peer), for a type that is known at run time.
+    /// Adds a payload of `count` elements of `data_type` from each rank to each other, the same on all ranks.
     ///
     /// ```
-    /// # fn example(comm: &nccl::Communicator, data_type: nccl::DataType) -> nccl::Result<nccl::all_to_all::AllToAll> {
-    /// nccl::all_to_all::AllToAll::plan(comm).per_peer_of(data_type, 1024).build()
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::all_to_all::AllToAll> {
+    /// nccl::all_to_all::AllToAll::plan(comm).per_peer(nccl::DataType::Float32, 1024).build()
     /// # }
     /// ```
-    pub fn per_peer_of(self, data_type: DataType, count: usize) -> Self {
+    pub fn per_peer(self, data_type: DataType, count: usize) -> Self {
         let ranks = self.comm.world_size();
         self.add(data_type, |size| {
             let all = count
@@ -121,32 +144,17 @@ impl<'c> AllToAllBuilder<'c> {
         })
     }
 
-    /// Adds a payload of `T` with a length of its own for each pair of ranks: as [`Communicator::all_to_all_v`].
+    /// Adds a payload of elements of `data_type` with a length of its own for each pair of ranks: as [`Communicator::all_to_all_v`].
     ///
     /// ```
-    /// # fn example(comm: &nccl::Communicator, send: &[usize], recv: &[usize]) -> nccl::Result<nccl::all_to_all::AllToAll> {
-    /// nccl::all_to_all::AllToAll::plan(comm).parts::<f32>(send, recv).build()
-    /// # }
-    /// ```
-    pub fn parts<'p, T: NcclType>(
-        self,
-        send: impl Into<Parts<'p>>,
-        recv: impl Into<Parts<'p>>,
-    ) -> Self {
-        self.parts_of(T::DATA_TYPE, send, recv)
-    }
-
-    /// Does the same as [`parts`](Self::parts), for a type that is known at run time.
-    ///
-    /// ```
-    /// # fn example(comm: &nccl::Communicator, data_type: nccl::DataType, counts: &[usize]) -> nccl::Result<nccl::all_to_all::AllToAll> {
+    /// # fn example(comm: &nccl::Communicator, counts: &[usize]) -> nccl::Result<nccl::all_to_all::AllToAll> {
     /// use nccl::all_to_all::{AllToAll, Parts};
     ///
     /// let parts = Parts::from(counts); // as much to each rank as from it
-    /// AllToAll::plan(comm).parts_of(data_type, parts, parts).build()
+    /// AllToAll::plan(comm).parts(nccl::DataType::Float32, parts, parts).build()
     /// # }
     /// ```
-    pub fn parts_of<'p>(
+    pub fn parts<'p>(
         self,
         data_type: DataType,
         send: impl Into<Parts<'p>>,
@@ -176,104 +184,23 @@ impl<'c> AllToAllBuilder<'c> {
         self
     }
 
-    /// Sets the algorithm; [`Algorithm::Auto`] unless set.
-    ///
-    /// ```
-    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::all_to_all::AllToAll> {
-    /// use nccl::all_to_all::{AllToAll, AllToAllAlgorithm};
-    ///
-    /// AllToAll::plan(comm).per_peer::<f32>(8).algorithm(AllToAllAlgorithm::Native).build()
-    /// # }
-    /// ```
-    pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
-        self.algorithm = algorithm;
-        self
-    }
-
-    /// Sets the number of consecutive ranks on each node. Unless set, it is derived from the hosts of a world's ranks.
-    ///
-    /// ```
-    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::all_to_all::AllToAll> {
-    /// nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(8).ranks_per_node(8).build()
-    /// # }
-    /// ```
-    pub fn ranks_per_node(mut self, ranks: usize) -> Self {
-        self.ranks_per_node = Some(ranks);
-        self
-    }
-
-    /// Sets the model with which [`Algorithm::Auto`] chooses; [`CostModel::published`] unless set. The same on all ranks.
-    ///
-    /// ```
-    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::all_to_all::AllToAll> {
-    /// let model = nccl::all_to_all::CostModel { launch_us: 3.0, ..nccl::all_to_all::CostModel::published() };
-    /// nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(8).cost_model(model).build()
-    /// # }
-    /// ```
-    pub fn cost_model(mut self, model: CostModel) -> Self {
-        if let Err(reason) = model.check() {
-            let error = Error::new(ErrorKind::InvalidConfig {
+    /// Returns the model with which the algorithm is chosen.
+    fn model(&mut self) -> Result<CostModel> {
+        let invalid = |reason| {
+            Error::new(ErrorKind::InvalidConfig {
                 field: "cost model",
                 reason,
-            });
-            self.wrong = self.wrong.or(Some(error));
+            })
+        };
+        match (self.cost_model.take(), &self.cost_model_file) {
+            (Some(_), Some(path)) => Err(invalid(format!(
+                "both a model and its file {} are given: leave one",
+                path.display()
+            ))),
+            (None, Some(path)) => CostModel::read(path),
+            (Some(model), None) => model.check().map(|()| model).map_err(invalid),
+            (None, None) => Ok(CostModel::default()),
         }
-        self.model = Some(model);
-        self
-    }
-
-    /// Does the same as [`cost_model`](Self::cost_model), with a file that [`CostModel::read`] reads.
-    ///
-    /// ```
-    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::all_to_all::AllToAll> {
-    /// nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(8).cost_model_file("/etc/server/all_to_all.json").build()
-    /// # }
-    /// ```
-    pub fn cost_model_file(mut self, path: impl AsRef<Path>) -> Self {
-        match CostModel::read(path) {
-            Ok(model) => self.model = Some(model),
-            Err(error) => self.wrong = self.wrong.or(Some(error)),
-        }
-        self
-    }
-
-    /// Does the same as [`cost_model`](Self::cost_model), with constants that are measured when the plan is made, by
-    /// [`CostModel::measure`].
-    ///
-    /// ```
-    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::all_to_all::AllToAll> {
-    /// nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(1024).measured().build()
-    /// # }
-    /// ```
-    pub fn measured(mut self) -> Self {
-        self.measured = true;
-        self
-    }
-
-    /// Uses one buffer for each payload, whose blocks are exchanged in place ([`AllToAll::enqueue_in_place`]); for equal parts.
-    /// The algorithm is then an exchange between pairs.
-    ///
-    /// ```
-    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::all_to_all::AllToAll> {
-    /// nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(1024).in_place().build()
-    /// # }
-    /// ```
-    pub fn in_place(mut self) -> Self {
-        self.in_place = true;
-        self
-    }
-
-    /// Limits the memory that a plan in place has besides its buffer, in bytes: with less than the length of the buffer, it
-    /// needs several groups. Unless set, the plan uses one group, and about as much memory as the buffer has.
-    ///
-    /// ```
-    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<nccl::all_to_all::AllToAll> {
-    /// nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(1 << 20).in_place().scratch_limit(16 << 20).build()
-    /// # }
-    /// ```
-    pub fn scratch_limit(mut self, bytes: usize) -> Self {
-        self.scratch_limit = Some(bytes);
-        self
     }
 
     /// Makes the plan: checks everything, compares with the other ranks, allocates the scratch memory. Every rank makes it at
@@ -290,7 +217,7 @@ impl<'c> AllToAllBuilder<'c> {
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
-    /// let plan = nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(1024).build()?;
+    /// let plan = nccl::all_to_all::AllToAll::plan(comm).per_peer(nccl::DataType::Float32, 1024).build()?;
     /// println!("{}", plan.explain());
     /// # Ok(())
     /// # }
@@ -316,7 +243,11 @@ impl<'c> AllToAllBuilder<'c> {
             what: format!("the making of all-to-all plan {number}"),
             started,
         };
-        let wrong = self.wrong.take();
+        let model = self.model();
+        let (wrong, model) = match (self.wrong.take(), model) {
+            (Some(wrong), _) | (None, Err(wrong)) => (Some(wrong), CostModel::default()),
+            (None, Ok(model)) => (None, model),
+        };
         let agreed = Traffic::agreed(&comparison, &self.payloads);
         let (traffic, made) = match (wrong, agreed) {
             // If the exchange of the traffic failed, the comparison would fail as well.
@@ -330,7 +261,6 @@ impl<'c> AllToAllBuilder<'c> {
                     let payloads = self.payloads.iter_mut();
                     payloads.for_each(|payload| payload.uniform = None);
                 }
-                let model = self.model.unwrap_or_default();
                 (traffic, self.decide(model, traffic))
             }
         };

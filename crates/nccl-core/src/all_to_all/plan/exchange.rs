@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use cudarc::driver::CudaSlice;
+use cudarc::driver::{CudaSlice, CudaViewMut};
 
 use super::explain::Explanation;
 use super::payloads::{Addresses, Payloads, check_number, check_type};
@@ -38,7 +38,7 @@ use crate::request::Request;
 /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
 /// use nccl::all_to_all::AllToAll;
 ///
-/// let mut plan = AllToAll::plan(&comm).per_peer::<f32>(2).build()?;
+/// let mut plan = AllToAll::plan(&comm).per_peer(nccl::DataType::Float32, 2).build()?;
 /// println!("{}", plan.explain());
 /// let (x, mut y) = (stream.clone_htod(&[1.0f32, 2.0])?, stream.alloc_zeros::<f32>(2)?);
 /// for _ in 0..3 {
@@ -154,7 +154,11 @@ impl AllToAll {
     /// # nccl_emulator::install_unless_gpu()?;
     /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
     /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// let mut plan = nccl::all_to_all::AllToAll::plan(&comm).per_peer::<u8>(256).per_peer::<f32>(2).build()?;
+    /// use nccl::DataType;
+    /// use nccl::all_to_all::AllToAll;
+    ///
+    /// let plan = AllToAll::plan(&comm).per_peer(DataType::UInt8, 256).per_peer(DataType::Float32, 2);
+    /// let mut plan = plan.build()?;
     /// let (tokens, mut their_tokens) = (comm.buffer::<u8>(256)?, comm.buffer::<u8>(256)?);
     /// let (scales, mut their_scales) = (comm.buffer::<f32>(2)?, comm.buffer::<f32>(2)?);
     /// plan.enqueue_all(((&tokens, &mut their_tokens), (&scales, &mut their_scales)))?.wait()?;
@@ -173,7 +177,8 @@ impl AllToAll {
     /// ```
     /// # fn example(comm: &nccl::Communicator, y: &mut nccl::Buffer<f32>) -> nccl::Result<()> {
     /// let count = y.len() / comm.world_size();
-    /// let mut plan = nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(count).in_place().build()?;
+    /// let plan = nccl::all_to_all::AllToAll::plan(comm).per_peer(nccl::DataType::Float32, count);
+    /// let mut plan = plan.with(|plan| plan.in_place = true).build()?;
     /// plan.enqueue_in_place(y)?.wait()?;
     /// # Ok(())
     /// # }
@@ -194,7 +199,7 @@ impl AllToAll {
             let mut buffers = IssueBuffers::new(&comm.stream)?;
             right_way(self.in_place, in_place)?;
             let addresses = lend(&self.payloads, &mut buffers)?;
-            if self.explanation.algorithm() == Algorithm::CopyEngine {
+            if self.explanation.algorithm == Algorithm::CopyEngine {
                 in_windows(comm, &self.payloads, &addresses)?;
             }
             let scratch = match scratch {
@@ -225,7 +230,7 @@ impl AllToAll {
     /// # nccl_emulator::install_unless_gpu()?;
     /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
     /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-    /// let plan = nccl::all_to_all::AllToAll::plan(&comm).per_peer::<f32>(2).build()?;
+    /// let plan = nccl::all_to_all::AllToAll::plan(&comm).per_peer(nccl::DataType::Float32, 2).build()?;
     /// let (x, y) = (stream.clone_htod(&[1.0f32, 2.0])?, stream.alloc_zeros::<f32>(2)?);
     /// let mut captured = plan.capture(x, y)?;
     /// captured.launch()?.wait()?;
@@ -234,7 +239,7 @@ impl AllToAll {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn capture<X, Y>(&self, x: X, y: Y) -> Result<CapturedAllToAll<(X, Y)>>
+    pub fn capture<X, Y>(&self, x: X, y: Y) -> Result<CapturedPlan<(X, Y)>>
     where
         X: OwnedBuffer,
         Y: OwnedBuffer<Element = X::Element>,
@@ -243,9 +248,9 @@ impl AllToAll {
         let scratch = scratch(&self.comm, self.schedule.scratch)?;
         let (payloads, schedule, own) = (&self.payloads, &self.schedule, self.comm.rank());
         let this = self.in_place;
-        let plan = self
-            .comm
-            .capture(((x, y), scratch), |capture, ((x, y), scratch)| {
+        let scratch = vec![scratch];
+        self.comm
+            .capture_with_scratch((x, y), scratch, |capture, ((x, y), scratch)| {
                 right_way(this, false)?;
                 check_number(1, payloads)?;
                 check_type(&payloads[0], x.element())?;
@@ -256,13 +261,12 @@ impl AllToAll {
                 let bases = Bases {
                     send: &[send],
                     recv: &[recv],
-                    scratch: buffers.write(scratch)?,
+                    scratch: lend_scratch(scratch, &mut buffers)?,
                 };
                 record(schedule, payloads, bases, own, &mut buffers);
                 capture.add_steps(&buffers);
                 Ok(())
-            })?;
-        Ok(CapturedAllToAll { plan })
+            })
     }
 
     /// Does the same as [`capture`](Self::capture), for an exchange [in place](Self::enqueue_in_place).
@@ -273,30 +277,32 @@ impl AllToAll {
     /// ```
     /// # fn example(comm: &nccl::Communicator, y: nccl::Buffer<f32>) -> nccl::Result<()> {
     /// let count = y.len() / comm.world_size();
-    /// let plan = nccl::all_to_all::AllToAll::plan(comm).per_peer::<f32>(count).in_place().build()?;
+    /// let plan = nccl::all_to_all::AllToAll::plan(comm).per_peer(nccl::DataType::Float32, count);
+    /// let plan = plan.with(|plan| plan.in_place = true).build()?;
     /// let mut captured = plan.capture_in_place(y)?;
     /// captured.launch()?.wait()?;
     /// # Ok(())
     /// # }
     /// ```
-    pub fn capture_in_place<Y: OwnedBuffer>(&self, y: Y) -> Result<CapturedAllToAll<Y>> {
+    pub fn capture_in_place<Y: OwnedBuffer>(&self, y: Y) -> Result<CapturedPlan<Y>> {
         let scratch = scratch(&self.comm, self.schedule.scratch)?;
         let (payloads, schedule, own) = (&self.payloads, &self.schedule, self.comm.rank());
         let this = self.in_place;
-        let plan = self.comm.capture((y, scratch), |capture, (y, scratch)| {
-            right_way(this, true)?;
-            let mut buffers = capture.buffers();
-            let addresses = lend_one(y, payloads, &mut buffers)?;
-            let bases = Bases {
-                send: &addresses.send,
-                recv: &addresses.recv,
-                scratch: buffers.write(scratch)?,
-            };
-            record(schedule, payloads, bases, own, &mut buffers);
-            capture.add_steps(&buffers);
-            Ok(())
-        })?;
-        Ok(CapturedAllToAll { plan })
+        let scratch = vec![scratch];
+        self.comm
+            .capture_with_scratch(y, scratch, |capture, (y, scratch)| {
+                right_way(this, true)?;
+                let mut buffers = capture.buffers();
+                let addresses = lend_one(y, payloads, &mut buffers)?;
+                let bases = Bases {
+                    send: &addresses.send,
+                    recv: &addresses.recv,
+                    scratch: lend_scratch(scratch, &mut buffers)?,
+                };
+                record(schedule, payloads, bases, own, &mut buffers);
+                capture.add_steps(&buffers);
+                Ok(())
+            })
     }
 }
 
@@ -313,6 +319,15 @@ fn lend_one<'a>(
     let mut addresses = Addresses::default();
     addresses.recv[0] = buffers.write(y)?;
     Ok(addresses)
+}
+
+/// Takes the scratch memory of a captured plan, and returns its address.
+fn lend_scratch<'a>(
+    scratch: Vec<CudaViewMut<'a, u8>>,
+    buffers: &mut IssueBuffers<'a>,
+) -> Result<u64> {
+    let only = scratch.into_iter().next();
+    only.map_or(Ok(0), |scratch| buffers.write(scratch))
 }
 
 /// Allocates the scratch memory of a plan.
@@ -372,85 +387,8 @@ impl fmt::Debug for AllToAll {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AllToAll")
             .field("communicator", &self.comm.name())
-            .field("algorithm", &self.explanation.algorithm())
+            .field("algorithm", &self.explanation.algorithm)
             .field("in_place", &self.in_place)
             .finish_non_exhaustive()
-    }
-}
-
-/// An all-to-all that was captured into a graph; see [`AllToAll::capture`]. `B` is the type of its buffers: a pair, or one for an
-/// exchange in place.
-///
-/// ```
-/// # fn example(plan: &nccl::all_to_all::AllToAll, x: nccl::Buffer<u8>, y: nccl::Buffer<u8>) -> nccl::Result<()> {
-/// let mut captured = plan.capture(x, y)?;
-/// for _ in 0..1000 {
-///     captured.launch()?;
-/// }
-/// # Ok(())
-/// # }
-/// ```
-pub struct CapturedAllToAll<B: crate::PlanBuffers> {
-    plan: CapturedPlan<(B, CudaSlice<u8>)>,
-}
-
-impl<B: crate::PlanBuffers> CapturedAllToAll<B> {
-    /// Exchanges once: as [`CapturedPlan::launch`].
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// ```
-    /// # fn example(captured: &mut nccl::all_to_all::CapturedAllToAll<nccl::Buffer<f32>>) -> nccl::Result<()> {
-    /// captured.launch()?.wait()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn launch(&mut self) -> Result<Request> {
-        self.plan.launch()
-    }
-
-    /// Returns the buffers, to read between launches.
-    ///
-    /// ```
-    /// # fn example(captured: &nccl::all_to_all::CapturedAllToAll<nccl::Buffer<f32>>) {
-    /// let y = captured.views();
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn views(&self) -> B::Views<'_> {
-        self.plan.views().0
-    }
-
-    /// Returns the buffers, to write between launches.
-    ///
-    /// ```
-    /// # fn example(captured: &mut nccl::all_to_all::CapturedAllToAll<nccl::Buffer<f32>>) {
-    /// let y = captured.views_mut();
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn views_mut(&mut self) -> B::ViewsMut<'_> {
-        self.plan.views_mut().0
-    }
-
-    /// Ends the capture, and returns the buffers: as [`CapturedPlan::into_buffers`].
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// ```
-    /// # fn example(captured: nccl::all_to_all::CapturedAllToAll<nccl::Buffer<f32>>) -> nccl::Result<nccl::Buffer<f32>> {
-    /// captured.into_buffers()
-    /// # }
-    /// ```
-    pub fn into_buffers(self) -> Result<B> {
-        Ok(self.plan.into_buffers()?.0)
-    }
-}
-
-impl<B: crate::PlanBuffers> fmt::Debug for CapturedAllToAll<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("CapturedAllToAll").field(&self.plan).finish()
     }
 }

@@ -13,7 +13,7 @@ use crate::all_to_all::model::{CostModel, Nodes};
 /// # nccl_emulator::install_unless_gpu()?;
 /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
 /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
-/// let plan = nccl::all_to_all::AllToAll::plan(&comm).per_peer::<f32>(1024).build()?;
+/// let plan = nccl::all_to_all::AllToAll::plan(&comm).per_peer(nccl::DataType::Float32, 1024).build()?;
 /// for other in &plan.explain().alternatives {
 ///     println!("{other}");
 /// }
@@ -23,7 +23,7 @@ use crate::all_to_all::model::{CostModel, Nodes};
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Explanation {
-    /// The algorithm.
+    /// The algorithm; never [`Algorithm::Auto`].
     pub algorithm: Algorithm,
     /// The reason for the algorithm, as a sentence.
     pub reason: String,
@@ -71,20 +71,6 @@ impl fmt::Display for Alternative {
             Ok(None) => write!(f, "{}: no time by the model", self.algorithm),
             Err(reason) => write!(f, "{}: no, {reason}", self.algorithm),
         }
-    }
-}
-
-impl Explanation {
-    /// Returns the algorithm of the plan; never [`Algorithm::Auto`].
-    ///
-    /// ```
-    /// # fn example(plan: &nccl::all_to_all::AllToAll) {
-    /// println!("{}", plan.explain().algorithm);
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn algorithm(&self) -> Algorithm {
-        self.algorithm
     }
 }
 

@@ -14,6 +14,6 @@ mod payloads;
 mod traffic;
 
 pub use builder::AllToAllBuilder;
-pub use exchange::{AllToAll, CapturedAllToAll};
+pub use exchange::AllToAll;
 pub use explain::{Alternative, Explanation};
 pub use payloads::Payloads;

@@ -40,7 +40,7 @@ fn byte(from: usize, to: usize, payload: usize, at: usize) -> u8 {
 type Counts = Vec<Vec<Vec<usize>>>;
 
 const SIZES: [usize; 3] = [2, 4, 1];
-const TYPES: [DataType; 3] = [DataType::FLOAT16, DataType::FLOAT32, DataType::UINT8];
+const TYPES: [DataType; 3] = [DataType::Float16, DataType::Float32, DataType::UInt8];
 
 /// The layout of parts: so many elements apart, in the order of the ranks or in reverse.
 #[derive(Clone, Copy)]

@@ -67,7 +67,7 @@ fn origin() -> SystemTime {
 }
 
 fn reduce(count: u64) -> RecordedOperation {
-    let mut reduce = RecordedOperation::new(OperationKind::AllReduce, count, DataType::BFLOAT16);
+    let mut reduce = RecordedOperation::new(OperationKind::AllReduce, count, DataType::BFloat16);
     reduce.reduction = Some(RecordedReduction::Op(ReduceOp::Sum));
     reduce
 }

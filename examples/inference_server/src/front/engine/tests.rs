@@ -128,7 +128,7 @@ impl Scene {
 
     /// Ends a process. How it ended is for the engine to be told.
     fn kill(&mut self, place: usize) -> Event {
-        self.engine.crew.signal(place, Signal::KILL);
+        self.engine.crew.signal(place, Signal::Kill);
         match self.happens() {
             FleetEvent::Exited(end) => Event::Fleet(FleetEvent::Exited(end)),
             other => panic!("no end: {other:?}"),
@@ -345,7 +345,7 @@ fn a_rank_that_is_stopped_is_ended_when_the_others_cannot_go_on_without_it() {
     let deadline = Duration::from_millis(200);
     let mut scene = Scene::new(&["--ranks", "2", "--deadline", "0.2"]);
     scene.serve(0, &[0, 1], 2);
-    scene.engine.crew.signal(1, Signal::STOP);
+    scene.engine.crew.signal(1, Signal::Stop);
     // It may go on at any moment, and nothing waits for it.
     let begun = Instant::now();
     while begun.elapsed() < deadline * 2 {

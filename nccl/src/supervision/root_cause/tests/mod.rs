@@ -31,7 +31,7 @@ struct Table {
 }
 
 fn operation(kind: OperationKind) -> RecordedOperation {
-    RecordedOperation::new(kind, 1024, DataType::FLOAT32)
+    RecordedOperation::new(kind, 1024, DataType::Float32)
 }
 
 fn but(
@@ -259,7 +259,7 @@ fn what_does_not_fit_together_comes_before_who_is_absent() {
         (Differs::Count, but(all_reduce(), |one| one.count = 7)),
         (
             Differs::DataType,
-            but(all_reduce(), |one| one.data_type = DataType::BFLOAT16),
+            but(all_reduce(), |one| one.data_type = DataType::BFloat16),
         ),
         (
             Differs::Reduction,

@@ -136,7 +136,7 @@ fn halves_of_other_types_and_as_many_bytes_are_one_message() {
         exchanging(0, 2, vec![message(Send, 1, 1, 3)]),
         exchanging(1, 2, vec![message(Recv, 0, 1, 12)]),
     ];
-    reports[1].calls[0].operations[0].data_type = DataType::UINT8;
+    reports[1].calls[0].operations[0].data_type = DataType::UInt8;
     let table = Table::of(reports.clone());
     assert_eq!(table.find_root_cause().cause.root, RootCause::Unknown);
     reports[1].calls[0].operations[0].count = 11;
