@@ -59,7 +59,7 @@ fn rank() -> Outcome<()> {
     let mut world = match rendezvous.was_restarted {
         false => World::join(rendezvous)?,
         // The other ranks work already, and admit this process.
-        true => World::rejoin(rendezvous)?,
+        true => World::join_running(rendezvous)?,
     };
     // Made once: the device and the contents of its memory outlive every generation.
     let stream = nccl::device(world.local_rank())?.new_stream()?;
@@ -118,7 +118,7 @@ fn work(
     loop {
         let mut numbers = vec![comm.rank() as f32 + 1.0; NUMBERS];
         // Ranks learn of a joiner at different times, but must move on together: the sum tells all of them.
-        numbers.push(world.newcomers() as f32);
+        numbers.push(world.joiners() as f32);
         let mut y = stream.clone_htod(&numbers)?;
         comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
         let y = stream.clone_dtoh(&y)?;

@@ -107,7 +107,7 @@ fn what_the_check_takes_counts_against_the_limit_of_the_call() {
         if world.rank() == 0 {
             // The guard of the call reports it, at the timeout; the watchdog ends it later, after it has queried the
             // other rank.
-            let kind = error.seen_here().unwrap_or(error.kind());
+            let kind = error.local_kind().unwrap_or(error.kind());
             let ErrorKind::TimedOut { what, .. } = kind else {
                 return Err(error.into());
             };
@@ -290,7 +290,7 @@ fn a_rank_that_does_not_come_is_named_at_the_limit() {
         assert!(error.is_timeout(), "{error:#}");
         let text = format!("{error:#}");
         assert!(
-            text.contains("the capture of plan 1, to which rank 1 ("),
+            text.contains("the capture of plan 1 is missing rank 1 ("),
             "{text}"
         );
         if world.rank() != 1 {

@@ -24,7 +24,7 @@ fn told(event: &WorldEvent) -> String {
         WorldEvent::Fault { fault, .. } => {
             format!("fault {:?} {:?}", fault.class, fault.culprit())
         }
-        WorldEvent::WentOn { generation, .. } => format!("generation {generation}"),
+        WorldEvent::NextGeneration { generation, .. } => format!("generation {generation}"),
         WorldEvent::Ended { .. } => String::from("ended"),
         other => format!("{other:?}"),
     }

@@ -80,7 +80,7 @@ fn a_hook_hears_why_the_process_ends_and_chooses_its_exit_code() {
         nccl::process::on_fatal(move |report| {
             // More than the configured timeout: a launch is in progress, which may sleep as long.
             let timeout = Duration::from_secs(4);
-            assert_eq!(report.cause, FatalCause::NotFreed { timeout });
+            assert_eq!(report.cause, FatalCause::AbortTimedOut { timeout });
             let said = format!(
                 "{} {} {}",
                 report.communicator, report.rank, report.world_size

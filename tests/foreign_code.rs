@@ -26,7 +26,7 @@ const RELAXED: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CA
 const NO_FLAGS: sys::CUgraphInstantiate_flags = sys::CUgraphInstantiate_flags(0);
 
 fn refusal(error: &Error) -> Option<StreamRefusal> {
-    match error.seen_here().unwrap_or(error.kind()) {
+    match error.local_kind().unwrap_or(error.kind()) {
         ErrorKind::Stream { reason, .. } => Some(*reason),
         _ => None,
     }
@@ -441,7 +441,7 @@ fn a_capture_that_ends_before_it_is_void_ends_the_process() {
     const TEST: &str = "a_capture_that_ends_before_it_is_void_ends_the_process";
     if let Role::Child(_) = Role::of(TEST) {
         nccl::process::on_fatal(|report| match report.cause {
-            FatalCause::InGraph => FatalExit::Code(75),
+            FatalCause::CapturedInGraph => FatalExit::Code(75),
             _ => FatalExit::Abort,
         });
         nccl_tools::perf::install(2).expect("the emulator");

@@ -258,7 +258,7 @@ fn an_old_communicator_says_that_the_world_went_on() {
         // The cause is unchanged, and the advice is new.
         assert!(said.contains("it died"), "{said}");
         assert!(
-            said.contains("gone on to generation 1: make it anew there"),
+            said.contains("now in generation 1: make it again there"),
             "{said}"
         );
     }

@@ -56,7 +56,7 @@ fn process(role: &str) {
         meet.witnesses = witnesses;
     });
     if published == "operator" {
-        rendezvous = rendezvous.with(|meet| meet.cut_off_after = LONG);
+        rendezvous = rendezvous.with(|meet| meet.majority_timeout = LONG);
     }
     if published.starts_with('/') {
         rendezvous = rendezvous.publish(published);

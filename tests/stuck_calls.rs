@@ -177,7 +177,7 @@ fn a_watchdog_that_is_stuck_does_not_keep_an_operation_from_its_end() {
                     .hang()
                     .keep();
             }
-            is_told(comm, 0, "ncclCommGetAsyncError has not come back")?;
+            is_told(comm, 0, "ncclCommGetAsyncError has not returned")?;
             // Other communicators are still watched.
             if world.rank() == 0 {
                 unattended(&other)?;
@@ -201,7 +201,7 @@ fn a_driver_that_hangs_under_the_watchdog_does_not_keep_an_operation_from_its_en
                 faults::at_call("cuEventQuery").hang().keep();
                 unattended(comm)?;
             }
-            is_told(comm, 0, "cuEventQuery has not come back").map(drop)
+            is_told(comm, 0, "cuEventQuery has not returned").map(drop)
         },
     );
 }

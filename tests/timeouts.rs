@@ -90,7 +90,7 @@ fn a_limit_that_the_environment_switches_off_never_passes_for_a_newcomer_and_an_
             std::thread::sleep(SHORT * 12);
             let world = World::join(meet()?)?;
             observer.join().expect("an observer")?;
-            let newcomer = scope.spawn(|| World::rejoin(meet()?));
+            let newcomer = scope.spawn(|| World::join_running(meet()?));
             std::thread::sleep(SHORT * 12);
             let next = world.next_generation(SHORT)?;
             let newcomer = newcomer.join().expect("a newcomer")?;

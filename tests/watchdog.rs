@@ -563,7 +563,7 @@ fn a_rank_that_nobody_could_watch_over_gets_no_communicator_and_all_are_told() {
         let error = error.ok_or("there is a communicator that nobody watches over")?;
         let text = format!("{error:#}");
         for says in [
-            "starting a thread that watches over operations",
+            "starting a thread that watches operations",
             "pids.max leaves",
         ] {
             if !text.contains(says) {

@@ -20,7 +20,7 @@
 //!
 //! Without a GPU [`device()`] returns an error that says so. For tests, and for programs that are to run on a laptop as well, the
 //! crate `nccl-emulator` takes NCCL's place: `nccl_emulator::install_unless_gpu()`, called first, does nothing where there is a
-//! GPU. A program for GPUs leaves it out, so that it does not go on with the CPU when its driver is missing.
+//! GPU. A program for GPUs leaves it out, so that it does not continue on the CPU when its driver is missing.
 //!
 //! # Overview
 //! 1. [`World`]: the ranks that have met; [`Rendezvous`] says where. [`Observer`] watches them, [`control`] has what they say to
@@ -42,7 +42,7 @@
 //! | [`fault`] | why a communicator ended: root cause, culprit, evidence |
 //! | [`error`] | parts of an error, and errors as plain values |
 //! | [`control`] | what ranks tell each other beside NCCL: events, channels, states |
-//! | [`process`] | ending all communicators of a process; when a process cannot go on |
+//! | [`process`] | ending all communicators of a process; when a process cannot continue |
 //! | [`launch`] | starting, watching and restarting the processes of ranks |
 //! | [`preflight`] | what must agree or be reachable before NCCL is started |
 //! | [`recorder`] | the flight recorder: the last calls of every communicator, and of all ranks together |
@@ -152,7 +152,8 @@ pub mod fault {
     //! Why a communicator was ended: the cause that all of its ranks return.
 
     pub use nccl_base::fault::{
-        Differs, Earlier, Ending, Fault, FaultClass, FaultRole, RootCause, Side, Waiting,
+        Ending, Fault, FaultClass, FaultRole, MismatchField, MismatchSide, PastEvent, RootCause,
+        Waiting,
     };
 }
 #[cfg(feature = "world")]
@@ -184,7 +185,7 @@ pub mod launch {
     //!
     //! - When a rank's first process ends, what is left of its group has half a second to close the rank's output,
     //!   and is then killed.
-    //! - When a rank fails, the others may go on for a while ([`FleetBuilder::linger`]), are sent SIGTERM, and after
+    //! - When a rank fails, the others may continue for a while ([`FleetBuilder::linger`]), are sent SIGTERM, and after
     //!   a while ([`FleetBuilder::grace`]) SIGKILL; or they are left alone ([`FleetBuilder::keep_others`]).
     //! - When the [`Fleet`] is dropped, all groups are killed.
     //! - When this process ends in whatever way, by SIGKILL as well, the kernel kills the ranks' first processes,
@@ -227,7 +228,7 @@ pub mod plan {
 #[cfg(feature = "world")]
 pub mod preflight;
 pub mod process {
-    //! All communicators of this process, and its end when it cannot go on.
+    //! All communicators of this process, and its end when it cannot continue.
 
     #[cfg(feature = "world")]
     pub use nccl_control::install_panic_hook;
@@ -236,7 +237,7 @@ pub mod process {
     };
 }
 pub mod recorder {
-    //! The flight recorder: the last calls of each communicator, to find out why it does not go on.
+    //! The flight recorder: the last calls of each communicator, to find out why it makes no progress.
     //!
     //! The recorder is always on. Every call leaves a fingerprint in a ring of its communicator: its sequence number and
     //! time, and for each operation in it what it was, count, type, peer or root, reduction, and which message to
@@ -249,8 +250,8 @@ pub mod recorder {
     //! snapshots of several ranks for display.
 
     pub use nccl_core::recorder::{
-        Call, CallSpan, CallState, Clock, ClockSource, Note, Place, RecordedOperation,
-        RecordedReduction, Recording, Snapshot, describe_spans, note, snapshot,
+        Call, CallSpan, CallState, Clock, ClockSource, Note, RecordedOperation, RecordedReduction,
+        Recording, Snapshot, WorldRank, describe_spans, note, snapshot,
     };
     #[cfg(feature = "world")]
     pub use nccl_diagnose::timeline::{MissingRank, RankRecording, Standing, Timeline};

@@ -184,7 +184,7 @@ fn describe() {
     describe_counter!(
         "nccl_strangers_total",
         count,
-        "Connections that were turned away"
+        "Connections that were refused"
     );
     describe_gauge!(
         "nccl_world_generation",

@@ -17,7 +17,7 @@ use nccl_control::{self, Events, Rendezvous, WorldState};
 /// process of a server that has to report what is wrong, and for a launcher. There can be 64
 /// observers and one more for each rank.
 ///
-/// An observer belongs to one attempt of the job, as a rank does, and goes on with the ranks to their next generations; it may
+/// An observer belongs to one attempt of the job, as a rank does, and follows the ranks into their next generations; it may
 /// come in any of them. When rank 0 goes, it follows the rank that takes over; when none does, that world has ended.
 /// When only its own connection breaks, it connects again within 2 s, and what changed meanwhile comes as events.
 ///
@@ -137,11 +137,11 @@ impl Observer {
 
     /// Reports how the process `pid` of `rank` ended, and what it wrote to stderr at last (of which the last
     /// lines count; it may be empty). Every rank's errors then contain that, instead of "its connection closed
-    /// without goodbye". Reports nothing when the rank has said goodbye, or why it fails. `rank` is the number under which the
-    /// process was started.
+    /// without goodbye". Reports nothing when the rank has sent its leave message, or has reported why it fails. `rank` is the
+    /// number under which the process was started.
     ///
-    /// Returns at once. When rank 0 itself has died, this observer tells every other rank at its own listener; when rank 0
-    /// has died before it could listen, this observer listens in its place and tells the ranks that connect, until
+    /// Returns at once. When rank 0 itself has died, this observer reports that to every other rank at its own listener; when
+    /// rank 0 has died before it could listen, this observer listens in its place and reports it to the ranks that connect, until
     /// it is dropped.
     ///
     /// # Errors
@@ -159,7 +159,7 @@ impl Observer {
     }
 
     /// Gives the operator's decision after a network was cut, as [`World::decide_split`], from a process that is no rank: `ranks` may
-    /// go on to the next generation, although no more than half of the voters reach each other. `nccl-doctor decide` does so from a
+    /// form the next generation, although no more than half of the voters reach each other. `nccl-doctor decide` does so from a
     /// command line.
     ///
     /// Returns at once; the decision goes to the ranks that this observer reaches, and

@@ -1,4 +1,4 @@
-//! One rank's view of all ranks: its member of the control plane, and the defaults of its communicators.
+//! One rank's view of all ranks: its world in the control plane, and the defaults of its communicators.
 
 use std::error::Error as StdError;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ use nccl_control::{self, Channel, Events, RankSession, Rendezvous, Subgroup};
 /// });
 /// ```
 pub struct World {
-    member: nccl_control::World,
+    control: nccl_control::World,
     /// Default timeouts of its communicators.
     timeouts: Timeouts,
     /// Whether its communicators use NCCL.
@@ -46,13 +46,13 @@ pub struct World {
 }
 
 impl World {
-    fn of(member: nccl_control::World) -> Self {
+    fn of(control: nccl_control::World) -> Self {
         Self {
             timeouts: Timeouts::default(),
             needs_nccl: true,
             launch_mode: None,
             checks: Checks::default(),
-            member,
+            control,
         }
     }
 
@@ -89,8 +89,8 @@ impl World {
     #[must_use]
     pub fn threads(size: usize) -> Vec<Self> {
         register_with_control();
-        let members = nccl_control::World::threads(size).into_iter();
-        members.map(Self::of).collect()
+        let worlds = nccl_control::World::threads(size).into_iter();
+        worlds.map(Self::of).collect()
     }
 
     /// Returns a world of one rank, for a program that can do without others.
@@ -134,7 +134,7 @@ impl World {
     /// ```
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
-        self.member.set_timeout(timeout);
+        self.control.set_timeout(timeout);
         self
     }
 
@@ -179,7 +179,7 @@ impl World {
     /// ```
     #[must_use]
     pub fn launcher_rank(&self, rank: usize) -> Option<usize> {
-        self.member.launcher_rank(rank)
+        self.control.launcher_rank(rank)
     }
 
     /// Returns this rank.
@@ -189,7 +189,7 @@ impl World {
     /// ```
     #[must_use]
     pub fn rank(&self) -> usize {
-        self.member.rank()
+        self.control.rank()
     }
 
     /// Returns the number of ranks.
@@ -199,7 +199,7 @@ impl World {
     /// ```
     #[must_use]
     pub fn size(&self) -> usize {
-        self.member.size()
+        self.control.size()
     }
 
     /// Returns this rank's number among the ranks of its host: the device that it usually takes.
@@ -209,7 +209,7 @@ impl World {
     /// ```
     #[must_use]
     pub fn local_rank(&self) -> usize {
-        self.member.local_rank()
+        self.control.local_rank()
     }
 
     /// Starts to make a communicator of all ranks. Every rank has to make it, under the same name.
@@ -242,7 +242,7 @@ impl World {
     /// ```
     #[must_use]
     pub fn fault(&self) -> Option<Fault> {
-        self.member.fault()
+        self.control.fault()
     }
 
     /// Returns what happens to the ranks of this world and to this rank's communicators, as it comes: the present ranks first;
@@ -272,7 +272,7 @@ impl World {
     /// ```
     #[must_use]
     pub fn events(&self) -> Events {
-        self.member.events()
+        self.control.events()
     }
 
     /// Waits until every rank has called it with this name.
@@ -286,7 +286,7 @@ impl World {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn barrier(&self, name: &str) -> Result<()> {
-        self.member.barrier(name)
+        self.control.barrier(name)
     }
 
     /// Sends `bytes` to every rank, and returns those of all ranks, by rank.
@@ -302,7 +302,7 @@ impl World {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn all_gather(&self, name: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.member.all_gather(name, bytes)
+        self.control.all_gather(name, bytes)
     }
 
     /// Sends the `bytes` of rank `root` to every rank; those of the others are ignored.
@@ -316,7 +316,7 @@ impl World {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn broadcast(&self, name: &str, root: usize, bytes: &[u8]) -> Result<Vec<u8>> {
-        self.member.broadcast(name, root, bytes)
+        self.control.broadcast(name, root, bytes)
     }
 
     /// Stores `value` under `key`, for any rank to [`get`](Self::get); an earlier value is replaced.
@@ -332,7 +332,7 @@ impl World {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.member.set(key, value)
+        self.control.set(key, value)
     }
 
     /// Returns the value under `key`; waits until a rank has stored one.
@@ -349,7 +349,7 @@ impl World {
     /// assert!(error.to_string().contains("no rank set"));
     /// ```
     pub fn get(&self, key: &str) -> Result<Vec<u8>> {
-        self.member.get(key)
+        self.control.get(key)
     }
 
     /// Sets what this rank does now: the errors of ranks that wait for it in vain name that.
@@ -361,7 +361,7 @@ impl World {
     pub fn phase(&self, name: &str) {
         if !forked::is_child() {
             nccl_core::recorder::phase(name);
-            self.member.phase(name);
+            self.control.phase(name);
         }
     }
 
@@ -370,7 +370,7 @@ impl World {
     ///
     /// A `World` that is dropped by a panic reports that it panicked, and with
     /// [`install_panic_hook`](crate::process::install_panic_hook) the message; one that is dropped otherwise says
-    /// goodbye.
+    /// leave message.
     ///
     /// ```
     /// let mut worlds = nccl::World::threads(2);
@@ -380,7 +380,7 @@ impl World {
     /// assert!(error.to_string().contains("weights.safetensors"));
     /// ```
     pub fn fail(mut self, error: &(dyn StdError + 'static)) {
-        self.member.fails(error);
+        self.control.fails(error);
     }
 
     /// Makes a group of some of the ranks, in this order, under a name. All of them have to name the same ranks.
@@ -402,11 +402,11 @@ impl World {
     /// });
     /// ```
     pub fn subgroup(&self, name: &str, ranks: &[usize]) -> Result<Subgroup<'_>> {
-        self.member.subgroup(name, ranks)
+        self.control.subgroup(name, ranks)
     }
 
-    /// Goes on with the ranks that are left, and the processes that have asked to join
-    /// ([`rejoin`](Self::rejoin)): returns the world of the next generation.
+    /// Forms the next generation with the ranks that are left, and the processes that have asked to join
+    /// ([`join_running`](Self::join_running)): returns the world of the next generation.
     ///
     /// Every rank that is not gone has to call it; the ranks that wait for each other here agree on the remaining
     /// ranks, once for each generation and all alike. The ranks that were there keep their order and become
@@ -416,7 +416,7 @@ impl World {
     ///
     /// `timeout` is for each of the two steps, agreeing and meeting; `NCCL_RUN_WORLD_TIMEOUT` in the environment overrides
     /// it. A rank that dies on the way is no
-    /// failure: the others agree again. When a rank does not come, no rank goes on; this world is as it was,
+    /// failure: the others agree again. When a rank makes no such call, there is no next generation; this world is as it was,
     /// and the call can be made again, or
     /// [`next_generation_leaving_behind`](Self::next_generation_leaving_behind).
     ///
@@ -448,12 +448,12 @@ impl World {
         self.reconfigure(timeout, false, &[])
     }
 
-    /// As [`next_generation`](Self::next_generation), and without the ranks that do not come within `timeout`: they
+    /// As [`next_generation`](Self::next_generation), and without the ranks that make no such call within `timeout`: they
     /// hang, or have something else to do. All ranks have to call this method; when only some do, no rank is left
     /// behind.
     ///
-    /// A rank that is left behind counts as gone. Should it run again, its communicators end and its world
-    /// reports that it was left behind; it may end, or [`rejoin`](Self::rejoin).
+    /// A rank that is left behind counts as departed. Should it run again, its communicators end and its world
+    /// reports that it was left behind; it may end, or [`join_running`](Self::join_running).
     ///
     /// # Errors
     /// As [`next_generation`](Self::next_generation). [`ErrorKind::Rendezvous`] on a rank that was left behind.
@@ -508,14 +508,14 @@ impl World {
     }
 
     /// Returns which generation of its job this world is: 0 unless the [`Rendezvous`] or the launcher says otherwise,
-    /// and one more (at least) each time the world goes on.
+    /// and one more (at least) with each next generation.
     ///
     /// ```
     /// assert_eq!(nccl::World::single().generation(), 0);
     /// ```
     #[must_use]
     pub fn generation(&self) -> u64 {
-        self.member.generation()
+        self.control.generation()
     }
 
     /// Returns which rank `rank` was in the generation before; `None` for a new rank, and in the first generation.
@@ -528,16 +528,16 @@ impl World {
     /// ```
     #[must_use]
     pub fn previous_rank(&self, rank: usize) -> Option<usize> {
-        self.member.previous_rank(rank)
+        self.control.previous_rank(rank)
     }
 
-    /// Gives the operator's decision after a network was cut: `ranks`, this rank among them, may go on to the next generation although
-    /// no more than half of this generation's voters reach each other.
+    /// Gives the operator's decision after a network was cut: `ranks`, this rank among them, may form the next generation
+    /// although no more than half of this generation's voters reach each other.
     ///
-    /// The operator has made sure that the others do not go on: ended them, say. Given on one of the ranks, the decision counts on
-    /// all that it names, once, and is in the log of each (`nccl.rendezvous.operator`). The ranks then go on as by
-    /// [`next_generation`](Self::next_generation), which has to be called before they have waited for the others for 12 s in vain: after that
-    /// they count as cut off for good.
+    /// The operator has made sure that the others do not continue: has ended them, for example. Given on one of the ranks, the
+    /// decision counts on all that it names, once, and is in the log of each (`nccl.rendezvous.operator`). The ranks then
+    /// continue as by [`next_generation`](Self::next_generation), which has to be called before they have waited for the others
+    /// for 12 s in vain: after that they count as cut off for good.
     ///
     /// # Errors
     /// [`ErrorKind::NoSuchRank`]; [`ErrorKind::Rendezvous`] when this rank is not among `ranks`, or takes part no more.
@@ -549,20 +549,20 @@ impl World {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn decide_split(&self, ranks: &[usize]) -> Result<()> {
-        self.member.decide_split(ranks)
+        self.control.decide_split(ranks)
     }
 
-    /// Returns how many processes wait to be taken into the next generation ([`rejoin`](Self::rejoin)).
+    /// Returns how many processes wait to be taken into the next generation ([`join_running`](Self::join_running)).
     ///
     /// Ranks hear of them one after another: let one of them decide, or take the maximum of all, before
-    /// every rank goes on.
+    /// every rank calls it.
     ///
     /// ```
-    /// assert_eq!(nccl::World::single().newcomers(), 0);
+    /// assert_eq!(nccl::World::single().joiners(), 0);
     /// ```
     #[must_use]
-    pub fn newcomers(&self) -> usize {
-        self.member.newcomers()
+    pub fn joiners(&self) -> usize {
+        self.control.joiners()
     }
 
     /// Returns the ranks that are gone, and how each ended.
@@ -574,30 +574,30 @@ impl World {
     /// ```
     #[must_use]
     pub fn departed(&self) -> Vec<(usize, String)> {
-        self.member.departed()
+        self.control.departed()
     }
 
     /// Joins a running world as a new rank: in the place of a process that died, or in addition.
     ///
-    /// Waits at the address of the rendezvous until the ranks that are there go on to their next generation
+    /// Waits at the address of the rendezvous until the ranks that are there form their next generation
     /// ([`next_generation`](Self::next_generation)), at most for the rendezvous' timeout. These ranks assign the new rank,
     /// behind theirs: rank, number of ranks and generation of the rendezvous do not count; job, secret and local
     /// rank do.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] when no rank answers there, or the ranks do not go on in time.
+    /// [`ErrorKind::Rendezvous`] when no rank answers there, or the ranks do not form the next generation in time.
     ///
     /// ```no_run
     /// use nccl::{Rendezvous, World};
     ///
     /// // Started by `Fleet::restart`, or by hand with the same variables.
-    /// let world = World::rejoin(Rendezvous::from_env()?)?;
+    /// let world = World::join_running(Rendezvous::from_env()?)?;
     /// println!("rank {} of {} in generation {}", world.rank(), world.size(), world.generation());
     /// # Ok::<(), nccl::Error>(())
     /// ```
-    pub fn rejoin(rendezvous: Rendezvous) -> Result<Self> {
+    pub fn join_running(rendezvous: Rendezvous) -> Result<Self> {
         register_with_control();
-        nccl_control::World::rejoin(rendezvous).map(Self::of)
+        nccl_control::World::join_running(rendezvous).map(Self::of)
     }
 
     /// Returns an ordered channel between all ranks, under a name: for what the ranks have to do next, step by step.
@@ -631,7 +631,7 @@ impl World {
     /// ```
     #[must_use]
     pub fn channel(&self, name: &str) -> Channel<'_> {
-        self.member.channel(name)
+        self.control.channel(name)
     }
 
     /// Checks what has to agree between the ranks, and whether they reach each other where NCCL will try:
@@ -662,7 +662,7 @@ impl World {
     /// });
     /// ```
     pub fn preflight(&self, settings: &Settings) -> Result<Report> {
-        self.checks.report(&self.member, settings)
+        self.checks.report(&self.control, settings)
     }
 
     /// Makes communicators without checking first. All ranks have to do so; when only some do, nothing is
@@ -681,7 +681,7 @@ impl World {
         self
     }
 
-    /// Returns what all ranks did last, on one time axis: to find out why nothing goes on.
+    /// Returns what all ranks did last, on one time axis: to find out why no operation makes progress.
     ///
     /// Each rank answers from the thread that reads its connections, so that it does not matter what its other
     /// threads hang in, and whether rank 0 lives. Ranks that do not answer within `timeout` are in
@@ -709,20 +709,20 @@ impl World {
         kept: &[&Communicator],
     ) -> Result<Self> {
         let kept: Vec<&str> = kept.iter().filter_map(|comm| comm.key()).collect();
-        let member = self.member.reconfigure(timeout, leaves_behind, &kept)?;
-        let all_known = (0..member.size()).all(|rank| member.previous_rank(rank).is_some());
+        let control = self.control.reconfigure(timeout, leaves_behind, &kept)?;
+        let all_known = (0..control.size()).all(|rank| control.previous_rank(rank).is_some());
         Ok(Self {
             timeouts: self.timeouts,
             needs_nccl: self.needs_nccl,
             launch_mode: self.launch_mode,
             checks: self.checks.of_next(all_known),
-            member,
+            control,
         })
     }
 
-    /// Returns the line, which its communicators keep.
+    /// Returns the session, which its communicators share.
     pub(crate) fn session(&self) -> &Arc<RankSession> {
-        self.member.session()
+        self.control.session()
     }
 }
 
@@ -751,12 +751,12 @@ impl PreflightCheck for World {
             return Ok(());
         }
         self.checks
-            .ensure_passed(&self.member, setup, deadline, interrupted)
+            .ensure_passed(&self.control, setup, deadline, interrupted)
     }
 }
 
 impl std::fmt::Debug for World {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.member.fmt(f)
+        self.control.fmt(f)
     }
 }

@@ -265,7 +265,7 @@ fn among_threads(ranks: usize, timeout: Duration) -> Vec<Finding> {
     for rank in 0..ranks {
         if !parts.iter().any(|(said, _)| *said == rank) {
             let what =
-                "the thread of the rank has not come back from NCCL or the driver, or has panicked";
+                "the thread of the rank has not returned from NCCL or the driver, or has panicked";
             let fix = "look at that device: nvidia-smi, and the kernel's log (Xid)";
             parts.push((rank, Finding::error("communicate", what).fix(fix)));
         }

@@ -47,7 +47,7 @@ For recordings, which nccl-run --record DIR or NCCL_RUN_RECORD_DIR leave after a
                                                   NCCL_RUN_JOB and NCCL_RUN_GENERATION as the ranks have them
 
 Of a network that was cut into halves, neither goes on by itself. When it is certain that the ranks of one do not, because they
-were ended, say so to the other, before it has given up (12 s, or Rendezvous::cut_off_after):
+were ended, say so to the other, before it has given up (12 s, or Rendezvous::majority_timeout):
 
   nccl-doctor decide --pid 4107 0-3               ranks 0 to 3 go on, of which process 4107 is one
 

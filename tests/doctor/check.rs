@@ -89,7 +89,7 @@ fn a_driver_that_does_not_come_back_does_not_keep_the_doctor_from_its_report() {
     // The others cannot end their communicator without it, and report that.
     let (away, back): (Vec<_>, Vec<_>) = communicate.partition(|one| {
         let what = one["what"].as_str().unwrap();
-        what.contains("has not come back")
+        what.contains("has not returned")
     });
     let ranks = |all: &[&serde_json::Value]| -> usize {
         let counts = all.iter().map(|one| one["ranks"].as_array().unwrap().len());

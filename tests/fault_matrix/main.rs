@@ -279,7 +279,7 @@ fn every_fault_has_one_cause_on_all_ranks_within_its_bound_and_they_go_on() {
                 nccl_tools::gpu_check::not_tested(format_args!("{}: {why}", row.name));
                 return Ok(());
             }
-            OnNvidias::Differs(how) => nvidias.then_some(how),
+            OnNvidias::MismatchField(how) => nvidias.then_some(how),
             _ => None,
         };
         match (attempt(&test, row), differs) {

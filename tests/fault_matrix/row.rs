@@ -102,7 +102,7 @@ pub(crate) enum OnNvidias {
     /// The same as on the emulator's own NCCL.
     Same,
     /// Another result, described here.
-    Differs(&'static str),
+    MismatchField(&'static str),
     /// Not tried, for this reason.
     NotTried(&'static str),
 }

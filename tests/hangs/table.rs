@@ -281,7 +281,7 @@ pub(crate) fn never_called((call, why): (&str, &str)) -> String {
     format!("| (none) | `{call}` | is never called: {why} | | |")
 }
 
-const NOT_BACK: &str = "has not come back";
+const NOT_BACK: &str = "has not returned";
 
 /// All of them.
 pub(crate) const ROWS: &[Row] = {

@@ -110,7 +110,7 @@ fn a_communicator_whose_ranks_are_not_the_first_is_made_anew() {
     });
 }
 
-/// A rank works, goes to the next generation with all others when `newcomers` want to join, and grows its communicator.
+/// A rank works, goes to the next generation with all others when `joiners` want to join, and grows its communicator.
 fn take_in(world: World, comm: Option<Communicator>) -> Outcome {
     let stream = support::device(&world)?.new_stream()?;
     let comm = match comm {
@@ -119,7 +119,7 @@ fn take_in(world: World, comm: Option<Communicator>) -> Outcome {
     };
     println!("right: {}", sum(&comm, &stream)?);
     let begun = Instant::now();
-    while world.newcomers() == 0 {
+    while world.joiners() == 0 {
         assert!(begun.elapsed() < TIMEOUT, "nobody comes");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -141,7 +141,7 @@ fn a_new_process_comes_into_a_communicator_that_runs() {
     let test = name(&|| ());
     match Role::of(&test) {
         Role::Child(role) if role == "new" => {
-            let world = apart::rejoin(RANKS + 1);
+            let world = apart::join_running(RANKS + 1);
             let (stream, comm) = (|| -> Result<_, Box<dyn std::error::Error>> {
                 let stream = support::device(&world)?.new_stream()?;
                 let comm = world.communicator("more").stream(&stream).build()?;

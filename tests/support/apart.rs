@@ -44,7 +44,7 @@ pub fn start_each(
         .collect()
 }
 
-/// Starts one more process, with another role, that asks to join the world of the ranks with `role` ([`rejoin`]); it
+/// Starts one more process, with another role, that asks to join the world of the ranks with `role` ([`join_running`]); it
 /// uses the device of number `local_rank`.
 ///
 /// # Panics
@@ -94,10 +94,10 @@ fn start_one(
 ///
 /// # Panics
 /// When no world takes it in.
-pub fn rejoin(devices: usize) -> World {
+pub fn join_running(devices: usize) -> World {
     perf::install(devices).unwrap_or_else(|failure| panic!("{failure}"));
     let rendezvous = Rendezvous::from_env().expect("the test set our variables");
-    let world = World::rejoin(rendezvous).expect("the others go on");
+    let world = World::join_running(rendezvous).expect("the others go on");
     super::in_launch_mode(world)
 }
 

@@ -93,7 +93,7 @@ pub fn operation(program: Duration) -> Duration {
 
 /// Returns the timeout for exchanges of a world, where the program set `program`.
 #[doc(hidden)]
-pub fn world(program: Duration) -> Duration {
+pub fn world_timeout(program: Duration) -> Duration {
     let outside = EnvTimeouts::of_process().unwrap_or_default();
     outside.world.unwrap_or(program)
 }
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn every_form_of_a_limit_is_read() {
+    fn every_form_of_a_timeout_is_read() {
         for (text, timeout) in [
             ("30", Duration::from_secs(30)),
             ("1.5", Duration::from_millis(1500)),
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_limit_is_an_error_with_variable_value_and_forms() {
+    fn what_is_no_timeout_is_an_error_with_variable_value_and_forms() {
         for text in [
             "", "0", "0ms", "-1", "5x", "ms", "nan", "inf", "1e300", "5 5", "ofF!", "é",
         ] {
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn each_variable_sets_its_own_limit() {
+    fn each_variable_sets_its_own_timeout() {
         let seven = Some(Duration::from_secs(7));
         let none = EnvTimeouts::default();
         for (variable, set) in [
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn off_is_off_wherever_ranks_wait_for_each_other_unless_a_variable_of_its_own_says_otherwise() {
-        let off = read(&[(OPERATION, "off"), (FINALIZE, "7")]).expect("limits");
+        let off = read(&[(OPERATION, "off"), (FINALIZE, "7")]).expect("timeouts");
         let none = Some(Duration::MAX);
         assert_eq!(
             (off.operation, off.queue, off.init, off.world),

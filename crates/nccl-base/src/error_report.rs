@@ -311,7 +311,7 @@ mod tests {
             let error = failed().because_of(&broken, own, None);
             let is_it = matches!(error.kind(), ErrorKind::Aborted { .. });
             assert!(is_it && !error.is_timeout(), "{error:?}");
-            let seen = error.seen_here();
+            let seen = error.local_kind();
             assert_eq!(matches!(seen, Some(ErrorKind::NotWeighed(_))), own);
             assert_eq!(
                 error.to_string().starts_with("i8 cannot be"),
@@ -323,7 +323,7 @@ mod tests {
         let again = failed()
             .because_of(&broken, true, None)
             .because_of(&broken, true, None);
-        assert!(matches!(again.seen_here(), Some(ErrorKind::NotWeighed(_))));
+        assert!(matches!(again.local_kind(), Some(ErrorKind::NotWeighed(_))));
         // A queued operation on one rank is a timeout on all of them.
         let queued = || {
             Error::new(ErrorKind::Queued {
@@ -341,7 +341,7 @@ mod tests {
             let error = seen.because_of(&outside, own, None);
             let is_it = matches!(error.kind(), ErrorKind::TimedOut { .. });
             assert!(is_it && error.is_timeout(), "{error:?}");
-            let is_queued = matches!(error.seen_here(), Some(ErrorKind::Queued { .. }));
+            let is_queued = matches!(error.local_kind(), Some(ErrorKind::Queued { .. }));
             assert_eq!(is_queued, own);
         }
         // An end that a program asks for is no timeout, on the rank that ran out of time as well.

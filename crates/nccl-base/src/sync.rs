@@ -82,13 +82,13 @@ mod under_loom {
         type Target = T;
 
         fn deref(&self) -> &T {
-            self.0.as_ref().expect("nobody waits with it")
+            self.0.as_ref().expect("no thread waits with it")
         }
     }
 
     impl<T> DerefMut for MutexGuard<'_, T> {
         fn deref_mut(&mut self) -> &mut T {
-            self.0.as_mut().expect("nobody waits with it")
+            self.0.as_mut().expect("no thread waits with it")
         }
     }
 

@@ -1,6 +1,6 @@
 //! Whether the kernel at the other end of a connection acknowledges sent data.
 //!
-//! The end of a connection shows that the peer process is gone, as long as packets pass both ways.
+//! The end of a connection shows that the peer process has ended, as long as packets pass both ways.
 //! When they pass one way only, the host that receives nothing gives the connection up, and reports that: its process
 //! is alive. This side can distinguish the two: a reachable host has acknowledged, within moments,
 //! all that was sent to it before the end.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::discovery::Found;
+use super::discovery::DiscoveryHandle;
 use super::tcp;
 
 /// The advice in errors about an address that cannot be parsed.
@@ -22,8 +22,8 @@ pub(super) enum Address {
 impl Address {
     /// Parses `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` and so on.
     pub(super) fn parse(text: &str) -> Option<Self> {
-        if let Some(place) = text.strip_prefix("tcp:").and_then(tcp::HostPorts::parse) {
-            return Some(Self::Tcp(place));
+        if let Some(host_ports) = text.strip_prefix("tcp:").and_then(tcp::HostPorts::parse) {
+            return Some(Self::Tcp(host_ports));
         }
         match text.strip_prefix("unix:")? {
             "" | "@" => None,
@@ -35,7 +35,7 @@ impl Address {
     /// Returns the interface that was named for it.
     pub(super) fn interface(&self) -> Option<String> {
         match self {
-            Self::Tcp(place) => place.interface.as_ref().map(ToString::to_string),
+            Self::Tcp(host_ports) => host_ports.interface.as_ref().map(ToString::to_string),
             Self::Path(_) | Self::Abstract(_) => None,
         }
     }
@@ -43,15 +43,15 @@ impl Address {
     /// Whether it is an address of this host.
     pub(super) fn is_here(&self) -> bool {
         match self {
-            Self::Tcp(place) => place.is_here(),
+            Self::Tcp(host_ports) => host_ports.is_here(),
             Self::Path(_) | Self::Abstract(_) => true,
         }
     }
 
     /// Returns where the coordinator's address is published, if it is.
-    pub(super) fn discovery(&self) -> Option<&Found> {
+    pub(super) fn discovery(&self) -> Option<&DiscoveryHandle> {
         match self {
-            Self::Tcp(place) => place.discovery.as_ref(),
+            Self::Tcp(host_ports) => host_ports.discovery.as_ref(),
             Self::Path(_) | Self::Abstract(_) => None,
         }
     }
@@ -62,7 +62,7 @@ impl fmt::Display for Address {
         match self {
             Self::Path(path) => write!(f, "unix:{}", path.display()),
             Self::Abstract(name) => write!(f, "unix:@{name}"),
-            Self::Tcp(place) => place.fmt(f),
+            Self::Tcp(host_ports) => host_ports.fmt(f),
         }
     }
 }

@@ -1,7 +1,7 @@
-//! The interface of the control plane to the program that it runs in, whose recorders and watchers it does not know.
+//! The interface of the control plane to the program that it runs in, whose recorders and fault listeners it does not know.
 //!
-//! The program registers an [`Application`] once ([`set_application`]). The application attaches a value to each session, which records the calls of the session's
-//! rank, and with the first communicator a watcher, which looks after all of them.
+//! The program registers an [`Application`] once ([`set_application`]). The application attaches a value to each session, which
+//! records the calls of the session's rank, and with the first communicator a fault listener, which ends failed communicators.
 
 use std::any::Any;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -20,8 +20,8 @@ pub trait Application: Sync {
         world_size: usize,
     ) -> Arc<dyn RankRecorder>;
 
-    /// Returns the recordings of all its ranks, in at most `most` bytes.
-    fn recording(&self, most: usize) -> Vec<u8>;
+    /// Returns the recordings of all its ranks, in at most `max_bytes` bytes.
+    fn recording(&self, max_bytes: usize) -> Vec<u8>;
 
     /// Returns its last call, for heartbeats.
     fn last_call(&self) -> Option<String>;
@@ -29,8 +29,8 @@ pub trait Application: Sync {
 
 /// The value attached to a session when it is opened.
 pub trait RankRecorder: Any + Send + Sync + UnwindSafe + RefUnwindSafe {
-    /// Returns the recording of this rank, in at most `most` bytes.
-    fn recording(&self, most: usize) -> Vec<u8>;
+    /// Returns the recording of this rank, in at most `max_bytes` bytes.
+    fn recording(&self, max_bytes: usize) -> Vec<u8>;
 
     /// Returns a number that grows while NCCL moves data between all ranks of the world.
     fn progress(&self) -> u64;
@@ -45,8 +45,8 @@ pub trait RankRecorder: Any + Send + Sync + UnwindSafe + RefUnwindSafe {
     fn set_clock(&self, measured: Option<ClockReading>);
 }
 
-/// The watcher of the communicators of a session.
-pub trait CommunicatorSupervisor: Any + Send + Sync + UnwindSafe + RefUnwindSafe {
+/// Ends the communicators of a session when a fault of them is decided.
+pub trait FaultListener: Any + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Returns the latest fault.
     fn latest_fault(&self) -> Option<Arc<Fault>>;
 
@@ -64,16 +64,16 @@ pub struct ClockReading {
 
 static APPLICATION: OnceLock<&'static dyn Application> = OnceLock::new();
 
-/// Registers the host. The first one stays.
-pub fn set_application(host: &'static dyn Application) {
-    let _ = APPLICATION.set(host);
+/// Registers the application; only the first call has an effect.
+pub fn set_application(application: &'static dyn Application) {
+    let _ = APPLICATION.set(application);
 }
 
 pub(super) fn application() -> &'static dyn Application {
     APPLICATION.get().copied().unwrap_or(&NoApplication)
 }
 
-/// A host that records nothing.
+/// An application that records nothing.
 struct NoApplication;
 
 impl Application for NoApplication {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::exchange::check_rank;
 use super::inbox::ReceiveOutcome;
 use super::request::Request;
-use super::round::Incomplete;
+use super::round::RequestError;
 use super::service::{CAPACITY, LARGEST_MESSAGE};
 use super::world::World;
 use crate::departure::Departure;
@@ -65,7 +65,7 @@ impl Channel<'_> {
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`] names the ranks that have not taken their messages within the world's
-    /// timeout, or the rank that is gone; [`ErrorKind::Io`] for a message that is too large.
+    /// timeout, or the rank that has departed; [`ErrorKind::Io`] for a message that is too large.
     ///
     /// ```
     /// nccl::World::single().channel("steps").send(b"to nobody")?;
@@ -117,7 +117,7 @@ impl Channel<'_> {
     /// Returns the next message; `None` when none arrives within `timeout`.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] names the rank that is gone, once all messages sent before that are received.
+    /// [`ErrorKind::Rendezvous`] names the rank that has departed, once all messages sent before that are received.
     ///
     /// ```
     /// let world = nccl::World::single();
@@ -137,13 +137,13 @@ impl Channel<'_> {
                 Ok(Some(ChannelMessage { from, bytes }))
             }
             ReceiveOutcome::Late => Ok(None),
-            ReceiveOutcome::Over(rank, departure) => {
-                Err(session.explain(&topic, &Incomplete::Gone { rank, departure }))
+            ReceiveOutcome::ChannelsClosed(rank, departure) => {
+                Err(session.error_of(&topic, &RequestError::Departed { rank, departure }))
             }
             ReceiveOutcome::Closed(why) => {
                 let departure = session.inbox.departure(0);
                 let departure = departure.unwrap_or(Departure::Lost(why));
-                Err(session.explain(&topic, &Incomplete::Gone { rank: 0, departure }))
+                Err(session.error_of(&topic, &RequestError::Departed { rank: 0, departure }))
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Joining: finding the coordinator, and verifying it.
+//! Joining: connecting to a coordinator, and verifying it.
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,8 @@ use super::handshake::{HandshakeFailure, HandshakeMessage, Hello, PeerRole, Prea
 use super::job::Job;
 use super::noise::Initiator;
 use super::process;
-use super::service::REPORT;
+use super::refusal::Refusal;
+use super::service::WAIT_LOG_INTERVAL;
 use super::socket;
 use crate::error::{Error, Result};
 
@@ -84,31 +85,19 @@ impl fmt::Display for Identity {
         match self.role {
             PeerRole::Rank => write!(f, "rank {}", self.rank),
             PeerRole::Observer | PeerRole::NewObserver => f.write_str("an observer"),
-            PeerRole::Joiner => f.write_str("a newcomer"),
+            PeerRole::Joiner => f.write_str("a joiner"),
             PeerRole::Member => f.write_str("a process of the job"),
-            PeerRole::RecordingReader => f.write_str("who asks for recordings"),
+            PeerRole::RecordingReader => f.write_str("a process that asks for recordings"),
         }
     }
 }
 
-/// Why an attempt was refused.
-enum PeerRefusal {
-    /// The coordinator itself refuses.
-    Final(String),
-    /// The peer is not the job's rank 0; where there are several ports, rank 0 may be at another.
-    Elsewhere(String),
-    /// The peer coordinates an attempt of the job that is about to end.
-    Later(String),
-    /// The peer follows another rank, which coordinates at this address.
-    Follows { at: String, why: String },
-}
-
-/// The connection to the coordinator that has let this process in.
+/// The connection to the coordinator that has admitted this process.
 pub(super) struct AuthenticatedConnection {
     pub(super) connection: Arc<Connection>,
     pub(super) decoder: Decoder,
     /// The rank of that coordinator.
-    pub(super) by: usize,
+    pub(super) accepted_by_rank: usize,
 }
 
 /// The result of one attempt.
@@ -121,26 +110,26 @@ pub(super) enum AttemptOutcome {
     },
     /// Another attempt would end alike.
     Refused(String),
-    /// No peer is there yet, or not the right one; in the latter case, its answer.
+    /// No peer answers yet, or not the right one; in the latter case, its answer.
     NotYet(io::Error, Option<String>),
 }
 
 /// The kind of the error of a peer that accepts the connection and sends nothing.
 pub(super) const UNRESPONSIVE: io::ErrorKind = io::ErrorKind::WouldBlock;
 
-/// How long the peer at one of several ports may take to prove that it is the right one.
-const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long one attempt may take, at one of several addresses or ports.
+pub(super) const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Makes one attempt to join; `turn` counts the attempts.
+/// Makes one attempt to join; `attempt_number` counts the attempts.
 pub(super) fn attempt(
     address: &Address,
     job: &Job,
     identity: Identity,
-    turn: usize,
+    attempt_number: usize,
     deadline: Instant,
 ) -> AttemptOutcome {
-    let several = matches!(address, Address::Tcp(place) if place.is_range());
-    let socket = match socket::dial(address, turn, deadline) {
+    let has_several_ports = matches!(address, Address::Tcp(host_ports) if host_ports.is_range());
+    let socket = match socket::dial(address, attempt_number, deadline) {
         Ok(socket) => socket,
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             return AttemptOutcome::Refused(format!("no rank 0 at {address}: {error}"));
@@ -149,7 +138,7 @@ pub(super) fn attempt(
     };
     let connection = Arc::new(Connection::new(socket));
     let mut decoder = Decoder::new(LARGEST_HANDSHAKE_MESSAGE);
-    let timeout = match several {
+    let attempt_deadline = match has_several_ports {
         true => deadline.min(Instant::now() + ATTEMPT_TIMEOUT),
         false => deadline,
     };
@@ -157,29 +146,35 @@ pub(super) fn attempt(
         Ok(dialled) => Some(dialled).filter(|_| !job.translated),
         Err(error) => return AttemptOutcome::NotYet(error, None),
     };
-    match authenticate(&connection, &mut decoder, job, identity, dialled, timeout) {
-        Ok(HandshakeOutcome::Welcome { by }) => {
+    let outcome = authenticate(
+        &connection,
+        &mut decoder,
+        job,
+        identity,
+        dialled,
+        attempt_deadline,
+    );
+    match outcome {
+        Ok(HandshakeOutcome::Welcome { accepted_by_rank }) => {
             AttemptOutcome::Connected(AuthenticatedConnection {
                 connection,
                 decoder,
-                by,
+                accepted_by_rank,
             })
         }
-        Ok(HandshakeOutcome::No(PeerRefusal::Follows { at, why })) => {
-            AttemptOutcome::Follows { at, why }
-        }
-        Ok(HandshakeOutcome::No(PeerRefusal::Later(why))) => {
-            AttemptOutcome::NotYet(io::Error::other(why.clone()), Some(why))
-        }
-        Ok(HandshakeOutcome::No(PeerRefusal::Elsewhere(why))) if several => {
-            AttemptOutcome::NotYet(io::Error::other(why.clone()), Some(why))
-        }
-        Ok(HandshakeOutcome::No(PeerRefusal::Final(why) | PeerRefusal::Elsewhere(why))) => {
-            AttemptOutcome::Refused(format!("{identity} could not join at {address}: {why}"))
-        }
+        Ok(HandshakeOutcome::Refused(Refusal { why, retry })) => match retry {
+            Retry::At { at, .. } => AttemptOutcome::Follows { at, why },
+            Retry::Later => AttemptOutcome::NotYet(io::Error::other(why.clone()), Some(why)),
+            Retry::Elsewhere if has_several_ports => {
+                AttemptOutcome::NotYet(io::Error::other(why.clone()), Some(why))
+            }
+            Retry::Elsewhere | Retry::Never => {
+                AttemptOutcome::Refused(format!("{identity} could not join at {address}: {why}"))
+            }
+        },
         Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-            let says = "a process accepts the connection and does not answer";
-            AttemptOutcome::NotYet(io::Error::new(UNRESPONSIVE, says), None)
+            let text = "a process accepted the connection and does not answer";
+            AttemptOutcome::NotYet(io::Error::new(UNRESPONSIVE, text), None)
         }
         Err(error) => AttemptOutcome::NotYet(error, None),
     }
@@ -193,47 +188,47 @@ pub(super) fn connect_to_rank_0(
     deadline: Instant,
 ) -> Result<AuthenticatedConnection> {
     let mut pause = Duration::from_millis(2);
-    let mut refused = None;
+    let mut last_refusal = None;
     // A router that rejects packets reports that only now and then, and is silent in between.
-    let mut spoken: Option<String> = None;
-    let mut report = Instant::now() + REPORT;
-    for turn in 0.. {
-        let error = match attempt(address, job, identity, turn, deadline) {
-            AttemptOutcome::Connected(established) => return Ok(established),
+    let mut last_error: Option<String> = None;
+    let mut report = Instant::now() + WAIT_LOG_INTERVAL;
+    for attempt_number in 0.. {
+        let error = match attempt(address, job, identity, attempt_number, deadline) {
+            AttemptOutcome::Connected(connection) => return Ok(connection),
             AttemptOutcome::Refused(why) => return Err(Error::rendezvous(why)),
             AttemptOutcome::Follows { why, .. } => {
                 let why = format!("{identity} could not join at {address}: {why}");
                 return Err(Error::rendezvous(why));
             }
             AttemptOutcome::NotYet(error, why) => {
-                refused = why.or(refused);
+                last_refusal = why.or(last_refusal);
                 if error.kind() == io::ErrorKind::TimedOut {
-                    match &spoken {
-                        Some(before) => {
-                            io::Error::other(format!("{before}; at last, no answer at all"))
+                    match &last_error {
+                        Some(previous) => {
+                            io::Error::other(format!("{previous}; at last, no answer at all"))
                         }
                         None => error,
                     }
                 } else {
-                    spoken = Some(error.to_string());
+                    last_error = Some(error.to_string());
                     error
                 }
             }
         };
         if Instant::now() >= deadline {
-            let refused =
-                refused.map_or_else(String::new, |why| format!("; what did answer: {why}"));
+            let last_answer =
+                last_refusal.map_or_else(String::new, |why| format!("; last answer: {why}"));
             return Err(Error::rendezvous(format!(
-                "rank 0 does not answer at {address} ({error}): has it been started?{refused}"
+                "rank 0 does not answer at {address} ({error}): is it running?{last_answer}"
             )));
         }
         // The coordinator, which logs for all ranks that wait, does not know of this process.
         if Instant::now() >= report {
-            report += REPORT;
+            report += WAIT_LOG_INTERVAL;
             tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {identity} does not reach rank 0 at {address}: {error}");
         }
-        let left = deadline.saturating_duration_since(Instant::now());
-        std::thread::sleep(pause.min(left));
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        std::thread::sleep(pause.min(remaining));
         pause = (pause * 2).min(Duration::from_millis(50));
     }
     unreachable!("the loop ends at the deadline")
@@ -241,8 +236,8 @@ pub(super) fn connect_to_rank_0(
 
 /// The result of a handshake message.
 enum HandshakeOutcome {
-    Welcome { by: usize },
-    No(PeerRefusal),
+    Welcome { accepted_by_rank: usize },
+    Refused(Refusal),
 }
 
 fn authenticate(
@@ -269,22 +264,22 @@ fn authenticate(
         dialled,
     };
     let (initiator, first) = Initiator::begin(secret, &preamble.prologue(), &hello.encode())?;
-    let greeting = HandshakeMessage::Hello {
+    let hello = HandshakeMessage::Hello {
         preamble: preamble.clone(),
         first,
     };
-    connection.send_handshake(&greeting);
+    connection.send_handshake(&hello);
     connection.drain(deadline)?;
-    let elsewhere = |why| Ok(HandshakeOutcome::No(PeerRefusal::Elsewhere(why)));
+    let elsewhere = |why| Ok(HandshakeOutcome::Refused(Refusal::elsewhere(why)));
     let answer = match receive(connection, decoder, deadline) {
         Ok(HandshakeMessage::Answer(answer)) => answer,
         Ok(HandshakeMessage::Failed(failure)) => return elsewhere(failure.of_receiver(&preamble)),
         Ok(HandshakeMessage::Refused { why, .. }) => {
-            return elsewhere(format!("who answers turned it away: {why}"));
+            return elsewhere(format!("the process at this address refused it: {why}"));
         }
-        Ok(_) => return Ok(HandshakeOutcome::No(no_rank_0())),
+        Ok(_) => return elsewhere(String::from(NOT_OF_THE_JOB)),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-            return elsewhere(format!("who answers is no rank 0: it sent {error}"));
+            return elsewhere(format!("{NOT_OF_THE_JOB}: it sent {error}"));
         }
         Err(error) => return Err(error),
     };
@@ -298,19 +293,16 @@ fn authenticate(
     connection.send_handshake(&HandshakeMessage::Confirm);
     connection.drain(deadline)?;
     match receive(connection, decoder, deadline) {
-        Ok(HandshakeMessage::Welcome { by, .. }) => Ok(HandshakeOutcome::Welcome { by }),
+        Ok(HandshakeMessage::Welcome { by, .. }) => Ok(HandshakeOutcome::Welcome {
+            accepted_by_rank: by,
+        }),
         Ok(HandshakeMessage::Refused { why, retry }) => {
-            let why = format!("rank 0 turned it away: {why}");
-            Ok(HandshakeOutcome::No(match retry {
-                Retry::Elsewhere => PeerRefusal::Elsewhere(why),
-                Retry::Later => PeerRefusal::Later(why),
-                Retry::At { at, .. } => PeerRefusal::Follows { at, why },
-                Retry::Never => PeerRefusal::Final(why),
-            }))
+            let why = format!("the process at this address refused it: {why}");
+            Ok(HandshakeOutcome::Refused(Refusal { why, retry }))
         }
-        Ok(_) => Ok(HandshakeOutcome::No(no_rank_0())),
+        Ok(_) => elsewhere(String::from(NOT_OF_THE_JOB)),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-            elsewhere(format!("who answers sent {error}"))
+            elsewhere(format!("the process at this address sent {error}"))
         }
         Err(error) => Err(error),
     }
@@ -326,6 +318,5 @@ fn receive(
         .map_err(|broken| io::Error::new(io::ErrorKind::InvalidData, broken.0))
 }
 
-fn no_rank_0() -> PeerRefusal {
-    PeerRefusal::Elsewhere(String::from("who answers is no rank 0"))
-}
+/// The reason where a peer sends something else than a handshake message.
+const NOT_OF_THE_JOB: &str = "the process at this address is not a rank of this job";

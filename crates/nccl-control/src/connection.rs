@@ -104,8 +104,8 @@ impl Connection {
     }
 
     /// Queues a handshake message for [`flush`](Self::flush): in plain, as long as there is no seal.
-    pub(super) fn send_handshake(&self, greeting: &HandshakeMessage) {
-        let frame = greeting.encode();
+    pub(super) fn send_handshake(&self, handshake_message: &HandshakeMessage) {
+        let frame = handshake_message.encode();
         let mut out = self.out.lock();
         if out.seal.is_some() {
             drop(out);
@@ -243,7 +243,7 @@ impl Connection {
     /// The end of the stream: the peer sends no more, or a write failed before.
     fn end(&self) -> io::Result<Received> {
         match self.out.lock().error {
-            // The peer is gone: an ordinary end.
+            // The peer has ended: an ordinary end.
             None | Some(Errno::PIPE | Errno::CONNRESET) => Ok(Received::End),
             Some(error) => Err(error.into()),
         }

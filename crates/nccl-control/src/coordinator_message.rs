@@ -11,7 +11,7 @@ use super::phase::Phase;
 use super::process;
 use super::process_state::ProcessState;
 use super::proto::Peer;
-use super::round::{Incomplete, Parts};
+use super::round::{Parts, RequestError};
 use super::straggler::StragglerReport;
 use crate::departure::Departure;
 use crate::sanitize;
@@ -21,7 +21,7 @@ pub(super) enum Answer {
     Parts(#[serde(with = "parts")] Parts),
     Done,
     Value(#[serde(with = "bytes")] Arc<[u8]>),
-    Incomplete(Arc<Incomplete>),
+    Failed(Arc<RequestError>),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,7 +39,7 @@ pub(super) enum Push {
         #[serde(with = "bytes")]
         bytes: Arc<[u8]>,
     },
-    Gone {
+    Departed {
         rank: usize,
         departure: Departure,
     },
@@ -60,7 +60,7 @@ pub(super) enum Push {
     /// Asks whether this rank has entered an operation of this communicator.
     StragglerQuery {
         key: String,
-        turn: u64,
+        collective_index: u64,
         is_sample: bool,
     },
     /// The ranks that have not entered an operation, or have entered it late.
@@ -77,7 +77,7 @@ pub(super) enum Push {
         rank: usize,
         pid: u64,
     },
-    /// A rank is alive, and has been silent for so long; `None` when it is heard again.
+    /// A rank is alive, and has been silent for so long; `None` when it answers again.
     Suspected {
         rank: usize,
         #[serde(deserialize_with = "clean")]
@@ -86,7 +86,7 @@ pub(super) enum Push {
     },
     /// For observers, at first: the number of ranks.
     WorldSize(usize),
-    /// To an observer: the ranks have agreed to go on to that generation.
+    /// To an observer: the ranks have formed that generation.
     Reconfigured(u64),
     /// For observers: the state of a rank, at first and whenever it changes.
     Rank(RankRecord),

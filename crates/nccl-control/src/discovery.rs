@@ -1,4 +1,4 @@
-//! Where the processes of a job find their coordinator, and which half of a divided job goes on.
+//! Where the processes of a job find their coordinator, and which half of a divided job continues.
 
 use std::fmt;
 use std::io;
@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use crate::atomic_file;
 
-/// Where the processes of a job find their coordinator over TCP, and which half of the job goes on when a network is cut in two.
+/// Where the processes of a job find their coordinator over TCP, and which half of the job continues when a network is cut in
+/// two.
 ///
 /// All processes of a job use the same discovery: a file on a shared file system ([`Rendezvous::publish`](crate::Rendezvous::publish)), or a service of the cluster such as
 /// etcd or the API server of Kubernetes, for which a program implements this trait. Its functions may wait, for a second at most; each is
@@ -81,11 +82,11 @@ pub trait Discovery: Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Whether `claimant` is the first to claim what follows `generation`: a compare-and-set that is kept for ever. The first
     /// claimant gets `true` whenever it asks. Both names consist of letters, digits and dashes, and no other job or generation has them.
     ///
-    /// When exactly half of the voters reach each other, the side that gets `true` goes on and the other does not. Without
+    /// When exactly half of the voters reach each other, the side that gets `true` continues and the other does not. Without
     /// an implementation of this function neither does, until an operator decides.
     ///
     /// # Errors
-    /// The result is not known: the claimant does not go on.
+    /// The result is not known: the claimant does not continue.
     fn claim(&self, generation: &str, claimant: &str) -> io::Result<bool> {
         let _ = (generation, claimant);
         Err(io::ErrorKind::Unsupported.into())
@@ -161,23 +162,23 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(std::fs::read_to_string(path)?.trim().to_owned())
 }
 
-/// The discovery of a rendezvous.
+/// A handle to the discovery of a rendezvous.
 #[derive(Clone)]
-pub(super) struct Found(pub(super) Arc<dyn Discovery>);
+pub(super) struct DiscoveryHandle(pub(super) Arc<dyn Discovery>);
 
-impl fmt::Debug for Found {
+impl fmt::Debug for DiscoveryHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Discovery").field(&self.0.name()).finish()
     }
 }
 
-impl PartialEq for Found {
+impl PartialEq for DiscoveryHandle {
     fn eq(&self, other: &Self) -> bool {
         self.0.name() == other.0.name()
     }
 }
 
-impl Eq for Found {}
+impl Eq for DiscoveryHandle {}
 
 #[cfg(test)]
 mod tests {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::address::{Address, FORMS, split};
-use super::discovery::{Discovery, FileDiscovery, Found};
+use super::discovery::{Discovery, DiscoveryHandle, FileDiscovery};
 use super::interface::Interface;
 use super::job::Job;
 use super::limits;
@@ -35,21 +35,21 @@ pub struct Rendezvous {
     pub(super) local_rank: usize,
     /// The address at which rank 0 listens at first.
     pub(super) address: Address,
-    /// Further addresses at which new processes look for the coordinator when rank 0 is gone.
-    pub(super) others: Vec<Address>,
+    /// Further addresses at which new processes look for the coordinator when rank 0 has ended.
+    pub(super) further_addresses: Vec<Address>,
     /// How long the ranks wait for each other; default 60 s.
     pub timeout: Duration,
-    /// The name of the job, of 2048 bytes at most: a rank of another job is turned away with that reason. Default: empty;
+    /// The name of the job, of 2048 bytes at most: a rank of another job is refused with that reason. Default: empty;
     /// after [`from_env`](Self::from_env) the launcher's name for the job, or `NCCL_RUN_JOB`.
     pub job: String,
     /// Which attempt of the job this is; default 0, or `NCCL_RUN_GENERATION`, or torchrun's count of
-    /// restarts. A process left over from another attempt is turned away.
+    /// restarts. A process left over from another attempt is refused.
     pub generation: u64,
     /// The secret of the job; after [`from_env`](Self::from_env) `NCCL_RUN_SECRET`, or the content of the file
     /// `NCCL_RUN_SECRET_FILE`. A secret of less than 16 bytes is an error of `World::join`.
     ///
-    /// With `None` (default) the connections are neither authenticated nor encrypted; rank 0 says so on stderr when it listens over
-    /// TCP.
+    /// With `None` (default) the connections are neither authenticated nor encrypted; rank 0 reports that on stderr when it
+    /// listens over TCP.
     pub secret: Option<Secret>,
     /// Whether addresses are translated between the ranks (NAT, a published port of a container, a service of Kubernetes
     /// with an address of its own), so that a rank dials another address than the one at which the other side listens;
@@ -65,7 +65,7 @@ pub struct Rendezvous {
     /// How long a process that reaches no majority of the others waits for one before it counts as cut off for good and reports
     /// that (default 12 s; less than 6 s counts as 6 s). A shorter outage can end well, and until then an operator can decide which
     /// side goes on (`World::decide_split`).
-    pub cut_off_after: Duration,
+    pub majority_timeout: Duration,
     /// Whether ranks stay together while NCCL still moves data between all of them, although the control connection between some
     /// of them is lost; those are reported as unreachable 3 s after NCCL stops doing so. With `false`, they are as soon as the
     /// connection is given up. Default `true`; `NCCL_RUN_UNREACHABLE=abort` or `tolerate` after [`from_env`](Self::from_env).
@@ -73,9 +73,9 @@ pub struct Rendezvous {
     /// What counts are the collectives that need every rank (`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`), on
     /// communicators of all ranks of the world; launches of captured plans do not count.
     pub tolerate_unreachable: bool,
-    /// Whether this process was started in the place of one that has ended, while the other ranks go on
+    /// Whether this process was started in the place of one that has ended, while the other ranks continue
     /// (`NCCL_RUN_RESTARTED`, as `nccl-run --restart failed` and `Fleet::restart`
-    /// set it): then it joins by `World::rejoin`, and not by
+    /// set it): then it joins by `World::join_running`, and not by
     /// `World::join`.
     ///
     /// ```no_run
@@ -84,15 +84,15 @@ pub struct Rendezvous {
     /// let rendezvous = Rendezvous::from_env()?;
     /// let world = match rendezvous.was_restarted {
     ///     false => World::join(rendezvous)?,
-    ///     true => World::rejoin(rendezvous)?,
+    ///     true => World::join_running(rendezvous)?,
     /// };
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub was_restarted: bool,
     /// Whether the local rank is counted among the ranks of the host, because it was not stated.
-    pub(super) counts_local: bool,
+    pub(super) counts_local_rank: bool,
     /// Which of two contradicting launchers counts; for errors.
-    pub(super) said: Option<String>,
+    pub(super) launcher_conflict: Option<String>,
 }
 
 impl Rendezvous {
@@ -121,9 +121,9 @@ impl Rendezvous {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn tcp(host: impl Into<String>, port: u16, rank: usize, world_size: usize) -> Result<Self> {
-        let place = tcp::HostPorts::new(host, (port, port));
-        let mut rendezvous = Self::new(rank, world_size, rank, Address::Tcp(place))?;
-        rendezvous.counts_local = true;
+        let host_ports = tcp::HostPorts::new(host, (port, port));
+        let mut rendezvous = Self::new(rank, world_size, rank, Address::Tcp(host_ports))?;
+        rendezvous.counts_local_rank = true;
         Ok(rendezvous)
     }
 
@@ -135,8 +135,8 @@ impl Rendezvous {
     /// ```
     #[must_use]
     pub fn up_to_port(mut self, last: u16) -> Self {
-        if let Address::Tcp(place) = &mut self.address {
-            place.ports.1 = last.max(place.ports.0);
+        if let Address::Tcp(host_ports) = &mut self.address {
+            host_ports.ports.1 = last.max(host_ports.ports.0);
         }
         self
     }
@@ -163,8 +163,8 @@ impl Rendezvous {
     /// ```
     #[must_use]
     pub fn discovery(mut self, discovery: Arc<dyn Discovery>) -> Self {
-        if let Address::Tcp(place) = &mut self.address {
-            place.discovery = Some(Found(discovery));
+        if let Address::Tcp(host_ports) = &mut self.address {
+            host_ports.discovery = Some(DiscoveryHandle(discovery));
         }
         self
     }
@@ -182,15 +182,15 @@ impl Rendezvous {
     /// ```
     pub fn interface(mut self, interface: &str) -> Result<Self> {
         let interface = Interface::parse(interface)?;
-        if let Address::Tcp(place) = &mut self.address {
-            place.interface = Some(interface);
+        if let Address::Tcp(host_ports) = &mut self.address {
+            host_ports.interface = Some(interface);
         }
         Ok(self)
     }
 
-    /// Adds an address at which the coordinator may be found when rank 0 is gone: `tcp:HOST:PORT` on another host, say. A rank
+    /// Adds an address at which the coordinator may be found when rank 0 has ended: `tcp:HOST:PORT` on another host, say. A rank
     /// that takes over listens at those of these addresses, and of rank 0's, that are of its own host; a new process
-    /// (`World::rejoin`, `Observer`) tries all of them.
+    /// (`World::join_running`, `Observer`) tries all of them.
     /// The addresses should be the same on all ranks. In `NCCL_RUN_RENDEZVOUS`, they follow the first, separated by commas.
     ///
     /// # Errors
@@ -198,12 +198,12 @@ impl Rendezvous {
     /// [`observer`](Self::observer).
     ///
     /// ```
-    /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.or_at("tcp:10.0.0.6:29400")?;
-    /// assert!(nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.or_at("10.0.0.6").is_err());
+    /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.add_address("tcp:10.0.0.6:29400")?;
+    /// assert!(nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?.add_address("10.0.0.6").is_err());
     /// # Ok::<(), nccl::Error>(())
     /// ```
-    pub fn or_at(mut self, address: &str) -> Result<Self> {
-        self.others.push(understood(address)?);
+    pub fn add_address(mut self, address: &str) -> Result<Self> {
+        self.further_addresses.push(parse_address(address)?);
         Ok(self)
     }
 
@@ -245,7 +245,7 @@ impl Rendezvous {
 
     /// A rendezvous for an `Observer`, which has no rank and need not know how many there are. `address` is
     /// `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` or `tcp:HOST:FIRST-LAST`, or several of these with commas between
-    /// them, as by [`or_at`](Self::or_at).
+    /// them, as by [`add_address`](Self::add_address).
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when `address` is none of these.
@@ -257,12 +257,12 @@ impl Rendezvous {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn observer(address: &str) -> Result<Self> {
-        let mut addresses = split(address).map(understood);
+        let mut addresses = split(address).map(parse_address);
         let mut rendezvous = match addresses.next() {
             Some(first) => Self::observing(first?),
-            None => Self::observing(understood(address)?),
+            None => Self::observing(parse_address(address)?),
         };
-        rendezvous.others = addresses.collect::<Result<_>>()?;
+        rendezvous.further_addresses = addresses.collect::<Result<_>>()?;
         Ok(rendezvous)
     }
 
@@ -284,13 +284,14 @@ impl Rendezvous {
     /// Returns how long a process without a majority waits for one.
     pub(super) fn cut_off_timeout(&self) -> Duration {
         let longest = Duration::from_secs(1 << 30);
-        self.cut_off_after.clamp(CUT_OFF_AFTER / 2, longest)
+        self.majority_timeout
+            .clamp(DEFAULT_MAJORITY_TIMEOUT / 2, longest)
     }
 
     /// Returns the addresses at which a new process looks for the coordinator.
     pub(super) fn addresses(&self) -> Vec<Address> {
         let first = std::iter::once(&self.address);
-        first.chain(&self.others).cloned().collect()
+        first.chain(&self.further_addresses).cloned().collect()
     }
 
     pub(super) fn new(
@@ -320,26 +321,26 @@ impl Rendezvous {
             world_size: 0,
             local_rank: 0,
             address,
-            others: Vec::new(),
+            further_addresses: Vec::new(),
             timeout: Duration::from_secs(60),
             job: String::new(),
             generation: 0,
             secret: None,
             translated_addresses: false,
             witnesses: 0,
-            cut_off_after: CUT_OFF_AFTER,
+            majority_timeout: DEFAULT_MAJORITY_TIMEOUT,
             tolerate_unreachable: true,
             was_restarted: false,
-            counts_local: false,
-            said: None,
+            counts_local_rank: false,
+            launcher_conflict: None,
         }
     }
 }
 
-/// See [`Rendezvous::cut_off_after`].
-const CUT_OFF_AFTER: Duration = Duration::from_secs(12);
+/// See [`Rendezvous::majority_timeout`].
+const DEFAULT_MAJORITY_TIMEOUT: Duration = Duration::from_secs(12);
 
-fn understood(address: &str) -> Result<Address> {
+fn parse_address(address: &str) -> Result<Address> {
     Address::parse(address).ok_or_else(|| {
         let forms = FORMS;
         Error::rendezvous(format!("{address:?} is not understood: {forms}"))

@@ -1,8 +1,8 @@
 //! The events of a world, in order, as an observer or a rank sees them.
 //!
 //! A writer of events waits for no reader: the log keeps a fixed number of events and drops the oldest, and each reader is
-//! told how many it has missed. A rank's world records nothing before its first reader exists. The writers are the thread that
-//! reads the connections and the thread that ends a communicator: no operation is delayed by this.
+//! informed how many it has missed. A rank's world records nothing before its first reader exists. The writers are the thread
+//! that reads the connections and the thread that ends a communicator: no operation is delayed by this.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -61,7 +61,7 @@ pub enum WorldEvent {
         /// Its error, with the chain of its sources.
         chain: String,
     },
-    /// A rank is gone without a leave message.
+    /// A rank was lost: it departed without a leave message.
     #[non_exhaustive]
     Gone {
         /// The rank.
@@ -109,7 +109,8 @@ pub enum WorldEvent {
         /// The rank.
         rank: usize,
     },
-    /// Another rank coordinates from now on: the previous coordinator is gone. Ranks see it, observers do not.
+    /// Another rank coordinates from now on: the previous coordinator has departed or is unreachable. Ranks see it, observers
+    /// do not.
     #[non_exhaustive]
     Coordinator {
         /// The new coordinator.
@@ -130,18 +131,18 @@ pub enum WorldEvent {
         /// Why.
         fault: Arc<Fault>,
     },
-    /// The ranks have gone on to another generation (`World::next_generation`): from now on, ranks
+    /// The ranks have formed another generation (`World::next_generation`): from now on, ranks
     /// have their numbers of that generation. The ranks present there follow as [`Joined`](Self::Joined).
     #[non_exhaustive]
-    WentOn {
+    NextGeneration {
         /// The number of the generation.
         generation: u64,
     },
-    /// An operator has decided which ranks of a split world go on (`World::decide_split`, `Observer::decide_split`). Observers see it,
-    /// ranks do not.
+    /// An operator has decided which ranks of a split world continue (`World::decide_split`, `Observer::decide_split`).
+    /// Observers see it, ranks do not.
     #[non_exhaustive]
     SplitDecided {
-        /// The ranks that go on.
+        /// The ranks that continue.
         ranks: Vec<usize>,
     },
     /// Events were dropped because this reader has not read them in time.
@@ -150,7 +151,7 @@ pub enum WorldEvent {
         /// How many.
         events: u64,
     },
-    /// The world has ended, or cannot be observed any more. Nothing comes after this.
+    /// The world has ended, or cannot be observed any more. No event follows.
     #[non_exhaustive]
     Ended {
         /// Why.
@@ -274,11 +275,11 @@ impl EventSource for EventBus {
             if state.ended {
                 return Some(None);
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return None;
             }
-            self.changed.wait_for(&mut state, left);
+            self.changed.wait_for(&mut state, remaining);
         }
     }
 

@@ -9,7 +9,7 @@ use super::environment::Rendezvous;
 use super::frame::LARGEST;
 use super::node::Node;
 use super::request::Request;
-use super::round::Incomplete;
+use super::round::RequestError;
 use super::world::World;
 use crate::departure::{Departure, Failure, cut};
 #[cfg(doc)]
@@ -25,14 +25,14 @@ impl World {
     /// Waits until every rank has reached this barrier.
     pub fn barrier(&self, name: &str) -> Result<()> {
         let topic = format!("barrier/{name}");
-        self.round(&topic, None, &[], deadline_after(self.timeout()), None)
+        self.exchange(&topic, None, &[], deadline_after(self.timeout()), None)
             .map(drop)
     }
 
     /// Gives `bytes` to every rank, and returns those of all ranks, by rank.
     pub fn all_gather(&self, name: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let topic = format!("gather/{name}");
-        self.round(&topic, None, bytes, deadline_after(self.timeout()), None)
+        self.exchange(&topic, None, bytes, deadline_after(self.timeout()), None)
     }
 
     /// Returns the `bytes` of rank `root` on every rank; those of the other ranks are ignored.
@@ -41,7 +41,7 @@ impl World {
         let topic = format!("broadcast/{name}/{root}");
         let part = if self.rank() == root { bytes } else { &[] };
         let deadline = deadline_after(self.timeout());
-        let mut parts = self.round(&topic, None, part, deadline, None)?;
+        let mut parts = self.exchange(&topic, None, part, deadline, None)?;
         Ok(parts.swap_remove(root))
     }
 
@@ -49,7 +49,7 @@ impl World {
     pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         let bytes = value.len();
         if bytes > LARGEST {
-            return Err(self.explain(key, &Incomplete::TooLarge { bytes }));
+            return Err(self.error_of(key, &RequestError::TooLarge { bytes }));
         }
         let request = |_| Request::Set {
             key: key.to_owned(),
@@ -67,7 +67,7 @@ impl World {
         };
         match self.ask(key, request, deadline_after(self.timeout()), None, None)? {
             Answer::Value(value) => Ok(value.to_vec()),
-            _ => Err(self.explain(key, &Incomplete::OtherMembers)),
+            _ => Err(self.error_of(key, &RequestError::OtherMembers)),
         }
     }
 
@@ -91,9 +91,9 @@ impl World {
 
     /// Returns a group of some ranks, in this order, under a name. All of them must give the same list.
     pub fn subgroup(&self, name: &str, ranks: &[usize]) -> Result<Subgroup<'_>> {
-        for (place, &rank) in ranks.iter().enumerate() {
+        for (index, &rank) in ranks.iter().enumerate() {
             check_rank("rank", rank, self.size())?;
-            if ranks[..place].contains(&rank) {
+            if ranks[..index].contains(&rank) {
                 return Err(Error::rendezvous(format!(
                     "rank {rank} is twice in group {name:?}"
                 )));
@@ -145,7 +145,7 @@ impl Rendezvous {
     /// the error.
     ///
     /// Waits for rank 0 no longer than the rendezvous' timeout. Rank 0 itself listens for as long, at the
-    /// address at which it would have coordinated, until all other ranks have joined and heard it.
+    /// address at which it would have coordinated, until all other ranks have joined and received it.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`] when rank 0 does not answer, or on rank 0, when some ranks have not joined;
@@ -163,7 +163,7 @@ impl Rendezvous {
         let mut chain = chain(error);
         cut(&mut chain, LONGEST_CHAIN);
         self.identity().check()?;
-        Node::fails(&self, chain)
+        Node::report_failure(&self, chain)
     }
 }
 
@@ -226,6 +226,6 @@ impl Subgroup<'_> {
         let topic = format!("group/{}/{kind}/{name}", self.name);
         let deadline = deadline_after(self.world.timeout());
         let members = Some(&self.ranks);
-        self.world.round(&topic, members, bytes, deadline, None)
+        self.world.exchange(&topic, members, bytes, deadline, None)
     }
 }

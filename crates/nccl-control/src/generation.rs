@@ -1,44 +1,44 @@
-//! A rank's part in going on: the next generation of a world, and how a new process joins it.
+//! Reconfiguration, a rank's part: the next generation of a world, and how a new process joins it.
 
 use std::time::{Duration, Instant};
 
 use super::environment::Rendezvous;
 use super::node::{NextGenerationError, Node};
 use super::request::Request;
-use super::round::Incomplete;
+use super::round::RequestError;
 use super::session::SessionBackend;
 use super::world::World;
 use crate::departure::{Departure, LossKind, UnfinishedExchange};
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
 use crate::time::deadline_after;
-use nccl_base::env_timeouts::{EnvTimeouts, world as world_limit};
+use nccl_base::env_timeouts::{EnvTimeouts, world_timeout};
 use nccl_base::ranges::ranges;
 
 /// How long the coordinator may take to report the phases of the missing ranks.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+const PHASES_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The topic, in errors.
 const TOPIC: &str = "the next generation";
 
 impl World {
     /// Returns the generation of this world in its job: 0 unless the [`Rendezvous`] or the launcher sets another,
-    /// and one more (at least) each time it goes on.
+    /// and one more (at least) with each next generation.
     pub fn generation(&self) -> u64 {
         self.session.job().1
     }
 
     /// Returns the rank that `rank` was in the generation before; `None` for a new rank, and in the first generation.
     pub fn previous_rank(&self, rank: usize) -> Option<usize> {
-        *self.from.get(rank)?
+        *self.previous_ranks.get(rank)?
     }
 
-    /// Returns how many processes wait to be taken into the next generation ([`rejoin`](Self::rejoin)).
-    pub fn newcomers(&self) -> usize {
-        self.session.inbox.newcomers()
+    /// Returns how many processes wait to be taken into the next generation ([`join_running`](Self::join_running)).
+    pub fn joiners(&self) -> usize {
+        self.session.inbox.joiners()
     }
 
-    /// Returns the ranks that are gone, and how each ended.
+    /// Returns the ranks that have departed, and how each did.
     pub fn departed(&self) -> Vec<(usize, String)> {
         if forked::is_child() {
             return Vec::new();
@@ -50,19 +50,19 @@ impl World {
     }
 
     /// Joins a running world as a new rank: in the place of a process that died, or in addition.
-    pub fn rejoin(rendezvous: Rendezvous) -> Result<Self> {
+    pub fn join_running(rendezvous: Rendezvous) -> Result<Self> {
         rendezvous.identity().check()?;
         EnvTimeouts::of_process()?;
-        let deadline = deadline_after(world_limit(rendezvous.timeout));
-        let entered = Node::joiner(&rendezvous, deadline)?;
-        let mut world = Self::entered(&entered, rendezvous.local_rank, rendezvous.timeout);
+        let deadline = deadline_after(world_timeout(rendezvous.timeout));
+        let active = Node::join_running_world(&rendezvous, deadline)?;
+        let mut world = Self::of_generation(&active, rendezvous.local_rank, rendezvous.timeout);
         world.apply_rendezvous(&rendezvous);
-        world.from = vec![None; world.size()];
+        world.previous_ranks = vec![None; world.size()];
         Ok(world)
     }
 
-    /// Goes on with the remaining ranks, and those that have asked to join: returns the world of the next generation. `leaves_behind`: without
-    /// the ranks that do not come in time, if all agree. Communicators with the keys `kept` do not end with this world.
+    /// Forms the next generation with the remaining ranks, and the joiners; returns its world. `leaves_behind`: without the
+    /// ranks that make no request in time, if all agree. Communicators with the keys `kept` do not end with this world.
     pub fn reconfigure(
         &self,
         timeout: Duration,
@@ -71,40 +71,41 @@ impl World {
     ) -> Result<Self> {
         forked::check()?;
         let begun = Instant::now();
-        let timeout = world_limit(timeout);
+        let timeout = world_timeout(timeout);
         // The number of the next generation is only known in the end.
         let span =
             tracing::info_span!(target: "nccl", "nccl.recover", generation = self.generation());
         let _entered = span.enter();
-        self.session.takes_part(TOPIC)?;
+        self.session.check_takes_part(TOPIC)?;
         let next = match self.session.backend() {
             SessionBackend::Node { node, generation } => {
-                let entered = node
+                let active = node
                     .reconfigure(generation, timeout, leaves_behind)
                     .map_err(|error| self.next_generation_error(error))?;
-                let mut next = Self::entered(&entered, self.local_rank, self.timeout());
-                next.from = node.ranks_before(generation, &entered.membership);
+                let mut next = Self::of_generation(&active, self.local_rank, self.timeout());
+                next.previous_ranks = node.ranks_before(generation, &active.membership);
                 next
             }
             SessionBackend::Threads(threads) => {
                 let agreed = threads
                     .reconfigure(self.rank(), timeout, leaves_behind)
-                    .map_err(|why| self.explain(TOPIC, &why))?;
-                let place = agreed.from.iter().position(|&before| before == self.rank());
-                let rank = place.expect("who agrees to go on has a rank");
+                    .map_err(|why| self.error_of(TOPIC, &why))?;
+                let previous = &agreed.previous_ranks;
+                let rank = previous.iter().position(|&before| before == self.rank());
+                let rank = rank.expect("a rank that agreed to reconfigure is a member");
                 let timeout = self.timeout();
                 let mut next = Self::local(&agreed.threads, rank, self.local_rank, timeout);
-                next.from = agreed.from.iter().copied().map(Some).collect();
+                next.previous_ranks = agreed.previous_ranks.iter().copied().map(Some).collect();
                 next
             }
         };
         Ok(self.replace_with(next, kept, begun))
     }
 
-    /// Decides, as the operator, that `ranks` may go on although fewer than a majority are left of this generation's.
+    /// Decides, as the operator, that `ranks` may continue although they are fewer than a majority of this generation's.
     pub fn decide_split(&self, ranks: &[usize]) -> Result<()> {
         forked::check()?;
-        self.session.takes_part(TOPIC)?;
+        self.session.check_takes_part(TOPIC)?;
         if let Some(&rank) = ranks.iter().find(|rank| **rank >= self.size()) {
             return Err(Error::new(ErrorKind::NoSuchRank {
                 role: "rank",
@@ -114,7 +115,7 @@ impl World {
         }
         if !ranks.contains(&self.rank()) {
             return Err(Error::rendezvous(format!(
-                "rank {} cannot say that ranks {} go on, of which it is none",
+                "rank {} cannot decide that ranks {} continue, because it is not one of them",
                 self.rank(),
                 ranges(ranks)
             )));
@@ -126,23 +127,23 @@ impl World {
         Ok(())
     }
 
-    /// The error of a request to go on that has failed.
+    /// The error of a request for the next generation that has failed.
     fn next_generation_error(&self, error: NextGenerationError) -> Error {
         let now = Instant::now();
         match error {
             NextGenerationError::Missing { ranks, waited } => {
-                let late = Incomplete::TimedOut {
+                let late = RequestError::TimedOut {
                     missing: Vec::new(),
                     waited,
-                    remarks: Vec::new(),
+                    notes: Vec::new(),
                 };
                 // The coordinator knows their phases.
                 let request = |_| Request::Missing { ranks, waited };
-                let asked = self.ask(TOPIC, request, now + ANSWER_TIMEOUT, None, None);
-                asked.map_or_else(|error| error, |_| self.explain(TOPIC, &late))
+                let answer = self.ask(TOPIC, request, now + PHASES_TIMEOUT, None, None);
+                answer.map_or_else(|error| error, |_| self.error_of(TOPIC, &late))
             }
             NextGenerationError::Excluded => match (
-                self.session.takes_part(TOPIC),
+                self.session.check_takes_part(TOPIC),
                 self.session.inbox.cut_off_from(),
             ) {
                 (Err(error), _) => error,
@@ -169,7 +170,7 @@ impl World {
             rank = next.rank(),
             nranks = next.size(),
             elapsed_ms = crate::time::millis(begun.elapsed()),
-            "the world goes on"
+            "the world has a next generation"
         );
         next.session
             .recorder()

@@ -9,11 +9,11 @@
 //!      host, pid, kernel           ───▶
 //!                                  ◀───  the answer of the handshake, or in plain
 //!                                         what is wrong with the first message
-//!   from here on under the seal of this connection:
-//!   that it is there               ───▶
-//!                                  ◀───  welcome, by whom and to which generation,
-//!                                         or a refusal that says why, and perhaps
-//!                                         where the one is that coordinates
+//!   encrypted from here on:
+//!   that it received the answer    ───▶
+//!                                  ◀───  welcome, with the rank that answers and its
+//!                                         generation, or a refusal with its reason and
+//!                                         perhaps the coordinator's address
 //! ```
 //!
 //! The handshake ([`noise`](super::noise)) is bound to all that is sent in plain before it: each side computes by itself
@@ -86,9 +86,9 @@ pub(super) enum HandshakeMessage {
     },
     /// The answer of the handshake.
     Answer(#[serde(with = "bytes")] Vec<u8>),
-    /// In plain: the first message cannot be opened.
+    /// In plain: the first message cannot be decrypted.
     Failed(HandshakeFailure),
-    /// Under the seal: the sender of the first message is there.
+    /// Encrypted: the sender of the first message has received the answer.
     Confirm,
     /// From the rank that answers.
     Welcome { by: usize, generation: u64 },
@@ -99,13 +99,13 @@ pub(super) enum HandshakeMessage {
     },
 }
 
-/// Why a first message does not open, as far as its receiver knows.
+/// Why a first message cannot be decrypted, as far as its receiver knows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum HandshakeFailure {
     /// The sender has no secret, and the receiver has.
     NoSecret,
     /// The sender has a secret, and the receiver has none.
-    NeedlessSecret,
+    UnexpectedSecret,
     /// The sender has another secret, or the message was changed on the way.
     OtherSecret,
     /// The sender is configured for translated addresses, and the receiver is not.
@@ -122,7 +122,7 @@ pub(super) enum Retry {
     Never,
     /// At another port.
     Elsewhere,
-    /// When the peer that answers is gone.
+    /// When the peer that answers has ended.
     Later,
     /// At that rank: it coordinates, as far as the peer that answers knows.
     At {
@@ -148,7 +148,7 @@ impl Preamble {
     pub(super) fn refuse(&self, other: &Self) -> Result<(), HandshakeFailure> {
         match (other.has_secret, self.has_secret) {
             (false, true) => return Err(HandshakeFailure::NoSecret),
-            (true, false) => return Err(HandshakeFailure::NeedlessSecret),
+            (true, false) => return Err(HandshakeFailure::UnexpectedSecret),
             _ => {}
         }
         match (&other.dialled, &self.dialled) {
@@ -167,9 +167,9 @@ impl HandshakeFailure {
     pub(super) fn of_sender(&self, sent: &Preamble) -> String {
         match self {
             Self::NoSecret => String::from("it has no secret, and this job has one"),
-            Self::NeedlessSecret => String::from("it has a secret, and this job has none"),
+            Self::UnexpectedSecret => String::from("it has a secret, and this job has none"),
             Self::OtherSecret => String::from(
-                "it has another secret than this job, or its greeting was meant for another address and changed on the way",
+                "it has another secret than this job, or its handshake was meant for another address and changed on the way",
             ),
             Self::Translated => String::from(
                 "it was told that addresses are translated (NCCL_RUN_TRANSLATED), and this rank was not: tell all ranks \
@@ -189,32 +189,35 @@ impl HandshakeFailure {
     /// The description of the answer for the sender of the first message, whose plain part is `sent`.
     pub(super) fn of_receiver(&self, sent: &Preamble) -> String {
         let why = match self {
-            Self::NoSecret => "this rank has no secret, and who answers has one",
-            Self::NeedlessSecret => "this rank has a secret, and who answers has none",
+            Self::NoSecret => "this rank has no secret, and the process at this address has one",
+            Self::UnexpectedSecret => {
+                "this rank has a secret, and the process at this address has none"
+            }
             Self::OtherSecret => {
-                "who answers has another secret than this rank, or a relay between the two has changed the greeting"
+                "the process at this address has another secret than this rank, or a relay between the two has changed the \
+                 handshake"
             }
             Self::Translated => {
                 return String::from(
-                    "this rank was told that addresses are translated (NCCL_RUN_TRANSLATED), and who answers was not: tell \
-                     all ranks the same",
+                    "this rank was told that addresses are translated (NCCL_RUN_TRANSLATED), and the process at this address \
+                     was not: tell all ranks the same",
                 );
             }
             Self::NotTranslated => {
                 return String::from(
-                    "this rank was not told that addresses are translated (NCCL_RUN_TRANSLATED), and who answers was: tell \
-                     all ranks the same",
+                    "this rank was not told that addresses are translated (NCCL_RUN_TRANSLATED), and the process at this \
+                     address was: tell all ranks the same",
                 );
             }
             Self::OtherAddress { here } => {
                 let dialled = sent.dialled_address();
                 return format!(
-                    "this rank dialled {dialled}, and who answers is {here}: {RELAYED}"
+                    "this rank dialled {dialled}, and the process that answers is {here}: {RELAYED}"
                 );
             }
         };
         format!(
-            "{why}: set NCCL_RUN_SECRET to the same on all ranks, and see that no other job is there"
+            "{why}: set NCCL_RUN_SECRET to the same on all ranks, and check that no other job uses the address"
         )
     }
 }
@@ -240,11 +243,12 @@ impl HandshakeMessage {
     }
 }
 
-const STRANGE: Broken = Broken("a greeting of something else than a rank");
+const STRANGE: Broken = Broken("something else than a handshake message");
 
 /// The peer was built from another release of this crate.
-pub(super) const OTHER_VERSION: Broken =
-    Broken("a greeting of another protocol version: all ranks need the same release of this crate");
+pub(super) const OTHER_VERSION: Broken = Broken(
+    "a handshake of another protocol version: all ranks need the same release of this crate",
+);
 
 impl Hello {
     /// Encodes the payload of a first message.
@@ -263,12 +267,14 @@ impl Hello {
         } = self;
         let host = sanitize::name(host);
         match self.role {
-            PeerRole::Rank => format!("{host}, pid {pid}, which says it is rank {rank}"),
+            PeerRole::Rank => format!("{host}, pid {pid}, which states that it is rank {rank}"),
             PeerRole::Observer | PeerRole::NewObserver => {
                 format!("{host}, pid {pid}, which wants to observe")
             }
-            PeerRole::Joiner => format!("{host}, pid {pid}, which asks to come in"),
-            PeerRole::Member => format!("{host}, pid {pid}, which says it is of the job"),
+            PeerRole::Joiner => format!("{host}, pid {pid}, which asks to join"),
+            PeerRole::Member => {
+                format!("{host}, pid {pid}, which states that it belongs to the job")
+            }
             PeerRole::RecordingReader => format!("{host}, pid {pid}, which asks for recordings"),
         }
     }

@@ -1,9 +1,9 @@
 //! Processes that are silent although their kernel answers.
 //!
-//! The kernels report that a process or a host is gone, without processor time of the process. Heartbeats (`proto`) show only that a
-//! process does not answer: it was stopped, it is frozen, or it gets no processor time. Such a rank is a *suspect*, which may continue at
-//! any moment: it does not count as dead, and no communicator ends because of it. When an operation runs into its deadline, the suspects
-//! are the first to check.
+//! The kernels report that a process or a host has ended, without CPU time of the process. Heartbeats (`proto`) show only that a
+//! process does not answer: it was stopped, it is frozen, or it gets no CPU time. Such a rank is a *suspect*, which may
+//! continue at any moment: it does not count as dead, and no communicator ends because of it. When an operation runs into its
+//! deadline, the suspects are the first to check.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -35,17 +35,42 @@ impl fmt::Display for Suspect {
     }
 }
 
+/// Whether a rank is silent, or answers again, and for how long it is or was silent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Silence {
+    Lasts(Duration),
+    Ended(Duration),
+}
+
+impl Silence {
+    /// For how long the rank is silent; `None` if it answers.
+    pub(super) fn lasting(self) -> Option<Duration> {
+        match self {
+            Self::Lasts(silent) => Some(silent),
+            Self::Ended(_) => None,
+        }
+    }
+}
+
 /// Lines for the log, written with no lock held: a subscriber may query the world, or be slow.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(super) enum LivenessChange {
     /// A rank, for how long it is silent, and the state of its process.
     Silent(usize, Duration, Option<ProcessState>),
+    /// A rank that answers again, and for how long it was silent.
     HeardAgain(usize, Duration),
     /// This rank has taken over as coordinator.
-    Leads(usize),
+    Coordinates(usize),
 }
 
 impl LivenessChange {
+    pub(super) fn of(rank: usize, silence: Silence, state: Option<ProcessState>) -> Self {
+        match silence {
+            Silence::Lasts(silent) => Self::Silent(rank, silent, state),
+            Silence::Ended(silent) => Self::HeardAgain(rank, silent),
+        }
+    }
+
     pub(super) fn log(self) {
         let millis = |silent: Duration| silent.as_millis() as u64;
         match self {
@@ -53,13 +78,13 @@ impl LivenessChange {
                 let silent_ms = millis(silent);
                 let state =
                     state.map_or_else(|| String::from("unknown"), |state| state.to_string());
-                tracing::warn!(name: "nccl.rendezvous.silent", target: "nccl", rank, silent_ms, state, "a rank is alive, and silent");
+                tracing::warn!(name: "nccl.rendezvous.silent", target: "nccl", rank, silent_ms, state, "a rank does not answer heartbeats, although its process is alive");
             }
             Self::HeardAgain(rank, silent) => {
                 let silent_ms = millis(silent);
-                tracing::info!(name: "nccl.rendezvous.heard_again", target: "nccl", rank, silent_ms, "a rank that was silent speaks again");
+                tracing::info!(name: "nccl.rendezvous.heard_again", target: "nccl", rank, silent_ms, "a silent rank answers again");
             }
-            Self::Leads(rank) => {
+            Self::Coordinates(rank) => {
                 tracing::warn!(name: "nccl.rendezvous.failover", target: "nccl", rank, "this rank coordinates from now on");
             }
         }
@@ -81,7 +106,7 @@ pub(super) struct Suspects {
 type SilentRank = (usize, Instant, Option<ProcessState>);
 
 impl Suspects {
-    /// Records that `rank` is silent for so long, or is heard again (`None`).
+    /// Records that `rank` is silent for so long, or answers again (`None`).
     pub(super) fn learn(
         &mut self,
         rank: usize,
@@ -97,8 +122,8 @@ impl Suspects {
     }
 
     pub(super) fn forget(&mut self, rank: usize) {
-        for told in [&mut self.known, &mut self.before] {
-            told.retain(|(known, ..)| *known != rank);
+        for reported in [&mut self.known, &mut self.before] {
+            reported.retain(|(known, ..)| *known != rank);
         }
     }
 
@@ -119,7 +144,7 @@ impl Suspects {
         self.known.iter().chain(before).cloned().collect()
     }
 
-    pub(super) fn coordinator_heard(&mut self, now: Instant) {
+    pub(super) fn record_coordinator_heartbeat(&mut self, now: Instant) {
         self.coordinator = Some(now);
     }
 
@@ -148,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_former_coordinator_told_holds_until_the_next_can_know() {
+    fn suspects_of_the_former_coordinator_hold_until_the_next_can_know() {
         let ranks = |suspects: &Suspects, now| -> Vec<usize> {
             suspects.all_at(now).iter().map(|s| s.rank).collect()
         };
@@ -167,7 +192,21 @@ mod tests {
     }
 
     #[test]
-    fn a_suspect_is_said_to_be_alive_with_its_state() {
+    fn a_rank_that_answers_again_is_logged_with_the_length_of_its_silence() {
+        let silent = Duration::from_millis(2300);
+        let change = |silence| LivenessChange::of(1, silence, None);
+        assert_eq!(
+            change(Silence::Ended(silent)),
+            LivenessChange::HeardAgain(1, silent)
+        );
+        assert_eq!(
+            change(Silence::Lasts(silent)),
+            LivenessChange::Silent(1, silent, None)
+        );
+    }
+
+    #[test]
+    fn a_suspect_is_described_as_alive_with_its_state() {
         let mut suspect = Suspect {
             rank: 3,
             silent: Duration::from_millis(3240),

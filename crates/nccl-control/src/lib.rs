@@ -1,10 +1,10 @@
 //! How ranks find each other: their identity, their rendezvous, and their messages before and beside NCCL.
 //!
 //! - `environment`, `launcher`: the identity of this process, stated by its program or by its launcher;
-//! - `discovery`: where the coordinator is found, and which half of a job goes on; `address`, `socket`: listening and dialling;
+//! - `discovery`: where the coordinator is found, and which half of a job continues; `address`, `socket`: listening and dialling;
 //!   `tcp`, `interface`, `port_owner`: between hosts;
 //! - `frame`, `handshake`, `request`, `coordinator_message`, `round`: the wire protocol; `noise`: its authentication and encryption; `endpoint`:
-//!   the address to which the handshake is bound; `admission`: which connections are accepted;
+//!   the address to which the handshake is bound; `refusal`: why connections are refused;
 //! - `reactor`, `connection`: one thread per process that reads all connections; `ack_tracker`: whether the peer's host
 //!   acknowledges sent data;
 //! - `process`: processes of this kernel and their state; `heartbeat`: which processes are silent;
@@ -23,7 +23,7 @@
 //! - `recordings`: the contents of the ranks' recorders, requested from each process;
 //! - `panics`: how a panic's message reaches the other ranks;
 //! - `channel`: ordered messages, a rank's side;
-//! - `generation`: how the remaining ranks go on;
+//! - `generation`: reconfiguration: how the remaining ranks form the next generation;
 //! - `world`: one rank's view of all ranks; `exchange`: what it can send them;
 //! - `application`: the interface to the program that this crate runs in.
 //!
@@ -31,7 +31,7 @@
 #![cfg(not(loom))]
 #![allow(
     rustdoc::private_intra_doc_links,
-    reason = "an internal crate: who reads its pages reads its sources"
+    reason = "an internal crate: its readers have the sources"
 )]
 
 #[cfg(not(target_os = "linux"))]
@@ -43,7 +43,6 @@ use nccl_base::{
 
 mod ack_tracker;
 mod address;
-mod admission;
 mod application;
 mod channel;
 mod clock;
@@ -79,6 +78,7 @@ pub mod proto;
 mod rank_process;
 mod reactor;
 mod recordings;
+mod refusal;
 mod request;
 mod round;
 mod secret;
@@ -97,15 +97,13 @@ mod world_view;
 mod tests;
 
 // Shared with the pre-start checks and the log checks.
-pub use admission::refused_connections;
-pub use application::{
-    Application, ClockReading, CommunicatorSupervisor, RankRecorder, set_application,
-};
+pub use application::{Application, ClockReading, FaultListener, RankRecorder, set_application};
 pub use discovery::Discovery;
 pub use inbox::Notice;
 pub use interface::{Interface, Own, is_within, own as own_addresses};
 pub use process_state::ProcessState;
 pub use rank_process::{RankProcess, launcher_ranks};
+pub use refusal::refused_connections;
 pub use session::{RankSession, leave_all, sessions};
 pub use straggler::{EntryReport, LateRank, QueriedOperation, StragglerReport, StragglerSuspicion};
 

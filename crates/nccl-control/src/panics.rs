@@ -13,7 +13,7 @@ use crate::forked;
 const LONGEST: usize = 4096;
 
 /// How long an aborting process takes to report to the other ranks.
-const TELLING: Duration = Duration::from_secs(1);
+const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 thread_local! {
     static LAST: RefCell<Option<String>> = const { RefCell::new(None) };
@@ -47,7 +47,7 @@ pub fn install_panic_hook() {
         std::panic::set_hook(Box::new(move |info| {
             let text = describe(info);
             if cfg!(panic = "abort") {
-                tell_all(&text);
+                fail_all_sessions(&text);
             }
             // In a thread that has destroyed its thread-local data, there is nothing to set.
             let _ = LAST.try_with(|last| *last.borrow_mut() = Some(text));
@@ -84,12 +84,12 @@ pub(super) fn of_this_thread() -> String {
 
 /// Reports to the other ranks of all worlds that this process is about to abort. Runs on a thread of its own: this one may
 /// hold any lock.
-pub(super) fn tell_all(text: &str) {
+pub(super) fn fail_all_sessions(text: &str) {
     if forked::is_child() {
         return;
     }
     let text = text.to_owned();
-    let (done, told) = mpsc::channel();
+    let (done, done_receiver) = mpsc::channel();
     let content = move || {
         let sessions = session::sessions();
         for session in &sessions {
@@ -100,6 +100,6 @@ pub(super) fn tell_all(text: &str) {
         std::mem::forget(sessions);
     };
     if std::thread::Builder::new().spawn(content).is_ok() {
-        let _ = told.recv_timeout(TELLING);
+        let _ = done_receiver.recv_timeout(REPORT_TIMEOUT);
     }
 }

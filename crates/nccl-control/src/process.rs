@@ -1,7 +1,7 @@
-//! The process at the other end of a connection, watched through a pidfd.
+//! Processes of this kernel: their descriptors, their start times and their states.
 //!
 //! A connection ends with the last process that has it open, which may be a forgotten child that a rank
-//! forked. Where both ends run under one kernel, a pidfd reports the end of the rank itself.
+//! forked. Where both ends run under one kernel, a pidfd reports the end of the rank itself (`node/process_watch`).
 //!
 //! A process id is valid in one namespace only, and is reused. The
 //! kernel therefore identifies the peer of a Unix socket (`SO_PEERCRED`, in the reader's namespace); over
@@ -60,7 +60,7 @@ pub(super) fn state_of_peer(socket: impl AsFd) -> Option<&'static str> {
 }
 
 /// The result of looking a process up by its id.
-pub(super) enum Found {
+pub(super) enum ProcessLookup {
     /// A descriptor of the process.
     Process(OwnedFd),
     /// The process has ended: its id is unused, or another process has it.
@@ -69,32 +69,32 @@ pub(super) enum Found {
     Unknown,
 }
 
-impl Found {
+impl ProcessLookup {
     pub(super) fn has_ended(&self) -> bool {
         matches!(self, Self::Ended)
     }
 }
 
 /// Finds the process with this id of this kernel and namespace and this start time, both as the process states them.
-pub(super) fn find(pid: u32, started: u64) -> Found {
+pub(super) fn find(pid: u32, started: u64) -> ProcessLookup {
     let Some(target) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
-        return Found::Unknown;
+        return ProcessLookup::Unknown;
     };
     let descriptor = match rustix::process::pidfd_open(target, PidfdFlags::NONBLOCK) {
         Ok(descriptor) => descriptor,
-        Err(rustix::io::Errno::SRCH) => return Found::Ended,
-        Err(_) => return Found::Unknown,
+        Err(rustix::io::Errno::SRCH) => return ProcessLookup::Ended,
+        Err(_) => return ProcessLookup::Unknown,
     };
     // After the descriptor is open: a process that ended in between has not passed its id to one started at the same time.
     match stat(pid.into()) {
-        Some(stat) if stat.starttime == started => Found::Process(descriptor),
-        Some(_) => Found::Ended,
-        None => Found::Unknown,
+        Some(stat) if stat.starttime == started => ProcessLookup::Process(descriptor),
+        Some(_) => ProcessLookup::Ended,
+        None => ProcessLookup::Unknown,
     }
 }
 
 /// The start time of this process, as its kernel counts; 0 if not shown.
-pub(super) fn started() -> u64 {
+pub(super) fn start_time() -> u64 {
     stat(std::process::id().into()).map_or(0, |stat| stat.starttime)
 }
 

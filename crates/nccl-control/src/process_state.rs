@@ -37,8 +37,8 @@ pub(super) enum Held {
 }
 
 impl ProcessState {
-    /// Whether the process cannot go on by itself now.
-    pub(super) fn is_still(&self) -> bool {
+    /// Whether the process cannot run now, until another process changes that or the kernel's call returns.
+    pub(super) fn cannot_run(&self) -> bool {
         matches!(self.letter, 'T' | 't' | 'D' | 'Z' | 'X')
             || matches!(self.held, Some(Held::Frozen { .. }))
     }
@@ -101,14 +101,14 @@ mod tests {
     use nccl_base::wire;
 
     #[test]
-    fn a_process_that_cannot_go_on_is_told_apart_from_one_that_gets_little_time() {
+    fn a_process_that_cannot_run_is_distinguished_from_one_that_gets_little_time() {
         let state = |letter, held| ProcessState { letter, held };
         let cgroup = || String::from("/a stopped job");
         let time = Duration::from_millis(1240);
         let frozen = || Some(Held::Frozen { cgroup: cgroup() });
         let cgroup = cgroup();
         let throttled = Some(Held::Throttled { cgroup, time });
-        for (state, is_still, is_stopped, text) in [
+        for (state, cannot_run, is_stopped, text) in [
             (
                 ProcessState::stopped(),
                 true,
@@ -143,8 +143,8 @@ mod tests {
         ] {
             assert_eq!(state.to_string(), text);
             assert_eq!(
-                (state.is_still(), state.is_stopped()),
-                (is_still, is_stopped),
+                (state.cannot_run(), state.is_stopped()),
+                (cannot_run, is_stopped),
                 "{text}"
             );
             assert_eq!(wire::decode(&wire::encode(&state)), Ok(state));

@@ -11,8 +11,8 @@ use crate::process_state::ProcessState;
 pub struct RankProcess {
     pub host: String,
     pub pid: u32,
-    /// The rank as which its launcher started it, if known and claimed by no other rank.
-    pub launched: Option<usize>,
+    /// Its launcher rank, if known and claimed by no other rank.
+    pub launcher_rank: Option<usize>,
     /// The address at which it listens, unless it is a thread of this process.
     pub at: Option<String>,
     /// A checksum of the kernel and the namespace that are the scope of `pid`; 0 if not known.
@@ -22,7 +22,7 @@ pub struct RankProcess {
 /// Returns the launcher ranks of `processes`, if known.
 pub fn launcher_ranks(processes: Option<&Vec<RankProcess>>) -> Vec<Option<usize>> {
     let processes = processes.into_iter().flatten();
-    processes.map(|member| member.launched).collect()
+    processes.map(|member| member.launcher_rank).collect()
 }
 
 impl RankProcess {
@@ -44,7 +44,7 @@ impl RankProcess {
         Self {
             host: crate::host::name().to_string(),
             pid: std::process::id(),
-            launched: None,
+            launcher_rank: None,
             at: None,
             kernel: process::kernel_sum(),
         }
@@ -55,13 +55,13 @@ impl RankProcess {
         self.kernel != 0 && self.kernel == process::kernel_sum()
     }
 
-    /// Returns the state of its process, if its kernel is this one and says that the process cannot go on now.
-    pub fn stopped_state(&self) -> Option<ProcessState> {
+    /// Returns the state of its process, if its kernel is this one and reports that the process cannot run now.
+    pub fn suspended_state(&self) -> Option<ProcessState> {
         let state = self
             .is_here()
             .then(|| process::state_of(self.pid.into()))
             .flatten();
-        state.filter(ProcessState::is_still)
+        state.filter(ProcessState::cannot_run)
     }
 }
 
@@ -74,7 +74,7 @@ mod tests {
         let member = |at: Option<&str>| RankProcess {
             host: String::from("ubuntu"),
             pid: 7,
-            launched: None,
+            launcher_rank: None,
             at: at.map(str::to_owned),
             kernel: 0,
         };

@@ -21,7 +21,7 @@ pub(super) trait Source: Send + Sync {
     /// The descriptor is ready. Must not wait.
     fn ready(self: Arc<Self>, events: EventFlags);
 
-    /// A time that was requested by [`Reactor::wake_at`] has come.
+    /// A time that was requested by [`Reactor::wake_at`] has been reached.
     fn due(self: Arc<Self>, now: Instant) {
         let _ = now;
     }

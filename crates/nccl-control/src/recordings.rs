@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! asks                                   a rank's reading thread
-//!   greeting, with the job's secret ───▶
+//!   handshake, with the job's secret ───▶
 //!   what is the time?  (five times) ───▶ answers at once
 //!   what have you recorded?         ───▶ has a thread of its own copy and write it
 //!                                   ◀─── no more than so many bytes, the oldest left out
@@ -46,11 +46,8 @@ pub(super) const LARGEST_ANSWER: usize = 8 << 20;
 /// How often a clock is read; the reading with the shortest round trip counts.
 pub(super) const READINGS: usize = 5;
 
-/// The timeout of one attempt to connect.
-const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The time for a rank that is known as gone, which may still answer.
-const GONE: Duration = Duration::from_millis(300);
+/// The timeout for a rank that is known to have departed, which may still answer.
+const DEPARTED_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// A rank to ask.
 pub(super) struct RecordingTarget {
@@ -141,7 +138,7 @@ impl RecordingQuery<'_> {
                     break;
                 };
                 let timeout = match target.end {
-                    Some(_) => each.min(GONE),
+                    Some(_) => each.min(DEPARTED_TIMEOUT),
                     None => each,
                 };
                 let deadline = until.min(deadline_after(timeout));
@@ -174,7 +171,7 @@ impl RecordingQuery<'_> {
         }
     }
 
-    /// Asks one rank until it answers or the deadline passes; the error says why it did not.
+    /// Asks one rank until it answers or the deadline passes; the error states why it did not.
     fn ask_one<T>(
         &self,
         target: &RecordingTarget,
@@ -217,15 +214,20 @@ impl RecordingQuery<'_> {
     ) -> Result<T, QueryError> {
         use std::io::ErrorKind::{ConnectionRefused, NotFound};
         let identity = Identity::recording_reader(self.size);
-        let soon = deadline.min(Instant::now() + ATTEMPT_TIMEOUT);
+        let soon = deadline.min(Instant::now() + connect::ATTEMPT_TIMEOUT);
         let (connection, decoder) = match connect::attempt(address, self.job, identity, 0, soon) {
-            AttemptOutcome::Connected(established) if established.by == target.rank => {
+            AttemptOutcome::Connected(established)
+                if established.accepted_by_rank == target.rank =>
+            {
                 (established.connection, established.decoder)
             }
             // A coordinator that has taken over listens at the address of its predecessor.
             AttemptOutcome::Connected(established) => {
                 established.connection.shut();
-                let why = format!("rank {} listens at {address} by now", established.by);
+                let why = format!(
+                    "rank {} listens at {address} by now",
+                    established.accepted_by_rank
+                );
                 return Err(QueryError::Permanent(why));
             }
             AttemptOutcome::Refused(why) | AttemptOutcome::Follows { why, .. } => {

@@ -15,15 +15,15 @@ use crate::departure::{Failure, ProcessEnd, Reason};
 /// number, in any order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// A part of a round; answered when all ranks have given theirs.
-    Collect {
+    /// A part of an exchange; answered when all ranks have given theirs.
+    Exchange {
         round: Round,
         #[serde(deserialize_with = "clean")]
         timeout: Duration,
         #[serde(with = "bytes")]
         part: Vec<u8>,
     },
-    /// Gives up the request of the same number, and with it the round for all.
+    /// Gives up the request of the same number, and with it the exchange for all.
     Cancel {
         reason: Reason,
     },
@@ -60,9 +60,9 @@ pub(super) enum Request {
     Fail {
         why: Failure,
     },
-    /// This rank takes part in no rounds any more except those of ends: its world is gone, and it still has
-    /// communicators. With a reason, it fails.
-    Linger {
+    /// This rank has dropped its world and still has communicators: it takes part only in the ends of these. With a reason, it
+    /// fails.
+    LeaveWorld {
         why: Option<Failure>,
     },
     Leave,
@@ -112,7 +112,7 @@ pub(super) enum Request {
         pid: u64,
         end: ProcessEnd,
     },
-    /// Reports what is known of these ranks, which have not joined for so long: as the answer to a request that waited for them.
+    /// Asks for the phases of these ranks, which a request has awaited for so long: answered like a request that timed out.
     Missing {
         ranks: Vec<usize>,
         #[serde(deserialize_with = "clean")]

@@ -1,4 +1,4 @@
-//! The parts of requests and answers: rounds, and why a request failed.
+//! The parts of requests and answers: the rounds of exchanges, and why a request failed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use crate::departure::{Departure, Reason, UnfinishedExchange};
 /// The parts of all ranks of a round, in order.
 pub(super) type Parts = Arc<Vec<Vec<u8>>>;
 
-/// A round: its topic, its number and its ranks.
+/// One exchange of parts between ranks: its topic, its number and its ranks.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Round {
     pub(super) topic: String,
-    /// The number of earlier rounds of this topic with these ranks.
+    /// The number of earlier exchanges of this topic between these ranks.
     pub(super) number: u64,
     /// The ranks, in the order of their parts; `None` for all.
     #[serde(deserialize_with = "some")]
@@ -30,13 +30,13 @@ fn some<'d, D: Deserializer<'d>>(from: D) -> Result<Option<Arc<[usize]>>, D::Err
 }
 
 /// The beginning of the topics of rounds in which ranks report that they are done with something. Such a round
-/// succeeds without ranks that are gone: an ended process is done with everything.
-pub(super) const ENDS: &str = "end/";
+/// succeeds without departed ranks: an ended process is done with everything.
+pub(super) const END_TOPIC: &str = "end/";
 
 impl Round {
-    /// Whether the round succeeds without ranks that are gone.
+    /// Whether the round succeeds without departed ranks.
     pub(super) fn is_of_ends(&self) -> bool {
-        self.topic.starts_with(ENDS)
+        self.topic.starts_with(END_TOPIC)
     }
 
     /// Whether some of the ranks agree on something without the others, which could form another world.
@@ -56,16 +56,16 @@ pub(super) struct Missing {
 
 /// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Incomplete {
+pub(super) enum RequestError {
     TimedOut {
         missing: Vec<Missing>,
         #[serde(deserialize_with = "clean")]
         waited: Duration,
-        /// What else the coordinator has seen: which connections were refused.
+        /// The connections that the coordinator has refused.
         #[serde(deserialize_with = "clean")]
-        remarks: Vec<String>,
+        notes: Vec<String>,
     },
-    Gone {
+    Departed {
         rank: usize,
         departure: Departure,
     },
@@ -89,18 +89,18 @@ pub(super) enum Incomplete {
     },
     /// This rank itself cancelled the request.
     Interrupted,
-    /// All ranks of the round have given their parts, but are not known to be on the side that goes on.
+    /// All ranks of the round have given their parts, but are not known to be on the side that continues.
     NoMajority {
         #[serde(deserialize_with = "clean")]
         waited: Duration,
     },
 }
 
-impl Incomplete {
+impl RequestError {
     /// The part of an error that other code acts on.
     pub(super) fn unfinished(&self) -> Option<UnfinishedExchange> {
         match self {
-            Self::Gone { rank, departure } => Some(UnfinishedExchange::Gone {
+            Self::Departed { rank, departure } => Some(UnfinishedExchange::Departed {
                 rank: *rank,
                 departure: departure.clone(),
             }),

@@ -11,7 +11,7 @@ use std::time::Instant;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::address::Address;
-use super::discovery::Found;
+use super::discovery::DiscoveryHandle;
 use super::endpoint::Endpoint;
 use super::tcp;
 use crate::error::{Error, Result};
@@ -23,7 +23,7 @@ pub(super) struct Listener {
     pub(super) socket: OwnedFd,
     path: Option<(PathBuf, Option<(u64, u64)>)>,
     /// The discovery in which the address is published.
-    published: Option<Found>,
+    published: Option<DiscoveryHandle>,
     /// The address it was asked to listen at; `None` for [`listen_beside`] over TCP.
     of: Option<Address>,
     /// The actual address.
@@ -50,10 +50,10 @@ impl Listener {
 
     /// Publishes the listener's address in the discovery of `address`, if there is one; returns whether there is.
     pub(super) fn publish(&mut self, address: &Address) -> Result<bool> {
-        let (Address::Tcp(place), Some(at)) = (address, self.address) else {
+        let (Address::Tcp(host_ports), Some(at)) = (address, self.address) else {
             return Ok(false);
         };
-        let Some(discovery) = &place.discovery else {
+        let Some(discovery) = &host_ports.discovery else {
             return Ok(false);
         };
         tcp::publish(discovery, at)?;
@@ -62,7 +62,7 @@ impl Listener {
     }
 }
 
-/// Returns the device and inode of the file at `path`, which tell it from the file of a later job at the same path.
+/// Returns the device and inode of the file at `path`, which distinguish it from the file of a later job at the same path.
 fn inode(path: &Path) -> Option<(u64, u64)> {
     let file = std::fs::symlink_metadata(path).ok()?;
     Some((file.dev(), file.ino()))
@@ -82,7 +82,7 @@ impl Drop for Listener {
         {
             let _ = std::fs::remove_file(path);
         }
-        if let (Some(Found(discovery)), Some(at)) = (&self.published, self.address) {
+        if let (Some(DiscoveryHandle(discovery)), Some(at)) = (&self.published, self.address) {
             discovery.withdraw(at);
         }
     }
@@ -108,12 +108,12 @@ pub(super) fn listen(address: &Address) -> Result<Listener> {
 
 /// Listens at `address`. `taken` makes the error for an address where another process listens, which is ` (pid 7)` if it is known.
 fn listen_or(address: &Address, taken: impl FnOnce(&str) -> String) -> Result<Listener> {
-    if let Address::Tcp(place) = address {
-        let (socket, at) = tcp::listen(place)?;
+    if let Address::Tcp(host_ports) = address {
+        let (socket, at) = tcp::listen(host_ports)?;
         return Ok(Listener {
             socket,
             path: None,
-            published: place.discovery.clone(),
+            published: host_ports.discovery.clone(),
             of: Some(address.clone()),
             at: format!("tcp:{at}"),
             address: Some(at),
@@ -168,7 +168,7 @@ fn listen_or(address: &Address, taken: impl FnOnce(&str) -> String) -> Result<Li
 /// Returns why other ranks may not reach rank 0 although it listens, if there is a reason.
 pub(super) fn unreachable(address: &Address, listener: &Listener) -> Option<String> {
     match address {
-        Address::Tcp(place) => tcp::unreachable(place, listener.address?),
+        Address::Tcp(host_ports) => tcp::unreachable(host_ports, listener.address?),
         _ => None,
     }
 }
@@ -192,7 +192,9 @@ pub(super) fn listen_beside(
             path.push(format!(".{name}"));
             listen_or(&Address::Path(path.into()), taken)
         }
-        Address::Abstract(place) => listen_or(&Address::Abstract(format!("{place}.{name}")), taken),
+        Address::Abstract(host_ports) => {
+            listen_or(&Address::Abstract(format!("{host_ports}.{name}")), taken)
+        }
         Address::Tcp(_) => {
             let listening = tcp::listen_beside(connection);
             let (socket, at) = listening.map_err(Error::io("listening on the way to rank 0"))?;
@@ -213,13 +215,17 @@ fn is_socket(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket())
 }
 
-/// Makes one attempt to connect; `turn` counts the attempts.
-pub(super) fn dial(address: &Address, turn: usize, deadline: Instant) -> io::Result<OwnedFd> {
+/// Makes one attempt to connect; `attempt_number` counts the attempts.
+pub(super) fn dial(
+    address: &Address,
+    attempt_number: usize,
+    deadline: Instant,
+) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let target = match address {
         Address::Path(path) => SocketAddrUnix::new(path),
         Address::Abstract(name) => SocketAddrUnix::new_abstract_name(name.as_bytes()),
-        Address::Tcp(place) => return tcp::dial(place, turn, deadline),
+        Address::Tcp(host_ports) => return tcp::dial(host_ports, attempt_number, deadline),
     }?;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::connect(&socket, &target)?;
@@ -228,7 +234,7 @@ pub(super) fn dial(address: &Address, turn: usize, deadline: Instant) -> io::Res
     Ok(socket)
 }
 
-/// Checks whether the peer of an accepted connection may be heard at all.
+/// Checks whether the peer of an accepted connection may be read at all.
 pub(super) fn admit(stream: impl AsFd) -> Result<(), String> {
     let stream = stream.as_fd();
     if tcp_peer(stream).is_some() {
@@ -252,7 +258,7 @@ pub(super) fn describe_peer(stream: impl AsFd) -> String {
     }
 }
 
-/// Checks that the peer is a process of this user; otherwise the error says whose it is.
+/// Checks that the peer is a process of this user; otherwise the error names its user.
 pub(super) fn same_user(stream: impl AsFd) -> Result<(), String> {
     let user = rustix::process::geteuid().as_raw();
     match peer(stream) {
@@ -290,8 +296,8 @@ mod tests {
     #[test]
     fn a_second_process_of_a_rank_is_told_which_rank_is_taken() {
         let (connection, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        let place = format!("nccl-taken-{}", std::process::id());
-        let address = Address::Abstract(place);
+        let host_ports = format!("nccl-taken-{}", std::process::id());
+        let address = Address::Abstract(host_ports);
         let listen = || listen_beside(&address, "1", connection.as_fd());
         let first = listen().unwrap();
         let error = listen().map(drop).unwrap_err().to_string();
@@ -324,13 +330,13 @@ mod tests {
     #[test]
     fn of_several_who_come_for_a_place_of_nobody_one_has_it_and_can_be_found() {
         let path = std::env::temp_dir().join(format!("nccl-several-{}", std::process::id()));
-        let place = Address::Path(path.clone());
+        let host_ports = Address::Path(path.clone());
         for _ in 0..200 {
             drop(UnixListener::bind(&path).unwrap());
             let begin = std::sync::Barrier::new(4);
             let come = || {
                 begin.wait();
-                listen(&place).ok()
+                listen(&host_ports).ok()
             };
             let held: Vec<Listener> = std::thread::scope(|scope| {
                 let coming: Vec<_> = (0..4).map(|_| scope.spawn(come)).collect();

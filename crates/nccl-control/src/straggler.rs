@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! a rank that waits          coordinator                        every other member
-//!   suspects somebody ────▶    opens a query ──────asks──────▶
+//!   suspects a rank ──────▶    opens a query ─────asks───────▶
 //!                              (once for an operation)            answers at once, and once more when it enters,
 //!                              ◀───────────────────────────────   if it has not
 //!                 all have answered, or its timeout is over
-//!          ◀────────────────── tells all members, and observers ──▶ who is late, by how much, in which phase
+//!          ◀────────────── reports to all members, and observers ──▶ which ranks are late, by how much, in which phase
 //! ```
 //!
 //! The messages carry ages, never times of a clock: each rank states how long ago it entered, and the coordinator
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::operation::OperationKind;
 
-/// The operation in question, as the rank that asked first calls it.
+/// The operation in question, as named by the rank whose suspicion opened the query.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct QueriedOperation {
@@ -32,7 +32,7 @@ pub struct QueriedOperation {
     pub name: String,
     /// Its number among the collectives of the communicator, from 1: the same on all ranks, whatever messages
     /// they have exchanged besides.
-    pub turn: u64,
+    pub collective_index: u64,
     #[serde(with = "kind")]
     pub kind: OperationKind,
     pub sequence: u64,
@@ -57,7 +57,7 @@ pub struct StragglerSuspicion {
 #[doc(hidden)]
 pub struct EntryReport {
     pub key: String,
-    pub turn: u64,
+    pub collective_index: u64,
     /// How long ago it entered.
     #[serde(deserialize_with = "clean")]
     pub entered: Option<Duration>,
@@ -76,7 +76,7 @@ pub struct StragglerReport {
     pub late: Vec<LateRank>,
     /// How many more are late and not listed.
     pub more: usize,
-    /// The rank of the world that logs the warning for all: a rank that waits, and so is known to go on.
+    /// The rank of the world that logs the warning for all: a rank that waits, and so is known to answer.
     pub reporter: usize,
 }
 
@@ -87,7 +87,7 @@ pub struct LateRank {
     /// Its rank in the world.
     pub rank: usize,
     /// Its rank in the communicator.
-    pub place: usize,
+    pub communicator_rank: usize,
     #[serde(deserialize_with = "clean")]
     pub host: String,
     pub pid: u32,

@@ -10,7 +10,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
-use super::discovery::Found;
+use super::discovery::DiscoveryHandle;
 use super::interface::{self, Interface, Own};
 use super::port_owner::port_owners;
 use super::reactor::poll;
@@ -26,18 +26,18 @@ pub(super) struct HostPorts {
     /// Whether some ranks are known to be on other hosts.
     pub(super) across: bool,
     /// Where rank 0 publishes its address, and the other ranks find it.
-    pub(super) discovery: Option<Found>,
+    pub(super) discovery: Option<DiscoveryHandle>,
 }
 
-/// The timeout of one attempt to connect: an answer comes in milliseconds, or not at all.
-const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);
+/// The timeout of one TCP connect: an answer arrives within milliseconds, or not at all.
+const TCP_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The most bytes in one packet, which pass wherever IPv6 does (RFC 8200, section 5: 1280 bytes with all headers).
 /// A path that silently drops larger packets would otherwise make a live host look dead.
 const SEGMENT: u32 = 1220;
 
 /// How many ports an error describes.
-const TOLD: usize = 8;
+const MAX_LISTED_PORTS: usize = 8;
 
 impl HostPorts {
     pub(super) fn new(host: impl Into<String>, ports: (u16, u16)) -> Self {
@@ -97,45 +97,45 @@ impl fmt::Display for HostPorts {
             write!(f, " on interface {interface}")?;
         }
         match &self.discovery {
-            Some(Found(discovery)) => write!(f, " (published in {})", discovery.name()),
+            Some(DiscoveryHandle(discovery)) => write!(f, " (published in {})", discovery.name()),
             None => Ok(()),
         }
     }
 }
 
 /// Listens at the first available port, and keeps it.
-pub(super) fn listen(place: &HostPorts) -> Result<(OwnedFd, SocketAddr)> {
+pub(super) fn listen(host_ports: &HostPorts) -> Result<(OwnedFd, SocketAddr)> {
     let own = interface::own().map_err(Error::io("looking at this host's interfaces"))?;
-    let (at, name) = own_address(place, &own)?;
-    if place.ports.0 == 0 && place.discovery.is_none() {
+    let (at, name) = own_address(host_ports, &own)?;
+    if host_ports.ports.0 == 0 && host_ports.discovery.is_none() {
         return Err(Error::rendezvous(format!(
-            "{place} has no port: the others would not find it; give one, or a file to publish it in"
+            "{host_ports} has no port: the others would not find it; give one, or a file to publish it in"
         )));
     }
-    if let Some(why) = unreachable_name(place, at) {
-        if place.across {
+    if let Some(why) = unreachable_name(host_ports, at) {
+        if host_ports.across {
             let own = interface::list(&own);
             return Err(Error::rendezvous(format!(
-                "rank 0 is to listen at {place}, and {why}; this host has {own}"
+                "rank 0 is to listen at {host_ports}, and {why}; this host has {own}"
             )));
         }
         tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "address", why, "{why}");
     }
-    let mut told = Vec::new();
+    let mut refused_ports = Vec::new();
     let mut tried = 0;
-    for port in place.ports() {
+    for port in host_ports.ports() {
         let wanted = with_port(at, port);
         tried += 1;
         match bind(wanted) {
             Ok(socket) => {
                 let found = local_address(&socket).map_err(Error::io("asking for a port"))?;
-                if let Some(discovery) = &place.discovery {
+                if let Some(discovery) = &host_ports.discovery {
                     publish(discovery, found)?;
                 }
                 return Ok((socket, found));
             }
             Err(Errno::ADDRINUSE) => {
-                if told.len() < TOLD {
+                if refused_ports.len() < MAX_LISTED_PORTS {
                     let port_owners: Vec<_> = port_owners(wanted)
                         .iter()
                         .map(ToString::to_string)
@@ -148,7 +148,7 @@ pub(super) fn listen(place: &HostPorts) -> Result<(OwnedFd, SocketAddr)> {
                     } else {
                         port_owners.join("; ")
                     };
-                    told.push(format!("port {port} on {name} ({}): {who}", at.ip()));
+                    refused_ports.push(format!("port {port} on {name} ({}): {who}", at.ip()));
                 }
             }
             Err(error) => {
@@ -157,13 +157,13 @@ pub(super) fn listen(place: &HostPorts) -> Result<(OwnedFd, SocketAddr)> {
             }
         }
     }
-    let more = match tried - told.len() {
+    let more = match tried - refused_ports.len() {
         0 => String::new(),
         more => format!("; and {more} more ports are taken"),
     };
     Err(Error::rendezvous(format!(
-        "rank 0 cannot listen at {place}: {}{more}",
-        told.join("; ")
+        "rank 0 cannot listen at {host_ports}: {}{more}",
+        refused_ports.join("; ")
     )))
 }
 
@@ -177,10 +177,13 @@ pub(super) fn listen_beside(connection: impl AsFd) -> io::Result<(OwnedFd, Socke
 }
 
 /// Returns the address at which to listen, with its interface.
-fn own_address(place: &HostPorts, own: &[Own]) -> Result<(SocketAddr, String)> {
-    if let Some(interface) = &place.interface {
+fn own_address(host_ports: &HostPorts, own: &[Own]) -> Result<(SocketAddr, String)> {
+    if let Some(interface) = &host_ports.interface {
         if *interface == Interface::Any {
-            let v6 = place.host.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv6());
+            let v6 = host_ports
+                .host
+                .parse::<IpAddr>()
+                .is_ok_and(|ip| ip.is_ipv6());
             let all: IpAddr = if v6 {
                 [0u16; 8].into()
             } else {
@@ -191,11 +194,11 @@ fn own_address(place: &HostPorts, own: &[Own]) -> Result<(SocketAddr, String)> {
         let chosen = interface.choose(own)?;
         return Ok((scoped(chosen), chosen.name.clone()));
     }
-    let resolved = resolve(&place.host, 0)?;
+    let resolved = resolve(&host_ports.host, 0)?;
     for address in &resolved {
         if address.ip().is_unspecified() {
             return Err(Error::rendezvous(format!(
-                "{place} names no address that others could reach: name one of {}, or choose an \
+                "{host_ports} names no address that others could reach: name one of {}, or choose an \
                  interface, or * for all of them",
                 interface::list(own)
             )));
@@ -210,7 +213,7 @@ fn own_address(place: &HostPorts, own: &[Own]) -> Result<(SocketAddr, String)> {
     }
     let resolved: Vec<_> = resolved.iter().map(|at| at.ip().to_string()).collect();
     Err(Error::rendezvous(format!(
-        "rank 0 is to listen at {place}, and {} is not an address of this host, which has {}: start \
+        "rank 0 is to listen at {host_ports}, and {} is not an address of this host, which has {}: start \
          rank 0 there, or name this host",
         resolved.join(", "),
         interface::list(own)
@@ -265,25 +268,29 @@ fn local_address(socket: &OwnedFd) -> io::Result<SocketAddr> {
     SocketAddr::try_from(address).map_err(io::Error::from)
 }
 
-pub(super) fn publish(Found(discovery): &Found, at: SocketAddr) -> Result<()> {
+pub(super) fn publish(DiscoveryHandle(discovery): &DiscoveryHandle, at: SocketAddr) -> Result<()> {
     let name = discovery.name();
     let published = discovery.publish(at);
     published.map_err(Error::io(format!("publishing the address in {name}")))
 }
 
-/// Makes one attempt to connect; `turn` selects one of several ports.
-pub(super) fn dial(place: &HostPorts, turn: usize, deadline: Instant) -> io::Result<OwnedFd> {
-    let targets = match &place.discovery {
-        Some(Found(discovery)) => vec![discovery.find()?],
+/// Makes one attempt to connect; `attempt_number` selects one of several ports.
+pub(super) fn dial(
+    host_ports: &HostPorts,
+    attempt_number: usize,
+    deadline: Instant,
+) -> io::Result<OwnedFd> {
+    let targets = match &host_ports.discovery {
+        Some(DiscoveryHandle(discovery)) => vec![discovery.find()?],
         None => {
-            let count = usize::from(place.ports.1 - place.ports.0) + 1;
-            let port = place.ports.0 + (turn % count) as u16;
-            (&place.host[..], port).to_socket_addrs()?.collect()
+            let count = usize::from(host_ports.ports.1 - host_ports.ports.0) + 1;
+            let port = host_ports.ports.0 + (attempt_number % count) as u16;
+            (&host_ports.host[..], port).to_socket_addrs()?.collect()
         }
     };
-    let mut last = io::Error::other(format!("{:?} has no address", place.host));
+    let mut last = io::Error::other(format!("{:?} has no address", host_ports.host));
     for target in targets {
-        match connect(target, deadline.min(Instant::now() + ATTEMPT_TIMEOUT)) {
+        match connect(target, deadline.min(Instant::now() + TCP_CONNECT_TIMEOUT)) {
             Ok(socket) => return Ok(socket),
             Err(error) => last = at(target, &error),
         }
@@ -291,7 +298,7 @@ pub(super) fn dial(place: &HostPorts, turn: usize, deadline: Instant) -> io::Res
     Err(last)
 }
 
-/// No packet at all came from there within the timeout of an attempt.
+/// No packet at all arrived from there within the timeout of an attempt.
 #[derive(Debug)]
 struct Unanswered(SocketAddr);
 
@@ -307,7 +314,7 @@ impl fmt::Display for Unanswered {
     }
 }
 
-/// Whether an attempt to connect failed because no packet came, and not because of a report that the address is unreachable.
+/// Whether an attempt to connect failed because no packet arrived, and not because of a report that the address is unreachable.
 pub(super) fn is_unanswered(error: &io::Error) -> bool {
     error
         .get_ref()
@@ -371,10 +378,10 @@ fn explained(error: Errno) -> io::Error {
 
 /// Returns why other ranks cannot reach the address at which rank 0 listens, because of how its own host resolves
 /// its name.
-fn unreachable_name(place: &HostPorts, at: SocketAddr) -> Option<String> {
-    let HostPorts { host, .. } = place;
+fn unreachable_name(host_ports: &HostPorts, at: SocketAddr) -> Option<String> {
+    let HostPorts { host, .. } = host_ports;
     let literal = host.parse::<IpAddr>().is_ok() || host.starts_with("localhost");
-    if literal || place.interface.is_some() || !at.ip().is_loopback() {
+    if literal || host_ports.interface.is_some() || !at.ip().is_loopback() {
         return None;
     }
     let hosts = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
@@ -397,10 +404,10 @@ fn unreachable_name(place: &HostPorts, at: SocketAddr) -> Option<String> {
 }
 
 /// Returns why other ranks may not reach rank 0, although it listens at `at`.
-pub(super) fn unreachable(place: &HostPorts, at: SocketAddr) -> Option<String> {
+pub(super) fn unreachable(host_ports: &HostPorts, at: SocketAddr) -> Option<String> {
     let own = interface::own().unwrap_or_default();
     let down = own.iter().find(|own| own.address == at.ip() && !own.up);
-    unreachable_name(place, at).or_else(|| {
+    unreachable_name(host_ports, at).or_else(|| {
         let Own { name, address, .. } = down?;
         Some(format!(
             "interface {name} ({address}), at which rank 0 listens, is down: bring it up (ip link set {name} \
@@ -409,7 +416,7 @@ pub(super) fn unreachable(place: &HostPorts, at: SocketAddr) -> Option<String> {
     })
 }
 
-/// Sends small frames at once, and lets the kernel detect a host that is gone, without help of its
+/// Sends small frames at once, and lets the kernel detect a host that has failed, without help of its
 /// processes.
 pub(super) fn prepare(socket: impl AsFd) -> io::Result<()> {
     let socket = socket.as_fd();

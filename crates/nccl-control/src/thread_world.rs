@@ -13,7 +13,7 @@ use super::coordinator_message::{Answer, Push};
 use super::inbox::Inbox;
 use super::reactor::{EventFlags, Reactor, Source};
 use super::request::Request;
-use super::round::Incomplete;
+use super::round::RequestError;
 use super::service::{Output, Recipients, Service};
 use crate::departure::{Departure, LossKind};
 use crate::sync::{Condvar, Mutex};
@@ -26,7 +26,7 @@ pub(crate) struct ThreadWorld {
     generation: u64,
     inboxes: Vec<Arc<Inbox>>,
     state: Mutex<State>,
-    /// Signalled when requests to go on have an outcome.
+    /// Signalled when requests for the next generation have an outcome.
     decided: Condvar,
 }
 
@@ -35,25 +35,25 @@ struct State {
     /// Which ranks can receive messages.
     present: Vec<bool>,
     /// The ranks that were sent something since the handlers ran.
-    told: Vec<usize>,
+    receivers: Vec<usize>,
     pending: BTreeMap<usize, PendingReconfigure>,
     /// How many generations were agreed upon.
     agreed: u64,
     alarm: Option<Instant>,
 }
 
-/// A rank that wants to go on.
+/// A rank that has requested the next generation.
 struct PendingReconfigure {
     begun: Instant,
     leaves_behind: bool,
-    outcome: Option<Result<Arc<NextThreadWorld>, Incomplete>>,
+    outcome: Option<Result<Arc<NextThreadWorld>, RequestError>>,
 }
 
 /// The next generation.
 pub(crate) struct NextThreadWorld {
     pub(crate) threads: Arc<ThreadWorld>,
     /// For each of its ranks, the rank before.
-    pub(crate) from: Vec<usize>,
+    pub(crate) previous_ranks: Vec<usize>,
 }
 
 impl ThreadWorld {
@@ -71,7 +71,7 @@ impl ThreadWorld {
         let state = State {
             service,
             present: vec![true; size],
-            told: Vec::new(),
+            receivers: Vec::new(),
             pending: BTreeMap::new(),
             agreed: 0,
             alarm: None,
@@ -130,7 +130,7 @@ impl ThreadWorld {
             Request::Fail { why } => {
                 self.rank_leaves(&mut state, rank, Departure::Failed(why), false)
             }
-            Request::Linger { why } => {
+            Request::LeaveWorld { why } => {
                 let departure = why.map_or(Departure::Left, Departure::Failed);
                 self.rank_leaves(&mut state, rank, departure, true);
             }
@@ -141,9 +141,9 @@ impl ThreadWorld {
             }
             request => state.service.handle(Instant::now(), rank, id, request),
         }
-        self.serve(&mut state);
+        self.deliver_service_outputs(&mut state);
         drop(state);
-        self.settle();
+        self.run_handlers();
     }
 
     /// Ends the part of a rank; the first reason stays.
@@ -151,21 +151,30 @@ impl ThreadWorld {
         let mut state = self.state.lock();
         self.rank_leaves(&mut state, rank, departure, false);
         drop(state);
-        self.settle();
+        self.run_handlers();
     }
 
-    /// Ends the part of a rank. A rank that `stays` still takes part in rounds of ends, and leaves a second time.
-    fn rank_leaves(&self, state: &mut State, rank: usize, departure: Departure, stays: bool) {
-        // A failed rank has reported that. A rank that stays silently is reported only when it is gone.
-        let told = matches!(state.service.departure(rank), Some(Departure::Failed(_)));
-        let silent = stays && departure == Departure::Left;
-        if !state.service.leave(rank, departure.clone(), stays) {
+    /// Ends the part of a rank. A rank that `keeps_communicators` still takes part in rounds of ends, and leaves a second time.
+    fn rank_leaves(
+        &self,
+        state: &mut State,
+        rank: usize,
+        departure: Departure,
+        keeps_communicators: bool,
+    ) {
+        // A failed rank has reported that. A rank that stays silently is reported only when it has left.
+        let is_reported = matches!(state.service.departure(rank), Some(Departure::Failed(_)));
+        let stays_silently = keeps_communicators && departure == Departure::Left;
+        if !state
+            .service
+            .leave(rank, departure.clone(), keeps_communicators)
+        {
             return;
         }
-        state.present[rank] = stays;
-        self.serve(state);
-        if !told && !silent {
-            self.push(state, Recipients::All, &Push::Gone { rank, departure });
+        state.present[rank] = keeps_communicators;
+        self.deliver_service_outputs(state);
+        if !is_reported && !stays_silently {
+            self.push(state, Recipients::All, &Push::Departed { rank, departure });
         }
         if state.pending.remove(&rank).is_some() {
             self.decided.notify_all();
@@ -173,8 +182,8 @@ impl ThreadWorld {
         self.agree_if_complete(state);
     }
 
-    /// Goes on to the next generation with the remaining ranks; `leaves_behind`: without the ranks that do not come in time, if all
-    /// agree.
+    /// Forms the next generation with the remaining ranks; `leaves_behind`: without the ranks that make no request in time, if
+    /// all agree.
     ///
     /// # Errors
     /// Why there is no next generation.
@@ -183,8 +192,8 @@ impl ThreadWorld {
         rank: usize,
         timeout: Duration,
         leaves_behind: bool,
-    ) -> Result<Arc<NextThreadWorld>, Incomplete> {
-        let gone = Incomplete::Gone {
+    ) -> Result<Arc<NextThreadWorld>, RequestError> {
+        let departed = RequestError::Departed {
             rank,
             departure: Departure::Left,
         };
@@ -192,10 +201,10 @@ impl ThreadWorld {
         let deadline = later(begun, timeout);
         let mut state = self.state.lock();
         if state.service.departure(rank).is_some() {
-            return Err(gone);
+            return Err(departed);
         }
         if state.pending.contains_key(&rank) {
-            return Err(Incomplete::Twice);
+            return Err(RequestError::Twice);
         }
         let pending_one = PendingReconfigure {
             begun,
@@ -206,12 +215,12 @@ impl ThreadWorld {
         self.agree_if_complete(&mut state);
         loop {
             let Some(pending_one) = state.pending.get_mut(&rank) else {
-                return Err(gone);
+                return Err(departed);
             };
             if let Some(outcome) = pending_one.outcome.take() {
                 state.pending.remove(&rank);
                 drop(state);
-                self.settle();
+                self.run_handlers();
                 return outcome;
             }
             if Instant::now() >= deadline {
@@ -228,13 +237,16 @@ impl ThreadWorld {
         }
         state.agreed += 1;
         let number = self.generation + state.agreed;
-        let from: Vec<_> = state.undecided().map(|(rank, _)| rank).collect();
-        let threads = Self::of_generation(self.number, number, from.len());
-        state.decide(&Ok(Arc::new(NextThreadWorld { threads, from })));
+        let previous_ranks: Vec<_> = state.undecided().map(|(rank, _)| rank).collect();
+        let threads = Self::of_generation(self.number, number, previous_ranks.len());
+        state.decide(&Ok(Arc::new(NextThreadWorld {
+            threads,
+            previous_ranks,
+        })));
         self.decided.notify_all();
     }
 
-    /// Handles that the timeout of a rank that wants to go on has passed.
+    /// Handles that the timeout of a rank that has requested the next generation is over.
     fn give_up_waiting(&self, state: &mut State) {
         let now = Instant::now();
         let begun = state
@@ -250,11 +262,11 @@ impl ThreadWorld {
             for rank in missing {
                 let departure = Departure::lost(LossKind::LeftBehind { after: waited });
                 // Delivered to the rank itself, for later reads of its inbox.
-                let gone = Push::Gone {
+                let departed = Push::Departed {
                     rank,
                     departure: departure.clone(),
                 };
-                self.push(state, Recipients::Rank(rank), &gone);
+                self.push(state, Recipients::Rank(rank), &departed);
                 // The last departure makes the generation.
                 self.rank_leaves(state, rank, departure, false);
             }
@@ -262,17 +274,17 @@ impl ThreadWorld {
         }
         let missing = missing.into_iter();
         let missing = missing.map(|rank| state.service.missing(rank, now));
-        let why = Incomplete::TimedOut {
+        let why = RequestError::TimedOut {
             missing: missing.collect(),
             waited,
-            remarks: Vec::new(),
+            notes: Vec::new(),
         };
         state.decide(&Err(why));
         self.decided.notify_all();
     }
 
     /// Delivers the outputs of the service.
-    fn serve(&self, state: &mut State) {
+    fn deliver_service_outputs(&self, state: &mut State) {
         while let Some(output) = state.service.poll() {
             match output {
                 Output::Answer { to, answer } => {
@@ -297,15 +309,15 @@ impl ThreadWorld {
         for rank in to {
             if state.present.get(rank) == Some(&true) {
                 self.inboxes[rank].push(push.clone());
-                state.told.push(rank);
+                state.receivers.push(rank);
             }
         }
     }
 
     /// Runs the handlers of what was sent, without the lock, and sets the next timer.
-    fn settle(&self) {
+    fn run_handlers(&self) {
         let mut state = self.state.lock();
-        let told = std::mem::take(&mut state.told);
+        let receivers = std::mem::take(&mut state.receivers);
         if let Some(next) = state.service.next_timeout()
             && state.alarm.is_none_or(|alarm| alarm > next)
             && let Ok(reactor) = Reactor::get()
@@ -314,7 +326,7 @@ impl ThreadWorld {
             reactor.wake_at(next, Weak::clone(&self.this) as Weak<dyn Source>);
         }
         drop(state);
-        for rank in told {
+        for rank in receivers {
             self.inboxes[rank].run_handlers();
         }
     }
@@ -329,7 +341,7 @@ impl State {
         pending.filter(|(_, pending_one)| pending_one.outcome.is_none())
     }
 
-    /// Returns the ranks that could go on and have not asked to.
+    /// Returns the ranks that could request the next generation and have not.
     fn missing(&self) -> Vec<usize> {
         let is_missing = |rank: &usize| {
             let pending_one = self.pending.get(rank);
@@ -339,7 +351,7 @@ impl State {
         (0..self.present.len()).filter(is_missing).collect()
     }
 
-    fn decide(&mut self, outcome: &Result<Arc<NextThreadWorld>, Incomplete>) {
+    fn decide(&mut self, outcome: &Result<Arc<NextThreadWorld>, RequestError>) {
         for pending_one in self.pending.values_mut() {
             pending_one.outcome.get_or_insert_with(|| outcome.clone());
         }
@@ -356,9 +368,9 @@ impl Source for ThreadWorld {
         }
         state.service.handle_timeout(now);
         let reports = state.service.reports(now);
-        self.serve(&mut state);
+        self.deliver_service_outputs(&mut state);
         drop(state);
-        self.settle();
+        self.run_handlers();
         for text in reports {
             tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {text}");
         }

@@ -10,9 +10,9 @@ use crate::departure::Departure;
 use crate::error::Result;
 use crate::forked::{self, ForkGuarded};
 use crate::time::deadline_after;
-use nccl_base::env_timeouts::{EnvTimeouts, world as world_limit};
+use nccl_base::env_timeouts::{EnvTimeouts, world_timeout};
 
-/// A process of a job that votes and has no rank: when a network is cut in two, the half that reaches it goes on.
+/// A process of a job that votes and has no rank: when a network is cut in two, the half that reaches it continues.
 ///
 /// It joins with the first generation, whose ranks are configured to wait for it ([`Rendezvous::witnesses`]), and stays as long as
 /// this value lives; a typical witness is the front end of a server. It receives no messages between ranks; a process that also watches
@@ -41,7 +41,7 @@ impl Witness {
     /// for the rendezvous's timeout. The rendezvous has to be one for an observer, of the first generation.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when not all ranks come, or they expect no such witness.
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when not all ranks join, or they expect no such witness.
     ///
     /// ```no_run
     /// # use nccl::control::Witness;
@@ -53,15 +53,15 @@ impl Witness {
         forked::begin()?;
         rendezvous.identity().check()?;
         EnvTimeouts::of_process()?;
-        let timeout: Duration = world_limit(rendezvous.timeout);
+        let timeout: Duration = world_timeout(rendezvous.timeout);
         let slot = FIRST_SLOT.saturating_add(number);
-        let node = Node::witness(&rendezvous, slot, deadline_after(timeout))?;
+        let node = Node::start_witness(&rendezvous, slot, deadline_after(timeout))?;
         Ok(Self {
             node: ForkGuarded::new(node),
         })
     }
 
-    /// Returns the generation of the ranks, in which it votes; it goes on with them.
+    /// Returns the generation of the ranks, in which it votes; it follows them into the next ones.
     ///
     /// ```no_run
     /// # use nccl::control::Witness;

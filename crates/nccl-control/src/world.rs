@@ -13,7 +13,7 @@ use super::node::{ActiveGeneration, Node};
 use super::panics;
 use super::rank_process::RankProcess;
 use super::request::Request;
-use super::round::Incomplete;
+use super::round::RequestError;
 use super::session::{RankSession, SessionBackend};
 use super::thread_world::ThreadWorld;
 use crate::departure::{Departure, Failure};
@@ -21,7 +21,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fault::Fault;
 use crate::forked::{self, ForkGuarded};
 use crate::time::deadline_after;
-use nccl_base::env_timeouts::{EnvTimeouts, world as world_limit};
+use nccl_base::env_timeouts::{EnvTimeouts, world_timeout};
 
 /// All ranks of a job, seen from one of them.
 pub struct World {
@@ -34,22 +34,22 @@ pub struct World {
     /// The network interface that the program named.
     pub(super) interface: Option<String>,
     /// For each rank, its rank in the generation before; empty in the first.
-    pub(super) from: Vec<Option<usize>>,
+    pub(super) previous_ranks: Vec<Option<usize>>,
 }
 
 impl World {
-    /// Meets the other ranks.
+    /// Joins the first generation of the world, with the other ranks.
     pub fn join(mut rendezvous: Rendezvous) -> Result<Self> {
-        let said = rendezvous.said.take();
-        Self::meet(rendezvous).map_err(|error| match (said, error.kind()) {
-            (Some(said), ErrorKind::Rendezvous { reason }) => {
-                Error::rendezvous(format!("{reason}; {said}"))
+        let conflict = rendezvous.launcher_conflict.take();
+        Self::join_first_generation(rendezvous).map_err(|error| match (conflict, error.kind()) {
+            (Some(conflict), ErrorKind::Rendezvous { reason }) => {
+                Error::rendezvous(format!("{reason}; {conflict}"))
             }
             _ => error,
         })
     }
 
-    fn meet(rendezvous: Rendezvous) -> Result<Self> {
+    fn join_first_generation(rendezvous: Rendezvous) -> Result<Self> {
         forked::begin()?;
         if rendezvous.world_size == 0 {
             return Err(Error::rendezvous(
@@ -59,24 +59,24 @@ impl World {
         rendezvous.identity().check()?;
         EnvTimeouts::of_process()?;
         launcher::own_rank()?;
-        let deadline = deadline_after(world_limit(rendezvous.timeout));
+        let deadline = deadline_after(world_timeout(rendezvous.timeout));
         let (rank, nranks) = (rendezvous.rank, rendezvous.world_size);
         let generation = rendezvous.generation;
         let span = tracing::info_span!(target: "nccl", "nccl.rendezvous", rank, nranks, generation);
         let _entered = span.enter();
         let inbox = Arc::new(Inbox::default());
-        let node = Node::first(&rendezvous, deadline, &inbox, None)?;
+        let node = Node::start_rank(&rendezvous, deadline, &inbox, None)?;
         let job = (rendezvous.job.clone(), generation);
         let backend = SessionBackend::Node {
             node: Arc::clone(&node),
             generation,
         };
         let session = RankSession::open(rank, nranks, job, backend, inbox);
-        let entered = node
-            .meet(deadline)
-            .map_err(|why| session.explain("join", &why))?;
+        let active = node
+            .wait_until_formed(deadline)
+            .map_err(|why| session.error_of("join", &why))?;
         let mut world = Self::new(session, rendezvous.local_rank, rendezvous.timeout);
-        world.session.meet(entered.members());
+        world.session.set_members(active.members());
         world.apply_rendezvous(&rendezvous);
         let address = &rendezvous.address;
         tracing::info!(name: "nccl.rendezvous.met", target: "nccl", rank, nranks, %address, "all ranks have met");
@@ -85,7 +85,8 @@ impl World {
 
     /// Sets what follows from the rendezvous and the identities of the ranks.
     pub(super) fn apply_rendezvous(&mut self, rendezvous: &Rendezvous) {
-        if let (true, Some(members)) = (rendezvous.counts_local, self.session.members().get()) {
+        if let (true, Some(members)) = (rendezvous.counts_local_rank, self.session.members().get())
+        {
             let host = &members[self.rank()].host;
             let before = members[..self.rank()].iter();
             self.local_rank = before.filter(|member| member.host == *host).count();
@@ -94,13 +95,13 @@ impl World {
         self.interface = rendezvous.address.interface();
     }
 
-    /// The world of a generation that this process has joined, or has gone on to.
-    pub(super) fn entered(
-        entered: &ActiveGeneration,
+    /// The world of an active generation of which this process is a member.
+    pub(super) fn of_generation(
+        active: &ActiveGeneration,
         local_rank: usize,
         timeout: Duration,
     ) -> Self {
-        Self::new(RankSession::of(entered), local_rank, timeout)
+        Self::new(RankSession::of_generation(active), local_rank, timeout)
     }
 
     /// Makes the worlds of `size` ranks that are threads of this process.
@@ -128,7 +129,7 @@ impl World {
         let backend = SessionBackend::Threads(Arc::clone(threads));
         let job = (threads.job(), threads.generation());
         let session = RankSession::open(rank, threads.size(), job, backend, inbox);
-        session.meet(vec![RankProcess::here(); threads.size()]);
+        session.set_members(vec![RankProcess::here(); threads.size()]);
         Self::new(session, local_rank, timeout)
     }
 
@@ -139,7 +140,7 @@ impl World {
             session: ForkGuarded::new(session),
             final_departure: Departure::Left,
             interface: None,
-            from: Vec::new(),
+            previous_ranks: Vec::new(),
         }
     }
 
@@ -160,10 +161,10 @@ impl World {
     }
 
     /// Returns the rank as which `nccl-run`, torchrun, MPI or Slurm started the process that is rank `rank` here: the number before the
-    /// lines of its output. After a recovery the two differ. `None` where no launcher gave a number, and for a rank that the world does
-    /// not have.
+    /// lines of its output. After a reconfiguration the two differ. `None` where no launcher gave a number, and for a rank that
+    /// the world does not have.
     pub fn launcher_rank(&self, rank: usize) -> Option<usize> {
-        self.session.members().get()?.get(rank)?.launched
+        self.session.members().get()?.get(rank)?.launcher_rank
     }
 
     /// Returns this rank.
@@ -196,22 +197,22 @@ impl World {
 
     #[doc(hidden)]
     pub fn timeout(&self) -> Duration {
-        world_limit(self.timeout)
+        world_timeout(self.timeout)
     }
 
-    /// Takes part in one round of `topic`: gives a part, and returns the parts of all.
-    pub fn collect(
+    /// Takes part in one exchange of `topic`: gives a part, and returns the parts of all.
+    pub fn exchange_all(
         &self,
         topic: &str,
         part: &[u8],
         deadline: Instant,
         interrupted: impl Fn() -> bool,
     ) -> Result<Vec<Vec<u8>>> {
-        self.round(topic, None, part, deadline, Some(&interrupted))
+        self.exchange(topic, None, part, deadline, Some(&interrupted))
     }
 
-    /// Takes part in one round of all ranks or of `members`.
-    pub(super) fn round(
+    /// Takes part in one exchange of all ranks or of `members`.
+    pub(super) fn exchange(
         &self,
         topic: &str,
         members: Option<&Arc<[usize]>>,
@@ -220,7 +221,7 @@ impl World {
         interrupted: Option<&dyn Fn() -> bool>,
     ) -> Result<Vec<Vec<u8>>> {
         self.session
-            .round(topic, members, part, deadline, interrupted)
+            .exchange(topic, members, part, deadline, interrupted)
     }
 
     /// As [`RankSession::ask`].
@@ -230,7 +231,7 @@ impl World {
         request: impl FnOnce(Duration) -> Request,
         deadline: Instant,
         interrupted: Option<&dyn Fn() -> bool>,
-        refused: Option<Incomplete>,
+        refused: Option<RequestError>,
     ) -> Result<Answer> {
         self.session
             .ask(topic, request, deadline, interrupted, refused)
@@ -242,8 +243,8 @@ impl World {
     }
 
     /// The error of a request about `topic` that failed.
-    pub(super) fn explain(&self, topic: &str, incomplete: &Incomplete) -> Error {
-        self.session.explain(topic, incomplete)
+    pub(super) fn error_of(&self, topic: &str, error: &RequestError) -> Error {
+        self.session.error_of(topic, error)
     }
 
     /// Sets the departure that is reported when this value is dropped.

@@ -96,7 +96,7 @@ impl WorldView {
     /// Forgets all ranks and records the new generation as an event.
     pub(super) fn reconfigure(&mut self, generation: u64) {
         self.clear();
-        self.note(WorldEvent::WentOn { generation });
+        self.note(WorldEvent::NextGeneration { generation });
     }
 
     /// Returns the rank whose process has this number under this kernel.
@@ -180,13 +180,13 @@ impl WorldView {
         WorldEvent::late(lateness).for_each(|event| self.note(event));
     }
 
-    /// Records an operator's decision about which ranks go on.
+    /// Records an operator's decision about which ranks continue.
     pub(super) fn decided(&mut self, ranks: Vec<usize>) {
         self.note(WorldEvent::SplitDecided { ranks });
     }
 
-    /// Records that a rank is gone; the first reason stays.
-    pub(super) fn gone(&mut self, rank: usize, departure: Departure) {
+    /// Records that a rank has departed; the first reason stays.
+    pub(super) fn record_departure(&mut self, rank: usize, departure: Departure) {
         let Some(observed) = self.ranks.get(rank) else {
             return;
         };
@@ -215,7 +215,7 @@ impl WorldView {
         self.ranks.get(rank)?.known.departure.as_ref()
     }
 
-    /// Returns the targets of a request for recordings: all ranks, gone ones included.
+    /// Returns the targets of a request for recordings: all ranks, departed ones included.
     pub(super) fn targets(&self) -> Vec<RecordingTarget> {
         let now = Instant::now();
         let ranks = self.ranks.iter().map(|ObservedRank { known, at }| {
@@ -309,7 +309,7 @@ mod tests {
         }
     }
 
-    fn said(name: &str) -> Phase {
+    fn phase_said(name: &str) -> Phase {
         Phase::Said(name.to_owned())
     }
 
@@ -319,12 +319,12 @@ mod tests {
         board.set_size(2);
         board.learn(known(Phase::Joined, None));
         board.learn(known(Phase::Joined, None));
-        board.learn(known(said("load"), None));
-        let gone = Departure::lost(crate::departure::LossKind::Unknown);
-        board.learn(known(said("load"), Some(gone.clone())));
-        board.learn(known(said("load"), Some(gone)));
-        board.gone(1, Departure::Left);
-        board.gone(7, Departure::Left);
+        board.learn(known(phase_said("load"), None));
+        let departure = Departure::lost(crate::departure::LossKind::Unknown);
+        board.learn(known(phase_said("load"), Some(departure.clone())));
+        board.learn(known(phase_said("load"), Some(departure)));
+        board.record_departure(1, Departure::Left);
+        board.record_departure(7, Departure::Left);
         board.end("over");
         board.end("again");
         let mut next = 0;
@@ -349,7 +349,7 @@ mod tests {
         let mut board = WorldView::default();
         board.set_size(2);
         for n in 0..KEPT + 10 {
-            board.learn(known(said(&n.to_string()), None));
+            board.learn(known(phase_said(&n.to_string()), None));
         }
         let mut next = 0;
         // One more for having joined.

@@ -8,14 +8,14 @@
 //!
 //! ```text
 //! inside beyond its timeout ──▶ its communicator is aborted, and with it those of the other ranks
-//!                             the thread may come out by that; when it is still inside a while after
-//!                             the abort ended or was given up ──▶ the process ends, with a sentence
+//!                             the call may return because of that; when the thread is still inside a while
+//!                             after the abort ended or was given up ──▶ the process ends, with a message on stderr
 //! ```
 //!
 //! The process has to end because the call cannot return: the call may use borrowed memory, and no other thread
 //! can end the call. A stuck thread of this crate is replaced by a new one instead.
 //!
-//! A slot belongs to one thread, and only that thread writes to it. [`CallSlot::version`] is odd while the thread is inside,
+//! A slot belongs to one thread, and only that thread writes to it. [`ThreadSlot::version`] is odd while the thread is inside,
 //! and differs for each call. If two reads of `version` return the same odd number, the fields read in between belong
 //! to one call.
 
@@ -39,7 +39,7 @@ pub enum CallKind {
     Replay = 1,
     Capture = 2,
     /// A query of whether work is done, or of NCCL's state.
-    Look = 3,
+    Query = 3,
     /// A query made by a thread of this crate.
     Poller = 4,
 }
@@ -50,7 +50,7 @@ impl CallKind {
             0 => Self::Issue,
             1 => Self::Replay,
             2 => Self::Capture,
-            3 => Self::Look,
+            3 => Self::Query,
             _ => Self::Poller,
         }
     }
@@ -60,35 +60,35 @@ impl CallKind {
             Self::Issue => "a call of NCCL's or CUDA's that issues an operation",
             Self::Replay => "a call of CUDA's that launches a graph",
             Self::Capture => "a call of NCCL's or CUDA's that captures",
-            Self::Look | Self::Poller => "a call of NCCL's or CUDA's that asks how far things are",
+            Self::Query | Self::Poller => "a query of NCCL's or CUDA's",
         }
     }
 }
 
 /// The record of one thread's current call.
 #[derive(Default)]
-pub(crate) struct CallSlot {
+pub(crate) struct ThreadSlot {
     version: AtomicU64,
     /// The address of the communicator.
-    of: AtomicUsize,
+    communicator_address: AtomicUsize,
     seconds: AtomicU64,
     nanoseconds: AtomicU32,
     kind: AtomicU8,
 }
 
 /// All slots ever allocated, and the slots that no thread owns.
-struct CallSlots {
-    all: Vec<&'static CallSlot>,
-    free: Vec<&'static CallSlot>,
+struct ThreadSlots {
+    all: Vec<&'static ThreadSlot>,
+    free: Vec<&'static ThreadSlot>,
 }
 
-static SLOTS: Mutex<CallSlots> = Mutex::new(CallSlots {
+static SLOTS: Mutex<ThreadSlots> = Mutex::new(ThreadSlots {
     all: Vec::new(),
     free: Vec::new(),
 });
 
 thread_local! {
-    static SLOT: Cell<Option<&'static CallSlot>> = const { Cell::new(None) };
+    static SLOT: Cell<Option<&'static ThreadSlot>> = const { Cell::new(None) };
     static SLOT_RELEASE: SlotRelease = const { SlotRelease };
 }
 
@@ -106,22 +106,23 @@ impl Drop for SlotRelease {
 /// Marks its thread as inside a call until dropped.
 #[doc(hidden)]
 pub struct CallGuard {
-    slot: Option<&'static CallSlot>,
+    slot: Option<&'static ThreadSlot>,
     /// Not `Send`: belongs to its thread.
     _thread: PhantomData<*const ()>,
 }
 
-/// Marks this thread as inside a call on the communicator at address `of`, which should return within `timeout`. Changes nothing
-/// inside another such call.
+/// Marks this thread as inside a call on the communicator at `communicator_address`, which should return within `timeout`.
+/// Changes nothing inside another such call.
 #[inline]
-pub(crate) fn enter(of: usize, kind: CallKind, timeout: Duration) -> CallGuard {
+pub(crate) fn enter(communicator_address: usize, kind: CallKind, timeout: Duration) -> CallGuard {
     let slot = SLOT.get().or_else(own_slot);
     let slot = slot.filter(|slot| slot.version.load(Ordering::Relaxed).is_multiple_of(2));
     if let Some(slot) = slot {
         let version = slot.version.load(Ordering::Relaxed);
         // A reader that sees one of the following stores also sees that the previous call is over.
         fence(Ordering::Release);
-        slot.of.store(of, Ordering::Relaxed);
+        slot.communicator_address
+            .store(communicator_address, Ordering::Relaxed);
         slot.seconds.store(timeout.as_secs(), Ordering::Relaxed);
         slot.nanoseconds
             .store(timeout.subsec_nanos(), Ordering::Relaxed);
@@ -140,12 +141,12 @@ pub(crate) fn enter(of: usize, kind: CallKind, timeout: Duration) -> CallGuard {
 }
 
 #[cold]
-fn own_slot() -> Option<&'static CallSlot> {
+fn own_slot() -> Option<&'static ThreadSlot> {
     // A thread whose thread-locals are being destroyed could not release a slot.
     SLOT_RELEASE.try_with(|_| ()).ok()?;
     let mut slots = SLOTS.lock();
     let slot = slots.free.pop().unwrap_or_else(|| {
-        let slot: &'static CallSlot = Box::leak(Box::default());
+        let slot: &'static ThreadSlot = Box::leak(Box::default());
         slots.all.push(slot);
         slot
     });
@@ -169,17 +170,17 @@ impl Drop for CallGuard {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ActiveCall {
     pub(crate) version: u64,
-    pub(crate) of: usize,
+    pub(crate) communicator_address: usize,
     pub(crate) timeout: Duration,
     pub(crate) kind: CallKind,
 }
 
 /// Returns all slots ever allocated.
-pub(crate) fn slots() -> Vec<&'static CallSlot> {
+pub(crate) fn slots() -> Vec<&'static ThreadSlot> {
     SLOTS.lock().all.clone()
 }
 
-impl CallSlot {
+impl ThreadSlot {
     /// Returns a number that changes whenever the thread enters or leaves a call.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Relaxed)
@@ -193,7 +194,7 @@ impl CallSlot {
         }
         let found = ActiveCall {
             version,
-            of: self.of.load(Ordering::Relaxed),
+            communicator_address: self.communicator_address.load(Ordering::Relaxed),
             timeout: Duration::new(
                 self.seconds.load(Ordering::Relaxed),
                 self.nanoseconds.load(Ordering::Relaxed),
@@ -208,8 +209,8 @@ impl CallSlot {
 /// Raised when a thread enters a call.
 pub(crate) static WAKE_FLAG: WakeFlag = WakeFlag::new();
 
-/// Wakes the monitor because a communicator is gone: the monitor ends with the last one.
-pub(crate) fn forget() {
+/// Wakes the monitor because a communicator was dropped: the monitor ends with the last one.
+pub(crate) fn wake_monitor() {
     WAKE_FLAG.raise();
 }
 
@@ -218,16 +219,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_look_finds_who_is_inside_and_nobody_afterwards() {
-        let slot = CallSlot::default();
+    fn read_returns_the_current_call_and_none_afterwards() {
+        let slot = ThreadSlot::default();
         assert_eq!(slot.read(), None);
-        slot.of.store(7, Ordering::Relaxed);
+        slot.communicator_address.store(7, Ordering::Relaxed);
         slot.seconds.store(3, Ordering::Relaxed);
         slot.nanoseconds.store(5, Ordering::Relaxed);
         slot.kind.store(CallKind::Capture as u8, Ordering::Relaxed);
         slot.version.store(1, Ordering::Release);
-        let found = slot.read().expect("somebody is inside");
-        assert_eq!((found.version, found.of), (1, 7));
+        let found = slot.read().expect("a call is recorded");
+        assert_eq!((found.version, found.communicator_address), (1, 7));
         assert_eq!(found.timeout, Duration::new(3, 5));
         assert_eq!(found.kind, CallKind::Capture);
         slot.version.store(2, Ordering::Release);
@@ -247,12 +248,12 @@ mod tests {
     }
 
     #[test]
-    fn every_place_survives_the_way_through_its_code() {
+    fn every_call_kind_survives_its_code() {
         for kind in [
             CallKind::Issue,
             CallKind::Replay,
             CallKind::Capture,
-            CallKind::Look,
+            CallKind::Query,
             CallKind::Poller,
         ] {
             assert_eq!(CallKind::of(kind as u8), kind);

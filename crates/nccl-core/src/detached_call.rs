@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::drop_queue::DeviceCallGuard;
-use crate::error::{Error, ErrorKind, Mark};
+use crate::error::{Error, ErrorKind, ErrorProperty};
 use crate::sync::{Condvar, Mutex};
 use crate::threads;
 
@@ -52,11 +52,11 @@ pub(crate) fn run<T: Send + 'static>(
     let theirs = Arc::clone(&shared);
     let run = move || {
         let result = work();
-        let (state, bell) = &*theirs;
+        let (state, state_changed) = &*theirs;
         let mut state = state.lock();
         if matches!(*state, DetachedState::Running) {
             *state = DetachedState::Returned(result);
-            bell.notify_one();
+            state_changed.notify_one();
             return;
         }
         drop(state);
@@ -67,7 +67,7 @@ pub(crate) fn run<T: Send + 'static>(
     };
     threads::spawn("nccl-call", run).map_err(NoResult::NoThread)?;
 
-    let (state, bell) = &*shared;
+    let (state, state_changed) = &*shared;
     let mut state = state.lock();
     let mut of_no_use: Option<Instant> = None;
     loop {
@@ -76,8 +76,8 @@ pub(crate) fn run<T: Send + 'static>(
             // `Abandoned` stands only for the duration of this check.
             DetachedState::Running | DetachedState::Abandoned => {}
         }
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
             return Err(NoResult::TimedOut);
         }
         if of_no_use.is_none() && interrupted() {
@@ -87,7 +87,7 @@ pub(crate) fn run<T: Send + 'static>(
             return Err(NoResult::Interrupted);
         }
         *state = DetachedState::Running;
-        bell.wait_for(&mut state, left.min(TICK));
+        state_changed.wait_for(&mut state, remaining.min(TICK));
     }
 }
 
@@ -95,24 +95,21 @@ impl NoResult {
     /// Returns the error for a call of `function` that was limited to `timeout`.
     pub(crate) fn into_error(self, function: &'static str, timeout: Duration) -> Error {
         let given_up = |why: &str| {
-            crate::events::leaked(
-                &format!("a call of {function} that does not come back"),
-                why,
-            );
+            crate::events::leaked(&format!("a call of {function} that does not return"), why);
         };
         match self {
             Self::TimedOut => {
                 given_up("its timeout has passed");
                 Error::new(ErrorKind::TimedOut {
-                    what: format!("{function}, which should not wait and has not come back,"),
+                    what: format!("{function}, which should not block and has not returned,"),
                     timeout,
                 })
-                .marked(Mark::Inside)
+                .with_property(ErrorProperty::Inside)
             }
             Self::Interrupted => {
                 given_up("there is no use in it any more");
                 Error::new(ErrorKind::Aborted {
-                    reason: format!("it was ended during {function}, which has not come back"),
+                    reason: format!("it was ended during {function}, which has not returned"),
                 })
             }
             Self::NoThread(error) => threads::not_started("for a call")(error),
@@ -132,7 +129,7 @@ mod tests {
     fn what_comes_back_in_time_is_the_callers() {
         let deadline = Instant::now() + LONG;
         let sum = run(deadline, || false, || 1 + 1, |_| panic!("it is not late"));
-        assert_eq!(sum.expect("it comes back"), 2);
+        assert_eq!(sum.expect("it returns"), 2);
     }
 
     #[test]

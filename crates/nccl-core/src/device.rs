@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaContext;
 
-use crate::driver;
+use crate::cuda_driver;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Returns the primary context, to make streams in, of the device with this number among those that the process
@@ -28,9 +28,9 @@ use crate::error::{Error, ErrorKind, Result};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn device(ordinal: usize) -> Result<Arc<CudaContext>> {
-    if !driver::is_present() {
+    if !cuda_driver::is_present() {
         return Err(Error::new(ErrorKind::NoDriver {
-            looked_for: driver::LIBRARY.to_str().unwrap_or_default(),
+            looked_for: cuda_driver::LIBRARY.to_str().unwrap_or_default(),
             reason: why_not_loaded(),
         }));
     }
@@ -45,8 +45,12 @@ pub fn device(ordinal: usize) -> Result<Arc<CudaContext>> {
 /// The dynamic linker's reason for not loading the driver.
 fn why_not_loaded() -> String {
     // SAFETY: loads the CUDA driver if it exists after all, as every call into the driver does.
-    let handle =
-        unsafe { libc::dlopen(driver::LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    let handle = unsafe {
+        libc::dlopen(
+            cuda_driver::LIBRARY.as_ptr(),
+            libc::RTLD_NOW | libc::RTLD_LOCAL,
+        )
+    };
     if !handle.is_null() {
         return String::from("it has been there for a moment only");
     }

@@ -18,19 +18,19 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, CudaStream, sys};
 
-use crate::driver;
+use crate::cuda_driver;
 use crate::events;
 use crate::forked;
 use crate::sync::{Condvar, Mutex};
 use crate::threads;
 use crate::time::deadline_after;
 
-/// How long work on a stream may go on after its memory was dropped.
+/// How long work on a stream may continue after its memory was dropped.
 #[doc(hidden)]
 pub const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A thread that is in one call for this long gets a successor.
-const STUCK: Duration = Duration::from_secs(10);
+const STUCK_AFTER: Duration = Duration::from_secs(10);
 
 /// How long an idle thread stays.
 const IDLE: Duration = Duration::from_secs(1);
@@ -121,13 +121,13 @@ pub fn defer(value: Box<dyn DeferredDrop>, timeout: Duration) {
     });
     let stuck = state
         .busy_since
-        .is_some_and(|since| since.elapsed() > STUCK);
+        .is_some_and(|since| since.elapsed() > STUCK_AFTER);
     if stuck {
         tracing::error!(
             name: "nccl.internal",
             target: "nccl",
             what = "reaper",
-            "freeing dropped memory has not come back for {STUCK:?}; another thread goes on"
+            "freeing dropped memory has not returned for {STUCK_AFTER:?}; another thread takes over"
         );
     }
     if state.running && !stuck {
@@ -382,19 +382,19 @@ impl StreamPoint {
     }
 
     fn record(&mut self) {
-        let _ = driver::bind(self.stream.context());
-        if !self.recorded && !driver::is_capturing(&self.stream) {
-            self.recorded = driver::record(&self.event, &self.stream).is_ok();
+        let _ = cuda_driver::bind(self.stream.context());
+        if !self.recorded && !cuda_driver::is_capturing(&self.stream) {
+            self.recorded = cuda_driver::record(&self.event, &self.stream).is_ok();
         }
     }
 
     /// Whether the stream has reached the point. A failed device runs nothing any more.
     #[doc(hidden)]
     pub fn is_over(&mut self) -> bool {
-        let _ = driver::bind(self.stream.context());
+        let _ = cuda_driver::bind(self.stream.context());
         if !self.recorded {
             // Querying a capturing stream would break the capture.
-            if driver::is_capturing(&self.stream) {
+            if cuda_driver::is_capturing(&self.stream) {
                 return false;
             }
             self.record();
@@ -408,7 +408,7 @@ impl StreamPoint {
 /// Whether the device of the stream failed, so that nothing runs on it any more.
 fn has_failed(stream: &CudaStream) -> bool {
     !matches!(
-        driver::query(stream),
+        cuda_driver::query(stream),
         sys::CUresult::CUDA_SUCCESS
             | sys::CUresult::CUDA_ERROR_NOT_READY
             | sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
@@ -482,7 +482,7 @@ mod tests {
         assert_eq!(Arc::strong_count(&released), 3);
         assert_eq!(released.load(Ordering::Acquire), 10);
         assert_eq!(dropped.load(Ordering::Acquire), 10);
-        // And the thread goes on, also after it was idle.
+        // And the thread continues, also after it was idle.
         std::thread::sleep(IDLE + Duration::from_millis(200));
         hand_over(vec![DropPoll::Over], TIMEOUT);
         wait_for(|| released.load(Ordering::Acquire) == 11);

@@ -20,12 +20,12 @@ use crate::operation::{Operation, OperationKind};
 use crate::stats;
 use nccl_base::fault::{Fault, FaultClass, Roster, short_key};
 
-/// A communicator is ended by `fault`, as rank `on_rank` of its `nranks` was told.
+/// A communicator is ended by `fault`, as reported to rank `on_rank` of its `nranks`.
 #[doc(hidden)]
 pub fn fault(fault: &Fault, key: Option<&str>, on_rank: usize, nranks: usize) {
     let class = fault.class;
     stats::faults(class).count();
-    let operation = fault.told_operation();
+    let operation = fault.operation_values();
     let roster = fault.roster();
     let world_ranks = roster.world_ranks();
     let (world_rank, launcher_rank) = fault.named_in_the_world();

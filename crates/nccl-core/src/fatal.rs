@@ -1,4 +1,4 @@
-//! Ends the process when this crate cannot let it go on: NCCL may still use memory that was only lent to it.
+//! Ends the process when this crate cannot let it continue: NCCL may still use memory that was only lent to it.
 //!
 //! The callers are `issuing/issue.rs` (a call that would give a buffer back too early) and `supervision/stuck_call_monitor.rs` (a
 //! thread that does not return from a call). Each makes a [`FatalReport`]; [`end_the_process`] writes it to stderr, runs the
@@ -43,14 +43,14 @@ pub struct FatalReport {
 ///
 /// ```
 /// # use std::time::Duration;
-/// let cause = nccl::process::FatalCause::NotFreed { timeout: Duration::from_secs(10) };
+/// let cause = nccl::process::FatalCause::AbortTimedOut { timeout: Duration::from_secs(10) };
 /// assert_ne!(cause, nccl::process::FatalCause::Panicked);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FatalCause {
-    /// A thread is inside a call of NCCL or CUDA, and the end of the communicator did not bring it back.
-    Inside {
+    /// A thread is inside a call of NCCL or CUDA, and aborting the communicator did not make it return.
+    StuckCall {
         /// The call.
         call: &'static str,
         /// How long the thread has been inside.
@@ -59,12 +59,12 @@ pub enum FatalCause {
         timeout: Duration,
     },
     /// NCCL did not free an aborted communicator.
-    NotFreed {
+    AbortTimedOut {
         /// How long an abort may take.
         timeout: Duration,
     },
     /// Work of an aborted operation did not end.
-    NotEnded {
+    WorkTimedOut {
         /// How long an abort may take.
         timeout: Duration,
     },
@@ -74,13 +74,13 @@ pub enum FatalCause {
         timeout: Duration,
     },
     /// A capture that the program began on the stream of an operation has ended, and its graph may hold the operation.
-    InGraph,
+    CapturedInGraph,
     /// A thread panicked while memory was lent to NCCL.
     Panicked,
 }
 
 /// How the process ends after the hook of [`on_fatal`]. No destructor and no exit handler runs in either case: they
-/// could wait for what does not end.
+/// could block for ever.
 ///
 /// ```
 /// assert_eq!(nccl::process::FatalExit::default(), nccl::process::FatalExit::Abort);
@@ -147,15 +147,15 @@ impl fmt::Display for FatalReport {
 impl fmt::Display for FatalCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (what, timeout) = match self {
-            Self::Inside {
+            Self::StuckCall {
                 call,
                 since,
                 timeout,
             } => {
                 return write!(
                     f,
-                    "a thread has been inside {call} for {since:?}, its timeout is {timeout:?}, and the end of the communicator \
-                     did not bring it back"
+                    "a thread has been inside {call} for {since:?}, its timeout is {timeout:?}, and aborting the communicator \
+                     did not make it return"
                 );
             }
             Self::Panicked => {
@@ -163,15 +163,15 @@ impl fmt::Display for FatalCause {
                     "a thread panicked while memory was lent to NCCL, which may still use it",
                 );
             }
-            Self::InGraph => {
+            Self::CapturedInGraph => {
                 return f.write_str(
                     "another thread captured a graph on the stream of an operation while that was put there: the graph may use \
                      memory that was lent to the operation whenever it is launched; do not capture on streams that a communicator \
                      uses",
                 );
             }
-            Self::NotFreed { timeout } => ("NCCL did not give the communicator back", timeout),
-            Self::NotEnded { timeout } => ("work of an aborted operation did not end", timeout),
+            Self::AbortTimedOut { timeout } => ("NCCL did not free the communicator", timeout),
+            Self::WorkTimedOut { timeout } => ("work of an aborted operation did not end", timeout),
             Self::Captured { timeout } => (
                 "a capture on the stream of an operation did not end",
                 timeout,
@@ -194,8 +194,8 @@ pub(crate) fn end_the_process(report: FatalReport) -> ! {
         std::thread::sleep(TIMEOUT * 3);
         std::process::abort();
     }
-    let said = format!("nccl: {report}; ending the process\n");
-    write_within(std::io::stderr(), &said, TIMEOUT);
+    let message = format!("nccl: {report}; ending the process\n");
+    write_within(std::io::stderr(), &message, TIMEOUT);
     match call_hook(report) {
         FatalExit::Abort => std::process::abort(),
         // SAFETY: ends the process at once.
@@ -209,15 +209,17 @@ fn call_hook(report: FatalReport) -> FatalExit {
     let Some(hook) = HOOK.try_lock().and_then(|mut hook| hook.take()) else {
         return FatalExit::default();
     };
-    let (say, said) = mpsc::channel();
+    let (exit_sender, exit_receiver) = mpsc::channel();
     let run = move || {
-        let _ = say.send(hook(&report));
+        let _ = exit_sender.send(hook(&report));
     };
     let spawned = std::thread::Builder::new()
         .name(String::from("nccl-fatal"))
         .spawn(run);
-    let said = spawned.ok().and_then(|_| said.recv_timeout(TIMEOUT).ok());
-    said.unwrap_or_default()
+    let exit = spawned
+        .ok()
+        .and_then(|_| exit_receiver.recv_timeout(TIMEOUT).ok());
+    exit.unwrap_or_default()
 }
 
 #[cfg(test)]

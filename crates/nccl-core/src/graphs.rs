@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, result};
 
-use crate::driver;
+use crate::cuda_driver;
 use crate::error::{Error, Result};
 use crate::sync::Mutex;
 
@@ -34,7 +34,7 @@ unsafe impl Send for Graph {}
 impl Graph {
     /// Puts a replay on `stream`, which belongs to the graph's context.
     pub(super) fn launch(&self, stream: &CudaStream) -> Result<()> {
-        driver::bind(&self.context).map_err(Error::cuda(
+        cuda_driver::bind(&self.context).map_err(Error::cuda(
             "binding the context to this thread (cuCtxSetCurrent)",
         ))?;
         // SAFETY: graph and stream live; the plan keeps the memory that the graph uses.
@@ -100,11 +100,11 @@ impl Plans {
         slot
     }
 
-    /// Destroys one graph. A replay in flight goes on to its end. Waits for a launch.
+    /// Destroys one graph. A replay in flight continues to its end. Waits for a launch.
     pub(crate) fn destroy(&self, slot: &Arc<GraphSlot>) {
         let graph = slot.graph.lock().take();
         if let Some(graph) = graph {
-            let _ = driver::bind(&graph.context);
+            let _ = cuda_driver::bind(&graph.context);
             drop(graph);
         }
         self.slots.lock().retain(|other| !Arc::ptr_eq(other, slot));

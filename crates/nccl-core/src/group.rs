@@ -183,7 +183,7 @@ impl<'a> Group<'a> {
         collective: Result<Collective<X, Y>>,
     ) -> Result<()> {
         let _inside = self.comm.inner.enter(CallKind::Issue, self.comm.timeout);
-        collective?.record(self.comm, &mut self.buffers).map(drop)
+        collective?.enqueue(self.comm, &mut self.buffers).map(drop)
     }
 
     /// Returns the peer as NCCL counts it; `None` for a message without elements.
@@ -223,11 +223,11 @@ impl<'a> Group<'a> {
     /// group, which costs the communicator. If the counterpart has another size, NCCL copies the size that was sent: past
     /// the end of a shorter buffer.
     fn check_own_messages(&self) -> Result<()> {
-        let (recorded, own) = (self.buffers.batch().recorded, self.buffers.own());
-        if own.is_empty() {
+        let (queued, self_messages) = (self.buffers.batch().queued, self.buffers.self_messages());
+        if self_messages.is_empty() {
             return Ok(());
         }
-        let messages = own.iter().map(|&at| &recorded[at]);
+        let messages = self_messages.iter().map(|&at| &queued[at]);
         let bytes = |message: &QueuedOp| message.op.bytes();
         // A collective that NCCL implements as messages has one of each.
         let all_but = |function| {
@@ -301,7 +301,7 @@ pub(crate) fn in_group(comm: &Communicator, error: Error) -> Error {
 impl fmt::Debug for Group<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Group")
-            .field("operations", &self.buffers.batch().recorded.len())
+            .field("operations", &self.buffers.batch().queued.len())
             .finish_non_exhaustive()
     }
 }

@@ -107,7 +107,7 @@ impl fmt::Display for Capability {
         let what = match self {
             Self::NativeAllToAll => "all-to-all as one call",
             Self::GroupAbort => "abort of several communicators together",
-            Self::TrustworthyAbort => "an abort that always comes back",
+            Self::TrustworthyAbort => "an abort that always returns",
             Self::Float8 => "8-bit floats",
             Self::CommunicatorName => "communicator names in NCCL's messages",
             Self::BlockingChild => "calls that block and can be ended",

@@ -63,7 +63,7 @@ impl WakeFlag {
         Self(AtomicBool::new(false))
     }
 
-    /// Tells the check that there may be something to look at.
+    /// Wakes the check: there may be something to check.
     #[inline]
     pub(crate) fn raise(&self) {
         if !self.0.load(Ordering::Relaxed) {
@@ -129,7 +129,7 @@ impl IdleCounter {
 }
 
 /// Adds the check of `wake_flag` to the monitor, unless it is there, and starts the thread, unless it runs. To be called when
-/// there is something to look at.
+/// there is something to check.
 pub(crate) fn ensure<D: PeriodicCheck + 'static>(
     wake_flag: &'static WakeFlag,
     check: impl FnOnce() -> D,
@@ -174,7 +174,7 @@ fn run() {
                 None => wake_flag.is_raised(),
             };
             if is_due {
-                // A check logs what it finds, and the program's subscriber may panic: the other checks go on all the same.
+                // A check logs what it finds, and the program's subscriber may panic: the other checks continue all the same.
                 let next = catch_unwind(AssertUnwindSafe(|| check.check()));
                 *due = match next.unwrap_or(NextCheck::After(AFTER_PANIC)) {
                     NextCheck::After(pause) => Some(Instant::now() + pause),
@@ -219,21 +219,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_duty_sleeps_after_a_last_look_and_not_if_somebody_has_rung() {
+    fn a_check_sleeps_after_one_more_run_unless_its_wake_flag_was_raised() {
         static WAKE_FLAG: WakeFlag = WakeFlag::new();
         let tick = Duration::from_millis(5);
         let mut rest = IdleCounter::new(&WAKE_FLAG, tick, 2);
-        for rings in [false, true] {
+        for raises in [false, true] {
             assert_eq!(rest.after(true), NextCheck::After(tick));
             assert!(WAKE_FLAG.is_raised());
             assert_eq!(rest.after(false), NextCheck::After(tick));
             assert_eq!(rest.after(false), NextCheck::After(tick));
-            assert!(!WAKE_FLAG.is_raised(), "it has said that it sleeps");
-            if rings {
+            assert!(!WAKE_FLAG.is_raised(), "it is about to sleep");
+            if raises {
                 WAKE_FLAG.raise();
             }
             let next = rest.after(false);
-            assert_eq!(next == NextCheck::Asleep, !rings);
+            assert_eq!(next == NextCheck::Asleep, !raises);
         }
         // Found by the last check.
         rest.after(false);

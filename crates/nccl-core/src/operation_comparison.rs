@@ -51,12 +51,12 @@ pub(crate) fn digest(entries: Result<&[Descriptor], String>) -> Vec<u8> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum DigestComparison {
     Same,
-    /// The second exchange tells how.
+    /// The second exchange shows how.
     Different,
     /// Which rank captures nothing, and why.
     Failed(usize, String),
     /// A rank is gone.
-    Gone(usize),
+    Departed(usize),
 }
 
 impl OperationDigest {
@@ -98,7 +98,7 @@ pub(crate) fn compare(parts: &[Vec<u8>]) -> Result<DigestComparison, Broken> {
     let mut digests = Vec::with_capacity(parts.len());
     for (rank, part) in parts.iter().enumerate() {
         if part.is_empty() {
-            return Ok(DigestComparison::Gone(rank));
+            return Ok(DigestComparison::Departed(rank));
         }
         match wire::decode(part)? {
             DigestPart::Failed(reason) => return Ok(DigestComparison::Failed(rank, reason)),
@@ -444,7 +444,10 @@ mod tests {
             compare(&[ready.clone(), failed]),
             Ok(DigestComparison::Failed(1, String::from("no memory")))
         );
-        assert_eq!(compare(&[ready, Vec::new()]), Ok(DigestComparison::Gone(1)));
+        assert_eq!(
+            compare(&[ready, Vec::new()]),
+            Ok(DigestComparison::Departed(1))
+        );
         assert!(compare(&[vec![0, 1], vec![0]]).is_err());
     }
 }

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use crate::error::{Error, ErrorKind, Mark};
+use crate::error::{Error, ErrorKind, ErrorProperty};
 use crate::operation::{OperationKind, Shape};
-use crate::recorder::TrackedCall;
+use crate::recorder::RecordedCall;
 
 /// The state of a call that is not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub enum CallStage {
 /// The first call of a communicator that is not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PendingCall {
-    pub(crate) call: TrackedCall,
+    pub(crate) call: RecordedCall,
     pub(crate) stage: CallStage,
     /// Since when it is in that state, as far as known.
     pub(crate) began: Duration,
@@ -38,7 +38,7 @@ pub(crate) struct PendingCall {
 
 impl PendingCall {
     /// A call about which only its issue is known.
-    pub(crate) fn of_new(call: TrackedCall) -> Self {
+    pub(crate) fn of_new(call: RecordedCall) -> Self {
         Self {
             call,
             stage: CallStage::Issuing,
@@ -47,7 +47,7 @@ impl PendingCall {
             deadline: call
                 .timeout
                 .map(|timeout| call.since.saturating_add(timeout)),
-            last: call.number,
+            last: call.sequence,
             is_alone: true,
         }
     }
@@ -103,10 +103,10 @@ pub(crate) struct Overdue {
 impl Overdue {
     /// The number of the call.
     pub(crate) fn sequence(&self) -> u64 {
-        self.pending_call.call.number
+        self.pending_call.call.sequence
     }
 
-    pub(crate) fn call(&self) -> TrackedCall {
+    pub(crate) fn call(&self) -> RecordedCall {
         self.pending_call.call
     }
 
@@ -119,7 +119,7 @@ impl Overdue {
             CallStage::Issuing | CallStage::Running => self.stuck.is_some(),
         };
         match is_inside {
-            true => error.marked(Mark::Inside),
+            true => error.with_property(ErrorProperty::Inside),
             false => error,
         }
     }
@@ -153,18 +153,18 @@ impl Overdue {
             }
             CallStage::Issuing => format!("the call into NCCL, under way for {waited:?},"),
             CallStage::Running if is_alone => format!("{what}, running for {waited:?},"),
-            CallStage::Running if last == call.number => format!(
+            CallStage::Running if last == call.sequence => format!(
                 "{what}, or what was put on its stream right behind it, running for {waited:?},"
             ),
             CallStage::Running => format!(
-                "{what}, or one of those up to #{last} or of what else was put on the stream within the \
-                 same moment, running for {waited:?},"
+                "{what}, or another operation up to #{last} or other work put on the stream at about the \
+                 same time, running for {waited:?},"
             ),
         };
         if let Some((call, since)) = self.stuck {
             let since = Duration::from_millis(u64::try_from(since.as_millis()).unwrap_or(0));
             text.push_str(&format!(
-                " which could not be inspected because {call} has not come back for {since:?},"
+                " whose progress could not be queried because {call} has not returned for {since:?},"
             ));
         }
         ErrorKind::TimedOut {

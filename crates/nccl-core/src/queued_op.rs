@@ -1,6 +1,6 @@
-//! Recorded operations, and the C calls that they become.
+//! Queued operations, and the C calls that they become.
 //!
-//! An operation is recorded with the addresses of its buffers when it is called, and issued from here:
+//! An operation is queued with the addresses of its buffers when it is called, and issued from here:
 //! alone, or several between one group start and one group end. No other code of this crate puts work on
 //! a stream through NCCL.
 
@@ -12,7 +12,7 @@ use crate::error::NcclFailure;
 use crate::ffi::{self, Progress};
 use crate::library::Library;
 use crate::op::{Descriptor, Function};
-use crate::recorder::{OperationRoom, OperationSlot, Writer};
+use crate::recorder::{NextSlots, OperationSlot, Writer};
 use crate::stats::{Tally, Volume};
 use nccl_base::data_type::DataType;
 
@@ -46,7 +46,7 @@ pub(crate) struct CallContext<'c> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Batch<'f> {
     /// In the order in which they are issued.
-    pub(crate) recorded: &'f [QueuedOp],
+    pub(crate) queued: &'f [QueuedOp],
     /// One for each collective among them, in the same order.
     pub(crate) collective_args: &'f [CollectiveArgs],
     /// Whether a single operation has to be a group as well.
@@ -100,7 +100,7 @@ impl QueuedOp {
         let (count, rank): (usize, c_int) = (self.op.count as usize, self.op.rank);
         let data_type = self.op.data_type().raw();
         // SAFETY: for each: the function is NCCL's of that name; the addresses are valid for what it
-        // reads and writes (the length rules, checked when the operation was recorded) until the work
+        // reads and writes (the length rules, checked when the operation was queued) until the work
         // on the stream is done, which the order of streams ensures, and no other code accesses what is
         // written; communicator and stream are alive.
         let code = unsafe {
@@ -151,15 +151,15 @@ pub(crate) fn call(
     calls: &CallContext<'_>,
     writer: &mut Writer,
 ) -> Result<Progress, NcclFailure> {
-    match batch.recorded {
+    match batch.queued {
         [] => Ok(Progress::Done),
         [alone] if !batch.grouped => {
-            let OperationRoom { slots, tally } = writer.room(1);
+            let NextSlots { slots, tally } = writer.next_slots(1);
             if let [slot] = slots {
                 slot.write(&alone.op, 0);
             }
             alone.count_in(tally);
-            writer.called(1);
+            writer.publish_operations(1);
             alone.call(batch.collective_args.first(), calls)
         }
         _ => group(calls.library, || call_each(batch, calls, writer)),
@@ -183,14 +183,14 @@ pub(crate) fn call_each(
         recv,
         collective_args: batch.collective_args.iter(),
     };
-    let mut rest = batch.recorded;
+    let mut rest = batch.queued;
     while !rest.is_empty() {
-        let room = writer.room(rest.len());
-        let (part, after) = rest.split_at(room.slots.len());
-        match caller.call(part, room.slots, room.tally) {
-            Ok(()) => writer.called(part.len()),
+        let next = writer.next_slots(rest.len());
+        let (part, after) = rest.split_at(next.slots.len());
+        match caller.call(part, next.slots, next.tally) {
+            Ok(()) => writer.publish_operations(part.len()),
             Err((called, failure)) => {
-                writer.called(called);
+                writer.publish_operations(called);
                 return Err(failure);
             }
         }
@@ -230,17 +230,17 @@ impl Caller<'_> {
     #[inline(never)]
     fn call(
         &mut self,
-        recorded: &[QueuedOp],
+        queued: &[QueuedOp],
         slots: &[OperationSlot],
         tally: &Tally,
     ) -> Result<(), (usize, NcclFailure)> {
         let calls = self.calls;
         let (comm, stream) = (calls.comm, calls.stream);
-        let failed = |one: &QueuedOp, failure| (position(recorded, one) + 1, failure);
+        let failed = |queued_op: &QueuedOp, failure| (index_of(queued, queued_op) + 1, failure);
         let mut slots = slots.iter();
-        for one in recorded {
+        for queued_op in queued {
             let Some(slot) = slots.next() else { break };
-            let &QueuedOp { address, ref op } = one;
+            let &QueuedOp { address, ref op } = queued_op;
             let (count, rank, type_code) = (op.count as usize, op.rank, op.type_code());
             let data_type = sys::ncclDataType_t(type_code.into());
             let code = if op.kind < Descriptor::AFTER_SEND {
@@ -257,33 +257,34 @@ impl Caller<'_> {
                 unsafe { (self.recv)(address, count, data_type, rank, comm, stream) }
             } else {
                 slot.write(op, 0);
-                one.count_in(tally);
-                one.call(self.collective_args.next(), calls)
-                    .map_err(|failure| failed(one, failure))?;
+                queued_op.count_in(tally);
+                queued_op
+                    .call(self.collective_args.next(), calls)
+                    .map_err(|failure| failed(queued_op, failure))?;
                 continue;
             };
             if code != sys::ncclResult_t::ncclSuccess {
-                outcome_of(calls, one, code).map_err(|failure| failed(one, failure))?;
+                check_code(calls, queued_op, code).map_err(|failure| failed(queued_op, failure))?;
             }
         }
         Ok(())
     }
 }
 
-/// The index of `one` in `recorded`. Computed afterwards, because it is needed only when a call failed.
+/// The index of `queued_op` in `queued`. Computed afterwards, because it is needed only when a call failed.
 #[cold]
-fn position(recorded: &[QueuedOp], one: &QueuedOp) -> usize {
-    (std::ptr::from_ref(one).addr() - recorded.as_ptr().addr()) / size_of::<QueuedOp>()
+fn index_of(queued: &[QueuedOp], queued_op: &QueuedOp) -> usize {
+    (std::ptr::from_ref(queued_op).addr() - queued.as_ptr().addr()) / size_of::<QueuedOp>()
 }
 
 /// The meaning of a code other than success.
 #[cold]
-fn outcome_of(
+fn check_code(
     calls: &CallContext<'_>,
-    one: &QueuedOp,
+    queued_op: &QueuedOp,
     code: sys::ncclResult_t,
 ) -> Result<Progress, NcclFailure> {
-    ffi::check(calls.library, one.op.function().name(), code)
+    ffi::check(calls.library, queued_op.op.function().name(), code)
 }
 
 /// Makes `calls` between group start and group end. When one of them fails, the group is ended without

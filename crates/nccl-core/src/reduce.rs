@@ -70,7 +70,7 @@ pub(crate) fn resolve(
 ///
 /// Made by [`Communicator::pre_mul_sum`], for one communicator and one element type. It keeps that
 /// communicator alive: a communicator that is only dropped ends after its operators. Dropping the operator destroys it
-/// once the groups and plans that were recorded with it are issued; issued operations go on.
+/// once the groups and plans that were recorded with it are issued; issued operations continue.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -140,7 +140,7 @@ pub(crate) fn pre_mul_sum<T: NcclType>(comm: &Communicator, factor: T) -> Result
             if error.is_timeout() {
                 comm.inner.abort(&error);
             }
-            return Err(comm.inner.conclude(error));
+            return Err(comm.inner.final_error(error));
         }
     };
     Ok(PreMulSum {
@@ -156,7 +156,7 @@ impl<T: NcclType> Reduction for &PreMulSum<T> {}
 impl<T: NcclType> sealed::Sealed for &PreMulSum<T> {
     fn resolve(&self, comm: &Communicator, data_type: DataType) -> Result<Resolved> {
         let Some(made_for) = &self.operator.comm else {
-            unreachable!("it is being dropped, and somebody has it");
+            unreachable!("a live reference to a dropped operator");
         };
         let wrong = |made_for: String, used_for: String| {
             Err(Error::new(ErrorKind::WrongReduction { made_for, used_for }))

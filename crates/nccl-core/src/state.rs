@@ -134,9 +134,9 @@ pub(crate) trait NcclSide {
     /// Ends the calls in progress that hold the lock and do not check the state, if that is possible.
     fn interrupt_calls(&self) {}
 
-    /// Calls `look` with the slot behind the communicator's lock, which holds the pointer unless a thread has taken it. Waits for
-    /// the call in progress.
-    fn slot<R>(&self, look: impl FnOnce(&mut Option<Self::Raw>) -> R) -> R;
+    /// Calls `use_slot` with the slot behind the communicator's lock, which holds the pointer unless a thread has taken it.
+    /// Waits for the call in progress.
+    fn slot<R>(&self, use_slot: impl FnOnce(&mut Option<Self::Raw>) -> R) -> R;
 
     /// Frees the pointer. May block for as long as NCCL blocks. After an error, NCCL may still use memory that was lent to it.
     fn free(&self, method: FreeMethod, raw: Self::Raw) -> Result<(), Self::Failure>;
@@ -151,13 +151,13 @@ pub(crate) enum PartialInit<R> {
     Here(R),
     /// A call on the communicator, or the call that makes it, has not returned. The thread of that call has the pointer, and
     /// frees it if the call ever returns.
-    Lost,
+    HeldByStuckCall,
 }
 
 /// The result of finalizing a communicator.
 pub(crate) struct Retired<E, F> {
     /// Whether all ranks completed the finalize.
-    pub(crate) settled: Result<(), E>,
+    pub(crate) finalized: Result<(), E>,
     pub(crate) freed: Result<(), F>,
 }
 
@@ -169,8 +169,8 @@ pub(crate) fn retire<R: Copy, E, F>(
     aborting: impl FnOnce(&E),
     free: impl FnOnce(FreeMethod, R) -> Result<(), F>,
 ) -> Retired<E, F> {
-    let settled = wait_until_idle(raw);
-    let method = match &settled {
+    let finalized = wait_until_idle(raw);
+    let method = match &finalized {
         Ok(()) => FreeMethod::Destroy,
         Err(not_idle) => {
             aborting(not_idle);
@@ -178,7 +178,7 @@ pub(crate) fn retire<R: Copy, E, F>(
         }
     };
     let freed = free(method, raw);
-    Retired { settled, freed }
+    Retired { finalized, freed }
 }
 
 /// The state of one communicator, shared by all threads that use it.
@@ -190,7 +190,7 @@ pub struct Lifecycle {
     reason: Mutex<Option<(String, Instant)>>,
     /// Whether NCCL has freed the communicator; `None` while unknown. Set once, by the thread that freed it.
     freed: Mutex<Option<bool>>,
-    freed_bell: Condvar,
+    freed_changed: Condvar,
     /// Whether NCCL uses no lent memory any more, on any rank that can be reached, although an abort has not returned.
     released: AtomicBool,
 }
@@ -202,7 +202,7 @@ impl Lifecycle {
             state: AtomicU8::new(State::Making as u8),
             reason: Mutex::new(None),
             freed: Mutex::new(None),
-            freed_bell: Condvar::new(),
+            freed_changed: Condvar::new(),
             released: AtomicBool::new(false),
         }
     }
@@ -274,7 +274,7 @@ impl Lifecycle {
     /// Records whether NCCL freed the communicator, and wakes the threads that wait for that.
     pub(crate) fn set_freed(&self, freed: bool) {
         *self.freed.lock() = Some(freed);
-        self.freed_bell.notify_all();
+        self.freed_changed.notify_all();
     }
 
     /// Waits up to `timeout`, and returns whether NCCL freed the communicator.
@@ -282,11 +282,11 @@ impl Lifecycle {
         let begun = Instant::now();
         let mut freed = self.freed.lock();
         while freed.is_none() {
-            let left = timeout.saturating_sub(begun.elapsed());
-            if left.is_zero() {
+            let remaining = timeout.saturating_sub(begun.elapsed());
+            if remaining.is_zero() {
                 return false;
             }
-            self.freed_bell.wait_for(&mut freed, left);
+            self.freed_changed.wait_for(&mut freed, remaining);
         }
         *freed == Some(true)
     }
@@ -306,11 +306,15 @@ impl Lifecycle {
     }
 
     /// Frees what NCCL had built, after an abort has begun. For the making thread; returns whether NCCL freed it.
-    pub(crate) fn free_unfinished<N: NcclSide>(&self, nccl: &N, left: PartialInit<N::Raw>) -> bool {
-        let freed = match left {
+    pub(crate) fn free_unfinished<N: NcclSide>(
+        &self,
+        nccl: &N,
+        partial: PartialInit<N::Raw>,
+    ) -> bool {
+        let freed = match partial {
             PartialInit::Nothing => true,
             PartialInit::Here(raw) => nccl.free(FreeMethod::Abort, raw).is_ok(),
-            PartialInit::Lost => false,
+            PartialInit::HeldByStuckCall => false,
         };
         self.set_freed(freed);
         freed
@@ -377,8 +381,8 @@ mod tests {
         type Raw = ();
         type Failure = ();
 
-        fn slot<R>(&self, look: impl FnOnce(&mut Option<()>) -> R) -> R {
-            look(&mut None)
+        fn slot<R>(&self, use_slot: impl FnOnce(&mut Option<()>) -> R) -> R {
+            use_slot(&mut None)
         }
 
         fn free(&self, _: FreeMethod, (): ()) -> Result<(), ()> {

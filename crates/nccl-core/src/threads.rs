@@ -8,8 +8,8 @@ use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 
 use nccl_base::threads::is_shortage;
 
-use crate::driver;
-use crate::error::{Error, Mark};
+use crate::cuda_driver;
+use crate::error::{Error, ErrorProperty};
 
 /// The error for a thread that was not started: `purpose` continues the text "a thread".
 pub(crate) fn not_started(purpose: &str) -> impl FnOnce(io::Error) -> Error {
@@ -19,7 +19,8 @@ pub(crate) fn not_started(purpose: &str) -> impl FnOnce(io::Error) -> Error {
         match is_shortage(&error) {
             true => {
                 let limits = nccl_base::system::limits::thread_limits();
-                Error::io(format!("{what} ({limits})"))(error).marked(Mark::NoThread)
+                Error::io(format!("{what} ({limits})"))(error)
+                    .with_property(ErrorProperty::NoThread)
             }
             false => Error::io(what)(error),
         }
@@ -37,7 +38,7 @@ pub fn spawn<T: Send + 'static>(
 
 fn relaxed<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
     || {
-        driver::relax_this_thread();
+        cuda_driver::relax_this_thread();
         work()
     }
 }
@@ -114,16 +115,16 @@ mod tests {
         });
         let deadline = crate::time::deadline_after(std::time::Duration::from_secs(20));
         let called = crate::detached_call::run(deadline, || false, mode, drop);
-        assert_eq!(called.expect("it comes back"), relaxed);
+        assert_eq!(called.expect("it returns"), relaxed);
         // The mode of the program's own thread is restored.
-        drop(driver::Relaxed::begin());
+        drop(cuda_driver::Relaxed::begin());
         assert_eq!(mode(), Mode::CU_STREAM_CAPTURE_MODE_GLOBAL);
     }
 
     #[test]
     fn an_error_for_want_of_a_thread_says_how_many_there_are_and_what_to_do() {
         let error = not_started("that watches")(io::Error::from_raw_os_error(11));
-        assert!(error.is(Mark::NoThread));
+        assert!(error.is(ErrorProperty::NoThread));
         let text = error.to_string();
         assert!(
             text.starts_with("starting a thread that watches (this process has "),
@@ -131,6 +132,6 @@ mod tests {
         );
         assert!(text.contains("pids.max or --pids-limit"), "{text}");
         let other = not_started("that watches")(io::Error::from_raw_os_error(12));
-        assert!(!other.is(Mark::NoThread), "{other}");
+        assert!(!other.is(ErrorProperty::NoThread), "{other}");
     }
 }

@@ -93,9 +93,9 @@ pub struct FleetBuilder {
     pub log_dir: Option<PathBuf>,
     /// How many of the last lines of standard error are kept for a report; default 12.
     pub stderr_tail: usize,
-    /// Whether the other ranks go on when one fails, so that it can be restarted alone. By default all are ended.
+    /// Whether the other ranks continue when one fails, so that it can be restarted alone. By default all are ended.
     pub keep_others: bool,
-    /// How long after the first failure the other ranks may go on before they are asked to end, so that they can report
+    /// How long after the first failure the other ranks may continue before they are asked to end, so that they can report
     /// what they know; default 1 s.
     pub linger: Duration,
     /// How long ranks that were asked to end may take before they are killed; default 5 s.
@@ -105,7 +105,7 @@ pub struct FleetBuilder {
     ///
     /// Ranks are not in the terminal's foreground: a rank that reads from a terminal is stopped by it.
     pub first_reads_stdin: bool,
-    /// Whether this process takes part in the ranks' `World` as an `Observer`, and tells the other ranks how a rank
+    /// Whether this process takes part in the ranks' `World` as an `Observer`, and reports to the other ranks how a rank
     /// ended; default `true`. Programs that join no such world need no observer. Without it the ranks notice
     /// an end by themselves, as under another launcher, and [`Fleet::joined`] is empty.
     pub observe: bool,

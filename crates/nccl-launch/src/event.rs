@@ -51,7 +51,7 @@ pub enum Event {
         error: Arc<io::Error>,
     },
     /// The ranks' output on this stream could not be written to the same stream of this process, on a full disk say.
-    /// The rest of it is lost, and the ranks go on.
+    /// The rest of it is lost, and the ranks continue.
     OutputCut {
         /// Which stream.
         stream: Stream,

@@ -1,4 +1,4 @@
-//! Tells the ranks of a world how a process of this host ended.
+//! Reports to the ranks of a world how a process of this host ended.
 //!
 //! The launcher takes part in the world as an observer. It reports an end as soon as the rank's last output has been
 //! read, and does not wait long for that.
@@ -31,7 +31,7 @@ impl ExitReporter {
     }
 
     /// Observes the world for a rank that is restarted alone, as attempt `generation`; `addresses` are the addresses where other
-    /// ranks listen. From now on, the ranks of the world are told apart by their processes.
+    /// ranks listen. From now on, the ranks of the world are distinguished by their processes.
     pub(super) fn start_again(
         &mut self,
         environment: &Environment,
@@ -79,7 +79,7 @@ impl ExitReporter {
         }
     }
 
-    /// Reports how the process ended, once its word is due.
+    /// Reports how the process ended, once its report is due.
     pub(super) fn report_exit(&self, running: &mut Running, now: Instant) {
         let Some(end) = running.take_exit_report(now) else {
             return;

@@ -254,8 +254,9 @@ impl Fleet {
     /// Restarts one rank, in the next generation (`NCCL_RUN_GENERATION`), and returns that generation. A running rank is ended first,
     /// by SIGTERM, and after the grace period by SIGKILL.
     ///
-    /// The rank enters the world of the others with `World::rejoin`, as soon as they go on (`World::next_generation`). Or
-    /// all leave their worlds and join one of that generation ([`Rendezvous::generation`](nccl_control::Rendezvous::generation)).
+    /// The rank enters the world of the others with `World::join_running`, as soon as they form the next generation
+    /// (`World::next_generation`). Or all leave their worlds and join one of that generation
+    /// ([`Rendezvous::generation`](nccl_control::Rendezvous::generation)).
     ///
     /// # Errors
     /// [`ErrorKind::Launch`](crate::error::ErrorKind::Launch) when it cannot be started, there is no such rank here, or

@@ -3,7 +3,7 @@
 //! The kernel kills a rank's first process when the thread that started it ends (`PR_SET_PDEATHSIG`), but not the
 //! processes started by that, nor a program with other rights than its parent's. So one small process per fleet, a
 //! shell, holds the other end of a socket. Each rank names its process group there before it becomes the rank's
-//! program, and the fleet names the groups that are over. When the socket closes without a goodbye, the shell kills the
+//! program, and the fleet names the groups that are over. When the socket closes without a leave message, the shell kills the
 //! groups that are left and removes the fleet's directory.
 //!
 //! A shell, because that is the one program that can be expected to exist: this code lives in other people's programs,
@@ -36,7 +36,7 @@ for g in $groups; do kill -KILL "-$g" 2>/dev/null; done
 rm -rf -- "$1"
 "#;
 
-/// How long the keeper may take to leave when told to.
+/// How long the keeper may take to leave when requested to.
 const LEAVE: Duration = Duration::from_secs(2);
 
 pub(super) struct Keeper {

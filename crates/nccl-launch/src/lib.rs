@@ -25,7 +25,7 @@
 //!
 //! - When a rank's first process ends, the rest of its group has half a second to close the rank's output, and is then
 //!   killed.
-//! - When a rank fails, the others may go on for a while ([`FleetBuilder::linger`]), are sent SIGTERM, and after the
+//! - When a rank fails, the others may continue for a while ([`FleetBuilder::linger`]), are sent SIGTERM, and after the
 //!   grace period ([`FleetBuilder::grace`]) SIGKILL; or they are left alone ([`FleetBuilder::keep_others`]).
 //! - When the [`Fleet`] is dropped, all groups are killed.
 //! - When this process ends in whatever way, by SIGKILL as well, the kernel kills the ranks' first processes, and a
@@ -51,7 +51,7 @@
 #![cfg(not(loom))]
 #![allow(
     rustdoc::private_intra_doc_links,
-    reason = "an internal crate: who reads its pages reads its sources"
+    reason = "an internal crate: its readers have the sources"
 )]
 
 #[cfg(not(target_os = "linux"))]

@@ -1,6 +1,6 @@
 //! Whether the kernel's OOM killer ended a process, according to the counters of its control group.
 //!
-//! The counter says that *a* process of the group was killed, not which one. Together with a rank that died of a
+//! The counter shows that *a* process of the group was killed, not which one. Together with a rank that died of a
 //! SIGKILL not sent by this fleet, that is as good as certain; messages state both facts, not the conclusion.
 
 use std::path::{Path, PathBuf};

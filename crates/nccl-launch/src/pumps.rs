@@ -57,12 +57,12 @@ struct Shared {
 }
 
 impl Pumps {
-    /// Starts both threads. `tell` is signalled when a stream has been read to its end.
+    /// Starts both threads. `stream_ended` is signalled when a stream has been read to its end.
     pub(crate) fn start(
         output: &Output,
         world_size: usize,
         begun: Instant,
-        tell: &Arc<OwnedFd>,
+        stream_ended: &Arc<OwnedFd>,
         fleet_state: &Arc<FleetState>,
     ) -> io::Result<Self> {
         let mut threads = Vec::new();
@@ -86,7 +86,7 @@ impl Pumps {
                 },
                 closed: false,
                 is_unread: false,
-                tell: Arc::clone(tell),
+                stream_ended: Arc::clone(stream_ended),
                 fleet_state: Arc::clone(fleet_state),
             };
             let thread = std::thread::Builder::new()
@@ -162,7 +162,7 @@ struct Pump {
     closed: bool,
     /// Whether the output has no reader any more.
     is_unread: bool,
-    tell: Arc<OwnedFd>,
+    stream_ended: Arc<OwnedFd>,
     fleet_state: Arc<FleetState>,
 }
 
@@ -288,7 +288,7 @@ impl Pump {
             source.pipe = None;
             source.file = None;
             source.drained.store(true, Ordering::Release);
-            wake(&self.tell);
+            wake(&self.stream_ended);
         }
     }
 

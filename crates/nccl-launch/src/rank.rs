@@ -41,7 +41,7 @@ pub(super) struct Running {
     was_ending: bool,
     ended: Option<(Exit, Instant)>,
     /// Whether its end has been reported to the other ranks.
-    told: bool,
+    is_reported: bool,
 }
 
 impl Running {
@@ -94,7 +94,7 @@ impl Running {
             stopped: false,
             was_ending: false,
             ended: None,
-            told: false,
+            is_reported: false,
             process,
         })
     }
@@ -173,7 +173,7 @@ impl Running {
 
     /// When to report its end to the other ranks; `None` if it runs or has been reported.
     pub(super) fn report_due(&self) -> Option<Instant> {
-        let (_, at) = self.ended.filter(|_| !self.told)?;
+        let (_, at) = self.ended.filter(|_| !self.is_reported)?;
         Some(at + OUTPUT_WAIT)
     }
 
@@ -187,9 +187,9 @@ impl Running {
         if !due {
             return None;
         }
-        self.told = true;
-        let said = self.said().join("\n");
-        Some(ProcessEnd::seen(exit, self.sent, self.oom(), &said))
+        self.is_reported = true;
+        let stderr = self.last_stderr().join("\n");
+        Some(ProcessEnd::seen(exit, self.sent, self.oom(), &stderr))
     }
 
     fn oom(&self) -> Option<OomKill> {
@@ -200,7 +200,7 @@ impl Running {
         failed.then(|| counter.since(*before)).flatten()
     }
 
-    fn said(&self) -> Vec<String> {
+    fn last_stderr(&self) -> Vec<String> {
         let tail = self.tail.lock();
         tail.lines()
     }
@@ -213,7 +213,7 @@ impl Running {
     /// Kills the rest of its group, and returns how it ended; `None` if it has not.
     pub(super) fn collect(self, begun: Instant, host: &Arc<str>) -> Option<RankEnd> {
         let (exit, at) = self.ended?;
-        let (oom, stderr, pid) = (self.oom(), self.said(), self.process.id());
+        let (oom, stderr, pid) = (self.oom(), self.last_stderr(), self.process.id());
         self.process.collect();
         Some(RankEnd {
             rank: self.rank,

@@ -403,7 +403,7 @@ impl Watcher {
             let _ = epoll::delete(&self.epoll, pidfd);
         }
         let Some(exit) = exit else {
-            // It has ended, and a debugger is to hear of it first. Until then the kernel would report the same end
+            // It has ended, and a debugger is to receive it first. Until then the kernel would report the same end
             // again and again.
             running.close_pidfd();
             return;
@@ -478,7 +478,7 @@ impl Watcher {
         }
     }
 
-    /// Goes on to the next stage when the current one is over.
+    /// Continues with the next stage when the current one is over.
     fn advance(&mut self) {
         let now = Instant::now();
         if self.running.is_empty() {

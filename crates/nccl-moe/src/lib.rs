@@ -12,7 +12,7 @@ pub use expert_parallel::{Counts, ExpertLayout, ExpertParallel, ExpertParallelBu
 
 use nccl_base::{error, forked, operation};
 use nccl_core::{
-    active_calls, buffer, collectives, communicator, driver, drop_queue, dtype, issuing, op,
+    active_calls, buffer, collectives, communicator, cuda_driver, drop_queue, dtype, issuing, op,
     queued_op,
 };
 

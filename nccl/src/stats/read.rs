@@ -1,4 +1,4 @@
-//! The values that programs read, copied while the communicators go on.
+//! The values that programs read, copied while the communicators are used.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ pub struct Stats {
     /// Ranks that had not entered an operation in which others waited, each time that one of this process's
     /// ranks heard of one ([`Timeouts::straggler`](crate::Timeouts::straggler)).
     pub stragglers: u64,
-    /// Connections to this process's rank 0, or to another rank's listener, that were turned away.
+    /// Connections to this process's rank 0, or to another rank's listener, that were refused.
     pub strangers: u64,
     /// How long it took to make communicators, also those that failed.
     pub init: Durations,
@@ -65,7 +65,7 @@ pub struct Stats {
     /// its timeout, until this rank knew the cause that all ranks have. Only on the ranks that gave an operation up: for
     /// a fault that another rank reports, there is no such time.
     pub detect: Durations,
-    /// Time to go on after a fault: from the moment when this rank heard of it until a communicator of
+    /// Time to continue after a fault: from the moment when this rank received it until a communicator of
     /// the same world, or of its next generation, was made here. Faults that a program asked for do not count.
     pub recover: Durations,
     /// Time from a call until its work was on its stream, by kind. A sample: of 64 calls on a
@@ -186,7 +186,7 @@ pub struct Faults {
     pub asked: u64,
     /// A rank's process was gone, or reported that it fails.
     pub gone: u64,
-    /// A rank's program revoked the communicator, to go on without some ranks.
+    /// A rank's program revoked the communicator, to continue without some ranks.
     pub revoked: u64,
     /// This rank could not reach the others any more.
     pub cut_off: u64,
@@ -194,7 +194,7 @@ pub struct Faults {
 
 /// Returns how much this process has done with NCCL since it started, and its current state.
 ///
-/// Any thread may call it at any time; communicators go on meanwhile. Numbers of a communicator in use may be of slightly
+/// Any thread may call it at any time; communicators are used meanwhile. Numbers of a communicator in use may be of slightly
 /// different moments.
 ///
 /// ```

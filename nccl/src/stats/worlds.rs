@@ -43,11 +43,11 @@ pub struct WorldStats {
 pub struct RanksByState {
     /// Present, or still to come.
     pub present: usize,
-    /// Ended with a goodbye.
+    /// Ended with a leave message.
     pub left: usize,
     /// Reported that they fail.
     pub failed: usize,
-    /// Gone without a goodbye.
+    /// Departed without a leave message.
     pub gone: usize,
 }
 
@@ -90,7 +90,7 @@ mod with_worlds {
             rank: session.rank(),
             launcher_rank: members
                 .get()
-                .and_then(|members| members.get(session.rank())?.launched),
+                .and_then(|members| members.get(session.rank())?.launcher_rank),
             ranks,
             heartbeat_ages: session.heartbeat_ages(),
         }

@@ -5,30 +5,30 @@ use std::any::Any;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-use super::fault_listener::FaultListener;
+use super::fault_listener::CommunicatorFaultListener;
 use super::scope_recorder::{ScopeRecorder, scope_of, to_json_bytes};
 use crate::drop_queue;
 use crate::forked;
 use crate::recorder::{MissingRank, RankRecording, Timeline};
 use nccl_base::fault::Fault;
 use nccl_control::{
-    Application, ClockReading, CommunicatorSupervisor, RankRecorder, RankSession, RecordingAnswers,
+    Application, ClockReading, FaultListener, RankRecorder, RankSession, RecordingAnswers,
     leave_all, set_application,
 };
 use nccl_core::recorder::{self, Clock, RecorderScope, Snapshot};
 
-/// Registers this crate with the control plane, before the first line is opened.
+/// Registers this crate with the control plane, before the first session is opened.
 pub(crate) fn register_with_control() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        set_application(&ControlHost);
+        set_application(&NcclApplication);
         drop_queue::set_exit_hook(leave_all);
     });
 }
 
-struct ControlHost;
+struct NcclApplication;
 
-impl Application for ControlHost {
+impl Application for NcclApplication {
     fn session_opened(
         &self,
         job: &str,
@@ -41,8 +41,8 @@ impl Application for ControlHost {
         )))
     }
 
-    fn recording(&self, most: usize) -> Vec<u8> {
-        to_json_bytes(recorder::snapshot(), most)
+    fn recording(&self, max_bytes: usize) -> Vec<u8> {
+        to_json_bytes(recorder::snapshot(), max_bytes)
     }
 
     fn last_call(&self) -> Option<String> {
@@ -50,13 +50,13 @@ impl Application for ControlHost {
     }
 }
 
-impl CommunicatorSupervisor for FaultListener {
+impl FaultListener for CommunicatorFaultListener {
     fn latest_fault(&self) -> Option<Arc<Fault>> {
-        FaultListener::latest(self)
+        CommunicatorFaultListener::latest(self)
     }
 
     fn end_all(&self, reason: &str, kept: &[&str]) {
-        FaultListener::end_all(self, reason, kept);
+        CommunicatorFaultListener::end_all(self, reason, kept);
     }
 }
 
@@ -66,7 +66,7 @@ pub(crate) trait SessionExt {
     fn scope(&self) -> Arc<RecorderScope>;
 
     /// Returns the fault listener of its communicators.
-    fn fault_listener(&self) -> Arc<FaultListener>;
+    fn fault_listener(&self) -> Arc<CommunicatorFaultListener>;
 }
 
 impl SessionExt for Arc<RankSession> {
@@ -74,20 +74,20 @@ impl SessionExt for Arc<RankSession> {
         scope_of(self)
     }
 
-    fn fault_listener(&self) -> Arc<FaultListener> {
-        let watcher = self.watcher(|session| {
+    fn fault_listener(&self) -> Arc<CommunicatorFaultListener> {
+        let fault_listener = self.fault_listener_with(|session| {
             drop_queue::register_exit_handler();
-            FaultListener::start(session)
+            CommunicatorFaultListener::start(session)
         });
-        let watcher: Arc<dyn Any + Send + Sync> = watcher as _;
-        match watcher.downcast() {
+        let fault_listener: Arc<dyn Any + Send + Sync> = fault_listener as _;
+        match fault_listener.downcast() {
             Ok(fault_listener) => fault_listener,
-            Err(_) => unreachable!("nobody else looks after communicators"),
+            Err(_) => unreachable!("only this crate attaches a fault listener"),
         }
     }
 }
 
-/// Returns what all ranks of a session did last.
+/// Returns the recordings of all ranks of a session.
 pub(crate) fn recordings(session: &Arc<RankSession>, timeout: Duration) -> Timeline {
     if forked::is_child() {
         return Timeline::default();
@@ -101,17 +101,17 @@ pub(crate) fn recordings(session: &Arc<RankSession>, timeout: Duration) -> Timel
     // Copies the own recording before asking the others, which may take long: it must not be overwritten meanwhile.
     let mine = own(session.rank());
     match session.ask_for_recordings(timeout, &decode) {
-        Some(asked) => timeline(reference, vec![mine], asked),
+        Some(answers) => timeline(reference, vec![mine], answers),
         // All ranks are threads of this process.
         None => {
             let (job, generation) = session.job();
-            let asked = RecordingAnswers {
+            let answers = RecordingAnswers {
                 job: job.to_owned(),
                 generation,
                 answers: Vec::new(),
                 missing: Vec::new(),
             };
-            timeline(reference, (0..session.size()).map(own).collect(), asked)
+            timeline(reference, (0..session.size()).map(own).collect(), answers)
         }
     }
 }
@@ -133,13 +133,13 @@ pub(crate) fn decode(
 pub(crate) fn timeline(
     reference: String,
     mut ranks: Vec<RankRecording>,
-    asked: RecordingAnswers<RankRecording>,
+    answers: RecordingAnswers<RankRecording>,
 ) -> Timeline {
-    ranks.extend(asked.answers);
+    ranks.extend(answers.answers);
     ranks.sort_by_key(|one| one.rank);
-    let missing = asked.missing.into_iter();
+    let missing = answers.missing.into_iter();
     let missing = missing
         .map(|one| MissingRank::new(one.rank, one.host, one.pid, one.why))
         .collect();
-    Timeline::new((asked.job, asked.generation), reference, ranks, missing)
+    Timeline::new((answers.job, answers.generation), reference, ranks, missing)
 }

@@ -1,6 +1,6 @@
 //! The notices that a rank's session receives, and the communicators they concern.
 //!
-//! One watch per session, made with the first communicator of several ranks. It runs on the thread that
+//! One fault listener per session, made with the first communicator of several ranks. It runs on the thread that
 //! reads the connections, which must not wait: so it only writes decided faults, and leaves what follows from
 //! them to other threads. A fault of a communicator that is not registered is kept for a while: a rank
 //! may give the communicator up before the others have finished making it.
@@ -10,7 +10,9 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use super::fault_registry::{self, CommunicatorRef, FaultCell, FaultOutcome, FaultRegistry};
-use super::pending_diagnoses::{FAULT, PendingDiagnoses, REPORT, SYMPTOM, send_report};
+use super::pending_diagnoses::{
+    FAULT_TOPIC, PendingDiagnoses, REPORT_TOPIC, SYMPTOM_TOPIC, send_report,
+};
 use super::straggler_log::log_stragglers;
 use crate::communicator::{end_failed, leak_failed};
 use crate::events;
@@ -19,17 +21,17 @@ use crate::stats;
 use crate::sync::Mutex;
 use crate::threads;
 use nccl_base::departure::{Departure, LossKind};
-use nccl_base::fault::{Cause, Fault, Place};
+use nccl_base::fault::{Cause, Fault, FaultSite};
 use nccl_base::roster::Roster;
 use nccl_control::launcher_ranks;
 use nccl_control::{EntryReport, Notice, RankProcess, RankSession};
 use nccl_core::supervision::stragglers::OpenQuery;
 use nccl_core::supervision::watchdog;
 
-/// Report of a rank that has nothing of the communicator any more.
-pub(super) const FREED: &[u8] = &[1];
+/// Report of a rank that has released all of the communicator.
+pub(super) const ALL_RELEASED: &[u8] = &[1];
 
-/// Patience in the report of a rank that has nothing to end: other ranks wait for those that have.
+/// The timeout in the report of a rank that has nothing to end: other ranks wait for those that have.
 const NOTHING_TO_END_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A communicator, as seen by the fault listener that ends it.
@@ -43,7 +45,7 @@ pub(super) trait SupervisedCommunicator: Supervisor {
 }
 
 /// See the module.
-pub(crate) struct FaultListener {
+pub(crate) struct CommunicatorFaultListener {
     session: Weak<RankSession>,
     rank: usize,
     generation: u64,
@@ -52,17 +54,20 @@ pub(crate) struct FaultListener {
     fault_registry: FaultRegistry<Arc<Fault>, Weak<dyn SupervisedCommunicator>, Departure>,
     /// The decided fault that was written last.
     latest: Mutex<Option<Arc<Fault>>>,
-    /// Diagnoses of communicators on which a rank ran out of time.
+    /// Diagnoses of communicators on which an operation of a rank timed out.
     pending_diagnoses: PendingDiagnoses,
-    /// Number of stragglers that this rank heard of, for the log.
+    /// Number of stragglers reported to this rank, for the log.
     stragglers: AtomicU64,
 }
 
 type FailedCommunicator = fault_registry::FailedCommunicator<Weak<dyn SupervisedCommunicator>>;
-/// The key and the members of a communicator.
-type Absent = (Arc<str>, Arc<[usize]>);
+/// A communicator that is not registered on this rank.
+struct UnregisteredCommunicator {
+    key: Arc<str>,
+    members: Arc<[usize]>,
+}
 
-impl FaultListener {
+impl CommunicatorFaultListener {
     /// Starts to listen to the notices of `session`.
     pub(crate) fn start(session: &Arc<RankSession>) -> Arc<Self> {
         let fault_listener = Arc::new(Self {
@@ -77,15 +82,15 @@ impl FaultListener {
         });
         let handler = Arc::clone(&fault_listener);
         session.on_notice(move |notice| handler.handle_notice(notice));
-        // Departures that another handler has heard.
+        // Departures that another handler has received.
         for (rank, departure) in session.departures() {
-            fault_listener.handle_notice(&Notice::Gone { rank, departure });
+            fault_listener.handle_notice(&Notice::Departed { rank, departure });
         }
         fault_listener
     }
 
-    /// Registers a supervisor: from now on, faults of the communicator come to it, and an earlier one is its decided fault at
-    /// once. Returns whether this rank has already reported the end to the others.
+    /// Registers a supervisor: from now on, it receives the faults of the communicator, and an earlier one is its decided fault
+    /// at once. Returns whether this rank has already reported the end to the others.
     pub(super) fn register(
         &self,
         key: &Arc<str>,
@@ -128,18 +133,18 @@ impl FaultListener {
 
     fn handle_notice(&self, notice: &Notice) {
         match notice {
-            Notice::Announced { from, topic, bytes } if topic.starts_with(SYMPTOM) => {
-                self.handle_symptom(&topic[SYMPTOM.len()..], *from, bytes);
+            Notice::Announced { from, topic, bytes } if topic.starts_with(SYMPTOM_TOPIC) => {
+                self.handle_symptom(&topic[SYMPTOM_TOPIC.len()..], *from, bytes);
             }
             Notice::Direct { from, topic, bytes } => {
-                if let Some(key) = topic.strip_prefix(REPORT)
+                if let Some(key) = topic.strip_prefix(REPORT_TOPIC)
                     && let Ok(report) = serde_json::from_slice(bytes)
                 {
                     self.pending_diagnoses.record_report(key, *from, report);
                 }
             }
             Notice::Announced { topic, bytes, .. } => {
-                let Some(key) = topic.strip_prefix(FAULT) else {
+                let Some(key) = topic.strip_prefix(FAULT_TOPIC) else {
                     return;
                 };
                 match Fault::decode(bytes) {
@@ -149,30 +154,35 @@ impl FaultListener {
                     }
                 }
             }
-            Notice::Gone {
+            Notice::Departed {
                 departure: Departure::Left,
                 ..
             } => {}
-            Notice::Gone { rank, departure } => {
+            Notice::Departed { rank, departure } => {
                 self.mark_lost(*rank, departure);
             }
             Notice::CutOff { from, why } => self.fail_cut_off(from, why),
             Notice::StragglerQuery {
                 key,
-                turn,
+                collective_index,
                 is_sample,
             } => {
-                let asker = RemoteStragglerQuery {
+                let query = RemoteStragglerQuery {
                     session: Weak::clone(&self.session),
                     supervisor: self.fault_registry.find(key),
                 };
-                watchdog::answer(OpenQuery::new(Box::new(asker), key, *turn, *is_sample));
+                watchdog::answer(OpenQuery::new(
+                    Box::new(query),
+                    key,
+                    *collective_index,
+                    *is_sample,
+                ));
             }
-            Notice::Stragglers(lateness) => {
-                let members = self.fault_registry.members_of(&lateness.subject.key);
+            Notice::Stragglers(report) => {
+                let members = self.fault_registry.members_of(&report.subject.key);
                 let roster = members.map(|members| self.roster(&members));
                 log_stragglers(
-                    lateness,
+                    report,
                     &roster.unwrap_or_default(),
                     self.rank,
                     &self.stragglers,
@@ -186,7 +196,7 @@ impl FaultListener {
         }
     }
 
-    /// Handles a rank's timeout on a communicator: opens a diagnosis, and sends this rank's report to the collector.
+    /// Handles a rank's symptom on a communicator: opens a diagnosis, and sends this rank's report to the collector.
     fn handle_symptom(&self, key: &str, from: usize, bytes: &[u8]) {
         let Ok((fault, members)) = Fault::decode(bytes) else {
             return;
@@ -218,7 +228,7 @@ impl FaultListener {
                 .iter()
                 .position(|rank| *rank == self.rank)?;
             let roster = self.roster(communicator.members);
-            let place = Place {
+            let site = FaultSite {
                 communicator: communicator.name,
                 roster: &roster,
                 rank: own,
@@ -226,12 +236,12 @@ impl FaultListener {
                 pid: std::process::id(),
                 generation: self.generation,
             };
-            let places = communicator.members.iter().enumerate();
-            let places = places.filter(|(_, rank)| from.contains(rank));
-            let places: Vec<_> = places.map(|(place, _)| place).collect();
-            (!places.is_empty()).then(|| {
-                let cause = Cause::cut_off(why, &places, &roster);
-                Arc::new(Fault::new(cause, place))
+            let unreached = communicator.members.iter().enumerate();
+            let unreached = unreached.filter(|(_, member)| from.contains(member));
+            let unreached: Vec<_> = unreached.map(|(rank, _)| rank).collect();
+            (!unreached.is_empty()).then(|| {
+                let cause = Cause::cut_off(why, &unreached, &roster);
+                Arc::new(Fault::new(cause, site))
             })
         };
         self.end_in_background(self.fault_registry.fail_all(fault), Vec::new());
@@ -247,7 +257,11 @@ impl FaultListener {
             FaultOutcome::Failed(failed) => self.end_in_background(vec![failed], Vec::new()),
             FaultOutcome::AlreadyFailed => {}
             FaultOutcome::Deferred => {
-                self.end_in_background(Vec::new(), vec![(key.into(), members.into())])
+                let unregistered = UnregisteredCommunicator {
+                    key: key.into(),
+                    members: members.into(),
+                };
+                self.end_in_background(Vec::new(), vec![unregistered])
             }
         }
     }
@@ -262,7 +276,7 @@ impl FaultListener {
             // The same on all ranks.
             let first = communicator.members.first().copied().unwrap_or_default();
             let (host, pid) = self.host_and_pid(first);
-            let place = Place {
+            let site = FaultSite {
                 communicator: communicator.name,
                 roster: &self.roster(communicator.members),
                 rank: 0,
@@ -270,7 +284,7 @@ impl FaultListener {
                 pid,
                 generation: self.generation,
             };
-            Some(Arc::new(Fault::new(Cause::asked_of_all(why), place)))
+            Some(Arc::new(Fault::new(Cause::asked_of_all(why), site)))
         };
         self.end_in_background(self.fault_registry.fail_all(fault), Vec::new());
     }
@@ -287,11 +301,11 @@ impl FaultListener {
         Roster::new(members, &launcher_ranks(self.members.get()))
     }
 
-    /// Returns whether both ranks are one, or a cut that isolates one of them isolates the other.
-    fn are_beside(&self, one: usize, other: usize) -> bool {
+    /// Returns whether both ranks are on one host, so that a partition cuts off both.
+    fn share_host(&self, one: usize, other: usize) -> bool {
         let member = |rank: usize| self.members.get()?.get(rank);
-        let beside = |one: Option<&RankProcess>| Some(one?.is_on_same_host(member(other)?));
-        one == other || beside(member(one)) == Some(true)
+        let is_beside = |one: Option<&RankProcess>| Some(one?.is_on_same_host(member(other)?));
+        one == other || is_beside(member(one)) == Some(true)
     }
 
     /// Fails the communicators of a rank that cannot be reached any more.
@@ -313,7 +327,7 @@ impl FaultListener {
         how: &Departure,
         communicator: &CommunicatorRef<'_>,
     ) -> Option<Arc<Fault>> {
-        let place = communicator
+        let communicator_rank = communicator
             .members
             .iter()
             .position(|&member| member == rank)?;
@@ -324,35 +338,39 @@ impl FaultListener {
             Departure::Failed(why) => Cause::failed(why),
             Departure::Lost(lost) if lost.may_live() => {
                 let members = communicator.members.iter().enumerate();
-                // A refusal comes from the host, and says nothing of its other ranks.
+                // A refusal is sent by the host, and shows nothing about its other ranks.
                 let is_lost = |member| match lost.is_refused() {
                     true => member == rank,
-                    false => self.are_beside(rank, member),
+                    false => self.share_host(rank, member),
                 };
-                let there = members.filter(|(_, member)| is_lost(**member));
-                let there = there.map(|(place, _)| place).collect();
-                Cause::host_lost(&host, there, &roster, lost)
+                let lost_ranks = members.filter(|(_, member)| is_lost(**member));
+                let lost_ranks = lost_ranks.map(|(rank, _)| rank).collect();
+                Cause::host_lost(&host, lost_ranks, &roster, lost)
             }
             Departure::Lost(lost) => Cause::died(lost),
         };
-        let place = Place {
+        let site = FaultSite {
             communicator: communicator.name,
             roster: &roster,
-            rank: place,
+            rank: communicator_rank,
             host: &host,
             pid,
             generation: self.generation,
         };
-        Some(Arc::new(Fault::new(cause, place)))
+        Some(Arc::new(Fault::new(cause, site)))
     }
 
-    /// Ends what has failed, all of it together, on a thread of its own; of what is `absent` there is nothing to end here any
-    /// more, or not yet.
-    fn end_in_background(&self, failed: Vec<FailedCommunicator>, mut absent: Vec<Absent>) {
+    /// Ends the `failed` communicators, all of them together, on a thread of its own; of an `unregistered` one there is nothing
+    /// to end here any more, or not yet.
+    fn end_in_background(
+        &self,
+        failed: Vec<FailedCommunicator>,
+        mut unregistered: Vec<UnregisteredCommunicator>,
+    ) {
         let (mut supervisors, mut pending_ends) = (Vec::new(), Vec::new());
-        absent
+        unregistered
             .iter()
-            .for_each(|(key, _)| self.pending_diagnoses.close(key));
+            .for_each(|one| self.pending_diagnoses.close(&one.key));
         for one in failed {
             self.pending_diagnoses.close(&one.key);
             match one.supervisor.upgrade() {
@@ -360,38 +378,41 @@ impl FaultListener {
                     pending_ends.extend(supervisor.begin_end());
                     supervisors.push(supervisor);
                 }
-                None => absent.push((one.key, one.members)),
+                None => unregistered.push(UnregisteredCommunicator {
+                    key: one.key,
+                    members: one.members,
+                }),
             }
         }
-        if supervisors.is_empty() && absent.is_empty() {
+        if supervisors.is_empty() && unregistered.is_empty() {
             return;
         }
         supervisors
             .iter()
             .for_each(|supervisor| supervisor.log_fault());
         let session = Weak::clone(&self.session);
-        let left = pending_ends.clone();
+        let not_ended = pending_ends.clone();
         let end_in_background = move || {
             if let Some(session) = session.upgrade() {
-                absent.retain(|(_, members)| members.contains(&session.rank()));
-                for (key, members) in &absent {
-                    report_end(&session, key, members, FREED, NOTHING_TO_END_TIMEOUT);
+                unregistered.retain(|one| one.members.contains(&session.rank()));
+                for UnregisteredCommunicator { key, members } in &unregistered {
+                    report_end(&session, key, members, ALL_RELEASED, NOTHING_TO_END_TIMEOUT);
                 }
             }
             end_failed(pending_ends);
-            // This thread also releases its hold on the supervisors: the last release says goodbye.
+            // This thread also releases its hold on the supervisors: the last release lets the session send its leave message.
             drop(supervisors);
         };
         let spawned = threads::spawn("nccl-abort", end_in_background);
         if let Err(error) = spawned {
             events::no_thread("to abort communicators", &error);
             // Callers inside the communicators return, and the other ranks do not wait for this one.
-            leak_failed(left);
+            leak_failed(not_ended);
         }
     }
 }
 
-/// The answer's way to the rank that asked about a collective.
+/// A straggler query of another rank about a collective, answered over the session.
 struct RemoteStragglerQuery {
     session: Weak<RankSession>,
     /// `None` when this rank has no such communicator.
@@ -411,11 +432,11 @@ impl StragglerQuery for RemoteStragglerQuery {
         self.session.as_ptr().cast()
     }
 
-    fn answer(&self, key: &str, turn: u64, entered: Option<Duration>, last: &str) {
+    fn answer(&self, key: &str, collective_index: u64, entered: Option<Duration>, last: &str) {
         if let Some(session) = self.session.upgrade() {
             session.report_entry(EntryReport {
                 key: key.to_owned(),
-                turn,
+                collective_index,
                 entered,
                 last: last.to_owned(),
             });
@@ -428,7 +449,7 @@ pub(super) fn full_abort_topic(key: &str) -> String {
     format!("{key}/all")
 }
 
-/// Reports finally how far this rank has released it, without waiting for other ranks.
+/// Reports, for the last time, how far this rank has released the communicator, without waiting for other ranks.
 pub(super) fn report_end(
     session: &RankSession,
     key: &str,

@@ -3,16 +3,16 @@
 //! ```text
 //!            a fault of it, or the death of a member
 //! (unknown) ──────────────▶ early ──register──▶ failed
-//!     └──register──▶ registered ──────────────▶ failed ──forget──▶ (gone)
-//!                        └──forget──▶ (gone)
+//!     └──register──▶ registered ──────────────▶ failed ──forget──▶ (forgotten)
+//!                        └──forget──▶ (forgotten)
 //! ```
 //!
-//! One thread hears all notices, in the order in which all ranks hear them, while other threads register and forget
-//! communicators. No fault may be missed: neither one that comes before its communicator, nor one that comes while it
+//! One thread receives all notices, in the order in which all ranks receive them, while other threads register and forget
+//! communicators. No fault may be missed: neither one that arrives before its communicator, nor one that arrives while it
 //! is made or dropped. So one lock covers every step, including the one that sets what is to be ended: either that
 //! step finds the decided fault, or the decided fault finds its target. When the fault listener fails a communicator that is
-//! not registered, the fault listener reports that there is nothing to end, and the communicator, should it come, does not
-//! report that again; for one that has failed, the thread that forgets it reports.
+//! not registered, the fault listener reports that there is nothing to end, and the communicator, should it be registered, does
+//! not report that again; for one that has failed, the thread that forgets it reports.
 //!
 //! `tests/loom/faults.rs` walks through the interleavings of these lines.
 
@@ -24,7 +24,7 @@ use std::sync::OnceLock;
 use crate::sync::{Mutex, MutexGuard};
 
 /// Maximum number of faults kept for communicators that this rank does not have.
-const EARLY: usize = 256;
+const MAX_EARLY_FAULTS: usize = 256;
 
 /// The fault decided for a communicator: written once.
 #[cfg(not(loom))]
@@ -32,24 +32,24 @@ pub(super) type FaultCell<F> = OnceLock<F>;
 #[cfg(loom)]
 pub(crate) use under_loom::FaultCell;
 
-/// See the module; `F` is a fault, `B` leads to the holder of the decided fault, `D` is how a rank died.
-pub(crate) struct FaultRegistry<F, B, D> {
-    state: Mutex<RegistryState<F, B, D>>,
+/// See the module; `F` is a fault, `S` a supervisor, `D` how a rank departed.
+pub(crate) struct FaultRegistry<F, S, D> {
+    state: Mutex<RegistryState<F, S, D>>,
 }
 
-struct RegistryState<F, B, D> {
-    entries: HashMap<Arc<str>, Entry<F, B>>,
+struct RegistryState<F, S, D> {
+    entries: HashMap<Arc<str>, Entry<F, S>>,
     /// Faults of communicators that were not registered.
     early: VecDeque<EarlyFault<F>>,
     lost: HashMap<usize, LostRank<D>>,
     sequence: u64,
 }
 
-struct Entry<F, B> {
+struct Entry<F, S> {
     members: Arc<[usize]>,
     name: Arc<str>,
     decided: Arc<FaultCell<F>>,
-    supervisor: B,
+    supervisor: S,
 }
 
 struct EarlyFault<F> {
@@ -64,16 +64,16 @@ struct LostRank<D> {
 }
 
 /// A communicator with a newly decided fault.
-pub(crate) struct FailedCommunicator<B> {
-    pub(crate) supervisor: B,
+pub(crate) struct FailedCommunicator<S> {
+    pub(crate) supervisor: S,
     pub(crate) key: Arc<str>,
     pub(crate) members: Arc<[usize]>,
 }
 
 /// Outcome of a fault.
-pub(crate) enum FaultOutcome<B> {
+pub(crate) enum FaultOutcome<S> {
     /// The fault is the decided fault.
-    Failed(FailedCommunicator<B>),
+    Failed(FailedCommunicator<S>),
     /// There was a fault of this communicator before.
     AlreadyFailed,
     /// No such communicator is registered, or not yet; the fault is kept.
@@ -86,7 +86,7 @@ pub(crate) struct CommunicatorRef<'w> {
     pub(crate) name: &'w Arc<str>,
 }
 
-impl<F: Clone, B: Clone, D> FaultRegistry<F, B, D> {
+impl<F: Clone, S: Clone, D> FaultRegistry<F, S, D> {
     pub(crate) fn new() -> Self {
         Self {
             state: Mutex::new(RegistryState {
@@ -98,19 +98,19 @@ impl<F: Clone, B: Clone, D> FaultRegistry<F, B, D> {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, RegistryState<F, B, D>> {
+    fn lock(&self) -> MutexGuard<'_, RegistryState<F, S, D>> {
         self.state.lock()
     }
 
-    /// Registers a communicator. What has happened to it already is its decided fault at once; `departure_fault` returns the
-    /// fault that the death of a rank means. Returns whether an early fault was kept: this rank has then reported that there is
-    /// nothing to end.
+    /// Registers a communicator. An earlier fault of it is its decided fault at once; `departure_fault` returns the
+    /// fault that the departure of a rank means. Returns whether an early fault was kept: this rank has then reported that
+    /// there is nothing to end.
     pub(crate) fn register(
         &self,
         key: &Arc<str>,
         communicator: &CommunicatorRef<'_>,
         decided: &Arc<FaultCell<F>>,
-        supervisor: B,
+        supervisor: S,
         departure_fault: impl Fn(usize, &D) -> Option<F>,
     ) -> bool {
         let mut state = self.lock();
@@ -150,15 +150,15 @@ impl<F: Clone, B: Clone, D> FaultRegistry<F, B, D> {
         }
     }
 
-    /// Sets, with `set`, what there is to end from now on; returns the decided fault if it has been written before.
+    /// Sets the target to end, with `set`; returns the decided fault if it has been written before.
     pub(crate) fn attach(&self, decided: &FaultCell<F>, set: impl FnOnce()) -> Option<F> {
         let _state = self.lock();
         set();
         decided.get().cloned()
     }
 
-    /// Returns the holder of the decided fault of a communicator.
-    pub(crate) fn find(&self, key: &str) -> Option<B> {
+    /// Returns the supervisor of a communicator.
+    pub(crate) fn find(&self, key: &str) -> Option<S> {
         Some(self.lock().entries.get(key)?.supervisor.clone())
     }
 
@@ -177,7 +177,7 @@ impl<F: Clone, B: Clone, D> FaultRegistry<F, B, D> {
     }
 
     /// Records a fault of a communicator.
-    pub(crate) fn fail(&self, key: &str, fault: F) -> FaultOutcome<B> {
+    pub(crate) fn fail(&self, key: &str, fault: F) -> FaultOutcome<S> {
         let mut state = self.lock();
         state.sequence += 1;
         let sequence = state.sequence;
@@ -190,7 +190,7 @@ impl<F: Clone, B: Clone, D> FaultRegistry<F, B, D> {
         if state.early.iter().any(|early| early.key == key) {
             return FaultOutcome::AlreadyFailed;
         }
-        if state.early.len() == EARLY {
+        if state.early.len() == MAX_EARLY_FAULTS {
             state.early.pop_front();
         }
         let key = key.to_owned();
@@ -206,7 +206,7 @@ impl<F: Clone, B: Clone, D> FaultRegistry<F, B, D> {
     pub(crate) fn fail_all(
         &self,
         fault: impl Fn(&str, &CommunicatorRef<'_>) -> Option<F>,
-    ) -> Vec<FailedCommunicator<B>> {
+    ) -> Vec<FailedCommunicator<S>> {
         self.lock().fail_all(fault)
     }
 
@@ -216,7 +216,7 @@ impl<F: Clone, B: Clone, D> FaultRegistry<F, B, D> {
         rank: usize,
         how: D,
         departure_fault: impl Fn(&CommunicatorRef<'_>) -> Option<F>,
-    ) -> Vec<FailedCommunicator<B>> {
+    ) -> Vec<FailedCommunicator<S>> {
         let mut state = self.lock();
         if state.lost.contains_key(&rank) {
             return Vec::new();
@@ -228,12 +228,12 @@ impl<F: Clone, B: Clone, D> FaultRegistry<F, B, D> {
     }
 }
 
-impl<F, B: Clone, D> RegistryState<F, B, D> {
+impl<F, S: Clone, D> RegistryState<F, S, D> {
     fn fail_all(
         &self,
         fault: impl Fn(&str, &CommunicatorRef<'_>) -> Option<F>,
-    ) -> Vec<FailedCommunicator<B>> {
-        let fail = |(key, entry): (&Arc<str>, &Entry<F, B>)| {
+    ) -> Vec<FailedCommunicator<S>> {
+        let fail = |(key, entry): (&Arc<str>, &Entry<F, S>)| {
             let (members, name) = (&entry.members, &entry.name);
             let fault = fault(key, &CommunicatorRef { members, name })?;
             entry.fail(key, fault)
@@ -242,8 +242,8 @@ impl<F, B: Clone, D> RegistryState<F, B, D> {
     }
 }
 
-impl<F, B: Clone> Entry<F, B> {
-    fn fail(&self, key: &Arc<str>, fault: F) -> Option<FailedCommunicator<B>> {
+impl<F, S: Clone> Entry<F, S> {
+    fn fail(&self, key: &Arc<str>, fault: F) -> Option<FailedCommunicator<S>> {
         self.decided.set(fault).ok()?;
         Some(FailedCommunicator {
             supervisor: self.supervisor.clone(),

@@ -1,4 +1,4 @@
-//! What NCCL's log and the state of the host add to an error.
+//! Evidence of this rank for an error: the first warning in NCCL's log, and resources that are used up on the host.
 
 use nccl_sys as sys;
 
@@ -9,9 +9,9 @@ use nccl_diagnose::preflight;
 
 /// Returns `cause` with the first warning of NCCL's log file, where that may explain more.
 pub(super) fn with_nccl_warning(mut cause: Cause) -> Cause {
-    if cause.class == FaultClass::Failed && cause.told.is_none() {
+    if cause.class == FaultClass::Failed && cause.origin_fault.is_none() {
         let first = debug_log::first_warning_soon();
-        cause.hear_nccl(None, first.as_ref());
+        cause.add_nccl_warnings(None, first.as_ref());
         if first.is_none_or(|first| first.check.is_none()) {
             name_exhausted_resource(&mut cause);
         }

@@ -57,7 +57,7 @@ fn no_bytes_of_a_fault_make_a_rank_panic_and_what_is_understood_survives_its_way
                 continue;
             };
             understood += 1;
-            let _ = (fault.explain(), fault.told_operation());
+            let _ = (fault.explain(), fault.operation_values());
             let (back, ranks) = Fault::decode(&fault.encode(&members)).unwrap();
             assert_eq!((&back, ranks), (&fault, members));
         }
@@ -112,8 +112,8 @@ fn no_bytes_of_a_report_make_a_rank_panic_that_elects_with_it() {
             hosts: &hosts,
             symptoms: std::slice::from_ref(&symptom),
             reports: &reports,
-            left: &BTreeSet::new(),
-            still: &BTreeMap::new(),
+            departed_in_order: &BTreeSet::new(),
+            suspended: &BTreeMap::new(),
             done: &completed_calls(&reports),
             slack: std::time::Duration::ZERO,
         });

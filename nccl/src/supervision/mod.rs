@@ -7,11 +7,11 @@
 //! ```text
 //! the rank that found it                        every rank, that one included
 //!   begins its abort ──announces the fault──▶     the first notice for a communicator is its fault,
-//!                       (the coordinator          written once: all ranks hear in the same order
+//!                       (the coordinator          written once: all ranks receive it in the same order
 //!                        orders)                  aborts its own communicator, on a thread of its own
-//!                                                 says when NCCL has released it
-//!                        ◀──── when all have said so, or the bound has passed ────▶
-//!   returns its error, and who has not said so    returns the same cause
+//!                                                 reports when NCCL has released it
+//!                        ◀──── when all have reported, or the timeout has passed ────▶
+//!   returns its error, with the missing ranks     returns the same cause
 //! ```
 //!
 //! A rank that dies, or fails ([`World::fail`](crate::World::fail)), ends all communicators of which it is
@@ -20,31 +20,32 @@
 //!
 //! An error waits for the other ranks because, until they have aborted as well, their kernels may still write
 //! into memory of this rank over the peer-to-peer connections of the operation that failed, and the caller that
-//! gets the error may free that memory. Ranks that are gone are not waited for; ranks that do not answer are
+//! gets the error may free that memory. Departed ranks are not waited for; ranks that do not answer are
 //! named in the error. When the connection to the coordinator is lost, no rank can confirm; the error then waits
 //! a moment in which the other ranks, which see the same loss, end their communicators.
 //!
-//! - `cause`: what can be a root cause; `fault`: a cause with its place, as sent to other ranks and as text;
-//! - `diagnosis`: a rank that ran out of time is not the rank that made it wait: the reports of all ranks (`rank_report`) are
-//!   collected, and the root cause determined (`root_cause`), before a fault is announced; `pending_diagnoses`: what is
-//!   collected;
+//! - `diagnosis`: a rank whose operation timed out is not the rank that made it wait: the reports of all ranks (`rank_report`)
+//!   are collected, and the root cause determined (`root_cause`), before a fault is announced; `pending_diagnoses`: the collected
+//!   reports;
 //! - `supervisor`: one communicator as its rank sees it;
-//! - `roster`: which ranks of the world, and of the launcher, its ranks are;
 //! - `fault_registry`: the registered communicators, and the decided faults on them;
-//! - `init_failure`: communicators that failed before NCCL was called;
+//! - `init_supervision`: communicators before NCCL is called, and their failures;
 //! - `fault_listener`: the notices of a session, and the communicators they concern;
 //! - `world_peers`: the ranks of a session, as its communicators see them; `attach`, `scope_recorder`: what this crate attaches
 //!   to a session;
-//! - `straggler_log`: log events for stragglers; `local_evidence`: what NCCL and the host add to an error.
+//! - `straggler_log`: log events for stragglers; `local_evidence`: the warnings of NCCL and the exhausted resources of the
+//!   host, for an error.
+//!
+//! (`cause`, `fault` and `roster` are in `nccl_base`.)
 //!
 //! None of this is on the path of an operation: a decided fault begins an abort, which operations check for
-//! anyway. The code on their path, which records what they were, is the [`recorder`].
+//! anyway. The code on their path, which records what they were, is the [`recorder`](crate::recorder).
 
 mod attach;
 mod diagnosis;
 mod fault_listener;
 mod fault_registry;
-mod init_failure;
+mod init_supervision;
 mod local_evidence;
 #[cfg(test)]
 mod malformed_input;

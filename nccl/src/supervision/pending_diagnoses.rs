@@ -1,4 +1,4 @@
-//! What is collected of the communicators on which a rank ran out of time, and this rank's own report (`diagnosis`).
+//! The reports collected for communicators on which an operation of a rank timed out, and this rank's own report (`diagnosis`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -9,18 +9,18 @@ use super::scope_recorder::scope_of;
 use crate::events;
 use crate::sync::{Condvar, Mutex};
 use nccl_base::fault::Fault;
-use nccl_base::fault::cause::Earlier;
+use nccl_base::fault::cause::PastEvent;
 use nccl_control::RankSession;
 
 /// Topic prefix of fault announcements; the communicator's key follows.
-pub(super) const FAULT: &str = "fault/";
+pub(super) const FAULT_TOPIC: &str = "fault/";
 
-/// Topic prefixes of the announcement that a rank ran out of time, and of the reports to the collector; the communicator's
+/// Topic prefixes of the announcement that a rank's operation timed out, and of the reports to the collector; the communicator's
 /// key follows.
-pub(super) const SYMPTOM: &str = "symptom/";
-pub(super) const REPORT: &str = "report/";
+pub(super) const SYMPTOM_TOPIC: &str = "symptom/";
+pub(super) const REPORT_TOPIC: &str = "report/";
 
-/// A coordinator without a heartbeat for this long counts as standing still.
+/// A coordinator without a heartbeat for this long counts as unresponsive.
 pub(super) const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// Maximum number of diagnoses kept: for communicators that this rank does not have, no notice closes them.
@@ -45,17 +45,17 @@ pub(super) struct PendingDiagnosis {
 
 impl PendingDiagnosis {
     /// Returns the ranks that have neither reported nor left.
-    pub(super) fn missing(&self, left: &BTreeSet<usize>) -> Vec<usize> {
+    pub(super) fn missing(&self, departed_in_order: &BTreeSet<usize>) -> Vec<usize> {
         let ranks = 0..self.members.len();
         ranks
-            .filter(|rank| !self.reports.contains_key(rank) && !left.contains(rank))
+            .filter(|rank| !self.reports.contains_key(rank) && !departed_in_order.contains(rank))
             .collect()
     }
 }
 
 impl PendingDiagnoses {
-    /// Records that a rank ran out of time. Returns the collector if this opens the diagnosis. `is_own` returns whether this rank
-    /// has the communicator of a key, and so learns when its diagnosis is over.
+    /// Records that a rank's operation timed out. Returns the collector if this opens the diagnosis. `is_own` returns whether
+    /// this rank has the communicator of a key, and so learns when its diagnosis is over.
     pub(super) fn record_symptom(
         &self,
         key: &str,
@@ -111,16 +111,16 @@ impl PendingDiagnoses {
 pub(super) fn send_report(session: &Arc<RankSession>, key: &str, rank: usize, collector: usize) {
     let (session, key) = (Arc::clone(session), key.to_owned());
     let work = move || {
-        let phase = session.phase().map(|(what, ago)| Earlier::new(what, ago));
+        let phase = session.phase().map(|(what, ago)| PastEvent::new(what, ago));
         let report = RankReport::of(&key, rank, scope_of(&session).place(), phase);
         // The report holds plain values, all of which can be serialized.
         let bytes = serde_json::to_vec(&report).unwrap_or_default();
-        session.send_direct(collector, &format!("{REPORT}{key}"), bytes);
+        session.send_direct(collector, &format!("{REPORT_TOPIC}{key}"), bytes);
     };
     let spawned = std::thread::Builder::new()
         .name(String::from("nccl-report"))
         .spawn(work);
     if let Err(error) = spawned {
-        events::no_thread("to say how a rank stands", &error);
+        events::no_thread("to send a report", &error);
     }
 }

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use super::run_length_counts::RunLengthCounts;
 use crate::operation::OperationKind;
-use nccl_base::fault::cause::Earlier;
+use nccl_base::fault::cause::PastEvent;
 use nccl_base::roster::Roster;
 use nccl_base::warning::FirstWarning;
-use nccl_core::recorder::{self, Call, CallState, Place, RecordedOperation, Track};
+use nccl_core::recorder::{self, Call, CallState, RecordedOperation, Track, WorldRank};
 use nccl_core::supervision::watchdog;
 
 /// See the module. Ranks are those of the communicator.
@@ -21,7 +21,7 @@ pub(super) struct RankReport {
     pub(super) rank: usize,
     /// Whether the rank has such a communicator, or had.
     pub(super) exists: bool,
-    pub(super) phase: Option<Earlier>,
+    pub(super) phase: Option<PastEvent>,
     /// Number of calls entered that all ranks enter; `None` where the count was lost.
     pub(super) entered: Option<u64>,
     /// The last calls, oldest first.
@@ -38,9 +38,10 @@ pub(super) struct RankReport {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct EnteredCall {
     pub(super) number: u64,
-    /// Whether all ranks enter it; `place` is its number among those, from 1.
+    /// Whether all ranks enter it; `collective_index` is its number among those, from 1.
     pub(super) is_for_all: bool,
-    pub(super) place: Option<u64>,
+    #[serde(rename = "place")]
+    pub(super) collective_index: Option<u64>,
     pub(super) kind: String,
     /// CUDA's handle of its stream, and when it was called: comparable among the calls of one rank, across
     /// communicators.
@@ -54,7 +55,8 @@ pub(super) struct EnteredCall {
     pub(super) state: EnteredCallState,
     pub(super) operations: Vec<RecordedOperation>,
     /// Number of operations left out.
-    pub(super) missing: usize,
+    #[serde(rename = "missing")]
+    pub(super) omitted_operations: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,12 +80,14 @@ pub(super) struct OtherCommunicator {
     /// This rank's number in that communicator.
     pub(super) rank: usize,
     pub(super) entered: Option<u64>,
-    /// The calls that are not done, oldest first; `more` is whether there are others.
-    pub(super) waiting: Vec<EnteredCall>,
-    pub(super) more: bool,
+    /// The calls that are not done, oldest first; `has_more_pending` is whether there are others.
+    #[serde(rename = "waiting")]
+    pub(super) pending_calls: Vec<EnteredCall>,
+    #[serde(rename = "more")]
+    pub(super) has_more_pending: bool,
     /// Calls that waited long and are done since a moment ago: perhaps because a communicator was given up.
-    #[serde(default)]
-    pub(super) freed: Vec<EnteredCall>,
+    #[serde(default, rename = "freed")]
+    pub(super) recently_done: Vec<EnteredCall>,
     pub(super) sent: RunLengthCounts,
     pub(super) received: RunLengthCounts,
 }
@@ -114,9 +118,9 @@ impl EnteredCall {
         )
     }
 
-    /// Returns whether the call became done only lately, after a long wait: a rank that runs out of time aborts before all
+    /// Returns whether the call became done only lately, after a long wait: a rank whose operation timed out aborts before all
     /// have reported, and so releases the calls behind its own.
-    fn was_freed(&self) -> bool {
+    fn is_recently_done(&self) -> bool {
         const LATELY: u64 = 1000;
         const AT_LEAST: u64 = 50;
         self.done_ms
@@ -129,21 +133,23 @@ impl EnteredCall {
 }
 
 impl RankReport {
-    pub(super) fn at(&self, place: u64) -> Option<&EnteredCall> {
-        self.calls.iter().find(|call| call.place == Some(place))
+    pub(super) fn collective(&self, index: u64) -> Option<&EnteredCall> {
+        self.calls
+            .iter()
+            .find(|call| call.collective_index == Some(index))
     }
 
     /// Returns the last call, and how long ago it was made.
-    pub(super) fn last(&self) -> Option<Earlier> {
+    pub(super) fn last(&self) -> Option<PastEvent> {
         let last = self.calls.last()?;
-        Some(Earlier::new(
+        Some(PastEvent::new(
             last.name(),
             Duration::from_millis(last.age_ms),
         ))
     }
 
     /// Builds the report of rank `rank` of communicator `key`; `place` is that rank's place in its world.
-    pub(super) fn of(key: &str, rank: usize, place: &Place, phase: Option<Earlier>) -> Self {
+    pub(super) fn of(key: &str, rank: usize, place: &WorldRank, phase: Option<PastEvent>) -> Self {
         let own = |track: &Track| {
             let scope = track.identity.scope.as_ref();
             scope.is_some_and(|scope| scope.place() == place)
@@ -165,7 +171,7 @@ impl RankReport {
         report.elsewhere.reverse();
         report
             .elsewhere
-            .sort_by_key(|there| there.waiting.is_empty());
+            .sort_by_key(|there| there.pending_calls.is_empty());
         report.elsewhere.truncate(ELSEWHERE);
         report
     }
@@ -182,12 +188,12 @@ impl RankReport {
     }
 }
 
-/// Truncates the operations of `calls` to `room` in all; the first calls say most.
+/// Truncates the operations of `calls` to `room` in all; the first calls show most.
 fn limit_operations<'c>(calls: impl Iterator<Item = &'c mut EnteredCall>, mut room: usize) {
     for call in calls {
         let kept = call.operations.len().min(room);
         room -= kept;
-        call.missing += call.operations.len() - kept;
+        call.omitted_operations += call.operations.len() - kept;
         call.operations.truncate(kept);
     }
 }
@@ -206,16 +212,16 @@ impl OtherCommunicator {
         if is_over {
             return None;
         }
-        let (mut waiting, entered) = entered_calls(track);
-        let mut freed: Vec<_> = waiting
+        let (mut pending_calls, entered) = entered_calls(track);
+        let mut recently_done: Vec<_> = pending_calls
             .extract_if(.., |call| !call.is_pending())
-            .filter(EnteredCall::was_freed)
+            .filter(EnteredCall::is_recently_done)
             .collect();
-        freed.truncate(WAITING);
-        limit_operations(freed.iter_mut(), OPERATIONS_ELSEWHERE);
-        let more = waiting.len() > WAITING;
-        waiting.truncate(WAITING);
-        limit_operations(waiting.iter_mut(), OPERATIONS_ELSEWHERE);
+        recently_done.truncate(WAITING);
+        limit_operations(recently_done.iter_mut(), OPERATIONS_ELSEWHERE);
+        let has_more_pending = pending_calls.len() > WAITING;
+        pending_calls.truncate(WAITING);
+        limit_operations(pending_calls.iter_mut(), OPERATIONS_ELSEWHERE);
         let (sent, received) = message_counts(track);
         Some(Self {
             key: track.identity.key.as_deref()?.to_owned(),
@@ -223,9 +229,9 @@ impl OtherCommunicator {
             roster: Roster::clone(&track.identity.roster),
             rank: track.identity.rank,
             entered,
-            waiting,
-            more,
-            freed,
+            pending_calls,
+            has_more_pending,
+            recently_done,
             sent,
             received,
         })
@@ -240,7 +246,7 @@ fn entered_calls(track: &Track) -> (Vec<EnteredCall>, Option<u64>) {
     let given_up = track.given_up();
     let front = watchdog::pending()
         .into_iter()
-        .find(|pending| pending.number == track.number)
+        .find(|pending| pending.communicator_number == track.communicator_number)
         .and_then(|pending| pending.oldest);
     let kept = recording.calls.iter();
     // A call that was given up while it waited had been entered.
@@ -251,7 +257,7 @@ fn entered_calls(track: &Track) -> (Vec<EnteredCall>, Option<u64>) {
         .map(|call| {
             let is_issuing = issuing
                 .iter()
-                .any(|one| one.number == call.sequence && one.issuing);
+                .any(|one| one.sequence == call.sequence && one.issuing);
             let is_queued = front.as_ref().is_some_and(|front| {
                 front.sequence == call.sequence && front.stage == watchdog::CallStage::Queued
             });
@@ -265,7 +271,7 @@ fn entered_calls(track: &Track) -> (Vec<EnteredCall>, Option<u64>) {
             EnteredCall {
                 number: call.sequence,
                 is_for_all: is_for_all(call),
-                place: None,
+                collective_index: None,
                 kind: call.kind.to_string(),
                 stream: call.stream,
                 since_ns: u64::try_from(call.since.as_nanos()).unwrap_or(u64::MAX),
@@ -276,21 +282,21 @@ fn entered_calls(track: &Track) -> (Vec<EnteredCall>, Option<u64>) {
                     .and_then(|done| u64::try_from(now.saturating_sub(done).as_millis()).ok()),
                 state,
                 operations: call.operations.clone(),
-                missing: call.missing,
+                omitted_operations: call.missing,
             }
         })
         .collect();
     let first = calls.first().map_or(1, |call| call.number);
     let before = match first {
         1 => Some(0),
-        // Where all ranks enter every call, the places equal the sequence numbers.
+        // Where all ranks enter every call, the indices equal the sequence numbers.
         first if track.only_calls_for_all() => Some(first - 1),
         _ => None,
     };
     let mut entered = before;
     for call in calls.iter_mut().filter(|call| call.is_for_all) {
         entered = entered.map(|entered| entered + 1);
-        call.place = entered;
+        call.collective_index = entered;
     }
     (calls, entered)
 }

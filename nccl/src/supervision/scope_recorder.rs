@@ -10,8 +10,8 @@ use nccl_core::recorder::{self, Clock, RecorderScope, Snapshot};
 pub(super) struct ScopeRecorder(pub(super) Arc<RecorderScope>);
 
 impl RankRecorder for ScopeRecorder {
-    fn recording(&self, most: usize) -> Vec<u8> {
-        to_json_bytes(recorder::of_place(self.0.place()), most)
+    fn recording(&self, max_bytes: usize) -> Vec<u8> {
+        to_json_bytes(recorder::of_place(self.0.place()), max_bytes)
     }
 
     fn progress(&self) -> u64 {
@@ -19,11 +19,11 @@ impl RankRecorder for ScopeRecorder {
     }
 
     fn wants_clock(&self) -> bool {
-        recorder::is_wanted(&self.0)
+        recorder::is_enabled(&self.0)
     }
 
     fn continue_from(&self, past: &Arc<dyn RankRecorder>) {
-        self.0.goes_on_from(&scope(past));
+        self.0.set_previous_generation(&scope(past));
     }
 
     fn set_clock(&self, measured: Option<ClockReading>) {
@@ -48,7 +48,7 @@ fn scope(recorder: &Arc<dyn RankRecorder>) -> Arc<RecorderScope> {
     }
 }
 
-pub(super) fn to_json_bytes(mut snapshot: Snapshot, most: usize) -> Vec<u8> {
-    snapshot.limit_to(most);
+pub(super) fn to_json_bytes(mut snapshot: Snapshot, max_bytes: usize) -> Vec<u8> {
+    snapshot.limit_to(max_bytes);
     snapshot.to_json().into_bytes()
 }

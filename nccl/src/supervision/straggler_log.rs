@@ -8,21 +8,21 @@ use crate::stats;
 use nccl_base::fault::{Roster, short_key};
 use nccl_control::{LateRank, StragglerReport};
 
-/// Logs ranks that have not entered an operation, or have entered it late, as rank `on_rank` of the world hears it; `logged`
-/// counts the stragglers heard of. Logs each of the first 16, then each at a power of two. The teller logs at level warn, or
+/// Logs ranks that have not entered an operation, or have entered it late, as reported to rank `on_rank` of the world; `logged`
+/// counts the reported stragglers. Logs each of the first 16, then each at a power of two. The reporter logs at level warn, or
 /// info once a rank has entered; the others at debug.
 pub(crate) fn log_stragglers(
-    lateness: &StragglerReport,
+    report: &StragglerReport,
     roster: &Roster,
     on_rank: usize,
     logged: &AtomicU64,
 ) {
-    let subject = &lateness.subject;
+    let subject = &report.subject;
     let comm_key = short_key(&subject.key);
-    let is_reporter = lateness.reporter == on_rank;
-    for one in &lateness.late {
+    let is_reporter = report.reporter == on_rank;
+    for one in &report.late {
         let LateRank {
-            place,
+            communicator_rank,
             host,
             pid,
             behind,
@@ -32,14 +32,17 @@ pub(crate) fn log_stragglers(
             last,
             ..
         } = one;
-        let (behind_ms, more) = (millis(*behind), lateness.more);
+        let (behind_ms, more) = (millis(*behind), report.more);
         let world_ranks = roster.world_ranks();
-        let world_rank = roster.world_rank(*place);
-        let launcher_rank = roster.launcher_rank(*place);
-        let who = format!("rank {place} ({}{host}, pid {pid})", roster.others(*place));
+        let world_rank = roster.world_rank(*communicator_rank);
+        let launcher_rank = roster.launcher_rank(*communicator_rank);
+        let who = format!(
+            "rank {communicator_rank} ({}{host}, pid {pid})",
+            roster.others(*communicator_rank)
+        );
         let named = roster.named(&subject.name);
         if *has_entered {
-            macro_rules! tell {
+            macro_rules! log {
                 ($level:ident) => {
                     tracing::$level!(
                         name: "nccl.straggler.entered",
@@ -49,7 +52,7 @@ pub(crate) fn log_stragglers(
                         world_ranks,
                         op = %subject.kind,
                         seq = subject.sequence,
-                        rank = place,
+                        rank = communicator_rank,
                         world_rank,
                         launcher_rank,
                         host,
@@ -63,8 +66,8 @@ pub(crate) fn log_stragglers(
                 };
             }
             match is_reporter {
-                true => tell!(info),
-                false => tell!(debug),
+                true => log!(info),
+                false => log!(debug),
             }
             continue;
         }
@@ -77,7 +80,7 @@ pub(crate) fn log_stragglers(
             true => "has not entered",
             false => "does not answer, and may not have entered",
         };
-        macro_rules! tell {
+        macro_rules! log {
             ($level:ident) => {
                 tracing::$level!(
                     name: "nccl.straggler",
@@ -87,7 +90,7 @@ pub(crate) fn log_stragglers(
                     world_ranks,
                     op = %subject.kind,
                     seq = subject.sequence,
-                    rank = place,
+                    rank = communicator_rank,
                     world_rank,
                     launcher_rank,
                     host,
@@ -106,8 +109,8 @@ pub(crate) fn log_stragglers(
             };
         }
         match is_reporter {
-            true => tell!(warn),
-            false => tell!(debug),
+            true => log!(warn),
+            false => log!(debug),
         }
     }
 }

@@ -1,11 +1,11 @@
 //! One communicator as one of its ranks sees it: its members, its decided fault, and which ranks have released it.
 //!
 //! ```text
-//! (registered) ──a fault is heard──▶ failed ──released, or given up, here──▶ concluded
+//! (registered) ──a fault arrives──▶ failed ──released, or given up, here──▶ concluded
 //! ```
 //!
-//! Only the fault listener writes the decided fault, once, in the order in which all ranks hear. The thread that ended the
-//! communicator on this rank concludes, once; all other threads wait for the conclusion.
+//! Only the fault listener writes the decided fault, once, in the order in which all ranks receive the faults. The thread that
+//! ended the communicator on this rank concludes, once; all other threads wait for the conclusion.
 
 mod trait_impl;
 
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::attach::SessionExt as _;
 use super::fault_listener::{
-    FREED, FaultListener, SupervisedCommunicator, full_abort_topic, report_end,
+    ALL_RELEASED, CommunicatorFaultListener, SupervisedCommunicator, full_abort_topic, report_end,
 };
 use super::fault_registry::{CommunicatorRef, FaultCell};
 use super::pending_diagnoses::{HEARTBEAT_TIMEOUT, PendingDiagnoses};
@@ -43,7 +43,7 @@ pub(crate) struct ControlPlaneSupervisor {
     rank: usize,
     session: Arc<RankSession>,
     peers: Arc<dyn Peers>,
-    fault_listener: Arc<FaultListener>,
+    fault_listener: Arc<CommunicatorFaultListener>,
     decided: Arc<FaultCell<Arc<Fault>>>,
     /// The fault that this rank announced.
     announced: OnceLock<Arc<Fault>>,
@@ -58,26 +58,27 @@ pub(crate) struct ControlPlaneSupervisor {
     reporting: Mutex<()>,
     /// Whether all ranks have reported how far they released it, and the end of all aborts is needed as well.
     needs_more: AtomicBool,
-    /// The decided fault, with what the ranks waited in.
+    /// The decided fault, with the calls in which the ranks waited.
     complete: OnceLock<Arc<Fault>>,
-    /// The conclusion, once the world has gone on.
+    /// The conclusion, once the world has a next generation.
     past_conclusion: OnceLock<String>,
     /// Whether the decided fault was logged.
     is_logged: AtomicBool,
     /// Number of calls that were compared before they were handed to NCCL.
     checks: AtomicU64,
-    /// Number of the last collective of which this rank was asked whether it has entered it.
+    /// Index of the last collective about which a straggler query was received.
     last_queried: AtomicU64,
 }
 
-/// How long the end of a communicator takes on ranks that cannot be asked any more: they see that the
-/// line is lost as well.
+/// How long the end of a communicator takes on ranks that cannot be asked any more: they notice the loss of the
+/// coordinator as well.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// Above this number, ranks do not tell each other what they waited in: it would be the square of their number.
+/// Above this number, ranks do not report to each other in which calls they waited: the traffic would be the square of their
+/// number.
 const MAX_DETAILED_RANKS: usize = 256;
 
-/// Returns the code of `progress` in a report of the end; what the rank waited in follows it.
+/// Returns the code of `progress` in a report of the end; the call in which the rank waited follows it.
 fn encode_release(progress: ReleaseProgress) -> u8 {
     match progress {
         ReleaseProgress::Nothing => 0,
@@ -88,7 +89,7 @@ fn encode_release(progress: ReleaseProgress) -> u8 {
     }
 }
 
-/// Returns the decoded report; `None` for a rank that is gone.
+/// Returns the decoded report; `None` for a rank that has departed.
 fn decode_release(part: &[u8]) -> Option<ReleaseProgress> {
     Some(match part.first()? {
         1 => ReleaseProgress::All,
@@ -180,7 +181,7 @@ impl ControlPlaneSupervisor {
         self.conclusion.set(self.conclusion_text(&ended)).is_ok()
     }
 
-    /// Delays the end report of a rank that only ran out of time until there is a cause: the others may all have reported.
+    /// Delays the end report of a rank whose operation only timed out until there is a cause: the others may all have reported.
     fn await_fault(&self) {
         let waits = self.announced.get().is_some_and(|own| !own.is_certain());
         let deadline = deadline_after(HEARTBEAT_TIMEOUT + GRACE);
@@ -194,7 +195,7 @@ impl ControlPlaneSupervisor {
         }
     }
 
-    /// Waits for this rank's own announcement to come back in the order in which all ranks hear it, unless the session is lost.
+    /// Waits for this rank's own announcement to arrive in the order in which all ranks receive it, unless the session is lost.
     fn await_own_announcement(&self) {
         let deadline = deadline_after(GRACE);
         while self.announced.get().is_some()
@@ -225,7 +226,8 @@ impl ControlPlaneSupervisor {
         self.fault_listener.pending_diagnoses()
     }
 
-    /// Returns what this rank was waiting in, for the other ranks; empty for nothing, and above [`MAX_DETAILED_RANKS`] ranks.
+    /// Returns the call in which this rank was waiting, for the other ranks; empty for none, and above [`MAX_DETAILED_RANKS`]
+    /// ranks.
     fn pending_call(&self) -> String {
         let pending_call = self.target.get().and_then(AbortHandle::pending_call);
         pending_call
@@ -233,7 +235,7 @@ impl ControlPlaneSupervisor {
             .unwrap_or_default()
     }
 
-    /// Adds to the decided fault what the ranks waited in: all ranks get the same parts.
+    /// Adds to the decided fault the calls in which the ranks waited: all ranks get the same parts.
     fn complete(&self, ended: &EndOutcome) {
         let (EndOutcome::All(parts), Some(decided)) = (ended, self.decided.get()) else {
             return;
@@ -247,7 +249,7 @@ impl ControlPlaneSupervisor {
     }
 
     fn conclusion_text(&self, ended: &EndOutcome) -> Option<String> {
-        let (unsure, why): (Vec<usize>, _) = match ended {
+        let (unconfirmed, why): (Vec<usize>, _) = match ended {
             EndOutcome::All(parts) => {
                 let leaked = self.members.iter().zip(parts);
                 let leaked = leaked
@@ -264,12 +266,12 @@ impl ControlPlaneSupervisor {
             EndOutcome::ConnectionLost => {
                 std::thread::sleep(GRACE.min(self.confirm_timeout));
                 return Some(String::from(
-                    "the line to the other ranks is lost, so that they could not confirm that they \
+                    "the control connection to the other ranks is lost, so that they could not confirm that they \
                      ended the communicator",
                 ));
             }
         };
-        if unsure.is_empty() {
+        if unconfirmed.is_empty() {
             return None;
         }
         // The coordinator need not be a rank of the communicator.
@@ -277,7 +279,7 @@ impl ControlPlaneSupervisor {
             true => self.name_of(self.rank_of_member(rank)),
             false => self.session.describe(rank),
         };
-        let names: Vec<_> = unsure.iter().map(name_of).collect();
+        let names: Vec<_> = unconfirmed.iter().map(name_of).collect();
         Some(format!(
             "{} {why}, and may still write into memory that was lent to it",
             names.join(", ")
@@ -315,7 +317,7 @@ impl Drop for ControlPlaneSupervisor {
                 &self.session,
                 &self.key,
                 &self.members,
-                FREED,
+                ALL_RELEASED,
                 self.confirm_timeout,
             );
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::attach::{SessionExt as _, register_with_control};
-use super::init_failure::InitFailure;
+use super::init_supervision::InitSupervision;
 use super::supervisor::ControlPlaneSupervisor;
 use crate::peers::{InitSupervisor, Peers, SupervisionRequest, Supervisor, set_connect_threads};
 use nccl_base::error::Result;
@@ -43,15 +43,15 @@ impl Peers for WorldPeers {
     }
 
     fn hosts(&self, members: &[usize]) -> Option<Vec<String>> {
-        let people = self.0.members();
-        let people = people.get()?;
-        let host = |member: &usize| people.get(*member).map(|person| person.host.clone());
+        let processes = self.0.members();
+        let processes = processes.get()?;
+        let host = |member: &usize| processes.get(*member).map(|process| process.host.clone());
         members.iter().map(host).collect()
     }
 
     fn departed(&self) -> Vec<usize> {
-        let gone = self.0.departures().into_iter();
-        gone.map(|(rank, _)| rank).collect()
+        let departures = self.0.departures().into_iter();
+        departures.map(|(rank, _)| rank).collect()
     }
 
     fn catch_up(&self) {
@@ -70,7 +70,7 @@ impl Peers for WorldPeers {
         deadline: Instant,
         interrupted: Option<&dyn Fn() -> bool>,
     ) -> Result<Vec<Vec<u8>>> {
-        self.0.round(topic, members, part, deadline, interrupted)
+        self.0.exchange(topic, members, part, deadline, interrupted)
     }
 
     fn supervise(&self, request: SupervisionRequest<'_>) -> Arc<dyn Supervisor> {
@@ -83,7 +83,7 @@ impl Peers for WorldPeers {
         members: Arc<[usize]>,
         rank: usize,
     ) -> Box<dyn InitSupervisor> {
-        Box::new(InitFailure::new(&self.0, name, members, rank))
+        Box::new(InitSupervision::new(&self.0, name, members, rank))
     }
 }
 

@@ -29,7 +29,7 @@ struct Rank {
     /// How often an abort began.
     begun: AtomicUsize,
     /// `ControlPlaneSupervisor::conclusion`: whether its end has been reported, or will not be reported again.
-    concluded: AtomicBool,
+    has_reported: AtomicBool,
     /// How often its end was reported to the other ranks, which hear the first report only.
     said: AtomicUsize,
 }
@@ -43,7 +43,7 @@ impl Rank {
             is_set: AtomicBool::new(false),
             failed: AtomicUsize::new(0),
             begun: AtomicUsize::new(0),
-            concluded: AtomicBool::new(false),
+            has_reported: AtomicBool::new(false),
             said: AtomicUsize::new(0),
         })
     }
@@ -61,13 +61,13 @@ impl Rank {
             .fault_registry
             .register(&key, &communicator, &self.decided, (), departure_fault)
         {
-            self.concluded.store(true, Ordering::SeqCst);
+            self.has_reported.store(true, Ordering::SeqCst);
         }
     }
 
-    /// `ControlPlaneSupervisor::conclude`.
-    fn conclude(&self) {
-        if !self.concluded.swap(true, Ordering::SeqCst) {
+    /// `Supervisor::report_abort_returned`.
+    fn report_abort_returned(&self) {
+        if !self.has_reported.swap(true, Ordering::SeqCst) {
             self.said.fetch_add(1, Ordering::SeqCst);
         }
     }
@@ -84,11 +84,11 @@ impl Rank {
     fn begin(&self) {
         if self.lifecycle.begin_abort("failed") {
             self.begun.fetch_add(1, Ordering::SeqCst);
-            self.conclude();
+            self.report_abort_returned();
         }
     }
 
-    /// `FaultListener::end_in_background`.
+    /// `CommunicatorFaultListener::end_in_background`.
     fn end_in_background(&self) {
         self.failed.fetch_add(1, Ordering::SeqCst);
         if self.is_set.load(Ordering::Relaxed) {
@@ -96,7 +96,7 @@ impl Rank {
         }
     }
 
-    /// `FaultListener::fail`.
+    /// `CommunicatorFaultListener::fail`.
     fn fail(&self, fault: u32) {
         match self.fault_registry.fail(KEY, fault) {
             FaultOutcome::Failed(_) => self.end_in_background(),
@@ -106,7 +106,7 @@ impl Rank {
         }
     }
 
-    /// `FaultListener::mark_lost`.
+    /// `CommunicatorFaultListener::mark_lost`.
     fn mark_lost(&self) {
         for _ in self.fault_registry.mark_lost(1, "died", |_| Some(DEATH)) {
             self.end_in_background();
@@ -116,7 +116,7 @@ impl Rank {
     /// `ControlPlaneSupervisor::drop`.
     fn forget(&self) {
         if self.fault_registry.forget(KEY) {
-            self.conclude();
+            self.report_abort_returned();
         }
     }
 

@@ -39,7 +39,7 @@ pub(crate) const ROWS: &[Row] = &[
                 _ => actor.hear(),
             }
         },
-        on_nvidias: OnNvidias::Differs(
+        on_nvidias: OnNvidias::MismatchField(
             "nobody is told: the shorter message is taken for the whole",
         ),
         ends: Ends::timed_out("unequal_counts", &[0], &["2048", "1024"]),
@@ -80,7 +80,7 @@ pub(crate) const ROWS: &[Row] = &[
             // A rank whose own messages all arrived gets the fault, too.
             actor.hear()
         },
-        on_nvidias: OnNvidias::Differs(
+        on_nvidias: OnNvidias::MismatchField(
             "nobody is told: the shorter message is taken for the whole",
         ),
         ends: Ends::timed_out("unequal_counts", &[1, 2], &["200", "100"]),

@@ -93,7 +93,9 @@ pub(crate) fn table() -> String {
     for row in SECTIONS.iter().flat_map(|section| section.rows) {
         match row.on_nvidias {
             OnNvidias::Same => {}
-            OnNvidias::Differs(how) => text.push_str(&format!("| `{}` | {how} |\n", row.name)),
+            OnNvidias::MismatchField(how) => {
+                text.push_str(&format!("| `{}` | {how} |\n", row.name))
+            }
             OnNvidias::NotTried(why) => {
                 text.push_str(&format!("| `{}` | not tried: {why} |\n", row.name));
             }

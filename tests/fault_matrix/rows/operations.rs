@@ -74,7 +74,7 @@ pub(crate) const ROWS: &[Row] = &[
             }
             all_reduce_of(actor, 192)
         },
-        on_nvidias: OnNvidias::Differs(
+        on_nvidias: OnNvidias::MismatchField(
             "the rank with the other collective goes on with a wrong result, and is told nothing; the others are told the `mismatch`, and that it is rank 1",
         ),
         ends: differ(&["all_gather", "all_reduce"]),
@@ -108,7 +108,7 @@ pub(crate) const ROWS: &[Row] = &[
                 .all_reduce_in_place(&mut y, ReduceOp::Sum)?
                 .wait()
         },
-        on_nvidias: OnNvidias::Differs(
+        on_nvidias: OnNvidias::MismatchField(
             "NCCL does not compare, and nobody is told: the operation ends, with a wrong result",
         ),
         ends: differ(&["bf16", "f16"]),
@@ -123,7 +123,7 @@ pub(crate) const ROWS: &[Row] = &[
             let root = usize::from(actor.is(1));
             actor.comm().broadcast_in_place(&mut y, root)?.wait()
         },
-        on_nvidias: OnNvidias::Differs(
+        on_nvidias: OnNvidias::MismatchField(
             "NCCL does not compare, and nobody is told: the operation ends, with a wrong result",
         ),
         ends: differ(&["root 1", "root 0"]),
@@ -142,7 +142,7 @@ pub(crate) const ROWS: &[Row] = &[
             let mut y = actor.memory::<f32>(64);
             actor.comm().all_reduce_in_place(&mut y, operator)?.wait()
         },
-        on_nvidias: OnNvidias::Differs(
+        on_nvidias: OnNvidias::MismatchField(
             "NCCL does not compare, and nobody is told: the operation ends, with a wrong result",
         ),
         ends: differ(&["max", "sum"]),

@@ -6,7 +6,7 @@
 //! - `exit`: how a process ended, as its parent sees it;
 //! - `unfinished`: how an unfinished exchange ended.
 //!
-//! All ranks compare what they heard of a departure, so that every field is sent unchanged, except for what
+//! All ranks compare what they received about a departure, so that every field is sent unchanged, except for what
 //! [`clean`](crate::wire::clean) does to texts that are shown and to times.
 
 mod exit;

@@ -79,7 +79,7 @@ fn all() -> Vec<(Departure, &'static str)> {
         ),
         (
             Departure::Lost(silent(SilenceEvidence::Closed, None, None)),
-            "its connection broke without goodbye: it was closed from the other end, and none was made again",
+            "its connection broke without goodbye: it was closed from the other end, which did not reconnect",
         ),
         (lost(LossKind::NoAddress), "it has no address"),
         (
@@ -285,7 +285,7 @@ fn the_word_of_the_parent_is_the_best_account_and_silence_the_worst() {
 }
 
 #[test]
-fn an_account_that_ends_with_why_nobody_may_decide_is_not_longer_than_a_page() {
+fn an_undecided_account_is_not_longer_than_a_page() {
     let long = "ä".repeat(5000);
     let lost = silent(SilenceEvidence::Error(String::from("x")), None, Some(&long));
     assert!(lost.to_string().len() <= 4096);

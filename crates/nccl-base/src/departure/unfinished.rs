@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::Departure;
 use crate::wire::clean;
 
-/// Why a rank gave up an exchange that it had asked for.
+/// Why a rank gave up an exchange that it had requested.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum Reason {
@@ -16,7 +16,7 @@ pub enum Reason {
     Aborted,
     /// Its part has more bytes than the limit allows.
     TooLarge,
-    /// The coordinator stood still.
+    /// The coordinator did not answer.
     Unanswered,
     /// What the rank lacks, in its words.
     Said(#[serde(deserialize_with = "clean")] String),
@@ -33,16 +33,16 @@ impl fmt::Display for Reason {
     }
 }
 
-/// How an exchange between ranks ended before this rank had its result, as all ranks hear it: the text is in an
+/// How an exchange between ranks ended before this rank had its result, the same on all ranks: the text is in an
 /// [`Error`](crate::error::Error), which carries this value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub enum UnfinishedExchange {
-    /// A rank is gone, or has failed.
-    Gone { rank: usize, departure: Departure },
+    /// A rank has departed, or has failed.
+    Departed { rank: usize, departure: Departure },
     /// A rank gave the exchange up.
     GivenUp { rank: usize, reason: Reason },
-    /// Some ranks did not come in time: `missing` has all of them, `phase` what the first does, as it reported.
+    /// Some ranks did not arrive in time: `missing` has all of them, `phase` what the first does, as it reported.
     Late {
         missing: Vec<usize>,
         phase: Option<(String, Duration)>,
@@ -58,7 +58,7 @@ pub enum UnfinishedExchange {
 #[derive(Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub enum EndOutcome {
-    /// The parts of all members; the part of a rank that is gone is empty.
+    /// The parts of all members; the part of a rank that has departed is empty.
     All(Vec<Vec<u8>>),
     /// The ranks that have not reported.
     Missing(Vec<usize>),

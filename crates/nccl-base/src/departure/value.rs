@@ -12,7 +12,7 @@ use crate::wire::clean;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum Departure {
-    /// With a goodbye.
+    /// With a leave message.
     Left,
     /// The rank reported why it fails.
     Failed(Failure),
@@ -30,7 +30,7 @@ pub enum Failure {
     Exits(i32),
 }
 
-/// How a rank became unreachable without a goodbye.
+/// How a rank became unreachable without a leave message.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Lost {
@@ -51,7 +51,7 @@ pub struct LastCall {
 }
 
 /// The account of a loss. The better account is the smaller: where several ranks detect a loss by themselves, the smallest
-/// is told to all.
+/// is announced to all.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum LossKind {
@@ -65,7 +65,7 @@ pub enum LossKind {
     NoAddress,
     /// It violated the protocol, and its connection was closed.
     Sent(#[serde(deserialize_with = "clean")] String),
-    /// It did not come to the next generation within `after`, and the others went on.
+    /// It did not join the next generation within `after`, and the others formed it without this rank.
     LeftBehind {
         #[serde(deserialize_with = "clean")]
         after: Duration,
@@ -74,7 +74,7 @@ pub enum LossKind {
     Superseded,
     /// The reporting rank is cut off from it, as the text says.
     CutOff(#[serde(deserialize_with = "clean")] String),
-    /// It is gone, and nothing else is known.
+    /// It has departed, and nothing else is known.
     Unknown,
     /// What the system or another process reported about it.
     Said(#[serde(deserialize_with = "clean")] String),
@@ -160,10 +160,10 @@ pub enum ExitReport {
 }
 
 /// Maximum length of an account of a silence with the reason why the reporting rank may not decide, in bytes.
-const LONGEST_UNDECIDED: usize = 4096;
+const MAX_UNDECIDED_BYTES: usize = 4096;
 
 /// Maximum length of the end of a process's stderr in an error.
-const TAIL: usize = 1000;
+const MAX_STDERR_BYTES: usize = 1000;
 
 impl Departure {
     /// Returns the departure of a lost rank.
@@ -314,7 +314,7 @@ fn last_of(stderr: &str) -> Option<String> {
     if last.is_empty() {
         return None;
     }
-    let mut start = last.len().saturating_sub(TAIL);
+    let mut start = last.len().saturating_sub(MAX_STDERR_BYTES);
     while !last.is_char_boundary(start) {
         start += 1;
     }
@@ -405,7 +405,7 @@ impl fmt::Display for Silence {
         if let Some(why) = &self.undecided {
             text.push_str("; ");
             text.push_str(why);
-            cut(&mut text, LONGEST_UNDECIDED);
+            cut(&mut text, MAX_UNDECIDED_BYTES);
         }
         f.write_str(&text)
     }
@@ -421,7 +421,7 @@ impl fmt::Display for SilenceEvidence {
                 "its host refuses connections to the address at which it listened: its process has ended, or a \
                  firewall refuses them",
             ),
-            Self::Closed => f.write_str("it was closed from the other end, and none was made again"),
+            Self::Closed => f.write_str("it was closed from the other end, which did not reconnect"),
             Self::Error(error) => f.write_str(error),
             Self::GaveUp { unacknowledged } => write!(
                 f,

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use nccl_sys as sys;
 
-use super::{Error, ErrorKind, Mark, NcclFailure};
+use super::{Error, ErrorKind, ErrorProperty, NcclFailure};
 use crate::fault::{Cause, Fault, FaultClass, FaultOperation, FaultRole, RootCause};
 use crate::warning::{Class, FirstWarning};
 
@@ -44,7 +44,7 @@ impl Cause {
 impl From<&Error> for Cause {
     fn from(error: &Error) -> Self {
         if let Some(fault) = error.fault() {
-            return Self::told(fault);
+            return Self::of_origin_fault(fault);
         }
         let operation = error
             .operation()
@@ -52,7 +52,7 @@ impl From<&Error> for Cause {
             .unwrap_or_default();
         let (class, role, root) = match error.kind() {
             // A call that should have returned, whatever the other ranks do.
-            ErrorKind::TimedOut { what, .. } if error.is(Mark::Inside) => {
+            ErrorKind::TimedOut { what, .. } if error.is(ErrorProperty::Inside) => {
                 let operation = what.trim_end_matches(',').to_owned();
                 let root = RootCause::StuckInside { operation };
                 (FaultClass::TimedOut, FaultRole::Initiating, root)
@@ -92,7 +92,7 @@ impl From<&Error> for Cause {
                 };
                 (FaultClass::Failed, FaultRole::Initiating, root)
             }
-            _ if error.is(Mark::NoThread) => {
+            _ if error.is(ErrorProperty::NoThread) => {
                 let resource = String::from("threads or processes");
                 let root = RootCause::ResourceExhausted { resource };
                 (FaultClass::Failed, FaultRole::Initiating, root)
@@ -127,7 +127,7 @@ impl From<&Error> for Cause {
             )
         };
         if let ErrorKind::Nccl(failure) = error.kind() {
-            cause.hear_nccl(FirstWarning::read(&failure.last_error).as_ref(), None);
+            cause.add_nccl_warnings(FirstWarning::read(&failure.last_error).as_ref(), None);
         }
         cause
     }

@@ -272,7 +272,7 @@ pub enum ErrorKind {
 
     /// Another thread used the communicator all the time. Nothing was issued, and the communicator is still usable.
     #[error(
-        "another thread has the communicator for {waited:?} or longer, with {holder}; nothing was issued"
+        "another thread has been using the communicator for {waited:?} or longer, in {holder}; nothing was issued"
     )]
     Busy {
         /// The operation that uses it.

@@ -5,7 +5,7 @@
 //! it in one buffer per process that the next warning of any communicator overwrites.
 //!
 //! - `kind`: what can go wrong; `failure`: a call into NCCL that failed;
-//! - `text`: an error as text; `conversions`: conversions into an error, and its source; `cause`: what it says of a fault.
+//! - `text`: an error as text; `conversions`: conversions into an error, and its source; `cause`: the fault that follows from it.
 
 mod cause;
 mod conversions;
@@ -63,7 +63,7 @@ struct Inner {
     /// The fault that ended the communicator on all of its ranks.
     fault: Option<Arc<Fault>>,
     /// Whether the kind is that of the fault, and not of what this rank saw.
-    is_told: bool,
+    kind_is_of_fault: bool,
     /// What this rank saw itself, where the kind is that of the fault.
     seen: Option<ErrorKind>,
     /// Another root of the error on this rank, beside the kind.
@@ -73,12 +73,12 @@ struct Inner {
     /// How an exchange between the ranks ended, if the error is about one.
     unfinished: Option<UnfinishedExchange>,
     /// A property beyond the kind.
-    mark: Option<Mark>,
+    property: Option<ErrorProperty>,
 }
 
 /// A property of an error beyond its kind, on which other code depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mark {
+pub enum ErrorProperty {
     /// A thread was needed, and the system has no more.
     NoThread,
     /// A call that does not return ran out of time; it waits for no other rank. A thread that polls ends its wait itself at
@@ -93,12 +93,12 @@ impl Error {
             kind: kind.into(),
             operation: None,
             fault: None,
-            is_told: false,
+            kind_is_of_fault: false,
             seen: None,
             beside: None,
             also: None,
             unfinished: None,
-            mark: None,
+            property: None,
         }))
     }
 
@@ -127,15 +127,15 @@ impl Error {
 
     /// Sets a property beyond the kind.
     #[doc(hidden)]
-    pub fn marked(mut self, mark: Mark) -> Self {
-        self.0.mark = Some(mark);
+    pub fn with_property(mut self, property: ErrorProperty) -> Self {
+        self.0.property = Some(property);
         self
     }
 
     /// Returns whether the error has this property.
     #[doc(hidden)]
-    pub fn is(&self, mark: Mark) -> bool {
-        self.0.mark == Some(mark)
+    pub fn is(&self, property: ErrorProperty) -> bool {
+        self.0.property == Some(property)
     }
 
     /// Returns how the exchange between the ranks ended that the error is about.
@@ -161,12 +161,12 @@ impl Error {
     /// on all of them; what this rank saw stays beside it where the fault is its `own`.
     #[doc(hidden)]
     pub fn because_of(mut self, fault: &Arc<Fault>, own: bool, also: Option<&str>) -> Self {
-        let told = fault.kind();
-        // A timeout of this rank's own tells what this rank waited for.
-        let is_same = self.0.kind.is_timed_out() && told.is_timed_out();
+        let kind_of_fault = fault.kind();
+        // A timeout of this rank's own shows what this rank waited for.
+        let is_same = self.0.kind.is_timed_out() && kind_of_fault.is_timed_out();
         if !is_same {
-            let seen = std::mem::replace(&mut self.0.kind, told);
-            (self.0.is_told, self.0.mark) = (true, None);
+            let seen = std::mem::replace(&mut self.0.kind, kind_of_fault);
+            (self.0.kind_is_of_fault, self.0.property) = (true, None);
             // An error that already had a fault keeps what was seen then.
             if !matches!(seen, ErrorKind::Aborted { .. }) {
                 self.0.seen = own.then_some(seen);
@@ -181,10 +181,10 @@ impl Error {
     /// rank saw stays beside the fault in any case.
     #[doc(hidden)]
     pub fn before_nccl(mut self, fault: &Arc<Fault>) -> Self {
-        let told = fault.kind();
-        if std::mem::discriminant(&self.0.kind) != std::mem::discriminant(&told) {
-            self.0.seen = Some(std::mem::replace(&mut self.0.kind, told));
-            (self.0.is_told, self.0.mark) = (true, None);
+        let kind_of_fault = fault.kind();
+        if std::mem::discriminant(&self.0.kind) != std::mem::discriminant(&kind_of_fault) {
+            self.0.seen = Some(std::mem::replace(&mut self.0.kind, kind_of_fault));
+            (self.0.kind_is_of_fault, self.0.property) = (true, None);
         }
         self.with_fault(fault)
     }
@@ -244,7 +244,7 @@ impl Error {
 
     /// Returns the fault that ended the communicator on all of its ranks: the same on each of them.
     ///
-    /// `None` when the communicator was not ended, or has ranks that were not told: the ranks of a
+    /// `None` when the communicator was not ended, or has ranks that did not receive the fault: the ranks of a
     /// `Communicator::builder` do not know each other.
     ///
     /// ```
@@ -264,20 +264,20 @@ impl Error {
     ///
     /// ```
     /// # fn show(error: nccl::Error) {
-    /// if let Some(nccl::ErrorKind::Nccl(failure)) = error.seen_here() {
+    /// if let Some(nccl::ErrorKind::Nccl(failure)) = error.local_kind() {
     ///     println!("{} failed on this rank", failure.call);
     /// }
     /// # }
     /// ```
     #[must_use]
-    pub fn seen_here(&self) -> Option<&ErrorKind> {
+    pub fn local_kind(&self) -> Option<&ErrorKind> {
         self.0.seen.as_ref()
     }
 
     /// Returns whether the kind is that of the fault, and this rank saw nothing else.
     #[doc(hidden)]
-    pub fn is_told(&self) -> bool {
-        self.0.is_told && self.0.seen.is_none()
+    pub fn kind_is_of_fault(&self) -> bool {
+        self.0.kind_is_of_fault && self.0.seen.is_none()
     }
 
     /// Returns whether a deadline passed: here, or on the rank that ended the communicator. The same on all ranks of a

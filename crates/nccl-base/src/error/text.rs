@@ -4,7 +4,7 @@ use std::fmt;
 
 use nccl_sys as sys;
 
-use super::{Error, ErrorKind, Mark};
+use super::{Error, ErrorKind, ErrorProperty};
 use crate::fault::ALONE;
 use crate::threads;
 
@@ -13,7 +13,7 @@ impl Error {
     #[doc(hidden)]
     pub fn hint(&self) -> Option<&str> {
         match &self.0.kind {
-            _ if self.0.is_told => self.0.fault.as_ref()?.hint(),
+            _ if self.0.kind_is_of_fault => self.0.fault.as_ref()?.hint(),
             ErrorKind::Aborted { .. } => self.0.fault.as_ref()?.hint(),
             ErrorKind::TimedOut { .. } if self.is_of_one_rank() => Some(ALONE),
             ErrorKind::TimedOut { .. } => Some(
@@ -28,7 +28,7 @@ impl Error {
                 "calls on one communicator take turns: try again, give it a longer timeout, or give each \
                  thread a communicator of its own",
             ),
-            _ if self.is(Mark::NoThread) => Some(threads::FIX),
+            _ if self.is(ErrorProperty::NoThread) => Some(threads::FIX),
             ErrorKind::Nccl(failure) => match sys::ncclResult_t(failure.code) {
                 sys::ncclResult_t::ncclRemoteError => Some(
                     "a peer's process exited or the network failed: this rank is a victim, look for \
@@ -66,7 +66,7 @@ impl fmt::Display for Error {
 impl Error {
     /// Returns what this rank saw itself, where that is more than all ranks report.
     fn own_view(&self) -> Option<&ErrorKind> {
-        let own = (!self.0.is_told).then_some(&self.0.kind);
+        let own = (!self.0.kind_is_of_fault).then_some(&self.0.kind);
         own.or(self.0.seen.as_ref())
     }
 
@@ -127,7 +127,7 @@ impl Error {
 
     /// An error of no operation: its text, what happened beside it, and a hint.
     fn outside_of_operations(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.fault.as_ref().filter(|_| self.is_told()) {
+        match self.0.fault.as_ref().filter(|_| self.kind_is_of_fault()) {
             Some(fault) => write!(f, "the communicator was aborted: {fault}")?,
             // With the flags of the caller: some kinds have a line for each finding.
             None => fmt::Display::fmt(self.0.seen.as_ref().unwrap_or(&self.0.kind), f)?,

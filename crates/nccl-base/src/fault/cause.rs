@@ -27,7 +27,7 @@ use crate::roster::Roster;
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum RootCause {
-    /// The rank's process ended without goodbye, or with an exit status that is not 0.
+    /// The rank's process ended without a leave message, or with an exit status that is not 0.
     Died {
         /// How it ended, if that was reported by the process that started it, or by itself.
         ending: Option<Ending>,
@@ -56,21 +56,21 @@ pub enum RootCause {
     /// Ranks entered operations at the same place that do not match.
     Mismatch {
         /// The field in which they differ.
-        field: Differs,
+        field: MismatchField,
         /// Its number among the operations of all ranks, from 1, where they can be counted alike.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         sequence: Option<u64>,
         /// The ranks with each value; the value of the most ranks comes first.
-        sides: Vec<Side>,
+        sides: Vec<MismatchSide>,
     },
     /// The rank has not entered an operation for which others wait.
     NeverEntered {
         /// The operation.
         operation: String,
         /// The rank's last call on this communicator, and how long ago it was made.
-        last: Option<Earlier>,
+        last: Option<PastEvent>,
         /// The phase of the rank's program (`World::phase`), and how long ago it began.
-        phase: Option<Earlier>,
+        phase: Option<PastEvent>,
     },
     /// A message has no counterpart.
     Unmatched {
@@ -155,7 +155,7 @@ pub enum RootCause {
 impl RootCause {
     /// Returns whether its sentence continues behind the name of a rank.
     #[doc(hidden)]
-    pub fn is_told_of_a_rank(&self) -> bool {
+    pub fn names_a_rank(&self) -> bool {
         !matches!(
             self,
             Self::CallFailed { .. }
@@ -185,7 +185,7 @@ impl RootCause {
 
     /// Returns whether its sentence contains numbers of ranks.
     #[doc(hidden)]
-    pub fn is_told_of_ranks(&self) -> bool {
+    pub fn names_ranks(&self) -> bool {
         !matches!(
             self,
             Self::Died { .. }
@@ -200,7 +200,7 @@ impl RootCause {
 
     /// Returns the same root with the numbers of its ranks in another communicator, to which `place_of` maps them.
     #[doc(hidden)]
-    pub fn elsewhere(&self, place_of: impl Fn(usize) -> Option<usize>) -> Self {
+    pub fn for_other_communicator(&self, place_of: impl Fn(usize) -> Option<usize>) -> Self {
         let some = |ranks: &[usize]| ranks.iter().filter_map(|rank| place_of(*rank)).collect();
         let all = |ranks: &[usize]| -> Option<Vec<usize>> {
             ranks.iter().map(|rank| place_of(*rank)).collect()
@@ -239,15 +239,15 @@ impl RootCause {
 /// The field in which ranks differ.
 ///
 /// ```
-/// let differs: nccl::fault::Differs = serde_json::from_str("\"data_type\"")?;
-/// assert_eq!(differs, nccl::fault::Differs::DataType);
+/// let differs: nccl::fault::MismatchField = serde_json::from_str("\"data_type\"")?;
+/// assert_eq!(differs, nccl::fault::MismatchField::DataType);
 /// assert_eq!(differs.to_string(), "data type");
 /// # Ok::<(), serde_json::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Differs {
+pub enum MismatchField {
     /// The operation.
     Operation,
     /// The number of elements.
@@ -262,7 +262,7 @@ pub enum Differs {
     LaunchMode,
 }
 
-impl fmt::Display for Differs {
+impl fmt::Display for MismatchField {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Operation => "operation",
@@ -280,7 +280,7 @@ impl fmt::Display for Differs {
 /// ```
 /// # fn example(fault: &nccl::fault::Fault) {
 /// if let nccl::fault::RootCause::Mismatch { field, sides, .. } = &fault.root {
-///     for nccl::fault::Side { ranks, value, .. } in sides {
+///     for nccl::fault::MismatchSide { ranks, value, .. } in sides {
 ///         println!("{field} of ranks {ranks:?}: {value}");
 ///     }
 /// }
@@ -291,7 +291,7 @@ impl fmt::Display for Differs {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Side {
+pub struct MismatchSide {
     /// Ranks in the communicator.
     pub ranks: Vec<usize>,
     /// Their value.
@@ -307,7 +307,7 @@ pub struct Side {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Earlier {
+pub struct PastEvent {
     /// The event or phase.
     pub what: String,
     /// Time since it began; in milliseconds where it is serialized.
@@ -315,7 +315,7 @@ pub struct Earlier {
     pub ago: Duration,
 }
 
-impl Side {
+impl MismatchSide {
     #[doc(hidden)]
     pub fn of(rank: usize, value: String) -> Self {
         Self {
@@ -325,7 +325,7 @@ impl Side {
     }
 }
 
-impl Earlier {
+impl PastEvent {
     #[doc(hidden)]
     pub fn new(what: String, ago: Duration) -> Self {
         Self { what, ago }
@@ -346,7 +346,7 @@ mod millis {
     }
 }
 
-impl fmt::Display for Earlier {
+impl fmt::Display for PastEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {:.1} s ago", self.what, self.ago.as_secs_f64())
     }
@@ -472,7 +472,7 @@ impl Waiting {
 impl Waiting {
     /// Returns the sentence with the other numbers of its ranks.
     #[doc(hidden)]
-    pub fn told_of(&self, roster: &Roster) -> String {
+    pub fn text_of(&self, roster: &Roster) -> String {
         let (ranks, operation) = (roster.who(&self.ranks), &self.operation);
         let was = if self.ranks.len() == 1 { "was" } else { "were" };
         format!("{ranks} {was} waiting in {operation}")
@@ -481,7 +481,7 @@ impl Waiting {
 
 impl fmt::Display for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.told_of(&Roster::default()))
+        f.write_str(&self.text_of(&Roster::default()))
     }
 }
 

@@ -28,7 +28,7 @@ pub struct Cause {
     /// When this rank called the operation that the cause is about.
     pub began: Option<Instant>,
     /// The fault of another communicator, with which this one ends.
-    pub told: Option<Box<Fault>>,
+    pub origin_fault: Option<Box<Fault>>,
 }
 
 impl Cause {
@@ -44,7 +44,7 @@ impl Cause {
             hint: String::new(),
             timeout: None,
             began: None,
-            told: None,
+            origin_fault: None,
         }
     }
 
@@ -64,11 +64,11 @@ impl Cause {
     }
 
     /// Another communicator ended because of `fault`, and this one ends with it.
-    pub(crate) fn told(fault: &Fault) -> Self {
+    pub(crate) fn of_origin_fault(fault: &Fault) -> Self {
         let of = fault.roster().named(fault.communicator());
         Self {
             role: fault.role,
-            told: Some(Box::new(fault.clone())),
+            origin_fault: Some(Box::new(fault.clone())),
             ..Self::new(
                 fault.class,
                 fault.root.clone(),
@@ -238,7 +238,7 @@ impl Cause {
         }
     }
 
-    /// Adapts the cause to a communicator that has no other rank: no other rank can be waited for.
+    /// Adapts the cause to a communicator that has no other rank: there is none to wait for.
     #[doc(hidden)]
     pub fn of_one_rank(mut self) -> Self {
         if self.class == FaultClass::TimedOut
@@ -249,9 +249,9 @@ impl Cause {
         self
     }
 
-    /// Returns the cause for another communicator: what was called on the first says nothing of this one.
+    /// Returns the cause for another communicator: what was called on the first has no meaning for this one.
     #[doc(hidden)]
-    pub fn elsewhere(&self) -> Self {
+    pub fn for_other_communicator(&self) -> Self {
         Self {
             operation: FaultOperation::default(),
             began: None,
@@ -266,7 +266,11 @@ impl Cause {
 
     /// Adds what NCCL reported: `words` at the call, and the first warning in its file.
     #[doc(hidden)]
-    pub fn hear_nccl(&mut self, words: Option<&FirstWarning>, first: Option<&FirstWarning>) {
+    pub fn add_nccl_warnings(
+        &mut self,
+        words: Option<&FirstWarning>,
+        first: Option<&FirstWarning>,
+    ) {
         if self.class != FaultClass::Failed || self.role != FaultRole::Initiating {
             return;
         }
@@ -289,7 +293,7 @@ impl Cause {
             self.evidence.insert(
                 0,
                 String::from(
-                    "the device had failed before this operation was launched: a kernel that ran earlier did, and NCCL \
+                    "the device had failed before this operation was launched: an earlier kernel failed, and NCCL \
                      is the first to notice",
                 ),
             );
@@ -308,7 +312,7 @@ fn heartbeat(lost: &Lost) -> Option<String> {
 /// The communicator, rank and process on which a fault arose.
 #[derive(Clone, Copy, Debug)]
 #[doc(hidden)]
-pub struct Place<'p> {
+pub struct FaultSite<'p> {
     pub communicator: &'p str,
     pub roster: &'p Roster,
     /// The rank in the communicator.
@@ -332,22 +336,22 @@ impl Origin {
 
 impl Fault {
     #[doc(hidden)]
-    pub fn new(cause: Cause, place: Place<'_>) -> Self {
+    pub fn new(cause: Cause, site: FaultSite<'_>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let origin = Origin::of(&cause, place.rank);
+        let origin = Origin::of(&cause, site.rank);
         let (host, pid) = match origin {
             Origin::NoRank {} => ("", 0),
-            _ => (place.host, place.pid),
+            _ => (site.host, site.pid),
         };
         Self {
             class: cause.class,
             role: cause.role,
-            communicator: place.communicator.to_owned(),
-            roster: place.roster.clone(),
+            communicator: site.communicator.to_owned(),
+            roster: site.roster.clone(),
             origin,
             host: host.to_owned(),
             pid,
-            generation: place.generation,
+            generation: site.generation,
             operation: cause.operation,
             root: cause.root,
             cause: cause.text,
@@ -355,17 +359,17 @@ impl Fault {
             also: cause.also,
             hint: cause.hint,
             timeout: cause.timeout,
-            number: NEXT.fetch_add(1, Ordering::Relaxed),
-            teller: place.rank,
+            announcement_number: NEXT.fetch_add(1, Ordering::Relaxed),
+            announced_by: site.rank,
         }
     }
 
-    /// Builds a fault that every rank derives by itself, from what all have heard: equal on all of them.
+    /// Builds a fault that every rank derives by itself, from what all have received: equal on all of them.
     #[doc(hidden)]
-    pub fn derived(cause: Cause, place: Place<'_>) -> Self {
+    pub fn derived(cause: Cause, site: FaultSite<'_>) -> Self {
         Self {
-            number: 0,
-            ..Self::new(cause, place)
+            announcement_number: 0,
+            ..Self::new(cause, site)
         }
     }
 
@@ -378,8 +382,8 @@ impl Fault {
         generation: u64,
         place_of: impl Fn(usize) -> Option<usize>,
     ) -> Self {
-        let told = cause.told.take();
-        let place = Place {
+        let origin_fault = cause.origin_fault.take();
+        let site = FaultSite {
             communicator,
             roster,
             rank,
@@ -387,22 +391,22 @@ impl Fault {
             pid: std::process::id(),
             generation,
         };
-        match told {
-            Some(told) => told.passed_on(cause, place, place_of),
-            None => Self::new(cause, place),
+        match origin_fault {
+            Some(origin_fault) => origin_fault.passed_on(cause, site, place_of),
+            None => Self::new(cause, site),
         }
     }
 
-    /// Returns this fault, of another communicator, for the communicator at `place`, which ends with it.
+    /// Returns this fault, of another communicator, for the communicator at `site`, which ends with it.
     fn passed_on(
         &self,
         cause: Cause,
-        place: Place<'_>,
+        site: FaultSite<'_>,
         place_of: impl Fn(usize) -> Option<usize>,
     ) -> Self {
         // Worlds of other generations number their ranks differently.
         let place_of =
-            |world_rank| place_of(world_rank).filter(|_| self.generation == place.generation);
+            |world_rank| place_of(world_rank).filter(|_| self.generation == site.generation);
         let here = self.roster.named(&self.communicator);
         let of = |rank: usize| place_of(self.roster.world_rank(rank));
         let origin = match self.origin {
@@ -426,19 +430,19 @@ impl Fault {
                 format!("to revoke {here}: {}", self.cause),
             ),
             // The numbers in the text are those of the other communicator.
-            _ if self.root.is_told_of_ranks() => (self.class, format!("on {here}: {}", self.cause)),
+            _ if self.root.names_ranks() => (self.class, format!("on {here}: {}", self.cause)),
             _ => (self.class, self.cause.clone()),
         };
         let mut evidence = vec![format!(
             "it ended {here}, and {} ended this one with it",
-            place.roster.who(&[place.rank])
+            site.roster.who(&[site.rank])
         )];
         if !self.evidence.is_empty() {
             evidence.push(format!("on {here}: {}", self.evidence.join("; ")));
         }
         Self {
             class,
-            root: self.root.elsewhere(of),
+            root: self.root.for_other_communicator(of),
             cause: text,
             evidence,
             hint: self.hint.clone(),
@@ -448,19 +452,19 @@ impl Fault {
             pid: self.pid,
             generation: match origin {
                 Origin::Outside { .. } => self.generation,
-                _ => place.generation,
+                _ => site.generation,
             },
-            ..Self::new(cause, place)
+            ..Self::new(cause, site)
         }
     }
 
-    /// Replaces this rank's cause and place by the elected ones, which all ranks are told.
+    /// Replaces cause and site by the decided ones, which all ranks report.
     #[doc(hidden)]
-    pub fn elected(&self, cause: Cause, place: Place<'_>) -> Self {
+    pub fn with_decided_cause(&self, cause: Cause, site: FaultSite<'_>) -> Self {
         Self {
-            number: self.number,
-            teller: self.teller,
-            ..Self::new(cause, place)
+            announcement_number: self.announcement_number,
+            announced_by: self.announced_by,
+            ..Self::new(cause, site)
         }
     }
 }

@@ -14,9 +14,11 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
-pub use self::cause::{Differs, Earlier, Ending, FaultRole, RootCause, Side, Waiting};
+pub use self::cause::{
+    Ending, FaultRole, MismatchField, MismatchSide, PastEvent, RootCause, Waiting,
+};
 #[doc(hidden)]
-pub use self::diagnosis::{Cause, Place};
+pub use self::diagnosis::{Cause, FaultSite};
 #[doc(hidden)]
 pub use self::operation::FaultOperation;
 #[doc(hidden)]

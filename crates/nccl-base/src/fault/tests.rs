@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::wire::LONGEST;
-use super::{Cause, Fault, FaultClass, FaultOperation, Place};
+use super::wire::MAX_TEXT_BYTES;
+use super::{Cause, Fault, FaultClass, FaultOperation, FaultSite};
 use super::{Ending, FaultRole, RootCause, Roster, Waiting};
 use crate::departure::{Exit, Failure, LastCall, LossKind, Lost, ProcessEnd, SilenceEvidence};
 use crate::error::{Error, ErrorKind};
@@ -21,7 +21,7 @@ fn all_reduce() -> FaultOperation {
 fn fault(cause: Cause) -> Fault {
     Fault::new(
         cause,
-        Place {
+        FaultSite {
             communicator: "model/tp",
             roster: &Roster::default(),
             rank: 2,
@@ -78,8 +78,8 @@ fn a_fault_names_rank_host_process_operation_and_cause() {
     let late = fault(late);
     assert_eq!(late.operation(), Some("all_reduce #3"));
     let (come, _) = Fault::decode(&late.encode(&[])).unwrap();
-    assert_eq!(come.told_operation(), &all_reduce());
-    assert_eq!(gone.told_operation(), &FaultOperation::default());
+    assert_eq!(come.operation_values(), &all_reduce());
+    assert_eq!(gone.operation_values(), &FaultOperation::default());
     assert!(!late.is_certain() && gone.is_certain() && asked.is_certain());
 }
 
@@ -110,7 +110,7 @@ fn no_rank_is_the_culprit_of_what_was_not_found() {
         assert_eq!(follows.culprit(), None);
         assert_eq!(
             follows.to_string(),
-            format!("root cause not found (first to see what follows from it: {seen})")
+            format!("root cause not found (first to report a consequence: {seen})")
         );
     }
     let known = told(FaultClass::TimedOut, FaultRole::Initiating);
@@ -264,9 +264,9 @@ fn a_fault_comes_through_whole_or_not_at_all() {
 
 #[test]
 fn a_long_cause_is_cut_at_a_character() {
-    let long = fault(Cause::asked(&"ä".repeat(LONGEST)));
+    let long = fault(Cause::asked(&"ä".repeat(MAX_TEXT_BYTES)));
     let (cut, _) = Fault::decode(&long.encode(&[])).unwrap();
-    assert_eq!(cut.cause, "ä".repeat(LONGEST / 2));
+    assert_eq!(cut.cause, "ä".repeat(MAX_TEXT_BYTES / 2));
 }
 
 #[test]
@@ -319,7 +319,7 @@ fn roster(members: &[usize], shift: usize) -> Roster {
 /// Returns the fault that ends communicator "b" of the ranks `members` of a world in generation 2 together with "a" of ranks 2
 /// and 3, which ended because of `cause` on its rank `rank`, in generation `generation`.
 fn passed_on(cause: Cause, rank: usize, generation: u64, members: &[usize]) -> Fault {
-    let place = Place {
+    let place = FaultSite {
         communicator: "a",
         roster: &roster(&[2, 3], 4),
         rank,

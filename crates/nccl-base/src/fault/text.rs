@@ -27,7 +27,7 @@ impl Fault {
         }
         if !self.also.is_empty() {
             let also = self.also.iter();
-            let also: Vec<_> = also.map(|one| one.told_of(&self.roster)).collect();
+            let also: Vec<_> = also.map(|one| one.text_of(&self.roster)).collect();
             text.push_str("\n  also:       ");
             text.push_str(&also.join("; "));
         }
@@ -40,16 +40,16 @@ impl Fault {
 }
 
 impl Fault {
-    /// Returns the words in front of a rank that was only the first to report. A rank that is cut off knows that of itself.
-    fn is_first(&self) -> Option<&'static str> {
+    /// Returns the text in front of a rank that was only the first to report. A rank that is cut off knows that of itself.
+    fn first_reporter_text(&self) -> Option<&'static str> {
         match (self.role, self.class) {
             (FaultRole::Initiating, _) | (_, FaultClass::CutOff | FaultClass::Asked) => None,
             (_, FaultClass::TimedOut) => Some("first to run out of time"),
-            _ => Some("first to see what follows from it"),
+            _ => Some("first to report a consequence"),
         }
     }
 
-    fn say(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn write_sentence(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let roster = &self.roster;
         let others = match self.origin {
             Origin::Culprit(rank) | Origin::ReportedBy(rank) => {
@@ -85,7 +85,7 @@ impl Fault {
             FaultClass::Asked if self.operation.text.is_empty() => {
                 write!(f, " asked for it: {}", self.cause)
             }
-            _ if self.root.is_told_of_a_rank() => write!(f, " {}", self.cause),
+            _ if self.root.names_a_rank() => write!(f, " {}", self.cause),
             _ if self.operation.text.is_empty() => write!(f, ": {}", self.cause),
             _ => write!(f, " in {}: {}", self.operation.text, self.cause),
         }
@@ -94,17 +94,17 @@ impl Fault {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(first) = self.is_first() else {
+        let Some(first) = self.first_reporter_text() else {
             return match (self.class, self.role) {
-                // What all ranks ask for is asked for by no single rank.
+                // An end that all ranks asked for is attributed to no single rank.
                 (FaultClass::Asked, FaultRole::Cascade) => f.write_str(&self.cause),
-                _ => self.say(f),
+                _ => self.write_sentence(f),
             };
         };
         // The alternate form follows a heading of its own.
         let heading = if f.alternate() { "" } else { "root cause " };
         write!(f, "{heading}not found ({first}: ")?;
-        self.say(f)?;
+        self.write_sentence(f)?;
         f.write_str(")")
     }
 }

@@ -62,9 +62,11 @@ pub struct Fault {
     /// The timeout that passed, on the rank that ran out of time first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) timeout: Option<Duration>,
-    /// Distinguishes faults with equal text, together with `teller`, the rank that reported first.
-    pub(super) number: u64,
-    pub(super) teller: usize,
+    /// Distinguishes faults with equal text, together with `announced_by`, the rank that reported first.
+    #[serde(rename = "number")]
+    pub(super) announcement_number: u64,
+    #[serde(rename = "teller")]
+    pub(super) announced_by: usize,
 }
 
 /// The rank that a fault names, and its part in the fault.
@@ -104,8 +106,8 @@ impl PartialEq for Fault {
                 fault.origin,
                 fault.pid,
                 fault.generation,
-                fault.number,
-                fault.teller,
+                fault.announcement_number,
+                fault.announced_by,
             )
         };
         of(self) == of(other)
@@ -205,14 +207,14 @@ impl Fault {
                 world_rank,
                 launcher_rank,
             } if self.role == FaultRole::Initiating => (Some(world_rank), launcher_rank),
-            // A rank outside of the communicator that only reported the fault says nothing about its origin.
+            // A rank outside of the communicator that only reported the fault is no evidence of its origin.
             Origin::Outside { .. } | Origin::NoRank {} => (None, None),
         }
     }
 
     /// Returns the operation as values.
     #[doc(hidden)]
-    pub fn told_operation(&self) -> &FaultOperation {
+    pub fn operation_values(&self) -> &FaultOperation {
         &self.operation
     }
 
@@ -328,14 +330,15 @@ impl Fault {
     pub fn rank(&self) -> usize {
         match self.origin {
             Origin::Culprit(rank) | Origin::ReportedBy(rank) => rank,
-            Origin::Outside { .. } | Origin::NoRank {} => self.teller,
+            Origin::Outside { .. } | Origin::NoRank {} => self.announced_by,
         }
     }
 
     /// Returns whether both faults began with the same report of one rank.
     #[doc(hidden)]
-    pub fn is_of(&self, told: &Self) -> bool {
-        (self.number, self.teller) == (told.number, told.teller)
+    pub fn is_of(&self, announced: &Self) -> bool {
+        (self.announcement_number, self.announced_by)
+            == (announced.announcement_number, announced.announced_by)
     }
 
     /// Returns the same fault, with what the ranks waited in.
@@ -347,7 +350,7 @@ impl Fault {
         }
     }
 
-    /// Returns this rank's own fault, as the verdict where what the other ranks were in was not collected.
+    /// Returns this rank's own fault, as the decided fault where the state of the other ranks was not collected.
     #[doc(hidden)]
     pub fn without_others(&self) -> Self {
         let mut fault = self.clone();
@@ -357,7 +360,7 @@ impl Fault {
         fault
     }
 
-    /// Returns whether the fault itself shows what began it, so that no other rank has to be heard.
+    /// Returns whether the fault itself shows what began it, so that no report of another rank is needed.
     #[doc(hidden)]
     pub fn is_certain(&self) -> bool {
         !matches!(self.class, FaultClass::TimedOut) && self.role == FaultRole::Initiating
@@ -379,7 +382,7 @@ impl std::error::Error for Fault {}
 /// Hint where no other rank can be waited for.
 #[doc(hidden)]
 pub const ALONE: &str = "the communicator has no other rank, so that what is left is a device that hangs, a call that \
-                                does not come back, or an operation that takes longer than its limit: look at dmesg for Xid \
+                                does not return, or an operation that takes longer than its timeout: look at dmesg for Xid \
                                 messages and at nvidia-smi";
 
 /// Hint where the state of the other ranks was not collected.

@@ -9,8 +9,8 @@ use crate::sanitize;
 use crate::wire::Broken;
 
 /// The longest text that is sent, in bytes, and the most lines.
-pub(super) const LONGEST: usize = 4096;
-const MOST: usize = 16;
+pub(super) const MAX_TEXT_BYTES: usize = 4096;
+const MAX_TEXTS: usize = 16;
 
 /// A fault as it is sent.
 #[derive(Serialize, Deserialize)]
@@ -23,8 +23,8 @@ impl Fault {
     #[doc(hidden)]
     pub fn encode(&self, members: &[usize]) -> Vec<u8> {
         let mut fault = self.clone();
-        fault.evidence.truncate(MOST);
-        fault.also.truncate(MOST);
+        fault.evidence.truncate(MAX_TEXTS);
+        fault.also.truncate(MAX_TEXTS);
         fault.shown().for_each(cut);
         // These are plain values, all of which can be serialized.
         serde_json::to_vec(&FaultMessage {
@@ -37,12 +37,12 @@ impl Fault {
     /// Returns the fault, and the ranks of its communicator in the world.
     #[doc(hidden)]
     pub fn decode(bytes: &[u8]) -> Result<(Self, Vec<usize>), Broken> {
-        let mut told: FaultMessage<'_> =
+        let mut message: FaultMessage<'_> =
             serde_json::from_slice(bytes).map_err(|_| Broken("a fault that cannot be read"))?;
         // The texts come from another process.
-        let texts = told.fault.shown();
+        let texts = message.fault.shown();
         texts.for_each(|text| *text = sanitize::text(text));
-        Ok((told.fault, told.members.into_owned()))
+        Ok((message.fault, message.members.into_owned()))
     }
 
     /// Returns the texts that are only shown.
@@ -59,7 +59,7 @@ impl Fault {
 }
 
 fn cut(text: &mut String) {
-    let mut end = LONGEST.min(text.len());
+    let mut end = MAX_TEXT_BYTES.min(text.len());
     while !text.is_char_boundary(end) {
         end -= 1;
     }

@@ -13,17 +13,18 @@ pub(crate) enum ReceiveOutcome {
     Message {
         from: usize,
         bytes: Arc<[u8]>,
-        /// How many taken messages the coordinator has to be told of.
+        /// How many taken messages are to be reported to the coordinator.
         took: Option<usize>,
     },
-    Over(usize, Departure),
+    /// A rank has left, which closes all channels.
+    ChannelsClosed(usize, Departure),
     /// The connection is closed, and why.
     Closed(Lost),
     Late,
 }
 
-/// After how many taken messages the coordinator is told.
-const TOLD: usize = CAPACITY / 4;
+/// After how many taken messages their number is reported to the coordinator.
+const REPORT_AFTER: usize = CAPACITY / 4;
 
 impl Inbox {
     /// Takes the next message of a channel, or returns the end of all channels when there is none.
@@ -34,21 +35,21 @@ impl Inbox {
                 && let Some((from, bytes)) = queue.waiting.pop_front()
             {
                 queue.taken += 1;
-                let told = queue.taken >= TOLD;
-                let took = told.then(|| std::mem::take(&mut queue.taken));
+                let must_report = queue.taken >= REPORT_AFTER;
+                let took = must_report.then(|| std::mem::take(&mut queue.taken));
                 return ReceiveOutcome::Message { from, bytes, took };
             }
-            if let Some((rank, departure)) = state.over.clone() {
-                return ReceiveOutcome::Over(rank, departure);
+            if let Some((rank, departure)) = state.channels_closed_by.clone() {
+                return ReceiveOutcome::ChannelsClosed(rank, departure);
             }
             if let Some(why) = &state.closed {
                 return ReceiveOutcome::Closed(why.clone());
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return ReceiveOutcome::Late;
             }
-            self.message_arrived.wait_for(&mut state, left);
+            self.message_arrived.wait_for(&mut state, remaining);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The end of a inbox: waiting threads learn why no answer will arrive.
+//! How an inbox is closed: waiting threads learn why no answer will arrive.
 
 use std::time::Instant;
 
@@ -52,13 +52,13 @@ impl Inbox {
         }
     }
 
-    /// Ends the requests that wait for the coordinator, which is gone, except those that are repeated to
+    /// Ends the requests that wait for the coordinator, which another rank has replaced, except those that are repeated to
     /// its successor.
     pub(crate) fn interrupt(&self, why: &Lost) {
         let mut state = self.state.lock();
         state.suspects.begin_anew(Instant::now());
         // The joiners ask the successor once more.
-        state.newcomers = 0;
+        state.joiners = 0;
         let coordinator = state.coordinator;
         let State {
             waiting,

@@ -10,8 +10,8 @@ impl Inbox {
         let mut state = self.state.lock();
         let notice = match push {
             Push::Announced { from, topic, bytes } => Notice::Announced { from, topic, bytes },
-            Push::Gone { rank, .. } if state.departed.contains_key(&rank) => return,
-            Push::Gone { rank, departure } => Notice::Gone { rank, departure },
+            Push::Departed { rank, .. } if state.departed.contains_key(&rank) => return,
+            Push::Departed { rank, departure } => Notice::Departed { rank, departure },
             Push::Direct { from, topic, bytes } => {
                 // Not kept for a successor.
                 state
@@ -31,13 +31,13 @@ impl Inbox {
                 return;
             }
             Push::ChannelsClosed { rank, departure } => {
-                state.over.get_or_insert((rank, departure));
+                state.channels_closed_by.get_or_insert((rank, departure));
                 drop(state);
                 self.message_arrived.notify_all();
                 return;
             }
             Push::Joiners(count) => {
-                state.newcomers = count;
+                state.joiners = count;
                 return;
             }
             Push::Suspected {
@@ -61,19 +61,19 @@ impl Inbox {
             // Not kept for a successor.
             Push::StragglerQuery {
                 key,
-                turn,
+                collective_index,
                 is_sample,
             } => {
-                let inquired = Notice::StragglerQuery {
+                let query = Notice::StragglerQuery {
                     key,
-                    turn,
+                    collective_index,
                     is_sample,
                 };
-                return state.notices.push_back(inquired);
+                return state.notices.push_back(query);
             }
-            Push::Stragglers(lateness) => {
-                WorldEvent::late(&lateness).for_each(|event| state.record_event(|| event));
-                return state.notices.push_back(Notice::Stragglers(lateness));
+            Push::Stragglers(report) => {
+                WorldEvent::late(&report).for_each(|event| state.record_event(|| event));
+                return state.notices.push_back(Notice::Stragglers(report));
             }
             Push::Skewed { key, skew, last } => {
                 return state.notices.push_back(Notice::Skewed { key, skew, last });

@@ -8,8 +8,8 @@ use crate::fault::Fault;
 use crate::rank_process::RankProcess;
 
 impl Inbox {
-    /// Returns the events of the world from now on. The first call also records which ranks are there, which are gone, which are
-    /// silent, and the last `fault`.
+    /// Returns the events of the world from now on. The first call also records which ranks have joined, which have departed,
+    /// which are silent, and the last `fault`.
     pub(crate) fn event_bus(
         &self,
         members: &[RankProcess],
@@ -36,13 +36,13 @@ impl Inbox {
         generation: WorldEvent,
     ) {
         let mut state = before.state.lock();
-        if state.moved_on {
+        if state.has_next_generation {
             return;
         }
         let Some(event_bus) = state.event_bus.clone() else {
             return;
         };
-        state.moved_on = true;
+        state.has_next_generation = true;
         drop(state);
         event_bus.note(generation);
         self.state.lock().begin(&event_bus, members);
@@ -52,7 +52,7 @@ impl Inbox {
         self.state.lock().record_event(event);
     }
 
-    /// Records that the world has ended here, unless it has gone on.
+    /// Records that the world has ended here, unless it has a next generation.
     pub(crate) fn record_world_end(&self, why: &str) {
         let why = why.to_owned();
         self.record_event(|| WorldEvent::Ended { why });
@@ -82,7 +82,11 @@ impl State {
 
     /// Records an event, if there is a reader.
     pub(super) fn record_event(&self, event: impl FnOnce() -> WorldEvent) {
-        if let Some(event_bus) = self.event_bus.as_ref().filter(|_| !self.moved_on) {
+        if let Some(event_bus) = self
+            .event_bus
+            .as_ref()
+            .filter(|_| !self.has_next_generation)
+        {
             event_bus.note(event());
         }
     }

@@ -20,13 +20,13 @@ impl Inbox {
         loop {
             let notice = {
                 let mut state = self.state.lock();
-                if state.running {
+                if state.handler_is_running {
                     return false;
                 }
                 let Some(notice) = state.notices.pop_front() else {
                     return true;
                 };
-                state.running = true;
+                state.handler_is_running = true;
                 notice
             };
             let handlers = self.handlers.lock();
@@ -43,7 +43,7 @@ impl Inbox {
                 }
             }
             drop(handlers);
-            self.state.lock().running = false;
+            self.state.lock().handler_is_running = false;
         }
     }
 }

@@ -16,7 +16,7 @@ pub enum Notice {
         bytes: Arc<[u8]>,
     },
     /// A rank left, failed or died. Arrives once for each.
-    Gone { rank: usize, departure: Departure },
+    Departed { rank: usize, departure: Departure },
     /// A message of another rank to this one alone; in no order with the rest.
     Direct {
         from: usize,
@@ -26,7 +26,7 @@ pub enum Notice {
     /// Asks whether this rank has entered an operation of a communicator.
     StragglerQuery {
         key: String,
-        turn: u64,
+        collective_index: u64,
         is_sample: bool,
     },
     /// The ranks that have not entered an operation, or have entered it late.

@@ -45,7 +45,7 @@ impl Inbox {
         }
     }
 
-    /// As [`pending_request`](Self::begin_request), for a request that is repeated to a successor of the coordinator.
+    /// As [`begin_request`](Self::begin_request), for a request that is repeated to a successor of the coordinator.
     pub(crate) fn begin_repeatable_request(&self) -> PendingRequest<'_> {
         let pending = self.begin_request();
         self.state.lock().repeatable.insert(pending.id);
@@ -79,14 +79,14 @@ impl PendingRequest<'_> {
                 Some(Err((rank, why))) => return WaitOutcome::Closed(rank, why),
                 None => {}
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return WaitOutcome::Late;
             }
             let pause = match interrupted {
                 Some(interrupted) if interrupted() => return WaitOutcome::Interrupted,
-                Some(_) => left.min(Duration::from_millis(20)),
-                None => left,
+                Some(_) => remaining.min(Duration::from_millis(20)),
+                None => remaining,
             };
             self.slot.arrived.wait_for(&mut answer, pause);
         }

@@ -1,4 +1,4 @@
-//! The state of a inbox.
+//! The state of an inbox.
 
 use std::collections::hash_map::{self, HashMap};
 use std::collections::{HashSet, VecDeque};
@@ -18,7 +18,7 @@ pub(super) type Handler = Box<dyn Fn(&Notice) + Send + Sync>;
 #[derive(Default)]
 pub(super) struct ChannelQueue {
     pub(super) waiting: VecDeque<(usize, Arc<[u8]>)>,
-    /// How many messages were taken since the coordinator was told.
+    /// How many messages were taken since their number was reported to the coordinator.
     pub(super) taken: usize,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct State {
     /// The rank that coordinates.
     pub(super) coordinator: usize,
     pub(super) notices: VecDeque<Notice>,
-    pub(super) running: bool,
+    pub(super) handler_is_running: bool,
     /// Notices that arrived before the first handler.
     pub(super) early_notices: Vec<Notice>,
     pub(super) departed: HashMap<usize, Departure>,
@@ -48,9 +48,9 @@ pub(super) struct State {
     pub(super) first_failed: Option<usize>,
     pub(super) channels: HashMap<String, ChannelQueue>,
     /// The rank that left first, and how: the end of all channels.
-    pub(super) over: Option<(usize, Departure)>,
+    pub(super) channels_closed_by: Option<(usize, Departure)>,
     /// How many processes wait to be taken into the next generation.
-    pub(super) newcomers: usize,
+    pub(super) joiners: usize,
     pub(super) suspects: Suspects,
     /// Why no message will arrive any more.
     pub(super) closed: Option<Lost>,
@@ -58,14 +58,14 @@ pub(super) struct State {
     pub(super) cut_off: Option<(Vec<usize>, String)>,
     /// The events, from the first reader on; passed on to the next generation.
     pub(super) event_bus: Option<Arc<EventBus>>,
-    /// Whether the events go on in the inbox of the next generation.
-    pub(super) moved_on: bool,
+    /// Whether the events continue in the inbox of the next generation.
+    pub(super) has_next_generation: bool,
 }
 
 impl State {
     /// Queues a notice for the handlers, in order.
     pub(super) fn deliver(&mut self, notice: Notice) {
-        if let Notice::Gone { rank, departure } = &notice {
+        if let Notice::Departed { rank, departure } = &notice {
             match self.departed.entry(*rank) {
                 hash_map::Entry::Occupied(_) => return,
                 hash_map::Entry::Vacant(departed) => departed.insert(departure.clone()),
@@ -82,6 +82,6 @@ impl State {
 
 impl fmt::Debug for Inbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mailbox").finish_non_exhaustive()
+        f.debug_struct("Inbox").finish_non_exhaustive()
     }
 }

@@ -13,18 +13,18 @@ impl Inbox {
         self.state.lock().coordinator
     }
 
-    /// Records which rank coordinates. With `tell`, that is an event of the world.
-    pub(crate) fn set_coordinator(&self, rank: usize, tell: bool) {
+    /// Records which rank coordinates. With `is_event`, that is an event of the world.
+    pub(crate) fn set_coordinator(&self, rank: usize, is_event: bool) {
         let mut state = self.state.lock();
         state.coordinator = rank;
-        if tell {
+        if is_event {
             state.record_event(|| WorldEvent::Coordinator { rank });
         }
     }
 
-    /// Records that the coordinator has asked whether this process is there.
-    pub(crate) fn heard_coordinator(&self, now: Instant) {
-        self.state.lock().suspects.coordinator_heard(now);
+    /// Records a heartbeat of the coordinator.
+    pub(crate) fn record_coordinator_heartbeat(&self, now: Instant) {
+        self.state.lock().suspects.record_coordinator_heartbeat(now);
     }
 
     /// For how long the coordinator has not been heard.
@@ -38,8 +38,8 @@ impl Inbox {
     }
 
     /// How many processes wait to be taken into the next generation.
-    pub(crate) fn newcomers(&self) -> usize {
-        self.state.lock().newcomers
+    pub(crate) fn joiners(&self) -> usize {
+        self.state.lock().joiners
     }
 
     /// How a rank left, if it has.

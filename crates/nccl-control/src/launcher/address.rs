@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::launch::{Launch, Scheme};
 use super::nodelist::expand;
 use crate::address::{Address, FORMS, split};
-use crate::discovery::{FileDiscovery, Found};
+use crate::discovery::{DiscoveryHandle, FileDiscovery};
 use crate::error::{Error, Result};
 use crate::interface::Interface;
 use crate::tcp;
@@ -46,13 +46,15 @@ pub(super) fn parse(
     let first = parse_one(list.next().unwrap_or_default(), text, &get)?;
     // The file has one address: that of the rank that coordinates.
     let get = |name: &str| get(name).filter(|_| name != "NCCL_RUN_PUBLISH");
-    let others = list.map(|place| parse_one(place, text, get));
+    let others = list.map(|host_ports| parse_one(host_ports, text, get));
     Ok((first, others.collect::<Result<_>>()?))
 }
 
 fn parse_one(one: &str, text: &str, get: impl Fn(&str) -> Option<String>) -> Result<Address> {
     match Address::parse(one) {
-        Some(Address::Tcp(place)) => settled(place, get).map(Address::Tcp),
+        Some(Address::Tcp(host_ports)) => {
+            with_interface_and_discovery(host_ports, get).map(Address::Tcp)
+        }
         Some(address) => Ok(address),
         None => Err(Error::rendezvous(format!(
             "NCCL_RUN_RENDEZVOUS={text:?} is not understood: {FORMS}"
@@ -61,16 +63,16 @@ fn parse_one(one: &str, text: &str, get: impl Fn(&str) -> Option<String>) -> Res
 }
 
 /// Applies the variables for interface and publishing.
-fn settled(
-    mut place: tcp::HostPorts,
+fn with_interface_and_discovery(
+    mut host_ports: tcp::HostPorts,
     get: impl Fn(&str) -> Option<String>,
 ) -> Result<tcp::HostPorts> {
     if let Some(text) = get("NCCL_RUN_INTERFACE") {
-        place.interface = Some(Interface::parse(&text)?);
+        host_ports.interface = Some(Interface::parse(&text)?);
     }
     let file = get("NCCL_RUN_PUBLISH").map(FileDiscovery::new);
-    place.discovery = file.map(|file| Found(Arc::new(file)));
-    Ok(place)
+    host_ports.discovery = file.map(|file| DiscoveryHandle(Arc::new(file)));
+    Ok(host_ports)
 }
 
 /// Derives where ranks on several hosts meet, without a configured address; `several` describes the ranks.
@@ -98,7 +100,7 @@ pub(super) fn between_hosts(
             Scheme::Run => continue,
         };
         match found {
-            Ok(place) => return settled(place, get),
+            Ok(host_ports) => return with_interface_and_discovery(host_ports, get),
             Err(text) if why.is_empty() => why = format!(" ({text})"),
             Err(_) => {}
         }

@@ -82,7 +82,7 @@ const LAUNCHERS: [Launcher; 6] = [
         job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
         scheme: Scheme::Slurm,
     },
-    // One rank for each pod. Kubernetes does not tell pods how many there are.
+    // One rank for each pod. Kubernetes does not pass the number of pods to them.
     Launcher {
         name: "an indexed job of Kubernetes",
         rank: "JOB_COMPLETION_INDEX",
@@ -158,13 +158,13 @@ impl Launch {
                         return Err(Error::rendezvous(format!(
                             "{} and {} say that this process is another rank each: unset {} and {} if \
                              no torchrun set them",
-                            launcher.says(&get),
-                            other.says(&get),
+                            launcher.describe(&get),
+                            other.describe(&get),
                             launcher.rank,
                             launcher.size[0]
                         )));
                     }
-                    launch.others.push(other.says(&get));
+                    launch.others.push(other.describe(&get));
                 }
             }
         }
@@ -226,13 +226,13 @@ impl Launch {
     }
 
     /// Describes for errors where rank and number of ranks come from, if several launchers are set.
-    pub(super) fn said(&self, get: impl Fn(&str) -> Option<String>) -> Option<String> {
+    pub(super) fn conflict_text(&self, get: impl Fn(&str) -> Option<String>) -> Option<String> {
         if self.others.is_empty() {
             return None;
         }
         Some(format!(
             "rank and number are those of {}; {} was set, too, and does not count",
-            self.launcher().says(get),
+            self.launcher().describe(get),
             self.others.join(", ")
         ))
     }
@@ -298,7 +298,7 @@ impl Launcher {
     }
 
     /// Formats `RANK=1 WORLD_SIZE=4 (torchrun)`.
-    pub(super) fn says(&self, get: impl Fn(&str) -> Option<String>) -> String {
+    pub(super) fn describe(&self, get: impl Fn(&str) -> Option<String>) -> String {
         let rank = get(self.rank).unwrap_or_default();
         let size = match first_set(self.size, get) {
             Some((name, size)) => format!(" {name}={size}"),

@@ -52,13 +52,13 @@ impl Rendezvous {
         let variables = variables.map_err(|error| failed("the environment", error))?;
         let parent = process::parent_of(pid);
         let parent = parent.ok_or_else(|| failed("the parent", io::ErrorKind::NotFound.into()))?;
-        let variables = parsed(&variables);
+        let variables = parse_environment(&variables);
         let at = directory.join("cwd");
         let get = |name: &str| {
             let value = *variables.get(name.as_bytes())?;
             Some(match (name, value.to_str()) {
                 ("NCCL_RUN_SECRET_FILE" | "NCCL_RUN_PUBLISH", _) => at.join(value).into(),
-                ("NCCL_RUN_RENDEZVOUS", Some(places)) => places_from(&at, places).into(),
+                ("NCCL_RUN_RENDEZVOUS", Some(addresses)) => resolve_paths(&at, addresses).into(),
                 _ => value.to_owned(),
             })
         };
@@ -67,7 +67,7 @@ impl Rendezvous {
 }
 
 /// Parses an environment as [`std::env::var_os`] does: the first variable of a name counts.
-fn parsed(environment: &[u8]) -> BTreeMap<&[u8], &OsStr> {
+fn parse_environment(environment: &[u8]) -> BTreeMap<&[u8], &OsStr> {
     let mut variables = BTreeMap::new();
     for variable in environment.split(|&byte| byte == 0) {
         if let Some(end) = variable.iter().position(|&byte| byte == b'=') {
@@ -79,13 +79,13 @@ fn parsed(environment: &[u8]) -> BTreeMap<&[u8], &OsStr> {
 }
 
 /// Resolves the relative paths in a list of addresses.
-fn places_from(directory: &Path, places: &str) -> String {
-    let place = |place: &str| match place.strip_prefix("unix:") {
+fn resolve_paths(directory: &Path, addresses: &str) -> String {
+    let address = |address: &str| match address.strip_prefix("unix:") {
         Some(path) if !path.starts_with('@') => format!("unix:{}", directory.join(path).display()),
-        _ => place.to_owned(),
+        _ => address.to_owned(),
     };
-    let places: Vec<_> = address::split(places).map(place).collect();
-    places.join(",")
+    let addresses: Vec<_> = address::split(addresses).map(address).collect();
+    addresses.join(",")
 }
 
 #[cfg(test)]
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn variables_are_those_that_a_program_would_see() {
-        let variables = parsed(b"A=1\0B=x=y\0A=2\0C=\xff\0D=\0no variable\0");
+        let variables = parse_environment(b"A=1\0B=x=y\0A=2\0C=\xff\0D=\0no variable\0");
         let seen: Vec<_> = variables
             .iter()
             .map(|(name, value)| (*name, value.as_bytes()))
@@ -107,13 +107,13 @@ mod tests {
     #[test]
     fn paths_are_those_of_the_other_process() {
         let at = Path::new("/proc/7/cwd");
-        for (said, meant) in [
+        for (text, expected) in [
             ("unix:job.sock", "unix:/proc/7/cwd/job.sock"),
             ("unix:/run/job.sock", "unix:/run/job.sock"),
             ("unix:@job", "unix:@job"),
             ("tcp:h1:7,unix:x", "tcp:h1:7,unix:/proc/7/cwd/x"),
         ] {
-            assert_eq!(places_from(at, said), meant);
+            assert_eq!(resolve_paths(at, text), expected);
         }
     }
 

@@ -324,7 +324,10 @@ fn srun_that_speaks_pmi_is_one_launcher_and_not_two() {
         ("SLURM_JOB_ID", "7"),
     ]);
     let rendezvous = rendezvous.unwrap();
-    assert_eq!((rendezvous.local_rank, rendezvous.said), (1, None));
+    assert_eq!(
+        (rendezvous.local_rank, rendezvous.launcher_conflict),
+        (1, None)
+    );
     let address = rendezvous.address.to_string();
     assert!(address.starts_with("tcp:n3:2"), "{address}");
 }
@@ -341,7 +344,7 @@ fn of_two_launchers_the_later_one_counts_and_both_are_named() {
     ];
     let rendezvous = read(&torchrun_in_srun).unwrap();
     assert_eq!((rendezvous.rank, rendezvous.world_size), (5, 8));
-    let said = rendezvous.said.clone().unwrap();
+    let said = rendezvous.launcher_conflict.clone().unwrap();
     for word in [
         "RANK=5 WORLD_SIZE=8 (torchrun)",
         "SLURM_PROCID=1 SLURM_NTASKS=2 (Slurm)",
@@ -412,7 +415,7 @@ fn nccl_run_comes_before_the_variables_of_torchrun_that_it_sets_as_well() {
     assert_eq!(rendezvous.address.to_string(), "tcp:10.0.0.5:29400");
     assert_eq!((rendezvous.rank, rendezvous.local_rank), (5, 1));
     assert_eq!((&rendezvous.job[..], rendezvous.generation), ("mine", 2));
-    assert_eq!(rendezvous.said, None);
+    assert_eq!(rendezvous.launcher_conflict, None);
 }
 
 #[test]

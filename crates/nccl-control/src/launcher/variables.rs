@@ -99,7 +99,7 @@ impl Rendezvous {
         };
         match (several_hosts, &mut address) {
             (None, _) => {}
-            (Some(_), Address::Tcp(place)) => place.across = true,
+            (Some(_), Address::Tcp(host_ports)) => host_ports.across = true,
             (Some(several), _) => {
                 return Err(Error::rendezvous(format!(
                     "{several} cannot meet at {address}: set NCCL_RUN_RENDEZVOUS=tcp:HOST:PORT"
@@ -110,9 +110,9 @@ impl Rendezvous {
             let why = limits::size(world_size)
                 .err()
                 .unwrap_or_else(|| format!("they contradict each other: {}", ranks(world_size)));
-            Error::rendezvous(format!("{}: {why}", launcher.says(get)))
+            Error::rendezvous(format!("{}: {why}", launcher.describe(get)))
         })?;
-        rendezvous.others = others;
+        rendezvous.further_addresses = others;
         rendezvous.was_restarted = get("NCCL_RUN_RESTARTED").is_some_and(|text| text == "1");
         rendezvous.set_job(job(launch.job_name(get), get)?);
         if let Some(text) = get("NCCL_RUN_WITNESSES") {
@@ -134,9 +134,9 @@ impl Rendezvous {
                     )));
                 }
             };
-        rendezvous.said = launch.said(get);
-        if let Some(said) = &rendezvous.said {
-            tracing::info!(name: "nccl.rendezvous.launchers", target: "nccl", said, "two launchers");
+        rendezvous.launcher_conflict = launch.conflict_text(get);
+        if let Some(conflict) = &rendezvous.launcher_conflict {
+            tracing::info!(name: "nccl.rendezvous.launchers", target: "nccl", said = conflict, "two launchers");
         }
         Ok(rendezvous)
     }
@@ -181,7 +181,7 @@ impl Rendezvous {
             };
             let (first, others) = address::parse(&text, get)?;
             let mut rendezvous = Self::observing(first);
-            rendezvous.others = others;
+            rendezvous.further_addresses = others;
             Ok(rendezvous)
         })?;
         rendezvous.job_from_variables(get)

@@ -1,8 +1,9 @@
 //! The listening sockets of a process of a job. Connections whose other end proves that it belongs to the job go to its driver,
-//! behind a [`Admission`].
+//! behind an [`Admission`].
 //!
 //! An unauthenticated connection is one whose peer has not proved that yet. It has [`HANDSHAKE_TIMEOUT`] to do so and the memory of a handshake message. The
-//! number of such connections is bounded: beyond it, the oldest is closed. Data of such a connection reaches a rank only as a remark in an error.
+//! number of such connections is bounded: beyond it, the oldest is closed. Data of such a connection reaches a rank only as a
+//! note in an error.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,15 +14,16 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
+use super::admission::Admission;
 use super::inbound_connection::InboundConnection;
-use super::inbound_connections::{Admission, InboundConnections};
+use super::inbound_connections::InboundConnections;
 use crate::address::Address;
-use crate::admission::HANDSHAKE_TIMEOUT;
 use crate::connection::Connection;
 use crate::error::{Error, Result};
 use crate::handshake::Preamble;
 use crate::job::Job;
 use crate::reactor::{EventFlags, Reactor, Source};
+use crate::refusal::HANDSHAKE_TIMEOUT;
 use crate::socket::{self, Listener};
 use crate::sync::Mutex;
 
@@ -137,22 +139,28 @@ impl Acceptor {
         let connection = Arc::new(Connection::new(socket));
         let number = self.inbound.next_number();
         let inbound = Arc::downgrade(&self.inbound);
-        let guest = InboundConnection::new(inbound, number, from, preamble, connection);
+        let inbound_connection =
+            InboundConnection::new(inbound, number, from, preamble, connection);
         if let Some(refusal) = refusal {
-            return guest.refuse(&self.inbound, &refusal.into());
+            return inbound_connection.refuse(&self.inbound, &refusal.into());
         }
-        self.inbound.add(number, &guest.connection, &guest.from);
-        if let Err(error) = guest.start(HANDSHAKE_TIMEOUT) {
+        self.inbound.add(
+            number,
+            &inbound_connection.connection,
+            &inbound_connection.from,
+        );
+        if let Err(error) = inbound_connection.start(HANDSHAKE_TIMEOUT) {
             self.inbound.remove(number);
-            self.inbound.log_refusal(&guest.from, &error.to_string());
+            self.inbound
+                .log_refusal(&inbound_connection.from, &error.to_string());
         }
     }
 
     /// Listens also at the free addresses of this host where new processes look for the coordinator, because this process is the
     /// coordinator now. An address that is still in use is tried again for [`RETRY_LISTENING_FOR`], on a thread of its own.
     pub(super) fn listen_at_job_addresses(&self) {
-        let left = self.listen_at_free_addresses();
-        if left.is_empty() {
+        let failed = self.listen_at_free_addresses();
+        if failed.is_empty() {
             return;
         }
         let this = Weak::clone(&self.this);
@@ -160,12 +168,12 @@ impl Acceptor {
             .name(String::from("nccl-listen"))
             .spawn(move || retry_listening(&this));
         if let Err(error) = spawned {
-            warn_not_listening(&left, &error.to_string());
+            warn_not_listening(&failed, &error.to_string());
         }
     }
 
     fn listen_at_free_addresses(&self) -> Vec<(Address, Error)> {
-        let mut left = Vec::new();
+        let mut failed = Vec::new();
         for address in &self.addresses {
             let mut listeners = self.listeners.lock();
             let is_held = listeners.iter().any(|(own, _)| own.is_at(address));
@@ -175,7 +183,7 @@ impl Acceptor {
             match listeners.first_mut().map(|(own, _)| own.publish(address)) {
                 Some(Ok(true)) => continue,
                 Some(Err(error)) => {
-                    left.push((address.clone(), error));
+                    failed.push((address.clone(), error));
                     continue;
                 }
                 Some(Ok(false)) | None => {}
@@ -184,22 +192,22 @@ impl Acceptor {
                 continue;
             }
             drop(listeners);
-            let taken = match socket::listen(address) {
+            let listener = match socket::listen(address) {
                 Ok(listener) => listener,
                 Err(error) => {
-                    left.push((address.clone(), error));
+                    failed.push((address.clone(), error));
                     continue;
                 }
             };
-            let at = taken.at.clone();
-            match self.listen(taken, &mut self.listeners.lock()) {
+            let at = listener.at.clone();
+            match self.listen(listener, &mut self.listeners.lock()) {
                 Ok(()) => {
-                    tracing::info!(name: "nccl.rendezvous.listening", target: "nccl", at, "a coordinator that is gone was to be found there, and this process is now");
+                    tracing::info!(name: "nccl.rendezvous.listening", target: "nccl", at, "now listening at the address of the previous coordinator");
                 }
-                Err(error) => left.push((address.clone(), error)),
+                Err(error) => failed.push((address.clone(), error)),
             }
         }
-        left
+        failed
     }
 }
 
@@ -217,7 +225,7 @@ impl Source for Acceptor {
     }
 }
 
-/// How long an address in use is tried again: a rank that is gone may have left a process running, say.
+/// How long an address in use is tried again: a rank that has ended may have left a process running, for example.
 const RETRY_LISTENING_FOR: Duration = Duration::from_secs(30);
 
 fn retry_listening(acceptor: &Weak<Acceptor>) {
@@ -232,18 +240,18 @@ fn retry_listening(acceptor: &Weak<Acceptor>) {
         if acceptor.closed.load(Ordering::Acquire) {
             return;
         }
-        let left = acceptor.listen_at_free_addresses();
-        if left.is_empty() {
+        let failed = acceptor.listen_at_free_addresses();
+        if failed.is_empty() {
             return;
         }
         if Instant::now() >= until {
-            return warn_not_listening(&left, "it is still taken");
+            return warn_not_listening(&failed, "it is still in use");
         }
     }
 }
 
-fn warn_not_listening(left: &[(Address, Error)], why: &str) {
-    for (address, error) in left {
-        tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "place", place = %address, %error, why, "new processes cannot come in by this address");
+fn warn_not_listening(failed: &[(Address, Error)], why: &str) {
+    for (address, error) in failed {
+        tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "address", place = %address, %error, why, "new processes cannot join at this address");
     }
 }

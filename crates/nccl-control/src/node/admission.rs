@@ -1,15 +1,32 @@
-//! Which processes a node lets in, and what it answers to others.
+//! Which processes a node admits, and its answers to those that it refuses.
 
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::{Arc, Weak};
 
 use super::driver::{Node, State};
-use super::inbound_connections::Admission;
-use crate::admission::{Refusal, has_room};
 use crate::connection::Connection;
 use crate::frame::{Decoder, Frame};
 use crate::handshake::{HandshakeMessage, Hello, PeerRole, Retry};
+use crate::refusal::{Refusal, check_room};
 use crate::secret::Secret;
-use crate::transport::{Driver as _, PeerConnection};
+use crate::transport::{MachineDriver as _, PeerConnection};
+
+/// The interface of the listening sockets of a process to its driver.
+pub(super) trait Admission: Send + Sync + UnwindSafe + RefUnwindSafe {
+    fn secret(&self) -> Option<Secret>;
+    /// Decides whether the peer of this hello may join; returns the answer for it.
+    fn admit(&self, hello: &Hello) -> Result<HandshakeMessage, Refusal>;
+    /// Takes over the connection of a process that has proved its identity: it carries frames of the machines from now on.
+    fn accept_peer(&self, connection: Arc<Connection>, decoder: Decoder) -> Arc<PeerConnection>;
+    /// Handles a request of a peer that only asks for recordings. Returns whether it stays.
+    fn answer_recording_request(
+        &self,
+        connection: &Arc<Connection>,
+        frame: &Frame,
+    ) -> Result<bool, String>;
+    /// Records a refused peer for the errors of ranks that wait.
+    fn note_for_errors(&self, text: String);
+}
 
 impl Admission for Node {
     fn secret(&self) -> Option<Secret> {
@@ -58,14 +75,14 @@ impl Admission for Node {
                     .sessions
                     .last()
                     .map(|session| &session.membership.members[*rank]);
-                if let Some(there) = active.or_else(|| state.member.joined(*rank as u32)) {
-                    let end = state.gone.iter().find(|(id, _)| *id == there.id);
+                if let Some(known) = active.or_else(|| state.member.joined(*rank as u32)) {
+                    let end = state.departed.iter().find(|(id, _)| *id == known.id);
                     let end = end.map_or_else(String::new, |(_, end)| format!("; {end}"));
                     return Err(Refusal::from(format!(
                         "rank {rank} has joined already, as {}, pid {}{end}: this one is {}, pid {pid}, and \
                          two processes cannot be one rank",
-                        there.host,
-                        there.pid,
+                        known.host,
+                        known.pid,
                         crate::sanitize::name(host)
                     )));
                 }
@@ -75,7 +92,7 @@ impl Admission for Node {
                 if *generation == own && ![0, size].contains(world_size) {
                     return Err(Refusal::of_observer(*world_size, size));
                 }
-                has_room(state.member.observers().len(), size)?;
+                check_room(state.member.observers().len(), size)?;
             }
             PeerRole::Member | PeerRole::RecordingReader => {}
         }
@@ -104,8 +121,8 @@ impl Admission for Node {
         self.answer(connection, frame)
     }
 
-    fn remark(&self, text: String) {
-        self.state.lock().services.remark(text);
+    fn note_for_errors(&self, text: String) {
+        self.state.lock().services.note_for_errors(text);
     }
 }
 
@@ -117,20 +134,22 @@ impl Node {
     /// Checks whether a process that asks to join may do so here.
     fn may_admit(&self, state: &State) -> Result<(), Refusal> {
         let Some(session) = state.sessions.last() else {
-            return Err(Refusal::later(String::from("the world has not met yet")));
+            return Err(Refusal::later(String::from(
+                "the first generation of the world is not formed yet",
+            )));
         };
         let rank = session.rank;
         if state.excluded.is_some() {
             return Err(Refusal::later(format!(
-                "rank {rank} does not hear the others any more, which go on without it if they live"
+                "rank {rank} has lost the other ranks"
             )));
         }
-        if state.member.leads() {
+        if state.member.is_coordinator() {
             return Ok(());
         }
-        if !state.member.is_led() {
+        if !state.member.has_coordinator() {
             return Err(Refusal::later(format!(
-                "rank {rank} is just looking for another coordinator"
+                "rank {rank} has no coordinator at the moment"
             )));
         }
         Err(self.refer(state))
@@ -138,14 +157,14 @@ impl Node {
 
     /// Refers to the process that coordinates, and to its address if known here.
     fn refer(&self, state: &State) -> Refusal {
-        let leader = state.member.coordinator();
+        let coordinator = state.member.coordinator();
         let session = state.sessions.last();
         let rank = session.map_or(self.slot(), |session| session.rank);
-        let found = session.and_then(|session| {
-            let by = session.membership.rank_of(leader)?;
+        let rank_and_address = session.and_then(|session| {
+            let by = session.membership.rank_of(coordinator)?;
             Some((by, session.membership.members[by].at.clone()))
         });
-        let (by, at) = found.unwrap_or_default();
+        let (by, at) = rank_and_address.unwrap_or_default();
         Refusal {
             why: format!("this is rank {rank}, and rank {by} coordinates the job"),
             retry: Retry::At { rank: by, at },

@@ -1,4 +1,4 @@
-//! One process's part in a job: its machine, and all inputs to it.
+//! The driver of one process's machine: the node of a job, and all inputs to its machine.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -18,9 +18,9 @@ use crate::clock::Clock;
 use crate::connect;
 use crate::coordinator_message::{CoordinatorMessage, Push, RankRecord};
 use crate::departure::{Departure, LossKind, Lost, ProcessEnd, SilenceEvidence, cut};
-use crate::discovery::Found;
+use crate::discovery::DiscoveryHandle;
 use crate::environment::Rendezvous;
-use crate::heartbeat::LivenessChange;
+use crate::heartbeat::{LivenessChange, Silence};
 use crate::inbox::Inbox;
 use crate::job::Job;
 use crate::process;
@@ -33,17 +33,16 @@ use crate::proto::{
 };
 use crate::reactor::{Reactor, Source};
 use crate::request::Request;
-use crate::round::Incomplete;
+use crate::round::RequestError;
 use crate::service::LONGEST_NAME;
 use crate::sync::{Condvar, Mutex, MutexGuard};
-use crate::transport::{Dialer, Driver, PeerConnections};
+use crate::transport::{Dialer, MachineDriver, PeerConnections};
 
 /// All nodes of this process, which die one by one in tests.
 #[cfg(test)]
 pub(super) static ALL: Mutex<Vec<Weak<Node>>> = Mutex::new(Vec::new());
 
-/// How long the end of a connection waits for the launcher's report of the process's end, and that report for the end of the
-/// connection.
+/// How long a proven end waits for the launcher's exit report, and an exit report for a leave message that it may have overtaken.
 const EXIT_REPORT_WAIT: Duration = Duration::from_millis(500);
 
 /// The longest text of a report about the end of a process, in bytes.
@@ -58,14 +57,14 @@ pub(crate) struct Node {
     pub(super) acceptor: OnceLock<Arc<Acceptor>>,
     pub(super) state: Mutex<State>,
     /// The discovery that decides between two halves of the job, if there is one.
-    pub(super) discovery: Option<Found>,
+    pub(super) discovery: Option<DiscoveryHandle>,
     /// How long it waits for a majority.
-    pub(super) cut_off_after: Duration,
+    pub(super) majority_timeout: Duration,
     /// Whether a rank that NCCL reaches stays, although the connection to it is lost.
-    tolerates: bool,
+    tolerates_unreachable: bool,
     /// The value whose recordings it sends.
     pub(super) recorder: Mutex<Option<Arc<dyn RankRecorder>>>,
-    /// Signalled when a generation is active, a request to go on has failed, or this process is excluded.
+    /// Signalled when a generation is active, a request for the next generation has failed, or this process is excluded.
     pub(super) changed: Condvar,
 }
 
@@ -79,28 +78,29 @@ pub(super) struct State {
     pub(super) sessions: Vec<GenerationSession>,
     /// The last coordinator, as far as this process knows.
     pub(super) coordinator: Option<MemberId>,
-    /// While another process coordinates: when it was heard.
+    /// While another process coordinates: its last heartbeat.
     pub(super) coordinator_heartbeat: Option<CoordinatorHeartbeat>,
-    /// Set when the process that was to form the first generation has ended: until when another may take its place, and its process id.
+    /// Set when the initial coordinator has ended: until when another process may stand in for it, and its process id.
     pub(super) ended_initial_coordinator: Option<(Instant, u64)>,
-    /// Watches that process, until the first generation is active.
+    /// Watches the initial coordinator, until the first generation is active.
     pub(super) initial_coordinator_watch: Option<Arc<ProcessWatch>>,
     pub(super) services: Services,
-    /// The members that have left this generation, in the order in which all learn of it.
-    pub(super) gone: Vec<(MemberId, Departure)>,
+    /// The members that have departed from this generation, in the order in which all members learn of it.
+    pub(super) departed: Vec<(MemberId, Departure)>,
     pub(super) process_watches: HashMap<MemberId, Arc<ProcessWatch>>,
     /// Members of which an observer will report how they end.
-    pub(super) watched: BTreeSet<MemberId>,
-    /// Ends, and until when each waits: for a report of the parent, or, where that has come, for a leave message.
-    pub(super) ends: Vec<(Instant, MemberId, Proof)>,
-    /// How the processes have ended that started these members.
+    pub(super) exit_reported_by_observer: BTreeSet<MemberId>,
+    /// Proven ends that are not reported yet, and until when: each waits for the launcher's exit report, or, as an exit report,
+    /// for a leave message.
+    pub(super) deferred_ends: Vec<(Instant, MemberId, Proof)>,
+    /// Reports of launchers about these members.
     pub(super) exit_reports: HashMap<MemberId, ProcessEnd>,
     /// Why the first generation was not formed.
-    pub(super) formation_failure: Option<Incomplete>,
-    /// The slots that have received that reason.
-    pub(super) formation_failure_received: BTreeSet<u32>,
-    /// The members that did not come, when a request to go on has failed.
-    pub(super) refused: Option<Vec<MemberId>>,
+    pub(super) formation_error: Option<RequestError>,
+    /// The slots that have received that error.
+    pub(super) formation_error_received: BTreeSet<u32>,
+    /// The members that were missing when the last reconfiguration failed.
+    pub(super) reconfiguration_missing: Option<Vec<MemberId>>,
     /// Why this process takes part no more.
     pub(super) excluded: Option<Exclusion>,
     pub(super) left: bool,
@@ -122,12 +122,11 @@ pub(super) struct GenerationSession {
     pub(super) outbox: Outbox,
 }
 
-/// When the coordinator, which asks every member whether it is there, was heard.
+/// The heartbeats of the coordinator, as this process receives them.
 pub(super) struct CoordinatorHeartbeat {
-    /// When it was last heard.
-    heard: Instant,
-    /// Whether the program was told that this is too long ago.
-    is_silent: bool,
+    last_heartbeat: Instant,
+    /// Since when it is silent, if that was reported to the program.
+    silent_since: Option<Instant>,
 }
 
 /// The progress of NCCL in a generation.
@@ -141,14 +140,14 @@ struct ProgressSample {
 /// The shortest time between two checks of it.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(400);
 
-/// After how long without a heartbeat request a coordinator is silent. Nothing ends because of that.
+/// After how long without a heartbeat a coordinator is silent. Nothing ends because of that.
 const SILENT_AFTER: Duration = Duration::from_secs(2);
 
 /// A process that checks this late was delayed itself, and reports no member as silent.
 const OWN_DELAY: Duration = Duration::from_millis(500);
 
-/// How long a launcher may take to stand in for the process that was to form the first generation.
-const TOMBSTONE_WAIT: Duration = Duration::from_secs(1);
+/// How long a launcher may take to stand in for the initial coordinator.
+const STAND_IN_WAIT: Duration = Duration::from_secs(1);
 
 /// Work for when the lock is free.
 #[derive(Default)]
@@ -157,7 +156,7 @@ pub(super) struct DeferredWork {
     pub(super) liveness_changes: Vec<LivenessChange>,
     pub(super) listens_at_job_addresses: bool,
     pub(super) claims: Vec<Generation>,
-    pub(super) ends: bool,
+    pub(super) closes_acceptor: bool,
     #[cfg(test)]
     pub(super) dies: bool,
 }
@@ -172,7 +171,7 @@ impl Node {
     ) -> Arc<Self> {
         let id = me.id;
         let timing = proto::Timing {
-            give_up: rendezvous.cut_off_timeout().as_nanos() as u64,
+            majority_timeout: rendezvous.cut_off_timeout().as_nanos() as u64,
             ..proto::Timing::default()
         };
         let member = Member::new(me, role, timing, proto::Mistakes::default(), Clock::ORIGIN);
@@ -187,14 +186,14 @@ impl Node {
             ended_initial_coordinator: None,
             initial_coordinator_watch: None,
             services: Services::default(),
-            gone: Vec::new(),
+            departed: Vec::new(),
             process_watches: HashMap::new(),
-            watched: BTreeSet::new(),
-            ends: Vec::new(),
+            exit_reported_by_observer: BTreeSet::new(),
+            deferred_ends: Vec::new(),
             exit_reports: HashMap::new(),
-            formation_failure: None,
-            formation_failure_received: BTreeSet::new(),
-            refused: None,
+            formation_error: None,
+            formation_error_received: BTreeSet::new(),
+            reconfiguration_missing: None,
             excluded: None,
             left: false,
             joiners: 0,
@@ -212,8 +211,8 @@ impl Node {
             acceptor: OnceLock::new(),
             state: Mutex::new(state),
             discovery: rendezvous.address.discovery().cloned(),
-            cut_off_after: rendezvous.cut_off_timeout(),
-            tolerates: rendezvous.tolerate_unreachable,
+            majority_timeout: rendezvous.cut_off_timeout(),
+            tolerates_unreachable: rendezvous.tolerate_unreachable,
             recorder: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -222,9 +221,9 @@ impl Node {
         node
     }
 
-    /// Asks the discovery whether this side of a cut network may go on, on a thread: the answer may take its time.
+    /// Asks the discovery whether this side of a cut network may continue, on a thread: the answer may take a while.
     fn claim(&self, generation: Generation) {
-        let Some(Found(discovery)) = self.discovery.clone() else {
+        let Some(DiscoveryHandle(discovery)) = self.discovery.clone() else {
             return;
         };
         let (me, this) = (self.me, Weak::clone(&self.this));
@@ -236,13 +235,13 @@ impl Node {
             let (by, generation_number) = (discovery.name(), generation.number);
             match discovery.claim(&name, &claimant) {
                 Ok(won) => {
-                    tracing::warn!(name: "nccl.rendezvous.claim", target: "nccl", generation = generation_number, by, won, "half of the voters are out of reach: the side that claims first goes on");
+                    tracing::warn!(name: "nccl.rendezvous.claim", target: "nccl", generation = generation_number, by, won, "half of the voters are out of reach: the side that claims first continues");
                     if won && let Some(node) = this.upgrade() {
                         node.command(Command::Claimed(generation));
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "claim", by, %error, "half of the voters are out of reach, and which side goes on cannot be claimed");
+                    tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "claim", by, %error, "half of the voters are out of reach, and it cannot be claimed which side continues");
                 }
             }
         };
@@ -271,7 +270,7 @@ impl Node {
         *self.recorder.lock() = Some(Arc::clone(recorder));
     }
 
-    /// Records the operator's decision that these ranks of a generation may go on as half of its voters.
+    /// Records the operator's decision that these ranks of a generation may continue as half of its voters.
     pub(crate) fn decide(&self, generation: u64, ranks: &[usize]) {
         let mut state = self.state.lock();
         let Some(session) = state.session(generation) else {
@@ -281,14 +280,14 @@ impl Node {
             .iter()
             .filter_map(|rank| session.membership.members.get(*rank));
         let members = peers.map(|peer| peer.id).collect();
-        let word = OperatorDecision {
+        let decision = OperatorDecision {
             generation,
             members,
         };
-        state.handle(Input::Command(Command::OperatorDecision(word)));
-        self.pump(&mut state);
+        state.handle(Input::Command(Command::OperatorDecision(decision)));
+        self.run_outputs(&mut state);
         drop(state);
-        self.settle();
+        self.run_deferred_work();
     }
 
     /// Returns for how long each rank that is another process has not been heard, where this process coordinates.
@@ -299,7 +298,7 @@ impl Node {
             return Vec::new();
         };
         let now = state.clock.time(Instant::now());
-        let ages = state.member.ages(now).into_iter();
+        let ages = state.member.silences(now).into_iter();
         ages.filter_map(|(id, age)| {
             Some((session.membership.rank_of(id)?, Duration::from_nanos(age)))
         })
@@ -323,9 +322,9 @@ impl Node {
     fn input(&self, input: Input) {
         let mut state = self.state.lock();
         state.handle(input);
-        self.pump(&mut state);
+        self.run_outputs(&mut state);
         drop(state);
-        self.settle();
+        self.run_deferred_work();
     }
 
     pub(super) fn command(&self, command: Command) {
@@ -336,9 +335,9 @@ impl Node {
     pub(crate) fn send(&self, generation: u64, id: u64, request: Request) {
         let mut state = self.state.lock();
         self.request(&mut state, generation, id, request);
-        self.pump(&mut state);
+        self.run_outputs(&mut state);
         drop(state);
-        self.settle();
+        self.run_deferred_work();
     }
 
     fn request(&self, state: &mut State, generation: u64, id: u64, request: Request) {
@@ -378,7 +377,7 @@ impl Node {
             Request::Leave if !is_last => return,
             Request::Leave => Command::Leave(Departure::Left),
             Request::Fail { why } => Command::Leave(Departure::Failed(why)),
-            Request::Linger { why } => {
+            Request::LeaveWorld { why } => {
                 if let Some(why) = why.clone() {
                     let failed = BroadcastContent::Failed { generation, why };
                     state.handle(Input::Command(broadcast(&failed)));
@@ -386,7 +385,7 @@ impl Node {
                 if is_last {
                     state.handle(Input::Command(Command::Abstain));
                 }
-                return self.ask(state, index, id, Request::Linger { why });
+                return self.ask(state, index, id, Request::LeaveWorld { why });
             }
             request => return self.ask(state, index, id, request),
         };
@@ -402,7 +401,7 @@ impl Node {
             request,
         };
         let bytes = session.outbox.add(&numbered, &session.inbox);
-        if state.member.is_led() {
+        if state.member.has_coordinator() {
             state.handle(Input::Command(Command::Request(bytes)));
         } else {
             session.outbox.defer(&numbered, bytes);
@@ -410,33 +409,34 @@ impl Node {
     }
 
     /// Carries out the outputs of the machine and the services, until there are none.
-    pub(super) fn pump(&self, state: &mut State) {
+    pub(super) fn run_outputs(&self, state: &mut State) {
         loop {
             if let Some(output) = state.member.poll() {
                 match output {
-                    Output::Connection(wire) => self.wire(state, wire),
+                    Output::Connection(request) => self.handle_connection_request(state, request),
                     Output::Event(event) => self.event(state, event),
                 }
-            } else if !self.serve(state) {
+            } else if !self.handle_service_output(state) {
                 return;
             }
         }
     }
 
-    fn wire(&self, state: &mut State, wire: ConnectionRequest) {
+    fn handle_connection_request(&self, state: &mut State, request: ConnectionRequest) {
         #[cfg(test)]
-        if let ConnectionRequest::Transmit(_, frame) = &wire
+        if let ConnectionRequest::Transmit(_, frame) = &request
             && state.is_crashed(frame)
         {
             return;
         }
-        if let Some(input) = state.connections.wire(&self.driver(), wire) {
+        let connections = &mut state.connections;
+        if let Some(input) = connections.handle_connection_request(&self.driver(), request) {
             state.handle(input);
         }
     }
 
-    pub(super) fn driver(&self) -> Weak<dyn Driver> {
-        Weak::clone(&self.this) as Weak<dyn Driver>
+    pub(super) fn driver(&self) -> Weak<dyn MachineDriver> {
+        Weak::clone(&self.this) as Weak<dyn MachineDriver>
     }
 
     fn event(&self, state: &mut State, event: Event) {
@@ -445,7 +445,7 @@ impl Node {
             Event::Coordinator(id) => self.coordinator_changed(state, id),
             Event::Entry(entry) => {
                 state.apply_entry(&entry, self.me);
-                if matches!(*entry, Entry::Gone { .. }) {
+                if matches!(*entry, Entry::Departed { .. }) {
                     self.changed.notify_all();
                 }
             }
@@ -453,16 +453,18 @@ impl Node {
             Event::Request(from, bytes) => state.receive_request(from, &bytes),
             Event::Reply(bytes) => state.decode_reply(&bytes),
             Event::Suspected(member, nanos) => {
-                state.suspected(member, Some(Duration::from_nanos(nanos)));
+                state.report_silence(member, Silence::Lasts(Duration::from_nanos(nanos)));
             }
-            Event::Heard(member) => state.suspected(member, None),
+            Event::Heard(member, nanos) => {
+                state.report_silence(member, Silence::Ended(Duration::from_nanos(nanos)));
+            }
             Event::Resumed(member, nanos) => {
                 let outage_ms = nanos / 1_000_000;
                 let slot = member.slot;
-                tracing::info!(name: "nccl.rendezvous.resumed", target: "nccl", slot, outage_ms, "a connection was lost and is there again");
+                tracing::info!(name: "nccl.rendezvous.resumed", target: "nccl", slot, outage_ms, "a lost connection was restored");
             }
             Event::ReconfigureFailed(missing) => {
-                state.refused = Some(missing);
+                state.reconfiguration_missing = Some(missing);
                 self.changed.notify_all();
             }
             Event::Excluded(why) => {
@@ -472,7 +474,7 @@ impl Node {
             }
             Event::Left => {
                 state.left = true;
-                state.work.ends = true;
+                state.work.closes_acceptor = true;
                 self.changed.notify_all();
             }
             Event::Claim(generation) => state.work.claims.push(generation),
@@ -481,22 +483,22 @@ impl Node {
                 state.push_all(&Push::Joiners(count));
             }
             Event::Joined(id) => {
-                if state.formation_failure.is_some() {
-                    state.formation_failure_received.insert(id.slot);
+                if state.formation_error.is_some() {
+                    state.formation_error_received.insert(id.slot);
                 } else if let Some(peer) = state.joined(id.slot as usize) {
                     let known = RankRecord::of(id.slot as usize, peer);
                     state.send_to_observers(state.generation(), &Push::Rank(known));
                 }
                 self.changed.notify_all();
             }
-            Event::Ended(_) | Event::Forming(_) => {}
+            Event::JobUnreachable(_) | Event::Forming(_) => {}
             Event::JoinRevoked(slot, departure) => {
                 let rank = slot as usize;
-                state.abort_formation(&Incomplete::Gone { rank, departure });
+                state.abort_formation(&RequestError::Departed { rank, departure });
             }
             Event::FormationAborted(bytes) => {
-                let why = wire::decode(&bytes).unwrap_or(Incomplete::OtherMembers);
-                state.formation_failure.get_or_insert(why);
+                let why = wire::decode(&bytes).unwrap_or(RequestError::OtherMembers);
+                state.formation_error.get_or_insert(why);
                 self.changed.notify_all();
             }
         }
@@ -504,8 +506,8 @@ impl Node {
 
     /// Handles that this process is in a new generation.
     fn generation_active(&self, state: &mut State, membership: SharedMembership) {
-        state.gone.clear();
-        (state.refused, state.coordinator) = (None, None);
+        state.departed.clear();
+        (state.reconfiguration_missing, state.coordinator) = (None, None);
         (
             state.ended_initial_coordinator,
             state.initial_coordinator_watch,
@@ -534,7 +536,7 @@ impl Node {
                 process_watch::WatchOutcome::Ended => {
                     state.handle(Input::Ended(peer.id, Proof::Kernel))
                 }
-                process_watch::WatchOutcome::Elsewhere => {}
+                process_watch::WatchOutcome::NotVisible => {}
             }
         }
         self.changed.notify_all();
@@ -550,7 +552,7 @@ impl Node {
         })
     }
 
-    /// Watches the process that forms the first generation, at the other end of this socket.
+    /// Watches the initial coordinator: the process at the other end of this socket.
     pub(super) fn watch_initial_coordinator(&self, socket: OwnedFd) -> Option<Arc<ProcessWatch>> {
         let this = Weak::clone(&self.this);
         process_watch::watch_socket_peer(socket, move |pid| {
@@ -574,8 +576,8 @@ impl Node {
         }
         let me = self.me;
         state.coordinator_heartbeat = (id != me).then(|| CoordinatorHeartbeat {
-            heard: Instant::now(),
-            is_silent: false,
+            last_heartbeat: Instant::now(),
+            silent_since: None,
         });
         if id == me {
             let is_first = before.is_none();
@@ -585,12 +587,12 @@ impl Node {
             let State {
                 services,
                 sessions,
-                gone,
+                departed,
                 joiners,
                 ..
             } = state;
             if let Some(session) = sessions.last() {
-                services.open(session.generation, &session.membership, gone, is_first);
+                services.open(session.generation, &session.membership, departed, is_first);
                 if *joiners > 0 {
                     let count = *joiners;
                     state.push_all(&Push::Joiners(count));
@@ -601,13 +603,13 @@ impl Node {
                 state
                     .work
                     .liveness_changes
-                    .push(LivenessChange::Leads(session.rank));
+                    .push(LivenessChange::Coordinates(session.rank));
             }
         } else {
             state.services.close();
         }
         let generation = state.generation();
-        let mut asks = Vec::new();
+        let mut commands = Vec::new();
         for session in &mut state.sessions {
             if let Some(rank) = session.membership.rank_of(id) {
                 session
@@ -619,9 +621,9 @@ impl Node {
                     .outbox
                     .requests_to_repeat(&session.inbox)
                     .into_iter();
-                asks.extend(repeated.map(Command::Request));
+                commands.extend(repeated.map(Command::Request));
             } else {
-                asks.extend(
+                commands.extend(
                     session
                         .outbox
                         .requests_to_resend()
@@ -629,7 +631,7 @@ impl Node {
                         .map(Command::Request),
                 );
                 if is_other {
-                    asks.extend(session.outbox.recent_direct().into_iter().filter_map(
+                    commands.extend(session.outbox.recent_direct().into_iter().filter_map(
                         |(to, bytes)| {
                             let to = session.membership.members.get(to)?.id;
                             Some(Command::SendDirect { to, bytes })
@@ -639,13 +641,13 @@ impl Node {
             }
             state.work.inboxes.push(Arc::clone(&session.inbox));
         }
-        for ask in asks {
-            state.handle(Input::Command(ask));
+        for command in commands {
+            state.handle(Input::Command(command));
         }
     }
 
     /// Handles one output of a service. Returns whether there was one.
-    fn serve(&self, state: &mut State) -> bool {
+    fn handle_service_output(&self, state: &mut State) -> bool {
         let output = state.services.poll().or_else(|| {
             state.count_majority();
             state.services.poll()
@@ -671,32 +673,32 @@ impl Node {
         let mut state = self.state.lock();
         state.process_watches.remove(&member);
         if let Some(end) = state.exit_reports.remove(&member) {
-            state.handle(Input::Ended(member, Proof::Parent(Box::new(end))));
-        } else if state.is_told(member) {
+            state.handle(Input::Ended(member, Proof::Launcher(Box::new(end))));
+        } else if state.has_exit_reporter(member) {
             let until = Instant::now() + EXIT_REPORT_WAIT;
-            state.ends.push((until, member, Proof::Kernel));
+            state.deferred_ends.push((until, member, Proof::Kernel));
         } else {
             state.handle(Input::Ended(member, Proof::Kernel));
         }
-        self.pump(&mut state);
+        self.run_outputs(&mut state);
         drop(state);
-        self.settle();
+        self.run_deferred_work();
     }
 
-    /// Handles the end of the process that was to form the first generation, reported by the kernel.
+    /// Handles the end of the initial coordinator, reported by the kernel.
     fn initial_coordinator_ended(&self, pid: u64) {
         let mut state = self.state.lock();
         state.initial_coordinator_watch = None;
         if state.sessions.is_empty() {
-            state.ended_initial_coordinator = Some((Instant::now() + TOMBSTONE_WAIT, pid));
+            state.ended_initial_coordinator = Some((Instant::now() + STAND_IN_WAIT, pid));
             self.changed.notify_all();
         }
     }
 
-    /// Tells the machine when NCCL has reached all ranks since the last check.
+    /// Reports to the machine when NCCL has reached all ranks since the last check.
     fn check_progress(&self, state: &mut State, now: Instant) {
         let is_early = |at: Instant| now.saturating_duration_since(at) < PROGRESS_INTERVAL;
-        if !self.tolerates || state.progress.at.is_some_and(is_early) {
+        if !self.tolerates_unreachable || state.progress.at.is_some_and(is_early) {
             return;
         }
         let Some(recorder) = self.recorder.lock().clone() else {
@@ -735,7 +737,7 @@ impl Node {
     }
 }
 
-impl Driver for Node {
+impl MachineDriver for Node {
     fn frames_arrived(
         &self,
         number: proto::Connection,
@@ -762,30 +764,30 @@ impl Driver for Node {
         for input in state.connections.inputs(number, frames, lost.is_some()) {
             state.handle(input);
         }
-        self.pump(&mut state);
+        self.run_outputs(&mut state);
     }
 
-    fn dialled(&self, peer: MemberId, established: connect::AuthenticatedConnection) {
+    fn dialled(&self, peer: MemberId, connection: connect::AuthenticatedConnection) {
         let mut state = self.state.lock();
         let input = state
             .connections
-            .connected(&self.driver(), peer, established);
+            .connected(&self.driver(), peer, connection);
         state.handle(input);
-        self.pump(&mut state);
+        self.run_outputs(&mut state);
         drop(state);
-        self.settle();
+        self.run_deferred_work();
     }
 
     fn dial_failed(&self, peer: MemberId, lost: Lost) {
         let mut state = self.state.lock();
         state.handle(Input::Evidence(peer, lost));
         state.handle(Input::DialFailed(peer));
-        self.pump(&mut state);
+        self.run_outputs(&mut state);
         drop(state);
-        self.settle();
+        self.run_deferred_work();
     }
 
-    fn settle(&self) {
+    fn run_deferred_work(&self) {
         loop {
             let mut state = self.state.lock();
             let work = std::mem::take(&mut state.work);
@@ -813,7 +815,7 @@ impl Driver for Node {
                 if work.listens_at_job_addresses {
                     acceptor.listen_at_job_addresses();
                 }
-                if work.ends {
+                if work.closes_acceptor {
                     acceptor.close();
                 }
             }
@@ -837,11 +839,11 @@ impl Source for Node {
         if state.alarm.is_some_and(|alarm| alarm <= now) {
             state.alarm = None;
         }
-        let late: Vec<_> = state
-            .ends
+        let due: Vec<_> = state
+            .deferred_ends
             .extract_if(.., |(until, ..)| *until <= now)
             .collect();
-        for (_, member, proof) in late {
+        for (_, member, proof) in due {
             state.handle(Input::Ended(member, proof));
         }
         self.check_progress(&mut state, now);
@@ -852,9 +854,9 @@ impl Source for Node {
         state.check_coordinator_heartbeat(now);
         state.services.handle_timeout(now);
         let reports = state.services.reports(now);
-        self.pump(&mut state);
+        self.run_outputs(&mut state);
         drop(state);
-        self.settle();
+        self.run_deferred_work();
         for text in reports {
             tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {text}");
         }
@@ -871,7 +873,7 @@ impl DeferredWork {
             && self.liveness_changes.is_empty()
             && self.claims.is_empty()
             && !self.listens_at_job_addresses
-            && !self.ends
+            && !self.closes_acceptor
     }
 }
 
@@ -910,46 +912,38 @@ impl State {
 
     fn next_timeout(&self) -> Option<Instant> {
         let machine = self.clock.instant(self.member.next_timeout());
-        let ends = self.ends.iter().map(|(until, ..)| *until).min();
-        let coordinator_heartbeat = self
-            .coordinator_heartbeat
-            .as_ref()
-            .filter(|coordinator_heartbeat| !coordinator_heartbeat.is_silent);
+        let deferred_ends = self.deferred_ends.iter().map(|(until, ..)| *until).min();
+        let heard = self.coordinator_heartbeat.as_ref();
+        let heard = heard.filter(|heard| heard.silent_since.is_none());
         machine
             .into_iter()
             .chain(self.services.next_timeout())
-            .chain(ends)
-            .chain(
-                coordinator_heartbeat
-                    .map(|coordinator_heartbeat| coordinator_heartbeat.heard + SILENT_AFTER),
-            )
+            .chain(deferred_ends)
+            .chain(heard.map(|heard| heard.last_heartbeat + SILENT_AFTER))
             .min()
     }
 
     /// Reports a silent coordinator, as a coordinator reports others: its process may be stopped.
     fn check_coordinator_heartbeat(&mut self, now: Instant) {
-        let is_led = self.member.is_led();
-        let Some(coordinator_heartbeat) = self
-            .coordinator_heartbeat
-            .as_mut()
-            .filter(|coordinator_heartbeat| !coordinator_heartbeat.is_silent)
-        else {
+        let has_coordinator = self.member.has_coordinator();
+        let heard = self.coordinator_heartbeat.as_mut();
+        let Some(heard) = heard.filter(|heard| heard.silent_since.is_none()) else {
             return;
         };
-        let late = now.checked_duration_since(coordinator_heartbeat.heard + SILENT_AFTER);
+        let late = now.checked_duration_since(heard.last_heartbeat + SILENT_AFTER);
         match late {
             None => {}
             // A coordinator that this process has lost is not reported as alive.
-            Some(late) if late > OWN_DELAY || !is_led => coordinator_heartbeat.heard = now,
+            Some(late) if late > OWN_DELAY || !has_coordinator => heard.last_heartbeat = now,
             Some(late) => {
-                coordinator_heartbeat.is_silent = true;
-                self.report_coordinator_silence(Some(SILENT_AFTER + late));
+                heard.silent_since = Some(heard.last_heartbeat);
+                self.report_coordinator_silence(Silence::Lasts(SILENT_AFTER + late));
             }
         }
     }
 
-    /// Reports that the coordinator is silent, or is heard again.
-    fn report_coordinator_silence(&mut self, silent: Option<Duration>) {
+    /// Reports that the coordinator is silent, or answers again.
+    fn report_coordinator_silence(&mut self, silence: Silence) {
         let Some(session) = self.sessions.last() else {
             return;
         };
@@ -961,13 +955,12 @@ impl State {
         };
         let peer = &session.membership.members[rank];
         let is_here = peer.kernel != 0 && peer.kernel == process::kernel_sum();
+        let silent = silence.lasting();
         let state = silent
             .filter(|_| is_here)
             .and_then(|_| process::state_of(peer.pid.into()));
-        self.work.liveness_changes.push(match silent {
-            Some(silent) => LivenessChange::Silent(rank, silent, state.clone()),
-            None => LivenessChange::HeardAgain(rank, Duration::ZERO),
-        });
+        let change = LivenessChange::of(rank, silence, state.clone());
+        self.work.liveness_changes.push(change);
         session.inbox.push(Push::Suspected {
             rank,
             silent,
@@ -976,18 +969,18 @@ impl State {
         self.work.inboxes.push(Arc::clone(&session.inbox));
     }
 
-    /// Whether a launcher will report how a member ends: the member said so itself, or an observer did.
-    fn is_told(&self, member: MemberId) -> bool {
+    /// Whether a launcher will report how a member ends: the member stated it itself, or an observer did.
+    fn has_exit_reporter(&self, member: MemberId) -> bool {
         let peer = self.member.membership().peer(member);
-        peer.is_some_and(|peer| peer.observed) || self.watched.contains(&member)
+        peer.is_some_and(|peer| peer.observed) || self.exit_reported_by_observer.contains(&member)
     }
 
-    /// Tells newly joined members whose ends launchers will report.
+    /// Reports to newly joined members whose ends launchers will report.
     fn broadcast_watched(&mut self) {
         let members = self.member.membership().members.iter();
         let watched = members
             .map(|peer| peer.id)
-            .filter(|id| self.watched.contains(id));
+            .filter(|id| self.exit_reported_by_observer.contains(id));
         let watched: Vec<_> = watched.collect();
         if !watched.is_empty() {
             self.handle(Input::Command(broadcast(&BroadcastContent::Watched(
@@ -996,17 +989,18 @@ impl State {
         }
     }
 
-    /// Records that the coordinator has asked whether this process is there.
+    /// Records a heartbeat of the coordinator.
     fn record_heartbeat(&mut self) {
         let now = Instant::now();
-        if let Some(coordinator_heartbeat) = &mut self.coordinator_heartbeat {
-            coordinator_heartbeat.heard = now;
-            if std::mem::take(&mut coordinator_heartbeat.is_silent) {
-                self.report_coordinator_silence(None);
+        if let Some(heard) = &mut self.coordinator_heartbeat {
+            heard.last_heartbeat = now;
+            if let Some(since) = heard.silent_since.take() {
+                let silent = now.saturating_duration_since(since);
+                self.report_coordinator_silence(Silence::Ended(silent));
             }
         }
         if let Some(session) = self.sessions.last() {
-            session.inbox.heard_coordinator(now);
+            session.inbox.record_coordinator_heartbeat(now);
         }
         let call = application().last_call();
         if let (Some(call), Some(session)) = (call, self.sessions.last()) {
@@ -1026,35 +1020,35 @@ impl State {
 
     fn apply_entry(&mut self, entry: &Entry, me: MemberId) {
         match entry {
-            Entry::Gone {
+            Entry::Departed {
                 member, departure, ..
             } => {
                 self.process_watches.remove(member);
-                self.watched.remove(member);
-                self.ends.retain(|(_, id, _)| id != member);
+                self.exit_reported_by_observer.remove(member);
+                self.deferred_ends.retain(|(_, id, _)| id != member);
                 if self.coordinator == Some(*member) {
                     self.coordinator_heartbeat = None;
                 }
-                self.gone.push((*member, departure.clone()));
+                self.departed.push((*member, departure.clone()));
                 for session in &self.sessions {
                     // A member's own leave message is not delivered to it.
                     if *member != me
                         && let Some(rank) = session.membership.rank_of(*member)
                     {
                         let departure = departure.clone();
-                        session.inbox.push(Push::Gone { rank, departure });
+                        session.inbox.push(Push::Departed { rank, departure });
                         self.work.inboxes.push(Arc::clone(&session.inbox));
                     }
                 }
                 self.services.leave(*member, departure, false);
             }
-            Entry::Broadcast(said) => match wire::decode(&said.bytes) {
+            Entry::Broadcast(sent) => match wire::decode(&sent.bytes) {
                 Ok(BroadcastContent::Announced {
                     generation,
                     topic,
                     bytes,
                 }) => {
-                    let from = said.from;
+                    let from = sent.from;
                     let bytes = bytes.into();
                     self.deliver(generation, from, |from| Push::Announced {
                         from,
@@ -1063,31 +1057,33 @@ impl State {
                     });
                 }
                 Ok(BroadcastContent::Failed { generation, why }) => {
-                    let from = said.from;
+                    let from = sent.from;
                     let departure = Departure::Failed(why);
-                    let told = departure.clone();
-                    self.deliver(generation, from, |rank| Push::Gone {
+                    let reported = departure.clone();
+                    self.deliver(generation, from, |rank| Push::Departed {
                         rank,
-                        departure: told,
+                        departure: reported,
                     });
                     self.services.leave_in(generation, from, &departure);
                 }
-                Ok(BroadcastContent::Watched(members)) => self.watched.extend(members),
+                Ok(BroadcastContent::Watched(members)) => {
+                    self.exit_reported_by_observer.extend(members)
+                }
                 Ok(BroadcastContent::Exit { member, end }) => {
-                    let waiting = self.ends.extract_if(.., |(_, id, _)| *id == member);
-                    if waiting.count() > 0 {
-                        self.handle(Input::Ended(member, Proof::Parent(Box::new(end))));
+                    let is_deferred = |(_, id, _): &mut (Instant, MemberId, Proof)| *id == member;
+                    if self.deferred_ends.extract_if(.., is_deferred).count() > 0 {
+                        self.handle(Input::Ended(member, Proof::Launcher(Box::new(end))));
                     } else if self.member.membership().votes(member) {
                         self.exit_reports.insert(member, end);
                     }
                 }
                 Err(broken) => {
-                    tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "said", why = broken.0, "what a member said cannot be decoded");
+                    tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "broadcast", why = broken.0, "a broadcast of a member cannot be decoded");
                 }
             },
-            Entry::OperatorDecision(word) => {
-                let generation = word.generation;
-                tracing::warn!(name: "nccl.rendezvous.operator", target: "nccl", generation, "the operator has decided which side goes on");
+            Entry::OperatorDecision(decision) => {
+                let generation = decision.generation;
+                tracing::warn!(name: "nccl.rendezvous.operator", target: "nccl", generation, "the operator has decided which side continues");
             }
         }
     }
@@ -1115,7 +1111,8 @@ impl State {
         }
     }
 
-    /// Sets whether there is a majority, for which agreements among some ranks wait: the other ranks may have gone on without this side.
+    /// Sets whether there is a majority, for which exchanges among some ranks wait: the other ranks may have formed the next
+    /// generation without this side.
     fn count_majority(&mut self) {
         let time = self.clock.time(Instant::now());
         self.services.set_majority(self.member.holds_lease(time));
@@ -1177,7 +1174,10 @@ impl State {
         // A process with another id has started the one that is the rank.
         let members = ranks.iter().filter_map(|(rank, _)| peers.get(*rank));
         let members: Vec<_> = members.map(|peer| peer.id).collect();
-        if members.iter().any(|id| !self.watched.contains(id)) {
+        if members
+            .iter()
+            .any(|id| !self.exit_reported_by_observer.contains(id))
+        {
             self.handle(Input::Command(broadcast(&BroadcastContent::Watched(
                 members,
             ))));
@@ -1187,12 +1187,12 @@ impl State {
         }
     }
 
-    /// Whether the ranks of this generation still meet here.
+    /// Whether this process is forming this generation.
     fn is_forming(&self, generation: u64) -> bool {
         self.member.is_joining() && generation == self.generation()
     }
 
-    /// Returns the process of a rank that has joined the generation that is formed here.
+    /// Returns the process of a rank that has joined the generation that this process is forming.
     fn joined(&self, rank: usize) -> Option<&Peer> {
         let slot = u32::try_from(rank).ok()?;
         self.member
@@ -1200,7 +1200,8 @@ impl State {
             .filter(|_| rank < self.services.size)
     }
 
-    /// Handles an observer's report of how the process that it has started as this rank ended, while the ranks meet.
+    /// Handles an observer's report of how the process that it has started as this rank ended, while the first generation is
+    /// formed.
     fn report_process_end(&mut self, generation: u64, rank: usize, pid: u64, mut end: ProcessEnd) {
         end.cut(LONGEST_EXIT_REPORT);
         if !self.is_forming(generation) {
@@ -1211,48 +1212,49 @@ impl State {
             return;
         }
         match self.joined(rank) {
-            // A leave message, or why it fails, may still be on its way.
+            // Its leave message or its failure may still be on its way.
             Some(peer) if u64::from(peer.pid) == pid => {
                 let (until, id) = (Instant::now() + EXIT_REPORT_WAIT, peer.id);
-                self.ends.push((until, id, Proof::Parent(Box::new(end))));
+                let proof = Proof::Launcher(Box::new(end));
+                self.deferred_ends.push((until, id, proof));
             }
             // A process with another id may be another one, which has started this one.
             Some(_) => {}
             None => {
                 let departure = Departure::Lost(end.into());
-                self.abort_formation(&Incomplete::Gone { rank, departure });
+                self.abort_formation(&RequestError::Departed { rank, departure });
             }
         }
     }
 
-    /// Reports to all members how the process ended that has started a rank's process; they report it with that rank's end.
+    /// Reports to all members how the process that started a rank's process ended; they report it with that rank's end.
     fn broadcast_exit_report(&mut self, generation: u64, rank: usize, pid: u64, end: ProcessEnd) {
         let peer = self
             .session(generation)
             .and_then(|session| session.membership.members.get(rank));
         if let Some(peer) = peer.filter(|peer| u64::from(peer.pid) != pid) {
             let member = peer.id;
-            let told = BroadcastContent::Exit { member, end };
-            self.handle(Input::Command(broadcast(&told)));
+            let content = BroadcastContent::Exit { member, end };
+            self.handle(Input::Command(broadcast(&content)));
         }
     }
 
     /// Gives up the first generation.
-    pub(super) fn abort_formation(&mut self, why: &Incomplete) {
+    pub(super) fn abort_formation(&mut self, why: &RequestError) {
         let all = 0..self.services.size as u32;
         let joined = all.filter(|slot| self.member.joined(*slot).is_some());
-        self.formation_failure_received.extend(joined);
+        self.formation_error_received.extend(joined);
         let bytes = wire::encode(why).into();
         self.handle(Input::Command(Command::AbortFormation(bytes)));
     }
 
-    /// Returns the ranks among these that have not received that reason.
-    pub(super) fn not_told_formation_failure(
+    /// Returns the ranks, among those for which `is_wanted`, that have not received why the first generation was given up.
+    pub(super) fn ranks_without_formation_error(
         &self,
-        of: impl Fn(usize) -> bool,
+        is_wanted: impl Fn(usize) -> bool,
     ) -> impl Iterator<Item = usize> {
-        let all = (1..self.services.size).filter(move |rank| of(*rank));
-        all.filter(|rank| !self.formation_failure_received.contains(&(*rank as u32)))
+        let all = (1..self.services.size).filter(move |rank| is_wanted(*rank));
+        all.filter(|rank| !self.formation_error_received.contains(&(*rank as u32)))
     }
 
     fn send_to_observer(&mut self, observer: MemberId, generation: u64, push: &Push) {
@@ -1371,8 +1373,8 @@ impl State {
         self.deliver_service_output(generation, output, membership.members[rank].id);
     }
 
-    /// Handles that a member is silent, or is heard again.
-    fn suspected(&mut self, member: MemberId, silent: Option<Duration>) {
+    /// Handles that a member is silent, or answers again.
+    fn report_silence(&mut self, member: MemberId, silence: Silence) {
         let Some(session) = self.sessions.last() else {
             return;
         };
@@ -1382,25 +1384,17 @@ impl State {
         let peer = &session.membership.members[rank];
         let is_here = peer.kernel != 0 && peer.kernel == process::kernel_sum();
         let pid = u64::from(peer.pid);
+        let silent = silence.lasting();
         let state = silent
             .filter(|_| is_here)
             .and_then(|_| process::state_of(pid));
-        match silent {
-            Some(silent) => {
-                self.work
-                    .liveness_changes
-                    .push(LivenessChange::Silent(rank, silent, state.clone()))
-            }
-            None => self
-                .work
-                .liveness_changes
-                .push(LivenessChange::HeardAgain(rank, Duration::ZERO)),
-        }
+        let change = LivenessChange::of(rank, silence, state.clone());
+        self.work.liveness_changes.push(change);
         if silent.is_some() && !is_here && peer.kernel != 0 {
-            // A member of the same kernel can look.
+            // A member of the same kernel can read the state.
             let beside = session.membership.members.iter().find(|other| {
-                let is_gone = self.gone.iter().any(|(id, _)| *id == other.id);
-                other.kernel == peer.kernel && other.id != member && !is_gone
+                let has_departed = self.departed.iter().any(|(id, _)| *id == other.id);
+                other.kernel == peer.kernel && other.id != member && !has_departed
             });
             if let Some(beside) = beside.map(|peer| peer.id) {
                 let push = Push::ProbeProcess { rank, pid };
@@ -1441,15 +1435,16 @@ impl State {
                 let others = (0..membership.members.len()).filter(|rank| *rank != session.rank);
                 let by = membership.rank_of(*by).unwrap_or_default();
                 let why =
-                    format!("rank {by} coordinates now, and the others went on without this rank");
+                    format!("rank {by} coordinates now, and the others continue without this rank");
                 session.inbox.cut_off(others.collect(), &why);
             }
             Exclusion::LeftBehind(_) => {
                 let rank = session.rank;
-                let lost =
-                    Lost::said("it was left behind: the others have gone on to another generation");
+                let lost = Lost::said(
+                    "it was left behind: the other ranks have formed a later generation",
+                );
                 let departure = Departure::Lost(lost.clone());
-                session.inbox.push(Push::Gone { rank, departure });
+                session.inbox.push(Push::Departed { rank, departure });
                 session.inbox.end(&lost);
             }
         }
@@ -1469,12 +1464,11 @@ fn describe_cut(from: &[usize], is_on_one_host: bool) -> String {
         _ => (format!("ranks {ranks}"), "they or this side are at fault"),
     };
     let how = match is_on_one_host {
-        true => "on this host one side stands still or did (stopped, frozen, no processor)",
+        true => "on this host one side is or was stopped, frozen or without CPU time",
         false => "a partition of the network",
     };
     format!(
-        "cut off from {who}: {how}, and the ranks on this side are no majority, so that no rank here can tell \
-         whether {fault}"
+        "cut off from {who}: {how}, and this side has no majority, so that it cannot tell whether {fault}"
     )
 }
 

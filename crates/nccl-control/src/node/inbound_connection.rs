@@ -5,7 +5,6 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::inbound_connections::{self, InboundConnections};
-use crate::admission::{HANDSHAKE_TIMEOUT, Refusal};
 use crate::connection::{Connection, Received};
 use crate::frame::{Decoder, LARGEST_FRAME, LARGEST_HANDSHAKE_MESSAGE};
 use crate::handshake::{
@@ -13,6 +12,7 @@ use crate::handshake::{
 };
 use crate::noise::Responder;
 use crate::reactor::{EventFlags, Reactor, Source};
+use crate::refusal::{HANDSHAKE_TIMEOUT, Refusal};
 use crate::sync::Mutex;
 use crate::transport::PeerConnection;
 
@@ -21,7 +21,7 @@ const LARGEST_RECORDING_REQUEST: usize = 1 << 20;
 
 /// About a peer that sent a first message and nothing under the keys of the handshake.
 const UNCONFIRMED: &str =
-    "sent a greeting and did not show that it made it: it may be a recorded one";
+    "sent a first message and did not prove that it made it: it may be a recorded one";
 
 pub(super) struct InboundConnection {
     this: Weak<Self>,
@@ -105,15 +105,15 @@ impl InboundConnection {
         self.connection.flush_quietly();
     }
 
-    fn take(
+    fn handle_message(
         &self,
         inbound: &InboundConnections,
         handshake: &mut Handshake,
-        greeting: HandshakeMessage,
+        message: HandshakeMessage,
     ) -> Result<(), Refusal> {
         match (
             std::mem::replace(&mut handshake.state, HandshakeState::Hello),
-            greeting,
+            message,
         ) {
             (HandshakeState::Hello, HandshakeMessage::Hello { preamble, first }) => {
                 let secret = inbound
@@ -127,7 +127,7 @@ impl InboundConnection {
                 let (responder, hello) = match opened {
                     Ok(opened) => opened,
                     Err(failure) => {
-                        // Sent instead of the refusal, which says no more.
+                        // Sent instead of the refusal, which contains no more.
                         inbound.log_refusal(&self.from, &failure.of_sender(&preamble));
                         self.connection
                             .send_handshake(&HandshakeMessage::Failed(failure));
@@ -170,8 +170,10 @@ impl InboundConnection {
                 self.connection.flush_quietly();
                 Ok(())
             }
-            (_, HandshakeMessage::Refused { why, .. }) => Err(format!("it hung up: {why}").into()),
-            _ => Err(String::from("it greeted out of turn").into()),
+            (_, HandshakeMessage::Refused { why, .. }) => {
+                Err(format!("it closed the connection: {why}").into())
+            }
+            _ => Err(String::from("it sent a handshake message out of order").into()),
         }
     }
 
@@ -200,7 +202,7 @@ impl Source for InboundConnection {
         let received = self.connection.receive(&mut handshake.decoder);
         // A refused peer was answered, whatever it sends now.
         while !matches!(handshake.state, HandshakeState::Refused) {
-            let taken = match handshake.decoder.next() {
+            let result = match handshake.decoder.next() {
                 Ok(None) => break,
                 Ok(Some(frame)) if matches!(handshake.state, HandshakeState::RecordingReader) => {
                     let admission = inbound.admission.upgrade();
@@ -215,19 +217,19 @@ impl Source for InboundConnection {
                     return self.close();
                 }
                 Ok(Some(frame)) => match HandshakeMessage::decode(&frame) {
-                    Ok(greeting) => self.take(&inbound, handshake, greeting),
+                    Ok(message) => self.handle_message(&inbound, handshake, message),
                     Err(OTHER_VERSION) => Err(OTHER_VERSION.0.to_owned().into()),
                     Err(broken) => Err(format!("it sent {}", broken.0).into()),
                 },
                 Err(broken) => Err(format!("it sent {}", broken.0).into()),
             };
-            if let Err(refusal) = taken {
+            if let Err(refusal) = result {
                 self.refuse(&inbound, &refusal);
                 handshake.state = HandshakeState::Refused;
                 break;
             }
             if let HandshakeState::Joined(peer_connection) = &handshake.state {
-                // Data that came after the handshake is in its decoder.
+                // Data that arrived after the handshake is in its decoder.
                 return peer_connection.read();
             }
         }
@@ -236,7 +238,10 @@ impl Source for InboundConnection {
         }
         match &handshake.state {
             HandshakeState::Hello => {
-                self.end(&inbound, Some("it hung up before it had said who it is"));
+                self.end(
+                    &inbound,
+                    Some("it closed the connection before its handshake"),
+                );
             }
             HandshakeState::Opened { hello } => {
                 let why = format!("{}, {UNCONFIRMED}", hello.describe());
@@ -257,8 +262,8 @@ impl Source for InboundConnection {
             HandshakeState::Joined(_) => {}
             HandshakeState::RecordingReader | HandshakeState::Refused => self.end(&inbound, None),
             HandshakeState::Hello => {
-                let limit = HANDSHAKE_TIMEOUT.as_secs();
-                let why = format!("it did not say who it is within {limit} s");
+                let timeout = HANDSHAKE_TIMEOUT.as_secs();
+                let why = format!("it did not complete its handshake within {timeout} s");
                 self.end(&inbound, Some(&why));
             }
             HandshakeState::Opened { hello } => {

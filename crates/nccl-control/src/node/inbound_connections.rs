@@ -1,55 +1,33 @@
-//! The unauthenticated connections of an acceptor, and the interface to its driver.
+//! The unauthenticated connections of an acceptor.
 
 use std::collections::BTreeMap;
-use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::{Arc, Weak};
 
-use crate::admission::{Refusal, log_refused_connection};
+use super::admission::Admission;
 use crate::connection::Connection;
 use crate::departure::cut;
-use crate::frame::{Decoder, Frame};
-use crate::handshake::{HandshakeMessage, Hello};
-use crate::secret::Secret;
+use crate::refusal::log_refused_connection;
 use crate::sync::Mutex;
-use crate::transport::PeerConnection;
-
-/// The interface of the listening sockets of a process to its driver.
-pub(super) trait Admission: Send + Sync + UnwindSafe + RefUnwindSafe {
-    fn secret(&self) -> Option<Secret>;
-    /// Decides whether the peer of this hello may join; returns the answer for it.
-    fn admit(&self, hello: &Hello) -> Result<HandshakeMessage, Refusal>;
-    /// Takes over the connection of a process that has proved its identity: it carries frames of the machines from now on.
-    fn accept_peer(&self, connection: Arc<Connection>, decoder: Decoder) -> Arc<PeerConnection>;
-    /// Handles a request of a peer that only asks for recordings. Returns whether it stays.
-    fn answer_recording_request(
-        &self,
-        connection: &Arc<Connection>,
-        frame: &Frame,
-    ) -> Result<bool, String>;
-    /// Records a refused peer for the errors of ranks that wait.
-    fn remark(&self, text: String);
-}
 
 pub(super) struct InboundConnections {
     pub(super) admission: Weak<dyn Admission>,
-    /// The most unauthenticated connections.
-    most: usize,
+    max_connections: usize,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
     next: u64,
-    /// The connections and addresses of the peers, in the order in which they came.
+    /// The connections and addresses of the peers, in the order in which they arrived.
     all: BTreeMap<u64, (Arc<Connection>, String)>,
     refused_count: u64,
 }
 
 impl InboundConnections {
-    pub(super) fn new(admission: Weak<dyn Admission>, most: usize) -> Arc<Self> {
+    pub(super) fn new(admission: Weak<dyn Admission>, max_connections: usize) -> Arc<Self> {
         Arc::new(Self {
             admission,
-            most,
+            max_connections,
             state: Mutex::default(),
         })
     }
@@ -64,13 +42,16 @@ impl InboundConnections {
     /// Adds a connection; where there are too many, the oldest is closed.
     pub(super) fn add(&self, number: u64, connection: &Arc<Connection>, from: &str) {
         let mut state = self.state.lock();
-        let guest = (Arc::clone(connection), from.to_owned());
-        state.all.insert(number, guest);
-        let too_many = state.all.len() > self.most;
+        let entry = (Arc::clone(connection), from.to_owned());
+        state.all.insert(number, entry);
+        let too_many = state.all.len() > self.max_connections;
         let oldest = too_many.then(|| state.all.pop_first()).flatten();
         drop(state);
         if let Some((_, (connection, from))) = oldest {
-            self.log_refusal(&from, "there were too many who had not greeted");
+            self.log_refusal(
+                &from,
+                "too many connections had not completed their handshake",
+            );
             close(&connection);
         }
     }
@@ -88,10 +69,10 @@ impl InboundConnections {
             state.refused_count
         };
         log_refused_connection(from, why, count);
-        let mut text = format!("{from} was turned away: {why}");
+        let mut text = format!("{from} was refused: {why}");
         cut(&mut text, 300);
         if let Some(admission) = self.admission.upgrade() {
-            admission.remark(text);
+            admission.note_for_errors(text);
         }
     }
 

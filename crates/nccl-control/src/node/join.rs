@@ -1,4 +1,4 @@
-//! How a process joins a world, and goes on with it.
+//! How a process joins a world, and how it forms the next generations.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{self, Write as _};
@@ -23,25 +23,25 @@ use crate::proto::{Command, Input, MemberId, Peer, SharedMembership, StartRole};
 use crate::rank_process::RankProcess;
 #[cfg(test)]
 use crate::round::Round;
-use crate::round::{Incomplete, Missing};
+use crate::round::{Missing, RequestError};
 use crate::sanitize;
-use crate::service::REPORT;
+use crate::service::WAIT_LOG_INTERVAL;
 use crate::socket::{self, Listener};
 use crate::sync::MutexGuard;
 use crate::time::deadline_after;
-use crate::transport::Driver as _;
+use crate::transport::MachineDriver as _;
 
 /// How long a rank waits beyond its timeout for the coordinator to report which ranks are missing.
 const COORDINATOR_GRACE: Duration = Duration::from_secs(2);
 
 /// How long a leave message may take to arrive.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+const LEAVE_SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long another process may take to read and open a large answer that the system has accepted.
 const LARGE_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a process that was to form the first generation waits for ranks that have not received the reason why there is none.
-const TELL_LATE_RANKS_FOR: Duration = Duration::from_secs(2);
+/// How long the initial coordinator waits for ranks that have not received the reason why there is no first generation.
+const LATE_RANKS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long a coordinator that leaves waits for others that leave.
 const COORDINATOR_LINGER: Duration = Duration::from_millis(50);
@@ -61,7 +61,7 @@ pub(crate) struct ActiveGeneration {
 
 /// Why there is no next generation for this process.
 pub(crate) enum NextGenerationError {
-    /// These ranks did not come.
+    /// These ranks made no request in time.
     Missing { ranks: Vec<usize>, waited: Duration },
     /// This process takes part no more.
     Excluded,
@@ -81,16 +81,19 @@ impl ActiveGeneration {
     /// Returns the identities of all ranks.
     pub(crate) fn members(&self) -> Vec<RankProcess> {
         let peers = &self.membership.members;
-        let mut launched: Vec<_> = peers.iter().filter_map(|peer| peer.launched).collect();
-        let known = launched.len();
-        launched.sort_unstable();
-        launched.dedup();
+        let mut ranks: Vec<_> = peers.iter().filter_map(|peer| peer.launcher_rank).collect();
+        let known = ranks.len();
+        ranks.sort_unstable();
+        ranks.dedup();
         // Processes that were started by hand under a launcher all have its variables of one rank.
-        let is_told = launched.len() == known;
+        let are_distinct = ranks.len() == known;
         let member = |peer: &Peer| RankProcess {
             host: sanitize::name(&peer.host),
             pid: peer.pid,
-            launched: peer.launched.filter(|_| is_told).map(|rank| rank as usize),
+            launcher_rank: peer
+                .launcher_rank
+                .filter(|_| are_distinct)
+                .map(|rank| rank as usize),
             at: Some(peer.at.clone()),
             kernel: peer.kernel,
         };
@@ -105,7 +108,7 @@ fn random() -> u64 {
 /// Returns this process's identity for the others.
 fn peer(slot: usize, at: &str) -> Result<Peer> {
     let incarnation = random().max(1);
-    let launched = launcher::own_rank()?;
+    let launcher_rank = launcher::own_rank()?;
     Ok(Peer {
         id: MemberId {
             slot: slot as u32,
@@ -113,17 +116,18 @@ fn peer(slot: usize, at: &str) -> Result<Peer> {
         },
         host: crate::host::name().to_string(),
         pid: std::process::id(),
-        started: process::started(),
+        start_time: process::start_time(),
         kernel: process::kernel_sum(),
         at: at.to_owned(),
-        launched: launched.and_then(|rank| rank.try_into().ok()),
+        launcher_rank: launcher_rank.and_then(|rank| rank.try_into().ok()),
         observed: launcher::is_observed(),
     })
 }
 
 impl Node {
-    /// Starts a rank of the first generation: rank 0 listens, and the others connect to it.
-    pub(crate) fn first(
+    /// Starts a rank of the first generation: rank 0 listens, and the others connect to it. With `absent`, the process only
+    /// reports that and why it will not join.
+    pub(crate) fn start_rank(
         rendezvous: &Rendezvous,
         deadline: Instant,
         inbox: &Arc<Inbox>,
@@ -154,9 +158,9 @@ impl Node {
             first = None;
         } else {
             let identity = Identity::rank(*rank, size);
-            let established =
+            let authenticated =
                 connect::connect_to_rank_0(address, &rendezvous.identity(), identity, deadline)?;
-            let fd = established.connection.fd();
+            let fd = authenticated.connection.fd();
             listener = socket::listen_beside(address, &rank.to_string(), fd)?;
             initial_coordinator = fd.try_clone_to_owned().ok();
             let at = address.to_string();
@@ -164,7 +168,7 @@ impl Node {
                 Some(why) => StartRole::Absent { number, at, why },
                 None => StartRole::Rank { number, at },
             };
-            first = Some(established);
+            first = Some(authenticated);
         }
         let unreachable = socket::unreachable(address, &listener);
         let me = peer(*rank, &listener.at)?;
@@ -176,7 +180,7 @@ impl Node {
             state.initial_coordinator_watch =
                 initial_coordinator.and_then(|fd| node.watch_initial_coordinator(fd));
             if let Some(why) = unreachable {
-                state.services.remark(why);
+                state.services.note_for_errors(why);
             }
         }
         node.open(listener, rendezvous, size)?;
@@ -184,17 +188,17 @@ impl Node {
     }
 
     /// Starts a process that votes and has no rank.
-    pub(crate) fn witness(
+    pub(crate) fn start_witness(
         rendezvous: &Rendezvous,
         slot: u32,
         deadline: Instant,
     ) -> Result<Arc<Self>> {
         let address = &rendezvous.address;
         let identity = Identity::member(slot as usize);
-        let established =
+        let authenticated =
             connect::connect_to_rank_0(address, &rendezvous.identity(), identity, deadline)?;
         let listener =
-            socket::listen_beside(address, &format!("{slot}"), established.connection.fd())?;
+            socket::listen_beside(address, &format!("{slot}"), authenticated.connection.fd())?;
         let at = address.to_string();
         let me = peer(slot as usize, &listener.at)?;
         let number = rendezvous.generation;
@@ -202,15 +206,15 @@ impl Node {
             rendezvous,
             me,
             StartRole::Witness { number, at },
-            Some(established),
+            Some(authenticated),
         );
         node.open(listener, rendezvous, rendezvous.world_size)?;
         let mut state = node.state.lock();
         while state.coordinator.is_none() {
-            let why = match &state.formation_failure {
-                Some(_) => "the ranks have given up meeting",
+            let why = match &state.formation_error {
+                Some(_) => "the ranks have given up the first generation",
                 None if Instant::now() >= deadline => {
-                    "the ranks did not all come, or expect no such witness"
+                    "not all ranks joined, or they expect no such witness"
                 }
                 None => {
                     node.wait(&mut state, deadline);
@@ -246,107 +250,107 @@ impl Node {
         )?;
         let _ = self.acceptor.set(acceptor);
         let mut state = self.state.lock();
-        self.pump(&mut state);
+        self.run_outputs(&mut state);
         drop(state);
-        self.settle();
+        self.run_deferred_work();
         Ok(())
     }
 
-    /// Waits until all ranks are there.
+    /// Waits until all ranks have joined.
     ///
     /// # Errors
     /// Why the first generation was not formed.
-    pub(crate) fn meet(
+    pub(crate) fn wait_until_formed(
         self: &Arc<Self>,
         deadline: Instant,
-    ) -> Result<ActiveGeneration, Incomplete> {
+    ) -> Result<ActiveGeneration, RequestError> {
         let begun = Instant::now();
-        let mut report = begun + REPORT;
-        let mut limit = deadline;
+        let mut report = begun + WAIT_LOG_INTERVAL;
+        let mut until = deadline;
         let mut state = self.state.lock();
         loop {
             if let Some(session) = state.sessions.last() {
                 return Ok(ActiveGeneration::of(self, session));
             }
-            if let Some(why) = state.formation_failure.clone() {
-                self.tell_late_ranks(&mut state, &why);
+            if let Some(why) = state.formation_error.clone() {
+                self.wait_for_late_ranks(&mut state, &why);
                 return Err(why);
             }
             let now = Instant::now();
-            if let Some((until, pid)) = state.ended_initial_coordinator
-                && now >= until
+            if let Some((stand_in_deadline, pid)) = state.ended_initial_coordinator
+                && now >= stand_in_deadline
             {
                 state.ended_initial_coordinator = None;
                 if state.connections.is_empty() {
                     let departure = Departure::lost(LossKind::Exited { pid });
-                    return Err(Incomplete::Gone { rank: 0, departure });
+                    return Err(RequestError::Departed { rank: 0, departure });
                 }
             }
-            if now >= limit {
+            if now >= until {
                 let coordinates = self.slot() == 0;
                 let missing: Vec<_> = match coordinates {
                     true => self.absent(&state),
                     false => vec![0],
                 };
                 let phase = (!coordinates).then(|| {
-                    let says = crate::phase::Phase::Said(String::from("no answer"));
-                    (says, begun.elapsed())
+                    let phase = crate::phase::Phase::Said(String::from("no answer"));
+                    (phase, begun.elapsed())
                 });
                 let missing = missing.into_iter().map(|rank| Missing {
                     rank,
                     phase: phase.clone(),
                 });
-                let why = Incomplete::TimedOut {
+                let why = RequestError::TimedOut {
                     missing: missing.collect(),
                     waited: deadline.saturating_duration_since(begun),
-                    remarks: state.services.remarks(),
+                    notes: state.services.notes(),
                 };
-                if !coordinates && limit == deadline {
-                    // The coordinator reports that itself, in a moment.
-                    limit = deadline + COORDINATOR_GRACE;
+                if !coordinates && until == deadline {
+                    // The coordinator is about to report that itself.
+                    until = deadline + COORDINATOR_GRACE;
                     continue;
                 }
                 if coordinates {
                     state.abort_formation(&why);
-                    self.pump(&mut state);
+                    self.run_outputs(&mut state);
                 }
                 drop(state);
-                self.settle();
+                self.run_deferred_work();
                 return Err(why);
             }
             if now >= report && self.slot() == 0 && state.services.size > 0 {
-                report = now + REPORT;
+                report = now + WAIT_LOG_INTERVAL;
                 let missing = self.absent(&state);
-                let (size, came) = (state.services.size, state.services.size - missing.len());
+                let (size, joined) = (state.services.size, state.services.size - missing.len());
                 let waited = begun.elapsed().as_secs();
-                let never = missing
+                let never_joined = missing
                     .iter()
                     .take(4)
-                    .map(|rank| format!("; rank {rank} has never come"));
-                let never: String = never.collect();
+                    .map(|rank| format!("; rank {rank} has never joined"));
+                let never_joined: String = never_joined.collect();
                 let more = if missing.len() > 4 { "; …" } else { "" };
                 let missing = ranges(&missing);
-                tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {came} of {size} ranks wait at \"join\" since {waited} s for {missing}{never}{more}");
+                tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {joined} of {size} ranks have been waiting in World::join for {waited} s; missing: {missing}{never_joined}{more}");
             }
-            let mut until = limit.min(report.max(now));
-            if let Some((tombstone_wait, _)) = state.ended_initial_coordinator {
-                until = until.min(tombstone_wait);
+            let mut next_check = until.min(report.max(now));
+            if let Some((stand_in_deadline, _)) = state.ended_initial_coordinator {
+                next_check = next_check.min(stand_in_deadline);
             }
-            self.wait(&mut state, until);
+            self.wait(&mut state, next_check);
         }
     }
 
-    /// On the process that was to form the first generation: waits until ranks still on their way have received why there is none; they
+    /// On the initial coordinator: waits until ranks still on their way have received why there is no first generation; they
     /// would otherwise only see that this process has ended.
-    fn tell_late_ranks(&self, state: &mut MutexGuard<'_, State>, why: &Incomplete) {
-        let gone = match why {
-            Incomplete::Gone { rank, .. } if self.slot() == 0 => *rank,
+    fn wait_for_late_ranks(&self, state: &mut MutexGuard<'_, State>, why: &RequestError) {
+        let departed = match why {
+            RequestError::Departed { rank, .. } if self.slot() == 0 => *rank,
             _ => return,
         };
-        let until = Instant::now() + TELL_LATE_RANKS_FOR;
+        let until = Instant::now() + LATE_RANKS_TIMEOUT;
         while Instant::now() < until
             && state
-                .not_told_formation_failure(|rank| rank != gone)
+                .ranks_without_formation_error(|rank| rank != departed)
                 .next()
                 .is_some()
         {
@@ -354,33 +358,41 @@ impl Node {
         }
     }
 
-    /// Returns the ranks that have not come, before the first generation is active.
+    /// Returns the ranks that have not joined, before the first generation is active.
     fn absent(&self, state: &State) -> Vec<usize> {
         let all = 0..state.services.size;
         all.filter(|&rank| rank != self.slot() && state.member.joined(rank as u32).is_none())
             .collect()
     }
 
-    /// Starts a process that asks to join a running world; waits until the others go on.
-    pub(crate) fn joiner(rendezvous: &Rendezvous, deadline: Instant) -> Result<ActiveGeneration> {
+    /// Starts a process that asks to join a running world; waits until the others form the next generation.
+    pub(crate) fn join_running_world(
+        rendezvous: &Rendezvous,
+        deadline: Instant,
+    ) -> Result<ActiveGeneration> {
         let begun = Instant::now();
         let mut search = CoordinatorSearch::new(rendezvous, Identity::joiner());
         loop {
-            let (established, found) = search.run(deadline)?;
+            let (authenticated, found) = search.run(deadline)?;
             let slot = rendezvous.rank;
             // Other processes may have asked to join as the same rank, and this process too.
             let name = format!("{slot}-{:x}", random() as u32);
-            let listener = socket::listen_beside(&found, &name, established.connection.fd())?;
+            let listener = socket::listen_beside(&found, &name, authenticated.connection.fd())?;
             let me = peer(slot, &listener.at)?;
             let at = vec![found.to_string()];
-            let node = Self::new(rendezvous, me, StartRole::Joiner { at }, Some(established));
+            let node = Self::new(
+                rendezvous,
+                me,
+                StartRole::Joiner { at },
+                Some(authenticated),
+            );
             node.open(listener, rendezvous, rendezvous.world_size)?;
             let mut state = node.state.lock();
-            let failed = loop {
+            let timed_out = loop {
                 if let Some(session) = state.sessions.last() {
                     return Ok(ActiveGeneration::of(&node, session));
                 }
-                if state.excluded.is_some() || state.formation_failure.is_some() {
+                if state.excluded.is_some() || state.formation_error.is_some() {
                     break false;
                 }
                 if Instant::now() >= deadline {
@@ -390,10 +402,10 @@ impl Node {
             };
             drop(state);
             node.leave(u64::MAX, Departure::Left);
-            if failed {
+            if timed_out {
                 return Err(Error::rendezvous(format!(
-                    "the world at {found} did not go on to a next generation within {:.1} s, so that this \
-                     process could not come in: its ranks have to call World::next_generation",
+                    "the world at {found} did not form a next generation within {:.1} s, so that this \
+                     process could not join: its ranks have to call World::next_generation",
                     begun.elapsed().as_secs_f64()
                 )));
             }
@@ -401,7 +413,7 @@ impl Node {
         }
     }
 
-    /// Goes on from a generation to the next.
+    /// Forms the generation after this one.
     ///
     /// # Errors
     /// Why there is no next generation.
@@ -413,17 +425,17 @@ impl Node {
     ) -> Result<ActiveGeneration, NextGenerationError> {
         let begun = Instant::now();
         let mut state = self.state.lock();
-        state.refused = None;
+        state.reconfiguration_missing = None;
         state.handle(Input::Command(Command::Reconfigure {
             timeout: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX / 4),
             leaves_behind,
         }));
-        self.pump(&mut state);
+        self.run_outputs(&mut state);
         drop(state);
-        self.settle();
-        let late =
-            begun.checked_add(timeout.saturating_add(self.cut_off_after + AGREEMENT_TIMEOUT));
-        let late = late.unwrap_or(begun + Duration::from_secs(1 << 30));
+        self.run_deferred_work();
+        let deadline =
+            begun.checked_add(timeout.saturating_add(self.majority_timeout + AGREEMENT_TIMEOUT));
+        let deadline = deadline.unwrap_or(begun + Duration::from_secs(1 << 30));
         let mut state = self.state.lock();
         loop {
             if let Some(session) = state.sessions.last()
@@ -431,32 +443,32 @@ impl Node {
             {
                 return Ok(ActiveGeneration::of(self, session));
             }
-            let why = self.next_generation_error(&state, generation, begun, late);
+            let why = self.next_generation_error(&state, generation, begun, deadline);
             if let Some(why) = why {
                 state.handle(Input::Command(Command::CancelReconfigure));
-                self.pump(&mut state);
+                self.run_outputs(&mut state);
                 drop(state);
-                self.settle();
+                self.run_deferred_work();
                 return Err(why);
             }
-            self.wait(&mut state, late);
+            self.wait(&mut state, deadline);
         }
     }
 
-    /// Returns why a request to go on has failed, if it has.
+    /// Returns why a request for the next generation has failed, if it has.
     fn next_generation_error(
         &self,
         state: &State,
         generation: u64,
         begun: Instant,
-        late: Instant,
+        deadline: Instant,
     ) -> Option<NextGenerationError> {
         if state.excluded.is_some() || state.left {
             return Some(NextGenerationError::Excluded);
         }
-        let missing = match &state.refused {
+        let missing = match &state.reconfiguration_missing {
             Some(missing) => missing.clone(),
-            None if Instant::now() >= late => state.coordinator.into_iter().collect(),
+            None if Instant::now() >= deadline => state.coordinator.into_iter().collect(),
             None => return None,
         };
         let mut sessions = state.sessions.iter();
@@ -469,7 +481,8 @@ impl Node {
         })
     }
 
-    /// Ends the session of a generation. With the last one, this process leaves, and waits until the others know, but not for long.
+    /// Ends the session of a generation. With the last one, this process leaves, and waits until the others know, at most for
+    /// [`LEAVE_SEND_TIMEOUT`].
     pub(crate) fn leave(&self, generation: u64, final_departure: Departure) {
         let mut state = self.state.lock();
         state
@@ -479,56 +492,60 @@ impl Node {
             return;
         }
         // The coordinator leaves last: most leave together, and each of them has to report it to a coordinator.
-        let lingers = Instant::now() + COORDINATOR_LINGER;
-        while state.member.leads() && !self.is_alone(&state) && Instant::now() < lingers {
-            self.wait(&mut state, lingers);
+        let linger_deadline = Instant::now() + COORDINATOR_LINGER;
+        while state.member.is_coordinator()
+            && !self.is_alone(&state)
+            && Instant::now() < linger_deadline
+        {
+            self.wait(&mut state, linger_deadline);
         }
         // The machine waits a second for the receivers of its leave message, whatever is sent before that.
         self.wait_while_sending(&mut state, LARGE_ANSWER_TIMEOUT, |state| {
-            !state.member.leads()
+            !state.member.is_coordinator()
                 || (state.connections.backlog() == 0 && !state.member.sends_large())
         });
         state.handle(Input::Command(Command::Leave(final_departure)));
-        self.pump(&mut state);
+        self.run_outputs(&mut state);
         drop(state);
-        self.settle();
+        self.run_deferred_work();
         let mut state = self.state.lock();
-        self.wait_while_sending(&mut state, LEAVE_TIMEOUT, |state| {
-            state.left || state.excluded.is_some() || state.formation_failure.is_some()
+        self.wait_while_sending(&mut state, LEAVE_SEND_TIMEOUT, |state| {
+            state.left || state.excluded.is_some() || state.formation_error.is_some()
         });
         self.close(state);
     }
 
-    /// Waits until `enough`, or `limit`; a slow network may take longer, as long as bytes are being sent.
+    /// Waits until `should_stop` returns true, at most for `timeout` after the last bytes were sent: a slow network may take
+    /// longer.
     fn wait_while_sending(
         &self,
         state: &mut MutexGuard<'_, State>,
-        limit: Duration,
-        enough: impl Fn(&State) -> bool,
+        timeout: Duration,
+        should_stop: impl Fn(&State) -> bool,
     ) {
-        let mut deadline = Instant::now() + limit;
+        let mut deadline = Instant::now() + timeout;
         let mut backlog = usize::MAX;
-        while !enough(state) && Instant::now() < deadline {
+        while !should_stop(state) && Instant::now() < deadline {
             let now = state.connections.backlog();
             if now < backlog {
-                (backlog, deadline) = (now, Instant::now() + limit);
+                (backlog, deadline) = (now, Instant::now() + timeout);
             }
             self.wait(state, deadline.min(Instant::now() + COORDINATOR_LINGER));
         }
     }
 
-    /// Whether all other members of the generation have gone.
+    /// Whether all other members of the generation have departed.
     fn is_alone(&self, state: &State) -> bool {
-        state.gone.len() + 1 >= state.member.membership().members.len()
+        state.departed.len() + 1 >= state.member.membership().members.len()
     }
 
     /// Closes everything: nothing is sent or received any more.
     fn close(&self, mut state: MutexGuard<'_, State>) {
         state.connections.close_all();
-        state.work.ends = true;
+        state.work.closes_acceptor = true;
         state.process_watches.clear();
         drop(state);
-        self.settle();
+        self.run_deferred_work();
     }
 
     /// Reports that this process fails, and why, whatever happens to its sessions.
@@ -554,8 +571,8 @@ impl Node {
     }
 
     #[cfg(test)]
-    pub(crate) fn leads_for_a_test(&self) -> bool {
-        self.state.lock().member.leads()
+    pub(crate) fn is_coordinator_for_a_test(&self) -> bool {
+        self.state.lock().member.is_coordinator()
     }
 
     /// Simulates the death of this process, as seen by the others of its kernel.
@@ -575,14 +592,14 @@ impl Node {
 }
 
 impl Node {
-    /// Reports to the ranks that meet that this one will not come, and why.
-    pub(crate) fn fails(rendezvous: &Rendezvous, chain: String) -> Result<()> {
+    /// Reports to the other ranks of the first generation why this one will not join.
+    pub(crate) fn report_failure(rendezvous: &Rendezvous, chain: String) -> Result<()> {
         let deadline = deadline_after(rendezvous.timeout);
         let departure = Departure::Failed(Failure::Said(chain));
         if rendezvous.rank == 0 {
-            return Self::serve_tombstone(rendezvous, departure, || Instant::now() >= deadline);
+            return Self::report_dead_rank_0(rendezvous, departure, || Instant::now() >= deadline);
         }
-        let node = Self::first(rendezvous, deadline, &Arc::default(), Some(departure))?;
+        let node = Self::start_rank(rendezvous, deadline, &Arc::default(), Some(departure))?;
         let mut state = node.state.lock();
         while !state.left && Instant::now() < deadline {
             node.wait(&mut state, deadline);
@@ -591,33 +608,34 @@ impl Node {
         Ok(())
     }
 
-    /// Listens in rank 0's place, and tells every joining rank why rank 0 will not come: until all have received it, or it is `enough`.
+    /// Listens in rank 0's place, and reports to every joining rank why rank 0 will not join: until all have received it, or
+    /// `should_stop` returns true.
     ///
     /// # Errors
-    /// The address cannot be bound, or not all ranks came.
-    pub(crate) fn serve_tombstone(
+    /// The address cannot be bound, or not all ranks connected.
+    pub(crate) fn report_dead_rank_0(
         rendezvous: &Rendezvous,
         departure: Departure,
-        enough: impl Fn() -> bool,
+        should_stop: impl Fn() -> bool,
     ) -> Result<()> {
         let rank = 0;
         let mut rendezvous = rendezvous.clone();
         rendezvous.rank = 0;
-        let node = Self::first(&rendezvous, Instant::now(), &Arc::default(), None)?;
+        let node = Self::start_rank(&rendezvous, Instant::now(), &Arc::default(), None)?;
         let mut state = node.state.lock();
-        state.abort_formation(&Incomplete::Gone { rank, departure });
-        node.pump(&mut state);
+        state.abort_formation(&RequestError::Departed { rank, departure });
+        node.run_outputs(&mut state);
         drop(state);
-        node.settle();
+        node.run_deferred_work();
         let mut state = node.state.lock();
         loop {
-            let absent: Vec<_> = state.not_told_formation_failure(|_| true).collect();
-            if absent.is_empty() || enough() {
+            let absent: Vec<_> = state.ranks_without_formation_error(|_| true).collect();
+            if absent.is_empty() || should_stop() {
                 node.close(state);
                 return match absent.is_empty() {
                     true => Ok(()),
                     false => Err(Error::rendezvous(format!(
-                        "ranks {} have not come to hear of it",
+                        "ranks {} did not connect to receive the reason",
                         ranges(&absent)
                     ))),
                 };
@@ -629,19 +647,19 @@ impl Node {
 
 /// Warns once per process that there is no secret: in the log, and on stderr for a program without a log.
 fn warn_of_missing_secret(at: &str) {
-    static SAID: Once = Once::new();
-    SAID.call_once(|| {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
         tracing::warn!(
             name: "nccl.rendezvous.no_secret",
             target: "nccl",
             at,
-            "any process that can reach this address may join the job: set NCCL_RUN_SECRET"
+            "any process that reaches this address can join the job: set NCCL_RUN_SECRET"
         );
         // Ignored: the program may have closed its stderr.
         let _ = writeln!(
             io::stderr(),
-            "nccl: rank 0 listens at {at} without a secret: any process that can reach this address may join the job, read and change \
-             what its ranks tell each other; make a secret with (umask 077; openssl rand -hex 32 > FILE) and set \
+            "nccl: rank 0 listens at {at} without a secret: any process that reaches this address can join the job, and read and change \
+             the messages of its ranks; make a secret with (umask 077; openssl rand -hex 32 > FILE) and set \
              NCCL_RUN_SECRET_FILE=FILE on all ranks"
         );
     });

@@ -2,19 +2,20 @@
 //!
 //! ```text
 //!  generations' sessions ─requests──▶ ┌────────────────────────────┐
-//!  (rounds, ends, notices) ◀──inbox───┤ Node: Member + Services    ├─▶ PeerConnection, sealed ─▶ another process
+//!  (rounds, ends, notices) ◀──inbox───┤ Node: Member + Services    ├─▶ PeerConnection, encrypted ─▶ another process
 //!                                     │ one lock, no waiting in it │◀─ Acceptor ─ InboundConnection
 //!  reactor: frames, alarms, pidfds ──▶└────────────────────────────┘─▶ Dialer (threads that connect)
 //! ```
 //!
 //! All inputs go into the machine under one lock; its outputs are carried out at once. Calls into a
-//! program and waits for the system are done by `Node::settle` when the lock is free.
+//! program and waits for the system are done by `Node::run_deferred_work` when the lock is free.
 //!
-//! - `driver`: the node; `admission`: which processes it lets in;
+//! - `driver`: the node; `admission`: which processes it admits;
 //! - `acceptor`, `inbound_connections`, `inbound_connection`: listening, and peers that have not proved their identity yet;
-//! - `outbox`: the requests that each new coordinator has to be told again;
-//! - `services`: the coordinator's services; `process_watch`: the ends of processes of this kernel; `recording`: the recordings of this process;
-//! - `join`: how a process joins a world, and goes on with it.
+//! - `outbox`: the requests that are sent again to each new coordinator;
+//! - `services`: the coordinator's services; `process_watch`: the ends of processes of this kernel; `recording_requests`:
+//!   requests for the recordings of this process;
+//! - `join`: how a process joins a world, and how it forms the next generations.
 
 mod acceptor;
 mod admission;
@@ -24,7 +25,7 @@ mod inbound_connections;
 mod join;
 mod outbox;
 mod process_watch;
-mod recording;
+mod recording_requests;
 mod services;
 
 pub(crate) use driver::Node;

@@ -1,4 +1,4 @@
-//! A member's requests to the coordinator until they are answered, and what each new coordinator has to be told again.
+//! A member's requests to the coordinator until they are answered, and what is sent again to each new coordinator.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -8,22 +8,22 @@ use crate::inbox::Inbox;
 use crate::program_message::{NumberedRequest, mark_repeated};
 use crate::request::Request;
 
-/// How many ends are kept for the next coordinator that all members have reported; and how many at all.
+/// How many answered end reports are kept for the next coordinator; and how many end reports in all.
 const MIN_KEPT_ENDS: usize = 128;
 const MAX_KEPT_ENDS: usize = 1024;
 
 /// How many messages to one rank alone are kept for the next coordinator, and for how long: the process that collects
-/// them waits no longer for a verdict.
+/// them waits no longer for the decided fault.
 const MAX_DIRECT: usize = 16;
 const DIRECT_KEPT_FOR: Duration = Duration::from_secs(2);
 
 /// The kept requests of one session; see the module.
 #[derive(Default)]
 pub(super) struct Outbox {
-    /// The ends that this rank has reported.
-    ends: VecDeque<(u64, Arc<[u8]>)>,
+    /// The ends of communicators that this rank has reported.
+    end_reports: VecDeque<(u64, Arc<[u8]>)>,
     phase: Option<Arc<[u8]>>,
-    stay: Option<Arc<[u8]>>,
+    leave_world: Option<Arc<[u8]>>,
     /// Messages to one rank alone, and when they were sent. A rank may receive one twice.
     recent_direct: VecDeque<(Instant, usize, Vec<u8>)>,
     /// Requests made while there was no coordinator.
@@ -33,23 +33,25 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    /// Keeps what another coordinator has to be told, and returns the encoded request.
+    /// Keeps what is sent again to another coordinator, and returns the encoded request.
     pub(super) fn add(&mut self, numbered: &NumberedRequest, inbox: &Inbox) -> Arc<[u8]> {
         let bytes = numbered.encode();
         if numbered.id != u64::MAX && inbox.is_waited_for(numbered.id) {
             self.open.insert(numbered.id, Arc::clone(&bytes));
         }
         match &numbered.request {
-            Request::Collect { round, .. } if round.is_of_ends() => {
-                while self.ends.len() >= MIN_KEPT_ENDS
-                    && (self.ends.len() >= MAX_KEPT_ENDS || !inbox.is_waited_for(self.ends[0].0))
+            Request::Exchange { round, .. } if round.is_of_ends() => {
+                while self.end_reports.len() >= MIN_KEPT_ENDS
+                    && (self.end_reports.len() >= MAX_KEPT_ENDS
+                        || !inbox.is_waited_for(self.end_reports[0].0))
                 {
-                    self.ends.pop_front();
+                    self.end_reports.pop_front();
                 }
-                self.ends.push_back((numbered.id, Arc::clone(&bytes)));
+                self.end_reports
+                    .push_back((numbered.id, Arc::clone(&bytes)));
             }
             Request::Phase { .. } => self.phase = Some(Arc::clone(&bytes)),
-            Request::Linger { .. } => self.stay = Some(Arc::clone(&bytes)),
+            Request::LeaveWorld { .. } => self.leave_world = Some(Arc::clone(&bytes)),
             _ => {}
         }
         bytes
@@ -58,8 +60,8 @@ impl Outbox {
     /// Keeps a request until there is a coordinator.
     pub(super) fn defer(&mut self, numbered: &NumberedRequest, bytes: Arc<[u8]>) {
         let is_kept = match &numbered.request {
-            Request::Collect { round, .. } => round.is_of_ends(),
-            Request::Phase { .. } | Request::Linger { .. } => true,
+            Request::Exchange { round, .. } => round.is_of_ends(),
+            Request::Phase { .. } | Request::LeaveWorld { .. } => true,
             _ => false,
         };
         if !is_kept {
@@ -88,15 +90,18 @@ impl Outbox {
 
     /// Returns the requests to repeat to another coordinator.
     pub(super) fn requests_to_resend(&mut self) -> Vec<Arc<[u8]>> {
-        let own = [&self.phase, &self.stay].into_iter().flatten().cloned();
-        let ends = self.ends.iter().map(|(_, bytes)| Arc::clone(bytes));
+        let own = [&self.phase, &self.leave_world]
+            .into_iter()
+            .flatten()
+            .cloned();
+        let end_reports = self.end_reports.iter().map(|(_, bytes)| Arc::clone(bytes));
         let deferred = std::mem::take(&mut self.deferred).into_iter();
-        own.chain(ends)
+        own.chain(end_reports)
             .chain(deferred.map(|(_, bytes)| bytes))
             .collect()
     }
 
-    /// Returns the messages to one rank alone of the last moments.
+    /// Returns the messages to one rank alone that were sent within [`DIRECT_KEPT_FOR`].
     pub(super) fn recent_direct(&mut self) -> Vec<(usize, Vec<u8>)> {
         self.recent_direct
             .retain(|(at, ..)| at.elapsed() < DIRECT_KEPT_FOR);

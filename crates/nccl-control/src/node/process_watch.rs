@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::process::{self, Found};
+use crate::process::{self, ProcessLookup};
 use crate::proto::Peer;
 use crate::reactor::{EventFlags, Reactor, Source};
 use crate::sync::Mutex;
@@ -20,7 +20,7 @@ pub(super) enum WatchOutcome {
     /// It has ended already.
     Ended,
     /// It has no process id here.
-    Elsewhere,
+    NotVisible,
 }
 
 /// The members that are other processes of this kernel.
@@ -33,19 +33,19 @@ pub(super) fn of_this_kernel(members: &[Peer]) -> impl Iterator<Item = &Peer> {
 
 /// Watches the process of `peer`, which is another one of this kernel, and calls `ended` once when it ends.
 pub(super) fn watch_process(peer: &Peer, ended: impl FnOnce() + Send + 'static) -> WatchOutcome {
-    let descriptor = match process::find(peer.pid, peer.started) {
-        Found::Process(descriptor) => descriptor,
-        Found::Ended => return WatchOutcome::Ended,
-        Found::Unknown => return WatchOutcome::Elsewhere,
+    let descriptor = match process::find(peer.pid, peer.start_time) {
+        ProcessLookup::Process(descriptor) => descriptor,
+        ProcessLookup::Ended => return WatchOutcome::Ended,
+        ProcessLookup::Unknown => return WatchOutcome::NotVisible,
     };
     match watch(descriptor, ended) {
         Some(watch) => WatchOutcome::Watched(watch),
-        None => WatchOutcome::Elsewhere,
+        None => WatchOutcome::NotVisible,
     }
 }
 
-/// Watches the process that forms the first generation, at the other end of a Unix socket, and has not stated its identity yet. `ended`
-/// gets its process id.
+/// Watches the initial coordinator: the process at the other end of this Unix socket, whose identity is not known yet. Calls
+/// `ended` with its process id.
 pub(super) fn watch_socket_peer(
     socket: impl AsFd,
     ended: impl FnOnce(u64) + Send + 'static,
@@ -56,9 +56,9 @@ pub(super) fn watch_socket_peer(
 
 fn watch(descriptor: OwnedFd, ended: impl FnOnce() + Send + 'static) -> Option<Arc<ProcessWatch>> {
     let descriptor = Arc::new(descriptor);
-    let watcher = Arc::new(OnExit(Mutex::new(Some(Box::new(ended)))));
+    let on_exit = Arc::new(OnExit(Mutex::new(Some(Box::new(ended)))));
     let reactor = Reactor::get().ok()?;
-    let token = reactor.add(&*descriptor, EventFlags::IN, watcher as Arc<dyn Source>);
+    let token = reactor.add(&*descriptor, EventFlags::IN, on_exit as Arc<dyn Source>);
     let token = Some(token.ok()?);
     Some(Arc::new(ProcessWatch { descriptor, token }))
 }

@@ -10,7 +10,7 @@ use crate::coordinator_message::{Answer, Push, RankRecord};
 use crate::departure::Departure;
 use crate::proto::{MemberId, SharedMembership};
 use crate::request::Request;
-use crate::round::Incomplete;
+use crate::round::RequestError;
 #[cfg(test)]
 use crate::round::Round;
 use crate::service::{self, LONGEST_NAME, Recipients, Service};
@@ -19,11 +19,12 @@ use crate::service::{self, LONGEST_NAME, Recipients, Service};
 pub(super) struct Services {
     /// The number of ranks of the first generation.
     pub(super) size: usize,
-    served: BTreeMap<u64, GenerationService>,
+    /// By the number of the generation.
+    services: BTreeMap<u64, GenerationService>,
     /// The connections that were refused before there was a service.
-    remarks: Vec<String>,
+    notes: Vec<String>,
     /// Outputs that no service has made.
-    own: VecDeque<(u64, Output)>,
+    direct_outputs: VecDeque<(u64, Output)>,
 }
 
 struct GenerationService {
@@ -33,8 +34,8 @@ struct GenerationService {
     is_successor: bool,
     /// The last answers, for ranks that they may not have reached.
     answered: VecDeque<(usize, u64, Answer)>,
-    /// The member that has gone first.
-    first_gone: Option<(usize, Departure)>,
+    /// The member that departed first.
+    first_departure: Option<(usize, Departure)>,
 }
 
 /// An output of a service, addressed to members.
@@ -53,34 +54,36 @@ pub(super) enum Output {
 
 impl GenerationService {
     fn remember(&mut self, to: &[(usize, u64)], answer: &Answer) {
-        let most = 4 * self.membership.members.len() + 64;
+        let max_answers = 4 * self.membership.members.len() + 64;
         for (rank, id) in to {
-            if self.answered.len() >= most {
+            if self.answered.len() >= max_answers {
                 self.answered.pop_front();
             }
             self.answered.push_back((*rank, *id, answer.clone()));
         }
     }
 
-    fn leave(&mut self, member: MemberId, departure: &Departure, stays: bool) {
+    fn leave(&mut self, member: MemberId, departure: &Departure, keeps_communicators: bool) {
         if let Some(rank) = self.membership.rank_of(member) {
-            self.first_gone
+            self.first_departure
                 .get_or_insert_with(|| (rank, departure.clone()));
-            self.service.leave(rank, departure.clone(), stays);
+            self.service
+                .leave(rank, departure.clone(), keeps_communicators);
         }
     }
 }
 
 impl Services {
-    /// Opens the service of a generation that this process coordinates, of which `gone` have left; `is_first`: it is the first coordinator.
+    /// Opens the service of a generation that this process coordinates, from which `departed` have departed; `is_first`: it is
+    /// the first coordinator.
     pub(super) fn open(
         &mut self,
         generation: u64,
         membership: &SharedMembership,
-        gone: &[(MemberId, Departure)],
+        departed: &[(MemberId, Departure)],
         is_first: bool,
     ) {
-        if self.served.contains_key(&generation) {
+        if self.services.contains_key(&generation) {
             return;
         }
         let now = Instant::now();
@@ -88,51 +91,54 @@ impl Services {
         for (rank, peer) in membership.members.iter().enumerate() {
             service.arrive(now, rank, &peer.host, peer.pid.into());
         }
-        for text in std::mem::take(&mut self.remarks) {
-            service.remark(text);
+        for text in std::mem::take(&mut self.notes) {
+            service.note_for_errors(text);
         }
-        let mut served = GenerationService {
+        let mut generation_service = GenerationService {
             service,
             membership: Arc::clone(membership),
             is_successor: !is_first,
             answered: VecDeque::new(),
-            first_gone: None,
+            first_departure: None,
         };
-        for (member, departure) in gone {
+        for (member, departure) in departed {
             if let Some(rank) = membership.rank_of(*member) {
-                served
-                    .first_gone
+                generation_service
+                    .first_departure
                     .get_or_insert_with(|| (rank, departure.clone()));
-                served.service.departed_before(rank, departure.clone());
-                served.service.disconnect(rank);
+                generation_service
+                    .service
+                    .departed_before(rank, departure.clone());
+                generation_service.service.disconnect(rank);
             }
         }
-        if let Some((rank, departure)) = served.service.over().cloned() {
+        if let Some((rank, departure)) = generation_service.service.channels_closed_by().cloned() {
             let to = membership.members.iter().map(|peer| peer.id).collect();
             let push = Push::ChannelsClosed { rank, departure };
-            self.own.push_back((generation, Output::Push { to, push }));
+            self.direct_outputs
+                .push_back((generation, Output::Push { to, push }));
         }
-        self.served.insert(generation, served);
+        self.services.insert(generation, generation_service);
     }
 
     /// Closes all services: another process coordinates.
     pub(super) fn close(&mut self) {
-        self.served.clear();
-        self.own.clear();
+        self.services.clear();
+        self.direct_outputs.clear();
     }
 
-    /// Records a remark for errors: in the latest service, or until there is one.
-    pub(super) fn remark(&mut self, text: String) {
-        match self.served.values_mut().next_back() {
-            Some(served) => served.service.remark(text),
-            None if self.remarks.len() < 8 => self.remarks.push(text),
+    /// Records a note for errors: in the latest service, or until there is one.
+    pub(super) fn note_for_errors(&mut self, text: String) {
+        match self.services.values_mut().next_back() {
+            Some(generation_service) => generation_service.service.note_for_errors(text),
+            None if self.notes.len() < 8 => self.notes.push(text),
             None => {}
         }
     }
 
-    /// Returns the remarks about connections that were refused while the ranks met.
-    pub(super) fn remarks(&self) -> Vec<String> {
-        self.remarks.clone()
+    /// Returns the notes about connections that were refused while the first generation was formed.
+    pub(super) fn notes(&self) -> Vec<String> {
+        self.notes.clone()
     }
 
     /// Handles a request of a session; `is_repeated` when it may be a repetition.
@@ -149,38 +155,38 @@ impl Services {
             let to = vec![(from, id)];
             (generation, Output::Answer { to, answer })
         };
-        let Some(served) = self.served.get_mut(&generation) else {
-            // The request is of a generation that this process was not in.
-            let why = Answer::Incomplete(Arc::new(Incomplete::Interrupted));
+        let Some(generation_service) = self.services.get_mut(&generation) else {
+            // The request is of a generation in which this process was no member.
+            let why = Answer::Failed(Arc::new(RequestError::Interrupted));
             if id != u64::MAX {
-                self.own.push_back(answer(why));
+                self.direct_outputs.push_back(answer(why));
             }
             return;
         };
-        let Some(rank) = served.membership.rank_of(from) else {
+        let Some(rank) = generation_service.membership.rank_of(from) else {
             return;
         };
         if is_repeated {
-            if served.service.is_waiting(rank, id) {
+            if generation_service.service.is_waiting(rank, id) {
                 return;
             }
-            let mut answered = served.answered.iter();
+            let mut answered = generation_service.answered.iter();
             if let Some((.., given)) = answered.find(|(to, n, _)| (*to, *n) == (rank, id)) {
-                return self.own.push_back(answer(given.clone()));
+                return self.direct_outputs.push_back(answer(given.clone()));
             }
         }
         match request {
             Request::Clock => {
                 let now = clock::clock().to_le_bytes();
                 let value = Answer::Value(now.as_slice().into());
-                self.own.push_back(answer(value));
+                self.direct_outputs.push_back(answer(value));
             }
             Request::ProcessProbed { rank, mut state }
-                if rank < served.membership.members.len() =>
+                if rank < generation_service.membership.members.len() =>
             {
                 state.cut(LONGEST_NAME);
                 let silent = Some(Duration::ZERO);
-                let to = served
+                let to = generation_service
                     .membership
                     .members
                     .iter()
@@ -191,62 +197,69 @@ impl Services {
                     silent,
                     state: Some(state),
                 };
-                self.own.push_back((generation, Output::Push { to, push }));
+                self.direct_outputs
+                    .push_back((generation, Output::Push { to, push }));
             }
             Request::Missing { ranks, waited } => {
-                let size = served.membership.members.len();
+                let size = generation_service.membership.members.len();
                 let ranks = ranks.into_iter().filter(|rank| *rank < size);
-                let missing = ranks.map(|rank| served.service.missing(rank, now));
-                let why = Incomplete::TimedOut {
+                let missing = ranks.map(|rank| generation_service.service.missing(rank, now));
+                let why = RequestError::TimedOut {
                     missing: missing.collect(),
                     waited,
-                    remarks: Vec::new(),
+                    notes: Vec::new(),
                 };
-                self.own
-                    .push_back(answer(Answer::Incomplete(Arc::new(why))));
+                self.direct_outputs
+                    .push_back(answer(Answer::Failed(Arc::new(why))));
             }
-            Request::Linger { why } => {
+            Request::LeaveWorld { why } => {
                 let departure = why.map_or(Departure::Left, Departure::Failed);
-                served.leave(from, &departure, true);
+                generation_service.leave(from, &departure, true);
             }
             // The store was lost with the previous coordinator.
             Request::Set { .. } | Request::Get { .. }
-                if served.is_successor && served.first_gone.is_some() =>
+                if generation_service.is_successor
+                    && generation_service.first_departure.is_some() =>
             {
-                if let Some((rank, departure)) = served.first_gone.clone() {
-                    let why = Incomplete::Gone { rank, departure };
-                    self.own
-                        .push_back(answer(Answer::Incomplete(Arc::new(why))));
+                if let Some((rank, departure)) = generation_service.first_departure.clone() {
+                    let why = RequestError::Departed { rank, departure };
+                    self.direct_outputs
+                        .push_back(answer(Answer::Failed(Arc::new(why))));
                 }
             }
-            request => served.service.handle(now, rank, id, request),
+            request => generation_service.service.handle(now, rank, id, request),
         }
     }
 
-    /// Records that a member is gone.
-    pub(super) fn leave(&mut self, member: MemberId, departure: &Departure, stays: bool) {
-        for served in self.served.values_mut() {
-            served.leave(member, departure, stays);
+    /// Records that a member has departed.
+    pub(super) fn leave(
+        &mut self,
+        member: MemberId,
+        departure: &Departure,
+        keeps_communicators: bool,
+    ) {
+        for generation_service in self.services.values_mut() {
+            generation_service.leave(member, departure, keeps_communicators);
         }
     }
 
-    /// Records that a member fails, and stays for the ends of its communicators.
+    /// Records that a member fails, and keeps its communicators until their ends.
     pub(super) fn leave_in(&mut self, generation: u64, member: MemberId, departure: &Departure) {
-        if let Some(served) = self.served.get_mut(&generation) {
-            served.leave(member, departure, true);
+        if let Some(generation_service) = self.services.get_mut(&generation) {
+            generation_service.leave(member, departure, true);
         }
     }
 
     pub(super) fn poll(&mut self) -> Option<(u64, Output)> {
-        if let Some(own) = self.own.pop_front() {
-            return Some(own);
+        if let Some(output) = self.direct_outputs.pop_front() {
+            return Some(output);
         }
-        for (&generation, served) in &mut self.served {
-            if let Some(output) = served.service.poll() {
+        for (&generation, generation_service) in &mut self.services {
+            if let Some(output) = generation_service.service.poll() {
                 if let service::Output::Answer { to, answer } = &output {
-                    served.remember(to, answer);
+                    generation_service.remember(to, answer);
                 }
-                let id = |rank: usize| served.membership.members[rank].id;
+                let id = |rank: usize| generation_service.membership.members[rank].id;
                 let output = match output {
                     service::Output::Answer { to, answer } => Output::Answer {
                         to: to.into_iter().map(|(rank, n)| (id(rank), n)).collect(),
@@ -258,9 +271,9 @@ impl Services {
                     } => Output::Observe(push),
                     service::Output::Push { to, push } => {
                         let to = match to {
-                            Recipients::All => {
-                                (0..served.membership.members.len()).map(id).collect()
-                            }
+                            Recipients::All => (0..generation_service.membership.members.len())
+                                .map(id)
+                                .collect(),
                             Recipients::Rank(rank) => vec![id(rank)],
                             Recipients::Ranks(ranks) => ranks.into_iter().map(id).collect(),
                             Recipients::Observers => Vec::new(),
@@ -276,28 +289,29 @@ impl Services {
 
     /// Sets whether a majority of the last generation answers. Earlier generations end with their sessions.
     pub(super) fn set_majority(&mut self, answers: bool) {
-        for served in self.served.values_mut() {
-            served.service.set_majority(answers);
+        for generation_service in self.services.values_mut() {
+            generation_service.service.set_majority(answers);
         }
     }
 
     pub(super) fn next_timeout(&self) -> Option<Instant> {
-        let services = self.served.values();
-        services
-            .filter_map(|served| served.service.next_timeout())
+        let all = self.services.values();
+        all.filter_map(|generation_service| generation_service.service.next_timeout())
             .min()
     }
 
     pub(super) fn handle_timeout(&mut self, now: Instant) {
-        for served in self.served.values_mut() {
-            served.service.handle_timeout(now);
+        for generation_service in self.services.values_mut() {
+            generation_service.service.handle_timeout(now);
         }
     }
 
     /// Returns what is known of each rank of a generation.
     pub(super) fn known(&self, generation: u64) -> Vec<RankRecord> {
-        let served = self.served.get(&generation);
-        let size = served.map_or(0, |served| served.membership.members.len());
+        let generation_service = self.services.get(&generation);
+        let size = generation_service.map_or(0, |generation_service| {
+            generation_service.membership.members.len()
+        });
         let all = 0..size;
         all.filter_map(|rank| self.known_of(generation, rank))
             .collect()
@@ -305,9 +319,9 @@ impl Services {
 
     /// Returns what is known of one rank.
     pub(super) fn known_of(&self, generation: u64, rank: usize) -> Option<RankRecord> {
-        let served = self.served.get(&generation)?;
-        let peer = served.membership.members.get(rank)?;
-        let known = served.service.rank(rank);
+        let generation_service = self.services.get(&generation)?;
+        let peer = generation_service.membership.members.get(rank)?;
+        let known = generation_service.service.rank(rank);
         let (now, phase) = (Instant::now(), known.phase.as_ref());
         Some(RankRecord {
             phase: phase.map(|(name, at)| (name.clone(), now.saturating_duration_since(*at))),
@@ -323,17 +337,16 @@ impl Services {
     #[cfg(test)]
     pub(super) fn has_round_for_a_test(&self, wanted: impl Fn(&Round) -> bool) -> bool {
         let mut rounds = self
-            .served
+            .services
             .values()
-            .flat_map(|served| served.service.rounds());
+            .flat_map(|generation_service| generation_service.service.rounds());
         rounds.any(wanted)
     }
 
     /// Returns the log lines that are due about waiting requests.
     pub(super) fn reports(&mut self, now: Instant) -> Vec<String> {
-        let services = self.served.values_mut();
-        services
-            .flat_map(|served| served.service.reports(now))
+        let all = self.services.values_mut();
+        all.flat_map(|generation_service| generation_service.service.reports(now))
             .collect()
     }
 }

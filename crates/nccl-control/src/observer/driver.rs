@@ -23,13 +23,13 @@ use crate::proto::{
 };
 use crate::reactor::{EventFlags, Reactor, Source};
 use crate::request::Request;
-use crate::round::Incomplete;
+use crate::round::RequestError;
 use crate::sync::Mutex;
 use crate::time::deadline_after;
-use crate::transport::{Dialer, Driver, PeerConnections};
+use crate::transport::{Dialer, MachineDriver, PeerConnections};
 
 /// How long the last reports of a leaving observer may take to arrive.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+const LAST_REPORTS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How often the thread checks by itself; events wake it.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -53,12 +53,12 @@ struct State {
     membership: Option<SharedMembership>,
     /// Before there is a membership: the number of the first generation, which is being formed.
     forming: Option<u64>,
-    /// Whether the coordinator answers, or the process that forms the first generation.
+    /// Whether the coordinator answers, or the initial coordinator.
     has_coordinator: bool,
     /// The ranks that have coordinated in this generation, as far as seen.
     coordinators: Vec<usize>,
     /// Why there is nothing more to see.
-    over: Option<String>,
+    end_reason: Option<String>,
     /// Changes for the view.
     observations: Vec<Observation>,
 }
@@ -69,14 +69,14 @@ enum Observation {
     /// Whether it is the generation that was being formed.
     Generation(SharedMembership, bool),
     Coordinator(usize),
-    Gone(usize, Departure),
+    Departed(usize, Departure),
     RankRecord(RankRecord),
     Late(Arc<crate::straggler::StragglerReport>),
     Decided(Vec<usize>),
 }
 
 impl ObserverDriver {
-    fn new(shared: &Arc<Shared>, established: AuthenticatedConnection, found: &str) -> Arc<Self> {
+    fn new(shared: &Arc<Shared>, connection: AuthenticatedConnection, found: &str) -> Arc<Self> {
         let me = Peer {
             id: MemberId {
                 slot: u32::MAX / 2,
@@ -84,10 +84,10 @@ impl ObserverDriver {
             },
             host: crate::host::name().to_string(),
             pid: std::process::id(),
-            started: process::started(),
+            start_time: process::start_time(),
             kernel: process::kernel_sum(),
             at: String::new(),
-            launched: None,
+            launcher_rank: None,
             observed: false,
         };
         let at = vec![found.to_owned()];
@@ -106,35 +106,38 @@ impl ObserverDriver {
             state: Mutex::new(State {
                 observer,
                 clock: Clock::start(),
-                connections: PeerConnections::starting_with(Some(established)),
+                connections: PeerConnections::starting_with(Some(connection)),
                 alarm: None,
                 membership: None,
                 forming: None,
                 has_coordinator: false,
                 coordinators: Vec::new(),
-                over: None,
+                end_reason: None,
                 observations: Vec::new(),
             }),
         })
     }
 
-    fn driver(&self) -> Weak<dyn Driver> {
-        Weak::clone(&self.this) as Weak<dyn Driver>
+    fn driver(&self) -> Weak<dyn MachineDriver> {
+        Weak::clone(&self.this) as Weak<dyn MachineDriver>
     }
 
     fn input(&self, input: Input) {
         let mut state = self.state.lock();
         state.handle(input);
-        self.pump(&mut state);
+        self.run_outputs(&mut state);
         drop(state);
-        self.settle();
+        self.run_deferred_work();
     }
 
-    fn pump(&self, state: &mut State) {
+    fn run_outputs(&self, state: &mut State) {
         while let Some(output) = state.observer.poll() {
             match output {
-                Output::Connection(wire) => {
-                    if let Some(input) = state.connections.wire(&self.driver(), wire) {
+                Output::Connection(request) => {
+                    let connections = &mut state.connections;
+                    if let Some(input) =
+                        connections.handle_connection_request(&self.driver(), request)
+                    {
                         state.handle(input);
                     }
                 }
@@ -155,14 +158,14 @@ impl ObserverDriver {
                 request,
             };
             state.handle(Input::Command(Command::Request(numbered.encode())));
-            self.pump(&mut state);
+            self.run_outputs(&mut state);
         }
         drop(state);
-        self.settle();
+        self.run_deferred_work();
     }
 
     /// Applies what was seen to the view, and sends the reports that are due.
-    fn report(&self, told: &mut HashSet<usize>) {
+    fn send_reports(&self, reported: &mut HashSet<usize>) {
         let (observations, membership, has_coordinator, is_flushed) = {
             let mut state = self.state.lock();
             let observations = std::mem::take(&mut state.observations);
@@ -174,9 +177,9 @@ impl ObserverDriver {
                 is_flushed,
             )
         };
-        let (mut watches, mut tell_again) = (false, false);
+        let (mut watches, mut report_again) = (false, false);
         let mut ends = Vec::new();
-        let mut asks = Vec::new();
+        let mut requests = Vec::new();
         let mut decision = None;
         {
             let mut state = self.shared.state();
@@ -188,11 +191,11 @@ impl ObserverDriver {
                         (state.was_connected, state.coordinator) = (true, 0);
                         state.view.connected = true;
                         watches = true;
-                        tell_again = true;
+                        report_again = true;
                     }
                     Observation::Size(size) => state.view.set_size(size),
                     Observation::Generation(membership, was_formed) => {
-                        tell_again |= was_formed;
+                        report_again |= was_formed;
                         state.set_generation(membership.generation.number);
                         state.view.set_size(membership.members.len());
                         for (rank, peer) in membership.members.iter().enumerate() {
@@ -205,27 +208,29 @@ impl ObserverDriver {
                         state.view.connected = true;
                         watches = true;
                     }
-                    Observation::Gone(rank, departure) => state.view.gone(rank, departure),
+                    Observation::Departed(rank, departure) => {
+                        state.view.record_departure(rank, departure)
+                    }
                     Observation::RankRecord(known) => state.view.learn(known),
                     Observation::Late(lateness) => state.view.late(&lateness),
                     Observation::Decided(ranks) => state.view.decided(ranks),
                 }
             }
-            // Reports to the program of the process that forms the generation may have been lost.
-            if tell_again {
-                told.clear();
+            // Reports to the program of the initial coordinator may have been lost.
+            if report_again {
+                reported.clear();
                 state
                     .exit_reports
                     .iter_mut()
-                    .for_each(|report| report.told = false);
+                    .for_each(|report| report.was_received = false);
             }
             for index in 0..state.exit_reports.len() {
                 let ExitReport { rank, pid, end, .. } = state.exit_reports[index].clone();
-                if state.exit_reports[index].told || !has_coordinator {
+                if state.exit_reports[index].was_received || !has_coordinator {
                     continue;
                 }
-                if told.contains(&index) {
-                    state.exit_reports[index].told = is_flushed;
+                if reported.contains(&index) {
+                    state.exit_reports[index].was_received = is_flushed;
                     continue;
                 }
                 let Some(rank) = state.rank_now(rank, pid) else {
@@ -239,12 +244,12 @@ impl ObserverDriver {
                         if u64::from(peer.pid) == pid {
                             ends.push((peer.id, end));
                         } else {
-                            asks.push(Request::ExitReport { rank, pid, end });
+                            requests.push(Request::ExitReport { rank, pid, end });
                         }
                     }
-                    None => asks.push(Request::ExitReport { rank, pid, end }),
+                    None => requests.push(Request::ExitReport { rank, pid, end }),
                 }
-                told.insert(index);
+                reported.insert(index);
             }
             if is_news {
                 self.shared.notify();
@@ -257,16 +262,16 @@ impl ObserverDriver {
             let peers = ranks
                 .iter()
                 .filter_map(|rank| membership.members.get(*rank));
-            let report = OperatorDecision {
+            let decision = OperatorDecision {
                 generation: membership.generation.number,
                 members: peers.map(|peer| peer.id).collect(),
             };
-            self.input(Input::Command(Command::OperatorDecision(report)));
+            self.input(Input::Command(Command::OperatorDecision(decision)));
         }
         for (member, end) in ends {
-            self.input(Input::Ended(member, Proof::Parent(Box::new(end))));
+            self.input(Input::Ended(member, Proof::Launcher(Box::new(end))));
         }
-        asks.into_iter().for_each(|request| self.ask(request));
+        requests.into_iter().for_each(|request| self.ask(request));
         if watches {
             self.watch();
         }
@@ -294,11 +299,11 @@ impl ObserverDriver {
             let is_here = peer.kernel != 0 && peer.kernel == process::kernel_sum();
             let how = match report {
                 Some(report) => Some(Lost::from(report.end.clone())),
-                None => (is_here && process::find(peer.pid, peer.started).has_ended())
+                None => (is_here && process::find(peer.pid, peer.start_time).has_ended())
                     .then(|| LossKind::Exited { pid }.into()),
             };
             if let Some(how) = how {
-                shared.view.gone(rank, Departure::Lost(how));
+                shared.view.record_departure(rank, Departure::Lost(how));
             }
         }
         self.shared.notify();
@@ -329,11 +334,11 @@ impl ObserverDriver {
         let mut state = self.state.lock();
         state.connections.close_all();
         drop(state);
-        self.settle();
+        self.run_deferred_work();
     }
 }
 
-impl Driver for ObserverDriver {
+impl MachineDriver for ObserverDriver {
     fn frames_arrived(
         &self,
         number: proto::Connection,
@@ -344,10 +349,10 @@ impl Driver for ObserverDriver {
         for input in state.connections.inputs(number, frames, lost.is_some()) {
             state.handle(input);
         }
-        self.pump(&mut state);
+        self.run_outputs(&mut state);
     }
 
-    fn settle(&self) {
+    fn run_deferred_work(&self) {
         loop {
             let mut state = self.state.lock();
             let work = std::mem::take(&mut state.connections.work);
@@ -372,15 +377,15 @@ impl Driver for ObserverDriver {
         }
     }
 
-    fn dialled(&self, peer: MemberId, established: AuthenticatedConnection) {
+    fn dialled(&self, peer: MemberId, connection: AuthenticatedConnection) {
         let mut state = self.state.lock();
         let input = state
             .connections
-            .connected(&self.driver(), peer, established);
+            .connected(&self.driver(), peer, connection);
         state.handle(input);
-        self.pump(&mut state);
+        self.run_outputs(&mut state);
         drop(state);
-        self.settle();
+        self.run_deferred_work();
     }
 
     fn dial_failed(&self, peer: MemberId, _: Lost) {
@@ -406,9 +411,9 @@ impl Source for ObserverDriver {
         if state.observer.next_timeout() <= time {
             state.observer.handle_timeout(time);
         }
-        self.pump(&mut state);
+        self.run_outputs(&mut state);
         drop(state);
-        self.settle();
+        self.run_deferred_work();
     }
 }
 
@@ -419,7 +424,7 @@ impl State {
 
     /// Whether there is something for the observer's thread.
     fn has_observations(&self) -> bool {
-        !self.observations.is_empty() || self.over.is_some()
+        !self.observations.is_empty() || self.end_reason.is_some()
     }
 
     fn rank_of(&self, id: MemberId) -> Option<usize> {
@@ -448,22 +453,24 @@ impl State {
                 self.observations.extend(rank.map(Observation::Coordinator));
             }
             Event::Entry(entry) => match &*entry {
-                Entry::Gone {
+                Entry::Departed {
                     member, departure, ..
                 } => {
                     let rank = self.rank_of(*member);
-                    let gone = rank.map(|rank| Observation::Gone(rank, departure.clone()));
-                    self.observations.extend(gone);
+                    let departed = rank.map(|rank| Observation::Departed(rank, departure.clone()));
+                    self.observations.extend(departed);
                 }
-                Entry::Broadcast(said) => {
-                    if let Ok(BroadcastContent::Failed { why, .. }) = wire::decode(&said.bytes) {
-                        let rank = self.rank_of(said.from);
-                        let gone = rank.map(|rank| Observation::Gone(rank, Departure::Failed(why)));
-                        self.observations.extend(gone);
+                Entry::Broadcast(broadcast) => {
+                    if let Ok(BroadcastContent::Failed { why, .. }) = wire::decode(&broadcast.bytes)
+                    {
+                        let rank = self.rank_of(broadcast.from);
+                        let failed =
+                            rank.map(|rank| Observation::Departed(rank, Departure::Failed(why)));
+                        self.observations.extend(failed);
                     }
                 }
-                Entry::OperatorDecision(report) => {
-                    let ranks = report.members.iter().filter_map(|id| self.rank_of(*id));
+                Entry::OperatorDecision(decision) => {
+                    let ranks = decision.members.iter().filter_map(|id| self.rank_of(*id));
                     let ranks = ranks.collect();
                     self.observations.push(Observation::Decided(ranks));
                 }
@@ -480,18 +487,21 @@ impl State {
                 }
                 _ => {}
             },
-            Event::Ended(_) if self.membership.is_some() => {
-                self.over = Some(String::from(LEFT));
+            Event::JobUnreachable(_) if self.membership.is_some() => {
+                self.end_reason = Some(String::from(LEFT));
             }
-            Event::Ended(_) => self.over = Some(String::from("the ranks have not met")),
+            Event::JobUnreachable(_) => {
+                self.end_reason = Some(String::from("the ranks have not met"))
+            }
             Event::FormationAborted(bytes) => {
-                if let Ok(Incomplete::Gone { rank, departure }) = wire::decode(&bytes) {
-                    self.observations.push(Observation::Gone(rank, departure));
+                if let Ok(RequestError::Departed { rank, departure }) = wire::decode(&bytes) {
+                    self.observations
+                        .push(Observation::Departed(rank, departure));
                 }
-                self.over = Some(String::from("the ranks have not met"));
+                self.end_reason = Some(String::from("the ranks have not met"));
             }
             Event::Left => {
-                self.over
+                self.end_reason
                     .get_or_insert(String::from("the observer was dropped"));
             }
             _ => {}
@@ -511,25 +521,25 @@ pub(super) fn run(shared: &Arc<Shared>) {
 
 fn observe(shared: &Arc<Shared>) -> String {
     let deadline = deadline_after(shared.rendezvous.timeout);
-    let (established, found) = match find_process(shared, deadline) {
+    let (connection, found) = match find_process(shared, deadline) {
         Ok(found) => found,
         Err(why) => return why,
     };
-    let watching = ObserverDriver::new(shared, established, &found);
+    let driver = ObserverDriver::new(shared, connection, &found);
     {
-        let mut state = watching.state.lock();
-        watching.pump(&mut state);
+        let mut state = driver.state.lock();
+        driver.run_outputs(&mut state);
     }
-    watching.settle();
-    let mut told = HashSet::new();
+    driver.run_deferred_work();
+    let mut reported = HashSet::new();
     let mut started = 0;
     loop {
-        let over = watching.state.lock().over.clone();
-        watching.report(&mut told);
+        let over = driver.state.lock().end_reason.clone();
+        driver.send_reports(&mut reported);
         if let Some(why) = over {
-            watching.close();
+            driver.close();
             return match why == LEFT {
-                true => watching.describe_end(),
+                true => driver.describe_end(),
                 false => why,
             };
         }
@@ -541,32 +551,36 @@ fn observe(shared: &Arc<Shared>) -> String {
         if now != started {
             started = now;
             drop(state);
-            watching.watch();
+            driver.watch();
             continue;
         }
         #[cfg(test)]
         if std::mem::take(&mut state.cut) {
-            watching.state.lock().connections.cut_for_a_test();
+            driver.state.lock().connections.cut_for_a_test();
         }
-        if watching.state.lock().has_observations() {
+        if driver.state.lock().has_observations() {
             continue;
         }
         let until = Instant::now() + CHECK_INTERVAL;
         shared.wait(&mut state, until);
     }
     // The last reports are delivered before the leave message.
-    let deadline = Instant::now() + LEAVE_TIMEOUT;
+    let deadline = Instant::now() + LAST_REPORTS_TIMEOUT;
     loop {
-        watching.report(&mut told);
-        let all = shared.state().exit_reports.iter().all(|report| report.told);
-        let has_coordinator = watching.state.lock().has_coordinator;
+        driver.send_reports(&mut reported);
+        let all = shared
+            .state()
+            .exit_reports
+            .iter()
+            .all(|report| report.was_received);
+        let has_coordinator = driver.state.lock().has_coordinator;
         if all || !has_coordinator || Instant::now() >= deadline {
             break;
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    watching.input(Input::Command(Command::Leave(Departure::Left)));
-    watching.close();
+    driver.input(Input::Command(Command::Leave(Departure::Left)));
+    driver.close();
     String::from("the observer was dropped")
 }
 
@@ -581,12 +595,12 @@ fn find_process(
     let mut pause = Duration::from_millis(2);
     loop {
         let is_alive = match search.step(deadline) {
-            SearchOutcome::Connected(established, address) => {
-                return Ok((established, address.to_string()));
+            SearchOutcome::Connected(connection, address) => {
+                return Ok((connection, address.to_string()));
             }
             SearchOutcome::Refused(why) => return Err(why),
             SearchOutcome::Alive(_) => true,
-            SearchOutcome::Nobody(_) => false,
+            SearchOutcome::NoAnswer(_) => false,
         };
         let mut state = shared.state();
         if state.stop {
@@ -604,7 +618,7 @@ fn find_process(
             .map(|report| report.end.clone())
         {
             drop(state);
-            return Err(serve_tombstone(shared, &end, deadline));
+            return Err(report_dead_rank_0(shared, &end, deadline));
         }
         if Instant::now() >= deadline {
             return Err(search.failure());
@@ -614,23 +628,25 @@ fn find_process(
     }
 }
 
-/// Listens in rank 0's place, and tells joining processes that rank 0 will not come.
-fn serve_tombstone(shared: &Arc<Shared>, end: &ProcessEnd, deadline: Instant) -> String {
+/// Listens in rank 0's place, and reports to joining processes that rank 0 will not join.
+fn report_dead_rank_0(shared: &Arc<Shared>, end: &ProcessEnd, deadline: Instant) -> String {
     let lost = Lost::from(end.clone());
     let over = format!("rank 0 never came: {lost}");
     {
         let mut state = shared.state();
-        state.view.gone(0, Departure::Lost(lost.clone()));
+        state
+            .view
+            .record_departure(0, Departure::Lost(lost.clone()));
         for report in &mut state.exit_reports {
-            report.told = true;
+            report.was_received = true;
         }
     }
     shared.notify();
     if shared.rendezvous.world_size == 0 {
         return over;
     }
-    let enough = || shared.state().stop || Instant::now() >= deadline;
-    match Node::serve_tombstone(&shared.rendezvous, Departure::Lost(lost), enough) {
+    let should_stop = || shared.state().stop || Instant::now() >= deadline;
+    match Node::report_dead_rank_0(&shared.rendezvous, Departure::Lost(lost), should_stop) {
         Ok(()) => over,
         Err(error) => format!("{over}; {error}"),
     }

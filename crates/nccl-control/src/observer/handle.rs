@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nccl_base::env_timeouts::{EnvTimeouts, world as world_limit};
+use nccl_base::env_timeouts::{EnvTimeouts, world_timeout};
 
 use super::driver;
 use super::state::{ExitReport, Shared, State};
@@ -24,14 +24,14 @@ pub struct Observer {
 }
 
 /// How long a dropped observer takes to deliver its pending reports.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+const DROP_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Observer {
     /// Observes the world of this rendezvous, whose rank is ignored: waits until rank 0
     /// is there.
     pub fn join(rendezvous: Rendezvous) -> Result<Self> {
         // The thread keeps the timeout; it ends a little later than its last attempt.
-        let timeout = world_limit(rendezvous.timeout).saturating_add(Duration::from_secs(5));
+        let timeout = world_timeout(rendezvous.timeout).saturating_add(Duration::from_secs(5));
         let observer = Self::start(rendezvous)?;
         let deadline = deadline_after(timeout);
         let mut state = observer.shared.state.lock();
@@ -53,7 +53,7 @@ impl Observer {
     pub fn start(mut rendezvous: Rendezvous) -> Result<Self> {
         rendezvous.identity().check()?;
         EnvTimeouts::of_process()?;
-        rendezvous.timeout = world_limit(rendezvous.timeout);
+        rendezvous.timeout = world_timeout(rendezvous.timeout);
         Self::start_with(rendezvous, true)
     }
 
@@ -122,8 +122,8 @@ impl Observer {
 
     /// Reports how the process `pid` of `rank` ended, and the end of its stderr (of which the last
     /// lines count; it may be empty). Every rank's errors then contain that, instead of "its connection closed
-    /// without goodbye". Has no effect when the rank has left, or why it fails. `rank` is the rank as which the process
-    /// was started.
+    /// without goodbye". Has no effect when the rank has left, or has reported why it fails. `rank` is the rank as which the
+    /// process was started.
     pub fn rank_ended(&self, rank: usize, pid: u32, how: &str, stderr_tail: &str) -> Result<()> {
         self.process_ended(rank, pid, ProcessEnd::in_words(how, stderr_tail))
     }
@@ -142,7 +142,7 @@ impl Observer {
             rank,
             pid: pid.into(),
             end,
-            told: false,
+            was_received: false,
         };
         state.exit_reports.push(report);
         drop(state);
@@ -150,7 +150,7 @@ impl Observer {
         Ok(())
     }
 
-    /// Decides, as the operator, that these ranks may go on, although no more than half of the voters reach each other.
+    /// Decides, as the operator, that these ranks may continue, although no more than half of the voters reach each other.
     ///
     /// # Errors
     /// [`ErrorKind::NoSuchRank`].
@@ -237,7 +237,7 @@ impl Drop for Observer {
         if forked::is_child() {
             return;
         }
-        let deadline = Instant::now() + LEAVE_TIMEOUT;
+        let deadline = Instant::now() + DROP_TIMEOUT;
         let mut state = self.shared.state();
         state.stop = true;
         self.shared.notify();

@@ -20,7 +20,7 @@ pub(super) struct Shared {
 #[derive(Default)]
 pub(super) struct State {
     pub(super) view: WorldView,
-    /// The rank that this observer hears, or heard last, and its generation.
+    /// The rank to which this observer is connected, or was last, and its generation.
     pub(super) coordinator: usize,
     pub(super) generation: u64,
     /// The generation whose ranks have the numbers of their launcher, if there is one.
@@ -46,8 +46,8 @@ pub(super) struct ExitReport {
     pub(super) rank: usize,
     pub(super) pid: u64,
     pub(super) end: ProcessEnd,
-    /// Whether all that have to know it do.
-    pub(super) told: bool,
+    /// Whether the coordinator has received it.
+    pub(super) was_received: bool,
 }
 
 impl State {

@@ -17,18 +17,18 @@ pub(super) struct Candidate {
     /// When it first asked for this term's votes.
     asked: Time,
     votes: BTreeMap<MemberId, VoteReport>,
-    /// Since when the votes are enough.
-    enough: Option<Time>,
+    /// Since when it has the votes of a majority.
+    majority_since: Option<Time>,
     next_try: Time,
     unresponsive: bool,
-    /// It coordinates a majority, and has to lead in a later term, because a vote was promised for one.
-    leads: bool,
-    claims: bool,
+    /// It coordinates a majority, and has to coordinate in a later term, because a vote was promised for one.
+    already_coordinates: bool,
+    has_claimed: bool,
 }
 
 /// The result of a candidacy.
 pub(super) enum Outcome {
-    Leads(Box<Coordinator>),
+    Coordinates(Box<Coordinator>),
     Stops(Transition),
     /// Others may try.
     Waits,
@@ -36,31 +36,31 @@ pub(super) enum Outcome {
 
 impl Candidate {
     /// `unresponsive`: the coordinator answers nothing, although its process may live.
-    pub(super) fn start(core: &mut Core, unresponsive: bool, leads: bool) -> Self {
+    pub(super) fn start(core: &mut Core, unresponsive: bool, already_coordinates: bool) -> Self {
         let mut this = Self {
             term: core.term,
             since: core.now,
             asked: core.now,
             votes: BTreeMap::new(),
-            enough: None,
+            majority_since: None,
             next_try: core.now,
             unresponsive,
-            leads,
-            claims: false,
+            already_coordinates,
+            has_claimed: false,
         };
-        this.raise(core);
+        this.start_next_term(core);
         this
     }
 
     /// Asks in a term that is later than all known ones.
-    fn raise(&mut self, core: &mut Core) {
+    fn start_next_term(&mut self, core: &mut Core) {
         let round = match core.mistakes.makes(Mistake::RoundReused) {
             true => 1,
             false => core.term.round + 1,
         };
-        let leader = core.id();
-        core.term = Term { round, leader };
-        (self.term, self.asked, self.enough) = (core.term, core.now, None);
+        let coordinator = core.id();
+        core.term = Term { round, coordinator };
+        (self.term, self.asked, self.majority_since) = (core.term, core.now, None);
         self.votes.clear();
         self.request_votes(core);
     }
@@ -79,19 +79,20 @@ impl Candidate {
     /// Asks the voters that have not voted.
     fn request_votes(&mut self, core: &mut Core) {
         self.next_try = core.now.after(core.timing.heartbeat_interval);
-        let ended = core.ends();
+        let ended = core.known_ends();
         for id in self.awaited(core) {
             // The link repeats earlier messages.
             if core.links.is_ready(id) || !core.links.has_link(id) {
                 let (term, ended) = (self.term, ended.clone());
-                let (unresponsive, leads) = (self.unresponsive, self.leads);
+                let (unresponsive, already_coordinates) =
+                    (self.unresponsive, self.already_coordinates);
                 core.reach(
                     id,
                     Message::RequestVote(VoteRequest {
                         term,
                         ended,
                         unresponsive,
-                        leads,
+                        already_coordinates,
                     }),
                 );
             }
@@ -99,16 +100,19 @@ impl Candidate {
     }
 
     pub(super) fn vote(&mut self, core: &mut Core, from: MemberId, term: Term, report: VoteReport) {
-        if term == self.term && core.membership.votes(from) && core.log.gone(from).is_none() {
+        if term == self.term
+            && core.membership.votes(from)
+            && core.log.departure_proven(from).is_none()
+        {
             for ended in &report.ended {
                 core.learn_end(ended);
             }
             if let Some(departure) = report.leaves.clone() {
-                let (member, proof, counts) = (from, Proof::Leave(departure), true);
+                let (member, proof, reduces_electorate) = (from, Proof::Leave(departure), true);
                 core.learn_end(&Ended {
                     member,
                     proof,
-                    counts,
+                    reduces_electorate,
                 });
             }
             self.votes.insert(from, report);
@@ -118,28 +122,28 @@ impl Candidate {
     /// Handles a later term. Returns whether this candidate defers to that term's candidate.
     pub(super) fn overtaken(&mut self, core: &mut Core, term: Term) -> bool {
         core.term = core.term.max(term);
-        let defers = !self.leads
-            && (core.sent_leave || core.is_before(term.leader, core.id()))
-            && !core.is_departed(term.leader)
-            && !core.links.is_unreachable(term.leader);
+        let defers = !self.already_coordinates
+            && (core.sent_leave || core.is_before(term.coordinator, core.id()))
+            && !core.is_departed(term.coordinator)
+            && !core.links.is_unreachable(term.coordinator);
         if !defers {
-            self.raise(core);
+            self.start_next_term(core);
         }
         defers
     }
 
     pub(super) fn next_timeout(&self, core: &Core) -> Time {
-        let enough = self.enough.map(|at| at.after(core.timing.grace));
-        enough
+        let majority_since = self.majority_since.map(|at| at.after(core.timing.grace));
+        majority_since
             .into_iter()
             .chain([self.next_try])
-            .chain(core.gives_up_at())
+            .chain(core.majority_deadline())
             .filter(|at| *at > core.now)
             .min()
             .unwrap_or(self.next_try)
     }
 
-    pub(super) fn settle(&mut self, core: &mut Core) -> Option<Outcome> {
+    pub(super) fn advance(&mut self, core: &mut Core) -> Option<Outcome> {
         let unresponsive = match core.mistakes.makes(Mistake::UnresponsiveVotes) {
             true => self
                 .awaited(core)
@@ -153,18 +157,21 @@ impl Candidate {
         let votes = core.own_vote() + living + unresponsive;
         let has = |id: MemberId| id == me || self.votes.contains_key(&id);
         if core.is_majority(votes, self.term, has) {
-            let since = *self.enough.get_or_insert(core.now);
+            let since = *self.majority_since.get_or_insert(core.now);
             let awaited = self.awaited(core);
-            let mut hope = awaited.iter().filter(|id| !core.links.is_unreachable(**id));
-            if self.leads || hope.next().is_none() || core.now.since(since) >= core.timing.grace {
-                return Some(self.lead(core));
+            let mut reachable = awaited.iter().filter(|id| !core.links.is_unreachable(**id));
+            if self.already_coordinates
+                || reachable.next().is_none()
+                || core.now.since(since) >= core.timing.grace
+            {
+                return Some(self.coordinate(core));
             }
             return None;
         }
-        self.enough = None;
+        self.majority_since = None;
         if core.is_half(votes)
             && core.now.since(self.since) >= core.timing.resume
-            && !std::mem::replace(&mut self.claims, true)
+            && !std::mem::replace(&mut self.has_claimed, true)
         {
             core.events
                 .push_back(Event::Claim(core.membership.generation));
@@ -172,7 +179,7 @@ impl Candidate {
         if self.next_try <= core.now {
             self.request_votes(core);
         }
-        if core.gives_up() {
+        if core.has_no_majority() {
             let why = no_majority(core, &self.votes.keys().copied().collect());
             let term = self.term;
             for id in self.votes.keys() {
@@ -184,7 +191,7 @@ impl Candidate {
         (core.now.since(self.since) >= core.timing.elect).then_some(Outcome::Waits)
     }
 
-    fn lead(&mut self, core: &mut Core) -> Outcome {
+    fn coordinate(&mut self, core: &mut Core) -> Outcome {
         let reports = std::mem::take(&mut self.votes);
         let own = (core.synced, core.log.end());
         let best = reports
@@ -198,7 +205,7 @@ impl Candidate {
             let start = core.log.end();
             if !begins {
                 // This member has received entries that a later coordinator's members have not.
-                let why = Exclusion::Superseded(best.synced.leader);
+                let why = Exclusion::Superseded(best.synced.coordinator);
                 return Outcome::Stops(Transition::Exclude(why));
             }
             let known = usize::try_from(start.saturating_sub(best.log.first)).unwrap_or(usize::MAX);
@@ -206,11 +213,11 @@ impl Candidate {
                 core.deliver(entry);
             }
         }
-        if core.log.gone(core.id()).is_some() {
-            let leader = core.synced.leader;
-            return Outcome::Stops(Transition::Exclude(Exclusion::Superseded(leader)));
+        if core.log.departure_proven(core.id()).is_some() {
+            let coordinator = core.synced.coordinator;
+            return Outcome::Stops(Transition::Exclude(Exclusion::Superseded(coordinator)));
         }
-        Outcome::Leads(Box::new(Coordinator::recovered(core, self.asked, reports)))
+        Outcome::Coordinates(Box::new(Coordinator::elected(core, self.asked, reports)))
     }
 }
 

@@ -1,4 +1,5 @@
-//! Leading a term of a generation: orders the log entries for all members, detects unreachable members, and makes the next generation.
+//! Coordinating a term of a generation: orders the log entries for all members, detects unreachable members, and forms the next
+//! generation.
 //!
 //! Each entry waits for one of two conditions:
 //!
@@ -28,47 +29,47 @@ use crate::departure::{Departure, LastCall, LossKind};
 /// The next role of the coordinator's member.
 #[derive(Debug)]
 pub(super) enum Transition {
-    /// The next generation is active, for certain not before that time.
+    /// The next generation is active. Since that time it is certain that no generation exists without this member.
     Enter(SharedMembership, Time),
     /// This member takes part no more.
     Exclude(Exclusion),
     /// Another member coordinates in this term.
     Follow(Term),
-    /// This member has to lead in a later term than that one, because a vote was promised for it.
-    LeadLaterTerm(Term),
+    /// This member has to coordinate in a later term than that one, because a vote was promised for it.
+    CoordinateLaterTerm(Term),
     /// This process has left.
     Left,
 }
 
 #[derive(Debug)]
 struct Follower {
-    heard: Time,
-    /// How many turns had passed then.
-    turn: u64,
+    last_heard: Time,
+    /// How many heartbeats had been due then.
+    tick: u64,
     /// The last heartbeat that it has answered.
     answered: u64,
-    /// Whether it follows; until then its vote may still come.
+    /// Whether it follows; until then its vote may still arrive.
     admitted: bool,
     suspected: bool,
     /// When its link was lost.
-    lost: Option<Time>,
-    /// Its request to go on, and until when that is valid.
+    link_lost_at: Option<Time>,
+    /// Its request for the next generation, and until when that is valid.
     reconfigure_request: Option<(ReconfigureRequest, Time)>,
-    /// Whether it was told that the others go on without it.
-    told: bool,
+    /// Whether it has received that the others form the next generation without it.
+    was_told_left_behind: bool,
 }
 
 impl Follower {
-    fn new(heard: Time, turn: u64, admitted: bool) -> Self {
+    fn new(last_heard: Time, tick: u64, admitted: bool) -> Self {
         Self {
-            heard,
-            turn,
+            last_heard,
+            tick,
             answered: 0,
             admitted,
             suspected: false,
-            lost: None,
+            link_lost_at: None,
             reconfigure_request: None,
-            told: false,
+            was_told_left_behind: false,
         }
     }
 }
@@ -77,7 +78,7 @@ impl Follower {
 struct SentHeartbeat {
     number: u64,
     at: Time,
-    turn: u64,
+    tick: u64,
     answers: usize,
 }
 
@@ -104,29 +105,29 @@ struct Proposal {
 pub(super) struct Coordinator {
     term: Term,
     followers: BTreeMap<MemberId, Follower>,
-    /// The members that are gone without proof, and how many turns had passed when each was last heard.
+    /// The members that departed without proof, and how many heartbeats had been due when each was last heard.
     unproven: BTreeMap<MemberId, u64>,
     heartbeat: u64,
-    /// The heartbeats that were due, without those that were sent between two of them.
-    turns: u64,
+    /// How many heartbeats have been due, without those that were sent between two of them.
+    ticks: u64,
     next_heartbeat: Time,
     heartbeats: VecDeque<SentHeartbeat>,
     /// The last heartbeat that a majority has answered, and when it was sent.
     confirmed: (u64, Time),
-    /// The same, with more than half of the votes: a claim lets this side go on, and does not show what others have decided.
-    sure: (u64, Time),
-    /// The turn since which every heartbeat has been confirmed. Before that, another coordinator may have led for a while, and given
-    /// leases that this one does not know of.
-    steady: u64,
-    /// How many turns had passed when the last confirmed heartbeat was sent.
-    confirmed_turn: u64,
+    /// The same, with more than half of the votes: a claim lets this side continue, and does not show what others have decided.
+    confirmed_by_majority: (u64, Time),
+    /// The tick since which every heartbeat has been confirmed. Before that, another member may have coordinated for a while, and
+    /// given leases that this one does not know of.
+    confirmed_since_tick: u64,
+    /// How many heartbeats had been due when the last confirmed one was sent.
+    confirmed_tick: u64,
     /// How many heartbeats follow at once, so that members get their lease.
-    burst: u32,
+    immediate_heartbeats: u32,
     pending_entries: VecDeque<PendingEntry>,
-    /// Reports of parents about members whose leave message may be on its way, and until when they wait for that.
-    exit_reports: Vec<(Time, Ended)>,
+    /// Reports of launchers about members whose leave message may be on its way, and until when they wait for that.
+    deferred_exit_reports: Vec<(Time, Ended)>,
     reconfigure_requests: usize,
-    /// The members that go on into no successor, and how many of them have not departed.
+    /// The members that take part in no later generation, and how many of them have not departed.
     abstaining: BTreeSet<MemberId>,
     abstainers: usize,
     proposal: Option<Proposal>,
@@ -134,18 +135,18 @@ pub(super) struct Coordinator {
     adopted: Option<SharedMembership>,
     /// Set if there was such a proposal, so that a generation may exist without this member or its followers: none of them gets a lease.
     inherits: bool,
-    claims: bool,
+    has_claimed: bool,
     leaving: Option<Time>,
 }
 
-/// How many turns may lie between two confirmed heartbeats, and between the last one and a decision.
+/// How many ticks may lie between two confirmed heartbeats, and between the last one and a decision.
 const MAX_HEARTBEAT_GAP: u64 = 2;
 
 /// How many heartbeats are remembered.
 const MAX_REMEMBERED: usize = 8;
 
 /// How long a leaving coordinator waits until the others know, in nanoseconds.
-const LEAVE_TIMEOUT: u64 = 1_000_000_000;
+const COORDINATOR_LEAVE_WAIT_NS: u64 = 1_000_000_000;
 
 impl Coordinator {
     /// Makes the coordinator of a generation that has just become active.
@@ -159,8 +160,8 @@ impl Coordinator {
             }
             core.links.keep(id, true);
         }
-        for ended in core.ends() {
-            this.end_is_known(core, &ended);
+        for ended in core.known_ends() {
+            this.handle_end(core, &ended);
         }
         this.start(core);
         if !core.joiners.is_empty() {
@@ -170,7 +171,7 @@ impl Coordinator {
     }
 
     /// Makes the coordinator of a later term, with the votes of these members, which were asked for at `since`.
-    pub(super) fn recovered(
+    pub(super) fn elected(
         core: &mut Core,
         since: Time,
         reports: BTreeMap<MemberId, VoteReport>,
@@ -179,7 +180,7 @@ impl Coordinator {
         let living = reports.keys().filter(|id| !core.has_ended(**id)).count();
         let mut this = Self::new(core, since, core.own_vote() + living);
         for id in core.others() {
-            if core.log.gone(id).is_some() {
+            if core.log.departure_proven(id).is_some() {
                 this.unproven.insert(id, 0);
                 continue;
             }
@@ -201,8 +202,8 @@ impl Coordinator {
             this.adopted = accepted.map(|(_, membership)| membership);
         }
         this.inherits = this.adopted.is_some() && !core.mistakes.makes(Mistake::BoundReportsEnd);
-        for ended in core.ends() {
-            this.end_is_known(core, &ended);
+        for ended in core.known_ends() {
+            this.handle_end(core, &ended);
         }
         for (id, report) in &reports {
             this.admit(core, *id, report);
@@ -210,32 +211,33 @@ impl Coordinator {
         if core.mistakes.makes(Mistake::AbstentionForgotten) {
             (this.abstaining, this.abstainers) = (BTreeSet::new(), 0);
         }
-        this.invite(core);
-        if core.mistakes.makes(Mistake::UnheardForgotten) {
+        this.request_missing_votes(core);
+        if core.mistakes.makes(Mistake::UnloggedForgotten) {
             unlogged.clear();
         }
-        for said in unlogged {
-            this.enqueue_broadcast(core, said);
+        for broadcast in unlogged {
+            this.enqueue_broadcast(core, broadcast);
         }
         this.enqueue_operator_decision(core);
         this.start(core);
         this
     }
 
-    /// Orders the operator's decision for all members, once.
+    /// Enqueues the operator's decision for all members, once.
     fn enqueue_operator_decision(&mut self, core: &Core) {
-        let is_ordered = |order: &PendingEntry| matches!(order.entry, Entry::OperatorDecision(_));
-        if let Some(word) = core.operator.clone()
+        let is_decision =
+            |pending: &PendingEntry| matches!(pending.entry, Entry::OperatorDecision(_));
+        if let Some(decision) = core.operator.clone()
             && !core.operator_decision_logged
-            && !self.pending_entries.iter().any(is_ordered)
+            && !self.pending_entries.iter().any(is_decision)
         {
-            self.enqueue_entry(core, Entry::OperatorDecision(word), None);
+            self.enqueue_entry(core, Entry::OperatorDecision(decision), None);
         }
     }
 
     /// Makes a coordinator confirmed by so many votes, its own included, which were asked for at `since`.
     fn new(core: &Core, since: Time, votes: usize) -> Self {
-        let sure = match core.is_more_than_half(votes) {
+        let by_majority = match core.is_more_than_half(votes) {
             true => since,
             false => Time::default(),
         };
@@ -244,30 +246,30 @@ impl Coordinator {
             followers: BTreeMap::new(),
             unproven: BTreeMap::new(),
             heartbeat: 0,
-            turns: 0,
+            ticks: 0,
             next_heartbeat: core.now,
             heartbeats: VecDeque::new(),
             confirmed: (0, since),
-            sure: (0, sure),
-            steady: 0,
-            confirmed_turn: 0,
-            burst: 3,
+            confirmed_by_majority: (0, by_majority),
+            confirmed_since_tick: 0,
+            confirmed_tick: 0,
+            immediate_heartbeats: 3,
             pending_entries: VecDeque::new(),
-            exit_reports: Vec::new(),
+            deferred_exit_reports: Vec::new(),
             reconfigure_requests: 0,
             abstaining: BTreeSet::new(),
             abstainers: 0,
             proposal: None,
             adopted: None,
             inherits: false,
-            claims: false,
+            has_claimed: false,
             leaving: None,
         }
     }
 
     fn start(&mut self, core: &mut Core) {
         self.renew(core);
-        core.lost = None;
+        core.without_coordinator_since = None;
         core.events.push_back(Event::Coordinator(core.id()));
         let observers: Vec<_> = core.observers.keys().copied().collect();
         for id in observers {
@@ -277,19 +279,19 @@ impl Coordinator {
     }
 
     /// Returns for how many nanoseconds each follower has not been heard.
-    pub(super) fn ages(&self, now: Time) -> Vec<(MemberId, u64)> {
+    pub(super) fn silences(&self, now: Time) -> Vec<(MemberId, u64)> {
         let followers = self.followers.iter();
         let admitted = followers.filter(|(_, follower)| follower.admitted);
         admitted
-            .map(|(id, follower)| (*id, now.since(follower.heard)))
+            .map(|(id, follower)| (*id, now.since(follower.last_heard)))
             .collect()
     }
 
     /// Renews its own lease.
     fn renew(&self, core: &mut Core) {
         if !self.inherits {
-            core.lease.renew(self.sure.1);
-            core.count_ends_before(self.sure.1);
+            core.lease.renew(self.confirmed_by_majority.1);
+            core.remove_voters_ended_before(self.confirmed_by_majority.1);
         }
     }
 
@@ -299,7 +301,7 @@ impl Coordinator {
     }
 
     /// Whether a majority has answered within the lease.
-    pub(super) fn is_current(&self, core: &Core) -> bool {
+    pub(super) fn has_recent_majority(&self, core: &Core) -> bool {
         core.now <= self.confirmed.1.after(core.timing.lease)
     }
 
@@ -312,14 +314,18 @@ impl Coordinator {
         self.heartbeats.push_back(SentHeartbeat {
             number: self.heartbeat,
             at: core.now,
-            turn: self.turns,
+            tick: self.ticks,
             answers: 0,
         });
         if self.heartbeats.len() > MAX_REMEMBERED {
             self.heartbeats.pop_front();
         }
         let (generation, term) = (core.generation(), self.term);
-        let confirmed = if self.inherits { 0 } else { self.sure.0 };
+        let confirmed = if self.inherits {
+            0
+        } else {
+            self.confirmed_by_majority.0
+        };
         for (&id, follower) in &mut self.followers {
             if !follower.admitted {
                 continue;
@@ -332,7 +338,7 @@ impl Coordinator {
                 confirmed,
             };
             core.links.send_now(id, Frame::Heartbeat(heartbeat));
-            let silent = core.now.since(follower.heard);
+            let silent = core.now.since(follower.last_heard);
             if silent >= core.timing.suspect
                 && !late
                 && !std::mem::replace(&mut follower.suspected, true)
@@ -375,15 +381,18 @@ impl Coordinator {
         };
         let own = core.own_vote();
         let votes = |heartbeat: &SentHeartbeat| own + heartbeat.answers.max(unresponsive);
-        let sure = self
+        let confirmed_by_majority = self
             .heartbeats
             .iter()
             .rev()
             .find(|heartbeat| core.is_more_than_half(votes(heartbeat)));
-        if let Some(heartbeat) = sure
-            && heartbeat.number > self.sure.0
+        if let Some(heartbeat) = confirmed_by_majority
+            && heartbeat.number > self.confirmed_by_majority.0
         {
-            self.sure = (heartbeat.number, heartbeat.at.max(self.sure.1));
+            self.confirmed_by_majority = (
+                heartbeat.number,
+                heartbeat.at.max(self.confirmed_by_majority.1),
+            );
             self.renew(core);
         }
         let mut heartbeats = self.heartbeats.iter().rev();
@@ -394,14 +403,14 @@ impl Coordinator {
             && heartbeat.number > self.confirmed.0
         {
             self.confirmed = (heartbeat.number, heartbeat.at.max(self.confirmed.1));
-            let turn = std::mem::replace(&mut self.confirmed_turn, heartbeat.turn);
-            if heartbeat.turn - turn > MAX_HEARTBEAT_GAP
+            let previous = std::mem::replace(&mut self.confirmed_tick, heartbeat.tick);
+            if heartbeat.tick - previous > MAX_HEARTBEAT_GAP
                 && !core.mistakes.makes(Mistake::GapForgotten)
             {
-                self.steady = self.turns;
+                self.confirmed_since_tick = self.ticks;
             }
-            if self.burst > 0 {
-                self.burst -= 1;
+            if self.immediate_heartbeats > 0 {
+                self.immediate_heartbeats -= 1;
                 self.send_heartbeat(core);
             }
         }
@@ -420,7 +429,7 @@ impl Coordinator {
             core.progress = Some(core.now);
         }
         self.record_heard(core, from);
-        // A member that has left votes no more.
+        // A member that has left has no vote any more.
         let is_vote = !core.has_ended(from);
         let follower = self.followers.get_mut(&from).filter(|_| is_vote)?;
         for heartbeat in &mut self.heartbeats {
@@ -430,14 +439,15 @@ impl Coordinator {
         }
         follower.answered = follower.answered.max(heartbeat_reply.number);
         self.confirm(core);
-        self.settle(core)
+        self.advance(core)
     }
 
     fn record_heard(&mut self, core: &mut Core, from: MemberId) {
         if let Some(follower) = self.followers.get_mut(&from) {
-            (follower.heard, follower.turn) = (core.now, self.turns);
+            let silent = core.now.since(follower.last_heard);
+            (follower.last_heard, follower.tick) = (core.now, self.ticks);
             if std::mem::take(&mut follower.suspected) {
-                core.events.push_back(Event::Heard(from));
+                core.events.push_back(Event::Heard(from, silent));
             }
         }
     }
@@ -450,28 +460,31 @@ impl Coordinator {
         if core.mistakes.makes(Mistake::LeftOutEarly) {
             return true;
         }
-        let follower = self.followers.get(&id).map(|follower| follower.turn);
-        let heard = follower.or_else(|| self.unproven.get(&id).copied());
-        heard.is_none_or(|turn| self.turns - turn.max(self.steady) > core.timing.silent_heartbeats)
+        let follower = self.followers.get(&id).map(|follower| follower.tick);
+        let last_tick = follower.or_else(|| self.unproven.get(&id).copied());
+        last_tick.is_none_or(|tick| {
+            self.ticks - tick.max(self.confirmed_since_tick) > core.timing.silent_heartbeats
+        })
     }
 
-    /// Asks the members that do not follow yet. A member that cannot be reached is suspected when its link is lost.
-    fn invite(&mut self, core: &mut Core) {
-        let ended = core.ends();
+    /// Asks the members that do not follow yet for their votes. A member that cannot be reached is suspected when its link is
+    /// lost.
+    fn request_missing_votes(&mut self, core: &mut Core) {
+        let ended = core.known_ends();
         let all = self.followers.iter();
         let absent = all.filter(|(id, follower)| !follower.admitted && !core.is_departed(**id));
         let absent: Vec<_> = absent.map(|(id, _)| *id).collect();
         for id in absent {
             if core.links.is_ready(id) || !core.links.has_link(id) {
                 let (term, ended) = (self.term, ended.clone());
-                let (unresponsive, leads) = (false, true);
+                let (unresponsive, already_coordinates) = (false, true);
                 core.reach(
                     id,
                     Message::RequestVote(VoteRequest {
                         term,
                         ended,
                         unresponsive,
-                        leads,
+                        already_coordinates,
                     }),
                 );
                 core.links.keep(id, true);
@@ -489,16 +502,16 @@ impl Coordinator {
     ) -> Option<Transition> {
         self.record_heard(core, from);
         if self.leaving.is_some() {
-            return self.settle(core);
+            return self.advance(core);
         }
         match message {
             Message::Vote { report, .. } => {
-                if report.promised > self.term && core.log.gone(from).is_none() {
-                    return Some(self.lead_later_term(core, report.promised));
+                if report.promised > self.term && core.log.departure_proven(from).is_none() {
+                    return Some(self.coordinate_later_term(core, report.promised));
                 }
                 self.admit(core, from, &report);
             }
-            Message::Broadcast(said) => self.enqueue_broadcast(core, said),
+            Message::Broadcast(broadcast) => self.enqueue_broadcast(core, broadcast),
             Message::Direct { from, to, bytes } if to == core.id() => {
                 core.events.push_back(Event::Direct(from, bytes));
             }
@@ -506,12 +519,12 @@ impl Coordinator {
                 core.send(to, Message::Direct { from, to, bytes })
             }
             Message::ReportEnd(ended) if self.may_have_left(core, &ended) => {
-                self.exit_reports
+                self.deferred_exit_reports
                     .push((core.now.after(core.timing.exit_report_wait), ended));
             }
             Message::ReportEnd(mut ended) => {
-                ended.counts |= core.is_current();
-                self.end_is_known(core, &ended);
+                ended.reduces_electorate |= core.holds_lease();
+                self.handle_end(core, &ended);
             }
             Message::Request(bytes) => {
                 let follower = self.followers.get(&from);
@@ -521,14 +534,14 @@ impl Coordinator {
                     core.events.push_back(Event::Request(from, bytes));
                 }
             }
-            Message::Abstain => self.abstains(core, from),
+            Message::Abstain => self.record_abstention(core, from),
             Message::Reconfigure(reconfigure_request)
                 if core.membership.rank_of(from).is_some() =>
             {
                 if let Some(follower) = self.followers.get_mut(&from)
                     && !self.abstaining.contains(&from)
                 {
-                    // Wishes of the other members are on their way, too, when a coordinator is new.
+                    // After a failover the requests of the other members are still on their way.
                     let until = core
                         .now
                         .after(reconfigure_request.timeout.max(core.timing.suspect));
@@ -579,24 +592,27 @@ impl Coordinator {
                     proposal.accepted.insert(from);
                 }
             }
-            Message::Follows { term, leads } if term > self.term => {
-                return Some(match leads {
+            Message::Follows {
+                term,
+                already_coordinates,
+            } if term > self.term => {
+                return Some(match already_coordinates {
                     true => Transition::Follow(term),
-                    false => self.lead_later_term(core, term),
+                    false => self.coordinate_later_term(core, term),
                 });
             }
-            Message::OperatorDecision(word) if word.generation == core.generation() => {
+            Message::OperatorDecision(decision) if decision.generation == core.generation() => {
                 // The decision counts before it is in the log: without it, no entry can be sent.
-                core.operator.get_or_insert_with(|| Arc::new(word));
+                core.operator.get_or_insert_with(|| Arc::new(decision));
                 self.enqueue_operator_decision(core);
             }
             _ => {}
         }
-        self.settle(core)
+        self.advance(core)
     }
 
     /// Handles that a member does not know of this generation.
-    pub(super) fn is_behind(&mut self, core: &mut Core, from: MemberId) {
+    pub(super) fn handle_outdated_member(&mut self, core: &mut Core, from: MemberId) {
         if !core.membership.votes(from) {
             return;
         }
@@ -615,26 +631,27 @@ impl Coordinator {
         core.send(from, message);
     }
 
-    /// Handles a vote promised for a later term. A coordinator that has a majority leads it in a still later one.
-    pub(super) fn lead_later_term(&self, core: &Core, term: Term) -> Transition {
-        match self.is_current(core) && !core.sent_leave {
-            true => Transition::LeadLaterTerm(term),
+    /// Handles a vote promised for a later term. A coordinator that has a majority coordinates it in a still later one.
+    pub(super) fn coordinate_later_term(&self, core: &Core, term: Term) -> Transition {
+        match self.has_recent_majority(core) && !core.sent_leave {
+            true => Transition::CoordinateLaterTerm(term),
             false => Transition::Follow(term),
         }
     }
 
-    /// Records that a member goes on into no successor: it counts as one that agrees to be left out. It has no lease any more.
-    fn abstains(&mut self, core: &Core, id: MemberId) {
+    /// Records that a member takes part in no later generation: it counts as one that agrees to be left out. It has no lease
+    /// any more.
+    fn record_abstention(&mut self, core: &Core, id: MemberId) {
         if core.membership.rank_of(id).is_none() || !self.abstaining.insert(id) {
             return;
         }
-        self.abstainers += usize::from(core.log.gone(id).is_none());
+        self.abstainers += usize::from(core.log.departure_proven(id).is_none());
         if let Some(follower) = self.followers.get_mut(&id) {
             self.reconfigure_requests -= usize::from(follower.reconfigure_request.take().is_some());
         }
     }
 
-    /// Returns for how long the members that go on have waited for the others.
+    /// Returns for how long the members that have requested the next generation have waited for the others.
     fn waited(&self, core: &Core) -> Duration {
         let shortest = core.timing.suspect;
         let reconfigure_requests = self
@@ -652,15 +669,15 @@ impl Coordinator {
 
     fn handle_leave(&mut self, core: &mut Core, from: MemberId, departure: Departure) {
         if from != core.id() {
-            let (member, proof, counts) = (from, Proof::Leave(departure), true);
+            let (member, proof, reduces_electorate) = (from, Proof::Leave(departure), true);
             let ended = Ended {
                 member,
                 proof,
-                counts,
+                reduces_electorate,
             };
-            return self.end_is_known(core, &ended);
+            return self.handle_end(core, &ended);
         }
-        let entry = Entry::Gone {
+        let entry = Entry::Departed {
             member: from,
             departure,
             proven: true,
@@ -668,7 +685,7 @@ impl Coordinator {
         self.enqueue_entry(core, entry, None);
     }
 
-    /// Whether it has told all that it leaves.
+    /// Whether it has reported to all that it leaves.
     pub(super) fn is_leaving(&self) -> bool {
         self.leaving.is_some()
     }
@@ -679,65 +696,68 @@ impl Coordinator {
         self.inform(core, from);
     }
 
-    /// Tells an observer that this member leads, and sends it the log.
+    /// Reports to an observer that this member coordinates, and sends it the log.
     fn inform(&self, core: &mut Core, to: MemberId) {
         let (term, membership) = (self.term, Arc::clone(&core.membership));
-        core.send(to, Message::Leading { term, membership });
+        core.send(to, Message::Coordinating { term, membership });
         let (start, entries) = (core.log.first(), core.log.part().entries);
-        let lead = Message::SyncLog {
+        let sync_log = Message::SyncLog {
             term,
             start,
             entries,
         };
-        core.send(to, lead);
+        core.send(to, sync_log);
     }
 
-    pub(super) fn enqueue_broadcast(&mut self, core: &mut Core, said: Arc<Broadcast>) {
-        let is_waiting = |order: &PendingEntry| matches!(&order.entry, Entry::Broadcast(other) if *other == said);
-        if !core.log.has(&said) && !self.pending_entries.iter().any(is_waiting) {
-            self.enqueue_entry(core, Entry::Broadcast(said), None);
+    pub(super) fn enqueue_broadcast(&mut self, core: &mut Core, broadcast: Arc<Broadcast>) {
+        let is_waiting = |pending: &PendingEntry| matches!(&pending.entry, Entry::Broadcast(other) if *other == broadcast);
+        if !core.log.has(&broadcast) && !self.pending_entries.iter().any(is_waiting) {
+            self.enqueue_entry(core, Entry::Broadcast(broadcast), None);
         }
     }
 
-    /// Whether a parent's report may have overtaken a leave message.
+    /// Whether a launcher's report may have overtaken a leave message.
     fn may_have_left(&self, core: &Core, ended: &Ended) -> bool {
         let id = ended.member;
-        let is_exit_report = matches!(ended.proof, Proof::Parent(_));
+        let is_exit_report = matches!(ended.proof, Proof::Launcher(_));
         is_exit_report
             && self.followers.contains_key(&id)
             && core.links.is_ready(id)
             && !core.is_departed(id)
     }
 
-    /// Applies the parents' reports that have waited long enough.
-    fn apply_exit_reports(&mut self, core: &mut Core) {
+    /// Applies the launchers' reports that have waited long enough.
+    fn apply_deferred_exit_reports(&mut self, core: &mut Core) {
         let is_due = |(until, ended): &mut (Time, Ended)| {
             *until <= core.now || !core.links.is_ready(ended.member)
         };
-        let due: Vec<_> = self.exit_reports.extract_if(.., is_due).collect();
+        let due: Vec<_> = self.deferred_exit_reports.extract_if(.., is_due).collect();
         for (_, mut ended) in due {
-            ended.counts |= core.is_current();
-            self.end_is_known(core, &ended);
+            ended.reduces_electorate |= core.holds_lease();
+            self.handle_end(core, &ended);
         }
     }
 
     /// Handles the certain end of a process.
-    pub(super) fn end_is_known(&mut self, core: &mut Core, ended: &Ended) {
-        // The others may have gone on as soon as they learned that this member leaves.
+    pub(super) fn handle_end(&mut self, core: &mut Core, ended: &Ended) {
+        // The others may have formed the next generation as soon as they learned that this member leaves.
         if self.leaving.is_some() {
             return;
         }
         let id = ended.member;
         let known = self
-            .exit_reports
+            .deferred_exit_reports
             .iter()
-            .position(|(_, word)| word.member == id);
-        let known = known.map(|at| self.exit_reports.swap_remove(at).1);
+            .position(|(_, report)| report.member == id);
+        let known = known.map(|at| self.deferred_exit_reports.swap_remove(at).1);
         let ended = match known {
-            // The parent's report is more specific.
-            Some(word) if ended.proof == Proof::Kernel => {
-                let counts = ended.counts | word.counts;
-                &Ended { counts, ..word }
+            // The launcher's report is more specific.
+            Some(report) if ended.proof == Proof::Kernel => {
+                let reduces_electorate = ended.reduces_electorate | report.reduces_electorate;
+                &Ended {
+                    reduces_electorate,
+                    ..report
+                }
             }
             _ => ended,
         };
@@ -753,18 +773,20 @@ impl Coordinator {
                 heartbeat.answers -= 1;
             }
         }
-        if id == core.id() || !core.membership.votes(id) || core.log.gone(id).is_some() {
+        if id == core.id() || !core.membership.votes(id) || core.log.departure_proven(id).is_some()
+        {
             return;
         }
-        // A suspicion about it is settled.
-        self.pending_entries
-            .retain(|order| !(order.needs.is_some() && departing_member(&order.entry) == Some(id)));
+        // A suspicion about it is void.
+        self.pending_entries.retain(|pending| {
+            !(pending.needs.is_some() && departing_member(&pending.entry) == Some(id))
+        });
         let pid = core.membership.peer(id).map_or(0, |peer| peer.pid);
         let departure = ended.proof.departure(pid);
         let proven = true;
         self.enqueue_entry(
             core,
-            Entry::Gone {
+            Entry::Departed {
                 member: id,
                 departure,
                 proven,
@@ -777,42 +799,46 @@ impl Coordinator {
     pub(super) fn leave(&mut self, core: &mut Core, departure: Departure) -> Option<Transition> {
         let me = core.id();
         self.handle_leave(core, me, departure);
-        self.settle(core)
+        self.advance(core)
     }
 
     /// Handles a lost link.
-    pub(super) fn lost(&mut self, core: &mut Core, id: MemberId) -> Option<Transition> {
+    pub(super) fn handle_link_lost(&mut self, core: &mut Core, id: MemberId) -> Option<Transition> {
         forget_joiner(core, id);
         core.observers.remove(&id);
         if let Some(follower) = self.followers.get_mut(&id) {
             // Messages on their way in both directions are lost with it.
-            (follower.lost, follower.admitted) = (Some(core.now), false);
+            (follower.link_lost_at, follower.admitted) = (Some(core.now), false);
             self.reconfigure_requests -= usize::from(follower.reconfigure_request.take().is_some());
             if core.mistakes.makes(Mistake::ClosedIsDead) {
-                let (member, proof, counts) = (id, Proof::Kernel, true);
-                self.end_is_known(
+                let (member, proof, reduces_electorate) = (id, Proof::Kernel, true);
+                self.handle_end(
                     core,
                     &Ended {
                         member,
                         proof,
-                        counts,
+                        reduces_electorate,
                     },
                 );
             } else {
                 self.depart_lost_members(core);
             }
         }
-        self.settle(core)
+        self.advance(core)
     }
 
     /// Handles that the peer has begun another link: it follows once it has been asked again.
-    pub(super) fn renewed(&mut self, core: &mut Core, id: MemberId) -> Option<Transition> {
+    pub(super) fn handle_link_renewed(
+        &mut self,
+        core: &mut Core,
+        id: MemberId,
+    ) -> Option<Transition> {
         if let Some(follower) = self.followers.get_mut(&id) {
             follower.admitted = false;
             self.reconfigure_requests -= usize::from(follower.reconfigure_request.take().is_some());
             core.links.keep(id, true);
         }
-        self.settle(core)
+        self.advance(core)
     }
 
     /// Asks for a majority without the unreachable members, unless NCCL reaches them.
@@ -823,12 +849,14 @@ impl Coordinator {
         let waits = |id: MemberId| {
             self.pending_entries
                 .iter()
-                .any(|order| departing_member(&order.entry) == Some(id))
+                .any(|pending| departing_member(&pending.entry) == Some(id))
         };
         let lost = self.followers.iter().filter(|(id, follower)| {
-            follower.lost.is_some() && !core.is_departed(**id) && !waits(**id)
+            follower.link_lost_at.is_some() && !core.is_departed(**id) && !waits(**id)
         });
-        let lost: Vec<_> = lost.map(|(id, follower)| (*id, follower.heard)).collect();
+        let lost: Vec<_> = lost
+            .map(|(id, follower)| (*id, follower.last_heard))
+            .collect();
         if lost.is_empty() {
             return;
         }
@@ -838,7 +866,7 @@ impl Coordinator {
             let proven = false;
             self.enqueue_entry(
                 core,
-                Entry::Gone {
+                Entry::Departed {
                     member,
                     departure,
                     proven,
@@ -853,14 +881,14 @@ impl Coordinator {
     fn admit(&mut self, core: &mut Core, from: MemberId, report: &VoteReport) {
         for ended in &report.ended {
             if core.learn_end(ended) {
-                self.end_is_known(core, ended);
+                self.handle_end(core, ended);
             }
         }
-        let is_gone = core.log.gone(from).is_some() || !core.membership.votes(from);
+        let is_gone = core.log.departure_proven(from).is_some() || !core.membership.votes(from);
         let continues =
             core.log.continues(&report.log) || core.mistakes.makes(Mistake::DivergentFollows);
         if report.abstains {
-            self.abstains(core, from);
+            self.record_abstention(core, from);
         }
         let start = report.log.end().min(core.log.end());
         let entries = core.log.since(start).filter(|_| continues && !is_gone);
@@ -872,23 +900,27 @@ impl Coordinator {
         let follower = self
             .followers
             .entry(from)
-            .or_insert_with(|| Follower::new(now, self.turns, false));
-        (follower.heard, follower.turn) = (now, self.turns);
-        (follower.lost, follower.admitted, follower.told) = (None, true, false);
+            .or_insert_with(|| Follower::new(now, self.ticks, false));
+        (follower.last_heard, follower.tick) = (now, self.ticks);
+        (
+            follower.link_lost_at,
+            follower.admitted,
+            follower.was_told_left_behind,
+        ) = (None, true, false);
         // A suspected member is reachable again.
-        self.pending_entries.retain(|order| {
-            !(order.needs.is_some() && departing_member(&order.entry) == Some(from))
+        self.pending_entries.retain(|pending| {
+            !(pending.needs.is_some() && departing_member(&pending.entry) == Some(from))
         });
         let term = self.term;
-        let lead = Message::SyncLog {
+        let sync_log = Message::SyncLog {
             term,
             start,
             entries,
         };
-        core.reach(from, lead);
+        core.reach(from, sync_log);
         core.links.keep(from, true);
-        for said in &report.unlogged {
-            self.enqueue_broadcast(core, Arc::clone(said));
+        for broadcast in &report.unlogged {
+            self.enqueue_broadcast(core, Arc::clone(broadcast));
         }
         if let Some(proposal) = &self.proposal {
             let membership = Arc::clone(&proposal.membership);
@@ -900,7 +932,7 @@ impl Coordinator {
 
     fn enqueue_entry(&mut self, core: &Core, mut entry: Entry, needs: Option<u64>) {
         let since = core.now;
-        if let Entry::Gone {
+        if let Entry::Departed {
             member,
             departure: Departure::Lost(lost),
             ..
@@ -924,19 +956,21 @@ impl Coordinator {
             return;
         }
         let mut waiting = VecDeque::new();
-        while let Some(order) = self.pending_entries.pop_front() {
-            let is_ready = match order.needs {
-                None => self.is_current(core),
+        while let Some(pending) = self.pending_entries.pop_front() {
+            let is_ready = match pending.needs {
+                None => self.has_recent_majority(core),
                 Some(number) => self.confirmed.0 >= number,
             };
-            if !is_ready && !core.mistakes.makes(Mistake::WakesAndSpeaks) {
-                waiting.push_back(order);
+            if !is_ready && !core.mistakes.makes(Mistake::UnconfirmedCoordinatorAppends) {
+                waiting.push_back(pending);
                 continue;
             }
-            if departing_member(&order.entry).is_some_and(|id| core.log.gone(id).is_some()) {
+            if departing_member(&pending.entry)
+                .is_some_and(|id| core.log.departure_proven(id).is_some())
+            {
                 continue;
             }
-            self.append(core, order.entry);
+            self.append(core, pending.entry);
             if self.leaving.is_some() {
                 break;
             }
@@ -958,7 +992,7 @@ impl Coordinator {
             let append = Message::Append { term, at, entry };
             core.links.send(id, generation, append);
         }
-        if let Entry::Gone { member, proven, .. } = &*entry {
+        if let Entry::Departed { member, proven, .. } = &*entry {
             if *member == core.id() {
                 self.leaving = Some(core.now);
             }
@@ -967,35 +1001,36 @@ impl Coordinator {
                 core.links.keep(*member, false);
                 self.reconfigure_requests -= usize::from(follower.reconfigure_request.is_some());
                 if !proven {
-                    self.unproven.insert(*member, follower.turn);
+                    self.unproven.insert(*member, follower.tick);
                 }
             }
         }
     }
 
-    /// Does what has become possible.
-    pub(super) fn settle(&mut self, core: &mut Core) -> Option<Transition> {
-        self.apply_exit_reports(core);
+    /// Makes all progress that has become possible.
+    pub(super) fn advance(&mut self, core: &mut Core) -> Option<Transition> {
+        self.apply_deferred_exit_reports(core);
         self.confirm(core);
         self.send_pending_entries(core);
         if let Some(since) = self.leaving {
             let all = self.followers.keys().all(|id| core.links.is_flushed(*id));
             let next = match core.leaving {
                 Some(_) => Transition::Left,
-                // The others go on without it. Which of them proposes that generation is open.
+                // The others form the next generation without it. Which of them proposes it is open.
                 None => Transition::Exclude(Exclusion::LeftBehind(Generation {
                     number: core.generation() + 1,
                     proposer: core.id(),
                 })),
             };
-            return (all || core.now.since(since) >= LEAVE_TIMEOUT).then_some(next);
+            return (all || core.now.since(since) >= COORDINATOR_LEAVE_WAIT_NS).then_some(next);
         }
-        self.try_reconfigure(core).or_else(|| self.give_up(core))
+        self.try_reconfigure(core)
+            .or_else(|| self.give_up_without_majority(core))
     }
 
     /// Gives up if no majority has answered for too long.
-    fn give_up(&mut self, core: &mut Core) -> Option<Transition> {
-        let pending_entries = self.pending_entries.front().map(|order| order.since);
+    fn give_up_without_majority(&mut self, core: &mut Core) -> Option<Transition> {
+        let pending_entries = self.pending_entries.front().map(|pending| pending.since);
         let proposal = self.proposal.as_ref().map(|proposal| proposal.since);
         let since = pending_entries.into_iter().chain(proposal).min()?;
         if core.now.since(since) < core.timing.confirm || core.progresses() {
@@ -1004,18 +1039,18 @@ impl Coordinator {
         let me = core.id();
         let answers = |id: &MemberId| {
             let follower = &self.followers[id];
-            follower.admitted && core.now.since(follower.heard) < core.timing.suspect
+            follower.admitted && core.now.since(follower.last_heard) < core.timing.suspect
         };
         let reached: BTreeSet<_> = self.followers.keys().copied().filter(answers).collect();
         if self.claim(core) {
             return None;
         }
-        let limit = match &self.proposal {
+        let timeout = match &self.proposal {
             // A majority answers: the wait is for the silence of the members that have not accepted.
-            Some(_) if self.is_current(core) => core.timing.give_up,
-            _ => (2 * core.timing.confirm).max(core.timing.give_up / 2),
+            Some(_) if self.has_recent_majority(core) => core.timing.majority_timeout,
+            _ => (2 * core.timing.confirm).max(core.timing.majority_timeout / 2),
         };
-        if core.now.since(since) < limit {
+        if core.now.since(since) < timeout {
             return None;
         }
         let all = core.others();
@@ -1038,9 +1073,9 @@ impl Coordinator {
 
     // --- the next generation ---
 
-    /// Handles a request to go on of this member's program to go on, or its end.
+    /// Handles a new or withdrawn request of this member's program for the next generation.
     pub(super) fn own_reconfigure_request(&mut self, core: &mut Core) -> Option<Transition> {
-        self.settle(core)
+        self.advance(core)
     }
 
     fn try_reconfigure(&mut self, core: &mut Core) -> Option<Transition> {
@@ -1063,7 +1098,7 @@ impl Coordinator {
             return None;
         }
         // A proposal without a majority would bind members to it in vain.
-        if !self.is_current(core) {
+        if !self.has_recent_majority(core) {
             self.wait_for_majority(core);
             return None;
         }
@@ -1110,7 +1145,7 @@ impl Coordinator {
             }
             for id in &missing {
                 if let Some(follower) = self.followers.get_mut(id)
-                    && !std::mem::replace(&mut follower.told, true)
+                    && !std::mem::replace(&mut follower.was_told_left_behind, true)
                 {
                     core.send(*id, Message::LeaveBehind);
                 }
@@ -1120,18 +1155,18 @@ impl Coordinator {
             return self.step_aside(core);
         }
         let unproven = before.voters().map(|peer| peer.id);
-        let unproven =
-            unproven.filter(|id| core.log.gone(*id) == Some(false) && !core.has_ended(*id));
+        let unproven = unproven
+            .filter(|id| core.log.departure_proven(*id) == Some(false) && !core.has_ended(*id));
         // A witness that does not follow may have received other entries.
         let follows = |id: &MemberId| {
             let follower = self.followers.get(id);
             follower.is_some_and(|follower| follower.admitted)
         };
         let witnesses = before.witnesses.iter().map(|peer| peer.id);
-        let strange = witnesses.filter(|id| !follows(id) && !core.has_ended(*id));
+        let not_following = witnesses.filter(|id| !follows(id) && !core.has_ended(*id));
         if !unproven
             .chain(missing.iter().copied())
-            .chain(strange)
+            .chain(not_following)
             .all(|id| self.abstaining.contains(&id) || self.is_silent(core, id))
         {
             return None;
@@ -1158,7 +1193,7 @@ impl Coordinator {
         self.propose(core, Arc::new(membership), false)
     }
 
-    /// Leaves, because the others go on without this member: it cannot lead them.
+    /// Leaves, because the others form the next generation without this member: it cannot coordinate them.
     fn step_aside(&mut self, core: &mut Core) -> Option<Transition> {
         let (me, after) = (core.id(), self.waited(core));
         self.handle_leave(core, me, Departure::lost(LossKind::LeftBehind { after }));
@@ -1168,29 +1203,30 @@ impl Coordinator {
 
     /// Whether the proposal may become active.
     ///
-    /// A member that has not accepted it may count the ends of those that have, as long as its lease runs. So all members that go on have
-    /// accepted, have ended, or are silent for longer than a lease; and only members that were heard since then are votes.
+    /// A member that has not accepted it may count the ends of those that have, as long as its lease runs. So all its members
+    /// have accepted, have ended, or are silent for longer than a lease; and only members that were heard since then are votes.
     fn is_accepted(&self, core: &Core) -> bool {
         let Some(proposal) = &self.proposal else {
             return false;
         };
         let me = core.id();
         let lately = MAX_HEARTBEAT_GAP * core.timing.heartbeat_interval;
-        let is_steady = self.turns - self.confirmed_turn <= MAX_HEARTBEAT_GAP
+        let is_confirmed = self.ticks - self.confirmed_tick <= MAX_HEARTBEAT_GAP
             && core.now.since(self.confirmed.1) <= lately;
-        if !is_steady && !core.mistakes.makes(Mistake::GapForgotten) {
+        if !is_confirmed && !core.mistakes.makes(Mistake::GapForgotten) {
             return false;
         }
         let is_vote = |id: &MemberId| {
-            let heard = self.followers.get(id);
-            let heard = heard.is_some_and(|heard| core.now.since(heard.heard) < lately);
+            let follower = self.followers.get(id);
+            let is_heard =
+                follower.is_some_and(|follower| core.now.since(follower.last_heard) < lately);
             let is_own = *id == me && core.own_vote() == 1;
-            is_own || (*id != me && heard && core.membership.votes(*id) && !core.has_ended(*id))
+            is_own || (*id != me && is_heard && core.membership.votes(*id) && !core.has_ended(*id))
         };
         let votes: BTreeSet<_> = proposal.accepted.iter().filter(|id| is_vote(id)).collect();
         let mut others = proposal.membership.voters().map(|peer| peer.id);
         let all = others.all(|id| {
-            // A new member needs its lease as well, and gets a moment for it.
+            // A new member needs its lease as well, and gets some time for it.
             let is_new = !core.membership.votes(id);
             let waited = core.now.since(proposal.since) >= core.timing.grace;
             (is_new && (waited || !core.links.is_ready(id)))
@@ -1201,7 +1237,7 @@ impl Coordinator {
         all && core.is_majority(votes.len(), self.term, |id| votes.contains(&id))
     }
 
-    /// Handles the absence of a majority: a claim may replace it, and the requests to go on do not wait for ever.
+    /// Handles the absence of a majority: a claim may replace it, and the requests for the next generation do not wait for ever.
     fn wait_for_majority(&mut self, core: &mut Core) {
         let reconfigure_requests = self.followers.values();
         let reconfigure_requests = reconfigure_requests
@@ -1225,10 +1261,10 @@ impl Coordinator {
     /// Asks for the decision between two halves, once.
     fn claim(&mut self, core: &mut Core) -> bool {
         let answers = |follower: &&Follower| {
-            follower.admitted && core.now.since(follower.heard) < core.timing.suspect
+            follower.admitted && core.now.since(follower.last_heard) < core.timing.suspect
         };
         let reached = 1 + self.followers.values().filter(answers).count();
-        let claims = core.is_half(reached) && !std::mem::replace(&mut self.claims, true);
+        let claims = core.is_half(reached) && !std::mem::replace(&mut self.has_claimed, true);
         if claims {
             let generation = core.membership.generation;
             core.events.push_back(Event::Claim(generation));
@@ -1238,7 +1274,7 @@ impl Coordinator {
 
     fn refuse_reconfigure(&mut self, core: &mut Core, missing: &[MemberId]) {
         for (id, follower) in &mut self.followers {
-            follower.told = false;
+            follower.was_told_left_behind = false;
             if let Some((reconfigure_request, _)) = follower.reconfigure_request.take() {
                 let (reconfigure_request, missing) = (reconfigure_request.number, missing.to_vec());
                 core.send(
@@ -1310,12 +1346,12 @@ impl Coordinator {
         {
             core.send(id, Message::NewerGeneration(Arc::clone(&membership)));
         }
-        let lease = match adopted {
+        let certain_since = match adopted {
             false => core.now,
             true if core.consents_in_time => core.consented,
             true => Time::default(),
         };
-        Some(Transition::Enter(membership, lease))
+        Some(Transition::Enter(membership, certain_since))
     }
 
     // --- time ---
@@ -1332,11 +1368,11 @@ impl Coordinator {
                 .filter_map(|follower| follower.reconfigure_request.map(|(_, until)| until))
                 .min(),
         };
-        let exit_reports = self.exit_reports.iter().map(|(until, _)| *until);
+        let deferred_exit_reports = self.deferred_exit_reports.iter().map(|(until, _)| *until);
         let due = own
             .into_iter()
             .chain(reconfigure_requests)
-            .chain(exit_reports)
+            .chain(deferred_exit_reports)
             .filter(|until| *until > core.now);
         due.chain([self.next_heartbeat])
             .min()
@@ -1345,16 +1381,16 @@ impl Coordinator {
 
     pub(super) fn timeout(&mut self, core: &mut Core) -> Option<Transition> {
         if self.next_heartbeat <= core.now {
-            self.turns += 1;
+            self.ticks += 1;
             if self.leaving.is_some() {
                 self.next_heartbeat = core.now.after(core.timing.heartbeat_interval);
-                return self.settle(core);
+                return self.advance(core);
             }
             self.send_heartbeat(core);
             self.depart_lost_members(core);
-            self.invite(core);
+            self.request_missing_votes(core);
         }
-        self.settle(core)
+        self.advance(core)
     }
 }
 
@@ -1367,7 +1403,61 @@ fn forget_joiner(core: &mut Core, id: MemberId) {
 /// Returns the member that departs with an entry.
 fn departing_member(entry: &Entry) -> Option<MemberId> {
     match entry {
-        Entry::Gone { member, .. } => Some(*member),
+        Entry::Departed { member, .. } => Some(*member),
         Entry::Broadcast(_) | Entry::OperatorDecision(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::{MILLI, Mistakes, Timing};
+
+    #[test]
+    fn a_member_that_answers_again_is_reported_with_the_length_of_its_silence() {
+        let peer = |slot| Peer {
+            id: MemberId {
+                slot,
+                incarnation: 1,
+            },
+            host: String::from("host"),
+            pid: 1,
+            start_time: 1,
+            kernel: 0,
+            at: format!("unix:@{slot}"),
+            launcher_rank: None,
+            observed: false,
+        };
+        let [me, other] = [peer(0), peer(1)];
+        let (proposer, silent) = (me.id, other.id);
+        let generation = Generation {
+            number: 0,
+            proposer,
+        };
+        let membership = Membership::new(generation, vec![me.clone(), other], Vec::new());
+        let timing = Timing::default();
+        let mut core = Core::new(me, Arc::new(membership), timing, Mistakes::default());
+        let mut coordinator = Coordinator::of_generation(&mut core);
+        while core.now < Time(2500 * MILLI) {
+            core.now = core.now.after(timing.heartbeat_interval);
+            coordinator.timeout(&mut core);
+        }
+        core.now = core.now.after(100 * MILLI);
+        let reply = HeartbeatReply {
+            generation: 0,
+            term: coordinator.term,
+            number: coordinator.heartbeat,
+            progress: false,
+        };
+        coordinator.heartbeat_reply(&mut core, silent, reply);
+        let changes = core
+            .events
+            .iter()
+            .filter(|event| matches!(event, Event::Suspected(..) | Event::Heard(..)));
+        let expected = [
+            Event::Suspected(silent, 2000 * MILLI),
+            Event::Heard(silent, 2600 * MILLI),
+        ];
+        assert!(changes.eq(&expected), "{:?}", core.events);
     }
 }

@@ -20,39 +20,38 @@ pub enum Event {
     /// The next entry of the generation's log.
     Entry(Arc<Entry>),
     /// To an observer: no process of the job can be reached any more. These members are not known to have ended.
-    Ended(Vec<MemberId>),
+    JobUnreachable(Vec<MemberId>),
     /// A message of a member to this one alone.
     Direct(MemberId, Vec<u8>),
     /// The member that coordinates from now on. Emitted for each generation, after [`Active`](Self::Active), and for each term in
-    /// which this process follows or leads: the program has to repeat its requests without a reply.
+    /// which this process follows or coordinates: the program has to repeat its requests without a reply.
     Coordinator(MemberId),
-    /// To the coordinator, or to the process that forms the first generation: a request of a process's program, which may be this
-    /// one.
+    /// To the coordinator, or to the initial coordinator: a request of a process's program, which may be this one.
     Request(MemberId, Arc<[u8]>),
     /// A reply of the coordinator's program.
     Reply(Arc<[u8]>),
-    /// To the process that forms the first generation: another has joined it, or has come and was dismissed.
+    /// To the initial coordinator: another process has joined the first generation, or has received why there is none.
     Joined(MemberId),
-    /// To the same process: the process that had joined with this slot is gone, and the slot is free.
+    /// To the initial coordinator: the process that had joined with this slot has ended, and the slot is free.
     JoinRevoked(u32, Departure),
     /// There will be no first generation, for the reason in these bytes. This process takes part no more.
     FormationAborted(Arc<[u8]>),
-    /// To an observer: the first generation, which has this number, is being formed. The program of the process that forms it accepts
-    /// requests; those without a reply have to be repeated when this event comes again.
+    /// To an observer: the first generation, which has this number, is being formed. The program of the initial coordinator
+    /// accepts requests; those without a reply have to be repeated when this event is emitted again.
     Forming(u64),
     /// A member has been silent for so many nanoseconds. Nothing ends because of that.
     Suspected(MemberId, u64),
-    /// A suspected member is heard again.
-    Heard(MemberId),
-    /// The connection to a member was lost for so many nanoseconds, and the link goes on.
+    /// A suspected member answers again, after a silence of so many nanoseconds.
+    Heard(MemberId, u64),
+    /// The connection to a member was lost for so many nanoseconds, and the link is ready again.
     Resumed(MemberId, u64),
-    /// The request to go on to go on has failed: these members did not come.
+    /// The request for the next generation has failed: these members did not make it in time.
     ReconfigureFailed(Vec<MemberId>),
     /// This process takes part no more.
     Excluded(Exclusion),
     /// This process has left, and the others know.
     Left,
-    /// Asks for the job's `Discovery` to decide whether this side may go on for this generation.
+    /// Asks for the job's `Discovery` to decide whether this side may continue, for this generation.
     Claim(Generation),
     /// The number of processes that wait to be taken into the next generation.
     Joiners(usize),
@@ -62,23 +61,23 @@ pub enum Event {
 #[derive(Clone, Debug)]
 pub(super) struct KnownEnd {
     pub(super) proof: Proof,
-    pub(super) counts: bool,
+    pub(super) reduces_electorate: bool,
     at: Time,
 }
 
 /// The time until which this member knows that no generation exists without it.
 ///
-/// The coordinator confirms heartbeat `k` when a majority has answered it, so at the moment at which it sent `k` no other member led.
-/// Beat `k` itself states which of this member's answers had arrived by then. The lease therefore starts when that answer was sent,
-/// and this member learns of it from a later heartbeat.
+/// The coordinator confirms heartbeat `k` when a majority has answered it, so at the moment at which it sent `k` no other
+/// member coordinated. Heartbeat `k` itself states which of this member's answers had arrived by then. The lease therefore
+/// starts when that answer was sent, and this member learns of it from a later heartbeat.
 #[derive(Debug, Default)]
 pub(super) struct Lease {
     start: Time,
     term: Option<Term>,
     /// The numbers and times of the answers that were sent.
     answers: VecDeque<(u64, Time)>,
-    /// Beats, and when the answer was sent that had arrived before each.
-    marks: VecDeque<(u64, Time)>,
+    /// Heartbeats, and when the answer was sent that had arrived before each.
+    acknowledged_replies: VecDeque<(u64, Time)>,
 }
 
 /// How many heartbeats are remembered.
@@ -99,18 +98,18 @@ impl Lease {
             .iter()
             .find(|(number, _)| *number == heartbeat.answered);
         if let Some(&(_, at)) = answered {
-            self.marks.push_back((heartbeat.number, at));
+            self.acknowledged_replies.push_back((heartbeat.number, at));
         }
         let confirmed = self
-            .marks
+            .acknowledged_replies
             .iter()
             .rev()
             .find(|(number, _)| *number <= heartbeat.confirmed);
         if let Some(&(_, at)) = confirmed {
             self.start = self.start.max(at);
         }
-        if self.marks.len() > MAX_REMEMBERED {
-            self.marks.pop_front();
+        if self.acknowledged_replies.len() > MAX_REMEMBERED {
+            self.acknowledged_replies.pop_front();
         }
     }
 
@@ -145,16 +144,16 @@ pub(super) struct Core {
     pub(super) accepted: Option<(Term, SharedMembership)>,
     pub(super) ended: BTreeMap<MemberId, KnownEnd>,
     /// By how many voters `ended` reduces the electorate.
-    discounted: usize,
+    removed_voters: usize,
     pub(super) lease: Lease,
     /// The term in which this side won the claim.
     pub(super) claimed: Option<Term>,
     /// The operator's decision for this generation, and whether all members have received it.
     pub(super) operator: Option<Arc<OperatorDecision>>,
     pub(super) operator_decision_logged: bool,
-    /// Set when this process was to coordinate the first generation, and has told all that there will be none.
-    pub(super) dismissed: Option<Arc<[u8]>>,
-    said: u64,
+    /// Set on the initial coordinator when it has given up the first generation: the reason, for all that join.
+    pub(super) formation_aborted: Option<Arc<[u8]>>,
+    broadcasts_sent: u64,
     pub(super) unlogged: VecDeque<Arc<Broadcast>>,
     pub(super) reconfigure_request: Option<(ReconfigureRequest, Time)>,
     reconfigure_requests: u64,
@@ -168,22 +167,22 @@ pub(super) struct Core {
     /// Whether its lease ran then, so that the proposal cannot have been active without it.
     pub(super) consents_in_time: bool,
     /// Since when there is no coordinator.
-    pub(super) lost: Option<Time>,
+    pub(super) without_coordinator_since: Option<Time>,
     /// When NCCL last made progress.
     pub(super) progress: Option<Time>,
     /// Whether that was after the last heartbeat reply.
     pub(super) has_progressed: bool,
-    /// How many ranks are gone according to the log.
+    /// How many ranks have departed according to the log.
     pub(super) departed: usize,
     /// The driver's evidence about unreachable peers, and its time.
     pub(super) evidence: BTreeMap<MemberId, (Time, Lost)>,
     /// The last calls of the members' programs, as reported to the coordinator's, and when.
     pub(super) calls: BTreeMap<MemberId, (Time, String)>,
-    /// Whether the program goes on into no successor.
+    /// Whether the program takes part in no later generation.
     pub(super) abstains: bool,
-    /// Whether this process has told another one that it abstains or leaves.
+    /// Whether this process has reported to another one that it abstains or leaves.
     renounced_lease: bool,
-    /// Whether this process has told a coordinator that it leaves. It votes no more, and accepts no proposal.
+    /// Whether this process has sent its leave message to a coordinator. It votes no more, and accepts no proposal.
     pub(super) sent_leave: bool,
     /// The active generation because of which this process takes part no more.
     pub(super) ahead: Option<SharedMembership>,
@@ -210,13 +209,13 @@ impl Core {
             synced: term,
             accepted: None,
             ended: BTreeMap::new(),
-            discounted: 0,
+            removed_voters: 0,
             lease: Lease::default(),
             claimed: None,
             operator: None,
             operator_decision_logged: false,
-            dismissed: None,
-            said: 0,
+            formation_aborted: None,
+            broadcasts_sent: 0,
             unlogged: VecDeque::new(),
             reconfigure_request: None,
             reconfigure_requests: 0,
@@ -225,7 +224,7 @@ impl Core {
             leaving: None,
             consented: Time::default(),
             consents_in_time: false,
-            lost: None,
+            without_coordinator_since: None,
             progress: None,
             has_progressed: false,
             departed: 0,
@@ -276,15 +275,15 @@ impl Core {
         voters.filter(|id| *id != self.id()).collect()
     }
 
-    /// Begins an active generation. `lease`: since when it is certain that no generation exists without this member.
-    pub(super) fn enter(&mut self, membership: SharedMembership, lease: Time) {
+    /// Begins an active generation. `certain_since`: since when it is certain that no generation exists without this member.
+    pub(super) fn enter(&mut self, membership: SharedMembership, certain_since: Time) {
         // The generation was not active before this member had accepted it.
         let accepted = self.accepted.as_ref();
         let is_accepted =
             accepted.is_some_and(|(_, known)| known.generation == membership.generation);
-        let lease = match is_accepted && self.consents_in_time {
-            true => lease.max(self.consented),
-            false => lease,
+        let certain_since = match is_accepted && self.consents_in_time {
+            true => certain_since.max(self.consented),
+            false => certain_since,
         };
         self.term = membership.generation.first_term();
         self.synced = self.term;
@@ -292,16 +291,16 @@ impl Core {
         self.accepted = None;
         self.ended.retain(|id, _| membership.votes(*id));
         for known in self.ended.values_mut() {
-            known.counts = false;
+            known.reduces_electorate = false;
         }
-        self.discounted = 0;
+        self.removed_voters = 0;
         self.lease = Lease {
-            start: lease,
+            start: certain_since,
             ..Lease::default()
         };
         self.claimed = None;
         (self.operator, self.operator_decision_logged) = (None, false);
-        self.lost = None;
+        self.without_coordinator_since = None;
         self.departed = 0;
         (self.renounced_lease, self.sent_leave) = (false, false);
         self.evidence.retain(|id, _| membership.votes(*id));
@@ -311,13 +310,13 @@ impl Core {
         self.joiners.retain(|id, _| !membership.votes(*id));
         self.membership = Arc::clone(&membership);
         self.events.push_back(Event::Active(membership));
-        self.count_ends_before(lease);
+        self.remove_voters_ended_before(certain_since);
     }
 
     /// Returns the number of votes of which a majority is needed.
     pub(super) fn electorate(&self) -> usize {
-        let discounted = self.discounted + usize::from(self.sent_leave);
-        self.membership.electorate().saturating_sub(discounted)
+        let removed = self.removed_voters + usize::from(self.sent_leave);
+        self.membership.electorate().saturating_sub(removed)
     }
 
     /// Whether so many votes are more than half of all.
@@ -338,10 +337,10 @@ impl Core {
         if self.is_more_than_half(votes) || is_half {
             return true;
         }
-        self.operator.as_ref().is_some_and(|word| {
+        self.operator.as_ref().is_some_and(|decision| {
             let ended = |id: &MemberId| self.ended.contains_key(id);
-            word.generation == self.generation()
-                && word
+            decision.generation == self.generation()
+                && decision
                     .members
                     .iter()
                     .filter(|id| !ended(id))
@@ -359,20 +358,23 @@ impl Core {
     }
 
     /// Whether an unreachable voter was on another side, as far as known: a voter whose end was seen too late to count may have
-    /// gone on there before.
+    /// continued there before.
     pub(super) fn may_be_on_other_side(&self, id: MemberId) -> bool {
-        let counts = self.ended.get(&id).is_some_and(|known| known.counts);
-        !counts && self.log.gone(id).is_none()
+        let reduces_electorate = self
+            .ended
+            .get(&id)
+            .is_some_and(|known| known.reduces_electorate);
+        !reduces_electorate && self.log.departure_proven(id).is_none()
     }
 
     /// Whether nothing is expected from a voter any more.
     pub(super) fn is_departed(&self, id: MemberId) -> bool {
-        self.has_ended(id) || self.log.gone(id).is_some()
+        self.has_ended(id) || self.log.departure_proven(id).is_some()
     }
 
     /// Whether the lease runs.
     ///
-    /// A member that abstains or leaves has no lease from the moment at which it tells another, and never gets one again in this
+    /// A member that abstains or leaves has no lease from the moment at which it reports that, and never gets one again in this
     /// generation. That allows a coordinator to leave it out at once:
     ///
     /// - Until then it was a member like any other, which no coordinator leaves out before it has been silent for longer than a
@@ -382,28 +384,29 @@ impl Core {
     ///   on their leases.
     ///
     /// So no counted end removes a voter here that voted for the successor, and a majority of this generation still has a member of the
-    /// successor's majority in it. While an abstaining member coordinates, and has told no other, it keeps its lease: then no member
-    /// leaves it out at once.
-    pub(super) fn is_current(&self) -> bool {
-        self.is_current_at(self.now)
+    /// successor's majority in it. While an abstaining member coordinates, and has not reported that it abstains, it keeps its
+    /// lease: then no member leaves it out at once.
+    pub(super) fn holds_lease(&self) -> bool {
+        self.holds_lease_at(self.now)
     }
 
-    /// As [`is_current`](Self::is_current), at a later moment than that of the last input.
-    pub(super) fn is_current_at(&self, now: Time) -> bool {
-        self.has_lease() && now <= self.lease.start.after(self.timing.lease)
+    /// As [`holds_lease`](Self::holds_lease), at a later moment than that of the last input.
+    pub(super) fn holds_lease_at(&self, now: Time) -> bool {
+        self.may_hold_lease() && now <= self.lease.start.after(self.timing.lease)
     }
 
-    fn has_lease(&self) -> bool {
+    fn may_hold_lease(&self) -> bool {
         !self.renounced_lease || self.mistakes.makes(Mistake::AbstainerCounts)
     }
 
-    /// Records that this member tells another that it abstains. Returns whether it does.
+    /// Records that this member reports to another that it abstains. Returns whether it does.
     pub(super) fn renounce_lease(&mut self) -> bool {
         self.renounced_lease |= self.abstains;
         self.abstains
     }
 
-    /// Tells a coordinator that this member leaves, if it does. Others remove it from the voters for that, so it is none from then on.
+    /// Sends the leave message to a coordinator, if this member leaves. Others remove it from the voters for that, so it is
+    /// none from then on.
     /// A member that has accepted a successor is bound to it, and waits until that is active.
     pub(super) fn send_leave(&mut self, to: MemberId) {
         if let Some(departure) = self.leaving.clone().filter(|_| self.accepted.is_none()) {
@@ -419,8 +422,8 @@ impl Core {
         usize::from(!self.sent_leave)
     }
 
-    /// Tells another process that this one takes part no more. It will not vote, but the successor that it has voted for may be active:
-    /// processes that do not know of that successor may not remove it from the voters.
+    /// Reports to another process that this one takes part no more. It will not vote, but the successor that it has voted for
+    /// may be active: processes that do not know of that successor may not remove it from the voters.
     pub(super) fn send_exclusion(&mut self, to: MemberId, generation: u64) {
         if !self.links.is_flushed(to) {
             return;
@@ -430,7 +433,7 @@ impl Core {
         self.links.send(to, generation, message);
     }
 
-    /// Returns what it tells processes that know of a later generation, and those that do not.
+    /// Returns its message to processes that know of a later generation, or to those that do not.
     pub(super) fn exclusion_message(&self, is_later: bool, generation: u64) -> (u64, Message) {
         let (member, departure) = (self.id(), Departure::lost(LossKind::Superseded));
         let bound = self.accepted.is_some() && !self.mistakes.makes(Mistake::BoundLeaves);
@@ -441,11 +444,11 @@ impl Core {
                 Message::NewerGeneration(Arc::clone(ahead)),
             ),
             None if bound => {
-                let (proof, counts) = (Proof::Leave(departure), false);
+                let (proof, reduces_electorate) = (Proof::Leave(departure), false);
                 let ended = Ended {
                     member,
                     proof,
-                    counts,
+                    reduces_electorate,
                 };
                 (self.generation(), Message::ReportEnd(ended))
             }
@@ -456,7 +459,9 @@ impl Core {
     /// Whether this process votes without a rank. Such a process never coordinates.
     pub(super) fn is_witness(&self) -> bool {
         let ranks = self.membership.rank_of(self.id()).is_some();
-        !ranks && self.membership.votes(self.id()) && !self.mistakes.makes(Mistake::WitnessLeads)
+        !ranks
+            && self.membership.votes(self.id())
+            && !self.mistakes.makes(Mistake::WitnessCoordinates)
     }
 
     /// Records an end. Returns whether it is new.
@@ -465,40 +470,45 @@ impl Core {
         if id == self.id() || !self.membership.votes(id) {
             return false;
         }
-        let counts = ended.counts || self.mistakes.makes(Mistake::LeaseIgnored);
+        let reduces_electorate =
+            ended.reduces_electorate || self.mistakes.makes(Mistake::LeaseIgnored);
         let at = self.now;
         let mut is_new = false;
         let known = self.ended.entry(id).or_insert_with(|| {
             is_new = true;
-            let (proof, counts) = (ended.proof.clone(), false);
-            KnownEnd { proof, counts, at }
+            let (proof, reduces_electorate) = (ended.proof.clone(), false);
+            KnownEnd {
+                proof,
+                reduces_electorate,
+                at,
+            }
         });
-        // The parent's report is more specific.
+        // The launcher's report is more specific.
         if ended.proof < known.proof {
             known.proof = ended.proof.clone();
         }
-        if counts && !std::mem::replace(&mut known.counts, true) {
-            self.discounted += 1;
+        if reduces_electorate && !std::mem::replace(&mut known.reduces_electorate, true) {
+            self.removed_voters += 1;
         }
         is_new
     }
 
     /// Counts the ends that were known while the lease from `start` on ran, because no generation existed without this member
     /// then.
-    pub(super) fn count_ends_before(&mut self, start: Time) {
-        if start == Time::default() || !self.has_lease() {
+    pub(super) fn remove_voters_ended_before(&mut self, start: Time) {
+        if start == Time::default() || !self.may_hold_lease() {
             return;
         }
         let until = start.after(self.timing.lease);
         for known in self.ended.values_mut() {
-            if known.at <= until && !std::mem::replace(&mut known.counts, true) {
-                self.discounted += 1;
+            if known.at <= until && !std::mem::replace(&mut known.reduces_electorate, true) {
+                self.removed_voters += 1;
             }
         }
     }
 
     /// Returns all known ends, for others.
-    pub(super) fn ends(&self) -> Vec<Ended> {
+    pub(super) fn known_ends(&self) -> Vec<Ended> {
         let all = self.ended.iter();
         all.map(|(&member, known)| self.end_for_others(member, known))
             .collect()
@@ -514,12 +524,13 @@ impl Core {
     /// them on its testimony: they may be left out of that successor, which may be active already.
     fn end_for_others(&self, member: MemberId, known: &KnownEnd) -> Ended {
         let is_bound = self.accepted.is_some() && known.at >= self.consented;
-        let counts = known.counts && (!is_bound || self.mistakes.makes(Mistake::BoundReportsEnd));
+        let reduces_electorate = known.reduces_electorate
+            && (!is_bound || self.mistakes.makes(Mistake::BoundReportsEnd));
         let proof = known.proof.clone();
         Ended {
             member,
             proof,
-            counts,
+            reduces_electorate,
         }
     }
 
@@ -527,7 +538,7 @@ impl Core {
     pub(super) fn handle_heartbeat(&mut self, heartbeat: &Heartbeat) {
         self.lease.handle_heartbeat(heartbeat);
         self.lease.record_reply(heartbeat.number, self.now);
-        self.count_ends_before(self.lease.start);
+        self.remove_voters_ended_before(self.lease.start);
     }
 
     /// Returns the departure of an unreachable member that was last heard at `heard`, `unheard` nanoseconds ago.
@@ -545,14 +556,14 @@ impl Core {
 
     /// Appends an entry to the log, and emits it to the program.
     pub(super) fn deliver(&mut self, entry: Arc<Entry>) {
-        if let Entry::Gone { member, .. } = &*entry
-            && self.log.gone(*member).is_none()
+        if let Entry::Departed { member, .. } = &*entry
+            && self.log.departure_proven(*member).is_none()
             && self.membership.rank_of(*member).is_some()
         {
             self.departed += 1;
         }
         match &*entry {
-            Entry::Gone {
+            Entry::Departed {
                 member,
                 departure,
                 proven: true,
@@ -560,21 +571,21 @@ impl Core {
                 let ended = Ended {
                     member: *member,
                     proof: Proof::Leave(departure.clone()),
-                    counts: true,
+                    reduces_electorate: true,
                 };
                 self.learn_end(&ended);
             }
-            Entry::Gone { .. } if self.mistakes.makes(Mistake::UnreachableDiscounted) => {
-                self.discounted += 1
+            Entry::Departed { .. } if self.mistakes.makes(Mistake::UnreachableRemovesVoter) => {
+                self.removed_voters += 1
             }
-            Entry::Broadcast(said) if said.from == self.id() => {
-                self.unlogged.retain(|own| own.number > said.number);
+            Entry::Broadcast(broadcast) if broadcast.from == self.id() => {
+                self.unlogged.retain(|own| own.number > broadcast.number);
             }
-            Entry::OperatorDecision(word) => {
-                self.operator = Some(Arc::clone(word));
+            Entry::OperatorDecision(decision) => {
+                self.operator = Some(Arc::clone(decision));
                 self.operator_decision_logged = true;
             }
-            Entry::Gone { .. } | Entry::Broadcast(_) => {}
+            Entry::Departed { .. } | Entry::Broadcast(_) => {}
         }
         self.log.push(Arc::clone(&entry));
         self.events.push_back(Event::Entry(entry));
@@ -582,18 +593,18 @@ impl Core {
 
     /// Makes the program's message to all members.
     pub(super) fn make_broadcast(&mut self, topic: String, bytes: Vec<u8>) -> Arc<Broadcast> {
-        self.said += 1;
-        let said = Arc::new(Broadcast {
+        self.broadcasts_sent += 1;
+        let broadcast = Arc::new(Broadcast {
             from: self.id(),
-            number: self.said,
+            number: self.broadcasts_sent,
             topic,
             bytes,
         });
-        self.unlogged.push_back(Arc::clone(&said));
-        said
+        self.unlogged.push_back(Arc::clone(&broadcast));
+        broadcast
     }
 
-    /// Records the program's request to go on to go on.
+    /// Records the program's request for the next generation.
     pub(super) fn request_reconfigure(
         &mut self,
         timeout: u64,
@@ -618,7 +629,7 @@ impl Core {
             promised: self.term,
             log: self.log.part(),
             unlogged: self.unlogged.iter().cloned().collect(),
-            ended: self.ends(),
+            ended: self.known_ends(),
             accepted,
         }
     }
@@ -635,7 +646,7 @@ impl Core {
         let is_known = |known: &(Term, SharedMembership)| known.1.generation == proposal.generation;
         if !self.accepted.as_ref().is_some_and(is_known) {
             self.consented = self.now;
-            self.consents_in_time = self.is_current();
+            self.consents_in_time = self.holds_lease();
         }
         self.accepted = Some((term, Arc::clone(proposal)));
         true
@@ -643,8 +654,8 @@ impl Core {
 
     /// Whether `one` comes before `other` where both are candidates.
     pub(super) fn is_before(&self, one: MemberId, other: MemberId) -> bool {
-        let place = |id| self.membership.rank_of(id).unwrap_or(usize::MAX);
-        place(one) < place(other)
+        let position = |id| self.membership.rank_of(id).unwrap_or(usize::MAX);
+        position(one) < position(other)
     }
 
     /// Whether this member waits for the coordinator.
@@ -653,13 +664,16 @@ impl Core {
     }
 
     /// When the absence of a coordinator counts as final.
-    pub(super) fn gives_up_at(&self) -> Option<Time> {
-        Some(self.lost?.after(self.timing.give_up))
+    pub(super) fn majority_deadline(&self) -> Option<Time> {
+        Some(
+            self.without_coordinator_since?
+                .after(self.timing.majority_timeout),
+        )
     }
 
     /// Whether that time has come.
-    pub(super) fn gives_up(&self) -> bool {
-        let is_late = self.gives_up_at().is_some_and(|at| self.now >= at);
+    pub(super) fn has_no_majority(&self) -> bool {
+        let is_late = self.majority_deadline().is_some_and(|at| self.now >= at);
         is_late && !self.progresses()
     }
 

@@ -29,7 +29,7 @@ impl Forming {
         self.joined.get(&slot)
     }
 
-    /// Returns all processes that have joined, and the one that forms the generation.
+    /// Returns all processes that have joined, and the initial coordinator.
     pub(super) fn all(&self) -> impl Iterator<Item = MemberId> {
         self.joined.values().map(|peer| peer.id)
     }
@@ -38,7 +38,7 @@ impl Forming {
     pub(super) fn join(&mut self, peer: Peer, role: JoinRole) -> Option<bool> {
         let slot = peer.id.slot;
         let known = self.joined.get(&slot);
-        let is_place = match role {
+        let is_slot = match role {
             JoinRole::Rank => slot < self.size,
             JoinRole::Witness => {
                 let witnesses = self.joined.range(self.size..).count();
@@ -46,7 +46,7 @@ impl Forming {
             }
             JoinRole::Joiner | JoinRole::Absent => false,
         };
-        if !is_place || known.is_some_and(|known| known.id != peer.id) {
+        if !is_slot || known.is_some_and(|known| known.id != peer.id) {
             return None;
         }
         Some(self.joined.insert(slot, peer).is_none())
@@ -58,7 +58,7 @@ impl Forming {
         known.then(|| self.joined.remove(&id.slot)).flatten()
     }
 
-    /// Returns the generation, as soon as all are there.
+    /// Returns the generation, as soon as all have joined.
     pub(super) fn complete(&mut self, generation: Generation) -> Option<Membership> {
         if self.joined.len() < self.size as usize + self.witnesses as usize {
             return None;

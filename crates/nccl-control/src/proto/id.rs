@@ -6,7 +6,7 @@ use std::sync::Arc;
 use nccl_base::wire::clean;
 use serde::{Deserialize, Serialize};
 
-use super::roster;
+use super::member_list;
 
 /// A point on the clock of one process, in nanoseconds from an origin of its own. Two processes' times are never compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,13 +54,13 @@ pub struct Generation {
     pub proposer: MemberId,
 }
 
-/// A leadership within a generation. A later term has a higher round, or the same and a higher leader.
+/// A part of a generation in which one member coordinates. A later term has a higher round, or the same and a higher coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Term {
     /// 0 is that of the generation's proposer.
     pub round: u32,
     /// The coordinator.
-    pub leader: MemberId,
+    pub coordinator: MemberId,
 }
 
 impl Generation {
@@ -69,7 +69,7 @@ impl Generation {
     pub fn first_term(&self) -> Term {
         Term {
             round: 0,
-            leader: self.proposer,
+            coordinator: self.proposer,
         }
     }
 }
@@ -85,28 +85,28 @@ pub struct Peer {
     /// Its process id, in its own namespace.
     pub pid: u32,
     /// When its process was started, as its kernel counts.
-    pub started: u64,
+    pub start_time: u64,
     /// A checksum of the kernel and the namespace that are the scope of `pid`; 0 if not known.
     pub kernel: u64,
     /// Where it listens.
     pub at: String,
-    /// The rank as which its launcher started it, if any.
-    pub launched: Option<u32>,
+    /// Its launcher rank, if any.
+    pub launcher_rank: Option<u32>,
     /// Whether its launcher takes part as an observer, and will report how it ends.
     pub observed: bool,
 }
 
 /// The members of one generation, in the order of their ranks, and the witnesses that vote with them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Parts")]
+#[serde(from = "MembershipFields")]
 pub struct Membership {
     /// Its name.
     pub generation: Generation,
     /// By rank.
-    #[serde(serialize_with = "roster::serialize")]
+    #[serde(serialize_with = "member_list::serialize")]
     pub members: Vec<Peer>,
     /// Voters without a rank.
-    #[serde(serialize_with = "roster::serialize")]
+    #[serde(serialize_with = "member_list::serialize")]
     pub witnesses: Vec<Peer>,
     /// Ranks by identity, sorted.
     #[serde(skip_serializing)]
@@ -114,16 +114,16 @@ pub struct Membership {
 }
 
 #[derive(Deserialize)]
-struct Parts {
+struct MembershipFields {
     generation: Generation,
-    #[serde(deserialize_with = "roster::deserialize")]
+    #[serde(deserialize_with = "member_list::deserialize")]
     members: Vec<Peer>,
-    #[serde(deserialize_with = "roster::deserialize")]
+    #[serde(deserialize_with = "member_list::deserialize")]
     witnesses: Vec<Peer>,
 }
 
-impl From<Parts> for Membership {
-    fn from(parts: Parts) -> Self {
+impl From<MembershipFields> for Membership {
+    fn from(parts: MembershipFields) -> Self {
         Self::new(parts.generation, parts.members, parts.witnesses)
     }
 }

@@ -41,7 +41,7 @@ pub enum ConnectionRequest {
 pub(super) enum LinkEvent {
     /// The link is ready for the first time.
     Up,
-    /// The link goes on after so many nanoseconds.
+    /// The link is ready again, after so many nanoseconds.
     Resumed(MemberId, u64),
     /// The peer has given the link up and begun another: it lives, and messages on their way are lost.
     Renewed(MemberId),
@@ -66,8 +66,8 @@ pub(super) enum LinkEvent {
 struct Link {
     at: String,
     link_id: u64,
-    /// Links up to this number that the peer had begun are over.
-    given_up: u64,
+    /// Links up to this number that the peer had begun are superseded by this one.
+    superseded_up_to: u64,
     /// Whether this side connects.
     dials: bool,
     dialing: bool,
@@ -77,11 +77,12 @@ struct Link {
     connection: Option<Connection>,
     connected: Time,
     /// Whether this side's last attempt to connect has succeeded.
-    reached: bool,
-    ready: bool,
+    last_dial_succeeded: bool,
+    is_ready: bool,
     /// Whether it has ever been ready.
-    established: bool,
-    down: Time,
+    was_ready: bool,
+    /// Since when it is not ready.
+    down_since: Time,
     /// The number of the last message that the peer has.
     acknowledged: u64,
     /// Generation and message, numbered from `acknowledged + 1`.
@@ -90,7 +91,7 @@ struct Link {
     /// How many of these the peer does not know to be received.
     unacknowledged_count: u32,
     /// Whether a link without anything to send is to be kept.
-    kept: bool,
+    keep_when_idle: bool,
 }
 
 /// All links of one process.
@@ -159,22 +160,22 @@ impl Links {
         let link = Link {
             at: at.to_owned(),
             link_id: self.links_opened,
-            given_up: 0,
+            superseded_up_to: 0,
             dials: true,
             dialing: true,
             next_dial: now,
             failures: 0,
             connection: None,
             connected: now,
-            reached: false,
-            ready: false,
-            established: false,
-            down: now,
+            last_dial_succeeded: false,
+            is_ready: false,
+            was_ready: false,
+            down_since: now,
             acknowledged: 0,
             pending: VecDeque::new(),
             received: 0,
             unacknowledged_count: 0,
-            kept: false,
+            keep_when_idle: false,
         };
         self.links.insert(peer, link);
         self.down.insert(peer);
@@ -184,16 +185,16 @@ impl Links {
     }
 
     /// Sets whether a link is kept while there is nothing to send.
-    pub(super) fn keep(&mut self, peer: MemberId, kept: bool) {
+    pub(super) fn keep(&mut self, peer: MemberId, keep_when_idle: bool) {
         if let Some(link) = self.links.get_mut(&peer) {
-            link.kept = kept;
+            link.keep_when_idle = keep_when_idle;
         }
     }
 
     /// Whether a link is ready.
     #[must_use]
     pub(super) fn is_ready(&self, peer: MemberId) -> bool {
-        self.links.get(&peer).is_some_and(|link| link.ready)
+        self.links.get(&peer).is_some_and(|link| link.is_ready)
     }
 
     /// Returns the connection of a link.
@@ -217,7 +218,7 @@ impl Links {
     pub(super) fn is_unreachable(&self, peer: MemberId) -> bool {
         self.links
             .get(&peer)
-            .is_none_or(|link| !link.ready && link.failures > 0)
+            .is_none_or(|link| !link.is_ready && link.failures > 0)
     }
 
     /// Whether all messages to a process have arrived.
@@ -232,7 +233,7 @@ impl Links {
     #[must_use]
     pub(super) fn sends_large(&self) -> bool {
         let is_large = |(_, message): &(u64, Message)| message.is_large();
-        let mut ready = self.links.values().filter(|link| link.ready);
+        let mut ready = self.links.values().filter(|link| link.is_ready);
         ready.any(|link| link.pending.iter().any(is_large))
     }
 
@@ -245,7 +246,7 @@ impl Links {
     /// Whether any link is ready.
     #[must_use]
     pub(super) fn any_ready(&self) -> bool {
-        self.links.values().any(|link| link.ready)
+        self.links.values().any(|link| link.is_ready)
     }
 
     /// Acknowledges all messages from `peer` now.
@@ -253,7 +254,7 @@ impl Links {
         let Some(link) = self.links.get_mut(&peer) else {
             return;
         };
-        if let Some(connection) = link.connection.filter(|_| link.ready) {
+        if let Some(connection) = link.connection.filter(|_| link.is_ready) {
             link.unacknowledged_count = 0;
             let acknowledge = Frame::Acknowledge(link.received);
             self.requests
@@ -267,7 +268,7 @@ impl Links {
             return;
         };
         link.pending.push_back((generation, message.clone()));
-        if let Some(connection) = link.connection.filter(|_| link.ready) {
+        if let Some(connection) = link.connection.filter(|_| link.is_ready) {
             let sequence = link.acknowledged + link.pending.len() as u64;
             link.unacknowledged_count = 0;
             let acknowledged = link.received;
@@ -287,7 +288,7 @@ impl Links {
         let Some(link) = self.links.get_mut(&peer) else {
             return;
         };
-        if let Some(connection) = link.connection.filter(|_| link.ready) {
+        if let Some(connection) = link.connection.filter(|_| link.is_ready) {
             if std::mem::take(&mut link.unacknowledged_count) > 0 {
                 let acknowledge = Frame::Acknowledge(link.received);
                 self.requests
@@ -308,7 +309,7 @@ impl Links {
 
     /// Sends to all peers with a ready link.
     pub(super) fn send_all(&mut self, generation: u64, message: &Message) {
-        let ready = self.links.iter().filter(|(_, link)| link.ready);
+        let ready = self.links.iter().filter(|(_, link)| link.is_ready);
         let ready: Vec<_> = ready.map(|(id, _)| *id).collect();
         for id in ready {
             self.send(id, generation, message.clone());
@@ -359,7 +360,7 @@ impl Links {
         };
         link.dialing = false;
         link.connection = Some(connection);
-        (link.connected, link.reached) = (now, true);
+        (link.connected, link.last_dial_succeeded) = (now, true);
         let hello = Frame::Hello {
             from: self.me,
             to: peer,
@@ -374,7 +375,7 @@ impl Links {
     /// Handles that the driver could not connect.
     pub(super) fn dial_failed(&mut self, now: Time, peer: MemberId) {
         if let Some(link) = self.links.get_mut(&peer) {
-            (link.dialing, link.reached) = (false, false);
+            (link.dialing, link.last_dial_succeeded) = (false, false);
             link.failures += 1;
             link.next_dial = now.after(self.timing.redial);
         }
@@ -392,20 +393,20 @@ impl Links {
             return;
         }
         link.connection = None;
-        if link.ready {
-            link.down = now;
+        if link.is_ready {
+            link.down_since = now;
             // At once, except to a peer that ends every connection.
             link.next_dial = now.max(link.connected.after(self.timing.redial));
         } else {
-            // Until now the kernel of the silent process was there.
+            // Until now the kernel of the silent process has answered.
             if now.since(link.connected) >= self.timing.resume {
-                link.down = now;
+                link.down_since = now;
             }
             link.failures += 1;
             link.next_dial = now.after(self.timing.redial);
         }
-        link.ready = false;
-        if !link.kept && link.pending.is_empty() {
+        link.is_ready = false;
+        if !link.keep_when_idle && link.pending.is_empty() {
             self.links.remove(&peer);
             self.down.remove(&peer);
             return;
@@ -440,28 +441,28 @@ impl Links {
         match frame {
             Frame::Welcome {
                 from,
-                given_up,
+                superseded_up_to,
                 received,
-            } if !link.ready => {
-                link.given_up = given_up;
+            } if !link.is_ready => {
+                link.superseded_up_to = superseded_up_to;
                 if peer.incarnation == UNKNOWN {
                     self.rename(peer, from);
                 }
                 self.handle_welcome(now, from, received);
             }
-            Frame::Unknown if !link.ready => self.lose(peer),
+            Frame::Unknown if !link.is_ready => self.lose(peer),
             Frame::Data {
                 sequence,
                 acknowledged,
                 generation,
                 message,
-            } if link.ready => {
+            } if link.is_ready => {
                 acknowledge(link, acknowledged);
                 let is_next = sequence == link.received + 1;
                 let is_repeated =
                     sequence <= link.received && self.mistakes.makes(Mistake::HandledTwice);
                 if !is_next && !is_repeated {
-                    // The message came before; or one is missing, which no order of events of a connection explains.
+                    // The message has arrived before; or one is missing, which no order of events of a connection explains.
                     if sequence > link.received {
                         self.drop_connection(Some(connection));
                         self.connections.insert(connection, peer);
@@ -486,11 +487,11 @@ impl Links {
                     message,
                 });
             }
-            Frame::Acknowledge(number) if link.ready => acknowledge(link, number),
-            Frame::Heartbeat(heartbeat) if link.ready => {
+            Frame::Acknowledge(number) if link.is_ready => acknowledge(link, number),
+            Frame::Heartbeat(heartbeat) if link.is_ready => {
                 self.events.push_back(LinkEvent::Heartbeat(peer, heartbeat))
             }
-            Frame::HeartbeatReply(heartbeat_reply) if link.ready => self
+            Frame::HeartbeatReply(heartbeat_reply) if link.is_ready => self
                 .events
                 .push_back(LinkEvent::HeartbeatReply(peer, heartbeat_reply)),
             _ => {}
@@ -518,25 +519,28 @@ impl Links {
                 .push_back(ConnectionRequest::Close(connection));
             return;
         }
-        // Both connect at the same moment: the link of the lower one is used. Its welcome may have come before this; or its
-        // connection has ended, and the other side has accepted that link.
-        let fresh = |link: &Link| !link.ready || now.since(link.connected) < self.timing.resume;
-        let crosses = |link: &Link| {
-            let began = match link.connection {
-                Some(_) => fresh(link),
-                None => link.reached && !link.established,
+        // If both sides dial at the same moment, the link dialled by the lower id is used. That link may already be ready, or its
+        // connection may have ended after the other side accepted it.
+        let is_recent =
+            |link: &Link| !link.is_ready || now.since(link.connected) < self.timing.resume;
+        let is_simultaneous_dial = |link: &Link| {
+            let has_begun = match link.connection {
+                Some(_) => is_recent(link),
+                None => link.last_dial_succeeded && !link.was_ready,
             };
-            link.dials && began && self.me < from && received == 0
+            link.dials && has_begun && self.me < from && received == 0
         };
         // It was sent before the other side accepted this one's link.
-        let is_stale = |link: &Link| link.dials && link_id <= link.given_up;
-        if (self.links.get(&from)).is_some_and(|link| crosses(link) || is_stale(link)) {
+        let is_superseded = |link: &Link| link.dials && link_id <= link.superseded_up_to;
+        if (self.links.get(&from))
+            .is_some_and(|link| is_simultaneous_dial(link) || is_superseded(link))
+        {
             self.requests
                 .push_back(ConnectionRequest::Close(connection));
             return;
         }
-        let goes_on = |link: &Link| !link.dials && link.link_id == link_id && link.established;
-        if !self.links.get(&from).is_some_and(goes_on) {
+        let resumes = |link: &Link| !link.dials && link.link_id == link_id && link.was_ready;
+        if !self.links.get(&from).is_some_and(resumes) {
             if received > 0 {
                 // This side has forgotten the link.
                 self.requests
@@ -546,7 +550,7 @@ impl Links {
                 return;
             }
             // The other side has given the last link up; messages queued for the first one go over this one.
-            if self.links.get(&from).is_some_and(|link| link.established) {
+            if self.links.get(&from).is_some_and(|link| link.was_ready) {
                 self.close(from);
                 self.events.push_back(LinkEvent::Renewed(from));
             }
@@ -559,29 +563,29 @@ impl Links {
         let link = self.links.entry(from).or_insert_with(|| Link {
             at: String::new(),
             link_id,
-            given_up: 0,
+            superseded_up_to: 0,
             dials: false,
             dialing: false,
             next_dial: Time::NEVER,
             failures: 0,
             connection: None,
             connected: now,
-            reached: false,
-            ready: false,
-            established: false,
-            down: now,
+            last_dial_succeeded: false,
+            is_ready: false,
+            was_ready: false,
+            down_since: now,
             acknowledged: 0,
             pending: VecDeque::new(),
             received: 0,
             unacknowledged_count: 0,
-            kept: false,
+            keep_when_idle: false,
         });
         (link.dials, link.dialing, link.link_id) = (false, false, link_id);
         link.connection = Some(connection);
         self.connections.insert(connection, from);
         let welcome = Frame::Welcome {
             from: self.me,
-            given_up: self.links_opened,
+            superseded_up_to: self.links_opened,
             received: link.received,
         };
         self.requests
@@ -601,10 +605,10 @@ impl Links {
         if !self.mistakes.makes(Mistake::HandledTwice) {
             acknowledge(link, received);
         }
-        link.ready = true;
+        link.is_ready = true;
         link.failures = 0;
         self.down.remove(&peer);
-        if self.mistakes.makes(Mistake::NotRepeated) && link.established {
+        if self.mistakes.makes(Mistake::NotRepeated) && link.was_ready {
             link.acknowledged += link.pending.len() as u64;
             link.pending.clear();
         }
@@ -623,9 +627,9 @@ impl Links {
             self.requests
                 .push_back(ConnectionRequest::Transmit(connection, frame));
         }
-        let event = match std::mem::replace(&mut link.established, true) {
+        let event = match std::mem::replace(&mut link.was_ready, true) {
             false => LinkEvent::Up,
-            true => LinkEvent::Resumed(peer, now.since(link.down)),
+            true => LinkEvent::Resumed(peer, now.since(link.down_since)),
         };
         self.events.push_back(event);
     }
@@ -640,7 +644,7 @@ impl Links {
     pub(super) fn next_timeout(&self) -> Time {
         let due = |peer: &MemberId| {
             let link = &self.links[peer];
-            let lost = link.down.after(self.timing.resume);
+            let lost = link.down_since.after(self.timing.resume);
             match (link.connection, link.dials && !link.dialing) {
                 // The peer is unresponsive: that is no loss.
                 (Some(_), _) => Time::NEVER,
@@ -664,7 +668,7 @@ impl Links {
             if link.connection.is_some() {
                 continue;
             }
-            if link.down.after(self.timing.resume) <= now {
+            if link.down_since.after(self.timing.resume) <= now {
                 self.lose(peer);
             } else if link.dials && !link.dialing && link.next_dial <= now {
                 link.dialing = true;

@@ -24,12 +24,12 @@ pub struct Broadcast {
     pub bytes: Vec<u8>,
 }
 
-/// An operator's decision between two sides of a cut network. The operator ensures that no other side goes on.
+/// An operator's decision between two sides of a cut network. The operator ensures that no other side continues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperatorDecision {
     /// The generation for whose successor it holds, once.
     pub generation: u64,
-    /// The members that may go on.
+    /// The members that may continue.
     pub members: Vec<MemberId>,
 }
 
@@ -37,7 +37,7 @@ pub struct OperatorDecision {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Entry {
     /// A member takes part no more.
-    Gone {
+    Departed {
         /// The member.
         member: MemberId,
         /// The reason.
@@ -47,7 +47,7 @@ pub enum Entry {
     },
     /// A message of a member.
     Broadcast(Arc<Broadcast>),
-    /// The operator's decision by which this side may go on.
+    /// The operator's decision by which this side may continue.
     OperatorDecision(Arc<OperatorDecision>),
 }
 
@@ -61,7 +61,7 @@ pub struct LogPart {
 }
 
 impl LogPart {
-    /// Returns the place behind the last entry.
+    /// Returns the index behind the last entry.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.first.saturating_add(self.entries.len() as u64)
@@ -71,16 +71,16 @@ impl LogPart {
     #[must_use]
     pub(super) fn continues_from(&self, log: &Log) -> bool {
         let from = self.first.max(log.first);
-        let own = |place: u64| self.entries.get(usize::try_from(place - self.first).ok()?);
-        let other = |place: u64| log.entries.get(usize::try_from(place - log.first).ok()?);
+        let own = |index: u64| self.entries.get(usize::try_from(index - self.first).ok()?);
+        let other = |index: u64| log.entries.get(usize::try_from(index - log.first).ok()?);
         self.first <= log.end()
             && log.end() <= self.end()
-            && (from..log.end()).all(|place| own(place) == other(place))
+            && (from..log.end()).all(|index| own(index) == other(index))
     }
 }
 
 /// How many entries are kept at least. In a larger generation it is the number of members, which may all depart at once.
-const KEPT: usize = 128;
+const MIN_KEPT_ENTRIES: usize = 128;
 
 /// The log of one generation, as one member has it.
 #[derive(Clone, Debug, Default)]
@@ -89,9 +89,9 @@ pub(super) struct Log {
     entries: VecDeque<Arc<Entry>>,
     kept: usize,
     /// Over all entries, also those not kept: the departed members, and whether each departure is proven.
-    gone: BTreeMap<MemberId, bool>,
+    departures: BTreeMap<MemberId, bool>,
     /// Over all entries: the last number of each member's messages.
-    said: BTreeMap<MemberId, u64>,
+    last_broadcast: BTreeMap<MemberId, u64>,
 }
 
 impl Log {
@@ -99,12 +99,12 @@ impl Log {
     #[must_use]
     pub(super) fn new(members: usize) -> Self {
         Self {
-            kept: KEPT.max(members),
+            kept: MIN_KEPT_ENTRIES.max(members),
             ..Self::default()
         }
     }
 
-    /// Returns the place behind the last entry.
+    /// Returns the index behind the last entry.
     #[must_use]
     pub(super) fn end(&self) -> u64 {
         self.first.saturating_add(self.entries.len() as u64)
@@ -113,12 +113,12 @@ impl Log {
     /// Appends an entry.
     pub(super) fn push(&mut self, entry: Arc<Entry>) {
         match &*entry {
-            Entry::Gone { member, proven, .. } => {
-                *self.gone.entry(*member).or_default() |= *proven;
+            Entry::Departed { member, proven, .. } => {
+                *self.departures.entry(*member).or_default() |= *proven;
             }
-            Entry::Broadcast(said) => {
-                let last = self.said.entry(said.from).or_default();
-                *last = said.number.max(*last);
+            Entry::Broadcast(broadcast) => {
+                let last = self.last_broadcast.entry(broadcast.from).or_default();
+                *last = broadcast.number.max(*last);
             }
             Entry::OperatorDecision(_) => {}
         }
@@ -131,35 +131,35 @@ impl Log {
 
     /// Returns whether the departure of a member is proven, if the member has departed.
     #[must_use]
-    pub(super) fn gone(&self, member: MemberId) -> Option<bool> {
-        self.gone.get(&member).copied()
+    pub(super) fn departure_proven(&self, member: MemberId) -> Option<bool> {
+        self.departures.get(&member).copied()
     }
 
-    /// Returns the place of the first entry that is kept.
+    /// Returns the index of the first entry that is kept.
     pub(super) fn first(&self) -> u64 {
         self.first
     }
 
-    /// Drops the entries from a place on. The departures in them are not forgotten.
-    pub(super) fn cut(&mut self, place: u64) {
-        let kept = usize::try_from(place.saturating_sub(self.first)).unwrap_or(usize::MAX);
+    /// Drops the entries from an index on. The departures in them are not forgotten.
+    pub(super) fn cut(&mut self, index: u64) {
+        let kept = usize::try_from(index.saturating_sub(self.first)).unwrap_or(usize::MAX);
         self.entries.truncate(kept);
     }
 
-    /// Continues at a place behind the end: the entries between are not known.
-    pub(super) fn skip_to(&mut self, place: u64) {
-        if place > self.end() {
+    /// Continues at an index behind the end: the entries between are not known.
+    pub(super) fn skip_to(&mut self, index: u64) {
+        if index > self.end() {
             self.entries.clear();
-            self.first = place;
+            self.first = index;
         }
     }
 
     /// Whether the log contains this message.
     #[must_use]
-    pub(super) fn has(&self, said: &Broadcast) -> bool {
-        self.said
-            .get(&said.from)
-            .is_some_and(|last| said.number <= *last)
+    pub(super) fn has(&self, broadcast: &Broadcast) -> bool {
+        self.last_broadcast
+            .get(&broadcast.from)
+            .is_some_and(|last| broadcast.number <= *last)
     }
 
     /// Returns all kept entries.
@@ -175,24 +175,25 @@ impl Log {
     #[must_use]
     pub(super) fn continues(&self, part: &LogPart) -> bool {
         let from = self.first.max(part.first);
-        let own = |place: u64| self.entries.get(usize::try_from(place - self.first).ok()?);
-        let other = |place: u64| part.entries.get(usize::try_from(place - part.first).ok()?);
-        part.end() <= self.end() && (from..part.end()).all(|place| own(place) == other(place))
+        let own = |index: u64| self.entries.get(usize::try_from(index - self.first).ok()?);
+        let other = |index: u64| part.entries.get(usize::try_from(index - part.first).ok()?);
+        part.end() <= self.end() && (from..part.end()).all(|index| own(index) == other(index))
     }
 
     /// About how many bytes it has beside itself.
     pub(super) fn size(&self) -> usize {
-        self.entries.len() * size_of::<Entry>() + self.gone.len() * size_of::<(MemberId, bool)>()
+        let departures = self.departures.len() * size_of::<(MemberId, bool)>();
+        self.entries.len() * size_of::<Entry>() + departures
     }
 
-    /// Returns the entry at a place, if it is kept.
+    /// Returns the entry at an index, if it is kept.
     #[must_use]
-    pub(super) fn at(&self, place: u64) -> Option<&Arc<Entry>> {
-        let place = usize::try_from(place.checked_sub(self.first)?).ok()?;
-        self.entries.get(place)
+    pub(super) fn at(&self, index: u64) -> Option<&Arc<Entry>> {
+        let index = usize::try_from(index.checked_sub(self.first)?).ok()?;
+        self.entries.get(index)
     }
 
-    /// Returns the entries from a place on, unless some of them are not kept any more.
+    /// Returns the entries from an index on, unless some of them are not kept any more.
     #[must_use]
     pub(super) fn since(&self, start: u64) -> Option<Vec<Arc<Entry>>> {
         let skip = usize::try_from(start.checked_sub(self.first)?).ok()?;

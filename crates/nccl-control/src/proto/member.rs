@@ -1,14 +1,16 @@
 //! The machine of one process of a job.
 //!
 //! ```text
-//! Joining ──active──▶ Following ──coordinator lost──▶ Waiting ──its turn──▶ Candidate ──a majority──▶ Leading
-//!    Forming ──all are there──▶ Leading   ▲                │ ▲                  │                        │
-//!                                         └──lead──────────┘ └────a later term──┴────────────────────────┘
-//! any ──no majority, left behind, passed over──▶ Out          any ──leave──▶ Left
+//! Joining ──active──▶ Following ──coordinator lost──▶ Waiting ──next_try──▶ Candidate ──a majority──▶ Coordinating
+//!                        ▲                              │  ▲                    │                          │
+//!                        └───────────sync log───────────┘  └────a later term────┴──────────────────────────┘
+//! Forming ──all have joined──▶ Coordinating
+//! any ──no majority, left behind, superseded──▶ Excluded      any ──leave──▶ Left
 //! ```
 //!
 //! A coordinator is lost when its end is proven, its link is lost, it has left, or it leaves a request unanswered for
-//! [`Timing::unresponsive`]. The first in line asks for votes at once, each further one [`Timing::stagger`] later.
+//! [`Timing::unresponsive`]. The first member in failover order asks for votes at once, each further one [`Timing::stagger`]
+//! later.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -38,10 +40,11 @@ pub enum Input {
     Frame(Connection, Frame),
     /// A connection has ended.
     Closed(Connection),
-    /// A process has ended, as reported by its parent or the kernel.
+    /// A process has ended, as reported by its launcher or the kernel.
     Ended(MemberId, Proof),
     /// The driver's evidence about an unreachable peer. Where the end of that peer is not proven, the coordinator reports
-    /// the latest evidence that is newer than the peer's last message. Texts in it are clean already, as after a way over the wire.
+    /// the latest evidence that is newer than the peer's last message. Its texts are already sanitized, like those of decoded
+    /// messages.
     Evidence(MemberId, Lost),
     /// An operation of NCCL with the other members has made progress.
     Progress,
@@ -69,28 +72,28 @@ pub enum Command {
     /// Sends a request to the coordinator's program, which may be this process's. Lost with the coordinator, and dropped while there is
     /// none: the program has to repeat it at [`Event::Coordinator`].
     Request(Arc<[u8]>),
-    /// Replies from the coordinator's program to one process. Dropped if this one neither coordinates nor forms the first generation.
+    /// Replies from the coordinator's program to one process. Dropped if this one is neither the coordinator nor the initial one.
     Reply {
         /// The receiver.
         to: MemberId,
         /// The content.
         bytes: Arc<[u8]>,
     },
-    /// The last call of a member's program, as reported to the coordinator's: included in the report of its loss.
+    /// The last call of a member's program, as reported to the coordinator: included in the report of its loss.
     Called(MemberId, String),
     /// Gives up the first generation: all that have joined and that join later receive this, and take part no more.
     AbortFormation(Arc<[u8]>),
-    /// Asks to go on to the next generation.
+    /// Requests the next generation.
     Reconfigure {
         /// How long this is valid, in nanoseconds.
         timeout: u64,
-        /// Whether to go on without the members that do not come in time, if all agree.
+        /// Whether to form it without the members that make no request in time, if all agree.
         leaves_behind: bool,
     },
-    /// Withdraws the request to go on to go on.
+    /// Withdraws the request for the next generation.
     CancelReconfigure,
-    /// Goes on into no successor, for good. Others need not wait for this member, which stays a voter until they have gone
-    /// on without it. A later request to go on fails at once.
+    /// Takes part in no later generation, for good. Others need not wait for this member, which stays a voter until they have
+    /// formed the next generation without it. A later request for the next generation fails at once.
     Abstain,
     /// Leaves, or fails.
     Leave(Departure),
@@ -112,7 +115,7 @@ pub enum Output {
 /// The role in which a process joins a job.
 #[derive(Clone, Debug)]
 pub enum StartRole {
-    /// It coordinates the first generation, which has this number and so many members.
+    /// It is the initial coordinator of the first generation, which has this number and so many members.
     First {
         /// The generation.
         number: u64,
@@ -135,7 +138,7 @@ pub enum StartRole {
         /// The coordinator's address.
         at: String,
     },
-    /// It tells the ranks of the first generation that it will not come, and why, and leaves.
+    /// It reports to the ranks of the first generation why it will not join, and leaves.
     Absent {
         /// The generation.
         number: u64,
@@ -162,7 +165,7 @@ enum Role {
     },
     Waiting(Waiting),
     Candidate(Candidate),
-    Leading(Box<Coordinator>),
+    Coordinating(Box<Coordinator>),
     Excluded,
     Left,
 }
@@ -175,16 +178,17 @@ struct Joining {
     /// The process that was asked.
     asked: MemberId,
     /// Since when it gives up, and waits until the processes that it has asked know that.
-    gives_up: Option<Time>,
+    cancelled_since: Option<Time>,
 }
 
 /// For how long a process that gives up joining waits until that is known, in nanoseconds.
-const LEAVE_TIMEOUT: u64 = 1_000_000_000;
+const JOIN_CANCEL_WAIT_NS: u64 = 1_000_000_000;
 
 /// The state without a coordinator.
 #[derive(Debug)]
 struct Waiting {
-    turn: Time,
+    /// When it asks for votes, or, as a witness, the next member.
+    next_try: Time,
     /// Whether the coordinator left requests unanswered.
     unresponsive: bool,
     /// Until when its vote binds.
@@ -210,8 +214,8 @@ impl Member {
             StartRole::Joiner { .. } => 0,
         };
         let proposer = me.id;
-        let nobody = Membership::new(Generation { number, proposer }, Vec::new(), Vec::new());
-        let mut core = Core::new(me, Arc::new(nobody), timing, mistakes);
+        let empty = Membership::new(Generation { number, proposer }, Vec::new(), Vec::new());
+        let mut core = Core::new(me, Arc::new(empty), timing, mistakes);
         core.now = now;
         let joining = |at, role| {
             Role::Joining(Joining {
@@ -219,7 +223,7 @@ impl Member {
                 role,
                 tries: 0,
                 asked: Links::placeholder_id(0),
-                gives_up: None,
+                cancelled_since: None,
             })
         };
         let absent = match &role {
@@ -261,13 +265,13 @@ impl Member {
     /// Returns the coordinator, as far as this process knows.
     #[must_use]
     pub fn coordinator(&self) -> MemberId {
-        self.core.term.leader
+        self.core.term.coordinator
     }
 
     /// Whether this process coordinates.
     #[must_use]
-    pub fn leads(&self) -> bool {
-        matches!(self.role, Role::Leading(_))
+    pub fn is_coordinator(&self) -> bool {
+        matches!(self.role, Role::Coordinating(_))
     }
 
     /// Returns the connection that carries the link with a process, if there is one.
@@ -290,20 +294,20 @@ impl Member {
 
     /// Whether it coordinates or follows a coordinator: requests of its program are not dropped.
     #[must_use]
-    pub fn is_led(&self) -> bool {
-        matches!(self.role, Role::Following { .. } | Role::Leading(_))
+    pub fn has_coordinator(&self) -> bool {
+        matches!(self.role, Role::Following { .. } | Role::Coordinating(_))
     }
 
     /// Returns for how many nanoseconds each of the other members has not been heard, if this process coordinates.
     #[must_use]
-    pub fn ages(&self, now: Time) -> Vec<(MemberId, u64)> {
+    pub fn silences(&self, now: Time) -> Vec<(MemberId, u64)> {
         match &self.role {
-            Role::Leading(coordinator) => coordinator.ages(now),
+            Role::Coordinating(coordinator) => coordinator.silences(now),
             _ => Vec::new(),
         }
     }
 
-    /// Returns the process that has joined with that slot, while this process forms the first generation.
+    /// Returns the process that has joined with that slot, if this process is the initial coordinator.
     #[must_use]
     pub fn joined(&self, slot: u32) -> Option<&Peer> {
         match &self.role {
@@ -316,7 +320,7 @@ impl Member {
     /// [`Timing::lease`].
     #[must_use]
     pub fn holds_lease(&self, now: Time) -> bool {
-        self.core.is_current_at(now)
+        self.core.holds_lease_at(now)
     }
 
     /// Whether all its messages to others have arrived.
@@ -333,17 +337,17 @@ impl Member {
 
     /// Whether it removes an ended process from the voters of its generation.
     #[must_use]
-    pub fn counts_end_of(&self, member: MemberId) -> bool {
+    pub fn has_removed_voter(&self, member: MemberId) -> bool {
         let known = self.core.ended.get(&member);
-        known.is_some_and(|known| known.counts)
+        known.is_some_and(|known| known.reduces_electorate)
     }
 
     /// Whether it is neither looking for a coordinator nor waiting for an answer.
     #[must_use]
-    pub fn is_settled(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         match &self.role {
             Role::Excluded | Role::Left => true,
-            Role::Following { .. } | Role::Leading(_) => !self.core.awaits_coordinator(),
+            Role::Following { .. } | Role::Coordinating(_) => !self.core.awaits_coordinator(),
             Role::Joining(_) | Role::Forming(_) | Role::Waiting(_) | Role::Candidate(_) => false,
         }
     }
@@ -352,15 +356,15 @@ impl Member {
     #[must_use]
     pub fn size(&self) -> usize {
         let followers = match &self.role {
-            Role::Leading(coordinator) => coordinator.size(),
+            Role::Coordinating(coordinator) => coordinator.size(),
             _ => 0,
         };
         size_of::<Self>() + self.core.size() + followers
     }
 
-    /// Returns how many entries it has received in this generation.
+    /// Returns how many entries of this generation's log it has received.
     #[must_use]
-    pub fn heard(&self) -> u64 {
+    pub fn log_end(&self) -> u64 {
         self.core.log.end()
     }
 
@@ -383,12 +387,12 @@ impl Member {
             Input::Connected(peer, connection) => self.core.links.connected(now, peer, connection),
             Input::DialFailed(peer) => {
                 self.core.links.dial_failed(now, peer);
-                self.settle();
+                self.advance();
             }
             Input::Frame(connection, frame) => self.core.links.received(now, connection, frame),
             Input::Closed(connection) => {
                 self.core.links.closed(now, connection);
-                self.settle();
+                self.advance();
             }
             Input::Ended(member, proof) if self.is_in() => self.ended(member, proof),
             Input::Ended(..) => {}
@@ -410,12 +414,12 @@ impl Member {
     /// Ends a process that gives up joining, once that is known.
     fn finish_joining(&mut self) {
         if let Role::Joining(joining) = &self.role
-            && let Some(since) = joining.gives_up
+            && let Some(since) = joining.cancelled_since
         {
             let links = &self.core.links;
             let is_vain = !matches!(joining.role, JoinRole::Absent) && !links.any_ready();
             let is_known = links.all_flushed() || is_vain;
-            if is_known || self.core.now.since(since) >= LEAVE_TIMEOUT {
+            if is_known || self.core.now.since(since) >= JOIN_CANCEL_WAIT_NS {
                 self.transition(Some(Transition::Left));
             }
         }
@@ -426,19 +430,19 @@ impl Member {
     pub fn next_timeout(&self) -> Time {
         let core = &self.core;
         let role = match &self.role {
-            Role::Joining(joining) => match joining.gives_up {
-                Some(since) => since.after(LEAVE_TIMEOUT),
+            Role::Joining(joining) => match joining.cancelled_since {
+                Some(since) => since.after(JOIN_CANCEL_WAIT_NS),
                 None => Time::NEVER,
             },
             Role::Forming(_) | Role::Excluded => Time::NEVER,
             Role::Left => return Time::NEVER,
             Role::Following { heard, asked } => (*heard.max(asked)).after(core.timing.unresponsive),
-            Role::Waiting(waiting) => match core.gives_up_at() {
-                Some(at) if at > core.now => waiting.turn.min(at),
-                _ => waiting.turn,
+            Role::Waiting(waiting) => match core.majority_deadline() {
+                Some(at) if at > core.now => waiting.next_try.min(at),
+                _ => waiting.next_try,
             },
             Role::Candidate(candidate) => candidate.next_timeout(core),
-            Role::Leading(coordinator) => coordinator.next_timeout(core),
+            Role::Coordinating(coordinator) => coordinator.next_timeout(core),
         };
         role.min(core.links.next_timeout())
     }
@@ -456,16 +460,16 @@ impl Member {
                     // This process itself was delayed.
                     *asked = now;
                 } else if is_unresponsive && self.core.awaits_coordinator() {
-                    self.coordinator_lost(true);
+                    self.handle_coordinator_lost(true);
                 } else if is_unresponsive {
                     // The coordinator may follow another by now.
                     *asked = now;
-                    self.follow_leader(self.core.synced);
+                    self.ask_to_follow(self.core.synced);
                 }
             }
-            Role::Waiting(waiting) if now >= waiting.turn || self.core.gives_up() => {
+            Role::Waiting(waiting) if now >= waiting.next_try || self.core.has_no_majority() => {
                 let unresponsive = waiting.unresponsive;
-                if self.core.gives_up() {
+                if self.core.has_no_majority() {
                     let why = no_majority(&self.core, &BTreeSet::new());
                     self.exclude(why);
                 } else if self.core.is_witness() {
@@ -473,14 +477,14 @@ impl Member {
                 } else {
                     self.role =
                         Role::Candidate(Candidate::start(&mut self.core, unresponsive, false));
-                    self.settle();
+                    self.advance();
                 }
             }
-            Role::Leading(coordinator) => {
+            Role::Coordinating(coordinator) => {
                 let next = coordinator.timeout(&mut self.core);
                 self.transition(next);
             }
-            Role::Candidate(_) => self.settle(),
+            Role::Candidate(_) => self.advance(),
             _ => {}
         }
         self.drain();
@@ -490,13 +494,13 @@ impl Member {
     fn drain(&mut self) {
         while let Some(event) = self.core.links.next_event() {
             match event {
-                LinkEvent::Up => self.settle(),
+                LinkEvent::Up => self.advance(),
                 LinkEvent::Resumed(peer, outage) => {
                     self.core.events.push_back(Event::Resumed(peer, outage));
-                    self.settle();
+                    self.advance();
                 }
-                LinkEvent::Lost(peer) => self.lost(peer),
-                LinkEvent::Renewed(peer) => self.renewed(peer),
+                LinkEvent::Lost(peer) => self.handle_link_lost(peer),
+                LinkEvent::Renewed(peer) => self.handle_link_renewed(peer),
                 LinkEvent::Received {
                     from,
                     generation,
@@ -504,7 +508,7 @@ impl Member {
                 } => self.message(from, generation, message),
                 LinkEvent::Heartbeat(from, heartbeat) => self.heartbeat(from, &heartbeat),
                 LinkEvent::HeartbeatReply(from, heartbeat_reply) => {
-                    if let Role::Leading(coordinator) = &mut self.role {
+                    if let Role::Coordinating(coordinator) = &mut self.role {
                         let next =
                             coordinator.heartbeat_reply(&mut self.core, from, heartbeat_reply);
                         self.transition(next);
@@ -514,24 +518,24 @@ impl Member {
         }
     }
 
-    /// Does what has become possible in this role.
-    fn settle(&mut self) {
+    /// Makes all progress that has become possible in this role.
+    fn advance(&mut self) {
         match &mut self.role {
-            Role::Candidate(candidate) => match candidate.settle(&mut self.core) {
-                Some(Outcome::Leads(mut coordinator)) => {
+            Role::Candidate(candidate) => match candidate.advance(&mut self.core) {
+                Some(Outcome::Coordinates(mut coordinator)) => {
                     let next = match self.core.leaving.clone() {
                         Some(departure) => coordinator.leave(&mut self.core, departure),
-                        None => coordinator.settle(&mut self.core),
+                        None => coordinator.advance(&mut self.core),
                     };
-                    self.role = Role::Leading(coordinator);
+                    self.role = Role::Coordinating(coordinator);
                     self.transition(next);
                 }
                 Some(Outcome::Stops(next)) => self.transition(Some(next)),
                 Some(Outcome::Waits) => self.wait_for_others(),
                 None => {}
             },
-            Role::Leading(coordinator) => {
-                let next = coordinator.settle(&mut self.core);
+            Role::Coordinating(coordinator) => {
+                let next = coordinator.advance(&mut self.core);
                 self.transition(next);
             }
             _ => {}
@@ -541,13 +545,15 @@ impl Member {
     fn transition(&mut self, next: Option<Transition>) {
         match next {
             None => {}
-            Some(Transition::Enter(membership, lease)) => self.enter(membership, lease, None),
+            Some(Transition::Enter(membership, certain_since)) => {
+                self.enter(membership, certain_since, None)
+            }
             Some(Transition::Exclude(why)) => self.exclude(why),
             Some(Transition::Follow(term)) => self.follow(term),
-            Some(Transition::LeadLaterTerm(term)) => {
+            Some(Transition::CoordinateLaterTerm(term)) => {
                 self.core.term = self.core.term.max(term);
                 self.role = Role::Candidate(Candidate::start(&mut self.core, false, true));
-                self.settle();
+                self.advance();
             }
             Some(Transition::Left) => {
                 self.role = Role::Left;
@@ -562,7 +568,7 @@ impl Member {
             self.role = Role::Excluded;
             let (generation, message) = self.core.exclusion_message(false, 0);
             self.core.links.send_all(generation, &message);
-            // Others have named this process in the generation to which it does not come.
+            // Others have named this process in a generation in which it takes no part.
             let (me, ahead) = (self.core.id(), self.core.ahead.as_ref());
             if let Some(ahead) = ahead.filter(|ahead| ahead.votes(me)) {
                 let (generation, message) =
@@ -574,29 +580,30 @@ impl Member {
         }
     }
 
-    /// Enters an active generation, active since `lease` at the earliest, as reported by `by`.
-    fn enter(&mut self, membership: SharedMembership, lease: Time, by: Option<MemberId>) {
-        // A member that abstains may have wished to go on before, and been named.
+    /// Enters an active generation, as reported by `by`. `certain_since`: since when it is certain that no generation exists
+    /// without this member.
+    fn enter(&mut self, membership: SharedMembership, certain_since: Time, by: Option<MemberId>) {
+        // A member that abstains may have requested the generation before, and been named in it.
         if !membership.votes(self.core.id()) || self.core.abstains {
             let generation = membership.generation;
             self.core.ahead = Some(membership);
             return self.exclude(Exclusion::LeftBehind(generation));
         }
-        self.core.enter(membership, lease);
+        self.core.enter(membership, certain_since);
         let proposer = self.core.membership.generation.proposer;
         if proposer == self.core.id() {
             let mut coordinator = Coordinator::of_generation(&mut self.core);
             let next = match self.core.leaving.clone() {
                 Some(departure) => coordinator.leave(&mut self.core, departure),
-                None => coordinator.settle(&mut self.core),
+                None => coordinator.advance(&mut self.core),
             };
-            self.role = Role::Leading(Box::new(coordinator));
+            self.role = Role::Coordinating(Box::new(coordinator));
             return self.transition(next);
         }
         self.core.events.push_back(Event::Coordinator(proposer));
         self.core.links.keep(proposer, true);
         self.redirect_observers();
-        for ended in self.core.ends() {
+        for ended in self.core.known_ends() {
             self.core.send(proposer, Message::ReportEnd(ended));
         }
         self.core.send_leave(proposer);
@@ -605,60 +612,64 @@ impl Member {
             asked: self.core.now,
         };
         if self.core.has_ended(proposer) {
-            self.coordinator_lost(false);
+            self.handle_coordinator_lost(false);
         } else if by != Some(proposer) {
-            // The new coordinator's first messages may have come before this.
+            // The new coordinator's first messages may have arrived before this.
             self.follow(self.core.term);
         }
     }
 
     /// Asks to follow another member, which coordinates in a later term.
     fn follow(&mut self, term: Term) {
-        if term.leader == self.core.id() {
+        if term.coordinator == self.core.id() {
             return;
         }
         self.core.term = self.core.term.max(term);
         self.wait_for_others();
         let report = Box::new(self.core.report());
-        self.core.reach(term.leader, Message::Vote { term, report });
+        self.core
+            .reach(term.coordinator, Message::Vote { term, report });
     }
 
     /// Handles the loss of the coordinator.
-    fn coordinator_lost(&mut self, unresponsive: bool) {
-        let leader = self.core.synced.leader;
+    fn handle_coordinator_lost(&mut self, unresponsive: bool) {
+        let coordinator_id = self.core.synced.coordinator;
         // A leaving coordinator waits for that.
-        self.core.links.acknowledge(leader);
-        self.core.links.keep(leader, false);
+        self.core.links.acknowledge(coordinator_id);
+        self.core.links.keep(coordinator_id, false);
         self.wait(unresponsive);
         if let Role::Waiting(waiting) = &self.role
-            && waiting.turn <= self.core.now
+            && waiting.next_try <= self.core.now
             && !self.core.is_witness()
         {
             self.role = Role::Candidate(Candidate::start(&mut self.core, unresponsive, false));
-            self.settle();
-        } else if let Some(ended) = self.core.end_of(leader) {
-            // The first in line may be on a host where that is not known.
+            self.advance();
+        } else if let Some(ended) = self.core.end_of(coordinator_id) {
+            // The first member in failover order may be on a host where that is not known.
             if let Some(first) = self.failover_order().first().copied() {
                 self.core.reach(first, Message::ReportEnd(ended));
             }
         }
     }
 
-    /// Waits for its turn in a failover.
+    /// Waits for its position in a failover.
     fn wait(&mut self, unresponsive: bool) {
         let me = self.core.id();
-        let line = self.failover_order();
-        let place = match line.iter().position(|id| *id == me) {
-            Some(_) if self.core.abstains || self.core.sent_leave => line.len(),
-            Some(place) => place,
+        let order = self.failover_order();
+        let position = match order.iter().position(|id| *id == me) {
+            Some(_) if self.core.abstains || self.core.sent_leave => order.len(),
+            Some(position) => position,
             // A witness asks the coordinator that the others have by then.
             None => usize::from(self.core.is_witness()),
         };
-        let turn = self.core.now.after(place as u64 * self.core.timing.stagger);
+        let stagger = self.core.timing.stagger;
+        let next_try = self.core.now.after(position as u64 * stagger);
         let bound = Time::default();
-        self.core.lost.get_or_insert(self.core.now);
+        self.core
+            .without_coordinator_since
+            .get_or_insert(self.core.now);
         self.role = Role::Waiting(Waiting {
-            turn,
+            next_try,
             unresponsive,
             bound,
         });
@@ -668,16 +679,19 @@ impl Member {
     /// one that it has voted for.
     fn look_for_coordinator(&mut self) {
         let core = &self.core;
-        let waited = core.lost.map_or(0, |since| core.now.since(since)) / core.timing.stagger;
-        let promised = Some(core.term.leader).filter(|id| !core.is_departed(*id));
-        let line: Vec<_> = promised.into_iter().chain(self.failover_order()).collect();
-        if let Some(asked) = line.get(waited as usize % line.len().max(1)).copied() {
+        let waited = core
+            .without_coordinator_since
+            .map_or(0, |since| core.now.since(since))
+            / core.timing.stagger;
+        let promised = Some(core.term.coordinator).filter(|id| !core.is_departed(*id));
+        let order: Vec<_> = promised.into_iter().chain(self.failover_order()).collect();
+        if let Some(asked) = order.get(waited as usize % order.len().max(1)).copied() {
             let (term, report) = (self.core.term, Box::new(self.core.report()));
             self.core.reach(asked, Message::Vote { term, report });
         }
-        let turn = self.core.now.after(self.core.timing.stagger);
+        let next_try = self.core.now.after(self.core.timing.stagger);
         if let Role::Waiting(waiting) = &mut self.role {
-            waiting.turn = turn;
+            waiting.next_try = next_try;
         }
     }
 
@@ -686,7 +700,7 @@ impl Member {
         self.wait(false);
         let hold = self.core.timing.hold;
         if let Role::Waiting(waiting) = &mut self.role {
-            waiting.turn = waiting.turn.after(hold);
+            waiting.next_try = waiting.next_try.after(hold);
         }
     }
 
@@ -694,7 +708,7 @@ impl Member {
     /// are last for the others.
     fn failover_order(&self) -> Vec<MemberId> {
         let core = &self.core;
-        let lost = core.synced.leader;
+        let lost = core.synced.coordinator;
         let kernel = core.membership.peer(lost).map_or(0, |peer| peer.kernel);
         let is_beside = |peer: &Peer| {
             kernel != 0
@@ -703,11 +717,11 @@ impl Member {
                 && !core.has_ended(lost)
         };
         let members = core.membership.members.iter();
-        let mut line: Vec<_> = members
+        let mut order: Vec<_> = members
             .filter(|peer| peer.id != lost && !core.is_departed(peer.id))
             .collect();
-        line.sort_by_key(|peer| is_beside(peer));
-        line.into_iter().map(|peer| peer.id).collect()
+        order.sort_by_key(|peer| is_beside(peer));
+        order.into_iter().map(|peer| peer.id).collect()
     }
 
     fn ended(&mut self, member: MemberId, proof: Proof) {
@@ -715,32 +729,32 @@ impl Member {
             self.core.links.close(member);
             return self.join_revoked(member, |_, peer| proof.departure(peer.pid));
         }
-        let counts = self.core.is_current();
+        let reduces_electorate = self.core.holds_lease();
         self.handle_proven_end(Ended {
             member,
             proof,
-            counts,
+            reduces_electorate,
         });
     }
 
     fn handle_proven_end(&mut self, ended: Ended) {
         let member = ended.member;
-        if let Role::Leading(coordinator) = &mut self.role {
-            coordinator.end_is_known(&mut self.core, &ended);
-            return self.settle();
+        if let Role::Coordinating(coordinator) = &mut self.role {
+            coordinator.handle_end(&mut self.core, &ended);
+            return self.advance();
         }
         let is_new = self.core.learn_end(&ended);
         match &self.role {
-            Role::Following { .. } if self.core.synced.leader == member => {
-                self.coordinator_lost(false)
+            Role::Following { .. } if self.core.synced.coordinator == member => {
+                self.handle_coordinator_lost(false)
             }
             Role::Following { .. } if is_new => {
-                let leader = self.core.synced.leader;
-                self.core.send(leader, Message::ReportEnd(ended));
+                let coordinator_id = self.core.synced.coordinator;
+                self.core.send(coordinator_id, Message::ReportEnd(ended));
             }
             Role::Waiting(_) if is_new && !self.is_bound() => self.wait(false),
             Role::Waiting(_) => {}
-            _ => self.settle(),
+            _ => self.advance(),
         }
     }
 
@@ -749,34 +763,36 @@ impl Member {
         let Role::Waiting(waiting) = &self.role else {
             return false;
         };
-        self.core.now < waiting.bound && !self.core.has_ended(self.core.term.leader)
+        self.core.now < waiting.bound && !self.core.has_ended(self.core.term.coordinator)
     }
 
-    fn lost(&mut self, peer: MemberId) {
+    fn handle_link_lost(&mut self, peer: MemberId) {
         self.core.observers.remove(&peer);
         match &mut self.role {
-            Role::Leading(coordinator) => {
-                let next = coordinator.lost(&mut self.core, peer);
+            Role::Coordinating(coordinator) => {
+                let next = coordinator.handle_link_lost(&mut self.core, peer);
                 self.transition(next);
             }
-            Role::Following { .. } if peer == self.core.synced.leader => {
+            Role::Following { .. } if peer == self.core.synced.coordinator => {
                 if self.core.mistakes.makes(Mistake::ClosedIsDead) {
-                    let (member, proof, counts) = (peer, Proof::Kernel, true);
+                    let (member, proof, reduces_electorate) = (peer, Proof::Kernel, true);
                     self.core.learn_end(&Ended {
                         member,
                         proof,
-                        counts,
+                        reduces_electorate,
                     });
                 }
-                self.coordinator_lost(false);
+                self.handle_coordinator_lost(false);
             }
-            Role::Joining(joining) if joining.gives_up.is_none() => joining.ask(&mut self.core),
+            Role::Joining(joining) if joining.cancelled_since.is_none() => {
+                joining.ask(&mut self.core)
+            }
             Role::Forming(_) => {
                 let resume = self.core.timing.resume;
                 let heard = Time(self.core.now.0.saturating_sub(2 * resume));
                 self.join_revoked(peer, |core, _| core.unreachable(peer, heard, resume));
             }
-            _ => self.settle(),
+            _ => self.advance(),
         }
     }
 
@@ -792,16 +808,16 @@ impl Member {
         }
     }
 
-    fn renewed(&mut self, peer: MemberId) {
+    fn handle_link_renewed(&mut self, peer: MemberId) {
         match &mut self.role {
-            Role::Leading(coordinator) => {
-                let next = coordinator.renewed(&mut self.core, peer);
+            Role::Coordinating(coordinator) => {
+                let next = coordinator.handle_link_renewed(&mut self.core, peer);
                 self.transition(next);
             }
-            Role::Following { .. } if peer == self.core.synced.leader => {
+            Role::Following { .. } if peer == self.core.synced.coordinator => {
                 self.follow(self.core.synced);
             }
-            _ => self.settle(),
+            _ => self.advance(),
         }
     }
 
@@ -822,8 +838,15 @@ impl Member {
         }
         if heartbeat.term != self.core.term || self.core.synced != heartbeat.term {
             if heartbeat.term < self.core.term {
-                let (term, leads) = (self.core.term, self.core.synced == self.core.term);
-                self.core.send(from, Message::Follows { term, leads });
+                let (term, already_coordinates) =
+                    (self.core.term, self.core.synced == self.core.term);
+                self.core.send(
+                    from,
+                    Message::Follows {
+                        term,
+                        already_coordinates,
+                    },
+                );
             }
             return;
         }
@@ -860,8 +883,8 @@ impl Member {
                 }
                 return;
             }
-            Message::Join { .. } | Message::Observe(_) if self.core.dismissed.is_some() => {
-                let bytes = self.core.dismissed.clone().unwrap_or_default();
+            Message::Join { .. } | Message::Observe(_) if self.core.formation_aborted.is_some() => {
+                let bytes = self.core.formation_aborted.clone().unwrap_or_default();
                 self.core.events.push_back(Event::Joined(from));
                 return self.core.send(from, Message::FormationAborted(bytes));
             }
@@ -877,8 +900,8 @@ impl Member {
                 return;
             }
             Message::UnknownGeneration if self.is_in() => {
-                if let Role::Leading(coordinator) = &mut self.role {
-                    coordinator.is_behind(&mut self.core, from);
+                if let Role::Coordinating(coordinator) = &mut self.role {
+                    coordinator.handle_outdated_member(&mut self.core, from);
                 } else {
                     self.send_ahead(from);
                 }
@@ -907,7 +930,7 @@ impl Member {
             return;
         }
         let own = self.core.generation();
-        // A process that takes part no more does not come to a later generation either, and a joiner has none yet.
+        // A process that takes part no more is in no later generation either, and a joiner has none yet.
         let is_of_any = matches!(message, Message::Leave(_) | Message::Accepted { .. });
         if generation < own && !is_of_any {
             return self.send_ahead(from);
@@ -919,8 +942,8 @@ impl Member {
             return;
         }
         match message {
-            Message::RequestVote(request_votes) => self.handle_vote_request(from, request_votes),
-            Message::ReportEnd(ended) if !matches!(self.role, Role::Leading(_)) => {
+            Message::RequestVote(vote_request) => self.handle_vote_request(from, vote_request),
+            Message::ReportEnd(ended) if !matches!(self.role, Role::Coordinating(_)) => {
                 self.handle_proven_end(ended)
             }
             message => self.message_in_role(from, message),
@@ -934,7 +957,7 @@ impl Member {
     fn message_in_role(&mut self, from: MemberId, message: Message) {
         match (&mut self.role, message) {
             (
-                Role::Leading(_),
+                Role::Coordinating(_),
                 Message::SyncLog {
                     term,
                     start,
@@ -943,13 +966,13 @@ impl Member {
             ) if term > self.core.term => {
                 self.sync_log(from, term, start, entries);
             }
-            (Role::Leading(coordinator), message) => {
+            (Role::Coordinating(coordinator), message) => {
                 let next = coordinator.message(&mut self.core, from, message);
                 self.transition(next);
             }
             (Role::Candidate(candidate), Message::Vote { term, report }) => {
                 candidate.vote(&mut self.core, from, term, *report);
-                self.settle();
+                self.advance();
             }
             (Role::Forming(_), Message::Leave(departure)) => {
                 self.core.links.acknowledge(from);
@@ -959,7 +982,7 @@ impl Member {
                     && !observes
                     && forming.joined(from.slot).is_none()
                 {
-                    // It has come only to report that it will not join.
+                    // It has connected only to report that it will not join.
                     self.core
                         .events
                         .push_back(Event::JoinRevoked(from.slot, departure));
@@ -982,17 +1005,23 @@ impl Member {
                 Message::Leave(departure),
             ) => {
                 let proof = Proof::Leave(departure);
-                let (member, counts) = (from, true);
+                let (member, reduces_electorate) = (from, true);
                 self.handle_proven_end(Ended {
                     member,
                     proof,
-                    counts,
+                    reduces_electorate,
                 });
             }
-            (Role::Candidate(candidate), Message::Follows { term, leads }) => {
-                if leads && !self.core.is_departed(term.leader) {
+            (
+                Role::Candidate(candidate),
+                Message::Follows {
+                    term,
+                    already_coordinates,
+                },
+            ) => {
+                if already_coordinates && !self.core.is_departed(term.coordinator) {
                     // That process coordinates: it decides whether this member follows.
-                    self.follow_leader(term);
+                    self.ask_to_follow(term);
                 } else if term > candidate.term() && candidate.overtaken(&mut self.core, term) {
                     self.wait_for_others();
                 }
@@ -1042,7 +1071,7 @@ impl Member {
                 }
             }
             (Role::Following { .. }, Message::LeaveBehind) => {
-                // A request to go on on its way counts as one that has arrived.
+                // A request for the next generation on its way counts as one that has arrived.
                 if self.core.reconfigure_request.is_none() {
                     self.core.send(from, Message::Released);
                     let generation = Generation {
@@ -1058,40 +1087,59 @@ impl Member {
             ) => {
                 self.exclude(why);
             }
-            (Role::Following { .. }, Message::Follows { term, leads: true }) => {
+            (
+                Role::Following { .. },
+                Message::Follows {
+                    term,
+                    already_coordinates: true,
+                },
+            ) => {
                 if term > self.core.synced {
                     self.follow(term);
                 }
             }
-            (Role::Waiting(_), Message::Follows { term, leads: true })
-                if !self.core.is_departed(term.leader) =>
-            {
-                self.follow_leader(term);
+            (
+                Role::Waiting(_),
+                Message::Follows {
+                    term,
+                    already_coordinates: true,
+                },
+            ) if !self.core.is_departed(term.coordinator) => {
+                self.ask_to_follow(term);
             }
             (Role::Following { .. } | Role::Waiting(_), Message::Vote { .. }) => {
-                let leads = matches!(self.role, Role::Following { .. });
+                let already_coordinates = matches!(self.role, Role::Following { .. });
                 let term = self.core.term;
-                self.core.send(from, Message::Follows { term, leads });
+                self.core.send(
+                    from,
+                    Message::Follows {
+                        term,
+                        already_coordinates,
+                    },
+                );
             }
             (Role::Following { .. }, Message::Direct { from, bytes, .. }) => {
                 self.core.events.push_back(Event::Direct(from, bytes));
             }
-            (Role::Following { .. }, Message::Reply(bytes)) if from == self.core.synced.leader => {
+            (Role::Following { .. }, Message::Reply(bytes))
+                if from == self.core.synced.coordinator =>
+            {
                 self.core.events.push_back(Event::Reply(bytes));
             }
             (
                 Role::Following { .. } | Role::Waiting(_) | Role::Candidate(_),
-                Message::OperatorDecision(word),
-            ) => self.operator(word),
+                Message::OperatorDecision(decision),
+            ) => self.handle_operator_decision(decision),
             _ => {}
         }
     }
 
-    /// Asks the coordinator of this term to let this member follow, and waits for others meanwhile.
-    fn follow_leader(&mut self, term: Term) {
-        if term.leader != self.core.id() {
+    /// Asks the coordinator of this term to let this member follow.
+    fn ask_to_follow(&mut self, term: Term) {
+        if term.coordinator != self.core.id() {
             let report = Box::new(self.core.report());
-            self.core.reach(term.leader, Message::Vote { term, report });
+            self.core
+                .reach(term.coordinator, Message::Vote { term, report });
         }
     }
 
@@ -1102,12 +1150,12 @@ impl Member {
         };
         if is_next {
             // The generation became active after this process had agreed to it, so none existed without it before.
-            let lease = if accepted {
+            let certain_since = if accepted {
                 self.core.consented
             } else {
                 Time::default()
             };
-            self.enter(membership, lease, Some(by));
+            self.enter(membership, certain_since, Some(by));
         }
     }
 
@@ -1135,7 +1183,7 @@ impl Member {
                 }
                 None => self.core.links.close(from),
             },
-            (Role::Leading(coordinator), JoinRole::Joiner) => {
+            (Role::Coordinating(coordinator), JoinRole::Joiner) => {
                 let next = coordinator.message(&mut self.core, from, Message::Join { peer, role });
                 self.transition(next);
             }
@@ -1148,21 +1196,27 @@ impl Member {
     /// Handles a process that is no member and wants to observe.
     fn observe(&mut self, from: MemberId, peer: Peer) {
         match &mut self.role {
-            Role::Leading(coordinator) => {
+            Role::Coordinating(coordinator) => {
                 let next = coordinator.message(&mut self.core, from, Message::Observe(peer));
                 self.transition(next);
             }
-            // It is told when another coordinates, which may be this member: the coordinator may have ended a moment ago.
+            // It is redirected when another coordinates, which may be this member: the coordinator may have ended a moment ago.
             Role::Following { .. } => {
                 self.redirect(from);
                 self.core.links.keep(from, true);
                 self.core.observers.insert(from, peer);
             }
             Role::Waiting(_) | Role::Candidate(_) => {
-                // The observer may have an operator's decision for these members, who have no coordinator without it.
+                // The observer may have an operator's decision for these members, which have no coordinator without it.
                 self.send_ahead(from);
-                let (term, leads) = (self.core.term, false);
-                self.core.send(from, Message::Follows { term, leads });
+                let (term, already_coordinates) = (self.core.term, false);
+                self.core.send(
+                    from,
+                    Message::Follows {
+                        term,
+                        already_coordinates,
+                    },
+                );
                 self.core.links.keep(from, true);
                 self.core.observers.insert(from, peer);
             }
@@ -1187,13 +1241,13 @@ impl Member {
 
     /// Refers a process to the coordinator.
     fn redirect(&mut self, to: MemberId) {
-        let leader = self.core.synced.leader;
-        if let Some(peer) = self.core.membership.peer(leader).cloned() {
+        let coordinator_id = self.core.synced.coordinator;
+        if let Some(peer) = self.core.membership.peer(coordinator_id).cloned() {
             self.core.send(to, Message::Redirect(peer));
         }
     }
 
-    /// Activates the first generation when all are there.
+    /// Activates the first generation when all have joined.
     fn form(&mut self) {
         let Role::Forming(forming) = &mut self.role else {
             return;
@@ -1218,7 +1272,7 @@ impl Member {
     }
 
     /// Gives up the first generation.
-    fn dismiss(&mut self, bytes: Arc<[u8]>) {
+    fn abort_formation(&mut self, bytes: Arc<[u8]>) {
         let Role::Forming(forming) = &self.role else {
             return;
         };
@@ -1232,61 +1286,67 @@ impl Member {
             self.core.links.keep(id, false);
         }
         self.role = Role::Excluded;
-        self.core.dismissed = Some(Arc::clone(&bytes));
+        self.core.formation_aborted = Some(Arc::clone(&bytes));
         self.core.events.push_back(Event::FormationAborted(bytes));
     }
 
     /// Handles a candidate's request for this member's vote.
-    fn handle_vote_request(&mut self, from: MemberId, request_votes: VoteRequest) {
+    fn handle_vote_request(&mut self, from: MemberId, vote_request: VoteRequest) {
         let VoteRequest {
             term,
             ended,
             unresponsive,
-            leads,
-        } = request_votes;
+            already_coordinates,
+        } = vote_request;
         for ended in &ended {
             match &mut self.role {
-                Role::Leading(coordinator) => coordinator.end_is_known(&mut self.core, ended),
+                Role::Coordinating(coordinator) => coordinator.handle_end(&mut self.core, ended),
                 _ => _ = self.core.learn_end(ended),
             }
         }
-        if let Role::Leading(coordinator) = &self.role
+        if let Role::Coordinating(coordinator) = &self.role
             && coordinator.is_leaving()
         {
             return;
         }
         let core = &self.core;
-        // The candidate has left, and would lead members that do not follow it.
+        // The candidate has left, and would coordinate members that do not follow it.
         if core.has_ended(from) {
             return;
         }
         let twice = core.mistakes.makes(Mistake::VotesTwice);
         let hears = match &self.role {
             Role::Following { heard, .. } => {
-                let limit = if unresponsive {
+                let timeout = if unresponsive {
                     core.timing.heartbeat_interval * 2
                 } else {
                     core.timing.suspect
                 };
-                let leader = core.synced.leader;
-                let is_heard = core.now.since(*heard) < limit && core.links.is_ready(leader);
-                !leads && is_heard && !core.has_ended(leader)
+                let coordinator_id = core.synced.coordinator;
+                let is_heard =
+                    core.now.since(*heard) < timeout && core.links.is_ready(coordinator_id);
+                !already_coordinates && is_heard && !core.has_ended(coordinator_id)
             }
-            Role::Leading(coordinator) => coordinator.is_current(core),
+            Role::Coordinating(coordinator) => coordinator.has_recent_majority(core),
             _ => false,
         };
-        // Among candidates that do not lead yet, the first in line goes first.
-        let promised = core.term.leader;
-        let prefers = from != promised && !leads && !core.is_before(from, promised);
+        // Among candidates that do not coordinate yet, the first in failover order has precedence.
+        let promised = core.term.coordinator;
+        let prefers = from != promised && !already_coordinates && !core.is_before(from, promised);
         let prefers = prefers && !core.sent_leave;
         let prefers = prefers && (self.is_bound() || matches!(self.role, Role::Candidate(_)));
         if (term < core.term || hears || prefers) && !twice {
-            let is_led = matches!(self.role, Role::Following { .. } | Role::Leading(_));
-            let is_led = hears || (is_led && core.synced == core.term);
-            let own = if is_led { core.synced } else { core.term };
+            let has_coordinator =
+                matches!(self.role, Role::Following { .. } | Role::Coordinating(_));
+            let has_coordinator = hears || (has_coordinator && core.synced == core.term);
+            let own = if has_coordinator {
+                core.synced
+            } else {
+                core.term
+            };
             let follows = Message::Follows {
                 term: own,
-                leads: is_led,
+                already_coordinates: has_coordinator,
             };
             self.core.send(from, follows);
             match &mut self.role {
@@ -1296,8 +1356,8 @@ impl Member {
                         self.wait_for_others();
                     }
                 }
-                Role::Leading(coordinator) if term > own => {
-                    let next = coordinator.lead_later_term(&self.core, term);
+                Role::Coordinating(coordinator) if term > own => {
+                    let next = coordinator.coordinate_later_term(&self.core, term);
                     self.transition(Some(next));
                 }
                 _ => {}
@@ -1313,23 +1373,23 @@ impl Member {
             return self.core.send(from, Message::Vote { term, report });
         }
         self.core.term = term;
-        let leader = self.core.synced.leader;
+        let coordinator_id = self.core.synced.coordinator;
         // A leaving coordinator waits for that.
-        self.core.links.acknowledge(leader);
-        self.core.links.keep(leader, false);
+        self.core.links.acknowledge(coordinator_id);
+        self.core.links.keep(coordinator_id, false);
         self.wait(unresponsive);
         let hold = self.core.timing.hold;
         if let Role::Waiting(waiting) = &mut self.role {
             waiting.bound = self.core.now.after(hold);
-            waiting.turn = waiting.turn.max(waiting.bound);
+            waiting.next_try = waiting.next_try.max(waiting.bound);
         }
         let report = Box::new(self.core.report());
         self.core.send(from, Message::Vote { term, report });
     }
 
-    /// Follows a coordinator that has taken this member in.
+    /// Follows a coordinator that has admitted this member.
     fn sync_log(&mut self, from: MemberId, term: Term, start: u64, entries: Vec<Arc<Entry>>) {
-        if term < self.core.term || term.leader != from || start > self.core.log.end() {
+        if term < self.core.term || term.coordinator != from || start > self.core.log.end() {
             return;
         }
         // The coordinator may have judged by this member's report before the member received another entry.
@@ -1347,7 +1407,7 @@ impl Member {
             heard: self.core.now,
             asked: self.core.now,
         };
-        self.core.lost = None;
+        self.core.without_coordinator_since = None;
         self.core.links.keep(from, true);
         self.core.events.push_back(Event::Coordinator(from));
         self.redirect_observers();
@@ -1369,11 +1429,11 @@ impl Member {
         }
         // Messages that were not in the report.
         let unlogged: Vec<_> = self.core.unlogged.iter().cloned().collect();
-        for said in unlogged {
-            self.core.send(from, Message::Broadcast(said));
+        for broadcast in unlogged {
+            self.core.send(from, Message::Broadcast(broadcast));
         }
         if self.core.has_ended(from) {
-            self.coordinator_lost(false);
+            self.handle_coordinator_lost(false);
         }
     }
 
@@ -1381,13 +1441,13 @@ impl Member {
     fn appended(&mut self, at: u64, entry: Arc<Entry>) -> bool {
         if at > self.core.log.end() {
             // The coordinator sends the missing entries.
-            self.follow_leader(self.core.synced);
+            self.ask_to_follow(self.core.synced);
         }
         if at != self.core.log.end() {
             return true;
         }
         self.core.deliver(Arc::clone(&entry));
-        let Entry::Gone {
+        let Entry::Departed {
             member, departure, ..
         } = &*entry
         else {
@@ -1396,33 +1456,33 @@ impl Member {
         if *member == self.core.id() {
             match departure {
                 Departure::Lost(_) => {
-                    let leader = self.core.synced.leader;
-                    self.exclude(Exclusion::Superseded(leader));
+                    let coordinator_id = self.core.synced.coordinator;
+                    self.exclude(Exclusion::Superseded(coordinator_id));
                 }
                 Departure::Left | Departure::Failed(_) => self.transition(Some(Transition::Left)),
             }
             return false;
         }
-        if *member == self.core.synced.leader {
-            self.coordinator_lost(false);
+        if *member == self.core.synced.coordinator {
+            self.handle_coordinator_lost(false);
             return false;
         }
         true
     }
 
     /// Handles the operator's decision where another member coordinates, as far as this one knows, or none.
-    fn operator(&mut self, word: OperatorDecision) {
-        if word.generation != self.core.generation() {
+    fn handle_operator_decision(&mut self, decision: OperatorDecision) {
+        if decision.generation != self.core.generation() {
             return;
         }
         if matches!(self.role, Role::Following { .. }) {
             // The coordinator may be out of reach without this member having noticed.
-            let leader = self.core.synced.leader;
+            let coordinator_id = self.core.synced.coordinator;
             self.core
-                .send(leader, Message::OperatorDecision(word.clone()));
+                .send(coordinator_id, Message::OperatorDecision(decision.clone()));
         }
-        self.core.operator.get_or_insert_with(|| Arc::new(word));
-        self.settle();
+        self.core.operator.get_or_insert_with(|| Arc::new(decision));
+        self.advance();
     }
 
     fn command(&mut self, command: Command) {
@@ -1435,41 +1495,44 @@ impl Member {
                 self.core.calls.insert(member, (now, call));
             }
             Command::Broadcast { topic, bytes } => {
-                let said = self.core.make_broadcast(topic, bytes);
+                let broadcast = self.core.make_broadcast(topic, bytes);
                 match &mut self.role {
-                    Role::Leading(coordinator) => {
-                        coordinator.enqueue_broadcast(&mut self.core, said);
-                        self.settle();
+                    Role::Coordinating(coordinator) => {
+                        coordinator.enqueue_broadcast(&mut self.core, broadcast);
+                        self.advance();
                     }
                     Role::Following { .. } => {
-                        let leader = self.core.synced.leader;
-                        self.core.send(leader, Message::Broadcast(said));
+                        let coordinator_id = self.core.synced.coordinator;
+                        self.core
+                            .send(coordinator_id, Message::Broadcast(broadcast));
                     }
                     _ => {}
                 }
             }
             Command::SendDirect { to, bytes } => {
-                let (from, leader) = (self.core.id(), self.core.synced.leader);
+                let (from, coordinator_id) = (self.core.id(), self.core.synced.coordinator);
                 let message = Message::Direct { from, to, bytes };
                 match &mut self.role {
-                    Role::Leading(coordinator) => {
+                    Role::Coordinating(coordinator) => {
                         let next = coordinator.message(&mut self.core, from, message);
                         self.transition(next);
                     }
-                    Role::Following { .. } => self.core.send(leader, message),
+                    Role::Following { .. } => self.core.send(coordinator_id, message),
                     _ => {}
                 }
             }
             Command::Request(bytes) => {
-                let (me, leader) = (self.core.id(), self.core.synced.leader);
+                let (me, coordinator_id) = (self.core.id(), self.core.synced.coordinator);
                 match &self.role {
-                    Role::Leading(_) => self.core.events.push_back(Event::Request(me, bytes)),
-                    Role::Following { .. } => self.core.send(leader, Message::Request(bytes)),
+                    Role::Coordinating(_) => self.core.events.push_back(Event::Request(me, bytes)),
+                    Role::Following { .. } => {
+                        self.core.send(coordinator_id, Message::Request(bytes))
+                    }
                     _ => {}
                 }
             }
             Command::Reply { to, bytes } => {
-                if !matches!(self.role, Role::Leading(_) | Role::Forming(_)) {
+                if !matches!(self.role, Role::Coordinating(_) | Role::Forming(_)) {
                     return;
                 }
                 match to == self.core.id() {
@@ -1477,7 +1540,7 @@ impl Member {
                     false => self.core.send(to, Message::Reply(bytes)),
                 }
             }
-            Command::AbortFormation(bytes) => self.dismiss(bytes),
+            Command::AbortFormation(bytes) => self.abort_formation(bytes),
             Command::Reconfigure { .. } if self.core.abstains || self.core.is_witness() => {
                 self.core
                     .events
@@ -1489,14 +1552,14 @@ impl Member {
             } => {
                 let reconfigure_request = self.core.request_reconfigure(timeout, leaves_behind);
                 match &mut self.role {
-                    Role::Leading(coordinator) => {
+                    Role::Coordinating(coordinator) => {
                         let next = coordinator.own_reconfigure_request(&mut self.core);
                         self.transition(next);
                     }
                     Role::Following { .. } => {
-                        let leader = self.core.synced.leader;
+                        let coordinator_id = self.core.synced.coordinator;
                         self.core
-                            .send(leader, Message::Reconfigure(reconfigure_request));
+                            .send(coordinator_id, Message::Reconfigure(reconfigure_request));
                     }
                     _ => {}
                 }
@@ -1505,9 +1568,9 @@ impl Member {
                 if let Some((reconfigure_request, _)) = self.core.reconfigure_request.take()
                     && matches!(self.role, Role::Following { .. })
                 {
-                    let leader = self.core.synced.leader;
+                    let coordinator_id = self.core.synced.coordinator;
                     self.core.send(
-                        leader,
+                        coordinator_id,
                         Message::CancelReconfigure(reconfigure_request.number),
                     );
                 }
@@ -1518,27 +1581,27 @@ impl Member {
                 self.core.reconfigure_request = None;
                 match &self.role {
                     Role::Following { .. } if self.core.renounce_lease() => {
-                        let leader = self.core.synced.leader;
-                        self.core.send(leader, Message::Abstain);
+                        let coordinator_id = self.core.synced.coordinator;
+                        self.core.send(coordinator_id, Message::Abstain);
                     }
-                    // The next coordinator is told with the vote.
-                    _ => self.settle(),
+                    // The next coordinator receives it with the vote.
+                    _ => self.advance(),
                 }
             }
             Command::Leave(departure) => {
                 self.core.leaving = Some(departure.clone());
                 match &mut self.role {
-                    Role::Leading(coordinator) => {
+                    Role::Coordinating(coordinator) => {
                         let next = coordinator.leave(&mut self.core, departure);
                         self.transition(next);
                     }
                     Role::Following { .. } => {
-                        let leader = self.core.synced.leader;
-                        self.core.send_leave(leader);
+                        let coordinator_id = self.core.synced.coordinator;
+                        self.core.send_leave(coordinator_id);
                     }
                     // `finish_joining` does the rest.
                     Role::Joining(joining) => {
-                        joining.gives_up = Some(self.core.now);
+                        joining.cancelled_since = Some(self.core.now);
                         let generation = self.core.generation();
                         let leave = Message::Leave(departure);
                         match joining.role {
@@ -1552,26 +1615,29 @@ impl Member {
                     _ => {}
                 }
             }
-            Command::OperatorDecision(word) => match &mut self.role {
-                Role::Leading(coordinator) => {
+            Command::OperatorDecision(decision) => match &mut self.role {
+                Role::Coordinating(coordinator) => {
                     let me = self.core.id();
-                    let next =
-                        coordinator.message(&mut self.core, me, Message::OperatorDecision(word));
+                    let next = coordinator.message(
+                        &mut self.core,
+                        me,
+                        Message::OperatorDecision(decision),
+                    );
                     self.transition(next);
                 }
                 _ => {
                     let me = self.core.id();
-                    for id in word.members.iter().filter(|id| **id != me) {
+                    for id in decision.members.iter().filter(|id| **id != me) {
                         self.core
-                            .reach(*id, Message::OperatorDecision(word.clone()));
+                            .reach(*id, Message::OperatorDecision(decision.clone()));
                     }
-                    self.operator(word);
+                    self.handle_operator_decision(decision);
                 }
             },
             Command::Claimed(generation) => {
                 if generation == self.core.membership.generation {
                     self.core.claimed = Some(self.core.term);
-                    self.settle();
+                    self.advance();
                 }
             }
         }

@@ -15,8 +15,8 @@ use crate::departure::{Departure, LossKind, ProcessEnd};
 /// How the end of a process is known for certain.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Proof {
-    /// Its parent has reported it.
-    Parent(Box<ProcessEnd>),
+    /// The process that started it has reported it.
+    Launcher(Box<ProcessEnd>),
     /// A process of the same kernel holds a pidfd of it.
     Kernel,
     /// It has left, or reported its failure, and that was acknowledged.
@@ -27,7 +27,7 @@ impl Proof {
     /// Returns the departure of a process with this process id.
     pub(super) fn departure(&self, pid: u32) -> Departure {
         match self {
-            Self::Parent(end) => Departure::Lost((**end).clone().into()),
+            Self::Launcher(end) => Departure::Lost((**end).clone().into()),
             Self::Kernel => Departure::lost(LossKind::Exited { pid: pid.into() }),
             Self::Leave(departure) => departure.clone(),
         }
@@ -43,7 +43,7 @@ pub struct Ended {
     pub proof: Proof,
     /// Whether it reduces the number of votes that a majority needs: the process that saw it was certain at the time that no
     /// generation existed without itself.
-    pub counts: bool,
+    pub reduces_electorate: bool,
 }
 
 /// The content of one connection.
@@ -60,12 +60,12 @@ pub enum Frame {
         /// The number of the last message that arrived.
         received: u64,
     },
-    /// The answer: the link goes on.
+    /// The answer: the link is continued.
     Welcome {
         /// The process that answers.
         from: MemberId,
-        /// Links that the sender itself has begun are given up for this one, up to this number.
-        given_up: u64,
+        /// Links that the sender itself has begun are superseded by this one, up to this number.
+        superseded_up_to: u64,
         /// The number of the last message that arrived.
         received: u64,
     },
@@ -84,7 +84,7 @@ pub enum Frame {
     },
     /// Nothing but an acknowledgement.
     Acknowledge(u64),
-    /// From a coordinator: whether the receiver is there.
+    /// From a coordinator: asks for a reply.
     Heartbeat(Heartbeat),
     /// The answer.
     HeartbeatReply(HeartbeatReply),
@@ -95,7 +95,7 @@ pub enum Frame {
 pub struct Heartbeat {
     /// The generation.
     pub generation: u64,
-    /// The leadership.
+    /// The coordinator's term.
     pub term: Term,
     /// Counts from 1 in each term.
     pub number: u64,
@@ -110,7 +110,7 @@ pub struct Heartbeat {
 pub struct HeartbeatReply {
     /// The generation.
     pub generation: u64,
-    /// The leadership.
+    /// The coordinator's term.
     pub term: Term,
     /// The number of the heartbeat.
     pub number: u64,
@@ -118,14 +118,14 @@ pub struct HeartbeatReply {
     pub progress: bool,
 }
 
-/// A member's request to go on to the next generation.
+/// A member's request for the next generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReconfigureRequest {
-    /// Distinguishes the member's requests to go on.
+    /// Distinguishes the member's requests for the next generation.
     pub number: u64,
     /// How long it is valid, in nanoseconds from now.
     pub timeout: u64,
-    /// Whether to go on without the members that do not come in time.
+    /// Whether to form it without the members that make no request in time.
     pub leaves_behind: bool,
 }
 
@@ -136,7 +136,7 @@ impl Message {
         match self {
             Self::Request(bytes) | Self::Reply(bytes) => bytes.len() > LARGE,
             Self::Direct { bytes, .. } => bytes.len() > LARGE,
-            Self::Broadcast(said) => said.bytes.len() > LARGE,
+            Self::Broadcast(broadcast) => broadcast.bytes.len() > LARGE,
             _ => false,
         }
     }
@@ -145,14 +145,14 @@ impl Message {
 /// A candidate's request for a vote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VoteRequest {
-    /// The term in which it would lead.
+    /// The term in which it would coordinate.
     pub term: Term,
     /// The ends that it knows.
     pub ended: Vec<Ended>,
     /// Whether the coordinator left requests unanswered.
     pub unresponsive: bool,
     /// Whether it coordinates a majority already, in an earlier term or in this one.
-    pub leads: bool,
+    pub already_coordinates: bool,
 }
 
 /// A voter's report with its vote.
@@ -170,7 +170,7 @@ pub struct VoteReport {
     pub ended: Vec<Ended>,
     /// The successor generation that it has accepted, and in which term.
     pub accepted: Option<(Term, SharedMembership)>,
-    /// Whether it goes on into no successor, and has given its lease up.
+    /// Whether it takes part in no later generation, and has given its lease up.
     pub abstains: bool,
     /// Set if it has left: this is no vote.
     pub leaves: Option<Departure>,
@@ -185,7 +185,7 @@ pub enum JoinRole {
     Witness,
     /// A rank of the next generation.
     Joiner,
-    /// None: it reports why it will not come as a rank of the first generation.
+    /// None: it reports why it will not join as a rank of the first generation.
     Absent,
 }
 
@@ -201,9 +201,9 @@ pub enum Exclusion {
         /// The members out of reach.
         unreached: Vec<MemberId>,
     },
-    /// The others have gone on to this generation without it.
+    /// The others have formed this generation without it.
     LeftBehind(Generation),
-    /// Another member coordinates, and this one has received entries that that one has not, or was given up before.
+    /// Another member coordinates, and this one has received entries that the other has not, or was given up before.
     Superseded(MemberId),
 }
 
@@ -230,7 +230,7 @@ pub enum Message {
     },
     /// The receiver's generation is over: this is the latest.
     NewerGeneration(SharedMembership),
-    /// The sender knows no generation as late as that of a message that it got.
+    /// The sender knows no generation as late as that of a message that it has received.
     UnknownGeneration,
     /// For all members, in one order.
     Broadcast(Arc<Broadcast>),
@@ -250,20 +250,20 @@ pub enum Message {
     Reply(#[serde(with = "bytes")] Arc<[u8]>),
     /// An end that the sender knows for certain.
     ReportEnd(Ended),
-    /// The sender wants to go on to the next generation.
+    /// The sender requests the next generation.
     Reconfigure(ReconfigureRequest),
-    /// The sender withdraws its request to go on.
+    /// The sender withdraws its request for the next generation.
     CancelReconfigure(u64),
-    /// To a member: its request to go on has failed.
+    /// To a member: its request for the next generation has failed.
     ReconfigureFailed {
-        /// The request to go on.
+        /// The number of the request.
         reconfigure_request: u64,
-        /// The members that did not come.
+        /// The members that made no request.
         missing: Vec<MemberId>,
     },
-    /// The sender goes on into no successor, and has given its lease up.
+    /// The sender takes part in no later generation, and has given its lease up.
     Abstain,
-    /// To a member that answers and did not come in time: the others go on without it.
+    /// To a member that answers and made no request in time: the others form the next generation without it.
     LeaveBehind,
     /// The answer: the sender takes part no more.
     Released,
@@ -273,7 +273,7 @@ pub enum Message {
     Append {
         /// The coordinator's term.
         term: Term,
-        /// Its place.
+        /// Its index in the log.
         at: u64,
         /// The entry.
         entry: Arc<Entry>,
@@ -298,14 +298,14 @@ pub enum Message {
     Follows {
         /// The term of that coordinator or candidate.
         term: Term,
-        /// Whether that one coordinates already.
-        leads: bool,
+        /// Whether it coordinates already.
+        already_coordinates: bool,
     },
     /// From a new coordinator: the receiver follows it, and lacks these entries.
     SyncLog {
         /// The coordinator's term.
         term: Term,
-        /// The place of the first.
+        /// The index of the first.
         start: u64,
         /// The entries that the receiver lacks.
         entries: Vec<Arc<Entry>>,
@@ -327,7 +327,7 @@ pub enum Message {
         generation: Generation,
     },
     /// For the observers, at first and whenever the coordinator changes.
-    Leading {
+    Coordinating {
         /// The coordinator's term.
         term: Term,
         /// The generation.
@@ -337,6 +337,7 @@ pub enum Message {
     Observe(Peer),
     /// To the coordinator, through any of its members or observers.
     OperatorDecision(OperatorDecision),
-    /// To an observer: the sender forms the first generation, which has this number. It reports when that is active.
+    /// To an observer: the sender is the initial coordinator of the first generation, which has this number. It reports when
+    /// that is active.
     Forming(u64),
 }

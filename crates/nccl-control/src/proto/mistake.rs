@@ -1,7 +1,7 @@
 //! Planted mistakes that the simulator has to find.
 //!
-//! With the feature `mistakes`, a machine can be told to make one of them. Without it, [`Mistakes::makes`] is `false` for the
-//! compiler.
+//! With the feature `mistakes`, a machine can be configured to make one of them. Without it, [`Mistakes::makes`] is `false` for
+//! the compiler.
 
 /// One wrong rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -10,9 +10,9 @@ pub enum Mistake {
     ClosedIsDead,
     /// A member that does not answer is counted as a vote.
     UnresponsiveVotes,
-    /// A candidate does not count up, so that two terms have one round and one leader.
+    /// A candidate does not increment the round, so that two terms have one round and one coordinator.
     RoundReused,
-    /// A new coordinator does not go on with the successor that was accepted.
+    /// A new coordinator does not propose the successor that was accepted.
     DecisionForgotten,
     /// A frame for an earlier incarnation of this process is accepted.
     StaleIncarnation,
@@ -21,36 +21,36 @@ pub enum Mistake {
     /// Proven ends reduce the majority although the lease has run out.
     LeaseIgnored,
     /// Members that are merely unreachable reduce the majority.
-    UnreachableDiscounted,
+    UnreachableRemovesVoter,
     /// A living member is left out before its lease has run out.
     LeftOutEarly,
-    /// A new coordinator goes on with its own log, not with the longest.
+    /// A new coordinator keeps its own log instead of the longest.
     ShorterLogKept,
     /// Unacknowledged messages are not sent again after a connection was lost.
     NotRepeated,
     /// Messages that have arrived are sent again after a connection was lost, and handled again.
     HandledTwice,
-    /// A coordinator orders without having confirmed its majority.
-    WakesAndSpeaks,
+    /// A coordinator appends entries without having confirmed its majority.
+    UnconfirmedCoordinatorAppends,
     /// A successor becomes active before a majority has accepted it.
     ActiveAlone,
     /// A member that has received other entries is allowed to follow.
     DivergentFollows,
-    /// Messages of members that the last coordinator had not ordered are lost.
-    UnheardForgotten,
-    /// A member that abstains goes on counting the ends that it sees.
+    /// Messages of members that the last coordinator had not appended to the log are lost.
+    UnloggedForgotten,
+    /// A member that abstains still counts the ends that it sees.
     AbstainerCounts,
     /// A witness coordinates.
-    WitnessLeads,
+    WitnessCoordinates,
     /// A new coordinator does not know which members abstain.
     AbstentionForgotten,
     /// Ends that a member bound to a successor has counted count for others, too.
     BoundReportsEnd,
-    /// A member that has left goes on voting, and counting the ends that it sees.
+    /// A member that has left still votes, and counts the ends that it sees.
     LeaverVotes,
     /// A member that is left behind is removed from the voters by processes that do not know of the successor that it has voted for.
     BoundLeaves,
-    /// A coordinator forgets that another may have led for a while.
+    /// A coordinator forgets that another may have coordinated for a while.
     GapForgotten,
 }
 
@@ -64,17 +64,17 @@ impl Mistake {
         Self::StaleIncarnation,
         Self::VotesTwice,
         Self::LeaseIgnored,
-        Self::UnreachableDiscounted,
+        Self::UnreachableRemovesVoter,
         Self::LeftOutEarly,
         Self::ShorterLogKept,
         Self::NotRepeated,
         Self::HandledTwice,
-        Self::WakesAndSpeaks,
+        Self::UnconfirmedCoordinatorAppends,
         Self::ActiveAlone,
         Self::DivergentFollows,
-        Self::UnheardForgotten,
+        Self::UnloggedForgotten,
         Self::AbstainerCounts,
-        Self::WitnessLeads,
+        Self::WitnessCoordinates,
         Self::AbstentionForgotten,
         Self::BoundReportsEnd,
         Self::LeaverVotes,

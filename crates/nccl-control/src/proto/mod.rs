@@ -4,7 +4,7 @@
 //! time of its next timeout ([`Member::next_timeout`]). A driver connects it to sockets and clocks; the simulator in `tests/sim`
 //! connects many of them to each other in virtual time.
 //!
-//! - `id`: members, generations and terms; `roster`: how a list of members is encoded; `timing`: all durations;
+//! - `id`: members, generations and terms; `member_list`: how a list of members is encoded; `timing`: all durations;
 //!   `message`: the messages of machines; `log`: entries for all members;
 //! - `link`: links that outlive connections;
 //! - `core`: the state of a member in every role; `forming`, `candidate`, `coordinator`: three of the roles; `member`: the machine;
@@ -18,8 +18,8 @@
 //! 3. A member that is not in the successor reports that it reaches no majority or was left behind, or the reason it received, and
 //!    forms no generation.
 //! 4. No living process is reported as dead.
-//! 5. All members learn of it within a bound after the last fault, and members that reach each other and are a majority go on
-//!    together.
+//! 5. All members learn of it within a bound after the last fault, and members that reach each other and are a majority form the
+//!    next generation together.
 //! 6. Nothing waits for ever.
 
 mod candidate;
@@ -30,10 +30,10 @@ mod id;
 mod link;
 mod log;
 mod member;
+mod member_list;
 mod message;
 mod mistake;
 mod observer;
-mod roster;
 mod timing;
 
 #[cfg(test)]

@@ -2,13 +2,13 @@
 //! coordinator's program, and forwards the operator's decision.
 //!
 //! ```text
-//! looking ──a coordinator says that it leads──▶ watching ──lost, unresponsive, gone, redirected──▶ looking ──nobody answers──▶ over
+//! looking ──a member reports that it coordinates──▶ watching ──lost, unresponsive, departed, redirected──▶ looking ──no answer──▶ over
 //! ```
 //!
-//! The observer asks the process that forms the first generation repeatedly until that is active; the program of that process can be
-//! asked as well. While looking, the observer asks one address or member after the other, and tells each what all have to know. A member
-//! that follows names the leader. An observer may receive an entry that no member has, if the coordinator ended with it: then other
-//! entries for the same places follow.
+//! The observer asks the initial coordinator repeatedly until the first generation is active; the program of the initial
+//! coordinator can be asked as well. While looking, the observer asks one address or member after the other, and reports to
+//! each what all have to know. A member that follows names the coordinator. An observer may receive an entry that no member
+//! has, if the coordinator ended with it: then other entries with the same indices follow.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -35,8 +35,8 @@ pub struct Observer {
     term: Option<Term>,
     log: Log,
     /// The coordinator that it watches.
-    leader: Option<MemberId>,
-    /// While no generation is known: the process that forms the first one, and the number of that generation.
+    coordinator: Option<MemberId>,
+    /// While no generation is known: the initial coordinator, and the number of the first generation.
     forming: Option<(MemberId, u64)>,
     /// When the coordinator, or while looking any member, was last heard.
     heard: Time,
@@ -50,12 +50,12 @@ pub struct Observer {
     ended: BTreeMap<MemberId, Proof>,
     /// Members that do not take part any more.
     out: BTreeSet<MemberId>,
-    word: Option<OperatorDecision>,
+    decision: Option<OperatorDecision>,
     over: bool,
 }
 
-/// How many members in a row may refer to another leader, before the next one is asked.
-const REDIRECTS: u32 = 4;
+/// How many members in a row may refer to another coordinator, before the next one is asked.
+const MAX_REDIRECTS: u32 = 4;
 
 impl Observer {
     /// Makes an observer that looks for the coordinator at these addresses, at least one.
@@ -71,7 +71,7 @@ impl Observer {
             membership: None,
             term: None,
             log: Log::default(),
-            leader: None,
+            coordinator: None,
             forming: None,
             heard: now,
             since: now,
@@ -81,7 +81,7 @@ impl Observer {
             next: now,
             ended: BTreeMap::new(),
             out: BTreeSet::new(),
-            word: None,
+            decision: None,
             over: false,
         };
         this.ask_next();
@@ -103,7 +103,7 @@ impl Observer {
     /// Returns the coordinator that it watches, if it is not looking for one.
     #[must_use]
     pub fn coordinator(&self) -> Option<MemberId> {
-        self.leader
+        self.coordinator
     }
 
     /// Whether it has stopped looking for a coordinator.
@@ -112,9 +112,9 @@ impl Observer {
         self.over
     }
 
-    /// Returns how many entries of this generation it has received.
+    /// Returns how many entries of this generation's log it has received.
     #[must_use]
-    pub fn heard(&self) -> u64 {
+    pub fn log_end(&self) -> u64 {
         self.log.end()
     }
 
@@ -124,7 +124,7 @@ impl Observer {
         self.links.all_flushed()
     }
 
-    /// Handles one input. Of the commands it knows `Ask`, `Operator` and `Leave`.
+    /// Handles one input. Of the commands it knows `Request`, `OperatorDecision` and `Leave`.
     pub fn handle(&mut self, now: Time, input: Input) {
         self.now = now;
         match input {
@@ -132,9 +132,9 @@ impl Observer {
             Input::Connected(peer, connection) => self.links.connected(now, peer, connection),
             Input::DialFailed(peer) => {
                 self.links.dial_failed(now, peer);
-                // The link with a forming process goes on as long as others.
+                // The link with the initial coordinator stays as long as others.
                 let forms = self.forming.is_some_and(|(id, _)| id == peer);
-                if self.leader.is_none() && peer == self.asked && !forms {
+                if self.coordinator.is_none() && peer == self.asked && !forms {
                     self.links.close(peer);
                     self.next = now.after(self.timing.redial);
                 }
@@ -146,9 +146,9 @@ impl Observer {
             Input::Command(Command::Request(bytes)) => {
                 self.send_to_coordinator(Message::Request(bytes))
             }
-            Input::Command(Command::OperatorDecision(word)) => {
-                self.word = Some(word.clone());
-                self.send_to_coordinator(Message::OperatorDecision(word));
+            Input::Command(Command::OperatorDecision(decision)) => {
+                self.decision = Some(decision.clone());
+                self.send_to_coordinator(Message::OperatorDecision(decision));
             }
             Input::Command(Command::Leave(_)) => self.end(Event::Left),
             Input::Command(_) => {}
@@ -159,7 +159,7 @@ impl Observer {
     /// Returns when to call [`handle_timeout`](Self::handle_timeout) at the latest.
     #[must_use]
     pub fn next_timeout(&self) -> Time {
-        let own = match self.leader {
+        let own = match self.coordinator {
             _ if self.over => return Time::NEVER,
             Some(_) => self.heard.after(self.timing.unresponsive),
             None => self.next,
@@ -173,7 +173,7 @@ impl Observer {
         self.links.handle_timeout(now);
         self.drain();
         let unresponsive = self.heard.after(self.timing.unresponsive);
-        match self.leader {
+        match self.coordinator {
             _ if self.over => {}
             // This process itself was delayed.
             Some(_) if now.since(unresponsive) > self.timing.heartbeat_interval => self.heard = now,
@@ -184,11 +184,11 @@ impl Observer {
                 }
                 let silent = now.since(self.heard);
                 let was_there = self.membership.is_some() || self.forming.is_some();
-                if was_there && silent >= self.timing.give_up {
+                if was_there && silent >= self.timing.majority_timeout {
                     let membership = self.membership.iter();
                     let all = membership.flat_map(|membership| &membership.members);
                     let open = all.map(|peer| peer.id).filter(|id| !self.is_departed(*id));
-                    self.end(Event::Ended(open.collect()));
+                    self.end(Event::JobUnreachable(open.collect()));
                 } else if silent < self.timing.unresponsive && self.is_forming(self.asked) {
                     self.send(self.asked, Message::Observe(self.me.clone()));
                     self.next = now.after(self.timing.unresponsive / 2);
@@ -206,15 +206,17 @@ impl Observer {
             match event {
                 LinkEvent::Received { from, message, .. } => self.message(from, message),
                 LinkEvent::Heartbeat(from, heartbeat)
-                    if self.leader == Some(from) && self.term == Some(heartbeat.term) =>
+                    if self.coordinator == Some(from) && self.term == Some(heartbeat.term) =>
                 {
                     self.heard = self.now;
                 }
-                LinkEvent::Lost(peer) | LinkEvent::Renewed(peer) if self.leader == Some(peer) => {
+                LinkEvent::Lost(peer) | LinkEvent::Renewed(peer)
+                    if self.coordinator == Some(peer) =>
+                {
                     self.search();
                 }
                 // Perhaps at once, if another process listens there.
-                LinkEvent::Lost(peer) if self.leader.is_none() && peer == self.asked => {
+                LinkEvent::Lost(peer) if self.coordinator.is_none() && peer == self.asked => {
                     self.next = self.now.after(self.timing.redial);
                 }
                 _ => {}
@@ -222,7 +224,7 @@ impl Observer {
         }
     }
 
-    /// Whether that process forms the first generation, and is reachable.
+    /// Whether that process is the initial coordinator, and is reachable.
     fn is_forming(&self, id: MemberId) -> bool {
         self.forming.is_some_and(|(forms, _)| forms == id) && self.links.is_ready(id)
     }
@@ -241,8 +243,8 @@ impl Observer {
 
     /// Begins to look: there is no coordinator any more.
     fn search(&mut self) {
-        if let Some(leader) = self.leader.take() {
-            self.links.keep(leader, false);
+        if let Some(coordinator) = self.coordinator.take() {
+            self.links.keep(coordinator, false);
             (self.heard, self.since) = (self.now, self.now);
             self.ask_next();
         }
@@ -251,7 +253,7 @@ impl Observer {
     /// Asks the next address or member.
     fn ask_next(&mut self) {
         self.redirects = 0;
-        // The operator may have let another side go on.
+        // The operator may have let another side continue.
         self.term
             .take_if(|_| self.now.since(self.since) >= self.timing.unresponsive);
         let Some(membership) = &self.membership else {
@@ -260,14 +262,17 @@ impl Observer {
             return self.contact(Links::placeholder_id(self.tries as u32), &at);
         };
         let size = membership.members.len();
-        let turns = (self.tries..self.tries + size).map(|turn| &membership.members[turn % size]);
-        let next = turns.zip(1..).find(|(peer, _)| !self.is_departed(peer.id));
+        let members =
+            (self.tries..self.tries + size).map(|index| &membership.members[index % size]);
+        let next = members
+            .zip(1..)
+            .find(|(peer, _)| !self.is_departed(peer.id));
         match next.map(|(peer, skipped)| (peer.clone(), skipped)) {
             Some((peer, skipped)) => {
                 self.tries += skipped;
                 self.contact(peer.id, &peer.at);
             }
-            None => self.end(Event::Ended(Vec::new())),
+            None => self.end(Event::JobUnreachable(Vec::new())),
         }
     }
 
@@ -284,7 +289,7 @@ impl Observer {
         self.inform(id);
     }
 
-    /// Tells a member what it has to know, whether it leads or not.
+    /// Reports to a member what it has to know, whether it coordinates or not.
     fn inform(&mut self, to: MemberId) {
         let Some(membership) = self.membership.clone() else {
             return;
@@ -297,8 +302,8 @@ impl Observer {
         for end_report in ended {
             self.send(to, end_report);
         }
-        if let Some(word) = self.word.clone() {
-            self.send(to, Message::OperatorDecision(word));
+        if let Some(decision) = self.decision.clone() {
+            self.send(to, Message::OperatorDecision(decision));
         }
     }
 
@@ -310,9 +315,9 @@ impl Observer {
         self.links.send(to, generation, message);
     }
 
-    /// Sends to the coordinator, or to the process that forms the first generation, if there is one.
+    /// Sends to the coordinator, or to the initial coordinator, if there is one.
     fn send_to_coordinator(&mut self, message: Message) {
-        if let Some(to) = self.leader.or(self.forming.map(|(id, _)| id)) {
+        if let Some(to) = self.coordinator.or(self.forming.map(|(id, _)| id)) {
             self.send(to, message);
         }
     }
@@ -324,9 +329,9 @@ impl Observer {
         }
         let end_report = end_report(member, &proof);
         self.ended.insert(member, proof);
-        if self.leader == Some(member) {
+        if self.coordinator == Some(member) {
             self.search();
-        } else if self.leader.is_some() {
+        } else if self.coordinator.is_some() {
             self.send_to_coordinator(end_report);
         } else if self.asked == member {
             self.ask_next();
@@ -336,12 +341,12 @@ impl Observer {
     // --- received messages ---
 
     fn message(&mut self, from: MemberId, message: Message) {
-        let watched = self.leader == Some(from);
-        if watched || self.leader.is_none() {
+        let watched = self.coordinator == Some(from);
+        if watched || self.coordinator.is_none() {
             self.heard = self.now;
         }
         match message {
-            Message::Leading { term, membership } => self.watch(from, term, membership),
+            Message::Coordinating { term, membership } => self.watch(from, term, membership),
             Message::SyncLog {
                 term,
                 start,
@@ -357,11 +362,11 @@ impl Observer {
                     false => self.append_entries(at, vec![entry]),
                 }
             }
-            Message::Redirect(peer) if watched || self.leader.is_none() => {
+            Message::Redirect(peer) if watched || self.coordinator.is_none() => {
                 self.redirects += 1;
                 let is_new = peer.id != from && !self.is_departed(peer.id);
-                if self.redirects <= REDIRECTS && is_new {
-                    if self.leader.take().is_some() {
+                if self.redirects <= MAX_REDIRECTS && is_new {
+                    if self.coordinator.take().is_some() {
                         self.since = self.now;
                     }
                     self.contact(peer.id, &peer.at);
@@ -380,7 +385,7 @@ impl Observer {
                 self.out.insert(from);
                 if watched {
                     self.search();
-                } else if self.leader.is_none() && self.asked == from {
+                } else if self.coordinator.is_none() && self.asked == from {
                     self.ask_next();
                 }
             }
@@ -415,13 +420,14 @@ impl Observer {
         (self.term, self.forming) = (None, None);
         self.out.clear();
         let generation = membership.generation.number;
-        self.word.take_if(|word| word.generation < generation);
+        self.decision
+            .take_if(|decision| decision.generation < generation);
         self.events
             .push_back(Event::Active(Arc::clone(&membership)));
         self.membership = Some(membership);
     }
 
-    /// Watches a member that leads, unless it is older than what is known.
+    /// Watches a member that coordinates, unless its term is earlier than the known one.
     fn watch(&mut self, from: MemberId, term: Term, membership: SharedMembership) {
         if self.is_later(&membership) {
             self.enter(membership);
@@ -431,10 +437,10 @@ impl Observer {
         {
             return;
         }
-        if self.leader == Some(from) && self.term == Some(term) {
+        if self.coordinator == Some(from) && self.term == Some(term) {
             return;
         }
-        (self.term, self.leader, self.heard) = (Some(term), Some(from), self.now);
+        (self.term, self.coordinator, self.heard) = (Some(term), Some(from), self.now);
         self.out.remove(&from);
         self.asked = from;
         self.links.close_others(from);
@@ -451,7 +457,7 @@ impl Observer {
                 continue;
             }
             self.log.cut(at);
-            if let Entry::Gone {
+            if let Entry::Departed {
                 member,
                 proven: true,
                 ..
@@ -462,7 +468,10 @@ impl Observer {
             self.log.push(Arc::clone(&entry));
             self.events.push_back(Event::Entry(entry));
         }
-        if self.leader.is_some_and(|leader| self.is_departed(leader)) {
+        if self
+            .coordinator
+            .is_some_and(|coordinator| self.is_departed(coordinator))
+        {
             self.search();
         }
     }
@@ -470,10 +479,10 @@ impl Observer {
 
 /// The coordinator decides whether this testimony counts: this process has no lease.
 fn end_report(member: MemberId, proof: &Proof) -> Message {
-    let (proof, counts) = (proof.clone(), false);
+    let (proof, reduces_electorate) = (proof.clone(), false);
     Message::ReportEnd(Ended {
         member,
         proof,
-        counts,
+        reduces_electorate,
     })
 }

@@ -7,11 +7,11 @@ pub const MILLI: u64 = 1_000_000;
 ///
 /// `lease + 4 * heartbeat_interval <= silent_heartbeats * heartbeat_interval` keeps two generations apart: a member counts the proven ends of others only
 /// while its lease runs, and no coordinator leaves out a living member before that lease has run out. Two heartbeats are for another
-/// coordinator, which may have led for a moment and given the lease; two are for the votes, which are not older than that. The
-/// coordinator counts heartbeats, not time, so that a clock that jumps once shortens nothing.
+/// coordinator, which may have coordinated for a moment and given the lease; two are for the votes, which are not older than
+/// that. The coordinator counts heartbeats, not time, so that a clock that jumps once shortens nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// How often the coordinator asks every member whether it is there.
+    /// How often the coordinator sends a heartbeat to every member.
     pub heartbeat_interval: u64,
     /// How long after a confirmed exchange with the coordinator a member knows that no generation exists without it.
     pub lease: u64,
@@ -19,13 +19,13 @@ pub struct Timing {
     pub silent_heartbeats: u64,
     /// After how long without an answer a member is suspected. Nothing ends because of that.
     pub suspect: u64,
-    /// How long a lost connection may take to come back.
+    /// How long a lost connection may take to be restored.
     pub resume: u64,
-    /// How long a parent's report of an end waits for a leave message that it may have overtaken, while the connection is there.
+    /// How long a launcher's report of an end waits for a leave message that it may have overtaken, while the link is ready.
     pub exit_report_wait: u64,
     /// The time between two attempts to connect.
     pub redial: u64,
-    /// How much later the next in line starts a failover.
+    /// How much later the next member in failover order starts a failover.
     pub stagger: u64,
     /// How long a vote binds against other candidates, unless its candidate ends.
     pub hold: u64,
@@ -35,10 +35,10 @@ pub struct Timing {
     pub grace: u64,
     /// How long a request to the coordinator may stay unanswered before the coordinator is given up as unresponsive.
     pub unresponsive: u64,
-    /// How long the coordinator may take to hear a majority before it reports that there is none.
+    /// How long the coordinator may be without answers of a majority before it reports that there is none.
     pub confirm: u64,
     /// After how long without a coordinator a member reports that it is cut off.
-    pub give_up: u64,
+    pub majority_timeout: u64,
     /// How long an unreachable member is tolerated after NCCL has made progress with it.
     pub progress: u64,
 }
@@ -59,7 +59,7 @@ impl Default for Timing {
             grace: 1000 * MILLI,
             unresponsive: 4000 * MILLI,
             confirm: 3000 * MILLI,
-            give_up: 12000 * MILLI,
+            majority_timeout: 12000 * MILLI,
             progress: 3000 * MILLI,
         }
     }

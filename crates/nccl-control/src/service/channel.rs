@@ -16,7 +16,7 @@ pub(crate) const LARGEST_MESSAGE: usize = 1 << 20;
 pub(super) struct Channels {
     pub(super) by_name: BTreeMap<String, Channel>,
     /// The rank that left first: from then on no channel has all its ranks.
-    pub(super) over: Option<(usize, Departure)>,
+    pub(super) closed_by: Option<(usize, Departure)>,
 }
 
 #[derive(Default)]

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::channel::{LARGEST_MESSAGE, Sending};
-use super::state::{LONGEST_NAME, Recipients, Service, rank_gone};
+use super::state::{LONGEST_NAME, Recipients, Service, departure_error};
 use crate::coordinator_message::{Answer, Push};
 use crate::departure::Departure;
-use crate::round::Incomplete;
+use crate::round::RequestError;
 use crate::time::later;
 
 /// The most channels; a program that exceeds it leaks names.
@@ -24,8 +24,8 @@ impl Service {
         timeout: Duration,
         bytes: Arc<[u8]>,
     ) {
-        if let Some((first, departure)) = &self.channels.over {
-            let why = rank_gone(*first, departure);
+        if let Some((first, departure)) = &self.channels.closed_by {
+            let why = departure_error(*first, departure);
             return self.refuse(rank, id, why);
         }
         let size = self.ranks.len();
@@ -34,7 +34,7 @@ impl Service {
         let no_such_rank = to.is_some_and(|to| to >= size);
         let length = bytes.len();
         if length > LARGEST_MESSAGE || name.len() > LONGEST_NAME || too_many || no_such_rank {
-            return self.refuse(rank, id, Incomplete::TooLarge { bytes: length });
+            return self.refuse(rank, id, RequestError::TooLarge { bytes: length });
         }
         let sending = Sending {
             from: rank,
@@ -89,17 +89,17 @@ impl Service {
 
     /// Ends all channels, because a rank takes part in nothing any more.
     pub(super) fn end_channels(&mut self, rank: usize, departure: Departure) {
-        if self.channels.over.is_some() {
+        if self.channels.closed_by.is_some() {
             return;
         }
-        self.channels.over = Some((rank, departure.clone()));
+        self.channels.closed_by = Some((rank, departure.clone()));
         let channels = self.channels.by_name.values_mut();
         let held = channels
             .flat_map(|channel| channel.held.drain(..))
             .map(|sending| (sending.from, sending.id))
             .collect();
-        let why = rank_gone(rank, &departure);
-        self.answer(held, Answer::Incomplete(Arc::new(why)));
+        let why = departure_error(rank, &departure);
+        self.answer(held, Answer::Failed(Arc::new(why)));
         self.push(Recipients::All, Push::ChannelsClosed { rank, departure });
     }
 
@@ -118,10 +118,10 @@ impl Service {
         }
         for (full, sending) in late {
             let missing = full.into_iter().map(|rank| self.missing(rank, now));
-            let why = Incomplete::TimedOut {
+            let why = RequestError::TimedOut {
                 missing: missing.collect(),
                 waited: now.saturating_duration_since(sending.begun),
-                remarks: Vec::new(),
+                notes: Vec::new(),
             };
             self.refuse(sending.from, sending.id, why);
         }

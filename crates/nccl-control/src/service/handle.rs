@@ -7,8 +7,8 @@ use crate::departure::{Departure, cut};
 use crate::phase::Phase;
 use crate::request::Request;
 
-/// How many remarks are kept for the errors of waiting ranks.
-const REMARKS: usize = 8;
+/// How many notes are kept for the errors of waiting ranks.
+const MAX_NOTES: usize = 8;
 
 impl Service {
     /// Sets the process as which `rank` is expected.
@@ -18,7 +18,7 @@ impl Service {
         own.pid = pid;
     }
 
-    /// Records that `rank` is there, as this process.
+    /// Records that `rank` has joined, as this process.
     pub(crate) fn arrive(&mut self, now: Instant, rank: usize, host: &str, pid: u64) {
         self.expect(rank, host, pid);
         let own = &mut self.ranks[rank];
@@ -26,27 +26,28 @@ impl Service {
         own.phase = Some((Phase::Joined, now));
     }
 
-    /// Records that the connection of `rank` is gone. A departed rank then takes part in no round of ends any more either.
+    /// Records that the connection of `rank` has ended. A departed rank then takes part in no round of ends any more either.
     pub(crate) fn disconnect(&mut self, rank: usize) {
         self.ranks[rank].is_connected = false;
     }
 
-    /// Records that `rank` departed before this coordinator began: the ranks know.
+    /// Records that `rank` departed before this coordinator began: the ranks have received that.
     pub(crate) fn departed_before(&mut self, rank: usize, departure: Departure) {
         self.ranks[rank].departure = Some(departure.clone());
-        self.channels.over.get_or_insert((rank, departure));
+        self.channels.closed_by.get_or_insert((rank, departure));
     }
 
-    /// Handles one request of a rank that is connected: [`Collect`](Request::Collect), [`Cancel`](Request::Cancel), [`Set`](Request::Set),
-    /// [`Get`](Request::Get), [`Phase`](Request::Phase), [`Send`](Request::Send), [`Took`](Request::Consumed),
-    /// [`Suspect`](Request::SuspectStragglers) or [`Attends`](Request::EntryReport). Others are about membership, and have no effect here.
+    /// Handles one request of a rank that is connected: [`Exchange`](Request::Exchange), [`Cancel`](Request::Cancel),
+    /// [`Set`](Request::Set), [`Get`](Request::Get), [`Phase`](Request::Phase), [`Send`](Request::Send),
+    /// [`Consumed`](Request::Consumed), [`SuspectStragglers`](Request::SuspectStragglers) or
+    /// [`EntryReport`](Request::EntryReport). Others are about membership, and have no effect here.
     pub(crate) fn handle(&mut self, now: Instant, rank: usize, id: u64, request: Request) {
         match request {
-            Request::Collect {
+            Request::Exchange {
                 round,
                 timeout,
                 part,
-            } => self.collect(now, (rank, id), round, timeout, part),
+            } => self.exchange(now, (rank, id), round, timeout, part),
             Request::Cancel { reason } => {
                 self.cancel_get(rank, id);
                 self.cancel_round(rank, id, reason);
@@ -67,30 +68,35 @@ impl Service {
             Request::SuspectStragglers(suspicion) => {
                 self.open_straggler_query(rank, suspicion, now)
             }
-            Request::EntryReport(attendance) => self.record_entry(rank, attendance, now),
+            Request::EntryReport(report) => self.record_entry(rank, report, now),
             _ => {}
         }
     }
 
-    /// Records that `rank` takes part in no round any more; a rank that `stays` still takes part in those of ends, and leaves a second time
-    /// after them. Returns whether that is new.
-    pub(crate) fn leave(&mut self, rank: usize, departure: Departure, stays: bool) -> bool {
+    /// Records that `rank` takes part in no round any more; a rank that `keeps_communicators` still takes part in those of
+    /// ends, and leaves a second time after them. Returns whether that is new.
+    pub(crate) fn leave(
+        &mut self,
+        rank: usize,
+        departure: Departure,
+        keeps_communicators: bool,
+    ) -> bool {
         let own = &mut self.ranks[rank];
-        if own.is_closed() || (stays && own.departure.is_some()) {
+        if own.is_closed() || (keeps_communicators && own.departure.is_some()) {
             return false;
         }
-        own.is_connected &= stays;
+        own.is_connected &= keeps_communicators;
         // A failed rank has already reported its reason.
         if !matches!(own.departure, Some(Departure::Failed(_))) {
             own.departure = Some(departure.clone());
         }
-        self.leave_rounds(rank, &departure, stays);
+        self.leave_rounds(rank, &departure, keeps_communicators);
         self.leave_store(rank, &departure);
         self.end_channels(rank, departure);
         true
     }
 
-    /// Ends the requests whose time has run out.
+    /// Ends the requests whose deadline has passed.
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
         if self.earliest.is_none_or(|earliest| earliest > now) {
             return;
@@ -119,11 +125,11 @@ impl Service {
     }
 
     /// Records a refused connection for the errors of waiting ranks.
-    pub(crate) fn remark(&mut self, text: String) {
-        self.remarked += 1;
-        if self.remarks.len() == REMARKS {
-            self.remarks.pop_front();
+    pub(crate) fn note_for_errors(&mut self, text: String) {
+        self.note_count += 1;
+        if self.notes.len() == MAX_NOTES {
+            self.notes.pop_front();
         }
-        self.remarks.push_back(text);
+        self.notes.push_back(text);
     }
 }

@@ -6,7 +6,7 @@
 //! Ranks are numbered `0..size`.
 //!
 //! Invariants: a request that expects an answer gets exactly one, at its deadline at the latest, unless its rank leaves or
-//! cancels it before. A round ends once, with one answer for all its ranks, also for those that come later.
+//! cancels it before. A round ends once, with one answer for all its ranks, also for those that enter it later.
 //!
 //! - `state`: the state of ranks and requests; `handle`: the interface to the driver;
 //! - `rounds`: one part of each rank, collected; `store`: keys and values; `channels`: messages in one order for all ranks;
@@ -26,5 +26,5 @@ mod straggler_query;
 mod tests;
 
 pub(crate) use channel::{CAPACITY, LARGEST_MESSAGE};
-pub(crate) use reporting::REPORT;
+pub(crate) use reporting::WAIT_LOG_INTERVAL;
 pub(crate) use state::{LONGEST_NAME, Output, Recipients, Service};

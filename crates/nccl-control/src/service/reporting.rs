@@ -7,22 +7,23 @@ use nccl_base::ranges::ranges;
 use super::state::Service;
 
 /// How long a request waits before each log line about it.
-pub(crate) const REPORT: Duration = Duration::from_secs(10);
+pub(crate) const WAIT_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The most lines at once: further requests wait for the same ranks.
-const MOST: usize = 8;
+const MAX_LINES: usize = 8;
 
 impl Service {
-    /// Returns the due lines: about requests that have waited for [`REPORT`] since they began, or since the last line about them.
+    /// Returns the due lines: about requests that have waited for [`WAIT_LOG_INTERVAL`] since they began, or since the last
+    /// line about them.
     pub(crate) fn reports(&mut self, now: Instant) -> Vec<String> {
-        let mut said = Vec::new();
+        let mut lines = Vec::new();
         let ranks = &self.ranks;
         let describe = |rank: usize| {
             let own = &ranks[rank];
             match &own.phase {
-                None => format!("rank {rank} has never come"),
+                None => format!("rank {rank} has never joined"),
                 Some((phase, since)) => format!(
-                    "rank {rank} ({}, pid {}) is in phase {:?} since {:.0} s",
+                    "rank {rank} ({}, pid {}) has been in phase {:?} for {:.0} s",
                     own.host,
                     own.pid,
                     phase.name(),
@@ -31,14 +32,14 @@ impl Service {
             }
         };
         for (round, open) in &mut self.rounds {
-            if open.outcome.is_some() || open.waiting.is_empty() || open.report > now {
+            if open.outcome.is_some() || open.waiting.is_empty() || open.next_report > now {
                 continue;
             }
-            open.report = now + REPORT;
+            open.next_report = now + WAIT_LOG_INTERVAL;
             let missing: Vec<_> = open.absent().collect();
             let waited = now.saturating_duration_since(open.begun).as_secs_f64();
             let mut text = format!(
-                "{} of {} ranks wait at {:?} since {waited:.0} s for {}",
+                "{} of {} ranks have been waiting in {:?} for {waited:.0} s; missing: {}",
                 open.waiting.len(),
                 open.arrived.len(),
                 round.topic,
@@ -51,21 +52,21 @@ impl Service {
             if missing.len() > 4 {
                 text.push_str("; …");
             }
-            said.push(text);
+            lines.push(text);
         }
         for get in &mut self.gets {
-            if get.report > now {
+            if get.next_report > now {
                 continue;
             }
-            get.report = now + REPORT;
+            get.next_report = now + WAIT_LOG_INTERVAL;
             let waited = now.saturating_duration_since(get.begun).as_secs_f64();
             let (rank, key) = (get.rank, &get.key);
-            said.push(format!(
-                "rank {rank} waits for {key:?} since {waited:.0} s, which no rank has set"
+            lines.push(format!(
+                "rank {rank} has been waiting for {key:?} for {waited:.0} s, which no rank has set"
             ));
         }
-        said.truncate(MOST);
-        said
+        lines.truncate(MAX_LINES);
+        lines
     }
 
     /// Returns when the next line is due.
@@ -73,7 +74,9 @@ impl Service {
         let rounds = self.rounds.values();
         let rounds = rounds
             .filter(|open| open.outcome.is_none() && !open.waiting.is_empty())
-            .map(|open| open.report);
-        rounds.chain(self.gets.iter().map(|get| get.report)).min()
+            .map(|open| open.next_report);
+        rounds
+            .chain(self.gets.iter().map(|get| get.next_report))
+            .min()
     }
 }

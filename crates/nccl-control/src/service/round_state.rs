@@ -10,32 +10,32 @@ pub(super) struct RoundState {
     pub(super) members: Option<Arc<[usize]>>,
     pub(super) begun: Instant,
     /// When the next log line about waiting for it is due.
-    pub(super) report: Instant,
-    /// When the first timeout of a waiting rank runs out.
+    pub(super) next_report: Instant,
+    /// When the first timeout of a waiting rank is over.
     pub(super) deadline: Instant,
     pub(super) parts: Vec<Option<Vec<u8>>>,
     pub(super) bytes: usize,
-    /// Which ranks have come, by their place in the round.
+    /// Which ranks have given their parts, by their index in the round.
     pub(super) arrived: Vec<bool>,
     pub(super) waiting: Vec<(usize, u64)>,
     pub(super) outcome: Option<Answer>,
 }
 
 impl RoundState {
-    pub(super) fn rank_at(&self, place: usize) -> usize {
+    pub(super) fn rank_at(&self, index: usize) -> usize {
         self.members
             .as_ref()
-            .map_or(place, |members| members[place])
+            .map_or(index, |members| members[index])
     }
 
-    pub(super) fn place_of(&self, rank: usize) -> Option<usize> {
+    pub(super) fn index_of(&self, rank: usize) -> Option<usize> {
         match &self.members {
             None => (rank < self.arrived.len()).then_some(rank),
             Some(members) => members.iter().position(|&member| member == rank),
         }
     }
 
-    /// Whether all have come.
+    /// Whether all have given their parts.
     pub(super) fn is_complete(&self) -> bool {
         self.arrived.iter().all(|&arrived| arrived)
     }
@@ -48,8 +48,8 @@ impl RoundState {
 
     pub(super) fn absent(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.arrived.len())
-            .filter(|&place| !self.arrived[place])
-            .map(|place| self.rank_at(place))
+            .filter(|&index| !self.arrived[index])
+            .map(|index| self.rank_at(index))
     }
 
     /// Completes a round of ends with an empty part for each rank from which nothing can arrive any more, if only those are absent.

@@ -1,9 +1,9 @@
-//! Rounds: one part of each rank, and all parts for each.
+//! Rounds of exchanges: one part of each rank, and all parts for each.
 //!
 //! ```text
-//! open ──every part is there───────────────────▶ ended ──every other rank has come or cannot──▶ forgotten
+//! open ──every part has arrived────────────────▶ ended ──every other rank has been answered or departed──▶ forgotten
 //!        the parts are too large
-//!        the first timeout of a rank runs out
+//!        the first timeout of a rank is over
 //!        a rank that is needed leaves
 //!        a rank gives the round up
 //! ```
@@ -11,17 +11,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::reporting::REPORT;
+use super::reporting::WAIT_LOG_INTERVAL;
 use super::round_state::RoundState;
-use super::state::{LONGEST_NAME, MAX_OPEN, Service, rank_gone};
+use super::state::{LONGEST_NAME, MAX_OPEN, Service, departure_error};
 use crate::coordinator_message::Answer;
 use crate::departure::{Departure, Reason};
 use crate::frame::LARGEST;
-use crate::round::{Incomplete, Round};
+use crate::round::{RequestError, Round};
 use crate::time::later;
 
 impl Service {
-    pub(super) fn collect(
+    pub(super) fn exchange(
         &mut self,
         now: Instant,
         (rank, id): (usize, u64),
@@ -32,21 +32,21 @@ impl Service {
         let size = self.ranks.len();
         let mut ranks = round.members.iter().flat_map(|members| members.iter());
         if ranks.any(|&member| member >= size) {
-            return self.refuse(rank, id, Incomplete::OtherMembers);
+            return self.refuse(rank, id, RequestError::OtherMembers);
         }
         if !self.rounds.contains_key(&round) {
             if self.rounds.len() >= MAX_OPEN || round.topic.len() > LONGEST_NAME {
                 let bytes = round.topic.len();
-                return self.refuse(rank, id, Incomplete::TooLarge { bytes });
+                return self.refuse(rank, id, RequestError::TooLarge { bytes });
             }
             // Groups of one name may be open at once, as long as they have no rank in common.
-            let disputed = round.members.is_some()
+            let is_disputed = round.members.is_some()
                 && self.rounds.iter().any(|(other, open)| {
                     (&other.topic, other.number) == (&round.topic, round.number)
-                        && open.place_of(rank).is_some()
+                        && open.index_of(rank).is_some()
                 });
-            if disputed {
-                return self.refuse(rank, id, Incomplete::OtherMembers);
+            if is_disputed {
+                return self.refuse(rank, id, RequestError::OtherMembers);
             }
         }
         let deadline = later(now, timeout);
@@ -55,7 +55,7 @@ impl Service {
             RoundState {
                 members: round.members.clone(),
                 begun: now,
-                report: now + REPORT,
+                next_report: now + WAIT_LOG_INTERVAL,
                 deadline,
                 parts: vec![None; count],
                 bytes: 0,
@@ -64,22 +64,22 @@ impl Service {
                 outcome: None,
             }
         });
-        let Some(place) = open.place_of(rank) else {
-            return self.refuse(rank, id, Incomplete::OtherMembers);
+        let Some(index) = open.index_of(rank) else {
+            return self.refuse(rank, id, RequestError::OtherMembers);
         };
-        if open.arrived[place] {
-            return self.refuse(rank, id, Incomplete::Twice);
+        if open.arrived[index] {
+            return self.refuse(rank, id, RequestError::Twice);
         }
-        open.arrived[place] = true;
+        open.arrived[index] = true;
         open.waiting.push((rank, id));
         open.deadline = open.deadline.min(deadline);
         let deadline = open.deadline;
         if open.outcome.is_none() {
             open.bytes += part.len();
-            open.parts[place] = Some(part);
+            open.parts[index] = Some(part);
             if open.bytes > LARGEST {
                 let bytes = open.bytes;
-                open.outcome = Some(Answer::Incomplete(Arc::new(Incomplete::TooLarge { bytes })));
+                open.outcome = Some(Answer::Failed(Arc::new(RequestError::TooLarge { bytes })));
             } else if open.is_complete() {
                 if self.has_majority || !round.needs_majority() {
                     open.complete();
@@ -87,14 +87,14 @@ impl Service {
             } else if round.is_of_ends() {
                 open.end_without_the_closed(|rank| self.ranks[rank].is_closed());
             } else {
-                let why = open
-                    .absent()
-                    .find_map(|rank| Some(rank_gone(rank, self.ranks[rank].departure.as_ref()?)));
-                open.outcome = why.map(|why| Answer::Incomplete(Arc::new(why)));
+                let why = open.absent().find_map(|rank| {
+                    Some(departure_error(rank, self.ranks[rank].departure.as_ref()?))
+                });
+                open.outcome = why.map(|why| Answer::Failed(Arc::new(why)));
             }
         }
         self.note_deadline(deadline);
-        self.settle(&round);
+        self.answer_waiting_ranks(&round);
     }
 
     /// Sets whether a majority of all ranks answers by now.
@@ -110,11 +110,11 @@ impl Service {
             })
         };
         let keys: Vec<_> = self.rounds.iter_mut().filter_map(complete).collect();
-        keys.iter().for_each(|key| self.settle(key));
+        keys.iter().for_each(|key| self.answer_waiting_ranks(key));
     }
 
-    /// Sends a round's verdict to the ranks that wait for it, and forgets the round when no other rank can come.
-    fn settle(&mut self, key: &Round) {
+    /// Sends a round's outcome to the ranks that wait for it, and forgets the round when no other rank can enter it.
+    fn answer_waiting_ranks(&mut self, key: &Round) {
         let Some(open) = self.rounds.get_mut(key) else {
             return;
         };
@@ -124,22 +124,22 @@ impl Service {
         open.parts.clear();
         let waiting = std::mem::take(&mut open.waiting);
         let ranks = &self.ranks;
-        let stays_away = |rank: usize| match key.is_of_ends() {
+        let cannot_enter = |rank: usize| match key.is_of_ends() {
             true => ranks[rank].is_closed(),
             false => ranks[rank].departure.is_some(),
         };
-        if open.absent().all(stays_away) {
+        if open.absent().all(cannot_enter) {
             self.rounds.remove(key);
         }
         self.answer(waiting, outcome);
     }
 
-    /// Ends a round before all parts are there.
-    fn end(&mut self, key: &Round, why: Incomplete) {
+    /// Ends a round before all parts have arrived.
+    fn end(&mut self, key: &Round, why: RequestError) {
         if let Some(open) = self.rounds.get_mut(key) {
             open.outcome
-                .get_or_insert_with(|| Answer::Incomplete(Arc::new(why)));
-            self.settle(key);
+                .get_or_insert_with(|| Answer::Failed(Arc::new(why)));
+            self.answer_waiting_ranks(key);
         }
     }
 
@@ -150,24 +150,29 @@ impl Service {
             .iter()
             .find_map(|(key, open)| open.waiting.contains(&(rank, id)).then(|| key.clone()));
         if let Some(key) = key {
-            self.end(&key, Incomplete::GivenUp { rank, reason });
+            self.end(&key, RequestError::GivenUp { rank, reason });
         }
     }
 
     /// Ends the rounds that need `rank`.
-    pub(super) fn leave_rounds(&mut self, rank: usize, departure: &Departure, stays: bool) {
+    pub(super) fn leave_rounds(
+        &mut self,
+        rank: usize,
+        departure: &Departure,
+        keeps_communicators: bool,
+    ) {
         let keys: Vec<_> = self
             .rounds
             .iter_mut()
             .filter_map(|(key, open)| {
-                if stays && key.is_of_ends() {
+                if keeps_communicators && key.is_of_ends() {
                     return None;
                 }
                 open.waiting.retain(|&(waiting, _)| waiting != rank);
-                Some((key.clone(), open.place_of(rank)?))
+                Some((key.clone(), open.index_of(rank)?))
             })
             .collect();
-        for (key, place) in keys {
+        for (key, index) in keys {
             let Some(open) = self.rounds.get_mut(&key) else {
                 continue;
             };
@@ -175,11 +180,11 @@ impl Service {
                 if open.outcome.is_none() {
                     open.end_without_the_closed(|rank| self.ranks[rank].is_closed());
                 }
-                self.settle(&key);
-            } else if open.arrived[place] {
-                self.settle(&key);
+                self.answer_waiting_ranks(&key);
+            } else if open.arrived[index] {
+                self.answer_waiting_ranks(&key);
             } else {
-                self.end(&key, rank_gone(rank, departure));
+                self.end(&key, departure_error(rank, departure));
             }
         }
     }
@@ -196,27 +201,27 @@ impl Service {
         }
     }
 
-    fn late(&self, key: &Round, open: &RoundState, now: Instant) -> Incomplete {
+    fn late(&self, key: &Round, open: &RoundState, now: Instant) -> RequestError {
         let waited = open.deadline.saturating_duration_since(open.begun);
         if open.is_complete() {
-            return Incomplete::NoMajority { waited };
+            return RequestError::NoMajority { waited };
         }
         let waited_for = |rank: &usize| !(key.is_of_ends() && self.ranks[*rank].is_closed());
         let missing = open.absent().filter(waited_for);
         let missing: Vec<_> = missing.map(|rank| self.missing(rank, now)).collect();
-        // Refused connections matter where a rank never came.
-        let mut remarks = Vec::new();
+        // Refused connections matter where a rank never joined.
+        let mut notes = Vec::new();
         if missing.iter().any(|missing| missing.phase.is_none()) {
-            remarks.extend(self.remarks.iter().cloned());
-            if self.remarked > self.remarks.len() {
-                let more = self.remarked - self.remarks.len();
-                remarks.push(format!("and {more} more before these"));
+            notes.extend(self.notes.iter().cloned());
+            if self.note_count > self.notes.len() {
+                let more = self.note_count - self.notes.len();
+                notes.push(format!("and {more} more before these"));
             }
         }
-        Incomplete::TimedOut {
+        RequestError::TimedOut {
             missing,
             waited,
-            remarks,
+            notes,
         }
     }
 

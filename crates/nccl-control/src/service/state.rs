@@ -10,7 +10,7 @@ use super::straggler_query::StragglerQuery;
 use crate::coordinator_message::{Answer, Push};
 use crate::departure::Departure;
 use crate::phase::Phase;
-use crate::round::{Incomplete, Missing, Round};
+use crate::round::{Missing, RequestError, Round};
 
 /// The longest name of a topic, a key or a phase, in bytes.
 pub(crate) const LONGEST_NAME: usize = 1024;
@@ -29,8 +29,8 @@ pub(crate) struct Service {
     pub(super) channels: Channels,
     /// By the key of their communicator.
     pub(super) straggler_queries: BTreeMap<String, StragglerQuery>,
-    pub(super) remarks: VecDeque<String>,
-    pub(super) remarked: usize,
+    pub(super) notes: VecDeque<String>,
+    pub(super) note_count: usize,
     /// Whether a majority of all ranks answers: without one, no round ends in which only some of the ranks take part.
     pub(super) has_majority: bool,
     /// No deadline is earlier than this.
@@ -45,7 +45,7 @@ pub(super) struct PendingGet {
     pub(super) id: u64,
     pub(super) begun: Instant,
     /// When the next log line about waiting for it is due.
-    pub(super) report: Instant,
+    pub(super) next_report: Instant,
     pub(super) deadline: Instant,
 }
 
@@ -101,8 +101,8 @@ impl Service {
             gets: Vec::new(),
             channels: Channels::default(),
             straggler_queries: BTreeMap::new(),
-            remarks: VecDeque::new(),
-            remarked: 0,
+            notes: VecDeque::new(),
+            note_count: 0,
             has_majority: true,
             earliest: None,
             outputs: VecDeque::new(),
@@ -126,12 +126,12 @@ impl Service {
         self.ranks[rank].departure.as_ref()
     }
 
-    /// Returns the rank that left first, since when no channel has all its ranks.
-    pub(crate) fn over(&self) -> Option<&(usize, Departure)> {
-        self.channels.over.as_ref()
+    /// Returns the rank that left first, which closes all channels.
+    pub(crate) fn channels_closed_by(&self) -> Option<&(usize, Departure)> {
+        self.channels.closed_by.as_ref()
     }
 
-    /// Returns what a rank that waits for `rank` is told about it.
+    /// Returns what is reported of `rank` to a rank that waits for it.
     pub(crate) fn missing(&self, rank: usize, now: Instant) -> Missing {
         let phase = self.ranks[rank].phase.as_ref();
         Missing {
@@ -149,8 +149,8 @@ impl Service {
         }
     }
 
-    pub(super) fn refuse(&mut self, rank: usize, id: u64, why: Incomplete) {
-        self.answer(vec![(rank, id)], Answer::Incomplete(Arc::new(why)));
+    pub(super) fn refuse(&mut self, rank: usize, id: u64, why: RequestError) {
+        self.answer(vec![(rank, id)], Answer::Failed(Arc::new(why)));
     }
 
     pub(super) fn push(&mut self, to: Recipients, push: Push) {
@@ -163,8 +163,8 @@ impl Service {
 }
 
 /// The reason of a request that ends because a rank has departed.
-pub(super) fn rank_gone(rank: usize, departure: &Departure) -> Incomplete {
-    Incomplete::Gone {
+pub(super) fn departure_error(rank: usize, departure: &Departure) -> RequestError {
+    RequestError::Departed {
         rank,
         departure: departure.clone(),
     }

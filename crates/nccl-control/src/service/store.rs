@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::reporting::REPORT;
-use super::state::{LONGEST_NAME, MAX_OPEN, PendingGet, Service, rank_gone};
+use super::reporting::WAIT_LOG_INTERVAL;
+use super::state::{LONGEST_NAME, MAX_OPEN, PendingGet, Service, departure_error};
 use crate::coordinator_message::Answer;
 use crate::departure::Departure;
 use crate::frame::LARGEST;
-use crate::round::Incomplete;
+use crate::round::RequestError;
 use crate::time::later;
 
 impl Service {
@@ -16,7 +16,7 @@ impl Service {
         let before = self.keys.get(&key).map_or(0, |old| old.len() + key.len());
         let kept = self.kept - before + value.len() + key.len();
         if kept > LARGEST || key.len() > LONGEST_NAME {
-            return self.refuse(rank, id, Incomplete::TooLarge { bytes: kept });
+            return self.refuse(rank, id, RequestError::TooLarge { bytes: kept });
         }
         self.kept = kept;
         self.answer(vec![(rank, id)], Answer::Done);
@@ -42,7 +42,7 @@ impl Service {
         }
         if self.gets.len() >= MAX_OPEN {
             let bytes = key.len();
-            return self.refuse(rank, id, Incomplete::TooLarge { bytes });
+            return self.refuse(rank, id, RequestError::TooLarge { bytes });
         }
         let deadline = later(now, timeout);
         self.note_deadline(deadline);
@@ -51,7 +51,7 @@ impl Service {
             rank,
             id,
             begun: now,
-            report: now + REPORT,
+            next_report: now + WAIT_LOG_INTERVAL,
             deadline,
         });
     }
@@ -65,8 +65,8 @@ impl Service {
         self.gets.retain(|get| get.rank != rank);
         if *departure != Departure::Left {
             let waiting = self.gets.drain(..).map(|get| (get.rank, get.id)).collect();
-            let why = rank_gone(rank, departure);
-            self.answer(waiting, Answer::Incomplete(Arc::new(why)));
+            let why = departure_error(rank, departure);
+            self.answer(waiting, Answer::Failed(Arc::new(why)));
         }
     }
 
@@ -77,7 +77,7 @@ impl Service {
             .collect();
         for get in late {
             let waited = now.saturating_duration_since(get.begun);
-            self.refuse(get.rank, get.id, Incomplete::NoKey { waited });
+            self.refuse(get.rank, get.id, RequestError::NoKey { waited });
         }
     }
 }

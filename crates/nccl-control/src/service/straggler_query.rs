@@ -9,17 +9,18 @@ pub(super) struct StragglerQuery {
     pub(super) subject: QueriedOperation,
     /// The ranks in the world, by their rank in the communicator.
     pub(super) members: Vec<usize>,
-    pub(super) heard: Vec<EntryState>,
+    /// The entry of each rank, by its rank in the communicator.
+    pub(super) entries: Vec<EntryState>,
     pub(super) opened: Instant,
-    /// The rank that asks only how far apart the ranks entered.
+    /// The rank that queries only how far apart the ranks entered.
     pub(super) sample_for: Option<usize>,
     pub(super) stage: QueryStage,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum QueryStage {
-    /// The ranks have been asked.
-    NumberedRequest,
+    /// The ranks have been queried.
+    Queried,
     /// All ranks know which are late, and wait for them.
     Late,
     /// The result is complete.
@@ -35,19 +36,20 @@ pub(super) enum EntryState {
 }
 
 impl StragglerQuery {
-    pub(super) fn place_of(&self, rank: usize) -> Option<usize> {
+    pub(super) fn communicator_rank_of(&self, rank: usize) -> Option<usize> {
         self.members.iter().position(|&member| member == rank)
     }
 
     /// Returns the lowest rank that waits.
     pub(super) fn reporter(&self) -> usize {
-        let waits = |heard: &EntryState| matches!(heard, EntryState::Entered(_));
-        let place = self.heard.iter().position(waits).unwrap_or_default();
-        self.members.get(place).copied().unwrap_or_default()
+        let waits = |entry: &EntryState| matches!(entry, EntryState::Entered(_));
+        let communicator_rank = self.entries.iter().position(waits).unwrap_or_default();
+        let rank = self.members.get(communicator_rank);
+        rank.copied().unwrap_or_default()
     }
 
     pub(super) fn first(&self) -> Option<Instant> {
-        let entered = self.heard.iter().filter_map(|heard| match heard {
+        let entered = self.entries.iter().filter_map(|entry| match entry {
             EntryState::Entered(at) => Some(*at),
             _ => None,
         });
@@ -56,22 +58,22 @@ impl StragglerQuery {
 
     pub(super) fn last(&self) -> Option<(Instant, usize)> {
         let entered = self
-            .heard
+            .entries
             .iter()
             .enumerate()
-            .filter_map(|(place, heard)| match heard {
-                EntryState::Entered(at) => Some((*at, place)),
+            .filter_map(|(communicator_rank, entry)| match entry {
+                EntryState::Entered(at) => Some((*at, communicator_rank)),
                 _ => None,
             });
         entered.max()
     }
 
     pub(super) fn have_all_entered(&self) -> bool {
-        let mut heard = self.heard.iter();
-        heard.all(|heard| matches!(heard, EntryState::Entered(_)))
+        let mut entry = self.entries.iter();
+        entry.all(|entry| matches!(entry, EntryState::Entered(_)))
     }
 
     pub(super) fn is_answered(&self) -> bool {
-        !self.heard.contains(&EntryState::Nothing)
+        !self.entries.contains(&EntryState::Nothing)
     }
 }

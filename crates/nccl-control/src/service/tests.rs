@@ -10,7 +10,7 @@ use crate::departure::{Departure, Failure, LossKind, Reason};
 use crate::operation::OperationKind;
 use crate::phase::Phase;
 use crate::request::Request;
-use crate::round::{ENDS, Incomplete, Missing, Round};
+use crate::round::{END_TOPIC, Missing, RequestError, Round};
 use crate::straggler::{EntryReport, QueriedOperation, StragglerReport, StragglerSuspicion};
 
 /// A service, and its time.
@@ -25,7 +25,7 @@ impl World {
         Self::with(size, 0..size)
     }
 
-    /// A service of `size` ranks, of which some have come.
+    /// A service of `size` ranks, of which some have joined.
     fn with(size: usize, come: impl IntoIterator<Item = usize>) -> Self {
         let (mut service, begun) = (Service::new(size), Instant::now());
         for rank in come {
@@ -61,7 +61,7 @@ impl World {
 }
 
 fn collect(topic: &str, seconds: u64, members: Option<&[usize]>) -> Request {
-    Request::Collect {
+    Request::Exchange {
         round: Round {
             topic: topic.to_owned(),
             number: 0,
@@ -108,14 +108,14 @@ fn phase(name: &str) -> Request {
     }
 }
 
-fn suspect(key: &str, turn: u64, members: &[usize], is_sample: bool) -> Request {
+fn suspect(key: &str, collective_index: u64, members: &[usize], is_sample: bool) -> Request {
     Request::SuspectStragglers(StragglerSuspicion {
         subject: QueriedOperation {
             key: key.to_owned(),
             name: String::from("tp"),
-            turn,
+            collective_index,
             kind: OperationKind::AllReduce,
-            sequence: turn,
+            sequence: collective_index,
         },
         members: members.to_vec(),
         since: Duration::from_secs(2),
@@ -123,10 +123,10 @@ fn suspect(key: &str, turn: u64, members: &[usize], is_sample: bool) -> Request 
     })
 }
 
-fn attend(key: &str, turn: u64, entered: Option<u64>) -> Request {
+fn attend(key: &str, collective_index: u64, entered: Option<u64>) -> Request {
     Request::EntryReport(EntryReport {
         key: key.to_owned(),
-        turn,
+        collective_index,
         entered: entered.map(Duration::from_millis),
         last: String::from("none"),
     })
@@ -143,8 +143,8 @@ fn answer(to: &[(usize, u64)], answer: Answer) -> Output {
     }
 }
 
-fn incomplete(to: &[(usize, u64)], why: Incomplete) -> Output {
-    answer(to, Answer::Incomplete(Arc::new(why)))
+fn error_answer(to: &[(usize, u64)], why: RequestError) -> Output {
+    answer(to, Answer::Failed(Arc::new(why)))
 }
 
 fn parts(to: &[(usize, u64)], parts: &[&[u8]]) -> Output {
@@ -177,7 +177,7 @@ fn missing(rank: usize, phase: Option<(&str, u64)>) -> Missing {
 fn a_round_ends_once_for_all_by_the_first_patience_with_who_was_turned_away() {
     let mut world = World::with(4, [0, 1, 2]);
     for n in 0..10 {
-        world.service.remark(format!("stranger {n}"));
+        world.service.note_for_errors(format!("stranger {n}"));
     }
     assert_eq!(world.at(1000), []);
     assert_eq!(world.ask(2, 0, phase("load")), []);
@@ -188,18 +188,18 @@ fn a_round_ends_once_for_all_by_the_first_patience_with_who_was_turned_away() {
     assert_eq!(world.service.next_timeout(), Some(note_deadline));
     assert_eq!(world.at(4999), []);
     let ended = world.at(5000);
-    let mut remarks: Vec<_> = (2..10).map(|n| format!("stranger {n}")).collect();
-    remarks.push(String::from("and 2 more before these"));
-    let why = Incomplete::TimedOut {
+    let mut notes: Vec<_> = (2..10).map(|n| format!("stranger {n}")).collect();
+    notes.push(String::from("and 2 more before these"));
+    let why = RequestError::TimedOut {
         missing: vec![missing(2, Some(("load", 4000))), missing(3, None)],
         waited: Duration::from_secs(4),
-        remarks,
+        notes,
     };
-    assert_eq!(ended, [incomplete(&[(0, 5), (1, 6)], why.clone())]);
+    assert_eq!(ended, [error_answer(&[(0, 5), (1, 6)], why.clone())]);
     assert_eq!(world.service.next_timeout(), None);
     // A later rank gets the same answer; with the last one, the round is forgotten.
     let later = world.ask(2, 7, collect("x", 60, None));
-    assert_eq!(later, [incomplete(&[(2, 7)], why)]);
+    assert_eq!(later, [error_answer(&[(2, 7)], why)]);
     assert_eq!(world.service.rounds().count(), 1);
     world.leave(3, Departure::lost(LossKind::Closed), false);
     assert_eq!(world.service.rounds().count(), 0);
@@ -221,12 +221,12 @@ fn a_round_ends_with_all_parts_with_a_rank_that_leaves_or_with_one_that_gives_up
             reason: reason.clone(),
         },
     );
-    let why = Incomplete::GivenUp { rank: 1, reason };
-    assert_eq!(given_up, [incomplete(&[(2, 2), (1, 2)], why)]);
+    let why = RequestError::GivenUp { rank: 1, reason };
+    assert_eq!(given_up, [error_answer(&[(2, 2), (1, 2)], why)]);
     // Ranks learn how their rounds ended, then that their channels are over.
     assert_eq!(world.ask(2, 3, collect("left", 60, None)), []);
     assert_eq!(world.ask(2, 4, get("key", 60)), []);
-    let gone = |rank| Incomplete::Gone {
+    let gone = |rank| RequestError::Departed {
         rank,
         departure: failed(),
     };
@@ -240,17 +240,17 @@ fn a_round_ends_with_all_parts_with_a_rank_that_leaves_or_with_one_that_gives_up
     assert_eq!(
         world.leave(1, failed(), false),
         [
-            incomplete(&[(2, 3)], gone(1)),
-            incomplete(&[(2, 4)], gone(1)),
+            error_answer(&[(2, 3)], gone(1)),
+            error_answer(&[(2, 4)], gone(1)),
             over
         ]
     );
     let never = world.ask(0, 5, collect("never", 60, None));
-    assert_eq!(never, [incomplete(&[(0, 5)], gone(1))]);
+    assert_eq!(never, [error_answer(&[(0, 5)], gone(1))]);
     assert!(!world.service.leave(1, Departure::Left, false));
 }
 
-/// The ranks could be on the side of a cut network that does not go on.
+/// The ranks could be on the side of a cut network that does not continue.
 #[test]
 fn what_some_ranks_agree_on_waits_for_a_majority_of_all() {
     let mut world = World::new(3);
@@ -259,8 +259,8 @@ fn what_some_ranks_agree_on_waits_for_a_majority_of_all() {
     assert_eq!(world.ask(1, 2, collect("token", 60, Some(&[1, 2]))), []);
     assert_eq!(world.ask(2, 2, collect("token", 60, Some(&[1, 2]))), []);
     assert_eq!(world.ask(1, 3, collect("open", 60, Some(&[1, 0]))), []);
-    // Rounds of all need no majority, as the others cannot go on without these ranks; rounds of ends cannot wait.
-    let ends = format!("{ENDS}x");
+    // Rounds of all need no majority, as the others cannot continue without these ranks; rounds of ends cannot wait.
+    let ends = format!("{END_TOPIC}x");
     let end = world.ask(2, 4, collect(&ends, 60, Some(&[2])));
     assert_eq!(end, [parts(&[(2, 4)], &[&ends.as_bytes()[..1]])]);
     for rank in 0..2 {
@@ -269,8 +269,8 @@ fn what_some_ranks_agree_on_waits_for_a_majority_of_all() {
     let all = world.ask(2, 5, collect("all", 60, None));
     assert_eq!(all, [parts(&[(0, 5), (1, 5), (2, 5)], &[b"a", b"a", b"a"])]);
     let waited = Duration::from_secs(2);
-    let why = Incomplete::NoMajority { waited };
-    assert_eq!(world.at(2000), [incomplete(&[(0, 1)], why)]);
+    let why = RequestError::NoMajority { waited };
+    assert_eq!(world.at(2000), [error_answer(&[(0, 1)], why)]);
     world.service.set_majority(true);
     let token = parts(&[(1, 2), (2, 2)], &[b"t", b"t"]);
     assert_eq!(world.outputs(), [token]);
@@ -283,19 +283,19 @@ fn a_part_that_cannot_be_of_the_round_is_refused_at_once() {
     let mut world = World::new(3);
     assert_eq!(world.ask(0, 1, collect("x", 60, Some(&[0, 1]))), []);
     for (rank, members, why) in [
-        (0, &[0, 1][..], Incomplete::Twice),
-        (2, &[0, 1], Incomplete::OtherMembers),
-        (1, &[1, 0], Incomplete::OtherMembers),
-        (1, &[1, 3], Incomplete::OtherMembers),
+        (0, &[0, 1][..], RequestError::Twice),
+        (2, &[0, 1], RequestError::OtherMembers),
+        (1, &[1, 0], RequestError::OtherMembers),
+        (1, &[1, 3], RequestError::OtherMembers),
     ] {
         let refused = world.ask(rank, 2, collect("x", 60, Some(members)));
-        assert_eq!(refused, [incomplete(&[(rank, 2)], why)]);
+        assert_eq!(refused, [error_answer(&[(rank, 2)], why)]);
     }
     let bytes = LONGEST_NAME + 1;
     let refused = world.ask(0, 3, collect(&"x".repeat(bytes), 60, None));
     assert_eq!(
         refused,
-        [incomplete(&[(0, 3)], Incomplete::TooLarge { bytes })]
+        [error_answer(&[(0, 3)], RequestError::TooLarge { bytes })]
     );
     let other = world.ask(2, 4, collect("x", 60, Some(&[2])));
     assert_eq!(other, [parts(&[(2, 4)], &[b"x"])]);
@@ -326,7 +326,7 @@ fn a_round_of_ends_does_without_ranks_that_are_gone_and_waits_for_one_that_stays
         let [
             Output::Answer {
                 to,
-                answer: Answer::Incomplete(why),
+                answer: Answer::Failed(why),
             },
         ] = &outputs[..]
         else {
@@ -334,7 +334,7 @@ fn a_round_of_ends_does_without_ranks_that_are_gone_and_waits_for_one_that_stays
         };
         assert_eq!(to[..], [(rank, 2)]);
         assert!(
-            matches!(&**why, Incomplete::TimedOut { missing, .. } if missing.len() == 1),
+            matches!(&**why, RequestError::TimedOut { missing, .. } if missing.len() == 1),
             "{why:?}"
         );
     }
@@ -362,10 +362,10 @@ fn a_get_is_answered_by_a_set_and_otherwise_in_vain() {
     assert_eq!(world.ask(2, 2, get("key", 0)), [value(&[(2, 2)], b"value")]);
     assert_eq!(world.at(1999), []);
     let waited = Duration::from_secs(2);
-    let in_vain = incomplete(&[(1, 2)], Incomplete::NoKey { waited });
+    let in_vain = error_answer(&[(1, 2)], RequestError::NoKey { waited });
     assert_eq!(world.at(2000), [in_vain]);
     let bytes = "key".len() + (64 << 20);
-    let too_large = incomplete(&[(2, 3)], Incomplete::TooLarge { bytes });
+    let too_large = error_answer(&[(2, 3)], RequestError::TooLarge { bytes });
     assert_eq!(world.ask(2, 3, set("key", &vec![0; 64 << 20])), [too_large]);
 }
 
@@ -385,15 +385,15 @@ fn a_channel_holds_a_sender_back_and_lets_it_go_on_in_order() {
     assert_eq!(world.ask(0, 103, send(None, 60, 103)), []);
     assert_eq!(world.at(1000), []);
     assert_eq!(world.ask(1, 0, phase("think")), []);
-    let why = Incomplete::TimedOut {
+    let why = RequestError::TimedOut {
         missing: vec![missing(1, Some(("think", 1000)))],
         waited: Duration::from_secs(2),
-        remarks: Vec::new(),
+        notes: Vec::new(),
     };
     assert_eq!(
         world.at(2000),
         [
-            incomplete(&[(0, 100)], why),
+            error_answer(&[(0, 100)], why),
             message(&[2], 1, 101),
             done(1, 101)
         ]
@@ -403,13 +403,13 @@ fn a_channel_holds_a_sender_back_and_lets_it_go_on_in_order() {
     let [last, Output::Push { .. }] = &world.leave(2, Departure::Left, false)[..] else {
         panic!("the send that is held, and the end of the channels");
     };
-    let gone = |rank| Incomplete::Gone {
+    let gone = |rank| RequestError::Departed {
         rank,
         departure: Departure::Left,
     };
-    assert_eq!(*last, incomplete(&[(0, 103)], gone(2)));
+    assert_eq!(*last, error_answer(&[(0, 103)], gone(2)));
     let refused = world.ask(1, 104, send(Some(0), 60, 104));
-    assert_eq!(refused, [incomplete(&[(1, 104)], gone(2))]);
+    assert_eq!(refused, [error_answer(&[(1, 104)], gone(2))]);
 }
 
 fn late(outputs: &[Output]) -> &StragglerReport {
@@ -437,7 +437,7 @@ fn an_inquiry_names_the_rank_that_is_late_and_says_when_it_has_entered() {
         to: Recipients::Ranks(vec![2, 0]),
         push: Push::StragglerQuery {
             key: String::from("k"),
-            turn: 9,
+            collective_index: 9,
             is_sample: false,
         },
     };
@@ -448,7 +448,7 @@ fn an_inquiry_names_the_rank_that_is_late_and_says_when_it_has_entered() {
     assert_eq!(world.at(999), []);
     let said = world.at(1000);
     let one = &late(&said).late[0];
-    assert_eq!((one.rank, one.place, one.pid), (2, 1, 72));
+    assert_eq!((one.rank, one.communicator_rank, one.pid), (2, 1, 72));
     assert_eq!((&*one.phase, one.answers), ("load", false));
     assert_eq!(one.behind, Duration::from_secs(3));
     assert_eq!(world.at(4000), []);
@@ -476,9 +476,9 @@ fn ranks_that_wait_are_reported_every_ten_seconds_with_the_ranks_that_are_waited
     assert_eq!(
         said,
         [
-            "2 of 6 ranks wait at \"barrier/x\" since 11 s for 2-5; rank 2 (node, pid 72) is in phase \"load weights\" \
-             since 11 s; rank 3 has never come; rank 4 has never come; rank 5 has never come",
-            "rank 1 waits for \"hash\" since 11 s, which no rank has set"
+            "2 of 6 ranks have been waiting in \"barrier/x\" for 11 s; missing: 2-5; rank 2 (node, pid 72) has been in phase \"load weights\" \
+             for 11 s; rank 3 has never joined; rank 4 has never joined; rank 5 has never joined",
+            "rank 1 has been waiting for \"hash\" for 11 s, which no rank has set"
         ]
     );
     assert_eq!(world.service.reports(at(15)), Vec::<String>::new());
@@ -504,7 +504,7 @@ fn any_request(random: &mut fastrand::Rng, size: usize) -> (Request, Option<Aske
             let members = random.choose_multiple(0..=size, members);
             let of_ends = topic.starts_with("end/");
             let mut request = collect(topic, seconds, (!members.is_empty()).then_some(&members));
-            if let Request::Collect { round, .. } = &mut request {
+            if let Request::Exchange { round, .. } = &mut request {
                 round.number = random.u64(0..2);
                 if random.bool() {
                     round.members = None;
@@ -524,8 +524,8 @@ fn any_request(random: &mut fastrand::Rng, size: usize) -> (Request, Option<Aske
         12 => (consume(random.usize(0..3)), None),
         13 => (phase(key), None),
         14 => {
-            let turn = random.u64(0..4);
-            (suspect(key, turn, &[], random.bool()), None)
+            let collective_index = random.u64(0..4);
+            (suspect(key, collective_index, &[], random.bool()), None)
         }
         _ => {
             let entered = random.bool().then(|| random.u64(0..3000));

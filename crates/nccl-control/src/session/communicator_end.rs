@@ -10,15 +10,15 @@ use crate::coordinator_message::Answer;
 use crate::forked;
 use crate::inbox::WaitOutcome;
 use crate::request::Request;
-use crate::round::{ENDS, Incomplete, Round};
+use crate::round::{END_TOPIC, RequestError, Round};
 use crate::time::{deadline_after, later};
 
 impl RankSession {
-    /// Reports to `members` that this rank is done with `name`, and waits until all of them that are
-    /// still there are done: at most for `timeout` after the first of them called this, or until it is
+    /// Reports to `members` that this rank is done with `name`, and waits until all of them that have not
+    /// departed are done: at most for `timeout` after the first of them called this, or until it is
     /// `interrupted`.
     ///
-    /// A rank whose world is gone calls this all the same, as long as it has communicators.
+    /// A rank that has dropped its world calls this all the same, as long as it has communicators.
     pub fn end(
         &self,
         name: &str,
@@ -33,16 +33,16 @@ impl RankSession {
         let pending = self.inbox.begin_repeatable_request();
         self.send(pending.id, Self::end_request(name, members, part, timeout));
         let mut deadline = deadline_after(timeout);
-        // The coordinator keeps the time; if it stands still, it is the missing rank.
+        // The coordinator keeps the deadline; if it does not answer, it is the missing rank.
         let last = later(deadline, Duration::from_secs(1));
         loop {
             match pending.wait(deadline, interrupted) {
                 WaitOutcome::Answer(Answer::Parts(parts)) => {
                     return EndOutcome::All(Arc::unwrap_or_clone(parts));
                 }
-                WaitOutcome::Answer(Answer::Incomplete(incomplete)) => {
-                    return match &*incomplete {
-                        Incomplete::TimedOut { missing, .. } => EndOutcome::Missing(
+                WaitOutcome::Answer(Answer::Failed(error)) => {
+                    return match &*error {
+                        RequestError::TimedOut { missing, .. } => EndOutcome::Missing(
                             missing.iter().map(|missing| missing.rank).collect(),
                         ),
                         _ => EndOutcome::ConnectionLost,
@@ -64,12 +64,12 @@ impl RankSession {
 
     fn end_request(name: &str, members: &Arc<[usize]>, part: &[u8], timeout: Duration) -> Request {
         let round = Round {
-            topic: format!("{ENDS}{name}"),
+            topic: format!("{END_TOPIC}{name}"),
             number: 0,
             members: Some(Arc::clone(members)),
         };
         let part = part.to_vec();
-        Request::Collect {
+        Request::Exchange {
             round,
             timeout,
             part,

@@ -1,4 +1,4 @@
-//! The error texts of requests and rounds.
+//! The error texts of requests and exchanges.
 
 use std::time::Duration;
 
@@ -7,61 +7,61 @@ use nccl_base::ranges::ranges;
 use super::handle::RankSession;
 use crate::error::{Error, ErrorKind};
 use crate::frame::LARGEST;
-use crate::round::{Incomplete, Missing};
+use crate::round::{Missing, RequestError};
 
 impl RankSession {
     /// The error of a request about `topic` that failed.
-    pub(crate) fn explain(&self, topic: &str, incomplete: &Incomplete) -> Error {
-        self.say(topic, incomplete)
-            .of_exchange(incomplete.unfinished())
+    pub(crate) fn error_of(&self, topic: &str, error: &RequestError) -> Error {
+        self.plain_error(topic, error)
+            .of_exchange(error.unfinished())
     }
 
-    fn say(&self, topic: &str, incomplete: &Incomplete) -> Error {
-        match incomplete {
-            Incomplete::TimedOut {
+    fn plain_error(&self, topic: &str, error: &RequestError) -> Error {
+        match error {
+            RequestError::TimedOut {
                 missing,
                 waited,
-                remarks,
-            } => Error::rendezvous(self.timed_out(topic, missing, *waited, remarks)),
-            Incomplete::Gone { rank, departure } => Error::rendezvous(format!(
+                notes,
+            } => Error::rendezvous(self.timed_out(topic, missing, *waited, notes)),
+            RequestError::Departed { rank, departure } => Error::rendezvous(format!(
                 "{} will not come to {topic:?}: {departure}",
                 self.describe(*rank)
             )),
-            Incomplete::Twice => Error::rendezvous(format!(
-                "rank {} came to {topic:?} twice: two processes or threads use one rank",
+            RequestError::Twice => Error::rendezvous(format!(
+                "rank {} entered {topic:?} twice: two processes or threads use one rank",
                 self.rank
             )),
-            Incomplete::TooLarge { bytes } => {
-                let limit = LARGEST >> 20;
-                let error = std::io::Error::new(
+            RequestError::TooLarge { bytes } => {
+                let max_mib = LARGEST >> 20;
+                let too_large = std::io::Error::new(
                     std::io::ErrorKind::InvalidInput,
                     format!(
-                        "{bytes} bytes are more than the {limit} MiB of all ranks together, or a name \
+                        "{bytes} bytes are more than the {max_mib} MiB of all ranks together, or a name \
                          is too long, or too many are open"
                     ),
                 );
-                Error::io(format!("exchanging {topic:?}"))(error)
+                Error::io(format!("exchanging {topic:?}"))(too_large)
             }
-            Incomplete::GivenUp { rank, reason } => Error::rendezvous(format!(
+            RequestError::GivenUp { rank, reason } => Error::rendezvous(format!(
                 "{} gave up {topic:?}: {reason}",
                 self.describe(*rank)
             )),
-            Incomplete::OtherMembers => Error::rendezvous(format!(
-                "rank {} came to {topic:?} with other ranks than another rank did: all have to name the \
-                 same, in the same order",
+            RequestError::OtherMembers => Error::rendezvous(format!(
+                "rank {} named other members for {topic:?} than another rank did: all ranks have to name the same \
+                 members in the same order",
                 self.rank
             )),
-            Incomplete::NoKey { waited } => Error::rendezvous(format!(
+            RequestError::NoKey { waited } => Error::rendezvous(format!(
                 "no rank set {topic:?} within {:.1} s",
                 waited.as_secs_f64()
             )),
-            Incomplete::NoMajority { waited } => Error::rendezvous(format!(
+            RequestError::NoMajority { waited } => Error::rendezvous(format!(
                 "{topic:?} cannot end on rank {}: for {:.1} s its coordinator has not reached a majority of the ranks, \
-                 and the others may go on without this side",
+                 and the others may continue without this side",
                 self.rank,
                 waited.as_secs_f64()
             )),
-            Incomplete::Interrupted => Error::new(ErrorKind::Aborted {
+            RequestError::Interrupted => Error::new(ErrorKind::Aborted {
                 reason: format!("its abort signal was given during {topic:?}"),
             }),
         }
@@ -72,7 +72,7 @@ impl RankSession {
         topic: &str,
         missing: &[Missing],
         waited: Duration,
-        remarks: &[String],
+        notes: &[String],
     ) -> String {
         let ranks: Vec<_> = missing.iter().map(|missing| missing.rank).collect();
         let who = match ranks[..] {
@@ -103,7 +103,9 @@ impl RankSession {
         });
         for (rank, name, since) in elsewhere.clone().take(8) {
             let rank = self.describe(rank);
-            text.push_str(&format!("; {rank} is in phase {name:?} since {since:.1} s"));
+            text.push_str(&format!(
+                "; {rank} has been in phase {name:?} for {since:.1} s"
+            ));
         }
         if elsewhere.clone().count() > 8 {
             text.push_str("; …");
@@ -113,9 +115,9 @@ impl RankSession {
             let rank = self.describe(suspect.rank);
             text.push_str(&format!("; {rank} is {suspect}"));
         }
-        for remark in remarks {
+        for note in notes {
             text.push_str("; ");
-            text.push_str(remark);
+            text.push_str(note);
         }
         text
     }

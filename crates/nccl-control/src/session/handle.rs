@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::application::{CommunicatorSupervisor, RankRecorder};
+use crate::application::{FaultListener, RankRecorder};
 use crate::departure::Departure;
 use crate::events::WorldEvent;
 use crate::inbox::{Inbox, Notice};
@@ -21,15 +21,15 @@ pub struct RankSession {
     pub(crate) size: usize,
     pub(super) backend: SessionBackend,
     pub(crate) inbox: Arc<Inbox>,
-    /// Set when all have met.
+    /// Set when the generation is formed.
     pub(super) members: Arc<OnceLock<Vec<RankProcess>>>,
     /// Made with the first communicator.
-    pub(super) watcher: OnceLock<Arc<dyn CommunicatorSupervisor>>,
+    pub(super) fault_listener: OnceLock<Arc<dyn FaultListener>>,
     /// The job's name and generation.
     pub(crate) job: (String, u64),
     /// How often each topic was used: the n-th use on one rank meets the n-th use on every other.
     pub(super) rounds: Mutex<HashMap<String, u64>>,
-    /// The generation to which the world has gone on; 0 before.
+    /// The generation that has followed this one; 0 before.
     pub(super) reconfigured_to: AtomicU64,
     /// The value under which its communicators record their calls.
     pub(super) recorder: Arc<dyn RankRecorder>,
@@ -49,7 +49,7 @@ pub(crate) enum SessionBackend {
 
 impl RankSession {
     /// Stores the identities of all ranks.
-    pub(crate) fn meet(&self, members: Vec<RankProcess>) {
+    pub(crate) fn set_members(&self, members: Vec<RankProcess>) {
         let _ = self.members.set(members);
     }
 
@@ -68,8 +68,8 @@ impl RankSession {
 
     /// Whether this rank coordinates.
     #[cfg(test)]
-    pub(crate) fn leads_for_a_test(&self) -> bool {
-        matches!(&self.backend, SessionBackend::Node { node, .. } if node.leads_for_a_test())
+    pub(crate) fn is_coordinator_for_a_test(&self) -> bool {
+        matches!(&self.backend, SessionBackend::Node { node, .. } if node.is_coordinator_for_a_test())
     }
 
     /// Simulates the death of this process.
@@ -83,19 +83,19 @@ impl RankSession {
     /// Moves the readers of the events of `before` to this world, its next generation.
     pub(crate) fn continue_from(&self, before: &Self) {
         let members = self.members.get().map_or(&[][..], Vec::as_slice);
-        let generation = WorldEvent::WentOn {
+        let generation = WorldEvent::NextGeneration {
             generation: self.job.1,
         };
         let inbox = &self.inbox;
         inbox.continue_from(&before.inbox, members, generation);
     }
 
-    /// Ends this world, which has gone on to `generation`, and its communicators except those with the keys `kept`.
+    /// Ends this world, of which `generation` is the next generation, and its communicators except those with the keys `kept`.
     pub(crate) fn end_reconfigured(&self, generation: u64, kept: &[&str]) {
         self.reconfigured_to.store(generation, Ordering::Release);
-        if let Some(watcher) = self.watcher.get() {
-            watcher.end_all(
-                &format!("the world has gone on to generation {generation}"),
+        if let Some(fault_listener) = self.fault_listener.get() {
+            fault_listener.end_all(
+                &format!("the world is in generation {generation} now"),
                 kept,
             );
         }
@@ -119,7 +119,7 @@ impl RankSession {
 
 impl fmt::Debug for RankSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Line")
+        f.debug_struct("RankSession")
             .field("rank", &self.rank)
             .field("size", &self.size)
             .finish_non_exhaustive()

@@ -4,26 +4,29 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::handle::{RankSession, SessionBackend};
-use crate::application::CommunicatorSupervisor;
+use crate::application::FaultListener;
 use crate::departure::{Departure, Failure};
 use crate::request::Request;
 use crate::sync::{Condvar, Mutex};
 
 /// How long a leave message may take to be written.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+const LEAVE_WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The sessions that have communicators.
-static OPEN: Mutex<Vec<Weak<RankSession>>> = Mutex::new(Vec::new());
+static SESSIONS_WITH_COMMUNICATORS: Mutex<Vec<Weak<RankSession>>> = Mutex::new(Vec::new());
 
 /// How many of these sessions have not left yet.
-static LEAVING: Mutex<usize> = Mutex::new(0);
+static SESSIONS_TO_LEAVE: Mutex<usize> = Mutex::new(0);
 
-static LEFT: Condvar = Condvar::new();
+/// Signalled when one of them has left.
+static SESSION_LEFT: Condvar = Condvar::new();
 
 /// Leaves for a process that exits with `status`, and with communicators that were not dropped. With a status other than 0,
 /// the other ranks do not wait for it.
 pub fn leave_all(status: i32) {
-    let open: Vec<_> = OPEN.lock().iter().filter_map(Weak::upgrade).collect();
+    let sessions = SESSIONS_WITH_COMMUNICATORS.lock();
+    let open: Vec<_> = sessions.iter().filter_map(Weak::upgrade).collect();
+    drop(sessions);
     for session in &open {
         if matches!(session.backend(), SessionBackend::Threads(_)) {
             // The other ranks are threads that end as well.
@@ -38,22 +41,22 @@ pub fn leave_all(status: i32) {
     // Dropping them would leave a second time.
     open.into_iter().for_each(std::mem::forget);
     // Another thread may just have dropped a session, and is about to leave.
-    let mut leaving = LEAVING.lock();
-    LEFT.wait_while_for(&mut leaving, |leaving| *leaving > 0, LEAVE_TIMEOUT);
+    let mut to_leave = SESSIONS_TO_LEAVE.lock();
+    SESSION_LEFT.wait_while_for(&mut to_leave, |count| *count > 0, LEAVE_WRITE_TIMEOUT);
 }
 
 impl RankSession {
-    /// Returns the watcher of this session's communicators, made by `start` for the first of them. From then on the session stays open
-    /// until it has left, also when the process exits.
-    pub fn watcher(
+    /// Returns the fault listener of this session's communicators, made by `start` for the first of them. From then on the
+    /// session stays open until it has left, also when the process exits.
+    pub fn fault_listener_with(
         self: &Arc<Self>,
-        start: impl FnOnce(&Arc<Self>) -> Arc<dyn CommunicatorSupervisor>,
-    ) -> Arc<dyn CommunicatorSupervisor> {
-        Arc::clone(self.watcher.get_or_init(|| {
-            let mut open = OPEN.lock();
-            open.retain(|session| session.strong_count() > 0);
-            open.push(Arc::downgrade(self));
-            *LEAVING.lock() += 1;
+        start: impl FnOnce(&Arc<Self>) -> Arc<dyn FaultListener>,
+    ) -> Arc<dyn FaultListener> {
+        Arc::clone(self.fault_listener.get_or_init(|| {
+            let mut sessions = SESSIONS_WITH_COMMUNICATORS.lock();
+            sessions.retain(|session| session.strong_count() > 0);
+            sessions.push(Arc::downgrade(self));
+            *SESSIONS_TO_LEAVE.lock() += 1;
             start(self)
         }))
     }
@@ -61,9 +64,9 @@ impl RankSession {
     /// Reports that this rank fails, whatever happens to this value.
     pub(crate) fn fail(&self, chain: String) {
         let why = Failure::Said(chain);
-        if self.watcher.get().is_some() {
+        if self.fault_listener.get().is_some() {
             // Its communicators still have to end, and the other ranks wait for that.
-            return self.send(u64::MAX, Request::Linger { why: Some(why) });
+            return self.send(u64::MAX, Request::LeaveWorld { why: Some(why) });
         }
         match &self.backend {
             SessionBackend::Node { node, .. } => node.fail(why),
@@ -81,7 +84,7 @@ impl RankSession {
             Departure::Failed(why) => Some(why),
             Departure::Left | Departure::Lost(_) => None,
         };
-        self.send(u64::MAX, Request::Linger { why });
+        self.send(u64::MAX, Request::LeaveWorld { why });
     }
 
     /// Sends the leave message, for good.
@@ -96,9 +99,9 @@ impl RankSession {
 
     /// Ends the wait of [`leave_all`] for this session.
     fn finish_leaving(&self) {
-        if self.watcher.get().is_some() {
-            *LEAVING.lock() -= 1;
-            LEFT.notify_all();
+        if self.fault_listener.get().is_some() {
+            *SESSIONS_TO_LEAVE.lock() -= 1;
+            SESSION_LEFT.notify_all();
         }
     }
 }

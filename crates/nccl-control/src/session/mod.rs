@@ -1,15 +1,15 @@
 //! A rank's session with the others: what its world and its communicators share.
 //!
-//! A program may drop its `World` and go on with its communicators, which still have
-//! to learn of a rank that died. They therefore share the connection: it stays open until the last of
+//! A program may drop its `World` and keep its communicators, which still have
+//! to learn of a rank that died. They therefore share the session: it stays open until the last of
 //! them is dropped, and only then leaves. When a world is dropped while communicators live, the
-//! other ranks learn at once that this rank takes part in no exchange any more ([`Request::Linger`]); should its
+//! other ranks learn at once that this rank takes part in no exchange any more ([`Request::LeaveWorld`]); should its
 //! process die after that, that is reported like any other death.
 //!
-//! [`Request::Linger`]: crate::request::Request::Stay
+//! [`Request::LeaveWorld`]: crate::request::Request::LeaveWorld
 //!
 //! - `handle`: the value itself, and the way to the coordinator; `open`: opening a session, and all sessions of the process;
-//! - `status`: what this rank knows of itself and of the others;
+//! - `status`: the state of this rank and of the others, as far as known here;
 //! - `requests`: requests and their answers; `errors`: the errors of those that fail; `communicator_end`: the joint end of a communicator;
 //! - `recordings`: the recordings of other processes, and their clocks relative to this one's;
 //! - `leave`: how the session ends.

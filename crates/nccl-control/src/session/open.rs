@@ -22,7 +22,7 @@ pub fn sessions() -> Vec<Arc<RankSession>> {
 }
 
 /// Registers an open session.
-fn remember(session: Weak<RankSession>) {
+fn register(session: Weak<RankSession>) {
     if forked::is_child() {
         return;
     }
@@ -46,7 +46,7 @@ impl RankSession {
             backend,
             inbox,
             members: Arc::default(),
-            watcher: OnceLock::new(),
+            fault_listener: OnceLock::new(),
             job,
             rounds: Mutex::default(),
             reconfigured_to: AtomicU64::new(0),
@@ -58,24 +58,24 @@ impl RankSession {
             node.set_recorder(&session.recorder);
         }
         forked::watch();
-        remember(Arc::downgrade(&session));
+        register(Arc::downgrade(&session));
         session
     }
 
-    /// The session of a generation that this process has joined, or has gone on to.
-    pub(crate) fn of(entered: &ActiveGeneration) -> Arc<Self> {
+    /// The session of an active generation of which this process is a member.
+    pub(crate) fn of_generation(active: &ActiveGeneration) -> Arc<Self> {
         let backend = SessionBackend::Node {
-            node: Arc::clone(&entered.node),
-            generation: entered.generation,
+            node: Arc::clone(&active.node),
+            generation: active.generation,
         };
         let session = Self::open(
-            entered.rank,
-            entered.membership.members.len(),
-            (entered.node.job_name().to_owned(), entered.generation),
+            active.rank,
+            active.membership.members.len(),
+            (active.node.job_name().to_owned(), active.generation),
             backend,
-            Arc::clone(&entered.inbox),
+            Arc::clone(&active.inbox),
         );
-        session.meet(entered.members());
+        session.set_members(active.members());
         session
     }
 }

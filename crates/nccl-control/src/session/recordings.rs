@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use super::handle::{RankSession, SessionBackend};
-use crate::admission::HANDSHAKE_TIMEOUT;
 use crate::coordinator_message::Answer;
 use crate::recordings::{
     Decode, READINGS, Readings, RecordingAnswers, RecordingQuery, RecordingTarget,
 };
+use crate::refusal::HANDSHAKE_TIMEOUT;
 use crate::request::Request;
 use crate::time::deadline_after;
 

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::handle::{RankSession, SessionBackend};
-use crate::admission::HANDSHAKE_TIMEOUT;
 use crate::coordinator_message::Answer;
 use crate::departure::Reason;
 use crate::departure::UnfinishedExchange;
@@ -14,12 +13,13 @@ use crate::forked;
 use crate::frame::LARGEST;
 use crate::inbox::WaitOutcome;
 use crate::phase::Phase;
+use crate::refusal::HANDSHAKE_TIMEOUT;
 use crate::request::Request;
-use crate::round::{Incomplete, Missing, Round};
+use crate::round::{Missing, RequestError, Round};
 use crate::straggler::{EntryReport, StragglerSuspicion};
 
-/// How long the coordinator may take to report how a round ended that a rank has given up.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long the coordinator may take to report how an exchange ended that a rank has given up.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long the next coordinator may take to report how this one ended, and how long beyond the caller's deadline at most.
 const FAILOVER_TIMEOUT: Duration = Duration::from_secs(6);
@@ -33,32 +33,32 @@ impl RankSession {
         request: impl FnOnce(Duration) -> Request,
         deadline: Instant,
         mut interrupted: Option<&dyn Fn() -> bool>,
-        refused: Option<Incomplete>,
+        refused: Option<RequestError>,
     ) -> Result<Answer> {
         forked::check()?;
         let started = Instant::now();
-        self.takes_part(topic)?;
+        self.check_takes_part(topic)?;
         let request = request(deadline.saturating_duration_since(started));
         let pending = self.inbox.begin_request();
-        let is_round = matches!(request, Request::Collect { .. });
+        let is_exchange = matches!(request, Request::Exchange { .. });
         let mut given_up = false;
         self.send(pending.id, request);
-        let give_up = |incomplete: &Incomplete, reason: Reason| {
+        let give_up = |error: &RequestError, reason: Reason| {
             self.send(pending.id, Request::Cancel { reason });
-            Err(self.explain(topic, incomplete))
+            Err(self.error_of(topic, error))
         };
-        if let Some(incomplete) = refused {
-            return give_up(&incomplete, Reason::TooLarge);
+        if let Some(error) = refused {
+            return give_up(&error, Reason::TooLarge);
         }
         let mut timeout = deadline;
         loop {
             match pending.wait(timeout, interrupted) {
-                WaitOutcome::Answer(Answer::Incomplete(incomplete)) => {
-                    return Err(match &*incomplete {
-                        Incomplete::GivenUp { rank, .. } if given_up && *rank == self.rank => {
+                WaitOutcome::Answer(Answer::Failed(error)) => {
+                    return Err(match &*error {
+                        RequestError::GivenUp { rank, .. } if given_up && *rank == self.rank => {
                             self.gave_up(topic)
                         }
-                        incomplete => self.explain(topic, incomplete),
+                        error => self.error_of(topic, error),
                     });
                 }
                 WaitOutcome::Answer(answer) => return Ok(answer),
@@ -66,22 +66,22 @@ impl RankSession {
                     let lost = (coordinator, why);
                     return Err(self.lost_with_coordinator(topic, lost, deadline, interrupted));
                 }
-                WaitOutcome::Interrupted if is_round => {
-                    // The outcome that all ranks get counts: the round may have ended otherwise a moment ago.
+                WaitOutcome::Interrupted if is_exchange => {
+                    // The outcome that all ranks get counts: the exchange may have ended otherwise a moment ago.
                     let reason = Reason::Aborted;
                     self.send(pending.id, Request::Cancel { reason });
                     (interrupted, given_up) = (None, true);
-                    timeout = Instant::now() + ANSWER_TIMEOUT;
+                    timeout = Instant::now() + CANCEL_TIMEOUT;
                 }
                 WaitOutcome::Interrupted => {
-                    return give_up(&Incomplete::Interrupted, Reason::Aborted);
+                    return give_up(&RequestError::Interrupted, Reason::Aborted);
                 }
                 WaitOutcome::Late if given_up => return Err(self.gave_up(topic)),
                 // The coordinator keeps the deadline, so that all ranks get the same outcome.
                 WaitOutcome::Late if timeout == deadline => timeout = deadline + HANDSHAKE_TIMEOUT,
-                // The coordinator itself stands still.
+                // The coordinator itself does not answer.
                 WaitOutcome::Late => {
-                    let silent = Incomplete::TimedOut {
+                    let silent = RequestError::TimedOut {
                         missing: vec![Missing {
                             rank: self.coordinator(),
                             phase: Some((
@@ -90,7 +90,7 @@ impl RankSession {
                             )),
                         }],
                         waited: started.elapsed(),
-                        remarks: Vec::new(),
+                        notes: Vec::new(),
                     };
                     let by = self.coordinator();
                     let gave_up: Result<Answer> = give_up(&silent, Reason::Unanswered);
@@ -104,8 +104,8 @@ impl RankSession {
     /// Checks that this rank still takes part in its world.
     ///
     /// # Errors
-    /// The others go on without this rank, or it has gone on itself; the error is about `topic`.
-    pub(crate) fn takes_part(&self, topic: &str) -> Result<()> {
+    /// The others have continued without this rank, or its world has a next generation; the error is about `topic`.
+    pub(crate) fn check_takes_part(&self, topic: &str) -> Result<()> {
         if let Some(Departure::Lost(how)) = self.inbox.departure(self.rank) {
             let rank = self.rank;
             let text = format!("rank {rank} cannot take part in {topic:?} any more: {how}");
@@ -113,7 +113,7 @@ impl RankSession {
         }
         if let Some(generation) = self.reconfigured_to() {
             return Err(Error::rendezvous(format!(
-                "{topic:?} was asked of a world of generation {}, which has gone on to generation {generation}: use the \
+                "{topic:?} was requested of a world of generation {}, which is now in generation {generation}: use the \
                  world that next_generation has returned",
                 self.job.1
             )));
@@ -127,11 +127,11 @@ impl RankSession {
             rank: self.rank,
             reason: Reason::Aborted,
         };
-        self.explain(topic, &Incomplete::Interrupted)
+        self.error_of(topic, &RequestError::Interrupted)
             .of_exchange(Some(unfinished))
     }
 
-    /// The error of a request whose coordinator is gone before it has answered.
+    /// The error of a request whose coordinator was lost before it has answered.
     pub(crate) fn lost_with_coordinator(
         &self,
         topic: &str,
@@ -171,7 +171,7 @@ impl RankSession {
         }
         let unfinished = match self.inbox.cut_off_from() {
             Some((from, why)) => UnfinishedExchange::CutOff { from, why },
-            None => UnfinishedExchange::Gone {
+            None => UnfinishedExchange::Departed {
                 rank: root.0,
                 departure: root.1,
             },
@@ -179,8 +179,8 @@ impl RankSession {
         Error::rendezvous(text).of_exchange(Some(unfinished))
     }
 
-    /// Takes part in one round of all ranks or of `members`: gives a part, and returns the parts of all.
-    pub fn round(
+    /// Takes part in one exchange of all ranks or of `members`: gives a part, and returns the parts of all.
+    pub fn exchange(
         &self,
         topic: &str,
         members: Option<&Arc<[usize]>>,
@@ -205,18 +205,18 @@ impl RankSession {
             members: members.cloned(),
         };
         let too_large = part.len() > LARGEST;
-        let request = |timeout| Request::Collect {
+        let request = |timeout| Request::Exchange {
             round,
             timeout,
-            // The coordinator has to know of the round to end it for all.
+            // The coordinator has to know of the exchange to end it for all.
             part: if too_large { Vec::new() } else { part.to_vec() },
         };
-        let refused = too_large.then_some(Incomplete::TooLarge { bytes: part.len() });
+        let refused = too_large.then_some(RequestError::TooLarge { bytes: part.len() });
         match self.ask(topic, request, deadline, interrupted, refused)? {
             Answer::Parts(parts) => {
                 Ok(Arc::try_unwrap(parts).unwrap_or_else(|parts| parts.to_vec()))
             }
-            _ => Err(self.explain(topic, &Incomplete::OtherMembers)),
+            _ => Err(self.error_of(topic, &RequestError::OtherMembers)),
         }
     }
 
@@ -232,14 +232,14 @@ impl RankSession {
         self.send(u64::MAX, Request::Direct { to, topic, bytes });
     }
 
-    /// Reports that this rank waits in an operation that another rank may not have entered: all ranks learn which.
+    /// Reports that this rank waits in an operation that another rank may not have entered: all ranks receive which.
     pub fn suspect_stragglers(&self, suspicion: StragglerSuspicion) {
         self.send(u64::MAX, Request::SuspectStragglers(suspicion));
     }
 
     /// Reports whether this rank has entered an operation, for the ranks that wait in it.
-    pub fn report_entry(&self, attendance: EntryReport) {
-        self.send(u64::MAX, Request::EntryReport(attendance));
+    pub fn report_entry(&self, report: EntryReport) {
+        self.send(u64::MAX, Request::EntryReport(report));
     }
 
     /// Sends a request whose answer, if any, arrives under `id`.

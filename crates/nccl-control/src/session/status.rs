@@ -24,11 +24,13 @@ impl RankSession {
         match self.members.get().and_then(|members| members.get(rank)) {
             Some(member) => {
                 let RankProcess { host, pid, .. } = member;
-                let launched = member.launched.filter(|launched| *launched != rank);
-                let launched = launched.map(|rank| format!("launcher rank {rank}, "));
+                let other = member
+                    .launcher_rank
+                    .filter(|launcher_rank| *launcher_rank != rank);
+                let other = other.map(|rank| format!("launcher rank {rank}, "));
                 format!(
                     "rank {rank} ({}{host}, pid {pid})",
-                    launched.unwrap_or_default()
+                    other.unwrap_or_default()
                 )
             }
             None => format!("rank {rank}"),
@@ -54,7 +56,7 @@ impl RankSession {
         &self.recorder
     }
 
-    /// The identities of the ranks; set when all have met.
+    /// The identities of the ranks; set when the generation is formed.
     pub fn members(&self) -> Arc<OnceLock<Vec<RankProcess>>> {
         Arc::clone(&self.members)
     }
@@ -86,13 +88,13 @@ impl RankSession {
         self.inbox.is_closed()
     }
 
-    /// The generation to which the world has gone on.
+    /// The generation of the world that has followed this one.
     pub fn reconfigured_to(&self) -> Option<u64> {
         let generation = self.reconfigured_to.load(Ordering::Acquire);
         (generation > 0).then_some(generation)
     }
 
-    /// The ranks that are unreachable, and why.
+    /// The ranks that have departed or are unreachable, and how or why.
     pub fn departures(&self) -> Vec<(usize, Departure)> {
         self.inbox.departures()
     }
@@ -105,8 +107,8 @@ impl RankSession {
         suspects
     }
 
-    /// For how long other processes have not been heard: on the coordinator all processes, which answer it once a
-    /// second; elsewhere the coordinator.
+    /// For how long other processes have not been heard: on the coordinator all processes, which answer its heartbeats;
+    /// elsewhere the coordinator.
     pub fn heartbeat_ages(&self) -> Vec<(usize, Duration)> {
         match self.backend() {
             SessionBackend::Node { node, generation } if self.coordinator() == self.rank => {
@@ -123,7 +125,7 @@ impl RankSession {
 
     /// The latest fault of one of its communicators.
     pub(crate) fn fault(&self) -> Option<Arc<Fault>> {
-        self.watcher.get()?.latest_fault()
+        self.fault_listener.get()?.latest_fault()
     }
 
     /// The events since the first call.

@@ -19,7 +19,7 @@ use crate::operation::OperationKind;
 use crate::phase::Phase;
 use crate::process_state::{Held, ProcessState};
 use crate::request::Request;
-use crate::round::{Incomplete, Missing};
+use crate::round::{Missing, RequestError};
 use crate::secret::Secret;
 use crate::{EntryReport, LateRank, QueriedOperation, StragglerReport, StragglerSuspicion};
 use crate::{interface, tcp};
@@ -51,7 +51,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         kernel: text("boot 4026531836"),
     };
     let here = || Endpoint::written(text("tcp:10.0.0.5:29400"));
-    let greeting = |dialled, first| HandshakeMessage::Hello {
+    let handshake_message = |dialled, first| HandshakeMessage::Hello {
         preamble: Preamble {
             has_secret: true,
             dialled,
@@ -70,7 +70,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             at: text("tcp:10.0.0.6:31001"),
         },
     };
-    let collect = |members: Option<Arc<[usize]>>| Request::Collect {
+    let collect = |members: Option<Arc<[usize]>>| Request::Exchange {
         round: Round {
             topic: text("barrier/x"),
             number: 1,
@@ -82,7 +82,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
     let subject = QueriedOperation {
         key: text("k"),
         name: text("model/tp"),
-        turn: 41,
+        collective_index: 41,
         kind: OperationKind::AllReduce,
         sequence: 42,
     };
@@ -94,7 +94,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
     };
     let attends = EntryReport {
         key: text("k"),
-        turn: 41,
+        collective_index: 41,
         entered: Some(Duration::from_micros(12)),
         last: text("l"),
     };
@@ -103,7 +103,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         ranks: 2,
         late: vec![LateRank {
             rank: 0,
-            place: 1,
+            communicator_rank: 1,
             host: text("node-a"),
             pid: 77,
             behind: Duration::from_millis(1501),
@@ -115,11 +115,17 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         more: 3,
         reporter: 1,
     };
-    let incomplete = |why| answer(&Answer::Incomplete(Arc::new(why)));
+    let error = |why| answer(&Answer::Failed(Arc::new(why)));
     vec![
         // As if the handshake encrypted nothing.
-        ("hello", greeting(Some(here()), hello.encode()).encode()),
-        ("hello-translated", greeting(None, Vec::new()).encode()),
+        (
+            "hello",
+            handshake_message(Some(here()), hello.encode()).encode(),
+        ),
+        (
+            "hello-translated",
+            handshake_message(None, Vec::new()).encode(),
+        ),
         ("answer", HandshakeMessage::Answer(vec![4; 48]).encode()),
         (
             "unproved",
@@ -223,7 +229,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             "inquire",
             Push::StragglerQuery {
                 key: text("k"),
-                turn: 41,
+                collective_index: 41,
                 is_sample: false,
             }
             .encode(),
@@ -248,10 +254,10 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             }
             .encode(),
         ),
-        ("stay", Request::Linger { why: None }.encode(0)),
+        ("stay", Request::LeaveWorld { why: None }.encode(0)),
         (
             "stay-failed",
-            Request::Linger {
+            Request::LeaveWorld {
                 why: Some(Failure::Said(String::from("a: b"))),
             }
             .encode(0),
@@ -315,7 +321,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         ("value", answer(&Answer::Value(b"v"[..].into()))),
         (
             "timed-out",
-            incomplete(Incomplete::TimedOut {
+            error(RequestError::TimedOut {
                 missing: vec![
                     Missing {
                         rank: 1,
@@ -327,36 +333,36 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
                     },
                 ],
                 waited: Duration::from_secs(9),
-                remarks: vec![text("somebody")],
+                notes: vec![text("somebody")],
             }),
         ),
         (
             "gone",
-            incomplete(Incomplete::Gone {
+            error(RequestError::Departed {
                 rank: 1,
                 departure: Departure::lost(LossKind::Unknown),
             }),
         ),
-        ("twice", incomplete(Incomplete::Twice)),
-        ("too-large", incomplete(Incomplete::TooLarge { bytes: 9 })),
+        ("twice", error(RequestError::Twice)),
+        ("too-large", error(RequestError::TooLarge { bytes: 9 })),
         (
             "given-up",
-            incomplete(Incomplete::GivenUp {
+            error(RequestError::GivenUp {
                 rank: 1,
                 reason: Reason::Said(text("x")),
             }),
         ),
-        ("other-members", incomplete(Incomplete::OtherMembers)),
+        ("other-members", error(RequestError::OtherMembers)),
         (
             "no-key",
-            incomplete(Incomplete::NoKey {
+            error(RequestError::NoKey {
                 waited: Duration::from_secs(1),
             }),
         ),
-        ("interrupted", incomplete(Incomplete::Interrupted)),
+        ("interrupted", error(RequestError::Interrupted)),
         (
             "no-majority",
-            incomplete(Incomplete::NoMajority {
+            error(RequestError::NoMajority {
                 waited: Duration::from_secs(3),
             }),
         ),
@@ -371,7 +377,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         ),
         (
             "push-failed",
-            Push::Gone {
+            Push::Departed {
                 rank: 1,
                 departure: Departure::Failed(Failure::Said(String::from("a: b"))),
             }
@@ -395,7 +401,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         ),
         (
             "push-killed",
-            Push::Gone {
+            Push::Departed {
                 rank: 1,
                 departure: Departure::Lost(Lost {
                     last_call: Some(LastCall {
@@ -422,7 +428,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         ),
         (
             "push-silent",
-            Push::Gone {
+            Push::Departed {
                 rank: 1,
                 departure: Departure::lost(LossKind::Silent(Box::new(Silence {
                     evidence: SilenceEvidence::Unheard {
@@ -440,7 +446,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         ),
         (
             "push-left",
-            Push::Gone {
+            Push::Departed {
                 rank: 1,
                 departure: Departure::Left,
             }
@@ -475,15 +481,15 @@ fn retry(frame: &Frame) -> bool {
         id: frame.id,
         payload: out.payload.to_vec(),
     };
-    let greeting = HandshakeMessage::decode(frame);
-    if let Ok(greeting) = &greeting {
-        if let HandshakeMessage::Hello { first, .. } = greeting
+    let handshake_message = HandshakeMessage::decode(frame);
+    if let Ok(handshake_message) = &handshake_message {
+        if let HandshakeMessage::Hello { first, .. } = handshake_message
             && let Ok(hello) = Hello::decode(first)
         {
             assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
         }
-        let back = HandshakeMessage::decode(&copy(greeting.encode()));
-        assert_eq!(back.as_ref(), Ok(greeting));
+        let back = HandshakeMessage::decode(&copy(handshake_message.encode()));
+        assert_eq!(back.as_ref(), Ok(handshake_message));
     }
     let request = Request::decode(frame);
     if let Ok(request) = &request {
@@ -501,7 +507,7 @@ fn retry(frame: &Frame) -> bool {
             Ok(incoming)
         );
     }
-    greeting.is_ok() || request.is_ok() || incoming.is_ok()
+    handshake_message.is_ok() || request.is_ok() || incoming.is_ok()
 }
 
 #[test]
@@ -592,11 +598,11 @@ fn no_bytes_but_its_own_open_as_a_first_message() {
     let preamble = own(true, Some("tcp:10.0.0.5:29400"));
     let payload = [7; 100];
     let (_, first) = Initiator::begin(Some(&secret), &preamble.prologue(), &payload).unwrap();
-    let greeting = HandshakeMessage::Hello {
+    let handshake_message = HandshakeMessage::Hello {
         preamble: preamble.clone(),
         first: first.clone(),
     };
-    let bytes = bytes_of(&[greeting.encode()]);
+    let bytes = bytes_of(&[handshake_message.encode()]);
     assert!(opens(&bytes, &secret, &preamble));
     for other in [
         own(true, Some("tcp:10.0.0.5:29401")),
@@ -611,7 +617,7 @@ fn no_bytes_but_its_own_open_as_a_first_message() {
         };
         assert!(!opens(&bytes_of(&[changed.encode()]), &secret, &other));
     }
-    // The number of the frame means nothing to a greeting.
+    // The number of the frame means nothing to a handshake message.
     let means_nothing = 4..HEADER;
     for bit in 0..bytes.len() * 8 {
         let mut changed = bytes.clone();
@@ -667,7 +673,7 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
     let subject = QueriedOperation {
         key: String::from("k"),
         name: String::from("model/tp"),
-        turn: 41,
+        collective_index: 41,
         kind: OperationKind::AllReduce,
         sequence: 42,
     };
@@ -681,7 +687,7 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
         members: Some([].into()),
     };
     let requests = [
-        Request::Collect {
+        Request::Exchange {
             round,
             timeout: time,
             part: Vec::new(),
@@ -708,7 +714,7 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
         }),
         Request::EntryReport(EntryReport {
             key: String::from("k"),
-            turn: 41,
+            collective_index: 41,
             entered: Some(time),
             last: text(),
         }),
@@ -722,19 +728,19 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
         },
     ];
     let answers = [
-        Incomplete::TimedOut {
+        RequestError::TimedOut {
             missing: vec![Missing {
                 rank: 1,
                 phase: phase.clone(),
             }],
             waited: time,
-            remarks: vec![text()],
+            notes: vec![text()],
         },
-        Incomplete::NoKey { waited: time },
+        RequestError::NoKey { waited: time },
     ];
     let late = LateRank {
         rank: 0,
-        place: 1,
+        communicator_rank: 1,
         host: text(),
         pid: 77,
         behind: time,
@@ -779,15 +785,18 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
         id: 0,
         payload: out.payload.to_vec(),
     };
-    let answers = answers.map(|why| answer(&Answer::Incomplete(Arc::new(why))));
+    let answers = answers.map(|why| answer(&Answer::Failed(Arc::new(why))));
     let incoming = answers.into_iter().chain(pushes.map(|push| push.encode()));
     let incoming =
         incoming.map(|out| format!("{:?}", CoordinatorMessage::decode(&frame(out)).unwrap()));
     let requests = requests.map(|request| frame(request.encode(0)));
     let requests = requests.map(|frame| format!("{:?}", Request::decode(&frame).unwrap()));
     assert!(requests[0].contains("members: None"), "{}", requests[0]);
-    let greeting = HandshakeMessage::decode(&frame(refused.encode())).unwrap();
-    for heard in incoming.chain(requests).chain([format!("{greeting:?}")]) {
+    let handshake_message = HandshakeMessage::decode(&frame(refused.encode())).unwrap();
+    for heard in incoming
+        .chain(requests)
+        .chain([format!("{handshake_message:?}")])
+    {
         for bad in ["\\u{1b}", "\\r", "18446744073709551615"] {
             assert!(!heard.contains(bad), "{heard}");
         }

@@ -20,7 +20,7 @@ fn departures(world: &World) -> Arc<Mutex<Vec<(usize, Departure)>>> {
     let heard = Arc::new(Mutex::new(Vec::new()));
     let record = Arc::clone(&heard);
     world.session.on_notice(move |notice| {
-        if let Notice::Gone { rank, departure } = notice {
+        if let Notice::Departed { rank, departure } = notice {
             record.lock().push((*rank, departure.clone()));
         }
     });
@@ -63,7 +63,9 @@ fn a_rank_whose_world_is_gone_comes_to_no_round_and_leaves_with_its_last_communi
                 all([b"a", b"b"], rank)
             );
         });
-        eventually("the goodbye", || *heard.lock() == [(rank, Departure::Left)]);
+        eventually("the leave message", || {
+            *heard.lock() == [(rank, Departure::Left)]
+        });
     }
 }
 

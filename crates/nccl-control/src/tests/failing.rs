@@ -31,7 +31,7 @@ fn a_rank_0_that_fails_before_it_joins_is_named_on_all_ranks_and_knows_that_they
         let soon = meet(0).with(|meet| meet.timeout = Duration::from_millis(50));
         let error = soon.fail(&std::io::Error::other("x")).unwrap_err();
         assert!(
-            error.to_string().contains("ranks 1-2 have not come"),
+            error.to_string().contains("ranks 1-2 did not connect"),
             "{error}"
         );
     }
@@ -96,7 +96,7 @@ fn a_process_that_aborts_tells_of_its_panic_before() {
     if let Ok(place) = std::env::var(ROLE) {
         let world = World::join(meet(&place, 1)).unwrap();
         world.barrier("met").unwrap();
-        panics::tell_all("its thread panicked at x.rs:1:2: out of cheese");
+        panics::fail_all_sessions("its thread panicked at x.rs:1:2: out of cheese");
         std::process::abort();
     }
     let place = std::env::temp_dir().join(format!("nccl-aborts-{}.sock", std::process::id()));

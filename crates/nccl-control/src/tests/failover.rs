@@ -29,7 +29,7 @@ fn a_coordinator_that_dies_between_two_sends_leaves_one_order_on_all_others() {
                         Notice::Announced { topic, from, .. } if topic == "fault/x" => {
                             format!("fault of rank {from}")
                         }
-                        Notice::Gone { rank, departure } => format!("rank {rank}: {departure}"),
+                        Notice::Departed { rank, departure } => format!("rank {rank}: {departure}"),
                         Notice::CutOff { why, .. } => why.clone(),
                         _ => return,
                     };

@@ -1,4 +1,4 @@
-//! Going on: the remaining ranks agree on the next generation, whatever happens meanwhile.
+//! Reconfiguration: the remaining ranks agree on the next generation, whatever happens meanwhile.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -50,7 +50,7 @@ fn those_who_are_left_go_on_with_dense_ranks_and_know_who_was_who() {
         assert_eq!(from, [Some(0), Some(2), Some(3), None]);
         talk(&next);
         let error = world.barrier("of the past").unwrap_err().to_string();
-        assert!(error.contains("gone on to generation 1"), "{error}");
+        assert!(error.contains("now in generation 1"), "{error}");
         drop(world);
         talk(&next);
     });
@@ -161,7 +161,7 @@ fn without_rank_0_the_others_go_on_with_the_next_one() {
         // All ranks know that all have met.
         established.wait();
         if world.rank() == 0 {
-            // By then the others usually wait for its answer; they go on either way.
+            // By then the others usually wait for its answer; they form the next generation either way.
             std::thread::sleep(Duration::from_millis(200));
             return die(&world);
         }
@@ -179,7 +179,7 @@ fn newcomer(name: &str, timeout: Duration) -> Result<World> {
         meet.generation = 7;
         meet.timeout = timeout;
     });
-    World::rejoin(rendezvous)
+    World::join_running(rendezvous)
 }
 
 #[test]
@@ -196,12 +196,12 @@ fn who_asks_to_come_in_is_a_rank_of_the_next_generation() {
         });
         ranks("new", 2, |world| {
             let begun = Instant::now();
-            while world.newcomers() == 0 {
+            while world.joiners() == 0 {
                 assert!(begun.elapsed() < TIMEOUT, "nobody came");
                 std::thread::sleep(Duration::from_millis(1));
             }
             let world = world.next_generation(TIMEOUT).unwrap();
-            assert_eq!((world.rank() < 2, world.newcomers()), (true, 0));
+            assert_eq!((world.rank() < 2, world.joiners()), (true, 0));
             talk(&world);
             talk(&world.next_generation(TIMEOUT).unwrap());
         });
@@ -265,7 +265,7 @@ fn nothing_is_left_of_many_generations() {
                 scope.spawn(move || {
                     let mut world = World::join(super::rendezvous("many", rank, 2)).unwrap();
                     for _ in 0..rounds {
-                        while world.newcomers() == 0 {
+                        while world.joiners() == 0 {
                             std::thread::sleep(Duration::from_millis(1));
                         }
                         // Both have seen it.

@@ -30,7 +30,7 @@ fn bereave(worlds: &mut Vec<World>) {
     let deadline = Instant::now() + TIMEOUT;
     let leads = |world: &World| {
         world.session.coordinator() == next
-            && (world.rank() != next || world.session.leads_for_a_test())
+            && (world.rank() != next || world.session.is_coordinator_for_a_test())
     };
     while !worlds.iter().all(leads) {
         assert!(Instant::now() < deadline, "nobody takes over");
@@ -42,13 +42,13 @@ fn bereave(worlds: &mut Vec<World>) {
 fn take_in(worlds: Vec<World>, meet: Rendezvous) -> Vec<World> {
     let size = worlds.len();
     std::thread::scope(|scope| {
-        let new = scope.spawn(move || World::rejoin(meet));
+        let new = scope.spawn(move || World::join_running(meet));
         let old: Vec<_> = worlds
             .into_iter()
             .map(|world| {
                 scope.spawn(move || {
                     let begun = Instant::now();
-                    while world.newcomers() == 0 {
+                    while world.joiners() == 0 {
                         assert!(begun.elapsed() < TIMEOUT, "nobody came");
                         std::thread::sleep(Duration::from_millis(1));
                     }
@@ -116,7 +116,7 @@ fn over_tcp_whoever_takes_over_is_found_at_the_address_of_its_own_that_all_were_
             meet.secret = Some(SECRET.into());
             meet.timeout = TIMEOUT;
         })
-        .or_at(&other)
+        .add_address(&other)
         .unwrap()
     };
     let mut worlds = joined(3, meet);
@@ -152,9 +152,9 @@ fn who_waits_at_the_door_of_one_that_dies_comes_in_at_the_next() {
     let meet = |rank| rendezvous("waits", rank, 3);
     let mut worlds = joined(3, meet);
     std::thread::scope(|scope| {
-        let new = scope.spawn(move || World::rejoin(meet(1)).unwrap());
+        let new = scope.spawn(move || World::join_running(meet(1)).unwrap());
         let begun = Instant::now();
-        while worlds[0].newcomers() == 0 {
+        while worlds[0].joiners() == 0 {
             assert!(begun.elapsed() < TIMEOUT, "nobody came");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -163,7 +163,7 @@ fn who_waits_at_the_door_of_one_that_dies_comes_in_at_the_next() {
             .iter()
             .map(|world| {
                 scope.spawn(move || {
-                    while world.newcomers() == 0 {
+                    while world.joiners() == 0 {
                         assert!(begun.elapsed() < TIMEOUT, "it did not come again");
                         std::thread::sleep(Duration::from_millis(1));
                     }
@@ -215,18 +215,18 @@ fn where_nobody_answers_the_error_says_where_it_looked_and_what_to_do() {
         meet.timeout = soon;
         meet.job = "job-7".into();
     });
-    let error = World::rejoin(one.clone()).unwrap_err().to_string();
+    let error = World::join_running(one.clone()).unwrap_err().to_string();
     for words in [
         "nccl-nobody-",
         "job-7",
-        "has it been started",
+        "is it running",
         "NCCL_RUN_RENDEZVOUS",
     ] {
         assert!(error.contains(words), "{error}");
     }
-    let several = one.or_at("unix:@nccl-nobody-else").unwrap();
-    let error = World::rejoin(several).unwrap_err().to_string();
-    for words in ["nccl-nobody-", "unix:@nccl-nobody-else", "start it anew"] {
+    let several = one.add_address("unix:@nccl-nobody-else").unwrap();
+    let error = World::join_running(several).unwrap_err().to_string();
+    for words in ["nccl-nobody-", "unix:@nccl-nobody-else", "start it again"] {
         assert!(error.contains(words), "{error}");
     }
 }

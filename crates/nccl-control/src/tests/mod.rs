@@ -109,27 +109,31 @@ fn many_threads_of_one_rank_have_exchanges_in_flight_at_once_each_with_its_own_l
     let zero = zero.join().unwrap();
     let soon = Instant::now() + Duration::from_secs(20);
     std::thread::scope(|scope| {
-        let first = scope.spawn(|| one.collect("first", &[], soon, || false));
+        let first = scope.spawn(|| one.exchange_all("first", &[], soon, || false));
         let begun = Instant::now();
         let timeout = begun + Duration::from_millis(50);
-        let error = one.collect("second", &[], timeout, || false).unwrap_err();
+        let error = one
+            .exchange_all("second", &[], timeout, || false)
+            .unwrap_err();
         assert!(error.to_string().contains("rank 0"), "{error}");
-        let error = one.collect("third", &[], soon, || true).unwrap_err();
+        let error = one.exchange_all("third", &[], soon, || true).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
         assert!(begun.elapsed() < Duration::from_secs(10));
         assert!(!first.is_finished());
         // After all of rank 1's messages.
         one.set("said", &[]).unwrap();
         zero.get("said").unwrap();
-        zero.collect("first", &[], soon, || false).unwrap();
+        zero.exchange_all("first", &[], soon, || false).unwrap();
         first.join().unwrap().unwrap();
         // A later rank gets the same outcome.
-        let error = zero.collect("second", &[], soon, || false).unwrap_err();
+        let error = zero
+            .exchange_all("second", &[], soon, || false)
+            .unwrap_err();
         assert!(
             error.to_string().contains("rank 0 of 2 did not come"),
             "{error}"
         );
-        let error = zero.collect("third", &[], soon, || false).unwrap_err();
+        let error = zero.exchange_all("third", &[], soon, || false).unwrap_err();
         assert!(error.to_string().contains("gave up"), "{error}");
     });
 }
@@ -159,7 +163,7 @@ fn two_processes_cannot_be_one_rank_and_sizes_must_agree() {
             other.contains("expects 4") && other.contains("expects 3"),
             "{other}"
         );
-        // Both learn which rank never came.
+        // Both learn which rank never joined.
         for rank in [zero, first] {
             let error = rank.join().unwrap().unwrap_err().to_string();
             assert!(error.contains("rank 2 of 3"), "{error}");

@@ -116,7 +116,7 @@ fn an_observer_hears_who_has_not_entered_an_operation() {
             subject: QueriedOperation {
                 key: String::from("k"),
                 name: String::from("tp"),
-                turn: 4,
+                collective_index: 4,
                 kind: OperationKind::AllReduce,
                 sequence: 7,
             },
@@ -126,7 +126,7 @@ fn an_observer_hears_who_has_not_entered_an_operation() {
         });
         let attends = |entered| EntryReport {
             key: String::from("k"),
-            turn: 4,
+            collective_index: 4,
             entered,
             last: String::new(),
         };
@@ -274,7 +274,7 @@ fn how_a_process_ended_is_what_every_rank_hears_when_its_parent_says_so_in_time(
 }
 
 #[test]
-fn a_goodbye_is_a_goodbye_however_the_process_ended() {
+fn a_leave_message_counts_however_the_process_ended() {
     let meet = |rank| rendezvous("bye-and-end", rank, 2);
     std::thread::scope(|scope| {
         let one = scope.spawn(move || World::join(meet(1)).unwrap());
@@ -419,7 +419,7 @@ fn observers_and_what_they_give_can_be_used_on_any_thread() {
 
 #[test]
 fn an_observer_finds_rank_0_again_behind_the_ports_of_others() {
-    // The first port of the range is in use when rank 0 comes, and free later.
+    // The first port of the range is in use when rank 0 starts, and free later.
     let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let first = held.local_addr().unwrap().port();
     let meet = || {

@@ -75,7 +75,7 @@ fn somebody_who_says_nothing_is_closed_and_named_to_those_who_wait() {
         stream
             .set_read_timeout(Some(Duration::from_secs(10)))
             .unwrap();
-        // Byte by byte, it would complete the greeting some day.
+        // Byte by byte, it would complete the handshake some day.
         let _ = stream.write_all(&[0]);
         assert_eq!(stream.read(&mut [0; 64]).unwrap(), 0);
         let after = begun.elapsed();
@@ -84,7 +84,7 @@ fn somebody_who_says_nothing_is_closed_and_named_to_those_who_wait() {
             "{after:?}"
         );
         let error = zero.join().unwrap().unwrap_err().to_string();
-        let process = format!("process {} was turned away", std::process::id());
+        let process = format!("process {} was refused", std::process::id());
         assert!(error.contains("rank 1 of 2 did not come"), "{error}");
         assert!(error.contains("never reached rank 0"), "{error}");
         assert!(
@@ -154,7 +154,7 @@ fn a_job_beyond_the_limits_is_refused_by_its_own_rank_before_anything_is_sent() 
             World::join(long()).err(),
             "has 5000 bytes, and 2048 is the most",
         ),
-        (World::rejoin(long()).err(), "has 5000 bytes"),
+        (World::join_running(long()).err(), "has 5000 bytes"),
         (Observer::join(long()).err(), "has 5000 bytes"),
         (long().fail(&cause).err(), "has 5000 bytes"),
         (
@@ -167,7 +167,8 @@ fn a_job_beyond_the_limits_is_refused_by_its_own_rank_before_anything_is_sent() 
              FILE)",
         ),
         (
-            World::rejoin(rank().with(|meet| meet.secret = Some("fifteen bytes..".into()))).err(),
+            World::join_running(rank().with(|meet| meet.secret = Some("fifteen bytes..".into())))
+                .err(),
             "the job's secret has 15 bytes",
         ),
         (
@@ -184,7 +185,7 @@ fn a_job_beyond_the_limits_is_refused_by_its_own_rank_before_anything_is_sent() 
         assert!(error.contains(words), "{error}");
     }
     assert!(begun.elapsed() < SOON);
-    // The longest name fits into a greeting.
+    // The longest name fits into a handshake message.
     let longest = |rank| rendezvous("longest", rank, 2).with(|meet| meet.job = "j".repeat(2048));
     std::thread::scope(|scope| {
         scope.spawn(|| World::join(longest(1)).unwrap().barrier("end").unwrap());
@@ -205,7 +206,7 @@ fn a_rank_of_the_next_generation_waits_until_the_last_one_is_over() {
         let early = scope.spawn(|| World::join(meet(1, 4)).map(drop));
         let short = meet(1, 4).with(|meet| meet.timeout = Duration::from_secs(2));
         let error = World::join(short).unwrap_err().to_string();
-        for word in ["generation 4", "rank 0 still of generation 3"] {
+        for word in ["generation 4", "still of generation 3"] {
             assert!(error.contains(word), "{word:?} in {error:?}");
         }
         assert!(!early.is_finished());
@@ -341,7 +342,7 @@ fn at_the_deadline_all_ranks_hear_the_same_with_the_phase() {
         "rank 2 of 4",
         "barrier/loaded",
         "phase \"load weights\"",
-        "since ",
+        " for ",
     ] {
         assert!(errors[0].contains(word), "{word:?} in {:?}", errors[0]);
     }
@@ -424,9 +425,9 @@ fn groups_and_keys_work_beside_each_other() {
                     // Rank 0 does not wait for long.
                     let soon = Instant::now() + Duration::from_millis([400, 10_000][rank]);
                     let other = Arc::from(other);
-                    let error = world.round("pair", Some(&other), &[], soon, None);
+                    let error = world.exchange("pair", Some(&other), &[], soon, None);
                     let error = error.unwrap_err().to_string();
-                    let word = ["did not come", "other ranks"][rank];
+                    let word = ["did not come", "other members"][rank];
                     assert!(error.contains(word), "{error}");
                 }
                 world.barrier("end").unwrap();

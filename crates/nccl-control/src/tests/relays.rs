@@ -20,16 +20,16 @@ enum Way {
 }
 
 /// The relay's change of a message, the number of which is counted in each connection and direction; the first is the
-/// greeting in plain.
+/// handshake message in plain.
 type Tamper = dyn Fn(Way, usize, Vec<u8>) -> Vec<Vec<u8>> + Send + Sync;
 
-/// Messages in the order in which they came, each with its number.
+/// Messages in the order in which they arrived, each with its number.
 type Seen = Mutex<Vec<(Way, usize, Vec<u8>)>>;
 
 /// A relay that listens at one port of the loopback and forwards all to another.
 struct Relay {
     port: u16,
-    /// All messages, as they came.
+    /// All messages, as they arrived.
     seen: Arc<Seen>,
     connections: Arc<AtomicUsize>,
 }
@@ -149,12 +149,12 @@ fn a_relay_at_another_port_gets_nobody_in_and_both_sides_say_why() {
     std::thread::scope(|scope| {
         let zero = scope.spawn(|| World::join(at(0).up_to_port(first + 1)).map(drop));
         drop(connect(first + 1));
-        // It reaches the relay first, and goes on searching.
+        // It reaches the relay first, and continues to search.
         let one = scope.spawn(|| World::join(at(1).up_to_port(first + 1)).map(drop));
         let error = World::join(at(2)).unwrap_err().to_string();
         for words in [
             &format!(
-                "this rank {dialled}who answers is tcp:127.0.0.1:{}",
+                "this rank {dialled}the process that answers is tcp:127.0.0.1:{}",
                 first + 1
             )[..],
             "(a relay), or addresses are translated",
@@ -208,10 +208,10 @@ fn a_relay_that_changes_the_address_in_a_greeting_gets_nobody_in_and_both_sides_
         drop(connect(first + 1));
         let error = World::join(at(first, 1)).unwrap_err().to_string();
         let words =
-            "another secret than this rank, or a relay between the two has changed the greeting";
+            "another secret than this rank, or a relay between the two has changed the handshake";
         assert!(error.contains(words), "{error}");
         let error = zero.join().unwrap().unwrap_err().to_string();
-        let words = "another secret than this job, or its greeting was meant for another address";
+        let words = "another secret than this job, or its handshake was meant for another address";
         assert!(error.contains(words), "{error}");
     });
 }
@@ -320,11 +320,11 @@ fn what_a_relay_changes_repeats_leaves_out_or_puts_in_ends_the_connection_and_is
             vec![forged, message]
         }),
     ];
-    // The session goes on over another connection, with the messages that the other side lacks.
+    // The session continues over another connection, with the messages that the other side lacks.
     for way in [Way::There, Way::Back] {
         for (what, change) in changes {
             let changed = AtomicBool::new(false);
-            // After the greeting, the answers of joining and the first rounds.
+            // After the handshake, the answers of joining and the first rounds.
             let last = Mutex::new(Vec::new());
             let tamper = move |to: Way, number: usize, message: Vec<u8>| {
                 if to != way {
@@ -405,7 +405,7 @@ fn answered(port: u16, messages: &[&[u8]]) -> Vec<u8> {
     answer
 }
 
-fn greeting_in(bytes: &[u8]) -> (HandshakeMessage, usize) {
+fn handshake_message_in(bytes: &[u8]) -> (HandshakeMessage, usize) {
     let mut decoder = Decoder::new(LARGEST_FRAME);
     decoder.push(bytes);
     let frame = decoder.next().unwrap().unwrap();
@@ -449,10 +449,10 @@ fn a_recorded_greeting_lets_nobody_in_and_disturbs_no_rank() {
     };
     let replay = |messages: &[&[u8]]| {
         let answer = answered(port + 1, messages);
-        let (greeting, behind) = greeting_in(&answer);
+        let (handshake_message, behind) = handshake_message_in(&answer);
         assert!(
-            matches!(greeting, HandshakeMessage::Answer(_)),
-            "{greeting:?}"
+            matches!(handshake_message, HandshakeMessage::Answer(_)),
+            "{handshake_message:?}"
         );
         // At most a refusal under a seal that its receiver cannot open.
         assert!(behind < 300, "{behind} bytes");
@@ -508,9 +508,9 @@ fn strangers_are_told_what_is_wrong_and_cost_a_line_each() {
     std::thread::scope(|scope| {
         let zero = scope.spawn(|| World::join(at(0)).map(drop));
         for first in [Vec::new(), vec![0; 48], vec![7; 200], vec![9; 3000]] {
-            let greeting = hello(first);
+            let handshake_message = hello(first);
             scope.spawn(move || {
-                let answer = greeting_in(&answered(port, &[&greeting]));
+                let answer = handshake_message_in(&answered(port, &[&handshake_message]));
                 let failure =
                     HandshakeMessage::Failed(crate::handshake::HandshakeFailure::OtherSecret);
                 assert_eq!(answer, (failure, 0));
@@ -519,7 +519,7 @@ fn strangers_are_told_what_is_wrong_and_cost_a_line_each() {
         for (stranger, words) in [
             (
                 &other_version[..],
-                "a greeting of another protocol version: all ranks need the same release",
+                "a handshake of another protocol version: all ranks need the same release",
             ),
             (
                 b"GET / HTTP/1.1\r\n\r\n",
@@ -527,9 +527,9 @@ fn strangers_are_told_what_is_wrong_and_cost_a_line_each() {
             ),
         ] {
             scope.spawn(move || {
-                let (greeting, _) = greeting_in(&answered(port, &[stranger]));
-                let HandshakeMessage::Refused { why, retry } = greeting else {
-                    panic!("{greeting:?}")
+                let (handshake_message, _) = handshake_message_in(&answered(port, &[stranger]));
+                let HandshakeMessage::Refused { why, retry } = handshake_message else {
+                    panic!("{handshake_message:?}")
                 };
                 assert_eq!(retry, Retry::Never);
                 assert!(why.contains(words), "{why}");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::service::REPORT;
+use crate::service::WAIT_LOG_INTERVAL;
 
 /// Keeps the log lines about waiting, of any thread.
 struct Log(crate::sync::Mutex<Vec<String>>);
@@ -44,7 +44,7 @@ fn a_rank_0_that_waits_alone_and_a_rank_that_finds_nobody_say_so_in_the_log() {
     let meet = |name: &str, rank| {
         let path = std::env::temp_dir().join(format!("nccl-{name}-{}.sock", std::process::id()));
         let meet = crate::Rendezvous::unix(path, rank, 2).unwrap();
-        meet.with(|meet| meet.timeout = REPORT + Duration::from_secs(5))
+        meet.with(|meet| meet.timeout = WAIT_LOG_INTERVAL + Duration::from_secs(5))
     };
     std::thread::scope(|scope| {
         scope.spawn(|| crate::World::join(meet("log-alone", 0)).unwrap_err());
@@ -53,8 +53,8 @@ fn a_rank_0_that_waits_alone_and_a_rank_that_finds_nobody_say_so_in_the_log() {
     let log = LOG.0.lock();
     for words in [
         &[
-            "still waiting: 1 of 2 ranks wait at \"join\"",
-            "rank 1 has never come",
+            "still waiting: 1 of 2 ranks have been waiting in World::join",
+            "rank 1 has never joined",
         ][..],
         &["still waiting: rank 1 does not reach rank 0", "log-nobody"],
     ] {

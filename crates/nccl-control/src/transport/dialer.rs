@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::driver::Driver;
+use super::driver::MachineDriver;
 use crate::address::Address;
 use crate::connect::{self, AttemptOutcome, Identity};
 use crate::departure::{LossKind, Lost, SilenceEvidence};
@@ -13,9 +13,6 @@ use crate::sync::Mutex;
 
 /// How many connections are made at once.
 const THREADS: usize = 16;
-
-/// The timeout of one attempt.
-const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
 pub(crate) struct Dialer {
@@ -30,7 +27,7 @@ struct State {
 
 impl Dialer {
     /// Connects to `peer`, which listens `at`, and reports to `driver`; at once where no thread can be started for it.
-    pub(crate) fn dial(&self, driver: &Weak<dyn Driver>, peer: MemberId, at: String) {
+    pub(crate) fn dial(&self, driver: &Weak<dyn MachineDriver>, peer: MemberId, at: String) {
         let mut state = self.state.lock();
         state.queue.push_back((peer, at));
         if state.threads == THREADS {
@@ -56,7 +53,7 @@ impl Dialer {
     }
 }
 
-fn run(driver: &Weak<dyn Driver>, state: &Mutex<State>) {
+fn run(driver: &Weak<dyn MachineDriver>, state: &Mutex<State>) {
     loop {
         let Some(driver) = driver.upgrade() else {
             return;
@@ -71,13 +68,13 @@ fn run(driver: &Weak<dyn Driver>, state: &Mutex<State>) {
         };
         let Some((peer, at)) = next else { return };
         match connect(&*driver, &at) {
-            Ok(established) => driver.dialled(peer, established),
+            Ok(connection) => driver.dialled(peer, connection),
             Err(lost) => driver.dial_failed(peer, lost),
         }
     }
 }
 
-fn connect(driver: &dyn Driver, at: &str) -> Result<connect::AuthenticatedConnection, Lost> {
+fn connect(driver: &dyn MachineDriver, at: &str) -> Result<connect::AuthenticatedConnection, Lost> {
     let address = Address::parse(at).ok_or_else(|| Lost::from(LossKind::NoAddress))?;
     let identity = Identity::member(driver.slot());
     match connect::attempt(
@@ -85,9 +82,9 @@ fn connect(driver: &dyn Driver, at: &str) -> Result<connect::AuthenticatedConnec
         driver.job(),
         identity,
         0,
-        Instant::now() + ATTEMPT_TIMEOUT,
+        Instant::now() + connect::ATTEMPT_TIMEOUT,
     ) {
-        AttemptOutcome::Connected(established) => Ok(established),
+        AttemptOutcome::Connected(connection) => Ok(connection),
         AttemptOutcome::Follows { why, .. } | AttemptOutcome::Refused(why) => {
             Err(LossKind::Said(why).into())
         }

@@ -8,6 +8,6 @@ mod peer_connection;
 mod peer_connections;
 
 pub(crate) use dialer::Dialer;
-pub(crate) use driver::Driver;
+pub(crate) use driver::MachineDriver;
 pub(crate) use peer_connection::PeerConnection;
 pub(crate) use peer_connections::PeerConnections;

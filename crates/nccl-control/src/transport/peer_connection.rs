@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use nccl_base::wire;
 
-use super::driver::Driver;
+use super::driver::MachineDriver;
 use crate::connection::{Connection, Received};
 use crate::departure::{LossKind, Lost, SilenceEvidence};
 use crate::frame::{Broken, Decoder, LARGEST_FRAME, Outgoing};
@@ -15,7 +15,7 @@ use crate::reactor::{EventFlags, Reactor, Source};
 use crate::sync::{Mutex, MutexGuard};
 
 pub(crate) struct PeerConnection {
-    driver: Weak<dyn Driver>,
+    driver: Weak<dyn MachineDriver>,
     number: proto::Connection,
     pub(crate) connection: Arc<Connection>,
     /// `None` when nothing will arrive any more.
@@ -61,7 +61,7 @@ impl FrameAssembler {
 
 impl PeerConnection {
     pub(crate) fn new(
-        driver: &Weak<dyn Driver>,
+        driver: &Weak<dyn MachineDriver>,
         number: proto::Connection,
         connection: Arc<Connection>,
         decoder: Decoder,
@@ -83,7 +83,7 @@ impl PeerConnection {
         let source = Arc::new(ReadSource(Arc::clone(self))) as Arc<dyn Source>;
         let token = Reactor::get()?.add(self.connection.fd(), events, source)?;
         self.connection.set_token(token);
-        // Data that came with the handshake is in the decoder, and no event reports it.
+        // Data that arrived with the handshake is in the decoder, and no event reports it.
         self.read();
         self.connection.flush_quietly();
         Ok(())
@@ -95,7 +95,7 @@ impl PeerConnection {
         if let Some(driver) = self.driver.upgrade() {
             let lost = Lost::said(error.to_string());
             driver.frames_arrived(self.number, Vec::new(), Some(lost));
-            driver.settle();
+            driver.run_deferred_work();
         }
     }
 
@@ -176,7 +176,7 @@ impl PeerConnection {
         // With the lock, so that another reader does not overtake.
         driver.frames_arrived(self.number, frames, lost);
         drop(reading);
-        driver.settle();
+        driver.run_deferred_work();
     }
 }
 

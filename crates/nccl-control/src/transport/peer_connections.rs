@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use super::dialer::Dialer;
-use super::driver::Driver;
+use super::driver::MachineDriver;
 use super::peer_connection::PeerConnection;
 use crate::connect::AuthenticatedConnection;
 use crate::connection::Connection;
@@ -62,11 +62,11 @@ impl PeerConnections {
         frames: Vec<proto::Frame>,
         has_ended: bool,
     ) -> Vec<Input> {
-        let has_link = match has_ended {
+        let is_known = match has_ended {
             true => self.all.remove(&number).is_some(),
             false => self.all.contains_key(&number),
         };
-        if !has_link {
+        if !is_known {
             return Vec::new();
         }
         let frames = frames.into_iter().map(|frame| Input::Frame(number, frame));
@@ -75,14 +75,14 @@ impl PeerConnections {
     }
 
     /// Carries out a request of the machine; returns the immediate input for it, if any.
-    pub(crate) fn wire(
+    pub(crate) fn handle_connection_request(
         &mut self,
-        driver: &Weak<dyn Driver>,
-        wire: ConnectionRequest,
+        driver: &Weak<dyn MachineDriver>,
+        request: ConnectionRequest,
     ) -> Option<Input> {
-        match wire {
+        match request {
             ConnectionRequest::Dial { peer, at } => match self.first.take() {
-                Some(established) => return Some(self.connected(driver, peer, established)),
+                Some(connection) => return Some(self.connected(driver, peer, connection)),
                 None => self.work.dial.push((peer, at)),
             },
             ConnectionRequest::Transmit(number, frame) => {
@@ -103,12 +103,11 @@ impl PeerConnections {
     /// Registers a connection that this process has made; returns the machine's input.
     pub(crate) fn connected(
         &mut self,
-        driver: &Weak<dyn Driver>,
+        driver: &Weak<dyn MachineDriver>,
         peer: MemberId,
-        established: AuthenticatedConnection,
+        connection: AuthenticatedConnection,
     ) -> Input {
-        let (number, peer_connection) =
-            self.add(driver, established.connection, established.decoder);
+        let (number, peer_connection) = self.add(driver, connection.connection, connection.decoder);
         self.work.start.push(peer_connection);
         Input::Connected(peer, number)
     }
@@ -116,7 +115,7 @@ impl PeerConnections {
     /// Registers a connection that another process has made.
     pub(crate) fn accepted(
         &mut self,
-        driver: &Weak<dyn Driver>,
+        driver: &Weak<dyn MachineDriver>,
         connection: Arc<Connection>,
         decoder: Decoder,
     ) -> Arc<PeerConnection> {
@@ -125,7 +124,7 @@ impl PeerConnections {
 
     fn add(
         &mut self,
-        driver: &Weak<dyn Driver>,
+        driver: &Weak<dyn MachineDriver>,
         connection: Arc<Connection>,
         decoder: Decoder,
     ) -> (proto::Connection, Arc<PeerConnection>) {
@@ -159,13 +158,13 @@ impl ConnectionWork {
     }
 
     fn flush(&mut self, connection: &Arc<Connection>) {
-        let has_link = |other: &Arc<Connection>| Arc::ptr_eq(other, connection);
-        if !self.flush.last().is_some_and(has_link) {
+        let is_same = |other: &Arc<Connection>| Arc::ptr_eq(other, connection);
+        if !self.flush.last().is_some_and(is_same) {
             self.flush.push(Arc::clone(connection));
         }
     }
 
-    pub(crate) fn carry_out(self, driver: &Weak<dyn Driver>, dialer: &Dialer) {
+    pub(crate) fn carry_out(self, driver: &Weak<dyn MachineDriver>, dialer: &Dialer) {
         for (peer, at) in self.dial {
             dialer.dial(driver, peer, at);
         }

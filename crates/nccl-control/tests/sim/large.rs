@@ -1,4 +1,4 @@
-//! One job of very many ranks: it joins, loses some of them at once, its coordinator among them, and agrees to go on.
+//! One job of very many ranks: it joins, loses some of them at once, its coordinator among them, and forms the next generation.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -63,11 +63,11 @@ pub(crate) fn run(size: usize, dies: usize) -> ExitCode {
         }
     }
     if !job.run_until(1, size - dies) {
-        return failed("the ranks that are left do not go on");
+        return failed("the ranks that are left do not form the next generation");
     }
     let took = (job.net.now - killed) / MILLI;
     job.report(
-        &format!("lost {dies} and went on after {took} ms of virtual time"),
+        &format!("lost {dies} and formed the next generation after {took} ms of virtual time"),
         begun,
     );
     ExitCode::SUCCESS
@@ -106,7 +106,7 @@ impl Job {
                         self.active += 1;
                     }
                     Event::Entry(entry)
-                        if self.goes_on && matches!(&*entry, Entry::Gone { .. }) =>
+                        if self.goes_on && matches!(&*entry, Entry::Departed { .. }) =>
                     {
                         self.reconfigure_request(process);
                     }
@@ -116,15 +116,15 @@ impl Job {
         }
     }
 
-    /// Lets the program of a process that learns of a fault ask to go on, once.
+    /// Lets the program of a process that learns of a fault request the next generation, once.
     fn reconfigure_request(&mut self, process: usize) {
         let (timeout, leaves_behind) = (30_000 * MILLI, false);
-        let go_on = Command::Reconfigure {
+        let reconfigure = Command::Reconfigure {
             timeout,
             leaves_behind,
         };
         if !std::mem::replace(&mut self.wished[process], true) {
-            self.net.command(process, go_on);
+            self.net.command(process, reconfigure);
         }
     }
 

@@ -247,8 +247,8 @@ impl Network {
             pid: number as u32,
             kernel: kernel as u64 + 1,
             at: slot.to_string(),
-            started: 0,
-            launched: None,
+            start_time: 0,
+            launcher_rank: None,
             observed: false,
         };
         self.processes.push(Process {
@@ -593,7 +593,7 @@ impl Network {
             let proof = match &self.processes[other].machine {
                 Machine::Observer(_) if self.processes[other].parent => {
                     let end = ProcessEnd::in_words("killed by signal 9", "");
-                    Proof::Parent(Box::new(end))
+                    Proof::Launcher(Box::new(end))
                 }
                 Machine::Member(_) if beside || self.launcher => Proof::Kernel,
                 _ => continue,

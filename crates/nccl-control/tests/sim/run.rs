@@ -29,7 +29,7 @@ const RECONFIGURE_TIMEOUT: u64 = 3000 * MILLI;
 /// How often NCCL reports progress.
 const PROGRESS: u64 = 500 * MILLI;
 
-/// How long that goes on after an outage that is to end nothing: until the last process has dialled again.
+/// How long that continues after an outage that is to end nothing: until the last process has dialled again.
 const DIALS_AGAIN: u64 = 6000 * MILLI;
 
 /// How long the programs wait for the first generation: the coordinator's, and the others'.
@@ -304,7 +304,7 @@ impl<'s> Run<'s> {
         }
         self.outcome.kinds[step.kind()] += 1;
         let ends = |run: &Self, slot: usize| match &run.net.processes[run.slots[slot]].machine {
-            Machine::Member(member) => member.leads(),
+            Machine::Member(member) => member.is_coordinator(),
             Machine::Observer(_) => false,
         };
         match step {
@@ -401,7 +401,8 @@ impl<'s> Run<'s> {
             .input_in(1, process, Input::Command(Command::Request(bytes)));
     }
 
-    /// Ends, as the operator, every member that is not on these kernels in the latest generation, and decides that the others may go on.
+    /// Ends, as the operator, every member that is not on these kernels in the latest generation, and decides that the others
+    /// may continue.
     fn operator(&mut self, side: u32) {
         let latest = self.active.keys().next_back().copied().unwrap_or(0);
         let (mut all, mut others) = (Vec::new(), Vec::new());
@@ -423,7 +424,7 @@ impl<'s> Run<'s> {
             self.net.kill(number);
         }
         let id = |number: &usize| self.net.processes[*number].id;
-        let word = OperatorDecision {
+        let decision = OperatorDecision {
             generation: latest,
             members: all.iter().map(id).collect(),
         };
@@ -436,7 +437,7 @@ impl<'s> Run<'s> {
         };
         for process in to {
             self.net
-                .command(process, Command::OperatorDecision(word.clone()));
+                .command(process, Command::OperatorDecision(decision.clone()));
         }
     }
 
@@ -531,7 +532,7 @@ impl<'s> Run<'s> {
             Event::Entry(entry) => {
                 notes.log.push(Arc::clone(&entry));
                 let is_fault = match &*entry {
-                    Entry::Gone {
+                    Entry::Departed {
                         member,
                         departure,
                         proven,
@@ -623,7 +624,7 @@ impl<'s> Run<'s> {
                 let later = self.net.random.u64(1..50 * MILLI);
                 self.net.input_in(later, process, Input::Command(dismiss));
             }
-            Event::Ended(open) => {
+            Event::JobUnreachable(open) => {
                 // The operator knows the members of one generation. They may all be gone, and others have come.
                 let latest = self.active.last_key_value().map(|(number, _)| *number);
                 let has_link = |id: &MemberId| {
@@ -656,7 +657,7 @@ impl<'s> Run<'s> {
                 }
             }
             Event::Suspected(..)
-            | Event::Heard(_)
+            | Event::Heard(..)
             | Event::Resumed(..)
             | Event::Joined(_)
             | Event::Forming(_)
@@ -680,7 +681,7 @@ impl<'s> Run<'s> {
                 continue;
             }
             let say = |what: &str| Err(format!("process {number} {what}"));
-            if !member.is_settled() {
+            if !member.is_idle() {
                 return say("waits");
             }
             // A frozen process cannot be told from its predecessor at its address.
@@ -689,7 +690,7 @@ impl<'s> Run<'s> {
                 continue;
             }
             let coordinator = self.net.process_of(member.coordinator());
-            let leader = coordinator.unwrap_or(number);
+            let coordinator_member = coordinator.unwrap_or(number);
             let Some(coordinator) = coordinator.map(|of| &processes[of]).filter(|of| of.alive)
             else {
                 return say("follows a process that ended");
@@ -697,14 +698,14 @@ impl<'s> Run<'s> {
             if coordinator.frozen {
                 continue;
             }
-            if !coordinator.member().leads() {
-                return say("follows a process that does not lead");
+            if !coordinator.member().is_coordinator() {
+                return say("follows a process that does not coordinate");
             }
             let generation = |of: &Process| of.member().membership().generation;
             if generation(coordinator) != generation(process) {
                 return say("follows a process of another generation");
             }
-            if member.heard() != coordinator.member().heard() {
+            if member.log_end() != coordinator.member().log_end() {
                 return say("has not heard everything");
             }
             if self.notes[number].asked.values().any(|replied| !replied) {
@@ -712,14 +713,16 @@ impl<'s> Run<'s> {
             }
             let log = &self.notes[number].log;
             let has_gone = |id: MemberId| {
-                log.iter()
-                    .any(|entry| matches!(&**entry, Entry::Gone { member, .. } if *member == id))
+                log.iter().any(
+                    |entry| matches!(&**entry, Entry::Departed { member, .. } if *member == id),
+                )
             };
             for peer in member.membership().voters() {
                 let of = self.net.process_of(peer.id).expect("a member is a process");
                 let takes_part =
                     processes[of].alive && (processes[of].frozen || processes[of].member().is_in());
-                let has_link = of == leader || self.net.is_connected(leader, of);
+                let has_link =
+                    of == coordinator_member || self.net.is_connected(coordinator_member, of);
                 let at_its_address = &processes[self.slots[peer.id.slot as usize]];
                 if at_its_address.alive && at_its_address.frozen {
                     continue;
@@ -735,8 +738,7 @@ impl<'s> Run<'s> {
     /// Whether a process has neither left nor begun to.
     fn takes_part(&self, process: usize) -> bool {
         let (notes, id) = (&self.notes[process], self.net.processes[process].id);
-        let is_own =
-            |entry: &Arc<Entry>| matches!(&**entry, Entry::Gone { member, .. } if *member == id);
+        let is_own = |entry: &Arc<Entry>| matches!(&**entry, Entry::Departed { member, .. } if *member == id);
         !notes.left && !notes.leaves && notes.excluded.is_none() && !notes.log.iter().any(is_own)
     }
 
@@ -753,34 +755,35 @@ impl<'s> Run<'s> {
         let say = |what: &str| Err(format!("observer {number} {what}"));
         let leads = |of: &usize| {
             let process = &processes[*of];
-            let leads = matches!(&process.machine, Machine::Member(member) if member.leads());
+            let leads =
+                matches!(&process.machine, Machine::Member(member) if member.is_coordinator());
             leads && process.alive && !process.frozen && self.net.is_connected(number, *of)
         };
-        let leaders: Vec<_> = (0..processes.len()).filter(leads).collect();
+        let coordinators: Vec<_> = (0..processes.len()).filter(leads).collect();
         let watched = observer
             .coordinator()
             .and_then(|id| self.net.process_of(id));
         let Some(watched) = watched else {
-            return match leaders.is_empty() {
+            return match coordinators.is_empty() {
                 true => Ok(()),
                 false => say("looks for a coordinator that is there"),
             };
         };
-        if !leaders.contains(&watched) {
+        if !coordinators.contains(&watched) {
             let is_frozen = processes[watched].alive && processes[watched].frozen;
             return match is_frozen || !self.net.is_connected(number, watched) {
                 true => Ok(()),
-                false => say("watches a process that does not lead"),
+                false => say("watches a process that does not coordinate"),
             };
         }
-        let leader = processes[watched].member();
+        let coordinator_member = processes[watched].member();
         let membership = observer
             .membership()
             .map(|membership| membership.generation);
-        if membership != Some(leader.membership().generation) {
+        if membership != Some(coordinator_member.membership().generation) {
             return say("is in another generation");
         }
-        if observer.heard() != leader.heard() {
+        if observer.log_end() != coordinator_member.log_end() {
             return say("has not heard everything");
         }
         if self.notes[number].asked.values().any(|replied| !replied) {
@@ -811,7 +814,7 @@ impl<'s> Run<'s> {
                 let of = of.filter(|of| self.takes_part(*of));
                 let killed = of.and_then(|of| self.net.processes[of].killed);
                 let is_after = killed.is_some_and(|at| at > *since);
-                if is_after && member.counts_end_of(peer.id) {
+                if is_after && member.has_removed_voter(peer.id) {
                     let end = peer.id;
                     return broken(
                         RULE,
@@ -847,7 +850,7 @@ impl<'s> Run<'s> {
         {
             return Ok(());
         }
-        let is_gone = |entry: &Arc<Entry>| matches!(**entry, Entry::Gone { .. });
+        let is_gone = |entry: &Arc<Entry>| matches!(**entry, Entry::Departed { .. });
         for (process, notes) in self.notes.iter().enumerate() {
             if notes.excluded.is_some() || notes.log.iter().any(is_gone) {
                 let how = format!("process {process} has lost another, which NCCL reached");
@@ -926,7 +929,7 @@ impl<'s> Run<'s> {
         Ok(())
     }
 
-    /// Checks that a side that may go on does.
+    /// Checks that a side that may continue does.
     fn is_available(&self) -> Result<(), Broken> {
         let steps = self.schedule.steps.iter().map(|(_, step)| step);
         let may_exclude = |step: &Step| {
@@ -990,7 +993,7 @@ fn brief(event: &Event) -> String {
             format!("{:?} of {members:?} is active", membership.generation)
         }
         Event::Entry(entry) => match &**entry {
-            Entry::Gone {
+            Entry::Departed {
                 member,
                 departure,
                 proven,

@@ -34,7 +34,7 @@ pub(crate) enum Step {
     Late(usize),
     Abstain(usize),
     Ask(usize),
-    /// The operator ends all processes whose kernels are not in this set, and decides that the others may go on.
+    /// The operator ends all processes whose kernels are not in this set, and decides that the others may continue.
     Operator(u32),
     /// NCCL connects all ranks for so long, whatever the network does to their connections.
     Progress(u64),
@@ -80,13 +80,13 @@ pub(crate) const KINDS: [&str; 19] = [
     "restart",
     "say",
     "tell",
-    "go on",
+    "reconfigure",
     "clock jumps",
     "leave",
     "late",
     "abstain",
     "ask",
-    "operator's word",
+    "operator's decision",
     "progress",
 ];
 
@@ -106,7 +106,7 @@ pub(crate) struct Schedule {
     pub(crate) launcher: bool,
     /// Whether the job has a `Discovery` that decides between two halves.
     pub(crate) claims: bool,
-    /// Whether programs go on when they learn of a fault, and whether they leave others behind.
+    /// Whether programs request the next generation when they learn of a fault, and whether they leave others behind.
     pub(crate) goes_on: bool,
     pub(crate) leaves_behind: bool,
     /// The events before the first generation is active. Times are from the start.

@@ -1,6 +1,6 @@
 //! All-to-all with one buffer.
 
-use super::record::{Bases, element_size, exchange_of, length, per_rank, record};
+use super::record::{Bases, element_size, enqueue, exchange_of, length, per_rank};
 use super::schedule::{Payload, beside, in_place};
 use crate::active_calls::CallKind;
 use crate::buffer::ErasedMut;
@@ -62,6 +62,6 @@ fn record_in_place<'a>(
         recv: &[recv],
         scratch,
     };
-    record(&schedule, &payloads, bases, comm.rank(), &mut buffers);
+    enqueue(&schedule, &payloads, bases, comm.rank(), &mut buffers);
     Ok(buffers)
 }

@@ -18,10 +18,10 @@ use cudarc::driver::CudaSlice;
 use super::model::{CostModel, Nodes};
 use crate::active_calls::CallKind;
 use crate::communicator::Communicator;
-use crate::driver;
+use crate::cuda_driver;
 use crate::error::{Error, Result};
 use crate::forked;
-use crate::issuing::{Copy, IssueBuffers, issue, read_back};
+use crate::issuing::{DeviceCopy, IssueBuffers, issue, read_back};
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
 use nccl_base::reduce_op::ReduceOp;
@@ -136,8 +136,9 @@ impl<'c> Bench<'c> {
     fn new(comm: &'c Communicator) -> Result<Self> {
         let memory = || {
             let stream = comm.stream();
-            let memory =
-                driver::ignoring_stored_error(stream.context(), || stream.alloc_zeros::<u8>(LONG));
+            let memory = cuda_driver::ignoring_stored_error(stream.context(), || {
+                stream.alloc_zeros::<u8>(LONG)
+            });
             memory.map_err(Error::cuda("allocating memory to measure with"))
         };
         Ok(Self {
@@ -170,7 +171,7 @@ impl<'c> Bench<'c> {
             let mut buffers = IssueBuffers::new(&comm.stream)?;
             let (from, to) = (buffers.read(&*x)?, buffers.write(&mut *y)?);
             drop(inside);
-            buffers.copy(Copy {
+            buffers.copy(DeviceCopy {
                 to,
                 from,
                 width: width / 2,
@@ -218,8 +219,9 @@ fn series(comm: &Communicator, mut work: impl FnMut() -> Result<Request>) -> Res
 fn longest(comm: &Communicator, own: f64) -> Result<f64> {
     let stream = comm.stream();
     let cuda = Error::cuda("comparing times");
-    let mut all = driver::ignoring_stored_error(stream.context(), || stream.clone_htod(&[own]))
-        .map_err(cuda)?;
+    let mut all =
+        cuda_driver::ignoring_stored_error(stream.context(), || stream.clone_htod(&[own]))
+            .map_err(cuda)?;
     comm.all_reduce_in_place(&mut all, ReduceOp::Max)?.wait()?;
     let cuda = Error::cuda("comparing times");
     let all = read_back(comm, &all).map_err(cuda)?;

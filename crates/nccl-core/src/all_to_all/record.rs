@@ -1,11 +1,11 @@
-//! Records an operation from a schedule and the addresses of its buffers.
+//! Queues an operation from a schedule and the addresses of its buffers.
 
 use nccl_sys as sys;
 
 use super::schedule::{BufferLocation, Exchange, Payload, Region, Schedule};
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
-use crate::issuing::{Copy, IssueBuffers};
+use crate::issuing::{DeviceCopy, IssueBuffers};
 use crate::op::Function;
 use crate::queued_op::{CollectiveArgs, QueuedOp};
 use nccl_base::data_type::DataType;
@@ -31,8 +31,8 @@ impl Bases<'_> {
     }
 }
 
-/// Records all steps of `schedule`, which was made for rank `own` and these payloads; `buffers` holds the buffers.
-pub(super) fn record(
+/// Queues all steps of `schedule`, which was made for rank `own` and these payloads; `buffers` holds the buffers.
+pub(super) fn enqueue(
     schedule: &Schedule,
     payloads: &[Payload],
     bases: Bases<'_>,
@@ -46,7 +46,7 @@ pub(super) fn record(
     };
     for step in &schedule.steps {
         for one in &step.moves {
-            buffers.copy(Copy {
+            buffers.copy(DeviceCopy {
                 to: bases.address(one.to),
                 from: bases.address(one.from),
                 width: one.width,
@@ -64,15 +64,15 @@ pub(super) fn record(
             // Fits: the number of ranks was checked when the communicator was made.
             let peer = message.peer as i32;
             let address = bases.address(message.at);
-            let recorded = QueuedOp::new(function, address, message.count, data_type, peer);
-            buffers.push_message(recorded, message.peer == own);
+            let queued = QueuedOp::new(function, address, message.count, data_type, peer);
+            buffers.push_message(queued, message.peer == own);
         }
         for &(payload, count) in &step.native {
             let (send, recv) = (bases.send[payload], bases.recv[payload]);
             let data_type = payloads[payload].data_type;
             let op = sys::ncclRedOp_t::ncclSum;
-            let recorded = QueuedOp::new(Function::AllToAll, send, count, data_type, 0);
-            buffers.push_collective(recorded, CollectiveArgs { recv, op }, own);
+            let queued = QueuedOp::new(Function::AllToAll, send, count, data_type, 0);
+            buffers.push_collective(queued, CollectiveArgs { recv, op }, own);
         }
         buffers.grouped |= !step.messages.is_empty();
         if !whole {

@@ -1,7 +1,7 @@
 //! All-to-all with parts of equal length.
 
 use super::algorithm::Algorithm;
-use super::record::{Bases, element_size, exchange_of, length, per_rank, record};
+use super::record::{Bases, element_size, enqueue, exchange_of, length, per_rank};
 use super::schedule::{self, Payload};
 use crate::active_calls::CallKind;
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
@@ -86,7 +86,7 @@ fn in_steps<'a>(
             recv: &[recv],
             scratch: 0,
         };
-        record(&schedule, &payloads, bases, comm.rank(), &mut buffers);
+        enqueue(&schedule, &payloads, bases, comm.rank(), &mut buffers);
         Ok(buffers)
     };
     let buffers = recorded().map_err(|error| failed_check(comm, KIND, shape, error))?;
@@ -100,7 +100,7 @@ fn collective<'a, S: SendBuffer<'a>, R: RecvBuffer<'a>>(
     y: R,
     algorithm: Algorithm,
 ) -> Result<Collective<S, R>> {
-    let collective = Collective::apart(ALL_TO_ALL, Some(x), Some(y));
+    let collective = Collective::out_of_place(ALL_TO_ALL, Some(x), Some(y));
     match algorithm {
         Algorithm::Native if !comm.library().has(Capability::NativeAllToAll) => {
             let needs = Capability::NativeAllToAll.since();
@@ -108,7 +108,7 @@ fn collective<'a, S: SendBuffer<'a>, R: RecvBuffer<'a>>(
                 .library()
                 .unsupported(String::from("ncclAlltoAll"), needs))
         }
-        Algorithm::Grouped => Ok(collective.made_of_messages()),
+        Algorithm::Grouped => Ok(collective.with_point_to_point()),
         _ => Ok(collective),
     }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::algorithm::Algorithm;
 use crate::communicator::Communicator;
-use crate::driver;
+use crate::cuda_driver;
 use crate::error::{Error, Result};
 use crate::forked;
 use nccl_base::env_timeouts;
@@ -21,11 +21,11 @@ pub(super) fn warm_up(comm: &Communicator, timeout: Duration) -> Result<()> {
     };
     // On a stream of its own, so that work on the program's stream is neither waited for nor timed.
     let context = &comm.inner.context;
-    let stream = driver::ignoring_stored_error(context, || context.new_stream())
+    let stream = cuda_driver::ignoring_stored_error(context, || context.new_stream())
         .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
     let comm = comm.on(&stream).within(timeout);
     let zeros = |n| {
-        driver::ignoring_stored_error(context, || stream.alloc_zeros::<u8>(n))
+        cuda_driver::ignoring_stored_error(context, || stream.alloc_zeros::<u8>(n))
             .map_err(Error::cuda("allocating memory for the first messages"))
     };
     let x = zeros(comm.world_size())?;

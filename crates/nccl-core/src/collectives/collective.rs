@@ -1,4 +1,4 @@
-//! A collective, from its buffers to the recorded operation.
+//! A collective, from its buffers to the queued operation.
 
 use std::sync::Arc;
 
@@ -23,34 +23,34 @@ use nccl_base::data_type::DataType;
 /// Only the queries of lengths and addresses depend on the kinds of buffers,
 /// because that code is compiled for each kind.
 pub(crate) struct Collective<X, Y> {
-    asked: CollectiveRequest,
+    spec: CollectiveSpec,
     buffers: Buffers<X, Y>,
 }
 
 enum Buffers<X, Y> {
-    Apart(Option<X>, Option<Y>),
+    OutOfPlace(Option<X>, Option<Y>),
     InPlace(Y),
 }
 
-/// Arguments without buffers.
-struct CollectiveRequest {
+/// The arguments of a collective other than its buffers.
+struct CollectiveSpec {
     rule: Rule,
     root: Option<usize>,
     op: sys::ncclRedOp_t,
     operator: Option<Arc<Operator>>,
-    made_of_messages: bool,
+    uses_point_to_point: bool,
 }
 
-/// The contents of the buffers; there is no `send` in place.
+/// The lengths and types of the buffers; in place there is no `send`.
 #[derive(Clone, Copy)]
-struct GivenBuffers {
-    send: Option<ElementRange>,
-    recv: Option<ElementRange>,
+struct BufferLengths {
+    send: Option<BufferLength>,
+    recv: Option<BufferLength>,
     in_place: bool,
 }
 
 #[derive(Clone, Copy)]
-struct ElementRange {
+struct BufferLength {
     count: usize,
     data_type: DataType,
 }
@@ -69,53 +69,53 @@ struct CheckedArgs {
 
 impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Collective<X, Y> {
     #[inline]
-    pub(crate) fn apart(rule: Rule, x: Option<X>, y: Option<Y>) -> Self {
+    pub(crate) fn out_of_place(rule: Rule, x: Option<X>, y: Option<Y>) -> Self {
         Self {
-            asked: CollectiveRequest::new(rule),
-            buffers: Buffers::Apart(x, y),
+            spec: CollectiveSpec::new(rule),
+            buffers: Buffers::OutOfPlace(x, y),
         }
     }
 
     #[inline]
     pub(crate) fn root(mut self, root: usize) -> Self {
-        self.asked.root = Some(root);
+        self.spec.root = Some(root);
         self
     }
 
     #[inline]
     pub(crate) fn reducing(mut self, op: impl Reduction, comm: &Communicator) -> Result<Self> {
-        if let Some(data_type) = self.given().data_type() {
-            (self.asked.op, self.asked.operator) = reduce::resolve(&op, comm, data_type)?;
+        if let Some(data_type) = self.lengths().data_type() {
+            (self.spec.op, self.spec.operator) = reduce::resolve(&op, comm, data_type)?;
         }
         Ok(self)
     }
 
-    /// Makes it from messages, even if the library has a call for it.
+    /// Makes it from point-to-point messages, even if the library has a call for it.
     #[inline]
-    pub(crate) fn made_of_messages(mut self) -> Self {
-        self.asked.made_of_messages = true;
+    pub(crate) fn with_point_to_point(mut self) -> Self {
+        self.spec.uses_point_to_point = true;
         self
     }
 
     #[inline]
-    fn given(&self) -> GivenBuffers {
-        self.buffers.given()
+    fn lengths(&self) -> BufferLengths {
+        self.buffers.lengths()
     }
 
-    /// Checks everything that can be checked, records the operation, and returns its count. Without
-    /// elements, nothing is recorded.
+    /// Checks everything that can be checked, queues the operation, and returns its count. Without
+    /// elements, nothing is queued.
     // Always inlined, and in two parts: passing it through memory as a whole is most of the cost of a collective.
     #[inline(always)]
-    pub(crate) fn record(
+    pub(crate) fn enqueue(
         self,
         comm: &Communicator,
         issue_buffers: &mut IssueBuffers<'a>,
     ) -> Result<usize> {
-        let Self { asked, buffers } = self;
-        let checked = asked.check(comm, &buffers.given())?;
+        let Self { spec, buffers } = self;
+        let checked = spec.check(comm, &buffers.lengths())?;
         let (send, recv) = buffers.take(&checked, issue_buffers)?;
         if checked.count != 0 {
-            asked.push(comm, issue_buffers, &checked, send, recv)?;
+            spec.push(comm, issue_buffers, &checked, send, recv)?;
         }
         Ok(checked.count)
     }
@@ -129,7 +129,7 @@ impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Buffers<X, Y> {
         !stream.context().is_managing_stream_synchronization()
             && match self {
                 Self::InPlace(y) => is_own_stream(y.owner_stream()),
-                Self::Apart(x, y) => {
+                Self::OutOfPlace(x, y) => {
                     x.as_ref().is_none_or(|x| is_own_stream(x.owner_stream()))
                         && y.as_ref().is_none_or(|y| is_own_stream(y.owner_stream()))
                 }
@@ -137,16 +137,16 @@ impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Buffers<X, Y> {
     }
 
     #[inline(always)]
-    fn given(&self) -> GivenBuffers {
+    fn lengths(&self) -> BufferLengths {
         match self {
-            Self::InPlace(y) => GivenBuffers {
+            Self::InPlace(y) => BufferLengths {
                 send: None,
-                recv: Some(ElementRange::of_recv(y)),
+                recv: Some(BufferLength::of_recv(y)),
                 in_place: true,
             },
-            Self::Apart(x, y) => GivenBuffers {
-                send: x.as_ref().map(ElementRange::of_send),
-                recv: y.as_ref().map(ElementRange::of_recv),
+            Self::OutOfPlace(x, y) => BufferLengths {
+                send: x.as_ref().map(BufferLength::of_send),
+                recv: y.as_ref().map(BufferLength::of_recv),
                 in_place: false,
             },
         }
@@ -164,7 +164,7 @@ impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Buffers<X, Y> {
                 let address = issue_buffers.write(y)?;
                 (address + checked.send_at, address + checked.recv_at)
             }
-            Self::Apart(x, y) => (
+            Self::OutOfPlace(x, y) => (
                 match x {
                     Some(x) if checked.reads => issue_buffers.read(x)?,
                     _ => 0,
@@ -182,13 +182,13 @@ impl<'a, Y: RecvBuffer<'a>> Collective<Erased<'a>, Y> {
     #[inline]
     pub(crate) fn in_place(rule: Rule, y: Y) -> Self {
         Self {
-            asked: CollectiveRequest::new(rule),
+            spec: CollectiveSpec::new(rule),
             buffers: Buffers::InPlace(y),
         }
     }
 }
 
-impl ElementRange {
+impl BufferLength {
     #[inline]
     fn of_send<'a>(buffer: &impl SendBuffer<'a>) -> Self {
         Self {
@@ -206,19 +206,19 @@ impl ElementRange {
     }
 }
 
-impl GivenBuffers {
+impl BufferLengths {
     #[inline]
     fn data_type(&self) -> Option<DataType> {
         self.send.or(self.recv).map(|elements| elements.data_type)
     }
 
     fn counts(&self) -> (Option<usize>, Option<usize>) {
-        let count = |side: Option<ElementRange>| side.map(|elements| elements.count);
+        let count = |side: Option<BufferLength>| side.map(|elements| elements.count);
         (count(self.send), count(self.recv))
     }
 }
 
-impl CollectiveRequest {
+impl CollectiveSpec {
     #[inline]
     fn new(rule: Rule) -> Self {
         Self {
@@ -226,11 +226,11 @@ impl CollectiveRequest {
             root: None,
             op: sys::ncclRedOp_t::ncclSum,
             operator: None,
-            made_of_messages: false,
+            uses_point_to_point: false,
         }
     }
 
-    fn place(&self, comm: &Communicator) -> RankAndRoot {
+    fn rank_and_root(&self, comm: &Communicator) -> RankAndRoot {
         RankAndRoot {
             rank: comm.rank(),
             ranks: comm.world_size(),
@@ -239,13 +239,13 @@ impl CollectiveRequest {
     }
 
     /// Checks root, types and lengths.
-    fn check(&self, comm: &Communicator, given: &GivenBuffers) -> Result<CheckedArgs> {
-        let (rule, place) = (self.rule, self.place(comm));
-        let root = rule.root(place)?;
-        let data_type = match (given.send, given.recv) {
+    fn check(&self, comm: &Communicator, lengths: &BufferLengths) -> Result<CheckedArgs> {
+        let (rule, rank_and_root) = (self.rule, self.rank_and_root(comm));
+        let root = rule.root(rank_and_root)?;
+        let data_type = match (lengths.send, lengths.recv) {
             (Some(x), Some(y)) => same_type(x.data_type, y.data_type)?,
             // With neither buffer, `count` refuses the operation below, or there is nothing to do.
-            _ => given.data_type().unwrap_or(DataType::UInt8),
+            _ => lengths.data_type().unwrap_or(DataType::UInt8),
         };
         comm.library().admit(data_type)?;
         let mut checked = CheckedArgs {
@@ -254,23 +254,23 @@ impl CollectiveRequest {
             root,
             send_at: 0,
             recv_at: 0,
-            reads: rule.reads(place),
-            writes: rule.writes(place),
+            reads: rule.reads(rank_and_root),
+            writes: rule.writes(rank_and_root),
         };
-        let (send, recv) = given.counts();
-        if given.in_place {
-            let at = rule.in_place(place, recv.unwrap_or_default())?;
+        let (send, recv) = lengths.counts();
+        if lengths.in_place {
+            let in_place = rule.in_place(rank_and_root, recv.unwrap_or_default())?;
             let size = size_of(data_type)?;
-            checked.count = at.count;
-            checked.send_at = (at.send * size) as u64;
-            checked.recv_at = (at.recv * size) as u64;
+            checked.count = in_place.count;
+            checked.send_at = (in_place.send * size) as u64;
+            checked.recv_at = (in_place.recv * size) as u64;
         } else {
-            checked.count = rule.count(place, send, recv)?;
+            checked.count = rule.count(rank_and_root, send, recv)?;
         }
         Ok(checked)
     }
 
-    /// Records the operation that reads at `send` and writes at `recv`.
+    /// Queues the operation that reads at `send` and writes at `recv`.
     fn push(
         self,
         comm: &Communicator,
@@ -288,7 +288,7 @@ impl CollectiveRequest {
         } = checked;
         issue_buffers.reduce_with(self.operator);
         let whole = QueuedOp::new(function, send, count, data_type, root);
-        if self.made_of_messages || !comm.library().has_function(function) {
+        if self.uses_point_to_point || !comm.library().has_function(function) {
             messages(&whole, recv, comm, issue_buffers)
         } else {
             let collective_args = CollectiveArgs { recv, op: self.op };
@@ -302,7 +302,7 @@ impl CollectiveRequest {
     }
 }
 
-/// Records the messages that replace a call of newer releases.
+/// Queues the messages that replace a call of newer releases.
 ///
 /// Their order does not matter: NCCL serves the peers of a group in an order of its own.
 fn messages(
@@ -377,36 +377,36 @@ pub(crate) fn issue_collective<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>>(
     kind: OperationKind,
     collective: Result<Collective<X, Y>>,
 ) -> Result<Request> {
-    let Collective { asked, buffers } = match collective {
+    let Collective { spec, buffers } = match collective {
         Ok(collective) => collective,
         Err(error) => return Err(failed_check(comm, kind, Shape::default(), error)),
     };
-    let (given, rule, root) = (buffers.given(), asked.rule, asked.root);
+    let (lengths, rule, root) = (buffers.lengths(), spec.rule, spec.root);
     let shape = Shape {
         peer: None,
         root,
         count: None,
-        data_type: given.data_type(),
-        reduction: op::reduction(rule.function, asked.op),
+        data_type: lengths.data_type(),
+        reduction: op::reduction(rule.function, spec.op),
     };
-    // Taking buffers may query CUDA about their streams; the issue has its own supervision.
-    let asks = !buffers.are_taken_without_cuda(&comm.stream);
-    let inside = asks.then(|| {
+    // Taking buffers may query CUDA about their streams; the issue below enters `active_calls` itself.
+    let may_call_cuda = !buffers.are_taken_without_cuda(&comm.stream);
+    let call_guard = may_call_cuda.then(|| {
         comm.inner
             .enter(active_calls::CallKind::Issue, comm.timeout)
     });
     let failed = |error| {
         let shape = Shape {
-            count: count_of(comm, rule, root, &given),
+            count: count_of(comm, rule, root, &lengths),
             ..shape
         };
         failed_check(comm, kind, shape, error)
     };
     IssueBuffers::admit(&comm.stream).map_err(failed)?;
     let mut issue_buffers = IssueBuffers::empty(&comm.stream, None);
-    let recorded = Collective { asked, buffers }.record(comm, &mut issue_buffers);
-    drop(inside);
-    let count = Some(recorded.map_err(failed)?);
+    let queued = Collective { spec, buffers }.enqueue(comm, &mut issue_buffers);
+    drop(call_guard);
+    let count = Some(queued.map_err(failed)?);
     issue(comm, &issue_buffers, kind, Shape { count, ..shape })
 }
 
@@ -416,18 +416,20 @@ fn count_of(
     comm: &Communicator,
     rule: Rule,
     root: Option<usize>,
-    given: &GivenBuffers,
+    lengths: &BufferLengths,
 ) -> Option<usize> {
-    let place = RankAndRoot {
+    let rank_and_root = RankAndRoot {
         rank: comm.rank(),
         ranks: comm.world_size(),
         root,
     };
-    let (send, recv) = given.counts();
-    if given.in_place {
-        let at = rule.in_place(place, recv.unwrap_or_default()).ok()?;
-        Some(at.count)
+    let (send, recv) = lengths.counts();
+    if lengths.in_place {
+        let in_place = rule
+            .in_place(rank_and_root, recv.unwrap_or_default())
+            .ok()?;
+        Some(in_place.count)
     } else {
-        rule.count(place, send, recv).ok()
+        rule.count(rank_and_root, send, recv).ok()
     }
 }

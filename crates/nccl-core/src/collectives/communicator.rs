@@ -44,7 +44,8 @@ impl Communicator {
         R: RecvBuffer<'a, Element = S::Element>,
         O: Reduction,
     {
-        let collective = Collective::apart(rules::ALL_REDUCE, Some(x), Some(y)).reducing(op, self);
+        let collective =
+            Collective::out_of_place(rules::ALL_REDUCE, Some(x), Some(y)).reducing(op, self);
         issue_collective(self, rules::ALL_REDUCE.kind, collective)
     }
 
@@ -102,7 +103,7 @@ impl Communicator {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
-        let collective = Ok(Collective::apart(rules::BROADCAST, x, Some(y)).root(root));
+        let collective = Ok(Collective::out_of_place(rules::BROADCAST, x, Some(y)).root(root));
         issue_collective(self, rules::BROADCAST.kind, collective)
     }
 
@@ -161,7 +162,7 @@ impl Communicator {
         R: RecvBuffer<'a, Element = S::Element>,
         O: Reduction,
     {
-        let collective = Collective::apart(rules::REDUCE, Some(x), y)
+        let collective = Collective::out_of_place(rules::REDUCE, Some(x), y)
             .root(root)
             .reducing(op, self);
         issue_collective(self, rules::REDUCE.kind, collective)
@@ -224,7 +225,11 @@ impl Communicator {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
-        let collective = Ok(Collective::apart(rules::ALL_GATHER, Some(x), Some(y)));
+        let collective = Ok(Collective::out_of_place(
+            rules::ALL_GATHER,
+            Some(x),
+            Some(y),
+        ));
         issue_collective(self, rules::ALL_GATHER.kind, collective)
     }
 
@@ -283,7 +288,7 @@ impl Communicator {
         O: Reduction,
     {
         let collective =
-            Collective::apart(rules::REDUCE_SCATTER, Some(x), Some(y)).reducing(op, self);
+            Collective::out_of_place(rules::REDUCE_SCATTER, Some(x), Some(y)).reducing(op, self);
         issue_collective(self, rules::REDUCE_SCATTER.kind, collective)
     }
 
@@ -343,7 +348,7 @@ impl Communicator {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
-        let collective = Ok(Collective::apart(rules::GATHER, Some(x), y).root(root));
+        let collective = Ok(Collective::out_of_place(rules::GATHER, Some(x), y).root(root));
         issue_collective(self, rules::GATHER.kind, collective)
     }
 
@@ -404,7 +409,7 @@ impl Communicator {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
-        let collective = Ok(Collective::apart(rules::SCATTER, x, Some(y)).root(root));
+        let collective = Ok(Collective::out_of_place(rules::SCATTER, x, Some(y)).root(root));
         issue_collective(self, rules::SCATTER.kind, collective)
     }
 

@@ -30,10 +30,10 @@ pub(crate) enum Extent {
 
 /// The buffer that only the root has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Root {
+enum RootOnlyBuffer {
     None,
-    Reads,
-    Writes,
+    Send,
+    Receive,
 }
 
 /// One row of the table.
@@ -43,7 +43,7 @@ pub(crate) struct Rule {
     pub(crate) function: Function,
     send: Extent,
     recv: Extent,
-    root: Root,
+    root: RootOnlyBuffer,
 }
 
 macro_rules! rules {
@@ -53,7 +53,7 @@ macro_rules! rules {
             function: function::$name,
             send: Extent::$send,
             recv: Extent::$recv,
-            root: Root::$root,
+            root: RootOnlyBuffer::$root,
         };)*
     };
 }
@@ -85,13 +85,13 @@ mod function {
 
 rules! {
     ALL_REDUCE = Block, Block, None;
-    BROADCAST = Block, Block, Reads;
-    REDUCE = Block, Block, Writes;
+    BROADCAST = Block, Block, Send;
+    REDUCE = Block, Block, Receive;
     ALL_GATHER = Block, Blocks, None;
     REDUCE_SCATTER = Blocks, Block, None;
     ALL_TO_ALL = Blocks, Blocks, None;
-    GATHER = Block, Blocks, Writes;
-    SCATTER = Blocks, Block, Reads;
+    GATHER = Block, Blocks, Receive;
+    SCATTER = Blocks, Block, Send;
 }
 
 /// The rank that calls an operation, and its root.
@@ -119,25 +119,25 @@ pub(crate) struct InPlace {
 
 impl Rule {
     /// Whether this rank needs a buffer to read.
-    pub(crate) fn reads(&self, place: RankAndRoot) -> bool {
-        self.root != Root::Reads || place.is_root()
+    pub(crate) fn reads(&self, rank_and_root: RankAndRoot) -> bool {
+        self.root != RootOnlyBuffer::Send || rank_and_root.is_root()
     }
 
     /// Whether this rank needs a buffer to write.
-    pub(crate) fn writes(&self, place: RankAndRoot) -> bool {
-        self.root != Root::Writes || place.is_root()
+    pub(crate) fn writes(&self, rank_and_root: RankAndRoot) -> bool {
+        self.root != RootOnlyBuffer::Receive || rank_and_root.is_root()
     }
 
     /// Returns the root as the C function expects it.
-    pub(crate) fn root(&self, place: RankAndRoot) -> Result<i32> {
-        match place.root {
+    pub(crate) fn root(&self, rank_and_root: RankAndRoot) -> Result<i32> {
+        match rank_and_root.root {
             None => Ok(0),
             // Fits: the number of ranks was checked when the communicator was made.
-            Some(root) if root < place.ranks => Ok(root as i32),
+            Some(root) if root < rank_and_root.ranks => Ok(root as i32),
             Some(root) => Err(Error::new(ErrorKind::NoSuchRank {
                 role: "root",
                 rank: root,
-                world_size: place.ranks,
+                world_size: rank_and_root.ranks,
             })),
         }
     }
@@ -145,38 +145,42 @@ impl Rule {
     /// Returns the number of elements, from the lengths of this rank's buffers.
     pub(crate) fn count(
         &self,
-        place: RankAndRoot,
+        rank_and_root: RankAndRoot,
         send: Option<usize>,
         recv: Option<usize>,
     ) -> Result<usize> {
-        if self.reads(place) && send.is_none() {
+        if self.reads(rank_and_root) && send.is_none() {
             return Err(missing(SEND));
         }
-        if self.writes(place) && recv.is_none() {
+        if self.writes(rank_and_root) && recv.is_none() {
             return Err(missing(RECEIVE));
         }
-        let send = send.filter(|_| self.reads(place));
-        let recv = recv.filter(|_| self.writes(place));
+        let send = send.filter(|_| self.reads(rank_and_root));
+        let recv = recv.filter(|_| self.writes(rank_and_root));
         let count = match (send, self.send, recv, self.recv) {
             (Some(length), Extent::Block, _, _) => length,
             (_, _, Some(length), Extent::Block) => length,
-            (Some(length), Extent::Blocks, _, _) => blocks(SEND, length, place.ranks)?,
-            (_, _, Some(length), Extent::Blocks) => blocks(RECEIVE, length, place.ranks)?,
+            (Some(length), Extent::Blocks, _, _) => blocks(SEND, length, rank_and_root.ranks)?,
+            (_, _, Some(length), Extent::Blocks) => blocks(RECEIVE, length, rank_and_root.ranks)?,
             (None, _, None, _) => 0,
         };
-        check(SEND, send, self.send, count, place.ranks)?;
-        check(RECEIVE, recv, self.recv, count, place.ranks)?;
+        check(SEND, send, self.send, count, rank_and_root.ranks)?;
+        check(RECEIVE, recv, self.recv, count, rank_and_root.ranks)?;
         Ok(count)
     }
 
     /// Returns where an in-place operation reads and writes in its buffer of `length` elements.
-    pub(crate) fn in_place(&self, place: RankAndRoot, length: usize) -> Result<InPlace> {
+    pub(crate) fn in_place(&self, rank_and_root: RankAndRoot, length: usize) -> Result<InPlace> {
         let with_blocks = match (self.send, self.recv, self.root) {
             (Extent::Block, Extent::Block, _) => None,
-            (Extent::Block, Extent::Blocks, Root::None) => Some((place.rank, 0)),
-            (Extent::Blocks, Extent::Block, Root::None) => Some((0, place.rank)),
-            (Extent::Block, Extent::Blocks, _) if place.is_root() => Some((place.rank, 0)),
-            (Extent::Blocks, Extent::Block, _) if place.is_root() => Some((0, place.rank)),
+            (Extent::Block, Extent::Blocks, RootOnlyBuffer::None) => Some((rank_and_root.rank, 0)),
+            (Extent::Blocks, Extent::Block, RootOnlyBuffer::None) => Some((0, rank_and_root.rank)),
+            (Extent::Block, Extent::Blocks, _) if rank_and_root.is_root() => {
+                Some((rank_and_root.rank, 0))
+            }
+            (Extent::Blocks, Extent::Block, _) if rank_and_root.is_root() => {
+                Some((0, rank_and_root.rank))
+            }
             _ => None,
         };
         match with_blocks {
@@ -186,7 +190,7 @@ impl Rule {
                 recv: 0,
             }),
             Some((send, recv)) => {
-                let count = blocks("the buffer", length, place.ranks)?;
+                let count = blocks("the buffer", length, rank_and_root.ranks)?;
                 Ok(InPlace {
                     count,
                     send: send * count,
@@ -248,7 +252,7 @@ fn check(
 mod tests {
     use super::*;
 
-    fn place(rank: usize, root: Option<usize>) -> RankAndRoot {
+    fn rank_and_root(rank: usize, root: Option<usize>) -> RankAndRoot {
         RankAndRoot {
             rank,
             ranks: 4,
@@ -258,7 +262,7 @@ mod tests {
 
     #[test]
     fn the_count_is_what_the_c_function_counts() {
-        let anywhere = place(1, None);
+        let anywhere = rank_and_root(1, None);
         assert_eq!(ALL_REDUCE.count(anywhere, Some(5), Some(5)).unwrap(), 5);
         assert_eq!(ALL_GATHER.count(anywhere, Some(5), Some(20)).unwrap(), 5);
         assert_eq!(
@@ -270,7 +274,7 @@ mod tests {
 
     #[test]
     fn only_the_root_needs_the_buffer_that_only_it_uses() {
-        let (root, other) = (place(2, Some(2)), place(1, Some(2)));
+        let (root, other) = (rank_and_root(2, Some(2)), rank_and_root(1, Some(2)));
         assert_eq!(GATHER.count(other, Some(5), None).unwrap(), 5);
         assert_eq!(GATHER.count(root, Some(5), Some(20)).unwrap(), 5);
         assert!(GATHER.count(root, Some(5), None).is_err());
@@ -283,40 +287,48 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_length_is_told_with_the_right_one() {
+    fn a_wrong_length_is_reported_with_the_right_one() {
         let error = ALL_GATHER
-            .count(place(0, None), Some(5), Some(19))
+            .count(rank_and_root(0, None), Some(5), Some(19))
             .unwrap_err()
             .to_string();
         assert!(error.contains("19") && error.contains("20"), "{error}");
         let error = ALL_TO_ALL
-            .count(place(0, None), Some(21), Some(21))
+            .count(rank_and_root(0, None), Some(21), Some(21))
             .unwrap_err()
             .to_string();
         assert!(error.contains("21") && error.contains("24"), "{error}");
-        assert!(ALL_REDUCE.count(place(0, None), Some(5), Some(6)).is_err());
-        assert!(SCATTER.count(place(2, Some(2)), Some(20), Some(4)).is_err());
+        assert!(
+            ALL_REDUCE
+                .count(rank_and_root(0, None), Some(5), Some(6))
+                .is_err()
+        );
+        assert!(
+            SCATTER
+                .count(rank_and_root(2, Some(2)), Some(20), Some(4))
+                .is_err()
+        );
     }
 
     #[test]
     fn in_place_the_own_block_is_read_or_written() {
-        let at = |rule: Rule, place, length| {
-            let InPlace { count, send, recv } = rule.in_place(place, length).unwrap();
+        let at = |rule: Rule, rank_and_root, length| {
+            let InPlace { count, send, recv } = rule.in_place(rank_and_root, length).unwrap();
             (count, send, recv)
         };
-        assert_eq!(at(ALL_REDUCE, place(3, None), 20), (20, 0, 0));
-        assert_eq!(at(ALL_GATHER, place(3, None), 20), (5, 15, 0));
-        assert_eq!(at(REDUCE_SCATTER, place(3, None), 20), (5, 0, 15));
-        assert_eq!(at(GATHER, place(2, Some(2)), 20), (5, 10, 0));
-        assert_eq!(at(GATHER, place(1, Some(2)), 5), (5, 0, 0));
-        assert_eq!(at(SCATTER, place(2, Some(2)), 20), (5, 0, 10));
-        assert_eq!(at(SCATTER, place(0, Some(2)), 5), (5, 0, 0));
-        assert!(ALL_GATHER.in_place(place(3, None), 21).is_err());
+        assert_eq!(at(ALL_REDUCE, rank_and_root(3, None), 20), (20, 0, 0));
+        assert_eq!(at(ALL_GATHER, rank_and_root(3, None), 20), (5, 15, 0));
+        assert_eq!(at(REDUCE_SCATTER, rank_and_root(3, None), 20), (5, 0, 15));
+        assert_eq!(at(GATHER, rank_and_root(2, Some(2)), 20), (5, 10, 0));
+        assert_eq!(at(GATHER, rank_and_root(1, Some(2)), 5), (5, 0, 0));
+        assert_eq!(at(SCATTER, rank_and_root(2, Some(2)), 20), (5, 0, 10));
+        assert_eq!(at(SCATTER, rank_and_root(0, Some(2)), 5), (5, 0, 0));
+        assert!(ALL_GATHER.in_place(rank_and_root(3, None), 21).is_err());
     }
 
     #[test]
     fn a_root_has_to_exist() {
-        assert_eq!(BROADCAST.root(place(0, Some(3))).unwrap(), 3);
-        assert!(BROADCAST.root(place(0, Some(4))).is_err());
+        assert_eq!(BROADCAST.root(rank_and_root(0, Some(3))).unwrap(), 3);
+        assert!(BROADCAST.root(rank_and_root(0, Some(4))).is_err());
     }
 }

@@ -171,7 +171,7 @@ impl AbortFlagParent {
 
     /// Whether the flag is raised, which may precede the abort of the communicator: the blocking-call monitor raises it for a
     /// call that exceeds its timeout, and the thread of that call begins the abort after it has left the call.
-    pub(crate) fn is_raised(&self) -> bool {
+    pub(crate) fn is_abort_flag_raised(&self) -> bool {
         self.raised.load(Ordering::SeqCst)
     }
 

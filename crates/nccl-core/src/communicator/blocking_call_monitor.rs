@@ -27,9 +27,9 @@ static ABORT_FLAG_PARENTS: Mutex<Vec<Weak<AbortFlagParent>>> = Mutex::new(Vec::n
 
 /// Guards calls on this communicator from now on, on the thread that [`ensure`] has started.
 pub(crate) fn watch(abort_flag_parent: &Arc<AbortFlagParent>) {
-    let mut switches = ABORT_FLAG_PARENTS.lock();
-    switches.retain(|abort_flag_parent| abort_flag_parent.strong_count() > 0);
-    switches.push(Arc::downgrade(abort_flag_parent));
+    let mut abort_flag_parents = ABORT_FLAG_PARENTS.lock();
+    abort_flag_parents.retain(|abort_flag_parent| abort_flag_parent.strong_count() > 0);
+    abort_flag_parents.push(Arc::downgrade(abort_flag_parent));
 }
 
 /// Starts the monitor unless it runs.
@@ -63,14 +63,14 @@ impl BlockingCallMonitor {
 
     /// Checks every communicator once. Returns whether a call was made since the last check, or is inside.
     fn check_all(&mut self) -> bool {
-        let switches: Vec<Arc<AbortFlagParent>> = ABORT_FLAG_PARENTS
+        let abort_flag_parents: Vec<Arc<AbortFlagParent>> = ABORT_FLAG_PARENTS
             .lock()
             .iter()
             .filter_map(Weak::upgrade)
             .collect();
         let (mut inside, mut now) = (false, 0_u64);
         let mut to_raise = std::mem::take(&mut self.to_raise);
-        for abort_flag_parent in &switches {
+        for abort_flag_parent in &abort_flag_parents {
             now = now.wrapping_add(abort_flag_parent.calls());
             match abort_flag_parent.check() {
                 CallCheck::NoCall => continue,
@@ -121,9 +121,9 @@ impl PeriodicCheck for BlockingCallMonitor {
     }
 
     fn is_over(&self) -> bool {
-        let switches = ABORT_FLAG_PARENTS.try_lock();
-        switches.is_some_and(|switches| {
-            switches
+        let abort_flag_parents = ABORT_FLAG_PARENTS.try_lock();
+        abort_flag_parents.is_some_and(|abort_flag_parents| {
+            abort_flag_parents
                 .iter()
                 .all(|abort_flag_parent| abort_flag_parent.strong_count() == 0)
         })

@@ -1,8 +1,8 @@
 //! Ends all communicators of a CUDA context that failed for good.
 //!
 //! After some errors CUDA does nothing more in a context: every call returns the same error, and only a new process
-//! helps. The first call that returns such an error ends all communicators of that context, and tells the other
-//! ranks, which would wait for operations that never come. No extra CUDA call is made for the detection: the error
+//! helps. The first call that returns such an error ends all communicators of that context, and reports that to
+//! the other ranks, which would wait for operations that never begin. No extra CUDA call is made for the detection: the error
 //! comes from calls that are made anyway.
 
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use nccl_sys as sys;
 use super::end_reason::EndReason;
 use super::handle::state;
 use super::{Inner, registry};
-use crate::error::{Error, ErrorKind, Mark, NcclFailure};
+use crate::error::{Error, ErrorKind, ErrorProperty, NcclFailure};
 use crate::events;
 use crate::ffi;
 use crate::state::State;
 use crate::threads;
 use nccl_base::fault::Cause;
 
-/// CUDA's codes (`CUresult`) after which a context is unusable, each with its blame. All other codes are errors of the
+/// CUDA's codes (`CUresult`) after which a context is unusable, each with its likely origin. All other codes are errors of the
 /// caller and end nothing.
 const LOST_CONTEXT_CODES: &[(u32, LikelyOrigin)] = &[
     (214, LikelyOrigin::Hardware), // CUDA_ERROR_ECC_UNCORRECTABLE
@@ -48,7 +48,7 @@ enum LikelyOrigin {
     Context,
 }
 
-/// When the error was noticed.
+/// When the error was detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DetectionPhase {
     /// With no operation under way, or before the operation was handed to NCCL: earlier work is at
@@ -63,14 +63,14 @@ pub(crate) fn is_context_lost(code: u32) -> bool {
     LOST_CONTEXT_CODES.iter().any(|(lost, _)| *lost == code)
 }
 
-/// Returns the cause to tell all ranks, if the error means that its context is lost.
+/// Returns the cause to announce to all ranks, if the error means that its context is lost.
 fn cause(error: &Error, detected: DetectionPhase) -> Option<Cause> {
     let ErrorKind::Cuda { error: driver, .. } = error.kind() else {
         return None;
     };
     let code = driver.0 as u32;
-    let (_, blame) = LOST_CONTEXT_CODES.iter().find(|(lost, _)| *lost == code)?;
-    let evidence = match (blame, detected) {
+    let (_, likely_origin) = LOST_CONTEXT_CODES.iter().find(|(lost, _)| *lost == code)?;
+    let evidence = match (likely_origin, detected) {
         (LikelyOrigin::Kernel, DetectionPhase::BeforeIssue) => {
             "the device had failed before an operation was handed to NCCL: a kernel that ran earlier did"
         }
@@ -81,17 +81,17 @@ fn cause(error: &Error, detected: DetectionPhase) -> Option<Cause> {
         (LikelyOrigin::Hardware, _) => "the device or a link of it failed, whatever ran there",
         (LikelyOrigin::Context, _) => "the context is gone, whatever ran in it",
     };
-    let hint = match blame {
+    let hint = match likely_origin {
         LikelyOrigin::Kernel => {
             "CUDA does nothing more in that process: start it again; compute-sanitizer, or CUDA_LAUNCH_BLOCKING=1, finds \
              the kernel"
         }
         LikelyOrigin::Hardware => {
             "look for an Xid in that host's kernel log (dmesg), and at `nvidia-smi -q`; CUDA does nothing more in that \
-             process: start it again, on another device if it comes back"
+             process: start it again, on another device if it fails again"
         }
         LikelyOrigin::Context => {
-            "look for who reset the device or destroyed its context, or ended the MPS server; CUDA does nothing more in \
+            "find out what reset the device or destroyed its context, or ended the MPS server; CUDA does nothing more in \
              that process: start it again"
         }
     };
@@ -131,21 +131,21 @@ impl Inner {
     }
 
     /// Returns why a communicator ends whose creation failed.
-    pub(crate) fn why(&self, error: &Error) -> EndReason<'static> {
+    pub(crate) fn end_reason_of_failed_init(&self, error: &Error) -> EndReason<'static> {
         EndReason::own(
             cause(error, DetectionPhase::BeforeIssue).unwrap_or_else(|| Cause::from(error)),
         )
     }
 
-    /// Does the work of [`conclude`](Self::conclude) for an error that came before anything was handed to NCCL.
+    /// Does the work of [`final_error`](Self::final_error) for an error that came before anything was handed to NCCL.
     #[cold]
-    pub(crate) fn conclude_before_issue(self: &Arc<Self>, error: Error) -> Error {
+    pub(crate) fn final_error_before_issue(self: &Arc<Self>, error: Error) -> Error {
         self.abort_if_context_lost(&error, DetectionPhase::BeforeIssue);
         // The others would wait for an operation that no watchdog could supervise.
-        if error.is(Mark::NoThread) {
+        if error.is(ErrorProperty::NoThread) {
             self.abort(&error);
         }
-        self.conclude(error)
+        self.final_error(error)
     }
 
     /// Whether the loss of `other`'s context ends this communicator: same context, and still in use.

@@ -38,13 +38,13 @@ impl Drop for Inner {
     /// Never blocks: a thread finalizes the communicator, and only then releases its resources.
     fn drop(&mut self) {
         self.end_revoked();
-        active_calls::forget();
+        active_calls::wake_monitor();
         let raw = self.lifecycle.take_for_drop(&mut self.handle.get_mut().raw);
         let Some(raw) = raw else {
             if self.lifecycle.get() == State::Leaked {
                 // NCCL may still be at work in the context, with these streams.
                 std::mem::forget((
-                    self.own_stream.take(),
+                    self.capture_stream.take(),
                     Arc::clone(&self.context),
                     Arc::clone(&self.stream),
                     std::mem::take(&mut *self.in_use.lock()),
@@ -60,7 +60,7 @@ impl Drop for Inner {
             rank: self.rank,
             roster: Arc::clone(self.roster()),
             timeouts: self.timeouts,
-            streams: (self.own_stream.take(), Arc::clone(&self.stream)),
+            streams: (self.capture_stream.take(), Arc::clone(&self.stream)),
             in_use: std::mem::take(&mut *self.in_use.lock()),
             supervisor: self.supervisor.take(),
             abort_signal: self.abort_signal.clone(),
@@ -77,7 +77,7 @@ fn finalize_dropped(dropped: Dropped) {
     let at_fault = || {
         supervisor
             .as_ref()
-            .is_some_and(|supervisor| supervisor.is_at_fault())
+            .is_some_and(|supervisor| supervisor.has_fault())
     };
     let interrupted = || drop_queue::is_exiting() || at_fault() || signal.is_aborted();
     let abort_flag_parent = dropped.abort_flag_parent.as_ref();
@@ -112,7 +112,7 @@ fn finalize_dropped(dropped: Dropped) {
     if let Err(failure) = &retired.freed {
         events::not_freed(Some((&dropped.name, roster, rank)), failure);
     }
-    if let Err(not_idle) = retired.settled {
+    if let Err(not_idle) = retired.finalized {
         tracing::warn!(
             name: "nccl.comm.unclean",
             target: "nccl",
@@ -127,12 +127,12 @@ fn finalize_dropped(dropped: Dropped) {
     }
     if retired.freed.is_err() {
         if let (true, Some(supervisor)) = (at_fault(), &supervisor) {
-            supervisor.conclude(false, false);
+            supervisor.report_abort_returned(false, false);
         }
-        let why = "it was dropped, and NCCL did not give it back";
+        let why = "it was dropped, and NCCL did not free it";
         crate::events::leaked_communicator((&dropped.name, roster), rank, why);
         std::mem::forget((dropped.streams, dropped.in_use));
     }
-    // Only now: the part of this rank in the others' waits is over, and the line may say goodbye.
+    // Only now: no other rank waits for this one any more, so the session may send its leave message.
     drop(supervisor);
 }

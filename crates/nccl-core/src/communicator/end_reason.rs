@@ -9,11 +9,11 @@ use crate::error::Error;
 /// Why a communicator is ended before its time.
 #[derive(Debug)]
 pub(crate) enum EndReason<'w> {
-    /// A cause on this rank, which the other ranks are told.
+    /// A cause on this rank, which is announced to the other ranks.
     OwnCause(Box<Cause>),
     /// A fault that another rank reported, or the loss of another rank.
     ReportedFault(&'w Arc<Fault>),
-    /// This rank is done with it; the other ranks are not told.
+    /// This rank is done with it; nothing is announced to the other ranks.
     Unannounced(&'static str),
 }
 

@@ -26,8 +26,8 @@ impl NcclSide for Arc<Inner> {
         }
     }
 
-    fn slot<R>(&self, look: impl FnOnce(&mut Option<RawComm>) -> R) -> R {
-        self.handle.slot(look)
+    fn slot<R>(&self, use_slot: impl FnOnce(&mut Option<RawComm>) -> R) -> R {
+        self.handle.with_slot(use_slot)
     }
 
     fn free(&self, method: FreeMethod, raw: RawComm) -> Result<(), NcclFailure> {
@@ -61,7 +61,7 @@ impl Inner {
 
     /// Returns the launch under way, or left unfinished, that it shares with others; to be locked while the communicator is freed.
     pub(super) fn shared_launch(&self) -> Option<Arc<SharedLaunch>> {
-        self.launch.lock().clone()
+        self.shared_launch.lock().clone()
     }
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn free_with(
             abort_flag_parent.destroy_parent(|parent| free(library, method, parent))
         }
         FreeMethod::Abort => {
-            let pulled = abort_flag_parent.raise();
+            let parent_freed = abort_flag_parent.raise();
             abort_flag_parent.wait_for_finalize();
             let freed = free(library, method, raw);
             if freed.is_err() {
@@ -91,7 +91,7 @@ pub(crate) fn free_with(
             // If `raw` is an unfinished parent, the split may have written a child by then.
             let child = abort_flag_parent.take_child();
             let child = child.map_or(Ok(()), |child| free(library, method, child));
-            let parent = match pulled {
+            let parent = match parent_freed {
                 true => Ok(()),
                 false => Err(ffi::missing(library, "ncclCommAbort")),
             };

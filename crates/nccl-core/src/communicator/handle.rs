@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaEvent;
 use nccl_sys as sys;
 
-use crate::error::{Error, ErrorKind, Mark, NcclFailure, Result};
+use crate::error::{Error, ErrorKind, ErrorProperty, NcclFailure, Result};
 use crate::ffi;
 use crate::forked;
 use crate::library::Library;
@@ -38,8 +38,8 @@ pub(crate) struct Handle {
     pub(crate) raw: Option<RawComm>,
     /// The number of operations issued so far.
     pub(crate) sequence: u64,
-    /// The event that joins two streams: a wait refers to what was recorded when the wait was issued, so one event serves all.
-    pub(crate) join: CudaEvent,
+    /// The event that orders two streams: a wait refers to what was recorded when the wait was issued, so one event serves all.
+    pub(crate) ordering_event: CudaEvent,
     /// Records the issued operations.
     pub(crate) recorder: Writer,
 }
@@ -100,19 +100,19 @@ impl HandleLock {
         self.handle.try_lock_until(deadline)
     }
 
-    /// Returns NCCL's pointer, even while a call is under way; meaningless once the phase is not `Ready` any more.
+    /// Returns NCCL's pointer, even while a call is under way; meaningless once the state is no longer `Ready`.
     pub(crate) fn pointer(&self) -> Option<sys::ncclComm_t> {
         let pointer = self.pointer.load(Ordering::Acquire);
         (!pointer.is_null()).then_some(pointer)
     }
 
-    /// Passes the pointer's slot to `look`, which may take the pointer or store one.
-    pub(crate) fn slot<R>(&self, look: impl FnOnce(&mut Option<RawComm>) -> R) -> R {
+    /// Calls `use_slot` with the slot of the pointer, which it may empty or fill.
+    pub(crate) fn with_slot<R>(&self, use_slot: impl FnOnce(&mut Option<RawComm>) -> R) -> R {
         let mut handle = self.lock();
-        let looked = look(&mut handle.raw);
+        let result = use_slot(&mut handle.raw);
         let pointer = handle.raw.map_or(ptr::null_mut(), RawComm::as_ptr);
         self.pointer.store(pointer, Ordering::Release);
-        looked
+        result
     }
 
     /// Takes the lock if it is free.
@@ -160,7 +160,7 @@ pub(crate) enum NotIdle {
     TimedOut,
     Interrupted,
     /// The query of its state does not return.
-    Lost,
+    Unresponsive,
 }
 
 /// Waits a little longer each time: a few spins cost nothing, and a long wait must not take
@@ -247,7 +247,7 @@ impl NotIdle {
             Self::Failed(failure) => Self::Failed(failure.clone()),
             Self::TimedOut => Self::TimedOut,
             Self::Interrupted => Self::Interrupted,
-            Self::Lost => Self::Lost,
+            Self::Unresponsive => Self::Unresponsive,
         };
         Cause::from(&error.into_error(what, timeout))
     }
@@ -260,13 +260,13 @@ impl NotIdle {
                 what: what.to_owned(),
                 timeout,
             }),
-            Self::Lost => Error::new(ErrorKind::TimedOut {
+            Self::Unresponsive => Error::new(ErrorKind::TimedOut {
                 what: format!(
-                    "{what}, in ncclCommGetAsyncError, which should not wait and has not come back,"
+                    "{what}, in ncclCommGetAsyncError, which should not block and has not returned,"
                 ),
                 timeout,
             })
-            .marked(Mark::Inside),
+            .with_property(ErrorProperty::Inside),
             Self::Interrupted => Error::new(ErrorKind::Aborted {
                 reason: format!("it was ended during {what}"),
             }),

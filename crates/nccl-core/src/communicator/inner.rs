@@ -20,7 +20,7 @@ use crate::library::Library;
 use crate::operation::{Operation, OperationKind, Shape};
 use crate::peers::Supervisor;
 use crate::pending_call::Overdue;
-use crate::recorder::{Identity, Tracked};
+use crate::recorder::{Identity, TrackHandle};
 use crate::state::{Lifecycle, State};
 use crate::stats::CounterHandle;
 use crate::sync::Mutex;
@@ -37,12 +37,12 @@ pub struct Inner {
     pub(crate) stream: Arc<CudaStream>,
     pub(crate) timeouts: Timeouts,
     /// How long NCCL may take to notice an abort.
-    pub(crate) notice: Duration,
+    pub(crate) abort_notice_timeout: Duration,
     pub(crate) lifecycle: Arc<Lifecycle>,
     /// The recording of its calls.
-    pub(crate) tracked: Tracked,
+    pub(crate) track_handle: TrackHandle,
     /// When its abort began, and the timeout of that abort.
-    pub(crate) aborting: OnceLock<(Instant, Duration)>,
+    pub(crate) abort_started: OnceLock<(Instant, Duration)>,
     /// Its statistics.
     pub(crate) _counting: CounterHandle,
     pub(crate) abort_signal: AbortSignal,
@@ -51,11 +51,11 @@ pub struct Inner {
     /// each other.
     pub(crate) supervisor: Option<Arc<dyn Supervisor>>,
     /// Events of past requests, kept so that the next one creates none.
-    pub(crate) marks: Mutex<Vec<Arc<CudaEvent>>>,
+    pub(crate) completion_events: Mutex<Vec<Arc<CudaEvent>>>,
     /// Events for the watchdog's marks.
     pub(crate) events: Mutex<Vec<CudaEvent>>,
     /// The overdue operation for which the watchdog ended it.
-    pub(crate) overdue: OnceLock<Overdue>,
+    pub(crate) overdue_operation: OnceLock<Overdue>,
     /// The graphs that captured its operations.
     pub(crate) plans: Plans,
     /// The memory that all ranks have registered as symmetric windows.
@@ -63,7 +63,7 @@ pub struct Inner {
     /// Whether it was made so that NCCL uses no multiprocessors where copy engines can do the work.
     pub(crate) is_zero_cta: bool,
     /// Whether NCCL's calls on it block.
-    pub(crate) blocks: bool,
+    pub(crate) has_blocking_calls: bool,
     /// The abort-flag parent that ends a blocking call; `None` if calls do not block, or for a communicator made elsewhere.
     pub(crate) abort_flag_parent: Option<Arc<AbortFlagParent>>,
     /// The number of handles that cannot use it: `KeepAlive` and `TemporaryHandle`.
@@ -73,18 +73,18 @@ pub struct Inner {
     /// The streams whose operations are not known to be done.
     pub(crate) in_use: Mutex<Vec<Arc<CudaStream>>>,
     /// Set while it is being aborted: the exit of the process waits for the abort.
-    pub(crate) ending: Mutex<Option<drop_queue::ExitHold>>,
+    pub(crate) exit_hold: Mutex<Option<drop_queue::ExitHold>>,
     /// Whether NCCL was left with an unfinished launch.
     pub(crate) has_unfinished_launch: AtomicBool,
     /// Whether more than NCCL's kernels may use borrowed memory.
     pub(crate) lends_beyond_kernels: AtomicBool,
     /// The launch under way that it shares with other communicators.
-    pub(crate) launch: Mutex<Option<Arc<SharedLaunch>>>,
+    pub(crate) shared_launch: Mutex<Option<Arc<SharedLaunch>>>,
     /// The state of its revocation.
     pub(crate) revocation: Revocation,
     /// The stream for captures, on which no other work is put. It also makes cudarc order the streams of the context, which
     /// cudarc does only while it counts one of its own streams there. Released by the drop queue, after NCCL's part.
-    pub(crate) own_stream: Option<Arc<CudaStream>>,
+    pub(crate) capture_stream: Option<Arc<CudaStream>>,
 }
 
 /// A launch of several communicators that NCCL carries out on a thread of its own. Locked while one of them is aborted:
@@ -94,7 +94,7 @@ pub struct Inner {
 pub(crate) struct SharedLaunch(pub(super) Mutex<()>);
 
 impl Inner {
-    /// Marks this thread as inside a call on this communicator ([`inside`](crate::active_calls)).
+    /// Marks this thread as inside a call on this communicator ([`active_calls`](crate::active_calls)).
     #[inline]
     #[doc(hidden)]
     pub fn enter(&self, kind: CallKind, timeout: Duration) -> CallGuard {
@@ -105,11 +105,11 @@ impl Inner {
 impl Inner {
     /// Returns its identity in the recorder and the log.
     pub(crate) fn identity(&self) -> &Identity {
-        &self.tracked.track().identity
+        &self.track_handle.track().identity
     }
 
     pub(crate) fn launch_mode(&self) -> Option<LaunchMode> {
-        match (self.blocks, &self.abort_flag_parent) {
+        match (self.has_blocking_calls, &self.abort_flag_parent) {
             (false, _) => Some(LaunchMode::NonBlocking),
             (true, Some(_)) => Some(LaunchMode::BlockingChild),
             (true, None) => None,
@@ -117,15 +117,15 @@ impl Inner {
     }
 
     /// Whether NCCL's abort flag is raised, also before the communicator counts as aborted.
-    pub(crate) fn is_flag_up(&self) -> bool {
+    pub(crate) fn is_abort_flag_raised(&self) -> bool {
         self.abort_flag_parent
             .as_ref()
-            .is_some_and(|abort_flag_parent| abort_flag_parent.is_raised())
+            .is_some_and(|abort_flag_parent| abort_flag_parent.is_abort_flag_raised())
     }
 
     /// Whether NCCL's abort flag is raised, or about to be.
     pub(crate) fn is_being_ended(&self) -> bool {
-        self.lifecycle.get().is_aborted() || self.is_flag_up()
+        self.lifecycle.get().is_aborted() || self.is_abort_flag_raised()
     }
 
     /// Returns the description of an operation that began at `started`.
@@ -161,26 +161,26 @@ impl Inner {
 
     /// Returns the world and launcher ranks of its ranks.
     pub(crate) fn roster(&self) -> &Arc<Roster> {
-        &self.tracked.track().identity.roster
+        &self.track_handle.track().identity.roster
     }
 
-    /// Names one of its ranks for a text about another communicator.
-    pub(crate) fn member(&self, rank: usize) -> String {
+    /// Returns the name of one of its ranks, for a text about another communicator.
+    pub(crate) fn name_of_rank(&self, rank: usize) -> String {
         let roster = self.roster();
         format!("{} of {}", roster.who(&[rank]), roster.named(&self.name))
     }
 
     /// Returns the generation of the world that made it; 0 without a world.
     pub(crate) fn generation(&self) -> u64 {
-        let scope = self.tracked.track().identity.scope.as_ref();
+        let scope = self.track_handle.track().identity.scope.as_ref();
         scope.map_or(0, |scope| scope.place().generation)
     }
 
     /// Returns the stream for captures.
-    pub(crate) fn own_stream(&self) -> &Arc<CudaStream> {
-        match &self.own_stream {
+    pub(crate) fn capture_stream(&self) -> &Arc<CudaStream> {
+        match &self.capture_stream {
             Some(stream) => stream,
-            None => unreachable!("it is taken when nobody has the communicator any more"),
+            None => unreachable!("taken only with the last handle"),
         }
     }
 

@@ -17,7 +17,7 @@ use crate::drop_queue;
 /// A handle that keeps a communicator alive; see the module.
 pub(crate) struct KeepAlive {
     comm: Communicator,
-    /// When the last other handle was found gone.
+    /// When the last other handle was found to be dropped.
     alone_since: Option<Instant>,
 }
 
@@ -55,14 +55,14 @@ impl Deref for KeepAlive {
     }
 }
 
-/// A temporary handle for a look at a communicator; it does not count as a user of the communicator.
+/// A temporary handle, for reading a communicator's state; it does not count as a user of the communicator.
 ///
-/// The end of a communicator calls CUDA. If the last other handle is dropped during the look, that end runs on another thread:
-/// the looking thread must get on even if the driver is stuck.
+/// The end of a communicator calls CUDA. If the last other handle is dropped meanwhile, that end runs on another thread:
+/// the reading thread must not block even if the driver is stuck.
 pub(crate) struct TemporaryHandle(ManuallyDrop<Arc<Inner>>);
 
 impl TemporaryHandle {
-    /// Returns `None` if the communicator is gone.
+    /// Returns `None` if the communicator was dropped.
     pub(crate) fn of(inner: &Weak<Inner>) -> Option<Self> {
         let inner = inner.upgrade()?;
         inner.non_user_handles.fetch_add(1, Ordering::AcqRel);

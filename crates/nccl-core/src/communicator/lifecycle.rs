@@ -13,7 +13,7 @@ use super::free::{call_on_thread, call_within, finalize_with};
 use super::handle::NotIdle;
 use super::{Inner, registry};
 use crate::drop_queue;
-use crate::error::{Error, ErrorKind, Mark, Result, StreamRefusal};
+use crate::error::{Error, ErrorKind, ErrorProperty, Result, StreamRefusal};
 use crate::events;
 use crate::forked;
 use crate::operation::{OperationKind, Shape};
@@ -23,7 +23,7 @@ use crate::threads;
 use crate::time::deadline_after;
 use nccl_base::fault::{Fault, short_key};
 
-/// How long past its timeout a wait may go on that checks the timeout itself.
+/// How long past its timeout a wait may continue that checks the timeout itself.
 const LATE_CHECK: Duration = Duration::from_secs(1);
 
 /// The outcome of an abort.
@@ -52,7 +52,7 @@ pub(super) fn finalize(inner: &Arc<Inner>) -> Result<()> {
     let _entered = span.enter();
     inner.finalize().map_err(|error| {
         inner
-            .conclude(error)
+            .final_error(error)
             .during(|| inner.operation(OperationKind::Finalize, Shape::default(), None, started))
     })
 }
@@ -65,7 +65,7 @@ pub(super) fn abort(inner: &Arc<Inner>, reason: &str) -> Result<()> {
         AbortOutcome::Freed => Ok(()),
         AbortOutcome::Leaked => Err(Error::new(ErrorKind::TimedOut {
             what: inner.blocked_call_text(),
-            timeout: inner.abort_limit(),
+            timeout: inner.abort_timeout(),
         })
         .during(|| inner.operation(OperationKind::Abort, Shape::default(), None, started))),
     }
@@ -110,7 +110,7 @@ impl Inner {
 
     /// Waits until NCCL has released borrowed memory, at most as long as an end may take; for an end that has begun.
     fn wait_until_released(&self) -> bool {
-        let deadline = deadline_after(self.end_limit());
+        let deadline = deadline_after(self.end_timeout());
         while !self.lifecycle.is_released() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -131,9 +131,9 @@ impl Inner {
     /// memory on all reachable ranks, which may write into it until then; the error then carries
     /// the fault that all ranks report. An error that means a lost device begins the abort.
     #[cold]
-    pub(crate) fn conclude(self: &Arc<Self>, error: Error) -> Error {
+    pub(crate) fn final_error(self: &Arc<Self>, error: Error) -> Error {
         self.abort_if_context_lost(&error, DetectionPhase::AfterIssue);
-        let follows = matches!(
+        let may_follow_from_abort = matches!(
             error.kind(),
             ErrorKind::Aborted { .. }
                 | ErrorKind::TimedOut { .. }
@@ -144,8 +144,8 @@ impl Inner {
                     reason: StreamRefusal::CapturedMeanwhile | StreamRefusal::InGraph,
                     ..
                 }
-        ) || error.is(Mark::NoThread);
-        if !follows || !self.lifecycle.get().is_aborted() {
+        ) || error.is(ErrorProperty::NoThread);
+        if !may_follow_from_abort || !self.lifecycle.get().is_aborted() {
             return error;
         }
         self.wait_until_released();
@@ -153,9 +153,11 @@ impl Inner {
             return error;
         };
         match supervisor.fault() {
-            Some(fault) => {
-                error.because_of(fault, supervisor.is_own(fault), supervisor.conclusion())
-            }
+            Some(fault) => error.because_of(
+                fault,
+                supervisor.is_own(fault),
+                supervisor.unconfirmed_text(),
+            ),
             None => error,
         }
     }
@@ -172,8 +174,8 @@ impl Inner {
         }
     }
 
-    /// Counts the communicator as ended because of `fault`, which another rank reported. Never waits. Returns whether this
-    /// call began the end.
+    /// Begins an abort because of `fault`, which another rank reported. Never waits. Returns whether this call began the
+    /// abort.
     pub(crate) fn begin_end(&self, fault: &Arc<Fault>) -> bool {
         self.begin_abort(EndReason::ReportedFault(fault))
     }
@@ -188,15 +190,17 @@ impl Inner {
         if !self.lifecycle.begin_abort(&reason) {
             return false;
         }
-        let _ = self.aborting.set((Instant::now(), self.abort_limit()));
-        *self.ending.lock() = Some(drop_queue::ExitHold::begin());
+        let _ = self
+            .abort_started
+            .set((Instant::now(), self.abort_timeout()));
+        *self.exit_hold.lock() = Some(drop_queue::ExitHold::begin());
         let roster = self.roster();
         let world_ranks = roster.world_ranks();
         tracing::warn!(
             name: "nccl.comm.aborting",
             target: "nccl",
             comm = &*self.name,
-            comm_key = self.tracked.track().identity.key.as_deref().map(short_key),
+            comm_key = self.track_handle.track().identity.key.as_deref().map(short_key),
             world_ranks,
             rank = self.rank,
             world_rank = roster.world_rank(self.rank),
@@ -206,7 +210,7 @@ impl Inner {
             "aborting a communicator"
         );
         if !matches!(why, EndReason::Unannounced(_)) {
-            self.tracked.aborted(&reason);
+            self.track_handle.aborted(&reason);
         }
         if let EndReason::OwnCause(cause) = why {
             match &self.supervisor {
@@ -220,7 +224,7 @@ impl Inner {
                         _ => *cause,
                     };
                     let fault = Fault::here(cause, place, self.rank, self.generation(), |_| None);
-                    let key = self.tracked.track().identity.key.as_deref();
+                    let key = self.track_handle.track().identity.key.as_deref();
                     events::fault(&fault, key, self.rank, self.world_size);
                 }
             }
@@ -230,8 +234,8 @@ impl Inner {
 
     /// Returns how long NCCL may take to free the communicator: the abort timeout, or, if NCCL is inside work that has to notice
     /// the abort first, the time for noticing if that is longer.
-    pub(crate) fn abort_limit(&self) -> Duration {
-        if let Some((_, timeout)) = self.aborting.get() {
+    pub(crate) fn abort_timeout(&self) -> Duration {
+        if let Some((_, timeout)) = self.abort_started.get() {
             return *timeout;
         }
         let timeout = self.timeouts.abort;
@@ -242,22 +246,22 @@ impl Inner {
                 .is_none_or(|handle| handle.raw.is_none())
         };
         match self.has_unfinished_launch.load(Ordering::Acquire) || is_held() {
-            true => timeout.max(self.notice),
+            true => timeout.max(self.abort_notice_timeout),
             false => timeout,
         }
     }
 
     /// Returns how long another thread may take to end the communicator.
-    pub(crate) fn end_limit(&self) -> Duration {
-        let more = self.abort_limit().saturating_sub(self.timeouts.abort);
+    pub(crate) fn end_timeout(&self) -> Duration {
+        let more = self.abort_timeout().saturating_sub(self.timeouts.abort);
         self.timeouts.orderly_end().saturating_add(more)
     }
 
     pub(crate) fn carry_out_abort(self: &Arc<Self>) -> AbortOutcome {
-        let span = events::abort_span(&self.tracked.track().identity);
+        let span = events::abort_span(&self.track_handle.track().identity);
         let _entered = span.enter();
         let inner = Arc::clone(self);
-        let timeout = self.abort_limit();
+        let timeout = self.abort_timeout();
         let freed = call_within(timeout, "nccl-abort", move || {
             inner.lifecycle.end(&inner, timeout)
         });
@@ -280,7 +284,7 @@ impl Inner {
 
     /// Waits until another thread has ended the communicator, at most as long as an end may take.
     pub(crate) fn wait_for_end(&self) -> AbortOutcome {
-        let deadline = deadline_after(self.end_limit());
+        let deadline = deadline_after(self.end_timeout());
         while !self.lifecycle.get().is_final() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -297,9 +301,9 @@ impl Inner {
         }
         let timeout = self.timeouts.finalize;
         let deadline = deadline_after(timeout);
-        let ours = Arc::new(AtomicBool::new(false));
+        let abort_is_ours = Arc::new(AtomicBool::new(false));
         let retiring = {
-            let (inner, ours) = (Arc::clone(self), Arc::clone(&ours));
+            let (inner, abort_is_ours) = (Arc::clone(self), Arc::clone(&abort_is_ours));
             call_on_thread("nccl-finalize", move || {
                 let interrupted = || {
                     inner.lifecycle.get() != State::Finalizing || inner.abort_signal.is_aborted()
@@ -319,7 +323,7 @@ impl Inner {
                 let aborting = |not_idle: &NotIdle| {
                     let cause = not_idle.cause("finalize", timeout);
                     if inner.begin_abort(EndReason::OwnCause(Box::new(cause))) {
-                        ours.store(true, Ordering::Release);
+                        abort_is_ours.store(true, Ordering::Release);
                     }
                 };
                 inner.lifecycle.retire(&inner, wait_until_idle, aborting)
@@ -343,18 +347,18 @@ impl Inner {
                     None
                 }
                 // The thread has noticed, or another thread ends the communicator: waits as long as an abort may take.
-                false => wait(self.abort_limit().saturating_add(LATE_CHECK)),
+                false => wait(self.abort_timeout().saturating_add(LATE_CHECK)),
             }
         });
         let end = |freed| {
-            if ours.load(Ordering::Acquire) {
+            if abort_is_ours.load(Ordering::Acquire) {
                 let _ = self.finish_abort(freed);
             } else {
                 self.record_failed_finalize(freed, "its finalize failed");
             }
         };
         match retired {
-            Some(Some(Retired { settled, freed })) => match (settled, freed) {
+            Some(Some(Retired { finalized, freed })) => match (finalized, freed) {
                 (Ok(()), Ok(())) if self.lifecycle.set_finalized() => Ok(()),
                 // Another thread began an abort meanwhile, and completes it.
                 (Ok(()), Ok(())) => Err(self.out_of_use()),
@@ -379,13 +383,13 @@ impl Inner {
     /// Completes an abort that this process began.
     pub(crate) fn finish_abort(&self, freed: bool) -> AbortOutcome {
         if let Some(supervisor) = &self.supervisor
-            && supervisor.is_at_fault()
+            && supervisor.has_fault()
         {
-            supervisor.conclude(freed, self.needs_full_abort());
+            supervisor.report_abort_returned(freed, self.needs_full_abort());
         }
-        self.ending.lock().take();
-        let took = self.aborting.get().map(|(since, _)| since.elapsed());
-        let identity = &self.tracked.track().identity;
+        self.exit_hold.lock().take();
+        let took = self.abort_started.get().map(|(since, _)| since.elapsed());
+        let identity = &self.track_handle.track().identity;
         events::aborted(identity, freed, took.unwrap_or_default());
         if freed {
             self.lifecycle.set_aborted();
@@ -401,8 +405,8 @@ impl Inner {
     /// Counts and logs that NCCL did not free the communicator.
     pub(super) fn report_leak(&self) {
         let roster = self.roster();
-        let (held, timeout) = (self.blocked_call_text(), self.abort_limit());
-        let why = format!("{held} did not come back within {timeout:?}");
+        let (held, timeout) = (self.blocked_call_text(), self.abort_timeout());
+        let why = format!("{held} did not return within {timeout:?}");
         events::leaked_communicator((&self.name, roster), self.rank, &why);
     }
 
@@ -444,7 +448,7 @@ pub fn end_failed(failed: Vec<PendingEnd>) {
         let freed = matches!(inner.lifecycle.get(), State::Finalized | State::Aborted);
         // A communicator that was finalized before has nothing left to end.
         if let Some(supervisor) = &inner.supervisor {
-            supervisor.conclude(freed, inner.needs_full_abort());
+            supervisor.report_abort_returned(freed, inner.needs_full_abort());
         }
     }
 }

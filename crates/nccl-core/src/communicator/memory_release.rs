@@ -2,15 +2,15 @@
 //!
 //! `ncclCommAbort` raises the abort flag at once, and returns when NCCL's own threads have ended, half a second later.
 //! Only kernels access a program's memory, and they end when they see the flag. So before the call an event is
-//! recorded behind the work on each stream; when all events are reached, this rank has released the memory, and tells the other
-//! ranks, whose memory its kernels may have written. When all ranks have reported that, errors are handed out.
+//! recorded behind the work on each stream; when all events are reached, this rank has released the memory, and reports that to
+//! the other ranks, whose memory its kernels may have written. When all ranks have reported that, errors are handed out.
 //!
 //! Where more than kernels accesses memory of a rank (registered buffers, windows, captured graphs, copy engines: through
 //! proxies and network cards), the rank reports that with the end of its kernels, and then all ranks wait for the end of all aborts.
 //!
 //! ```text
-//! abort begins ─▶ no call is under way ─▶ events recorded ─▶ ncclCommAbort ───────────────▶ it has come back
-//!                                                └─▶ reached ─▶ all ranks say so ─▶ errors are handed out
+//! abort begins ─▶ no call is under way ─▶ events recorded ─▶ ncclCommAbort ───────────────▶ ncclCommAbort returns
+//!                                                └─▶ reached ─▶ all ranks report that ─▶ errors are handed out
 //! ```
 
 use std::mem::ManuallyDrop;
@@ -22,7 +22,7 @@ use cudarc::driver::CudaEvent;
 
 use super::Inner;
 use super::handle::Backoff;
-use crate::driver;
+use crate::cuda_driver;
 use crate::drop_queue;
 use crate::events;
 use crate::peers::ReleaseProgress;
@@ -41,7 +41,7 @@ impl Inner {
         let spawned = threads::spawn("nccl-release", move || inner.await_release());
         if let Err(error) = spawned {
             // Without the thread, errors wait for the end of the abort.
-            events::no_thread("that looks for the end of kernels", &error);
+            events::no_thread("to wait for the end of kernels", &error);
         }
     }
 
@@ -64,8 +64,8 @@ impl Inner {
     fn await_release(self: &Arc<Self>) {
         // No call is made while the process exits.
         let working = || drop_queue::DeviceCallGuard::begin();
-        let behind = working().and_then(|_working| self.record_events());
-        let Some(behind) = behind.map(ManuallyDrop::new) else {
+        let events = working().and_then(|_working| self.record_events());
+        let Some(events) = events.map(ManuallyDrop::new) else {
             return;
         };
         let deadline = deadline_after(self.timeouts.abort);
@@ -74,15 +74,15 @@ impl Inner {
             let Some(_working) = working() else {
                 return;
             };
-            let reached = behind.iter().try_fold(true, |all, event| {
+            let reached = events.iter().try_fold(true, |all, event| {
                 event.try_is_complete().map(|reached| all && reached)
             });
             // The effect of a failed context on memory is unknown before the abort ends.
-            let gives_up =
+            let stops_waiting =
                 reached.is_err() || self.lifecycle.get().is_final() || Instant::now() >= deadline;
-            if gives_up || reached == Ok(true) {
-                drop(ManuallyDrop::into_inner(behind));
-                if gives_up {
+            if stops_waiting || reached == Ok(true) {
+                drop(ManuallyDrop::into_inner(events));
+                if stops_waiting {
                     return;
                 }
                 break;
@@ -95,30 +95,30 @@ impl Inner {
             true => ReleaseProgress::KernelsAndNeedsAll,
             false => ReleaseProgress::Kernels,
         };
-        let is_over = match &self.supervisor {
+        let all_released = match &self.supervisor {
             // Without a fault the other ranks continue, and do not report.
-            Some(supervisor) => supervisor.is_at_fault() && supervisor.report_release(so_far),
+            Some(supervisor) => supervisor.has_fault() && supervisor.report_release(so_far),
             None => true,
         };
         // Even if other ranks did not answer, the end of this rank's own abort is waited for.
-        if is_over && !needs_all {
+        if all_released && !needs_all {
             self.lifecycle.set_released();
         }
     }
 
     /// Records an event behind the unfinished work on each stream; `None` if that is not possible.
     fn record_events(&self) -> Option<Vec<CudaEvent>> {
-        driver::bind(&self.context).ok()?;
+        cuda_driver::bind(&self.context).ok()?;
         let streams = self.in_use.lock().clone();
-        let behind = streams.iter().map(|stream| {
-            if driver::is_capturing(stream) {
+        let events = streams.iter().map(|stream| {
+            if cuda_driver::is_capturing(stream) {
                 return None;
             }
-            let event = driver::new_event(&self.context, None).ok()?;
-            driver::record(&event, stream).ok()?;
+            let event = cuda_driver::new_event(&self.context, None).ok()?;
+            cuda_driver::record(&event, stream).ok()?;
             Some(event)
         });
-        behind.collect()
+        events.collect()
     }
 }
 

@@ -45,7 +45,7 @@ pub trait Peers: Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Returns the host of each of `members`, once they are known.
     fn hosts(&self, members: &[usize]) -> Option<Vec<String>>;
 
-    /// Returns the ranks that are gone.
+    /// Returns the ranks that have departed.
     fn departed(&self) -> Vec<usize>;
 
     /// Waits briefly until the handlers have processed all notices received so far.
@@ -57,7 +57,7 @@ pub trait Peers: Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Gives `part` to all `members`, or to all ranks, and returns their parts.
     ///
     /// # Errors
-    /// When a rank does not come until `deadline`, or is gone.
+    /// When a rank does not arrive until `deadline`, or has departed.
     fn exchange(
         &self,
         topic: &str,
@@ -124,15 +124,15 @@ pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Returns the fault that ended it on all ranks.
     fn fault(&self) -> Option<&Arc<Fault>>;
 
-    /// Returns the same, or the fault that this rank has announced.
-    fn cause(&self) -> Option<&Arc<Fault>>;
+    /// Returns the fault, or, while there is none, the one that this rank has announced.
+    fn fault_or_announced(&self) -> Option<&Arc<Fault>>;
 
     /// Whether `fault` is this rank's own announcement.
     fn is_own(&self, fault: &Fault) -> bool;
 
-    /// Whether it has ended on all ranks, or is about to.
-    fn is_at_fault(&self) -> bool {
-        self.cause().is_some()
+    /// Whether it has a fault, decided or announced: it has ended on all ranks, or is about to.
+    fn has_fault(&self) -> bool {
+        self.fault_or_announced().is_some()
     }
 
     /// Reports how far this rank has released it, and waits until the other ranks have reported the same. Returns whether that
@@ -140,7 +140,7 @@ pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
     fn report_release(&self, so_far: ReleaseProgress) -> bool;
 
     /// Reports through [`report_release`](Self::report_release) whether the abort here has returned.
-    fn conclude(&self, freed: bool, needs_all: bool) {
+    fn report_abort_returned(&self, freed: bool, needs_all: bool) {
         self.report_release(match (freed, needs_all) {
             (false, _) => ReleaseProgress::Nothing,
             (true, true) => ReleaseProgress::AllAndNeedsAll,
@@ -148,8 +148,9 @@ pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
         });
     }
 
-    /// Returns a sentence that names the ranks that have not released it, and says if the world has gone on since.
-    fn conclusion(&self) -> Option<&str>;
+    /// Returns a sentence that names the ranks that have not released it, and reports if the world has formed
+    /// another generation since.
+    fn unconfirmed_text(&self) -> Option<&str>;
 
     /// Gives the other ranks `part` for `topic`, once, and returns theirs.
     fn gather(
@@ -166,14 +167,15 @@ pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Returns the handle of the supervised communicator; `None` while that is being made.
     fn target(&self) -> Option<AbortHandle>;
 
-    /// Whether a rank has asked if this rank has entered the `collective`-th collective, or a later one.
-    fn is_queried(&self, collective: u64) -> bool;
+    /// Whether a rank has queried if this rank has entered the `collective_index`-th collective, or a later one.
+    fn is_queried(&self, collective_index: u64) -> bool;
 
-    /// Records that a rank has asked about the `collective`-th collective.
-    fn set_queried(&self, collective: u64);
+    /// Records that a rank has sent a query about the `collective_index`-th collective.
+    fn set_queried(&self, collective_index: u64);
 
-    /// Asks which ranks have not entered a collective that this rank entered `since` ago; of a sample, only how far apart they came.
-    fn suspect(&self, collective: u64, call: &IndexedCall, since: Duration, is_sample: bool);
+    /// Queries which ranks have not entered a collective that this rank entered `since` ago; of a sample, only how far apart
+    /// they arrived.
+    fn suspect(&self, collective_index: u64, call: &IndexedCall, since: Duration, is_sample: bool);
 }
 
 /// How far a rank has released a communicator that is being aborted.
@@ -191,9 +193,9 @@ pub enum ReleaseProgress {
     Nothing,
 }
 
-/// A communicator that its ranks are about to make: the ranks tell each other which of them cannot, and agree on one fault.
+/// A communicator that its ranks are about to make: the ranks report to each other which of them cannot, and agree on one fault.
 pub trait InitSupervisor {
-    /// Returns the message that tells the other ranks why this rank cannot take part.
+    /// Returns the message in which this rank reports why it cannot take part.
     fn encode_failure(&self, error: &Error) -> Vec<u8>;
 
     /// Chooses the fault of all ranks from the messages of the ranks that cannot take part: returns the rank and its fault.
@@ -224,7 +226,7 @@ pub trait StragglerQuery: Send {
     fn connection(&self) -> *const ();
 
     /// Answers how long ago this rank entered the collective; if it has not, what this rank did last.
-    fn answer(&self, key: &str, collective: u64, entered: Option<Duration>, last: &str);
+    fn answer(&self, key: &str, collective_index: u64, entered: Option<Duration>, last: &str);
 }
 
 /// A weak handle to a communicator, with which a supervisor can end it.
@@ -236,7 +238,7 @@ impl AbortHandle {
         Self(Arc::downgrade(inner))
     }
 
-    /// Counts it as ended because of `fault`, which another rank reported. Never waits. `None` if the communicator is gone.
+    /// Begins an abort because of `fault`, which another rank reported. Never waits. `None` if the communicator is gone.
     #[must_use]
     pub fn begin_end(&self, fault: &Arc<Fault>) -> Option<PendingEnd> {
         let inner = self.0.upgrade()?;
@@ -247,7 +249,7 @@ impl AbortHandle {
     /// Returns what the communicator currently waits in, for the errors of other ranks.
     #[must_use]
     pub fn pending_call(&self) -> Option<String> {
-        self.0.upgrade()?.tracked.track().pending_call()
+        self.0.upgrade()?.track_handle.track().pending_call()
     }
 }
 

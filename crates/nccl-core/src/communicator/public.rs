@@ -89,7 +89,7 @@ impl Communicator {
     /// ```
     #[must_use]
     pub fn world_ranks(&self) -> &[usize] {
-        let members = self.inner.tracked.track().identity.members.as_deref();
+        let members = self.inner.track_handle.track().identity.members.as_deref();
         members.unwrap_or_default()
     }
 
@@ -228,7 +228,7 @@ impl Communicator {
     /// ```
     #[must_use]
     pub fn recording(&self) -> Recording {
-        read_one(self.inner.tracked.track())
+        read_one(self.inner.track_handle.track())
     }
 
     /// Returns the key that identifies it on its ranks; `None` without other ranks.
@@ -332,8 +332,8 @@ impl Communicator {
     /// Ends the communicator now, whatever it is doing, from any thread.
     ///
     /// Operations under way end; their results are void, and every call and request on this rank
-    /// returns [`ErrorKind::Aborted`]. The other ranks of a `World`'s communicator are
-    /// told, and abort theirs for the same reason; this call returns when they have confirmed that, or are gone, or
+    /// returns [`ErrorKind::Aborted`]. The other ranks of a `World`'s communicator
+    /// receive the reason, and abort theirs for it; this call returns when they have confirmed that, or are gone, or
     /// their time is up (3 s unless set). Without a `World`, each rank has to abort by
     /// itself. A second abort only waits for the end of the first.
     ///
@@ -363,7 +363,7 @@ impl Communicator {
     /// [`shrink`](Self::shrink) remains possible; in [`LaunchMode::NonBlocking`](crate::LaunchMode::NonBlocking) by
     /// `ncclCommShrink`, as long as no rank is gone.
     ///
-    /// Every rank is told, and its calls and requests return [`ErrorKind::Aborted`] with this `reason` and a
+    /// The reason is announced to every rank, and its calls and requests return [`ErrorKind::Aborted`] with this `reason` and a
     /// fault of the class [`Revoked`](FaultClass::Revoked). This call returns when all ranks have stopped, or are gone, or
     /// their time is up (3 s unless set). Any rank may call it, from any thread.
     ///

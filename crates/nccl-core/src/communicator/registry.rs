@@ -4,7 +4,7 @@
 //! its start, so that an abort also ends it while it still waits for the other ranks.
 //!
 //! NCCL ends the ranks of one communicator that live in one process with the last of them, and one
-//! communicator may wait for a call inside another. So every communicator is told before any is waited for; and
+//! communicator may wait for a call inside another. So every communicator is signalled before any is waited for; and
 //! libraries that support it (2.22) abort all of them in one group.
 
 use std::fmt;
@@ -91,7 +91,7 @@ impl PendingInit {
                 let aborted = Error::new(ErrorKind::Aborted {
                     reason: reason.clone(),
                 });
-                // The other ranks were told that this rank was asked to abort; here the reason is known.
+                // The other ranks received that this rank's program requested the abort; here the reason is known.
                 match error.shared_fault() {
                     Some(fault) => aborted.before_nccl(fault),
                     None => aborted,
@@ -149,7 +149,7 @@ pub(crate) fn register(inner: &Arc<Inner>) {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AbortReport {
-    /// The communicators, in the order in which they were made; those that were still being made come last. NCCL did not give back
+    /// The communicators, in the order in which they were made; those that were still being made come last. NCCL did not free
     /// those whose state is [`Leaked`](State::Leaked): memory that they use must stay where it is.
     pub communicators: Vec<EndedCommunicator>,
 }
@@ -170,7 +170,7 @@ pub struct EndedCommunicator {
     /// This process's rank in it.
     pub rank: usize,
     /// [`Aborted`](State::Aborted) when NCCL has released it, or it was never made;
-    /// [`Leaked`](State::Leaked) when NCCL has not within the communicator's abort limit;
+    /// [`Leaked`](State::Leaked) when NCCL has not within the communicator's abort timeout;
     /// [`Finalized`](State::Finalized) when its orderly end came first.
     pub state: State,
     roster: Arc<Roster>,
@@ -199,7 +199,7 @@ impl fmt::Display for AbortReport {
 /// each is aborted on a thread of its own. Communicators that are made afterwards are not affected.
 ///
 /// Takes no longer than the longest of their abort and confirm timeouts together, and a moment. A communicator that NCCL did
-/// not give back by then is leaked, and the report names it.
+/// not free by then is leaked, and the report names it.
 ///
 /// Wraps `ncclCommAbort` between `ncclGroupStart` and `ncclGroupEnd`.
 ///
@@ -312,7 +312,8 @@ pub(super) fn begin_end_of_context(first: &Arc<Inner>, cause: &Cause) -> Vec<(Ar
     }
     let others = live_communicators();
     for other in others {
-        if other.shares_context_with(first) && other.begin_abort(EndReason::own(cause.elsewhere()))
+        if other.shares_context_with(first)
+            && other.begin_abort(EndReason::own(cause.for_other_communicator()))
         {
             begun.push((other, true));
         }
@@ -368,9 +369,9 @@ pub(super) fn end_together(all: Vec<(Arc<Inner>, bool)>) {
             let in_group = in_groups.contains(&Arc::as_ptr(inner));
             let end = move || match (begun, in_group) {
                 (true, true) => {
-                    let span = events::abort_span(&inner.tracked.track().identity);
+                    let span = events::abort_span(&inner.track_handle.track().identity);
                     let _entered = span.enter();
-                    let freed = inner.lifecycle.wait_freed(inner.abort_limit());
+                    let freed = inner.lifecycle.wait_freed(inner.abort_timeout());
                     inner.finish_abort(freed)
                 }
                 (true, false) => inner.carry_out_abort(),
@@ -396,11 +397,11 @@ fn free_in_a_group(all: &[Arc<Inner>]) {
     for inner in all {
         match inner.handle.lock_until(deadline) {
             // If another thread has the pointer, that thread frees it.
-            // `pointer` keeps its value, but the phase is not `Ready` any more, which its readers check.
+            // `pointer` keeps its value, but the state is no longer `Ready`, which its readers check.
             Some(mut handle) => taken.extend(handle.raw.take().map(|raw| (inner, raw))),
             None => {
                 let inner = Arc::clone(inner);
-                let end = move || inner.lifecycle.end(&inner, inner.abort_limit());
+                let end = move || inner.lifecycle.end(&inner, inner.abort_timeout());
                 let spawned = threads::spawn("nccl-abort", end);
                 if let Err(error) = spawned {
                     events::no_thread("for an abort", &error);

@@ -46,7 +46,7 @@ pub(super) fn revoke(inner: &Arc<Inner>, reason: &str) -> Result<()> {
         let error = match fault {
             // The others end because of this call; this call fails because it took too long.
             Some(fault) if error.is_timeout() && fault.is_on_purpose() => error.with_fault(fault),
-            _ => inner.conclude(error),
+            _ => inner.final_error(error),
         };
         error.during(|| inner.operation(OperationKind::Revoke, Shape::default(), None, started))
     })
@@ -55,10 +55,10 @@ pub(super) fn revoke(inner: &Arc<Inner>, reason: &str) -> Result<()> {
 impl Inner {
     fn revoke(self: &Arc<Self>, reason: &str) -> Result<()> {
         forked::check()?;
-        if !self.blocks {
+        if !self.has_blocking_calls {
             self.library.function(sys::Api::ncclCommRevoke)?;
         }
-        if self.blocks && self.abort_flag_parent.is_none() {
+        if self.has_blocking_calls && self.abort_flag_parent.is_none() {
             return Err(Error::new(ErrorKind::InvalidConfig {
                 field: "blocking",
                 reason: String::from(
@@ -75,18 +75,21 @@ impl Inner {
             // Another fault has ended it on all ranks, or NCCL refused.
             AbortOutcome::Freed => Err(self.out_of_use()),
             AbortOutcome::Leaked => Err(Error::new(ErrorKind::TimedOut {
-                what: String::from(match self.blocks {
+                what: String::from(match self.has_blocking_calls {
                     true => "ncclCommAbort",
                     false => "ncclCommRevoke",
                 }),
-                timeout: self.abort_limit(),
+                timeout: self.abort_timeout(),
             })),
         }
     }
 
     /// Waits until a revoke under way is over, which may be later than its errors; a shrink needs that.
     pub(crate) fn wait_until_revoked(&self) {
-        if !self.blocks && self.lifecycle.get() == State::Aborting && self.is_to_be_revoked() {
+        if !self.has_blocking_calls
+            && self.lifecycle.get() == State::Aborting
+            && self.is_to_be_revoked()
+        {
             self.wait_for_end();
         }
     }
@@ -104,7 +107,7 @@ impl Inner {
     /// Revokes `raw` instead of aborting it, if all ranks only want a revoke; returns whether that was done. Runs on a thread
     /// that may be given up.
     pub(super) fn revoke_instead(&self, raw: RawComm) -> bool {
-        if self.blocks || !self.is_to_be_revoked() {
+        if self.has_blocking_calls || !self.is_to_be_revoked() {
             return false;
         }
         match self.revoke_raw(raw) {
@@ -136,7 +139,7 @@ impl Inner {
 
     /// Whether it has ended because of a revoke.
     fn ended_by_revoke(&self) -> bool {
-        match self.blocks {
+        match self.has_blocking_calls {
             true => self.is_to_be_revoked(),
             false => self.is_revoked(),
         }
@@ -148,7 +151,7 @@ impl Inner {
         let Some(revoke) = library.api().ncclCommRevoke else {
             return Err(NotIdle::Failed(ffi::missing(library, CALL)));
         };
-        // With a launch under way, NCCL would go on with what the revoke has freed (`ncclGroupJobAbort`, group.cc).
+        // With a launch under way, NCCL would continue with what the revoke has freed (`ncclGroupJobAbort`, group.cc).
         if state(library, raw).map_err(NotIdle::Failed)? != sys::ncclResult_t::ncclSuccess {
             return Err(NotIdle::Interrupted);
         }
@@ -202,12 +205,12 @@ impl Inner {
             return;
         };
         let of = (Arc::clone(&self.name), Arc::clone(self.roster()), self.rank);
-        let raw = (self.library.clone(), raw, self.own_stream.take());
-        let end = move |(library, raw, own_stream): (_, RawComm, _)| {
+        let raw = (self.library.clone(), raw, self.capture_stream.take());
+        let end = move |(library, raw, capture_stream): (_, RawComm, _)| {
             if let Err(failure) = free(&library, FreeMethod::Abort, raw) {
                 let (name, roster, rank) = &of;
                 events::not_freed(Some((name, roster, *rank)), &failure);
-                std::mem::forget(own_stream);
+                std::mem::forget(capture_stream);
             }
         };
         if let Err(raw) = drop_queue::run_on_thread(raw, end) {

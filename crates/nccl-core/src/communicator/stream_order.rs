@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
 
-use crate::driver;
+use crate::cuda_driver;
 use crate::error::{Error, ErrorKind, Result, StreamRefusal};
 
 /// The name of an operation's stream in errors.
@@ -72,8 +72,8 @@ pub(crate) fn check_allocation_stream(stream: &CudaStream) -> Result<()> {
 /// Refuses a stream that is capturing a graph. Binds its context to this thread.
 #[inline]
 pub(crate) fn check_not_capturing(what: &'static str, stream: &CudaStream) -> Result<()> {
-    let status = driver::bind(stream.context())
-        .and_then(|()| driver::capture_status(stream))
+    let status = cuda_driver::bind(stream.context())
+        .and_then(|()| cuda_driver::capture_status(stream))
         .map_err(Error::cuda(
             "asking whether a stream is capturing (cuStreamIsCapturing)",
         ))?;
@@ -87,7 +87,7 @@ pub(crate) fn check_not_capturing(what: &'static str, stream: &CudaStream) -> Re
     }
 }
 
-/// Checks the stream of one buffer; adds it to `foreign` if it has to be joined with `on`.
+/// Checks the stream of one buffer; adds it to `foreign` if it has to be ordered with `on`.
 #[inline]
 pub(crate) fn check_buffer_stream(
     stream: &Arc<CudaStream>,
@@ -108,10 +108,10 @@ pub(crate) fn check_buffer_stream(
 
 /// Makes the operation's stream wait for the streams of its buffers. Refuses the operation if one of them is capturing by now.
 #[inline]
-pub(crate) fn join_before(
+pub(crate) fn order_before(
     on: &CudaStream,
     foreign: &[Arc<CudaStream>],
-    join: &CudaEvent,
+    ordering_event: &CudaEvent,
 ) -> Result<()> {
     // Binds the context to this thread, on which everything that follows relies.
     check_not_capturing(OPERATION, on)?;
@@ -121,9 +121,9 @@ pub(crate) fn join_before(
     for stream in foreign {
         // The program may have begun a capture since the buffer was recorded.
         check_not_capturing(BUFFERS, stream)?;
-        driver::record(join, stream)
+        cuda_driver::record(ordering_event, stream)
             .map_err(Error::cuda("recording an event on a buffer's stream"))?;
-        driver::wait(on, join).map_err(Error::cuda(
+        cuda_driver::wait(on, ordering_event).map_err(Error::cuda(
             "making the operation wait for a buffer's stream",
         ))?;
     }
@@ -146,9 +146,9 @@ pub(crate) enum ForeignCapture {
 pub(crate) fn invalidate_foreign_capture(on: &CudaStream) -> Option<ForeignCapture> {
     // The handle of a default stream refers to the bound context: in a group over several devices, the context of the last one.
     if on.cu_stream().addr() <= LEGACY.addr() {
-        let _ = driver::bind(on.context());
+        let _ = cuda_driver::bind(on.context());
     }
-    match driver::capture_status(on) {
+    match cuda_driver::capture_status(on) {
         Ok(sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE) | Err(_) => None,
         Ok(sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED) => {
             Some(ForeignCapture::Void)
@@ -190,25 +190,30 @@ pub(crate) fn capture_error(capture: ForeignCapture, failed: Option<Error>) -> E
 
 /// Makes the streams of the operation's buffers wait for the operation.
 #[inline]
-pub(crate) fn join_after(
+pub(crate) fn order_after(
     on: &CudaStream,
     foreign: &[Arc<CudaStream>],
-    join: &CudaEvent,
+    ordering_event: &CudaEvent,
 ) -> Result<()> {
     if foreign.is_empty() {
         return Ok(());
     }
-    join_behind(on, foreign, join)
+    order_behind(on, foreign, ordering_event)
 }
 
-fn join_behind(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEvent) -> Result<()> {
-    driver::record(join, on).map_err(Error::cuda("recording an event behind the operation"))?;
+fn order_behind(
+    on: &CudaStream,
+    foreign: &[Arc<CudaStream>],
+    ordering_event: &CudaEvent,
+) -> Result<()> {
+    cuda_driver::record(ordering_event, on)
+        .map_err(Error::cuda("recording an event behind the operation"))?;
     // Even if one stream cannot wait, the others are ordered.
     let mut ordered = Ok(());
     for stream in foreign {
-        let waits = driver::wait(stream, join).map_err(|error| {
+        let waits = cuda_driver::wait(stream, ordering_event).map_err(|error| {
             // A capturing stream must not wait for work outside its capture.
-            match driver::is_capturing(stream) {
+            match cuda_driver::is_capturing(stream) {
                 true => Error::new(ErrorKind::Stream {
                     what: BUFFERS,
                     reason: StreamRefusal::CapturedMeanwhile,
@@ -224,9 +229,9 @@ fn join_behind(on: &CudaStream, foreign: &[Arc<CudaStream>], join: &CudaEvent) -
 /// Whether `on` has unfinished work, or may have: for a capturing stream that is not known. False after the device failed:
 /// then no work runs.
 pub(crate) fn is_busy(on: &CudaStream) -> bool {
-    let _ = driver::bind(on.context());
+    let _ = cuda_driver::bind(on.context());
     matches!(
-        driver::query(on),
+        cuda_driver::query(on),
         sys::CUresult::CUDA_ERROR_NOT_READY
             | sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
             | sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED

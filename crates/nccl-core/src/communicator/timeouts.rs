@@ -56,11 +56,11 @@ pub struct Timeouts {
     /// Until then an error that follows from the abort is not handed out, because the other ranks may still write into memory of
     /// this rank. The error names the ranks that did not confirm.
     pub confirm: Duration,
-    /// How long a collective may run before the ranks are asked which of them have not entered it. `None`: a tenth of the timeout
+    /// How long a collective may run before a query finds the ranks that have not entered it. `None`: a tenth of the timeout
     /// of the operation, at least 100 ms and at most 10 s, and never for an operation without a timeout. [`Duration::MAX`] is never.
     ///
-    /// This timeout ends nothing: all ranks are told which ranks are late, by how much, and in which phase (the event
-    /// `nccl.straggler`), and are told again when a late rank has entered.
+    /// This timeout ends nothing: all ranks receive which ranks are late, by how much, and in which phase (the event
+    /// `nccl.straggler`), and receive a report again when a late rank has entered.
     pub straggler: Option<Duration>,
 }
 
@@ -79,7 +79,7 @@ impl Default for Timeouts {
 }
 
 impl Timeouts {
-    /// Returns how long a collective with this timeout may run before the ranks are asked which of them have not entered it; `None`
+    /// Returns how long a collective with this timeout may run before a query finds the ranks that have not entered it; `None`
     /// means never.
     pub(crate) fn straggler_after(&self, timeout: Option<Duration>) -> Option<Duration> {
         let usual = timeout.map(|timeout| {
@@ -91,7 +91,7 @@ impl Timeouts {
     }
 
     /// Returns how long an operation may wait for its turn on its stream; `None` for ever.
-    pub(crate) fn queue_limit(&self) -> Option<Duration> {
+    pub(crate) fn queue_timeout(&self) -> Option<Duration> {
         let timeout = self.queue.or_else(|| self.operation.checked_mul(10));
         timeout.filter(|timeout| *timeout < Duration::MAX)
     }
@@ -126,7 +126,7 @@ pub(crate) fn over(outside: EnvTimeouts, program: Timeouts) -> Timeouts {
 
 /// Returns how long NCCL may take to notice an abort: it checks the flag wherever it waits, except in the sleep between two
 /// attempts to connect, which grows with each attempt. At most a minute: a communicator whose sleep lasts longer is leaked.
-pub(crate) fn notice() -> Duration {
+pub(crate) fn abort_notice_timeout() -> Duration {
     const MOST: Duration = Duration::from_secs(60);
     const COUNT: u64 = 34;
     const SLEEP: u64 = 100;
@@ -227,6 +227,6 @@ mod tests {
 
     #[test]
     fn an_abort_is_noticed_behind_the_longest_sleep_between_two_attempts_to_connect() {
-        assert_eq!(notice(), Duration::from_secs(4));
+        assert_eq!(abort_notice_timeout(), Duration::from_secs(4));
     }
 }

@@ -161,7 +161,7 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
-    pub(super) fn init_limit(&self) -> Duration {
+    pub(super) fn init_timeout(&self) -> Duration {
         self.timeouts.init
     }
 

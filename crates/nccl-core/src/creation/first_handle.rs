@@ -10,7 +10,7 @@ use crate::supervision::stuck_call_monitor;
 pub(super) fn first_handle(inner: Arc<Inner>) -> Communicator {
     // Fails only for a communicator that was made elsewhere; for others the monitor runs already.
     if let Err(error) = stuck_call_monitor::watch(&inner) {
-        tracing::error!(name: "nccl.no_thread", target: "nccl", what = "that looks for calls that do not come back", comm = &*inner.name, %error, "nobody looks for calls that do not come back");
+        tracing::error!(name: "nccl.no_thread", target: "nccl", what = "that monitors stuck calls", comm = &*inner.name, %error, "stuck calls are not found");
     }
     Communicator {
         stream: ForkGuarded::new(Arc::clone(&inner.stream)),

@@ -34,8 +34,8 @@ use crate::abort::AbortSignal;
 use crate::communicator::free::discard;
 use crate::communicator::handle::{HandleGuard, RawComm};
 use crate::communicator::{Communicator, EndReason, Inner};
+use crate::cuda_driver;
 use crate::detached_call::{self, NoResult};
-use crate::driver;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::peers::{Peers, WorldParameters};
@@ -100,7 +100,7 @@ pub(super) fn cannot_grow(
             "NCCL_COMM_ID is set in its environment, with which NCCL makes no token to grow",
         ));
     }
-    if parent.blocks && parent.abort_flag_parent.is_none() {
+    if parent.has_blocking_calls && parent.abort_flag_parent.is_none() {
         return Some(String::from("its calls block, and could not be ended"));
     }
     None
@@ -174,7 +174,7 @@ impl<'p> Growing<'p> {
                 signal.is_aborted() || self.parent.lifecycle.get().is_aborted()
             }),
             move || {
-                driver::bind(&context).map_err(Error::cuda(BINDING))?;
+                cuda_driver::bind(&context).map_err(Error::cuda(BINDING))?;
                 let raw = raw;
                 let mut token = UniqueId::from_bytes([0; UniqueId::LEN]).raw();
                 // SAFETY: the communicator's lock is held until this call returns, or for ever, so no other thread
@@ -198,7 +198,7 @@ impl<'p> Growing<'p> {
         }
     }
 
-    /// Ends the parent of a failed grow; `freed` says whether NCCL has freed the unfinished communicator.
+    /// Ends the parent of a failed grow; `freed` is whether NCCL has freed the unfinished communicator.
     pub(super) fn fail(self, error: &Error, freed: bool) {
         self.tell(error);
         let Self {
@@ -300,7 +300,7 @@ fn begin(parent: Option<RawComm>, id: UniqueId, made: &Arc<AsyncOut>) -> Begin {
             deadline,
             interrupted_after_grace(interrupted),
             move || {
-                driver::bind(&context).map_err(Error::cuda(BINDING))?;
+                cuda_driver::bind(&context).map_err(Error::cuda(BINDING))?;
                 let config = &mut config;
                 let parent = parent.map_or(std::ptr::null_mut(), RawComm::as_ptr);
                 let token = token.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);

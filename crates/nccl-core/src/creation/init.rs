@@ -23,8 +23,8 @@ use crate::communicator::{
     AbortFlagParent, DetectionPhase, Inner, Timeouts, blocking_call_monitor, stream_order, timeouts,
 };
 use crate::config::Config;
+use crate::cuda_driver;
 use crate::detached_call;
-use crate::driver;
 use crate::error::{Error, ErrorKind, Result, StreamRefusal};
 use crate::events;
 use crate::ffi;
@@ -32,7 +32,7 @@ use crate::graphs::Plans;
 use crate::library::Library;
 use crate::operation::{OperationKind, Shape};
 use crate::peers::{Peers, SupervisionRequest};
-use crate::recorder::{Identity, RecorderScope, Tracked};
+use crate::recorder::{Identity, RecorderScope, TrackHandle};
 use crate::state::{Lifecycle, PartialInit};
 use crate::stats::CounterHandle;
 use crate::supervision::{stuck_call_monitor, watchdog};
@@ -87,8 +87,8 @@ pub(super) struct PreparedInit {
     mode: LaunchMode,
     configs: AnyConfigs,
     is_zero_cta: bool,
-    join: CudaEvent,
-    own_stream: Arc<CudaStream>,
+    ordering_event: CudaEvent,
+    capture_stream: Arc<CudaStream>,
     world_members: Option<WorldMembers>,
     pending_init: Arc<PendingInit>,
     /// The function that begins to make it, unless that is `ncclCommInitRankConfig`.
@@ -122,7 +122,8 @@ impl InitPlan<'_> {
             return Err(Error::new(ErrorKind::Stream { what: WHAT, reason }));
         }
         stream_order::check_operation_stream(WHAT, &self.stream, &context)?;
-        let (own_stream, join) = stream_and_event(WHAT, &self.stream, self.timeouts.init / 2)?;
+        let (capture_stream, ordering_event) =
+            stream_and_event(WHAT, &self.stream, self.timeouts.init / 2)?;
         let mode = self.wish.alone();
         launch_mode::check_supported(mode, &self.library)?;
         if mode == LaunchMode::BlockingChild {
@@ -150,8 +151,8 @@ impl InitPlan<'_> {
             mode,
             configs,
             is_zero_cta: self.config.is_zero_cta(),
-            join,
-            own_stream,
+            ordering_event,
+            capture_stream,
             // A single rank has no peers to tell.
             world_members: self.world_members.filter(|_| self.world_size > 1),
             pending_init: self.pending_init,
@@ -174,9 +175,9 @@ fn stream_and_event(
         move || {
             stream_order::check_not_capturing(what, &stream)?;
             let context = stream.context();
-            let stream = driver::ignoring_stored_error(context, || context.new_stream())
+            let stream = cuda_driver::ignoring_stored_error(context, || context.new_stream())
                 .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
-            let event = driver::new_event(context, None)
+            let event = cuda_driver::new_event(context, None)
                 .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
             Ok((stream, event))
         },
@@ -258,8 +259,8 @@ impl PreparedInit {
         let configs = self.configs.of(self.mode);
         let pending_init = Arc::clone(&self.pending_init);
         let begin = self.begin.take();
-        let blocks = self.mode == LaunchMode::BlockingChild;
-        let inner = self.into_inner(Some(id), blocks);
+        let has_blocking_calls = self.mode == LaunchMode::BlockingChild;
+        let inner = self.into_inner(Some(id), has_blocking_calls);
         // From here on, faults of the other ranks end this communicator.
         inner.register();
         // Before NCCL is called, so that no operation is issued without supervision.
@@ -270,28 +271,28 @@ impl PreparedInit {
             Ok(()) => inner.join_nccl(id, begin, &configs, deadline, is_void),
             Err(error) => Err((PartialInit::Nothing, error)),
         };
-        let (left, error) = match joined {
+        let (partial, error) = match joined {
             Ok(raw) if inner.lifecycle.set_ready(&inner, raw) => return Ok(inner),
             // An abort came at the last moment.
             Ok(raw) => (PartialInit::Here(raw), inner.out_of_use()),
             Err(failed) => failed,
         };
         let error = match error.kind() {
-            // The other ranks are told this reason.
+            // This reason is announced to the other ranks.
             ErrorKind::Aborted { reason } if inner.abort_signal.is_aborted() => {
                 let reason = format!("its abort signal was given, and {reason}");
                 Error::new(ErrorKind::Aborted { reason })
             }
             _ => error,
         };
-        Err(inner.fail_init(left, pending_init.explain(error), started, failing))
+        Err(inner.fail_init(partial, pending_init.explain(error), started, failing))
     }
 
     /// Returns the communicator around a pointer that is ready.
-    pub(super) fn adopt(self, raw: RawComm, blocks: bool) -> Arc<Inner> {
-        let inner = self.into_inner(None, blocks);
+    pub(super) fn adopt(self, raw: RawComm, has_blocking_calls: bool) -> Arc<Inner> {
+        let inner = self.into_inner(None, has_blocking_calls);
         if let Err(error) = inner.start_blocking_call_monitor() {
-            tracing::error!(name: "nccl.no_thread", target: "nccl", what = "that guards calls that block", comm = &*inner.name, %error, "nobody ends calls that block");
+            tracing::error!(name: "nccl.no_thread", target: "nccl", what = "that guards calls that block", comm = &*inner.name, %error, "calls that block are not ended at their timeout");
         }
         inner.register();
         if !inner.lifecycle.set_ready(&inner, raw) {
@@ -302,7 +303,7 @@ impl PreparedInit {
     }
 
     /// Returns the communicator before NCCL is called; `id` is the token that its ranks share.
-    fn into_inner(self, id: Option<&UniqueId>, blocks: bool) -> Arc<Inner> {
+    fn into_inner(self, id: Option<&UniqueId>, has_blocking_calls: bool) -> Arc<Inner> {
         let lifecycle = Arc::new(Lifecycle::new());
         let abort_flag_parent = (self.mode == LaunchMode::BlockingChild).then(|| {
             let abort_flag_parent =
@@ -323,7 +324,7 @@ impl PreparedInit {
             members: self.members,
             roster: Arc::clone(&self.roster),
         };
-        let (tracked, recorder) = Tracked::new(identity, &lifecycle, counting.tally());
+        let (track_handle, recorder) = TrackHandle::new(identity, &lifecycle, counting.tally());
         let supervisor = self.world_members.zip(key).map(|((peers, members), key)| {
             peers.supervise(SupervisionRequest {
                 key,
@@ -337,7 +338,7 @@ impl PreparedInit {
         let handle = Handle {
             raw: None,
             sequence: 0,
-            join: self.join,
+            ordering_event: self.ordering_event,
             recorder,
         };
         Arc::new(Inner {
@@ -349,36 +350,38 @@ impl PreparedInit {
             context: self.context,
             stream: self.stream,
             timeouts: self.timeouts,
-            notice: timeouts::notice(),
+            abort_notice_timeout: timeouts::abort_notice_timeout(),
             lifecycle,
-            tracked,
-            aborting: OnceLock::new(),
+            track_handle,
+            abort_started: OnceLock::new(),
             _counting: counting,
             abort_signal: self.abort_signal,
-            marks: Mutex::new(Vec::new()),
+            completion_events: Mutex::new(Vec::new()),
             events: Mutex::new(Vec::new()),
-            overdue: OnceLock::new(),
+            overdue_operation: OnceLock::new(),
             plans: Plans::default(),
             windows: Mutex::default(),
             is_zero_cta: self.is_zero_cta,
             non_user_handles: AtomicUsize::new(0),
             asked_mode: match self.wish {
-                LaunchPreference::Asked(mode) if blocks == (mode == LaunchMode::BlockingChild) => {
+                LaunchPreference::Asked(mode)
+                    if has_blocking_calls == (mode == LaunchMode::BlockingChild) =>
+                {
                     Some(mode)
                 }
                 _ => None,
             },
             in_use: Mutex::default(),
-            ending: Mutex::default(),
+            exit_hold: Mutex::default(),
             has_unfinished_launch: AtomicBool::new(false),
             lends_beyond_kernels: AtomicBool::new(false),
-            launch: Mutex::new(None),
+            shared_launch: Mutex::new(None),
             revocation: Revocation::default(),
             handle: HandleLock::new(handle),
             supervisor,
-            blocks,
+            has_blocking_calls,
             abort_flag_parent,
-            own_stream: Some(self.own_stream),
+            capture_stream: Some(self.capture_stream),
         })
     }
 }
@@ -402,7 +405,7 @@ impl Inner {
         deadline: Instant,
         is_void: impl Fn() -> bool,
     ) -> Result<RawComm, (PartialInit<RawComm>, Error)> {
-        driver::bind(&self.context)
+        cuda_driver::bind(&self.context)
             .map_err(|error| (PartialInit::Nothing, Error::cuda(BINDING)(error)))?;
         let interrupted = || self.interrupted() || is_void();
         let limits = || CallLimit {
@@ -429,16 +432,16 @@ impl Inner {
                 &interrupted,
             );
             settled.map_err(|not_idle| {
-                let left = match not_idle {
+                let partial = match not_idle {
                     // A thread is inside a call on it, and frees it if the call ever returns.
-                    NotIdle::Lost => PartialInit::Lost,
+                    NotIdle::Unresponsive => PartialInit::HeldByStuckCall,
                     _ => PartialInit::Here(raw),
                 };
                 let what = match call {
                     SPLIT => "joining the ranks in launch mode BlockingChild (ncclCommSplit), to which all of them have to come,",
                     _ => "joining the ranks",
                 };
-                (left, not_idle.into_error(what, self.timeouts.init))
+                (partial, not_idle.into_error(what, self.timeouts.init))
             })
         };
         settled(CALL)?;
@@ -464,19 +467,19 @@ impl Inner {
     /// Ends a communicator whose creation failed; returns the error to hand out.
     fn fail_init(
         self: &Arc<Self>,
-        left: PartialInit<RawComm>,
+        partial: PartialInit<RawComm>,
         error: Error,
         started: Instant,
         failing: impl Fn(&Error, Option<bool>),
     ) -> Error {
         let describe = || self.operation(OperationKind::Init, Shape::default(), None, started);
         let error = error.during(describe);
-        let ours = self.begin_abort(self.why(&error));
+        let ours = self.begin_abort(self.end_reason_of_failed_init(&error));
         self.abort_if_context_lost(&error, DetectionPhase::BeforeIssue);
         if ours {
             failing(&error, None);
         }
-        let freed = self.free_unfinished(left);
+        let freed = self.free_unfinished(partial);
         if ours {
             let _ = self.finish_abort(freed);
         } else {
@@ -487,9 +490,11 @@ impl Inner {
             .as_ref()
             .and_then(|supervisor| supervisor.fault().map(|fault| (supervisor, fault)));
         let error = match fault {
-            Some((supervisor, fault)) => {
-                error.because_of(fault, supervisor.is_own(fault), supervisor.conclusion())
-            }
+            Some((supervisor, fault)) => error.because_of(
+                fault,
+                supervisor.is_own(fault),
+                supervisor.unconfirmed_text(),
+            ),
             // The end's own reason is more precise than this error.
             None if !ours => self.out_of_use().during(describe),
             None => error,
@@ -499,13 +504,13 @@ impl Inner {
     }
 
     /// Frees what is left of a failed creation, on a thread that can be given up.
-    fn free_unfinished(self: &Arc<Self>, left: PartialInit<RawComm>) -> bool {
-        if !matches!(left, PartialInit::Here(_)) {
-            return self.lifecycle.free_unfinished(self, left);
+    fn free_unfinished(self: &Arc<Self>, partial: PartialInit<RawComm>) -> bool {
+        if !matches!(partial, PartialInit::Here(_)) {
+            return self.lifecycle.free_unfinished(self, partial);
         }
         let inner = Arc::clone(self);
-        let freed = call_within(self.abort_limit(), "nccl-abort", move || {
-            inner.lifecycle.free_unfinished(&inner, left)
+        let freed = call_within(self.abort_timeout(), "nccl-abort", move || {
+            inner.lifecycle.free_unfinished(&inner, partial)
         });
         freed == Some(true)
     }

@@ -69,8 +69,10 @@ pub(super) fn init_all(
             Err(error) => errors.push(error),
         }
     }
-    // The rank that failed first has its own error; the others were told to give up.
-    let told = |error: &Error| error.is_told() || matches!(error.kind(), ErrorKind::Aborted { .. });
+    // The rank that failed first has its own error; the others gave up because of it.
+    let told = |error: &Error| {
+        error.kind_is_of_fault() || matches!(error.kind(), ErrorKind::Aborted { .. })
+    };
     errors.sort_by_key(told);
     match errors.into_iter().next() {
         None => Ok(comms),
@@ -102,7 +104,7 @@ mod tests {
     use cudarc::driver::CudaContext;
 
     use super::*;
-    use crate::error::Mark;
+    use crate::error::ErrorProperty;
     use crate::threads::scarcity;
 
     #[test]
@@ -122,7 +124,7 @@ mod tests {
         });
         scarcity::set(None);
         let error = made.expect_err("rank 1 has no thread");
-        assert!(error.is(Mark::NoThread), "{error}");
+        assert!(error.is(ErrorProperty::NoThread), "{error}");
         assert!(
             error.to_string().contains("for a rank of init_all"),
             "{error}"

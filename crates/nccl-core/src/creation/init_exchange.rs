@@ -1,12 +1,12 @@
-//! The meeting of the ranks of a world, in which they tell each other whether they can take part in a communicator, and
+//! The meeting of the ranks of a world, in which they report to each other whether they can take part in a communicator, and
 //! get the token with which they meet inside NCCL.
 //!
 //! So a rank that cannot take part fails the creation on every rank at once; no rank waits for it.
 //!
 //! ```text
-//! all say whether they can ──▶ rank 0 brought no communicator: its token came with that ──▶ a new one
+//! all report if they can  ──▶ rank 0 brought no communicator: its token came with that ──▶ a new one
 //!                          ──▶ it did, and all can grow it:  a token of the one that grows ──▶ ncclCommGrow
-//!                          ──▶ it did, and somebody cannot:  a token, in a second round    ──▶ a new one
+//!                          ──▶ it did, and one rank cannot:  a token, in a second round    ──▶ a new one
 //! ```
 
 use std::sync::Arc;
@@ -205,15 +205,16 @@ impl<'m> InitExchange<'m> {
         };
         let failed = messages.iter().map(|messages| messages.failed.as_deref());
         let failed: Vec<_> = failed.enumerate().collect();
-        let told = messages.iter().enumerate();
-        let told = told.filter(|(_, messages)| messages.failed.is_some());
-        let told: Vec<_> = told
+        let failures = messages.iter().enumerate();
+        let failures = failures.filter(|(_, messages)| messages.failed.is_some());
+        let failures: Vec<_> = failures
             .map(|(rank, messages)| (rank, &messages.fault[..]))
             .collect();
-        let elected = init_supervisor.choose_fault(&told);
-        let teller = elected.as_ref().map(|(rank, _)| *rank);
-        let teller = teller.or_else(|| failed.iter().find(|(_, why)| why.is_some()).map(|f| f.0));
-        let Some((rank, Some(reason))) = teller.map(|rank| failed[rank]) else {
+        let chosen = init_supervisor.choose_fault(&failures);
+        let reporting_rank = chosen.as_ref().map(|(rank, _)| *rank);
+        let reporting_rank =
+            reporting_rank.or_else(|| failed.iter().find(|(_, why)| why.is_some()).map(|f| f.0));
+        let Some((rank, Some(reason))) = reporting_rank.map(|rank| failed[rank]) else {
             return Ok(messages);
         };
         let theirs = || {
@@ -224,7 +225,7 @@ impl<'m> InitExchange<'m> {
             ))
         };
         let error = own.unwrap_or_else(theirs);
-        Err(match elected {
+        Err(match chosen {
             Some((_, fault)) => init_supervisor.failed_by(error, Arc::new(fault)),
             None => error,
         })

@@ -26,15 +26,15 @@ use nccl_base::launch_mode::LaunchMode;
 /// Takes over a communicator that was made elsewhere.
 ///
 /// # Safety
-/// As [`Communicator::from_raw`]; `blocks` says whether the communicator blocks.
+/// As [`Communicator::from_raw`]; `has_blocking_calls` is whether its calls block.
 pub(super) unsafe fn take_over(
     library: &Library,
     raw: sys::ncclComm_t,
     name: &str,
     stream: &Arc<CudaStream>,
-    blocks: bool,
+    has_blocking_calls: bool,
 ) -> Result<Communicator> {
-    if !blocks {
+    if !has_blocking_calls {
         refuse_contradictions(LaunchMode::NonBlocking)?;
     }
     forked::begin()?;
@@ -87,7 +87,7 @@ pub(super) unsafe fn take_over(
         members: None,
         pending_init: PendingInit::begin(name, rank as usize, &timeouts),
     };
-    let inner = plan.prepare()?.adopt(raw, blocks);
+    let inner = plan.prepare()?.adopt(raw, has_blocking_calls);
     // Other memory may be registered with it, or captured.
     inner.lends_beyond_kernels();
     Ok(first_handle(inner))

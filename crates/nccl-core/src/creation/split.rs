@@ -12,7 +12,7 @@ use super::first_handle::first_handle;
 use super::init::PreparedInit;
 use crate::active_calls::CallKind;
 use crate::communicator::launch_mode::{LaunchPreference, common_mode};
-use crate::driver;
+use crate::cuda_driver;
 use crate::error::{Error, Result};
 use crate::events;
 use crate::forked;
@@ -127,7 +127,7 @@ fn split_in(
             Ok(SplitPart {
                 prepared,
                 id,
-                timeout: builder.init_limit(),
+                timeout: builder.init_timeout(),
             })
         });
     let (job, generation) = job(comm);
@@ -147,7 +147,7 @@ fn split_in(
             let text = unpack(answers[member]);
             return Err(Error::rendezvous(format!(
                 "{} cannot take part in {name:?}: {}",
-                comm.inner.member(member),
+                comm.inner.name_of_rank(member),
                 sanitize::text(&String::from_utf8_lossy(text))
             )));
         }
@@ -159,13 +159,13 @@ fn split_in(
             .and_then(LaunchPreference::of_code)
     };
     let wishes: Vec<_> = members.iter().map(wish_of).collect();
-    let who = |member: usize| comm.inner.member(members[member]);
+    let who = |member: usize| comm.inner.name_of_rank(members[member]);
     let prepared = prepared.in_mode(common_mode(&wishes, who)?);
     let sealed = unpack(answers[members[0]]);
     let id = sealed_unique_id::open(&job, generation, &short(name), sealed).map_err(|why| {
         Error::rendezvous(format!(
             "the token of {name:?} from {} cannot be used: {why}; do all ranks of this colour name it alike?",
-            comm.inner.member(members[0])
+            comm.inner.name_of_rank(members[0])
         ))
     })?;
     let rank = members.iter().position(|&member| member == comm.rank());
@@ -176,7 +176,7 @@ fn split_in(
     let is_void = || comm.inner.lifecycle.get().is_aborted();
     let inner = prepared.join(&id, deadline_after(timeout), is_void);
     let inner = inner.map_err(|error| match is_void() {
-        true => comm.inner.conclude(comm.inner.out_of_use()),
+        true => comm.inner.final_error(comm.inner.out_of_use()),
         false => error,
     })?;
     Ok(Some(first_handle(inner)))
@@ -202,16 +202,16 @@ fn job(comm: &Communicator) -> (&str, u64) {
 fn exchange(comm: &Communicator, bytes: &[u8]) -> Result<Vec<u8>> {
     // On a stream of its own, so that it does not wait for work on the program's stream.
     let context = &comm.inner.context;
-    let stream = driver::ignoring_stored_error(context, || context.new_stream())
+    let stream = cuda_driver::ignoring_stored_error(context, || context.new_stream())
         .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
-    let x = driver::ignoring_stored_error(context, || stream.clone_htod(bytes))
+    let x = cuda_driver::ignoring_stored_error(context, || stream.clone_htod(bytes))
         .map_err(Error::cuda("copying to the device"))?;
     let len = bytes.len() * comm.world_size();
-    let mut y = driver::ignoring_stored_error(context, || stream.alloc_zeros::<u8>(len))
+    let mut y = cuda_driver::ignoring_stored_error(context, || stream.alloc_zeros::<u8>(len))
         .map_err(Error::cuda("allocating device memory"))?;
     comm.on(&stream).all_gather(&x, &mut y)?.wait()?;
-    let _inside = comm.inner.enter(CallKind::Look, comm.timeout);
-    driver::ignoring_stored_error(context, || stream.clone_dtoh(&y))
+    let _inside = comm.inner.enter(CallKind::Query, comm.timeout);
+    cuda_driver::ignoring_stored_error(context, || stream.clone_dtoh(&y))
         .map_err(Error::cuda("copying from the device"))
 }
 

@@ -13,8 +13,8 @@ use nccl_sys as sys;
 use crate::communicator::AbortFlagParent;
 use crate::communicator::free::discard;
 use crate::communicator::handle::{NotIdle, RawComm, wait_until_idle};
+use crate::cuda_driver;
 use crate::detached_call::{self, NoResult};
-use crate::driver;
 use crate::error::{Error, Result};
 use crate::ffi;
 use crate::library::Library;
@@ -52,7 +52,7 @@ pub(super) fn start_split(
         deadline,
         interrupted,
         move || {
-            driver::bind(&context).map_err(Error::cuda(BINDING))?;
+            cuda_driver::bind(&context).map_err(Error::cuda(BINDING))?;
             let (parent, config) = (parent, &mut config);
             // SAFETY: the parent is idle and only this thread uses it; the child's memory stays valid until the
             // parent is idle again or freed (the abort-flag parent keeps it); the config is valid for the call, and
@@ -76,23 +76,23 @@ pub(super) fn start_split(
     call_result(begun, SPLIT, timeout, here)
 }
 
-/// Returns the result of a call that could be given up; `left` tells what is left of the communicator if the call failed, or
-/// was not made.
+/// Returns the result of a call that could be given up; `with_partial` adds what is left of the communicator if the call
+/// failed, or was not made.
 pub(super) fn call_result<T>(
     call: std::result::Result<Result<T>, NoResult>,
     name: &'static str,
     timeout: Duration,
-    left: impl FnOnce(Error) -> (PartialInit<RawComm>, Error),
+    with_partial: impl FnOnce(Error) -> (PartialInit<RawComm>, Error),
 ) -> Result<T, (PartialInit<RawComm>, Error)> {
     match call {
-        Ok(result) => result.map_err(left),
+        Ok(result) => result.map_err(with_partial),
         Err(not_back) => {
             let lost = !matches!(not_back, NoResult::NoThread(_));
             let error = not_back.into_error(name, timeout);
             Err(if lost {
-                (PartialInit::Lost, error)
+                (PartialInit::HeldByStuckCall, error)
             } else {
-                left(error)
+                with_partial(error)
             })
         }
     }
@@ -128,7 +128,7 @@ pub(super) fn start(
         deadline,
         interrupted,
         move || {
-            driver::bind(&context).map_err(Error::cuda(BINDING))?;
+            cuda_driver::bind(&context).map_err(Error::cuda(BINDING))?;
             let config = &mut config;
             // Null, because releases up to 2.18 follow this pointer when they fail.
             let mut comm: sys::ncclComm_t = std::ptr::null_mut();
@@ -196,7 +196,7 @@ pub(super) fn wait_until_idle_on_thread(
     match settled {
         Ok(settled) => settled,
         Err(NoResult::NoThread(_)) => wait_until_idle(library, raw, call, deadline, interrupted),
-        Err(NoResult::TimedOut | NoResult::Interrupted) => Err(NotIdle::Lost),
+        Err(NoResult::TimedOut | NoResult::Interrupted) => Err(NotIdle::Unresponsive),
     }
 }
 

@@ -32,7 +32,7 @@ impl<'a> Group<'a> {
         O: Reduction,
     {
         let collective =
-            Collective::apart(rules::ALL_REDUCE, Some(x), Some(y)).reducing(op, self.comm);
+            Collective::out_of_place(rules::ALL_REDUCE, Some(x), Some(y)).reducing(op, self.comm);
         self.add(collective)
     }
 
@@ -81,7 +81,7 @@ impl<'a> Group<'a> {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
-        let collective = Ok(Collective::apart(rules::BROADCAST, x, Some(y)).root(root));
+        let collective = Ok(Collective::out_of_place(rules::BROADCAST, x, Some(y)).root(root));
         self.add(collective)
     }
 
@@ -130,7 +130,7 @@ impl<'a> Group<'a> {
         R: RecvBuffer<'a, Element = S::Element>,
         O: Reduction,
     {
-        let collective = Collective::apart(rules::REDUCE, Some(x), y)
+        let collective = Collective::out_of_place(rules::REDUCE, Some(x), y)
             .root(root)
             .reducing(op, self.comm);
         self.add(collective)
@@ -183,7 +183,11 @@ impl<'a> Group<'a> {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
-        let collective = Ok(Collective::apart(rules::ALL_GATHER, Some(x), Some(y)));
+        let collective = Ok(Collective::out_of_place(
+            rules::ALL_GATHER,
+            Some(x),
+            Some(y),
+        ));
         self.add(collective)
     }
 
@@ -232,8 +236,8 @@ impl<'a> Group<'a> {
         R: RecvBuffer<'a, Element = S::Element>,
         O: Reduction,
     {
-        let collective =
-            Collective::apart(rules::REDUCE_SCATTER, Some(x), Some(y)).reducing(op, self.comm);
+        let collective = Collective::out_of_place(rules::REDUCE_SCATTER, Some(x), Some(y))
+            .reducing(op, self.comm);
         self.add(collective)
     }
 
@@ -282,7 +286,7 @@ impl<'a> Group<'a> {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
-        let collective = Ok(Collective::apart(rules::GATHER, Some(x), y).root(root));
+        let collective = Ok(Collective::out_of_place(rules::GATHER, Some(x), y).root(root));
         self.add(collective)
     }
 
@@ -330,7 +334,7 @@ impl<'a> Group<'a> {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
-        let collective = Ok(Collective::apart(rules::SCATTER, x, Some(y)).root(root));
+        let collective = Ok(Collective::out_of_place(rules::SCATTER, x, Some(y)).root(root));
         self.add(collective)
     }
 

@@ -26,11 +26,11 @@ use crate::supervision::watchdog;
 /// Why nothing, or not everything, was issued.
 enum GroupFailure {
     /// NCCL was not called.
-    Before(usize, Error),
+    NotStarted(usize, Error),
     /// NCCL was called, and no communicator of the group can be used again.
-    Underway(usize, Error),
+    PartlyIssued(usize, Error),
     /// As `Underway`; another thread's capture may have taken the work of the communicators marked in `captured`.
-    InCapture {
+    Captured {
         captured: Vec<bool>,
         /// Whether all other work is on the streams.
         is_settled: bool,
@@ -41,7 +41,7 @@ enum GroupFailure {
 
 const KIND: OperationKind = OperationKind::Group;
 
-/// Issues the recorded operations of each communicator. All communicators use the same library.
+/// Issues the queued operations of each communicator. All communicators use the same library.
 pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
     let started = Instant::now();
     match issue_locked(all, started) {
@@ -49,33 +49,33 @@ pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
             .iter()
             .zip(sequences)
             .map(|(group, sequence)| {
-                let nothing = group.buffers.batch().recorded.is_empty();
+                let is_empty = group.buffers.batch().queued.is_empty();
                 Request::new(
                     group.comm,
                     KIND,
                     Shape::default(),
                     sequence,
                     started,
-                    nothing,
+                    is_empty,
                 )
             })
             .collect()),
-        Err(refused) => {
-            let (GroupFailure::Before(at, _)
-            | GroupFailure::Underway(at, _)
-            | GroupFailure::InCapture { at, .. }) = refused;
+        Err(failure) => {
+            let (GroupFailure::NotStarted(at, _)
+            | GroupFailure::PartlyIssued(at, _)
+            | GroupFailure::Captured { at, .. }) = failure;
             let inner = &all[at].comm.inner;
             let describe = || inner.operation(KIND, Shape::default(), None, started);
-            let error = match refused {
-                GroupFailure::Before(_, error) => {
-                    return Err(inner.conclude_before_issue(error.during(describe)));
+            let error = match failure {
+                GroupFailure::NotStarted(_, error) => {
+                    return Err(inner.final_error_before_issue(error.during(describe)));
                 }
-                GroupFailure::Underway(_, error) => {
+                GroupFailure::PartlyIssued(_, error) => {
                     let error = with_cause(inner, error.during(describe));
                     abort_all_failed(all, at, &error);
                     error
                 }
-                GroupFailure::InCapture {
+                GroupFailure::Captured {
                     captured,
                     is_settled,
                     error,
@@ -93,7 +93,7 @@ pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
                     error
                 }
             };
-            Err(inner.conclude(error).during(describe))
+            Err(inner.final_error(error).during(describe))
         }
     }
 }
@@ -128,7 +128,7 @@ fn abort_all_failed(all: &[Group<'_>], at: usize, reason: &Error) {
     let all_of_them = first.chain(all).map(|group| &*group.comm.inner);
     abort_together(all_of_them, || reason.into());
     for group in all {
-        group.comm.inner.abort_and_join(reason, &group.buffers);
+        group.comm.inner.abort_and_order(reason, &group.buffers);
     }
     std::mem::forget(lent);
 }
@@ -152,7 +152,7 @@ fn abort_remaining(all: &[Group<'_>], captured: &[bool], reason: &Error) {
     });
     for group in all {
         if !is_captured(&group.comm.inner) {
-            group.comm.inner.abort_and_join(reason, &group.buffers);
+            group.comm.inner.abort_and_order(reason, &group.buffers);
         }
     }
     std::mem::forget(lent);
@@ -172,7 +172,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, GroupFa
         let turn = inner
             .handle
             .lock_within(Some(OperationKind::Group), all[at].comm.timeout);
-        let (handle, waited) = turn.map_err(|error| GroupFailure::Before(at, error))?;
+        let (handle, waited) = turn.map_err(|error| GroupFailure::NotStarted(at, error))?;
         if waited {
             // The wait for other calls does not count against this group.
             started = Instant::now();
@@ -194,12 +194,12 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, GroupFa
             comm.inner.prepare(handle, &group.buffers)?;
             Ok(raw)
         });
-        raws.push(ready.map_err(|error| GroupFailure::Before(at, error))?);
+        raws.push(ready.map_err(|error| GroupFailure::NotStarted(at, error))?);
     }
     let Some(first) = all.first() else {
         return Ok(Vec::new());
     };
-    watchdog::ensure().map_err(|error| GroupFailure::Before(0, error))?;
+    watchdog::ensure().map_err(|error| GroupFailure::NotStarted(0, error))?;
     let library = first.comm.library();
     let _inside = first.comm.inner.enter(CallKind::Issue, first.comm.timeout);
 
@@ -207,14 +207,14 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, GroupFa
     let lent = AbortOnUnwind::of(&first.comm.inner);
     let mut sequences = Vec::with_capacity(all.len());
     let mut tickets = Vec::with_capacity(all.len());
-    let company = GroupMembers::enter(all, started);
+    let group_members = GroupMembers::enter(all, started);
     let made = queued_op::group(library, || {
         all.iter().zip(&raws).try_for_each(|(group, raw)| {
             let handle = &mut *handles[handle_of(group.comm)];
             handle.sequence += 1;
             sequences.push(handle.sequence);
             let batch = group.buffers.batch();
-            let count = batch.recorded.len();
+            let count = batch.queued.len();
             let (on, timeout) = (group.buffers.on, group.comm.timeout);
             let ticket = handle
                 .recorder
@@ -222,7 +222,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, GroupFa
             let issue = watchdog::ReportedCall {
                 inner: &group.comm.inner,
                 on,
-                number: handle.sequence,
+                sequence: handle.sequence,
                 kind: KIND,
                 timeout,
             };
@@ -249,12 +249,12 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, GroupFa
         let Communicator { inner, timeout, .. } = all[at].comm;
         (at, inner.error_of_failed_call(failure, *timeout))
     };
-    let launched = match company.leave().and(made.map_err(failed)) {
+    let launched = match group_members.leave().and(made.map_err(failed)) {
         Ok(Progress::Done) => Ok(()),
         Ok(Progress::Pending) => {
             let shares = |launch: Option<Arc<SharedLaunch>>| {
                 for inner in &inners {
-                    *inner.launch.lock() = launch.clone();
+                    *inner.shared_launch.lock() = launch.clone();
                 }
             };
             // Before the locks are free again, and an abort can take the pointers.
@@ -296,11 +296,11 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, GroupFa
     // 4. On every path, for every communicator.
     let (mut ordered, mut captured) = (Ok(()), Vec::with_capacity(all.len()));
     for (at, group) in all.iter().enumerate() {
-        let join = &handles[handle_of(group.comm)].join;
-        let left = group.comm.inner.join_after(&group.buffers, join);
-        captured.push(left.is_none());
-        let left = left.unwrap_or(Ok(()));
-        ordered = ordered.and(left.map_err(|error| (at, error)));
+        let ordering_event = &handles[handle_of(group.comm)].ordering_event;
+        let ordering_outcome = group.comm.inner.order_after(&group.buffers, ordering_event);
+        captured.push(ordering_outcome.is_none());
+        let ordering_outcome = ordering_outcome.unwrap_or(Ok(()));
+        ordered = ordered.and(ordering_outcome.map_err(|error| (at, error)));
     }
     std::mem::forget(lent);
     let is_settled = launched.is_ok();
@@ -308,10 +308,10 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, GroupFa
     let first = captured.iter().position(|captured| *captured);
     match (failed, first) {
         (None, None) => Ok(sequences),
-        (Some((at, error)), None) => Err(GroupFailure::Underway(at, error)),
+        (Some((at, error)), None) => Err(GroupFailure::PartlyIssued(at, error)),
         (failed, Some(first)) => {
             let (at, failed) = failed.map_or((first, None), |(at, error)| (at, Some(error)));
-            Err(GroupFailure::InCapture {
+            Err(GroupFailure::Captured {
                 captured,
                 is_settled,
                 at,
@@ -333,22 +333,22 @@ impl<'g> GroupMembers<'g> {
     fn enter(all: &'g [Group<'g>], started: Instant) -> Self {
         let timeouts = all.iter().map(|group| group.comm.timeout);
         let timeout = timeouts.min().unwrap_or_default();
-        let mut switches: Vec<(usize, &'g Arc<AbortFlagParent>)> = all
+        let mut abort_flag_parents: Vec<(usize, &'g Arc<AbortFlagParent>)> = all
             .iter()
             .enumerate()
             .filter_map(|(at, group)| Some((at, group.comm.inner.abort_flag_parent.as_ref()?)))
             .collect();
-        switches.sort_by_key(|(_, abort_flag_parent)| Arc::as_ptr(abort_flag_parent));
-        switches.dedup_by_key(|(_, abort_flag_parent)| Arc::as_ptr(abort_flag_parent));
-        for (at, abort_flag_parent) in &switches {
-            let others = switches.iter().filter(|(other, _)| other != at);
+        abort_flag_parents.sort_by_key(|(_, abort_flag_parent)| Arc::as_ptr(abort_flag_parent));
+        abort_flag_parents.dedup_by_key(|(_, abort_flag_parent)| Arc::as_ptr(abort_flag_parent));
+        for (at, abort_flag_parent) in &abort_flag_parents {
+            let others = abort_flag_parents.iter().filter(|(other, _)| other != at);
             abort_flag_parent
                 .set_group_members(others.map(|(_, other)| Arc::downgrade(other)).collect());
         }
-        let left = timeout.saturating_sub(started.elapsed());
-        let inside = switches
+        let remaining = timeout.saturating_sub(started.elapsed());
+        let inside = abort_flag_parents
             .into_iter()
-            .map(|(at, abort_flag_parent)| (at, abort_flag_parent.enter(left)))
+            .map(|(at, abort_flag_parent)| (at, abort_flag_parent.enter(remaining)))
             .collect();
         Self {
             all,
@@ -382,7 +382,7 @@ fn with_cause(inner: &Inner, error: Error) -> Error {
     let cause = inner
         .supervisor
         .as_ref()
-        .and_then(|supervisor| supervisor.cause());
+        .and_then(|supervisor| supervisor.fault_or_announced());
     match (error.kind(), cause) {
         (ErrorKind::Aborted { .. }, Some(cause)) => error.with_fault(cause),
         _ => error,

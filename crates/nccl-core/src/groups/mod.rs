@@ -97,7 +97,7 @@ fn same_mode<'a>(mut comms: impl Iterator<Item = &'a Communicator>) -> Result<()
     let Some(other) = comms.find(|comm| comm.launch_mode() != first.launch_mode()) else {
         return Ok(());
     };
-    let (blocks, not) = match first.inner.blocks {
+    let (blocks, not) = match first.inner.has_blocking_calls {
         true => (first, other),
         false => (other, first),
     };
@@ -107,7 +107,7 @@ fn same_mode<'a>(mut comms: impl Iterator<Item = &'a Communicator>) -> Result<()
         Some(_) => (blocks, not),
     };
     let (name, other) = (blocks.name(), not.name());
-    let reason = match (blocks.launch_mode(), not.inner.blocks) {
+    let reason = match (blocks.launch_mode(), not.inner.has_blocking_calls) {
         (None, false) => format!(
             "communicator {name:?} blocks and {other:?} does not, so they cannot be in one group: make the \
              first with blocking = 0 where it is made, or issue its operations in a group of their own"

@@ -1,18 +1,18 @@
 //! The identity of a communicator: its name, and its rank in its world.
 
 mod clock;
-mod place;
 mod recorder_scope;
+mod world_rank;
 
 use std::sync::Arc;
 
 use nccl_base::fault::Roster;
 
 pub use clock::{Clock, ClockSource};
-pub use place::Place;
 #[doc(hidden)]
 pub use recorder_scope::RecorderScope;
 pub(crate) use recorder_scope::single_place;
+pub use world_rank::WorldRank;
 
 /// The identity of a communicator.
 #[doc(hidden)]

@@ -7,14 +7,14 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::clock::Clock;
-use super::place::Place;
+use super::world_rank::WorldRank;
 use crate::sync::{Mutex, MutexGuard};
 
 /// A rank of a world. Lives as long as the rank's connection or a record of one of its communicators.
 #[derive(Debug)]
 #[doc(hidden)]
 pub struct RecorderScope {
-    pub(crate) place: Place,
+    pub(crate) place: WorldRank,
     /// Where a recording is written when a communicator is aborted.
     directory: OnceLock<PathBuf>,
     /// Whether a recording is about to be taken.
@@ -31,7 +31,7 @@ impl RecorderScope {
     #[doc(hidden)]
     pub fn new(job: &str, generation: u64, rank: usize, world_size: usize) -> Arc<Self> {
         let scope = Arc::new(Self {
-            place: Place {
+            place: WorldRank {
                 job: job.to_owned(),
                 generation,
                 rank,
@@ -50,7 +50,7 @@ impl RecorderScope {
     }
 
     #[doc(hidden)]
-    pub fn place(&self) -> &Place {
+    pub fn place(&self) -> &WorldRank {
         &self.place
     }
 
@@ -64,22 +64,22 @@ impl RecorderScope {
         self.directory.get().map(PathBuf::as_path)
     }
 
-    /// Records that this rank was told of a fault. The first one counts, until the rank has recovered.
+    /// Records that a fault was reported to this rank. The first one counts, until the rank has recovered.
     #[doc(hidden)]
     pub fn record_fault(&self) {
         self.broken().get_or_insert_with(Instant::now);
     }
 
-    /// Makes this the rank of the next generation: a fault that `past` was told of, or is told of later, ends with a
+    /// Makes this the rank of the next generation: a fault that was reported to `past`, or is reported later, ends with a
     /// recovery here.
     #[doc(hidden)]
-    pub fn goes_on_from(&self, past: &Arc<Self>) {
+    pub fn set_previous_generation(&self, past: &Arc<Self>) {
         let since = past.since();
         *past.broken() = since;
         *self.past() = Some(Arc::clone(past));
     }
 
-    /// Records that a communicator was made to go on with. Returns how long there was none.
+    /// Records that a communicator was made after a fault. Returns how long there was none.
     pub(crate) fn record_recovery(&self) -> Option<Duration> {
         self.since().map(|since| since.elapsed())
     }
@@ -115,7 +115,7 @@ fn all() -> MutexGuard<'static, Vec<Weak<RecorderScope>>> {
 }
 
 /// Returns which rank this process is; `None` if it is none, or several.
-pub(crate) fn single_place() -> Option<Place> {
+pub(crate) fn single_place() -> Option<WorldRank> {
     let scopes: Vec<_> = all().iter().filter_map(Weak::upgrade).collect();
     let (first, others) = scopes.split_first()?;
     let same = others.iter().all(|scope| scope.place == first.place);

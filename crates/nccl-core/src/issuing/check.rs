@@ -21,12 +21,12 @@ const VARIABLE: &str = "NCCL_RUN_CHECK";
 
 /// Whether calls are compared.
 #[inline]
-pub(super) fn is_wanted() -> bool {
-    static WANTED: OnceLock<bool> = OnceLock::new();
-    *WANTED.get_or_init(|| std::env::var_os(VARIABLE).is_some_and(|value| value == "1"))
+pub(super) fn is_enabled() -> bool {
+    static ENABLED: OnceLock<bool> = OnceLock::new();
+    *ENABLED.get_or_init(|| std::env::var_os(VARIABLE).is_some_and(|value| value == "1"))
 }
 
-/// Compares a call with those of the other ranks, if they can be asked. When they differ, none of them launches
+/// Compares a call with those of the other ranks, if they can be reached. When they differ, none of them launches
 /// anything, and the communicator stays usable.
 ///
 /// # Errors
@@ -35,18 +35,18 @@ pub(super) fn is_wanted() -> bool {
 pub(super) fn compare_call(
     inner: &Inner,
     kind: OperationKind,
-    recorded: &[QueuedOp],
+    queued: &[QueuedOp],
     deadline: Instant,
 ) -> Result<()> {
     let Some(supervisor) = &inner.supervisor else {
         return Ok(());
     };
-    let entries: Vec<_> = recorded.iter().map(|one| one.op).collect();
-    let of_some = matches!(
+    let entries: Vec<_> = queued.iter().map(|one| one.op).collect();
+    let is_message_only = matches!(
         kind,
         OperationKind::Group | OperationKind::Send | OperationKind::Recv
     ) && entries.iter().all(Descriptor::is_message);
-    if of_some || supervisor.members().len() == 1 {
+    if is_message_only || supervisor.members().len() == 1 {
         return Ok(());
     }
     let number = supervisor.next_check();
@@ -64,14 +64,21 @@ pub(super) fn compare_call(
     let broken = |broken: Broken| Error::rendezvous(broken.0);
     match operation_comparison::compare(&digests).map_err(broken)? {
         DigestComparison::Same | DigestComparison::Failed(..) => Ok(()),
-        DigestComparison::Gone(_) if inner.interrupted() => Err(inner.out_of_use()),
-        DigestComparison::Gone(rank) => Err(Error::new(ErrorKind::Aborted {
+        DigestComparison::Departed(_) if inner.interrupted() => Err(inner.out_of_use()),
+        DigestComparison::Departed(rank) => Err(Error::new(ErrorKind::Aborted {
             reason: format!("{} is gone", supervisor.name_of(rank)),
         })),
         DigestComparison::Different => {
-            let told = operation_comparison::encode(&entries);
+            let own_operations = operation_comparison::encode(&entries);
             let topic = format!("call/{number}/all");
-            let lists = gather(inner, &**supervisor, &topic, &told, number, deadline)?;
+            let lists = gather(
+                inner,
+                &**supervisor,
+                &topic,
+                &own_operations,
+                number,
+                deadline,
+            )?;
             let lists = lists.unwrap_or_default();
             let lists = lists.iter().map(|list| operation_comparison::decode(list));
             let lists: Vec<_> = lists.collect::<Result<_, _>>().map_err(broken)?;
@@ -89,13 +96,13 @@ fn gather(
     inner: &Inner,
     supervisor: &dyn Supervisor,
     topic: &str,
-    part: &[u8],
+    own_part: &[u8],
     number: u64,
     deadline: Instant,
 ) -> Result<Option<Vec<Vec<u8>>>> {
     let begun = Instant::now();
-    let left = deadline.saturating_duration_since(begun);
-    match supervisor.gather(topic, part, left, &|| inner.interrupted()) {
+    let remaining = deadline.saturating_duration_since(begun);
+    match supervisor.gather(topic, own_part, remaining, &|| inner.interrupted()) {
         EndOutcome::All(parts) => Ok(Some(parts)),
         EndOutcome::Missing(missing) => {
             let missing = missing
@@ -104,10 +111,10 @@ fn gather(
             let missing: Vec<_> = missing.collect();
             Err(Error::new(ErrorKind::TimedOut {
                 what: format!(
-                    "the check of call {number} ({VARIABLE}), to which {} did not come,",
+                    "the check of call {number} ({VARIABLE}) is missing {}, and",
                     missing.join(", ")
                 ),
-                timeout: left,
+                timeout: remaining,
             }))
         }
         EndOutcome::ConnectionLost if inner.interrupted() => Err(inner.out_of_use()),

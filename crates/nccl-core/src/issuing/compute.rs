@@ -14,7 +14,7 @@ use super::issue_buffers::IssueBuffers;
 use crate::active_calls::CallKind;
 use crate::communicator::stream_order::{self, ForeignCapture};
 use crate::communicator::{Communicator, Inner};
-use crate::driver;
+use crate::cuda_driver;
 use crate::error::{Error, Result};
 use crate::operation::{Operation, OperationKind};
 
@@ -25,19 +25,19 @@ pub fn read_back<T: DeviceRepr>(
     comm: &Communicator,
     from: &CudaSlice<T>,
 ) -> std::result::Result<Vec<T>, DriverError> {
-    let _inside = comm.inner.enter(CallKind::Look, comm.timeout);
+    let _inside = comm.inner.enter(CallKind::Query, comm.timeout);
     let context = &comm.inner.context;
-    let stream = driver::ignoring_stored_error(context, || context.new_stream())?;
+    let stream = cuda_driver::ignoring_stored_error(context, || context.new_stream())?;
     // Waits for the copy alone.
-    driver::ignoring_stored_error(context, || stream.clone_dtoh(from))
+    cuda_driver::ignoring_stored_error(context, || stream.clone_dtoh(from))
 }
 
 impl Inner {
-    /// Joins the streams in `buffers` around `launch`, which puts work on their stream. Does not call NCCL.
+    /// Orders the streams in `buffers` around `launch`, which puts work on their stream. Does not call NCCL.
     ///
     /// # Errors
     /// The errors of the stream checks; nothing was launched, and the communicator stays usable.
-    /// The errors of `launch`: the communicator is aborted, because the other ranks go on to messages that this rank
+    /// The errors of `launch`: the communicator is aborted, because the other ranks continue with messages that this rank
     /// does not send.
     #[doc(hidden)]
     pub fn compute(
@@ -48,8 +48,8 @@ impl Inner {
         describe: impl Fn() -> Operation,
         launch: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let before = |error: Error| self.conclude_before_issue(error.during(&describe));
-        let (launched, left) = {
+        let before = |error: Error| self.final_error_before_issue(error.during(&describe));
+        let (launched, ordering_outcome) = {
             let (handle, _) = self
                 .handle
                 .lock_within(Some(kind), timeout)
@@ -59,11 +59,11 @@ impl Inner {
             self.prepare(&handle, buffers).map_err(before)?;
             let lent = AbortOnUnwind::of(self);
             let launched = launch();
-            let left = self.join_after(buffers, &handle.join);
+            let ordering_outcome = self.order_after(buffers, &handle.ordering_event);
             std::mem::forget(lent);
-            (launched, left)
+            (launched, ordering_outcome)
         };
-        let put = match left {
+        let put = match ordering_outcome {
             Some(ordered) => launched.and(ordered),
             None => {
                 let lent = AbortOnUnwind::of(self);
@@ -78,8 +78,8 @@ impl Inner {
         };
         put.map_err(|error| {
             let error = error.during(&describe);
-            self.abort_and_join(&error, buffers);
-            self.conclude(error).during(describe)
+            self.abort_and_order(&error, buffers);
+            self.final_error(error).during(describe)
         })
     }
 }

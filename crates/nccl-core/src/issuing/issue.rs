@@ -7,14 +7,14 @@
 //! 3. the poll until NCCL has put its work on the stream: before that nothing may be recorded behind
 //!    it, and no borrow may end. In a blocking communicator that is true when its calls return; until they
 //!    do, the blocking-call monitor enforces the deadline;
-//! 4. the other half of the joins, and the end of cudarc's guards: on every path, also when a call
+//! 4. make the buffers' streams wait for the operation, and end cudarc's guards: on every path, also when a call
 //!    failed, because part of the work may be on the stream.
 //!
-//! When the poll does not end in time, the communicator is aborted. NCCL joins its own
-//! threads in that call, so nothing is put on a stream afterwards; but work may have been put
-//! there since step 4, and the abort does not always wait for it: with several ranks in one process all
-//! but the last abort only count. So the second half of the joins is done once more, and only then the guards
-//! and the borrow end. When the abort does not return, or the streams cannot be joined, NCCL still
+//! When the poll does not end in time, the communicator is aborted. That call ends NCCL's own
+//! threads, so nothing is put on a stream afterwards; but work may have been put
+//! there since step 4, and the abort does not always wait for it: with several ranks in one process, NCCL waits for
+//! the work only in the last of their aborts. So step 4 is done once more, and only then the guards
+//! and the borrow end. When the abort does not return, or the streams cannot be ordered, NCCL still
 //! holds pointers into memory that is only borrowed, and this function must not return: it ends the
 //! process.
 
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaEvent;
 
 use super::check;
-use super::issue_buffers::{IssueBuffers, JoinOutcome};
+use super::issue_buffers::{IssueBuffers, OrderingOutcome};
 use super::steps::launch_step;
 use crate::active_calls::CallKind;
 use crate::communicator::handle::{Handle, NotIdle, RawComm, wait_until_idle};
@@ -39,19 +39,19 @@ use crate::request::Request;
 use crate::supervision::watchdog;
 use crate::time::{deadline_after, later};
 
-/// Why an operation was not issued.
+/// Why an operation failed to be issued, and how far it got.
 enum IssueFailure {
     /// NCCL was not called; the communicator stays usable.
-    Before(Error),
+    NotStarted(Error),
     /// NCCL was not called, because the abort signal was given.
-    Signalled(Error),
+    AbortSignalled(Error),
     /// NCCL was called, and part of the work may be on its way; the communicator cannot be used again.
-    Underway(Error),
+    PartlyIssued(Error),
     /// NCCL was called, and another thread's capture may have taken the work. Has the error of the calls, if they failed.
-    InCapture(Option<Error>),
+    Captured(Option<Error>),
 }
 
-/// Issues what is recorded in `buffers`.
+/// Issues what is queued in `buffers`.
 #[doc(hidden)]
 pub fn issue(
     comm: &Communicator,
@@ -63,40 +63,40 @@ pub fn issue(
     let inner = &comm.inner;
     match inner.issue_locked(buffers, kind, started, comm.timeout) {
         Ok(sequence) => {
-            let nothing = buffers.batch().recorded.is_empty();
-            Ok(Request::new(comm, kind, shape, sequence, started, nothing))
+            let is_empty = buffers.batch().queued.is_empty();
+            Ok(Request::new(comm, kind, shape, sequence, started, is_empty))
         }
-        Err((refused, sequence)) => {
+        Err((failure, sequence)) => {
             let describe = || inner.operation(kind, shape, sequence, started);
-            Err(not_issued(comm, refused, buffers, &describe))
+            Err(handle_issue_failure(comm, failure, buffers, &describe))
         }
     }
 }
 
 #[cold]
-fn not_issued(
+fn handle_issue_failure(
     comm: &Communicator,
-    refused: IssueFailure,
+    failure: IssueFailure,
     buffers: &IssueBuffers<'_>,
     describe: &dyn Fn() -> Operation,
 ) -> Error {
     let inner = &comm.inner;
-    let error = match refused {
-        IssueFailure::Before(error) => {
-            return inner.conclude_before_issue(error.during(describe));
+    let error = match failure {
+        IssueFailure::NotStarted(error) => {
+            return inner.final_error_before_issue(error.during(describe));
         }
-        IssueFailure::Signalled(error) => {
+        IssueFailure::AbortSignalled(error) => {
             let error = error.during(describe);
             // This operation has lent nothing to NCCL: the communicator may be leaked.
             inner.abort(&error);
             error
         }
-        IssueFailure::Underway(error) => {
+        IssueFailure::PartlyIssued(error) => {
             let error = error.during(describe);
-            inner.abort_and_join(&error, buffers);
+            inner.abort_and_order(&error, buffers);
             error
         }
-        IssueFailure::InCapture(failed) => {
+        IssueFailure::Captured(failed) => {
             let lent = AbortOnUnwind::of(inner);
             let has_ended = inner
                 .wait_for_capture(buffers, inner.capture_deadline())
@@ -107,13 +107,13 @@ fn not_issued(
                 // The capture has all of the work, and NCCL waits for the capture.
                 true => inner.abort_in_background(&error),
                 // Work that has not settled may still get onto the stream.
-                false => inner.abort_and_join(&error, buffers),
+                false => inner.abort_and_order(&error, buffers),
             }
             std::mem::forget(lent);
             error
         }
     };
-    inner.conclude(error).during(describe)
+    inner.final_error(error).during(describe)
 }
 
 impl Inner {
@@ -126,14 +126,14 @@ impl Inner {
     ) -> Result<u64, (IssueFailure, Option<u64>)> {
         let (mut handle, waited) = match self.handle.lock_within(Some(kind), timeout) {
             Ok(turn) => turn,
-            Err(error) => return Err((IssueFailure::Before(error), None)),
+            Err(error) => return Err((IssueFailure::NotStarted(error), None)),
         };
         // The wait for other calls does not count against this operation.
         let started = if waited { Instant::now() } else { started };
         let sequence = handle.sequence + 1;
         match self.issue_on(&mut handle, buffers, kind, started, timeout) {
             Ok(()) => Ok(sequence),
-            Err(refused) => Err((refused, Some(sequence))),
+            Err(failure) => Err((failure, Some(sequence))),
         }
     }
 
@@ -146,28 +146,25 @@ impl Inner {
         timeout: Duration,
     ) -> Result<(), IssueFailure> {
         let Some(raw) = self.lifecycle.usable(handle.raw) else {
-            return Err(IssueFailure::Before(self.out_of_use()));
+            return Err(IssueFailure::NotStarted(self.out_of_use()));
         };
         if self.abort_signal.is_aborted() {
-            return Err(IssueFailure::Signalled(Error::new(ErrorKind::Aborted {
-                reason: String::from("its abort signal was given"),
-            })));
+            return Err(IssueFailure::AbortSignalled(Error::new(
+                ErrorKind::Aborted {
+                    reason: String::from("its abort signal was given"),
+                },
+            )));
         }
 
         let _inside = self.enter(CallKind::Issue, timeout);
-        if check::is_wanted() {
-            check::compare_call(
-                self,
-                kind,
-                buffers.batch().recorded,
-                later(started, timeout),
-            )
-            .map_err(IssueFailure::Before)?;
+        if check::is_enabled() {
+            check::compare_call(self, kind, buffers.batch().queued, later(started, timeout))
+                .map_err(IssueFailure::NotStarted)?;
         }
 
         // 1. None of this calls NCCL.
         self.prepare(handle, buffers)
-            .map_err(IssueFailure::Before)?;
+            .map_err(IssueFailure::NotStarted)?;
 
         // 2. and 3.
         let lent = AbortOnUnwind::of(self);
@@ -184,12 +181,12 @@ impl Inner {
             started,
             buffers.on,
             timeout,
-            batch.recorded.len(),
+            batch.queued.len(),
         );
         let issue = watchdog::ReportedCall {
             inner: self,
             on: buffers.on,
-            number: handle.sequence,
+            sequence: handle.sequence,
             kind,
             timeout,
         };
@@ -200,17 +197,17 @@ impl Inner {
                 Err(error) => {
                     std::mem::forget(lent);
                     handle.recorder.end(ticket, Some(&error));
-                    return Err(IssueFailure::Before(error));
+                    return Err(IssueFailure::NotStarted(error));
                 }
             }
         }
         // The clock is read again only where an earlier step may have taken long.
-        let left = match check::is_wanted() || ticket.needs_report {
+        let remaining = match check::is_enabled() || ticket.needs_report {
             true => timeout.saturating_sub(started.elapsed()),
             false => timeout,
         };
         let launched = match buffers.has_steps() {
-            false => self.launch(raw, started, (timeout, left), || {
+            false => self.launch(raw, started, (timeout, remaining), || {
                 queued_op::call(batch, &calls, writer)
             }),
             true => buffers.steps().try_for_each(|step| {
@@ -232,28 +229,28 @@ impl Inner {
         }
 
         // 4. On every path.
-        let left = self.join_after(buffers, &handle.join);
+        let ordering_outcome = self.order_after(buffers, &handle.ordering_event);
         std::mem::forget(lent);
-        match left {
-            Some(ordered) => launched.and(ordered).map_err(IssueFailure::Underway),
-            None => Err(IssueFailure::InCapture(launched.err())),
+        match ordering_outcome {
+            Some(ordered) => launched.and(ordered).map_err(IssueFailure::PartlyIssued),
+            None => Err(IssueFailure::Captured(launched.err())),
         }
     }
 
-    /// Does the second half of the joins; returns `None` if a capture interfered, which is void now. Ends the process if the capture
-    /// has become a graph, which may hold memory that was lent to the operation.
+    /// Makes the buffers' streams wait for the operation; returns `None` if a capture interfered, which is void now. Ends the
+    /// process if the capture has become a graph, which may hold memory that was lent to the operation.
     #[inline]
-    pub(crate) fn join_after(
+    pub(crate) fn order_after(
         &self,
         buffers: &IssueBuffers<'_>,
-        join: &CudaEvent,
+        ordering_event: &CudaEvent,
     ) -> Option<Result<()>> {
-        match buffers.join_after(self, join) {
-            JoinOutcome::Ordered(ordered) => Some(ordered),
-            JoinOutcome::Captured(ForeignCapture::Void) => None,
-            JoinOutcome::Captured(ForeignCapture::InGraph) => {
-                end_the_process(FatalReport::new(self.identity(), FatalCause::InGraph))
-            }
+        match buffers.order_after(self, ordering_event) {
+            OrderingOutcome::Ordered(ordered) => Some(ordered),
+            OrderingOutcome::Captured(ForeignCapture::Void) => None,
+            OrderingOutcome::Captured(ForeignCapture::InGraph) => end_the_process(
+                FatalReport::new(self.identity(), FatalCause::CapturedInGraph),
+            ),
         }
     }
 
@@ -262,8 +259,8 @@ impl Inner {
         deadline_after(self.timeouts.abort / 2)
     }
 
-    /// Does the second half of the joins after the end of another thread's capture; returns `None` if the capture does not end and
-    /// the joins are not needed. Ends the process if they are needed. To be called without the lock: an abort needs it.
+    /// Makes the buffers' streams wait for the operation after the end of another thread's capture; returns `None` if the capture
+    /// does not end and no stream has to wait. Ends the process if one has to. To be called without the lock: an abort needs it.
     #[cold]
     pub(crate) fn wait_for_capture(
         &self,
@@ -271,12 +268,14 @@ impl Inner {
         deadline: Instant,
     ) -> Option<Result<()>> {
         let cause = match buffers.wait_for_capture(self, deadline) {
-            JoinOutcome::Ordered(ordered) => return Some(ordered),
-            JoinOutcome::Captured(ForeignCapture::Void) if buffers.needs_no_order() => return None,
-            JoinOutcome::Captured(ForeignCapture::Void) => FatalCause::Captured {
+            OrderingOutcome::Ordered(ordered) => return Some(ordered),
+            OrderingOutcome::Captured(ForeignCapture::Void) if buffers.needs_no_order() => {
+                return None;
+            }
+            OrderingOutcome::Captured(ForeignCapture::Void) => FatalCause::Captured {
                 timeout: self.timeouts.abort,
             },
-            JoinOutcome::Captured(ForeignCapture::InGraph) => FatalCause::InGraph,
+            OrderingOutcome::Captured(ForeignCapture::InGraph) => FatalCause::CapturedInGraph,
         };
         end_the_process(FatalReport::new(self.identity(), cause))
     }
@@ -284,24 +283,24 @@ impl Inner {
     /// Checks the operation's stream, and makes it wait for the streams of the buffers.
     pub(crate) fn prepare(&self, handle: &Handle, buffers: &IssueBuffers<'_>) -> Result<()> {
         stream_order::check_operation_stream(stream_order::OPERATION, buffers.on, &self.context)?;
-        buffers.is_ordered()?;
-        stream_order::join_before(buffers.on, buffers.foreign(), &handle.join)
+        buffers.check_ordering()?;
+        stream_order::order_before(buffers.on, buffers.foreign(), &handle.ordering_event)
     }
 
     /// Makes `calls`, and returns when the work is on the stream, or cannot get there any more: at the latest `timeout` after
-    /// `started`, of which `left` remains.
+    /// `started`, of which `remaining` is left.
     #[inline]
     pub(crate) fn launch(
         &self,
         raw: RawComm,
         started: Instant,
-        (timeout, left): (Duration, Duration),
+        (timeout, remaining): (Duration, Duration),
         calls: impl FnOnce() -> Result<Progress, NcclFailure>,
     ) -> Result<()> {
         let called = match &self.abort_flag_parent {
             None => calls(),
             Some(abort_flag_parent) => {
-                let inside = abort_flag_parent.enter(left);
+                let inside = abort_flag_parent.enter(remaining);
                 let called = calls();
                 if let Some(ended) = inside.leave() {
                     return Err(not_issued_in_time(ended, timeout));
@@ -351,45 +350,46 @@ impl Inner {
     /// Aborts a communicator that cannot be used again, and makes the buffers' streams wait for
     /// the work that is still on the operation's stream. Ends the process when NCCL keeps pointers into memory
     /// that it was only lent.
-    pub(crate) fn abort_and_join(self: &Arc<Self>, reason: &Error, buffers: &IssueBuffers<'_>) {
+    pub(crate) fn abort_and_order(self: &Arc<Self>, reason: &Error, buffers: &IssueBuffers<'_>) {
         let lent = AbortOnUnwind::of(self);
-        let timeout = self.abort_limit();
+        let timeout = self.abort_timeout();
         if !self.abort_until_released(reason) {
             end_the_process(FatalReport::new(
                 self.identity(),
-                FatalCause::NotFreed { timeout },
+                FatalCause::AbortTimedOut { timeout },
             ));
         }
-        if !self.retry_join_after(buffers) && !self.is_over(buffers) {
+        if !self.retry_order_after(buffers) && !self.wait_until_stream_idle(buffers) {
             end_the_process(FatalReport::new(
                 self.identity(),
-                FatalCause::NotEnded { timeout },
+                FatalCause::WorkTimedOut { timeout },
             ));
         }
         std::mem::forget(lent);
     }
 
-    /// Does the second half of the joins once more, if the lock becomes free within the abort timeout. Returns whether that succeeded.
-    fn retry_join_after(&self, buffers: &IssueBuffers<'_>) -> bool {
+    /// Makes the buffers' streams wait once more, if the lock becomes free within the abort timeout. Returns whether that
+    /// succeeded.
+    fn retry_order_after(&self, buffers: &IssueBuffers<'_>) -> bool {
         let deadline = deadline_after(self.timeouts.abort);
         let Some(handle) = self.handle.lock_until(deadline) else {
             return false;
         };
-        let inside = self.enter(CallKind::Look, self.timeouts.abort);
-        let left = self.join_after(buffers, &handle.join);
+        let inside = self.enter(CallKind::Query, self.timeouts.abort);
+        let ordered = self.order_after(buffers, &handle.ordering_event);
         drop((inside, handle));
-        let left = left.or_else(|| self.wait_for_capture(buffers, self.capture_deadline()));
-        left.is_none_or(|ordered| ordered.is_ok())
+        let ordered = ordered.or_else(|| self.wait_for_capture(buffers, self.capture_deadline()));
+        ordered.is_none_or(|ordered| ordered.is_ok())
     }
 
     /// Waits until nothing runs on the operation's stream any more, for the abort timeout at most; returns whether that is so. A
     /// failed device runs nothing.
-    fn is_over(&self, buffers: &IssueBuffers<'_>) -> bool {
+    fn wait_until_stream_idle(&self, buffers: &IssueBuffers<'_>) -> bool {
         let deadline = deadline_after(self.timeouts.abort);
         let mut backoff = Backoff::new();
         // Enters for each query, so that the stuck-call monitor does not mistake the wait for a call that does not return.
         let is_busy = || {
-            let _inside = self.enter(CallKind::Look, self.timeouts.abort);
+            let _inside = self.enter(CallKind::Query, self.timeouts.abort);
             stream_order::is_busy(buffers.on)
         };
         while is_busy() {
@@ -406,7 +406,7 @@ impl Inner {
 #[cold]
 #[doc(hidden)]
 pub fn failed_check(comm: &Communicator, kind: OperationKind, shape: Shape, error: Error) -> Error {
-    comm.inner.conclude_before_issue(
+    comm.inner.final_error_before_issue(
         error.during(|| comm.inner.operation(kind, shape, None, Instant::now())),
     )
 }

@@ -17,13 +17,13 @@ use std::time::Instant;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop};
 
-use super::steps::{Copy, Step};
+use super::steps::{DeviceCopy, Step};
 use crate::active_calls::CallKind;
 use crate::buffer::sealed_buffer::Lend;
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::communicator::stream_order::{self, ForeignCapture};
 use crate::communicator::{Backoff, Inner};
-use crate::driver;
+use crate::cuda_driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
 use crate::queued_op::{Batch, CollectiveArgs, QueuedOp};
@@ -35,24 +35,24 @@ pub struct IssueBuffers<'a> {
     pub(crate) on: &'a Arc<CudaStream>,
     /// The stream that buffers are leased for: `on` without its indirection.
     stream: &'a CudaStream,
-    /// The address of the operation's stream: buffers of that stream are only asked for their address. It is
+    /// The address of the operation's stream: of buffers of that stream only the address is needed. It is
     /// 0, which is no stream, for a plan, and where cudarc orders the buffers.
     stream_address: usize,
     /// The operations, in the order in which they are issued.
-    recorded: Vec<QueuedOp>,
+    queued: Vec<QueuedOp>,
     /// Whether a single operation has to be a group as well.
     #[doc(hidden)]
     pub grouped: bool,
-    rare: ManuallyDrop<Box<RareFields<'a>>>,
+    optional: ManuallyDrop<Box<OptionalFields<'a>>>,
     /// Whether cudarc orders the operation with other users of the buffers.
-    is_tracked: bool,
+    cudarc_orders_buffers: bool,
     /// For a plan: the only memory that may be used. The plan's launch orders it.
     owned: Option<&'a [Range<CUdeviceptr>]>,
 }
 
-/// The result of the second half of the joins.
+/// The result of making the buffers' streams wait for the operation.
 #[derive(Debug)]
-pub(crate) enum JoinOutcome {
+pub(crate) enum OrderingOutcome {
     /// No capture interfered.
     Ordered(Result<()>),
     /// A capture interfered: if it is void, its end has to be waited for.
@@ -60,7 +60,7 @@ pub(crate) enum JoinOutcome {
 }
 
 /// The fields that only some operations need. Separate, so that [`IssueBuffers`] is small and cheap to move.
-struct RareFields<'a> {
+struct OptionalFields<'a> {
     /// For each operation that is a collective, in the same order.
     collective_args: Vec<CollectiveArgs>,
     /// Streams that have to be ordered with the operation's.
@@ -69,26 +69,26 @@ struct RareFields<'a> {
     /// Why the operation is not ordered with other users of the buffers.
     unordered: Option<DriverError>,
     /// The indices of the operations that are, or contain, messages of the rank to itself.
-    own: Vec<usize>,
+    self_messages: Vec<usize>,
     /// The operators of the reductions, kept until they are issued.
     operators: Vec<Arc<Operator>>,
-    /// Empty if everything recorded is one group.
+    /// Empty if everything queued is one group.
     steps: Vec<StepEnd>,
-    copies: Vec<Copy>,
+    copies: Vec<DeviceCopy>,
 }
 
-/// The end of a step in the recorded operations and in the copies.
+/// The end of a step in the queued operations and in the copies.
 #[derive(Clone, Copy, Debug)]
 struct StepEnd {
-    recorded: usize,
+    queued: usize,
     collective_args: usize,
     copies: usize,
 }
 
 /// The allocations of an earlier operation, for the next one.
 struct Scratch {
-    recorded: Vec<QueuedOp>,
-    rare: Option<Box<RareFields<'static>>>,
+    queued: Vec<QueuedOp>,
+    optional: Option<Box<OptionalFields<'static>>>,
 }
 
 thread_local! {
@@ -98,8 +98,8 @@ thread_local! {
 
 impl Scratch {
     const NONE: Self = Self {
-        recorded: Vec::new(),
-        rare: None,
+        queued: Vec::new(),
+        optional: None,
     };
 }
 
@@ -132,18 +132,18 @@ impl<'a> IssueBuffers<'a> {
         let scratch = SCRATCH
             .try_with(|scratch| scratch.replace(Scratch::NONE))
             .unwrap_or(Scratch::NONE);
-        let is_tracked = on.context().is_managing_stream_synchronization();
+        let cudarc_orders_buffers = on.context().is_managing_stream_synchronization();
         Self {
             on,
             stream: on,
             stream_address: match owned {
-                None if !is_tracked => address(on),
+                None if !cudarc_orders_buffers => address(on),
                 _ => 0,
             },
-            recorded: scratch.recorded,
+            queued: scratch.queued,
             grouped: false,
-            rare: ManuallyDrop::new(scratch.rare.unwrap_or_else(RareFields::new)),
-            is_tracked,
+            optional: ManuallyDrop::new(scratch.optional.unwrap_or_else(OptionalFields::new)),
+            cudarc_orders_buffers,
             owned,
         }
     }
@@ -176,7 +176,7 @@ impl<'a> IssueBuffers<'a> {
             stream_order::check_buffer_stream(
                 buffer.owner_stream(),
                 self.on,
-                &mut self.rare.foreign,
+                &mut self.optional.foreign,
             )?;
         }
         Ok(self.lease(buffer))
@@ -193,7 +193,7 @@ impl<'a> IssueBuffers<'a> {
             stream_order::check_buffer_stream(
                 buffer.owner_stream(),
                 self.on,
-                &mut self.rare.foreign,
+                &mut self.optional.foreign,
             )?;
         }
         Ok(self.lease(buffer))
@@ -202,7 +202,7 @@ impl<'a> IssueBuffers<'a> {
     /// Takes a buffer whose stream is ordered with the operation's.
     #[inline(always)]
     fn lease(&mut self, buffer: impl Lend<'a>) -> CUdeviceptr {
-        match self.is_tracked {
+        match self.cudarc_orders_buffers {
             true => self.lease_tracked(buffer),
             false => self.lease_untracked(buffer),
         }
@@ -214,7 +214,7 @@ impl<'a> IssueBuffers<'a> {
     // messages and collectives.
     #[inline(always)]
     pub(crate) fn lease_untracked(&mut self, buffer: impl Lend<'a>) -> CUdeviceptr {
-        debug_assert!(!self.is_tracked, "cudarc orders its buffers");
+        debug_assert!(!self.cudarc_orders_buffers, "cudarc orders its buffers");
         let (address, guard) = buffer.lease(self.stream);
         self.keep(guard);
         address
@@ -227,21 +227,21 @@ impl<'a> IssueBuffers<'a> {
             // Its drop does nothing.
             SyncOnDrop::Record(None) => {}
             &SyncOnDrop::Record(Some((event, _))) => self.keep_event(event),
-            &SyncOnDrop::Sync(stream) => self.rare.guards.push(SyncOnDrop::Sync(stream)),
+            &SyncOnDrop::Sync(stream) => self.optional.guards.push(SyncOnDrop::Sync(stream)),
         }
     }
 
-    /// Records a message.
+    /// Queues a message.
     #[inline]
     #[doc(hidden)]
     pub fn push_message(&mut self, message: QueuedOp, to_oneself: bool) {
         if to_oneself {
             self.next_is_own();
         }
-        self.recorded.push(message);
+        self.queued.push(message);
     }
 
-    /// Records a collective of rank `own`.
+    /// Queues a collective of rank `own`.
     #[inline]
     pub(crate) fn push_collective(
         &mut self,
@@ -249,45 +249,45 @@ impl<'a> IssueBuffers<'a> {
         collective_args: CollectiveArgs,
         own: usize,
     ) {
-        self.rare.collective_args.push(collective_args);
+        self.optional.collective_args.push(collective_args);
         self.push_message(collective, collective.op.has_message_to(own));
     }
 
-    /// Records a copy on the device before the operations of this step.
-    pub(crate) fn copy(&mut self, copy: Copy) {
-        self.rare.copies.push(copy);
+    /// Queues a copy on the device before the operations of this step.
+    pub(crate) fn copy(&mut self, copy: DeviceCopy) {
+        self.optional.copies.push(copy);
     }
 
-    /// Ends the current step: operations that are recorded afterwards come after it, in a group of their own.
+    /// Ends the current step: operations that are queued afterwards come after it, in a group of their own.
     pub(crate) fn next_step(&mut self) {
         let end = StepEnd {
-            recorded: self.recorded.len(),
-            collective_args: self.rare.collective_args.len(),
-            copies: self.rare.copies.len(),
+            queued: self.queued.len(),
+            collective_args: self.optional.collective_args.len(),
+            copies: self.optional.copies.len(),
         };
-        self.rare.steps.push(end);
+        self.optional.steps.push(end);
     }
 
     /// Whether there are several steps, or copies.
     #[inline]
     pub(crate) fn has_steps(&self) -> bool {
-        !self.rare.steps.is_empty()
+        !self.optional.steps.is_empty()
     }
 
     /// The steps, in order; each has its copies first, then its group. The last step also has to be ended with
     /// [`next_step`](Self::next_step).
     pub(crate) fn steps(&self) -> impl Iterator<Item = Step<'_>> {
         let mut begin = StepEnd {
-            recorded: 0,
+            queued: 0,
             collective_args: 0,
             copies: 0,
         };
-        self.rare.steps.iter().map(move |end| {
+        self.optional.steps.iter().map(move |end| {
             let step = Step {
-                copies: &self.rare.copies[begin.copies..end.copies],
+                copies: &self.optional.copies[begin.copies..end.copies],
                 batch: Batch {
-                    recorded: &self.recorded[begin.recorded..end.recorded],
-                    collective_args: &self.rare.collective_args
+                    queued: &self.queued[begin.queued..end.queued],
+                    collective_args: &self.optional.collective_args
                         [begin.collective_args..end.collective_args],
                     grouped: self.grouped,
                 },
@@ -301,41 +301,41 @@ impl<'a> IssueBuffers<'a> {
     #[inline]
     pub(crate) fn reduce_with(&mut self, operator: Option<Arc<Operator>>) {
         if operator.is_some() {
-            self.rare.operators.extend(operator);
+            self.optional.operators.extend(operator);
         }
     }
 
     /// The indices of the operations that are, or contain, messages of the rank to itself.
     #[inline]
-    pub(crate) fn own(&self) -> &[usize] {
-        &self.rare.own
+    pub(crate) fn self_messages(&self) -> &[usize] {
+        &self.optional.self_messages
     }
 
     /// The operations.
     #[inline]
     pub(crate) fn batch(&self) -> Batch<'_> {
         Batch {
-            recorded: &self.recorded,
-            collective_args: &self.rare.collective_args,
+            queued: &self.queued,
+            collective_args: &self.optional.collective_args,
             grouped: self.grouped,
         }
     }
 
     /// Takes the operators of the reductions.
     pub(crate) fn take_operators(&mut self) -> Vec<Arc<Operator>> {
-        std::mem::take(&mut self.rare.operators)
+        std::mem::take(&mut self.optional.operators)
     }
 
     /// The streams that have to be ordered with the operation's.
     #[inline]
     pub(super) fn foreign(&self) -> &[Arc<CudaStream>] {
-        &self.rare.foreign
+        &self.optional.foreign
     }
 
     /// Fails for an operation that cudarc could not order with other users of the buffers.
     #[inline]
-    pub(super) fn is_ordered(&self) -> Result<()> {
-        match self.rare.unordered {
+    pub(super) fn check_ordering(&self) -> Result<()> {
+        match self.optional.unordered {
             None => Ok(()),
             Some(error) => Err(Error::cuda("ordering the operation behind its buffers")(
                 error,
@@ -347,71 +347,73 @@ impl<'a> IssueBuffers<'a> {
     /// on a stream that cudarc orders. A capture that another thread has begun on the stream is made void: an event
     /// recorded in it would order nothing. To be called inside a call of the communicator.
     #[inline]
-    pub(crate) fn join_after(&self, inner: &Inner, join: &CudaEvent) -> JoinOutcome {
+    pub(crate) fn order_after(&self, inner: &Inner, ordering_event: &CudaEvent) -> OrderingOutcome {
         if self.needs_no_order() {
             let capture = stream_order::invalidate_foreign_capture(self.on);
-            return capture.map_or(JoinOutcome::Ordered(Ok(())), JoinOutcome::Captured);
+            return capture.map_or(OrderingOutcome::Ordered(Ok(())), OrderingOutcome::Captured);
         }
-        self.order_behind(inner, join)
+        self.order_behind(inner, ordering_event)
     }
 
     /// Whether all buffers are of the operation's own stream, and cudarc does not order them.
     #[inline]
     pub(super) fn needs_no_order(&self) -> bool {
-        self.rare.foreign.is_empty() && self.rare.guards.is_empty()
+        self.optional.foreign.is_empty() && self.optional.guards.is_empty()
     }
 
     fn void_capture(&self, inner: &Inner) -> Option<ForeignCapture> {
-        let _inside = inner.enter(CallKind::Look, inner.timeouts.abort);
+        let _inside = inner.enter(CallKind::Query, inner.timeouts.abort);
         stream_order::invalidate_foreign_capture(self.on)
     }
 
-    /// Does the second half of the joins. Returns [`JoinOutcome::Captured`] if a capture has taken the events, or may have.
-    fn order_behind(&self, inner: &Inner, join: &CudaEvent) -> JoinOutcome {
-        let _inside = inner.enter(CallKind::Look, inner.timeouts.abort);
+    /// Makes the buffers' streams wait for the operation. Returns [`OrderingOutcome::Captured`] if a capture has taken the
+    /// events, or may have.
+    fn order_behind(&self, inner: &Inner, ordering_event: &CudaEvent) -> OrderingOutcome {
+        let _inside = inner.enter(CallKind::Query, inner.timeouts.abort);
         // A group over several devices has bound the last one's context.
-        let _ = driver::bind(self.on.context());
+        let _ = cuda_driver::bind(self.on.context());
         if let Some(capture) = stream_order::invalidate_foreign_capture(self.on) {
-            return JoinOutcome::Captured(capture);
+            return OrderingOutcome::Captured(capture);
         }
-        let left = stream_order::join_after(self.on, self.foreign(), join);
-        let ordered = left.and_then(|()| self.record_guards());
+        let waits = stream_order::order_after(self.on, self.foreign(), ordering_event);
+        let ordered = waits.and_then(|()| self.record_guards());
         let capture = stream_order::invalidate_foreign_capture(self.on);
-        capture.map_or(JoinOutcome::Ordered(ordered), JoinOutcome::Captured)
+        capture.map_or(OrderingOutcome::Ordered(ordered), OrderingOutcome::Captured)
     }
 
-    /// Waits until `deadline` for the end of the capture that interfered, and then does what [`leave`](Self::leave) could not.
+    /// Waits until `deadline` for the end of the capture that interfered, and then does what [`order_after`](Self::order_after)
+    /// could not.
     /// Uses nothing of the communicator; its lock must not be held.
     #[cold]
-    pub(crate) fn wait_for_capture(&self, inner: &Inner, deadline: Instant) -> JoinOutcome {
+    pub(crate) fn wait_for_capture(&self, inner: &Inner, deadline: Instant) -> OrderingOutcome {
         let mut backoff = Backoff::new();
         while let Some(capture) = self.void_capture(inner) {
             if capture == ForeignCapture::InGraph || Instant::now() >= deadline {
-                return JoinOutcome::Captured(capture);
+                return OrderingOutcome::Captured(capture);
             }
             backoff.pause();
         }
         if self.needs_no_order() {
-            return JoinOutcome::Ordered(Ok(()));
+            return OrderingOutcome::Ordered(Ok(()));
         }
-        let join = driver::new_event(&inner.context, None);
-        match join.map_err(Error::cuda("creating an event (cuEventCreate)")) {
-            Ok(join) => match self.order_behind(inner, &join) {
+        let ordering_event = cuda_driver::new_event(&inner.context, None);
+        match ordering_event.map_err(Error::cuda("creating an event (cuEventCreate)")) {
+            Ok(ordering_event) => match self.order_behind(inner, &ordering_event) {
                 // Another capture has begun.
-                JoinOutcome::Captured(ForeignCapture::Void) => {
+                OrderingOutcome::Captured(ForeignCapture::Void) => {
                     self.wait_for_capture(inner, deadline)
                 }
-                left => left,
+                outcome => outcome,
             },
-            Err(error) => JoinOutcome::Ordered(Err(error)),
+            Err(error) => OrderingOutcome::Ordered(Err(error)),
         }
     }
 
     /// Records the events of cudarc's guards, as their drops would, but regardless of an error that cudarc stores.
     fn record_guards(&self) -> Result<()> {
-        for guard in &self.rare.guards {
+        for guard in &self.optional.guards {
             match guard {
-                &SyncOnDrop::Record(Some((event, stream))) => driver::record(event, stream)
+                &SyncOnDrop::Record(Some((event, stream))) => cuda_driver::record(event, stream)
                     .map_err(Error::cuda(
                         "recording an event of a buffer behind the operation",
                     ))?,
@@ -428,9 +430,9 @@ impl<'a> IssueBuffers<'a> {
     fn lease_tracked(&mut self, buffer: impl Lend<'a>) -> CUdeviceptr {
         let stream = self.stream;
         let ((address, guard), ordered) =
-            driver::stored_error_of(stream.context(), || buffer.lease(stream));
+            cuda_driver::stored_error_of(stream.context(), || buffer.lease(stream));
         if let Err(error) = ordered {
-            self.rare.unordered.get_or_insert(error);
+            self.optional.unordered.get_or_insert(error);
         }
         self.keep(guard);
         address
@@ -438,13 +440,13 @@ impl<'a> IssueBuffers<'a> {
 
     #[cold]
     fn next_is_own(&mut self) {
-        self.rare.own.push(self.recorded.len());
+        self.optional.self_messages.push(self.queued.len());
     }
 
     #[inline(never)]
     fn keep_event(&mut self, event: &'a CudaEvent) {
         let guard = SyncOnDrop::Record(Some((event, self.stream)));
-        self.rare.guards.push(guard);
+        self.optional.guards.push(guard);
     }
 }
 
@@ -454,7 +456,7 @@ fn address(stream: &Arc<CudaStream>) -> usize {
     Arc::as_ptr(stream).addr()
 }
 
-impl<'a> RareFields<'a> {
+impl<'a> OptionalFields<'a> {
     #[cold]
     fn new() -> Box<Self> {
         Box::new(Self {
@@ -462,7 +464,7 @@ impl<'a> RareFields<'a> {
             foreign: Vec::new(),
             guards: Vec::new(),
             unordered: None,
-            own: Vec::new(),
+            self_messages: Vec::new(),
             operators: Vec::new(),
             steps: Vec::new(),
             copies: Vec::new(),
@@ -471,12 +473,12 @@ impl<'a> RareFields<'a> {
 
     /// Clears everything.
     #[inline]
-    fn into_empty(mut self: Box<Self>) -> Box<RareFields<'static>> {
+    fn into_empty(mut self: Box<Self>) -> Box<OptionalFields<'static>> {
         self.collective_args.clear();
         self.foreign.clear();
-        self.own.clear();
+        self.self_messages.clear();
         self.unordered = None;
-        // `IssueBuffers::join_after` has done what their drops would do. If it was not called, nothing of the operation runs,
+        // `IssueBuffers::order_after` has done what their drops would do. If it was not called, nothing of the operation runs,
         // and an event recorded now would replace an earlier one that other work waits for.
         self.guards.drain(..).for_each(std::mem::forget);
         self.operators.clear();
@@ -484,7 +486,9 @@ impl<'a> RareFields<'a> {
         self.copies.clear();
         // SAFETY: only the lifetime changes, and no value in it has one: the guards are the only field
         // with the lifetime, and there are none.
-        unsafe { std::mem::transmute::<Box<RareFields<'a>>, Box<RareFields<'static>>>(self) }
+        unsafe {
+            std::mem::transmute::<Box<OptionalFields<'a>>, Box<OptionalFields<'static>>>(self)
+        }
     }
 }
 
@@ -506,12 +510,12 @@ impl Drop for IssueBuffers<'_> {
     /// Keeps the allocations for the next operation.
     #[inline]
     fn drop(&mut self) {
-        self.recorded.clear();
+        self.queued.clear();
         // SAFETY: taken once, here, and not used afterwards.
-        let rare = unsafe { ManuallyDrop::take(&mut self.rare) };
+        let optional = unsafe { ManuallyDrop::take(&mut self.optional) };
         let scratch = Scratch {
-            recorded: std::mem::take(&mut self.recorded),
-            rare: Some(rare.into_empty()),
+            queued: std::mem::take(&mut self.queued),
+            optional: Some(optional.into_empty()),
         };
         let _ = SCRATCH.try_with(|kept| kept.replace(scratch));
     }

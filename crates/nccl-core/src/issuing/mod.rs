@@ -18,4 +18,4 @@ pub use compute::read_back;
 pub use issue::{failed_check, issue};
 pub use issue_buffers::IssueBuffers;
 pub(crate) use replay::NotLaunched;
-pub(crate) use steps::{Copy, Step, launch_step};
+pub(crate) use steps::{DeviceCopy, Step, launch_step};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaEvent;
 
-use super::issue_buffers::{IssueBuffers, JoinOutcome};
+use super::issue_buffers::{IssueBuffers, OrderingOutcome};
 use crate::active_calls::CallKind;
 use crate::communicator::Inner;
 use crate::communicator::stream_order::{self, ForeignCapture};
@@ -26,12 +26,12 @@ pub(crate) enum NotLaunched {
 }
 
 impl Inner {
-    /// Joins the streams in `buffers` around `launch`, which puts work on their stream. Counts `volume`, if given.
+    /// Orders the streams in `buffers` around `launch`, which puts work on their stream. Counts `volume`, if given.
     /// Returns the operation's number.
     pub(crate) fn replay(
         self: &Arc<Self>,
         buffers: &IssueBuffers<'_>,
-        join: &CudaEvent,
+        ordering_event: &CudaEvent,
         volume: Option<&Volume>,
         timeout: Duration,
         plan: u64,
@@ -55,53 +55,53 @@ impl Inner {
                 timeout,
                 0,
             );
-            self.tracked.track().launches();
+            self.track_handle.track().begin_launch();
             if let Some(volume) = volume {
-                recorder.replays(volume);
+                recorder.count_replay(volume);
             }
             (sequence, ticket)
         };
         let inside = self.enter(CallKind::Replay, timeout);
-        if let Err(error) = self.ordered_behind_buffers(buffers, join) {
-            self.tracked.launched(ticket, false);
+        if let Err(error) = self.ordered_behind_buffers(buffers, ordering_event) {
+            self.track_handle.end_launch(ticket, false);
             return Err(error);
         }
         let issue = watchdog::ReportedCall {
             inner: self,
             on: buffers.on,
-            number: sequence,
+            sequence,
             kind: OperationKind::Replay,
             timeout,
         };
         let mut is_marked = false;
         if ticket.needs_report {
             is_marked = watchdog::report_before(issue)
-                .inspect_err(|_| self.tracked.launched(ticket, false))?;
+                .inspect_err(|_| self.track_handle.end_launch(ticket, false))?;
         }
         let launched = launch(self);
-        self.tracked.launched(ticket, launched.is_ok());
+        self.track_handle.end_launch(ticket, launched.is_ok());
         if is_marked {
             watchdog::report_after(issue);
         }
-        let left = buffers.join_after(self, join);
+        let ordering_outcome = buffers.order_after(self, ordering_event);
         drop(inside);
         // Whether the work is on the stream or will never get there.
-        let (captured, is_apart) = match &left {
-            JoinOutcome::Ordered(_) => (None, true),
-            JoinOutcome::Captured(ForeignCapture::Void) => {
+        let (captured, is_apart) = match &ordering_outcome {
+            OrderingOutcome::Ordered(_) => (None, true),
+            OrderingOutcome::Captured(ForeignCapture::Void) => {
                 let ended = self.wait_for_capture(buffers, self.capture_deadline());
                 (Some(ForeignCapture::Void), ended.is_some())
             }
-            JoinOutcome::Captured(ForeignCapture::InGraph) => {
+            OrderingOutcome::Captured(ForeignCapture::InGraph) => {
                 // That capture is over. Earlier work is on the stream, and the buffers' streams have to wait for it.
                 let _ = self.wait_for_capture(buffers, self.capture_deadline());
                 (Some(ForeignCapture::InGraph), false)
             }
         };
-        let (failed, is_launched) = match (launched, left) {
+        let (failed, is_launched) = match (launched, ordering_outcome) {
             (Err(NotLaunched::Refused(error)), _) => return Err(error),
             (Err(NotLaunched::Failed(error)), _) => (Some(error), false),
-            (Ok(()), JoinOutcome::Ordered(Err(error))) => (Some(error), true),
+            (Ok(()), OrderingOutcome::Ordered(Err(error))) => (Some(error), true),
             (Ok(()), _) => (None, true),
         };
         let error = match (captured, failed) {
@@ -114,7 +114,7 @@ impl Inner {
         match is_launched && !is_apart {
             // The plan keeps its memory, and NCCL waits for the end of that capture and of its graph.
             true => self.abort_in_background(&error),
-            false => self.abort_and_join(&error, buffers),
+            false => self.abort_and_order(&error, buffers),
         }
         Err(error)
     }
@@ -128,9 +128,13 @@ impl Inner {
         }
     }
 
-    fn ordered_behind_buffers(&self, buffers: &IssueBuffers<'_>, join: &CudaEvent) -> Result<()> {
+    fn ordered_behind_buffers(
+        &self,
+        buffers: &IssueBuffers<'_>,
+        ordering_event: &CudaEvent,
+    ) -> Result<()> {
         stream_order::check_operation_stream(stream_order::OPERATION, buffers.on, &self.context)?;
-        buffers.is_ordered()?;
-        stream_order::join_before(buffers.on, buffers.foreign(), join)
+        buffers.check_ordering()?;
+        stream_order::order_before(buffers.on, buffers.foreign(), ordering_event)
     }
 }

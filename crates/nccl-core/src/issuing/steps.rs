@@ -19,14 +19,14 @@ use crate::recorder::Writer;
 /// One step: first the copies, then the group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step<'f> {
-    pub(crate) copies: &'f [Copy],
+    pub(crate) copies: &'f [DeviceCopy],
     pub(crate) batch: Batch<'f>,
 }
 
 /// Rows of bytes that are copied on the device, between buffers of one operation. The source and the
 /// destination do not overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Copy {
+pub(crate) struct DeviceCopy {
     pub(crate) to: CUdeviceptr,
     pub(crate) from: CUdeviceptr,
     /// The length of a row in bytes.
@@ -37,7 +37,7 @@ pub(crate) struct Copy {
     pub(crate) from_pitch: usize,
 }
 
-impl Copy {
+impl DeviceCopy {
     /// Puts the copy on the stream, whose context is bound to this thread.
     pub(crate) fn enqueue(&self, stream: &CudaStream) -> Result<()> {
         let one_row =
@@ -93,11 +93,11 @@ pub(crate) fn launch_step(
     writer: &mut Writer,
 ) -> Result<()> {
     step.copies.iter().try_for_each(|copy| copy.enqueue(on))?;
-    if step.batch.recorded.is_empty() {
+    if step.batch.queued.is_empty() {
         return Ok(());
     }
-    let left = timeout.saturating_sub(started.elapsed());
-    inner.launch(raw, started, (timeout, left), || {
+    let remaining = timeout.saturating_sub(started.elapsed());
+    inner.launch(raw, started, (timeout, remaining), || {
         queued_op::call(step.batch, calls, writer)
     })
 }

@@ -18,7 +18,7 @@ use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, lend};
 #[cfg(doc)]
 use crate::communicator::Communicator;
 use crate::communicator::{Timeouts, check_allocation_stream};
-use crate::driver;
+use crate::cuda_driver;
 use crate::drop_queue::{self, DeferredDrop, DropPoll, StreamPoint};
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
@@ -98,7 +98,7 @@ impl<T: NcclType> Buffer<T> {
         library.admit(T::DATA_TYPE)?;
         check_allocation_stream(stream)?;
         let context = stream.context();
-        let last = driver::new_event(context, None)
+        let last = cuda_driver::new_event(context, None)
             .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
         // Allocators return no memory for zero bytes.
         let bytes = len
@@ -280,7 +280,7 @@ fn allocate(
         || false,
         move || {
             // NCCL allocates on the device that is current.
-            driver::bind(&context).map_err(Error::cuda(
+            cuda_driver::bind(&context).map_err(Error::cuda(
                 "binding the context to this thread (cuCtxSetCurrent)",
             ))?;
             let mut address: *mut c_void = std::ptr::null_mut();
@@ -314,7 +314,7 @@ struct DeferredBuffer<T: NcclType> {
 impl<T: NcclType> DeferredBuffer<T> {
     /// Makes the stream wait for the other users that cudarc knows of, and marks the point behind them.
     fn mark(&mut self) {
-        if driver::is_capturing(&self.stream) {
+        if cuda_driver::is_capturing(&self.stream) {
             return;
         }
         if let Some(mut memory) = self.memory.take() {
@@ -341,20 +341,20 @@ fn wait_for_users<T>(
         return Ok(());
     }
     let wait_for = |guard: SyncOnDrop<'_>| match *ManuallyDrop::new(guard) {
-        SyncOnDrop::Record(Some((event, _))) => driver::wait(stream, event),
+        SyncOnDrop::Record(Some((event, _))) => cuda_driver::wait(stream, event),
         SyncOnDrop::Record(None) | SyncOnDrop::Sync(_) => Ok(()),
     };
-    driver::bind(stream.context())?;
+    cuda_driver::bind(stream.context())?;
     let context = stream.context();
-    let (_, reader) = driver::ignoring_stored_error(context, || memory.device_ptr(stream));
+    let (_, reader) = cuda_driver::ignoring_stored_error(context, || memory.device_ptr(stream));
     wait_for(reader)?;
-    let (_, writer) = driver::ignoring_stored_error(context, || memory.device_ptr_mut(stream));
+    let (_, writer) = cuda_driver::ignoring_stored_error(context, || memory.device_ptr_mut(stream));
     wait_for(writer)
 }
 
 impl<T: NcclType> DeferredDrop for DeferredBuffer<T> {
     fn poll(&mut self) -> DropPoll {
-        let _ = driver::bind(self.stream.context());
+        let _ = cuda_driver::bind(self.stream.context());
         if self.behind.is_none() {
             self.mark();
         }
@@ -369,7 +369,7 @@ impl<T: NcclType> DeferredDrop for DeferredBuffer<T> {
         let Some(free) = self.library.api().ncclMemFree else {
             return;
         };
-        let _ = driver::bind(self.stream.context());
+        let _ = cuda_driver::bind(self.stream.context());
         // SAFETY: an allocation of NCCL, freed once; everything that was put on its stream before the
         // buffer was dropped is over, and with it all uses of the memory.
         let code = unsafe { free(std::ptr::with_exposed_provenance_mut(self.address as usize)) };
@@ -403,7 +403,7 @@ impl<T: NcclType> Drop for Buffer<T> {
             return;
         }
         let stream = Arc::clone(memory.stream());
-        let _ = driver::bind(stream.context());
+        let _ = cuda_driver::bind(stream.context());
         let mut freed = DeferredBuffer {
             address: 0,
             bytes: memory.num_bytes(),

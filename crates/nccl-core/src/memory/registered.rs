@@ -13,7 +13,7 @@ use nccl_sys as sys;
 use super::owned::{OwnedBuffer, sealed};
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, lend};
 use crate::communicator::{Backoff, Communicator, KeepAlive, check_buffer_context};
-use crate::driver;
+use crate::cuda_driver;
 use crate::drop_queue::{self, DeferredDrop, DropPoll, StreamPoint};
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
@@ -101,7 +101,7 @@ pub(super) fn register<B: OwnedBuffer>(
     library.function(sys::Api::ncclCommDeregister)?;
     let context = &comm.inner.context;
     check_buffer_context(buffer.stream(), context)?;
-    let last = driver::new_event(context, None)
+    let last = cuda_driver::new_event(context, None)
         .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
     let (address, bytes) = {
         let erased = buffer.view_mut().erase_mut();
@@ -118,7 +118,7 @@ pub(super) fn register<B: OwnedBuffer>(
                 deadline_after(timeout.saturating_add(SLACK)),
                 || false,
                 move || {
-                    driver::bind(&inner.context).map_err(Error::cuda(
+                    cuda_driver::bind(&inner.context).map_err(Error::cuda(
                         "binding the context to this thread (cuCtxSetCurrent)",
                     ))?;
                     let (guard, _) = inner.handle.lock_within(None, timeout)?;
@@ -154,7 +154,7 @@ pub(super) fn register<B: OwnedBuffer>(
                 std::mem::forget(buffer);
                 comm.inner.abort(&error);
             }
-            return Err(comm.inner.conclude(error));
+            return Err(comm.inner.final_error(error));
         }
     };
     Ok(Registered {
@@ -269,7 +269,7 @@ impl<B: OwnedBuffer> Registered<B> {
                 if error.is_timeout() {
                     comm.inner.abort(&error);
                 }
-                Err(comm.inner.conclude(error))
+                Err(comm.inner.final_error(error))
             }
         }
     }

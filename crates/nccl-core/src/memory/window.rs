@@ -13,7 +13,7 @@ use super::registered::{Kind, Registered, Registration, SLACK};
 use super::{Buffer, OwnedBuffer};
 use crate::buffer::{ErasedMut, RecvBuffer};
 use crate::communicator::{Communicator, Inner, KeepAlive, check_buffer_context};
-use crate::driver;
+use crate::cuda_driver;
 use crate::dtype::NcclType;
 use crate::error::{Error, Result};
 use crate::ffi::Progress;
@@ -24,8 +24,8 @@ const CALL: &str = "ncclCommWindowRegister";
 
 /// A failed registration, by whether NCCL had been called.
 enum WindowFailure {
-    Before(Error),
-    Underway(Error),
+    NotStarted(Error),
+    PartlyIssued(Error),
 }
 
 /// Where NCCL writes the handle, possibly from a thread of its own after the call has returned.
@@ -44,7 +44,7 @@ pub(super) fn register<T: NcclType>(
     library.function(sys::Api::ncclCommWindowDeregister)?;
     let context = &comm.inner.context;
     check_buffer_context(Buffer::stream(&buffer), context)?;
-    let last = driver::new_event(context, None)
+    let last = cuda_driver::new_event(context, None)
         .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
     let range = range_of(buffer.erase_mut());
     let (address, bytes) = (range.start, (range.end - range.start) as usize);
@@ -55,17 +55,17 @@ pub(super) fn register<T: NcclType>(
         deadline_after(timeout.saturating_add(SLACK)),
         || false,
         move || {
-            let before = |error| WindowFailure::Before(error);
+            let before = |error| WindowFailure::NotStarted(error);
             let binding = Error::cuda("binding the context to this thread (cuCtxSetCurrent)");
-            let bound = driver::bind(&inner.context).map_err(binding);
+            let bound = cuda_driver::bind(&inner.context).map_err(binding);
             bound.map_err(before)?;
             let started = Instant::now();
             let (guard, _) = inner.handle.lock_within(None, timeout).map_err(before)?;
             let raw = inner.ready(&guard).map_err(before)?;
             let mut place = ManuallyDrop::new(HandleOut(Box::new(std::ptr::null_mut())));
             let at: *mut *mut c_void = &raw mut *place.0;
-            let left = timeout.saturating_sub(started.elapsed());
-            let launched = inner.launch(raw, started, (timeout, left), || {
+            let remaining = timeout.saturating_sub(started.elapsed());
+            let launched = inner.launch(raw, started, (timeout, remaining), || {
                 // SAFETY: memory of that many bytes, which is neither moved nor freed until it is deregistered: the
                 // resulting value owns it, and it is leaked when this does not return. `at` stays valid until
                 // the communicator has settled, and for ever if it does not settle. The communicator is
@@ -82,7 +82,7 @@ pub(super) fn register<T: NcclType>(
                 // In a nonblocking communicator the call may return success before it is done.
                 ffi::check(&inner.library, CALL, code).map(|_| Progress::Pending)
             });
-            launched.map_err(WindowFailure::Underway)?;
+            launched.map_err(WindowFailure::PartlyIssued)?;
             let place = ManuallyDrop::into_inner(place);
             Ok(Registration {
                 handle: NonNull::new(*place.0),
@@ -95,12 +95,12 @@ pub(super) fn register<T: NcclType>(
         // The other ranks may have the window, or wait for it.
         std::mem::forget(buffer);
         comm.inner.abort(&error);
-        Err(comm.inner.conclude(error))
+        Err(comm.inner.final_error(error))
     };
     let handle = match made {
         Ok(Ok(handle)) => handle,
-        Ok(Err(WindowFailure::Underway(error))) => return failed(error, buffer),
-        Ok(Err(WindowFailure::Before(error))) => return Err(comm.inner.conclude(error)),
+        Ok(Err(WindowFailure::PartlyIssued(error))) => return failed(error, buffer),
+        Ok(Err(WindowFailure::NotStarted(error))) => return Err(comm.inner.final_error(error)),
         Err(not_back) => return failed(not_back.into_error(CALL, comm.timeout), buffer),
     };
     if handle.handle.is_some() {

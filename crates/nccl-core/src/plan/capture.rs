@@ -17,7 +17,7 @@ use cudarc::driver::{CudaStream, result, sys};
 use super::record::Captured;
 use crate::active_calls::CallKind;
 use crate::communicator::Inner;
-use crate::driver;
+use crate::cuda_driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::graphs::GraphSlot;
 use crate::issuing::launch_step;
@@ -45,7 +45,7 @@ impl Inner {
         let started = if waited { Instant::now() } else { started };
         let raw = self.ready(&handle)?;
         self.lends_beyond_kernels();
-        let stream = self.own_stream();
+        let stream = self.capture_stream();
         let inside = self.enter(CallKind::Capture, timeout);
         let capturing = Capturing::begin(stream)?;
         let calls = CallContext {
@@ -58,14 +58,14 @@ impl Inner {
             let handle = &mut *handle;
             handle.sequence += 1;
             let writer = &mut handle.recorder;
-            let count = group.batch().recorded.len();
+            let count = group.batch().queued.len();
             let ticket = writer.begin(handle.sequence, KIND, started, stream, timeout, count);
             if ticket.needs_report {
                 // Nothing of it runs before the launch, but NCCL may not return from the call.
                 let issue = watchdog::ReportedCall {
                     inner: self,
                     on: stream,
-                    number: handle.sequence,
+                    sequence: handle.sequence,
                     kind: KIND,
                     timeout,
                 };
@@ -119,7 +119,7 @@ impl<'s> Capturing<'s> {
     fn begin(stream: &'s Arc<CudaStream>) -> Result<Self> {
         // Forbids only this thread the calls that would break the capture, not the whole process.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        driver::ignoring_stored_error(stream.context(), || stream.begin_capture(mode))
+        cuda_driver::ignoring_stored_error(stream.context(), || stream.begin_capture(mode))
             .map_err(Error::cuda("beginning a capture (cuStreamBeginCapture)"))?;
         Ok(Self {
             stream,
@@ -129,9 +129,9 @@ impl<'s> Capturing<'s> {
 
     fn finish(&self) -> Result<cudarc::driver::CudaGraph> {
         let end = || self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
-        let graph = driver::ignoring_stored_error(self.stream.context(), end);
-        // The capture goes on if cudarc found an error that was stored just now.
-        self.ended.set(!driver::is_capturing(self.stream));
+        let graph = cuda_driver::ignoring_stored_error(self.stream.context(), end);
+        // The capture continues if cudarc found an error that was stored just now.
+        self.ended.set(!cuda_driver::is_capturing(self.stream));
         let graph = graph.map_err(Error::cuda(
             "ending a capture (cuStreamEndCapture, cuGraphInstantiate)",
         ))?;

@@ -69,7 +69,7 @@ pub struct CapturedPlan<B: PlanBuffers> {
     /// What a launch adds to the statistics.
     pub(super) volume: Volume,
     /// Joins the streams of the buffers with that of the launch.
-    pub(super) join: ManuallyDrop<CudaEvent>,
+    pub(super) ordering_event: ManuallyDrop<CudaEvent>,
     /// Bounds the number of replays in flight.
     pub(super) throttle: ManuallyDrop<LaunchThrottle>,
 }
@@ -107,9 +107,14 @@ impl<B: PlanBuffers> CapturedPlan<B> {
             drop(taking);
             // The first launch was counted when it was captured.
             let volume = (self.throttle.launches > 0).then_some(&self.volume);
-            let (join, timeout) = (&self.join, comm.timeout);
-            comm.inner
-                .replay(&buffers, join, volume, timeout, self.slot.number, |inner| {
+            let (ordering_event, timeout) = (&self.ordering_event, comm.timeout);
+            comm.inner.replay(
+                &buffers,
+                ordering_event,
+                volume,
+                timeout,
+                self.slot.number,
+                |inner| {
                     let graph = self.slot.graph.lock();
                     // Under this lock: the communicator cannot end before the graph does.
                     match graph.as_ref() {
@@ -118,7 +123,8 @@ impl<B: PlanBuffers> CapturedPlan<B> {
                         }
                         _ => Err(NotLaunched::Refused(inner.out_of_use())),
                     }
-                })
+                },
+            )
         });
         match launched {
             Ok(sequence) => {
@@ -134,7 +140,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
             }
             Err(error) => {
                 let error = error.during(|| comm.inner.replay_of(self.slot.number, started));
-                Err(comm.inner.conclude_before_issue(error))
+                Err(comm.inner.final_error_before_issue(error))
             }
         }
     }
@@ -182,7 +188,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         self.operations
     }
 
-    /// Ends the plan and returns the buffers. Replays in flight go on, and the streams of
+    /// Ends the plan and returns the buffers. Replays in flight continue, and the streams of
     /// the buffers wait for them.
     ///
     /// # Errors
@@ -207,7 +213,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         };
         // SAFETY: likewise; these are dropped here.
         unsafe {
-            ManuallyDrop::drop(&mut plan.join);
+            ManuallyDrop::drop(&mut plan.ordering_event);
             ManuallyDrop::drop(&mut plan.throttle);
         }
         // SAFETY: likewise.
@@ -224,7 +230,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         }
         if comm.inner.lifecycle.get() == State::Leaked {
             std::mem::forget((buffers, scratch));
-            return Err(comm.inner.conclude(comm.inner.out_of_use()));
+            return Err(comm.inner.final_error(comm.inner.out_of_use()));
         }
         Ok(buffers)
     }
@@ -237,18 +243,18 @@ impl<B: PlanBuffers> Drop for CapturedPlan<B> {
             return;
         }
         // SAFETY: each is taken or dropped once, here.
-        let (buffers, comm, join) = unsafe {
+        let (buffers, comm, ordering_event) = unsafe {
             ManuallyDrop::drop(&mut self.throttle);
             (
                 ManuallyDrop::take(&mut self.buffers),
                 ManuallyDrop::take(&mut self.comm),
-                ManuallyDrop::take(&mut self.join),
+                ManuallyDrop::take(&mut self.ordering_event),
             )
         };
         let deferred_plan = DeferredPlan {
             buffers: ManuallyDrop::new(buffers),
             slot: Some(Arc::clone(&self.slot)),
-            behind: StreamPoint::new(Arc::clone(&comm.stream), join),
+            behind: StreamPoint::new(Arc::clone(&comm.stream), ordering_event),
             comm: KeepAlive::new(comm),
         };
         drop_queue::defer(Box::new(deferred_plan), drop_queue::TIMEOUT);

@@ -9,10 +9,10 @@ use crate::operation_comparison::{self, DigestComparison, OperationUse};
 use nccl_base::departure::EndOutcome;
 use nccl_base::wire::Broken;
 
-/// One comparison among all ranks, if they can be asked.
+/// One comparison among all ranks, if they can be reached.
 pub(crate) struct Comparison<'c> {
     pub(crate) comm: &'c Communicator,
-    /// Names this comparison: the same on all ranks, and different for every comparison of the communicator.
+    /// The name of this comparison: the same on all ranks, and different for every comparison of the communicator.
     pub(crate) topic: String,
     /// Names it in the error for missing ranks.
     pub(crate) what: String,
@@ -20,7 +20,7 @@ pub(crate) struct Comparison<'c> {
 }
 
 impl Comparison<'_> {
-    /// Returns each rank's part; `None` if the other ranks cannot be asked.
+    /// Returns each rank's part; `None` if the other ranks cannot be reached.
     fn gather(&self, topic: &str, part: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
         let inner = &self.comm.inner;
         let Some(supervisor) = &inner.supervisor else {
@@ -28,32 +28,28 @@ impl Comparison<'_> {
         };
         let interrupted = || inner.interrupted();
         let timeout = self.comm.timeout;
-        let left = timeout.saturating_sub(self.started.elapsed());
-        match supervisor.gather(topic, part, left, &interrupted) {
+        let remaining = timeout.saturating_sub(self.started.elapsed());
+        match supervisor.gather(topic, part, remaining, &interrupted) {
             EndOutcome::All(parts) => Ok(Some(parts)),
             EndOutcome::Missing(missing) => {
                 let missing = missing.iter().map(|&rank| supervisor.rank_of_member(rank));
                 let missing: Vec<_> = missing.map(|rank| supervisor.name_of(rank)).collect();
-                let what = format!(
-                    "{}, to which {} did not come,",
-                    self.what,
-                    missing.join(", ")
-                );
+                let what = format!("{} is missing {}, and", self.what, missing.join(", "));
                 Err(Error::new(ErrorKind::TimedOut { what, timeout }))
             }
             EndOutcome::ConnectionLost if interrupted() => Err(inner.out_of_use()),
-            // The other ranks cannot be asked any more; what that means for the communicator is decided elsewhere.
+            // The other ranks cannot be reached any more; what that means for the communicator is decided elsewhere.
             EndOutcome::ConnectionLost => Ok(None),
         }
     }
 
-    /// Returns each rank's part, which is never empty; `None` if the other ranks cannot be asked.
-    pub(crate) fn told(&self, topic: &str, own: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
+    /// Returns each rank's part, which is never empty; `None` if the other ranks cannot be reached.
+    pub(crate) fn gather_whole(&self, topic: &str, own: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
         let all = self.gather(&format!("{}/{topic}", self.topic), own)?;
-        // The part of a rank that is gone is empty.
-        let gone = |all: &Vec<Vec<u8>>| all.iter().position(Vec::is_empty);
-        match all.as_ref().and_then(gone) {
-            Some(rank) => Err(self.gone(rank)),
+        // The part of a rank that has departed is empty.
+        let departed = |all: &Vec<Vec<u8>>| all.iter().position(Vec::is_empty);
+        match all.as_ref().and_then(departed) {
+            Some(rank) => Err(self.departed_error(rank)),
             None => Ok(all),
         }
     }
@@ -68,7 +64,7 @@ impl Comparison<'_> {
         )
     }
 
-    fn gone(&self, rank: usize) -> Error {
+    fn departed_error(&self, rank: usize) -> Error {
         let inner = &self.comm.inner;
         match inner.interrupted() {
             true => inner.out_of_use(),
@@ -79,7 +75,7 @@ impl Comparison<'_> {
     }
 
     /// Returns how the operations of the ranks differ, in one sentence that is the same on all of them; `None` if they
-    /// match, or if the other ranks cannot be asked. A rank without operations gives the reason.
+    /// match, or if the other ranks cannot be reached. A rank without operations gives the reason.
     pub(crate) fn operations(
         &self,
         done: OperationUse,
@@ -101,12 +97,13 @@ impl Comparison<'_> {
                 self.names(&[rank]),
                 done.nothing()
             ))),
-            DigestComparison::Gone(rank) => Err(self.gone(rank)),
+            DigestComparison::Departed(rank) => Err(self.departed_error(rank)),
             DigestComparison::Different => {
-                let told = operation_comparison::encode(own);
-                let Some(lists) = self.gather(&format!("{}/all", self.topic), &told)? else {
+                let own_operations = operation_comparison::encode(own);
+                let Some(lists) = self.gather(&format!("{}/all", self.topic), &own_operations)?
+                else {
                     return Ok(Some(String::from(
-                        "the line to the other ranks is lost, so that it is not known in what",
+                        "the control connection to the other ranks is lost, so that it is not known in what",
                     )));
                 };
                 let lists = lists.iter().map(|list| operation_comparison::decode(list));
@@ -123,10 +120,10 @@ impl Comparison<'_> {
     }
 
     /// Returns which ranks failed, and why, in one sentence that is the same on all of them; `own` is this rank's reason.
-    /// `None` if none failed, or if the other ranks cannot be asked.
+    /// `None` if none failed, or if the other ranks cannot be reached.
     pub(crate) fn outcomes(&self, own: Option<&str>) -> Result<Option<String>> {
         let part = own.map_or_else(|| String::from("+"), |reason| format!("-{reason}"));
-        let Some(all) = self.told("outcome", part.as_bytes())? else {
+        let Some(all) = self.gather_whole("outcome", part.as_bytes())? else {
             return Ok(None);
         };
         let failed = all.iter().enumerate().filter_map(|(rank, part)| {
@@ -143,7 +140,7 @@ impl Comparison<'_> {
 
     /// Returns how the ranks' choices differ, each a short text; like [`operations`](Self::operations).
     pub(crate) fn choices(&self, own: &str) -> Result<Option<String>> {
-        let Some(all) = self.told("choice", format!("={own}").as_bytes())? else {
+        let Some(all) = self.gather_whole("choice", format!("={own}").as_bytes())? else {
             return Ok(None);
         };
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

@@ -6,7 +6,7 @@ use cudarc::driver::CudaEvent;
 
 use crate::active_calls::CallKind;
 use crate::communicator::{Backoff, Communicator};
-use crate::driver;
+use crate::cuda_driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::time::deadline_after;
 
@@ -35,10 +35,10 @@ impl LaunchThrottle {
         let mut backoff = Backoff::new();
         // The older of the two, which is about to be recorded again; not recorded yet at first.
         let mark = &self.marks[(self.launches / STRIDE % 2) as usize];
-        let _ = driver::bind(mark.context());
+        let _ = cuda_driver::bind(mark.context());
         let is_over = || {
-            let _inside = comm.inner.enter(CallKind::Look, comm.timeout);
-            driver::is_reached(mark).map_err(Error::cuda(
+            let _inside = comm.inner.enter(CallKind::Query, comm.timeout);
+            cuda_driver::is_reached(mark).map_err(Error::cuda(
                 "asking whether earlier launches are done (cuEventQuery)",
             ))
         };
@@ -65,7 +65,7 @@ impl LaunchThrottle {
     pub(super) fn mark(&mut self, comm: &Communicator) {
         if self.launches > 0 && self.launches.is_multiple_of(STRIDE) {
             let mark = &self.marks[(self.launches / STRIDE % 2) as usize];
-            if let Err(error) = driver::record(mark, &comm.stream) {
+            if let Err(error) = cuda_driver::record(mark, &comm.stream) {
                 tracing::warn!(name: "nccl.internal", target: "nccl", what = "launch", %error, "an event behind a launch was not recorded");
             }
         }

@@ -13,7 +13,7 @@ use super::deferred_plan::DeferredPlan;
 use super::launch_throttle::LaunchThrottle;
 use super::record::{Capture, Captured};
 use crate::communicator::{Communicator, KeepAlive, check_buffer_context};
-use crate::driver;
+use crate::cuda_driver;
 use crate::drop_queue::{self, StreamPoint};
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
@@ -95,7 +95,7 @@ impl Communicator {
         let _entered = span.enter();
         let made = self.make_plan((buffers, scratch), record, started);
         made.map_err(|error| {
-            self.inner.conclude_before_issue(error.during(|| {
+            self.inner.final_error_before_issue(error.during(|| {
                 self.inner
                     .operation(OperationKind::Capture, Shape::default(), None, started)
             }))
@@ -117,12 +117,12 @@ impl Communicator {
         self.compare_captures(number, &recorded, started)?;
         let DraftPlan {
             groups,
-            join,
+            ordering_event,
             marks,
         } = recorded?;
         // From here on NCCL knows addresses; the buffers can only be freed when it does not use them any more.
         let buffers = ManuallyDrop::new(buffers);
-        let recorded = || groups.iter().flat_map(|group| group.batch().recorded);
+        let recorded = || groups.iter().flat_map(|group| group.batch().queued);
         let mut volume = Volume::default();
         recorded().for_each(|one| one.add_to(&mut volume));
         match self.inner.capture(number, &groups, started, self.timeout) {
@@ -132,16 +132,16 @@ impl Communicator {
                 comm: ManuallyDrop::new(self.clone()),
                 operations: recorded().count(),
                 volume,
-                join: ManuallyDrop::new(join),
+                ordering_event: ManuallyDrop::new(ordering_event),
                 throttle: ManuallyDrop::new(LaunchThrottle::new(marks)),
             }),
             Err(error) => {
-                let stream = self.inner.own_stream();
+                let stream = self.inner.capture_stream();
                 let attempt = DeferredPlan {
                     buffers,
                     slot: None,
                     comm: KeepAlive::new(self.clone()),
-                    behind: StreamPoint::new(Arc::clone(stream), join),
+                    behind: StreamPoint::new(Arc::clone(stream), ordering_event),
                 };
                 drop_queue::defer(Box::new(attempt), drop_queue::TIMEOUT);
                 Err(error)
@@ -157,10 +157,10 @@ impl Communicator {
     ) -> Result<DraftPlan> {
         let context = &self.inner.context;
         let event = || {
-            driver::new_event(context, None)
+            cuda_driver::new_event(context, None)
                 .map_err(Error::cuda("creating an event (cuEventCreate)"))
         };
-        let (join, marks) = (event()?, [event()?, event()?]);
+        let (ordering_event, marks) = (event()?, [event()?, event()?]);
         let mut owned: Vec<Range<u64>> = Vec::new();
         buffers.visit(&mut |buffer| {
             check_buffer_context(buffer.stream(), context)?;
@@ -171,12 +171,12 @@ impl Communicator {
         record(&mut capture, buffers.views_mut())?;
         Ok(DraftPlan {
             groups: capture.finish(),
-            join,
+            ordering_event,
             marks,
         })
     }
 
-    /// Compares the plan with what the other ranks are about to capture, if they can be asked. Nothing has been
+    /// Compares the plan with what the other ranks are about to capture, if they can be reached. Nothing has been
     /// captured by then, so that a difference leaves the communicator usable.
     fn compare_captures(
         &self,
@@ -209,12 +209,12 @@ impl Communicator {
 struct DraftPlan {
     groups: Vec<Captured>,
     /// As in [`CapturedPlan`].
-    join: CudaEvent,
+    ordering_event: CudaEvent,
     marks: [CudaEvent; 2],
 }
 
 /// The operations that this rank is about to capture.
 fn entries(groups: &[Captured]) -> Vec<Descriptor> {
-    let recorded = groups.iter().flat_map(|group| group.batch().recorded);
+    let recorded = groups.iter().flat_map(|group| group.batch().queued);
     recorded.map(|one| one.op).collect()
 }

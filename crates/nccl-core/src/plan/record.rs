@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::group::Group;
-use crate::issuing::{Copy, IssueBuffers, Step};
+use crate::issuing::{DeviceCopy, IssueBuffers, Step};
 use crate::queued_op::{Batch, CollectiveArgs, QueuedOp};
 use crate::reduce::Operator;
 
@@ -37,7 +37,7 @@ pub struct Capture<'p> {
 
 /// A group, and the copies before it, ready to be issued.
 pub(crate) struct Captured {
-    copies: Vec<Copy>,
+    copies: Vec<DeviceCopy>,
     recorded: Vec<QueuedOp>,
     collective_args: Vec<CollectiveArgs>,
     grouped: bool,
@@ -48,7 +48,7 @@ pub(crate) struct Captured {
 impl Captured {
     pub(super) fn batch(&self) -> Batch<'_> {
         Batch {
-            recorded: &self.recorded,
+            queued: &self.recorded,
             collective_args: &self.collective_args,
             grouped: self.grouped,
         }
@@ -98,10 +98,10 @@ impl<'p> Capture<'p> {
         group.finish(Some(self.owned))?;
         let operators = group.buffers.take_operators();
         let batch = group.buffers.batch();
-        if !batch.recorded.is_empty() {
+        if !batch.queued.is_empty() {
             self.groups.push(Captured {
                 copies: Vec::new(),
-                recorded: batch.recorded.to_vec(),
+                recorded: batch.queued.to_vec(),
                 collective_args: batch.collective_args.to_vec(),
                 grouped: batch.grouped,
                 _operators: operators,
@@ -119,10 +119,10 @@ impl<'p> Capture<'p> {
     pub(crate) fn add_steps(&mut self, buffers: &IssueBuffers<'p>) {
         if !buffers.has_steps() {
             let batch = buffers.batch();
-            if !batch.recorded.is_empty() {
+            if !batch.queued.is_empty() {
                 self.groups.push(Captured {
                     copies: Vec::new(),
-                    recorded: batch.recorded.to_vec(),
+                    recorded: batch.queued.to_vec(),
                     collective_args: batch.collective_args.to_vec(),
                     grouped: batch.grouped,
                     _operators: Vec::new(),
@@ -132,7 +132,7 @@ impl<'p> Capture<'p> {
         }
         let steps = buffers.steps().map(|step| Captured {
             copies: step.copies.to_vec(),
-            recorded: step.batch.recorded.to_vec(),
+            recorded: step.batch.queued.to_vec(),
             collective_args: step.batch.collective_args.to_vec(),
             grouped: step.batch.grouped,
             _operators: Vec::new(),

@@ -1,11 +1,11 @@
-//! The number of a call among the collectives of its communicator, which all ranks share; the sequence numbers
+//! The index of a call among the collectives of its communicator, which all ranks share; the sequence numbers
 //! of calls also count messages between some of them.
 //!
-//! Derived, when it is asked for, from what is recorded and counted anyway.
+//! Derived, on request, from what is recorded and counted anyway.
 
 use std::time::Duration;
 
-use super::track::{IssueRecord, Track};
+use super::track::{RawCall, Track};
 use crate::operation::OperationKind;
 
 /// Whether all ranks of a communicator call `kind`, in the same order. A replay counts: all ranks have compared
@@ -31,60 +31,61 @@ pub(crate) fn is_collective(kind: OperationKind) -> bool {
 }
 
 /// The collectives that a communicator has called.
-pub(crate) struct CollectiveIndex {
+pub(crate) struct RecordedCollectives {
     /// How many it has called.
     pub(crate) called: u64,
     /// The last of them, oldest first.
-    kept: Vec<IndexedCall>,
+    recorded: Vec<IndexedCall>,
     /// The last call of any kind.
     pub(crate) last: Option<IndexedCall>,
 }
 
-/// One call.
+/// A recorded call, as the collective index needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub struct IndexedCall {
     /// Its sequence number among all calls.
     #[doc(hidden)]
-    pub number: u64,
+    pub sequence: u64,
     #[doc(hidden)]
     pub kind: OperationKind,
-    /// When it was called, since the recorder's zero.
+    /// When it was called, since [`origin`](crate::recorder::origin).
     pub(crate) since: Duration,
     /// CUDA's handle of its stream.
     pub(crate) stream: u64,
 }
 
 impl IndexedCall {
-    fn of(issue: &IssueRecord) -> Self {
+    fn of(raw: &RawCall) -> Self {
         Self {
-            number: issue.number,
-            kind: OperationKind::from_code((issue.state >> 8) as u8),
-            since: Duration::from_nanos(issue.time),
-            stream: issue.stream,
+            sequence: raw.sequence,
+            kind: OperationKind::from_code((raw.state >> 8) as u8),
+            since: Duration::from_nanos(raw.time),
+            stream: raw.stream,
         }
     }
 }
 
-impl CollectiveIndex {
-    /// The number of call `number` among the collectives, from 1.
-    pub(crate) fn of(&self, number: u64) -> Option<u64> {
+impl RecordedCollectives {
+    /// The index of call `sequence` among the collectives, from 1.
+    pub(crate) fn index_of(&self, sequence: u64) -> Option<u64> {
         let at = self
-            .kept
+            .recorded
             .iter()
-            .position(|collective| collective.number == number)?;
-        Some(self.called - (self.kept.len() - 1 - at) as u64)
+            .position(|collective| collective.sequence == sequence)?;
+        Some(self.called - (self.recorded.len() - 1 - at) as u64)
     }
 
-    /// The `collective`-th collective, if it was called and is still recorded.
-    pub(crate) fn get(&self, collective: u64) -> Option<&IndexedCall> {
-        let back = usize::try_from(self.called.checked_sub(collective)?).ok()?;
-        self.kept.get(self.kept.len().checked_sub(back + 1)?)
+    /// The `collective_index`-th collective, if it was called and is still recorded.
+    pub(crate) fn get(&self, collective_index: u64) -> Option<&IndexedCall> {
+        let back = usize::try_from(self.called.checked_sub(collective_index)?).ok()?;
+        self.recorded
+            .get(self.recorded.len().checked_sub(back + 1)?)
     }
 
-    /// The recorded collectives, newest first, with their numbers among the collectives.
+    /// The recorded collectives, newest first, with their indices.
     pub(crate) fn newest_first(&self) -> impl Iterator<Item = (u64, &IndexedCall)> {
-        self.kept
+        self.recorded
             .iter()
             .rev()
             .enumerate()
@@ -94,12 +95,12 @@ impl CollectiveIndex {
 
 impl Track {
     /// Returns `None` while calls are made so fast that they cannot be counted.
-    pub(crate) fn collective_index(&self) -> Option<CollectiveIndex> {
+    pub(crate) fn recorded_collectives(&self) -> Option<RecordedCollectives> {
         const TRIES: usize = 8;
         let counted = || OperationKind::ALL.map(|kind| self.tally.calls(kind));
         (0..TRIES).find_map(|_| {
             let before = counted();
-            let read = self.issues.read();
+            let read = self.call_ring.read();
             let written = read.first + read.records.len() as u64;
             // A call is counted before it is recorded, and both are plain stores of one thread.
             if before != counted() || before.iter().sum::<u64>() != written {
@@ -107,16 +108,16 @@ impl Track {
                 return None;
             }
             let all = read.records.iter();
-            let kept = all
+            let recorded = all
                 .map(IndexedCall::of)
                 .filter(|collective| is_collective(collective.kind));
             let called = OperationKind::ALL
                 .into_iter()
                 .filter(|kind| is_collective(*kind))
                 .map(|kind| before[kind as usize]);
-            Some(CollectiveIndex {
+            Some(RecordedCollectives {
                 called: called.sum(),
-                kept: kept.collect(),
+                recorded: recorded.collect(),
                 last: read.records.last().map(IndexedCall::of),
             })
         })
@@ -127,11 +128,11 @@ impl Track {
 mod tests {
     use super::*;
 
-    fn collective(number: u64) -> IndexedCall {
+    fn collective(sequence: u64) -> IndexedCall {
         IndexedCall {
-            number,
+            sequence,
             kind: OperationKind::AllReduce,
-            since: Duration::from_secs(number),
+            since: Duration::from_secs(sequence),
             stream: 7,
         }
     }
@@ -139,20 +140,20 @@ mod tests {
     #[test]
     fn collectives_are_counted_whatever_lies_between_them_and_was_forgotten() {
         // Of 12 collectives the last three are recorded; their numbers also count messages.
-        let collective_index = CollectiveIndex {
+        let recorded_collectives = RecordedCollectives {
             called: 12,
-            kept: vec![collective(20), collective(23), collective(24)],
+            recorded: vec![collective(20), collective(23), collective(24)],
             last: Some(collective(25)),
         };
-        assert_eq!(collective_index.of(20), Some(10));
-        assert_eq!(collective_index.of(24), Some(12));
-        assert_eq!(collective_index.of(25), None);
-        assert_eq!(collective_index.get(11), Some(&collective(23)));
-        assert_eq!(collective_index.get(13), None);
-        assert_eq!(collective_index.get(9), None);
-        let newest: Vec<_> = collective_index
+        assert_eq!(recorded_collectives.index_of(20), Some(10));
+        assert_eq!(recorded_collectives.index_of(24), Some(12));
+        assert_eq!(recorded_collectives.index_of(25), None);
+        assert_eq!(recorded_collectives.get(11), Some(&collective(23)));
+        assert_eq!(recorded_collectives.get(13), None);
+        assert_eq!(recorded_collectives.get(9), None);
+        let newest: Vec<_> = recorded_collectives
             .newest_first()
-            .map(|(at, collective)| (at, collective.number))
+            .map(|(at, collective)| (at, collective.sequence))
             .collect();
         assert_eq!(newest, [(12, 24), (11, 23), (10, 20)]);
     }

@@ -14,17 +14,17 @@ use std::time::Duration;
 use nccl_base::variables::RECORD_DIR as VARIABLE;
 
 use super::snapshot::{Snapshot, of_place, snapshot};
-use super::track::Tracked;
+use super::track::TrackHandle;
 use crate::identity::RecorderScope;
 use crate::{atomic_file, drop_queue};
 
 /// How long after the first abort the recording is taken.
 const SETTLE: Duration = Duration::from_millis(30);
 
-/// The most recordings of one process. A program that goes on after each fault must not fill a disk.
+/// The most recordings of one process. A program that continues after each fault must not fill a disk.
 const MOST: usize = 16;
 
-impl Tracked {
+impl TrackHandle {
     /// Writes a recording of what led to the abort, where that is configured. Does not wait.
     pub(crate) fn aborted(&self, reason: &str) {
         let identity = &self.track().identity;
@@ -75,7 +75,7 @@ fn aborted(scope: Option<&Arc<RecorderScope>>, rank: usize, reason: &str) {
         let rank = recording.place.as_ref().map_or(rank, |place| place.rank);
         keep(&directory, rank, &recording);
     };
-    // Without a thread for it, the abort goes on without a recording.
+    // Without a thread for it, the abort continues without a recording.
     let _ = drop_queue::run_on_thread((), write);
 }
 
@@ -89,7 +89,7 @@ fn from_environment<'a>() -> Option<&'a Path> {
 
 /// Whether faults of `scope` are to be recorded.
 #[doc(hidden)]
-pub fn is_wanted(scope: &RecorderScope) -> bool {
+pub fn is_enabled(scope: &RecorderScope) -> bool {
     scope.directory().is_some() || from_environment().is_some()
 }
 

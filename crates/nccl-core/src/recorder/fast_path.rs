@@ -2,15 +2,15 @@
 //!
 //! ```text
 //! a call                                        the watchdog
-//!   is written down (release)                     looks: nothing is pending on the stream
+//!   is recorded (release)                         checks: nothing is pending on the stream
 //!   is the stream listed?                         takes it off the list
-//!     yes: nothing else                           ... lingers ...
-//!     no: tells the watchdog, under its lock      looks again: still nothing, and it came to nobody's lock
-//!                                                   releases the stream
+//!     yes: nothing else                           waits `LINGER`
+//!     no: is reported, under the watchdog's lock  checks again: still nothing is pending, and no call was
+//!                                                   reported meanwhile: releases the stream
 //! ```
 //!
 //! A call that found the stream still listed after its removal was recorded before that, and the second
-//! look finds it: the watchdog lingers so long that every processor has made its stores visible by then.
+//! check finds it: `LINGER` is so long that every processor has made its stores visible by then.
 //! `tests/loom/listing.rs` explores the interleavings.
 
 #[cfg(loom)]
@@ -23,15 +23,15 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 pub(crate) struct FastPathFilter {
     /// The address of the stream, which the watchdog keeps; 0 for none.
     stream: AtomicUsize,
-    /// Covers calls before this time, in nanoseconds since [`Origin`](super::track).
+    /// Covers calls before this time, in nanoseconds since [`origin`](crate::recorder::origin).
     until: AtomicU64,
-    /// Covers calls with at least this timeout, as [`limit_word`](super::track) encodes it.
+    /// Covers calls with at least this timeout, as [`timeout_code`](super::track::timeout_code()) encodes it.
     timeout: AtomicU64,
 }
 
 impl FastPathFilter {
     /// Whether a call on this stream, at this time, with this timeout, need not be reported to the watchdog. To be
-    /// asked after the call was recorded.
+    /// called after the call was recorded.
     #[inline]
     pub(crate) fn covers(&self, stream: usize, time: u64, timeout: u64) -> bool {
         self.stream.load(Ordering::Relaxed) == stream
@@ -49,8 +49,8 @@ impl FastPathFilter {
         self.timeout.load(Ordering::Relaxed)
     }
 
-    /// Sets the shortest timeout. The caller holds the watchdog's lock, here and in the methods below.
-    pub(crate) fn start(&self, timeout: u64) {
+    /// Sets the shortest timeout of a covered call anew. The caller holds the watchdog's lock, here and in the methods below.
+    pub(crate) fn reset_timeout(&self, timeout: u64) {
         self.timeout.store(timeout, Ordering::Relaxed);
     }
 
@@ -61,7 +61,7 @@ impl FastPathFilter {
         self.stream.store(stream, Ordering::Relaxed);
     }
 
-    /// Makes the next call unusual, whatever its stream.
+    /// Makes the next call report to the watchdog, whatever its stream.
     pub(crate) fn expire(&self) {
         self.until.store(0, Ordering::Relaxed);
     }

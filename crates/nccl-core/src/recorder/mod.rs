@@ -1,4 +1,4 @@
-//! The flight recorder: what each communicator did last, to find out why it does not go on.
+//! The flight recorder: what each communicator did last, to find out why it does not continue.
 //!
 //! It is always on. Every call leaves a record in a ring of its communicator: its sequence number and time,
 //! and for each of its operations the kind, count, type, peer or root, reduction, and the number of the
@@ -32,14 +32,14 @@ mod snapshot;
 mod spans;
 mod track;
 
-pub use crate::identity::{Clock, ClockSource, Place};
+pub use crate::identity::{Clock, ClockSource, WorldRank};
 #[doc(hidden)]
 pub use crate::identity::{Identity, RecorderScope};
 #[doc(hidden)]
 pub use collective_index::IndexedCall;
-pub(crate) use collective_index::{CollectiveIndex, is_collective};
+pub(crate) use collective_index::{RecordedCollectives, is_collective};
 #[doc(hidden)]
-pub use dump::is_wanted;
+pub use dump::is_enabled;
 #[doc(hidden)]
 pub use fields::since_1970;
 #[doc(hidden)]
@@ -64,6 +64,6 @@ pub use track::progress_of;
 #[doc(hidden)]
 pub use track::tracks;
 pub(crate) use track::{
-    OperationRoom, OperationSlot, Tracked, TrackedCall, Writer, handle_of, limit_of_word,
-    limit_word,
+    NextSlots, OperationSlot, RecordedCall, TrackHandle, Writer, handle_of, timeout_code,
+    timeout_of_code,
 };

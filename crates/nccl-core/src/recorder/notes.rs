@@ -12,10 +12,10 @@ use crate::forked;
 use crate::sync::{Mutex, MutexGuard};
 
 /// How many notes are kept.
-const KEPT: usize = 256;
+const MAX_NOTES: usize = 256;
 
 /// How many bytes of a text are kept.
-const LONGEST: usize = 1024;
+const MAX_NOTE_BYTES: usize = 1024;
 
 /// A note of the program.
 ///
@@ -40,7 +40,7 @@ pub struct Note {
     pub is_phase: bool,
 }
 
-fn kept() -> MutexGuard<'static, VecDeque<Note>> {
+fn notes() -> MutexGuard<'static, VecDeque<Note>> {
     static NOTES: Mutex<VecDeque<Note>> = Mutex::new(VecDeque::new());
     NOTES.lock()
 }
@@ -53,16 +53,16 @@ fn kept() -> MutexGuard<'static, VecDeque<Note>> {
 /// nccl::recorder::note("loading layer 3");
 /// ```
 pub fn note(text: &str) {
-    keep(text, false);
+    add_note(text, false);
 }
 
 /// Adds a note for [`World::phase`](crate::World::phase).
 #[doc(hidden)]
 pub fn phase(name: &str) {
-    keep(name, true);
+    add_note(name, true);
 }
 
-fn keep(text: &str, is_phase: bool) {
+fn add_note(text: &str, is_phase: bool) {
     // The lock may have been held at the fork.
     if forked::is_child() {
         return;
@@ -71,14 +71,14 @@ fn keep(text: &str, is_phase: bool) {
     let note = Note {
         since,
         at: clock::origin().wall + since,
-        text: cut(text, LONGEST).to_owned(),
+        text: cut(text, MAX_NOTE_BYTES).to_owned(),
         is_phase,
     };
-    let mut notes = kept();
-    if notes.len() == KEPT {
-        notes.pop_front();
+    let mut all = notes();
+    if all.len() == MAX_NOTES {
+        all.pop_front();
     }
-    notes.push_back(note);
+    all.push_back(note);
 }
 
 /// The beginning of a text, at most `longest` bytes, cut between characters.
@@ -93,7 +93,7 @@ pub(super) fn cut(text: &str, longest: usize) -> &str {
 /// The notes, oldest first.
 pub(super) fn all() -> Vec<Note> {
     match forked::is_child() {
-        false => kept().iter().cloned().collect(),
+        false => notes().iter().cloned().collect(),
         true => Vec::new(),
     }
 }

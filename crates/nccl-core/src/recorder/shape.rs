@@ -8,17 +8,19 @@ use crate::operation::{OperationKind, Shape};
 const LOOKED_AT: u64 = 4;
 
 impl Track {
-    /// The shape of call `number`, as far as its record is still there.
-    pub(crate) fn shape_of(&self, number: u64) -> Shape {
-        // Each number is one record, from 1 on.
-        let issue = number.checked_sub(1).and_then(|at| self.issues.get(at));
-        let Some(issue) = issue.filter(|issue| issue.number == number) else {
+    /// The shape of call `sequence`, as far as its record is still there.
+    pub(crate) fn shape_of(&self, sequence: u64) -> Shape {
+        // Each sequence number is one record, from 1 on.
+        let raw = sequence
+            .checked_sub(1)
+            .and_then(|at| self.call_ring.get(at));
+        let Some(raw) = raw.filter(|raw| raw.sequence == sequence) else {
             return Shape::default();
         };
-        let kind = OperationKind::from_code((issue.state >> 8) as u8);
-        let numbers = issue.first..issue.first.saturating_add(issue.count.min(LOOKED_AT));
-        let operations: Vec<_> = numbers
-            .filter_map(|number| snapshot::operation(self.operations.get(number)?))
+        let kind = OperationKind::from_code((raw.state >> 8) as u8);
+        let indices = raw.first..raw.first.saturating_add(raw.count.min(LOOKED_AT));
+        let operations: Vec<_> = indices
+            .filter_map(|index| snapshot::operation(self.operation_ring.get(index)?))
             .collect();
         shape(kind, self.identity.rank, &operations)
     }

@@ -1,4 +1,4 @@
-//! The snapshot: plain values, copied while the communicators go on.
+//! The snapshot: plain values, copied while the communicators continue.
 
 pub use nccl_base::reduce_op::RecordedReduction;
 use std::time::{Duration, SystemTime};
@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::fields;
 use super::notes::{self, Note};
 use super::spans::{CallSpan, SpanReader};
-use super::track::{self, IssueProgress, IssueRecord, Track};
-use crate::identity::{self, Clock, Place};
+use super::track::{self, CallProgress, RawCall, Track};
+use crate::identity::{self, Clock, WorldRank};
 use crate::op::Descriptor;
 use crate::operation::OperationKind;
 use nccl_base::data_type::DataType;
@@ -46,7 +46,7 @@ pub struct Snapshot {
     pub pid: u32,
     /// The process's world and its rank in it; `None` if it has none, or several.
     #[serde(default)]
-    pub place: Option<Place>,
+    pub place: Option<WorldRank>,
     /// The zero of the process's times, as the wall clock showed it. All other times are this plus what a monotonic
     /// clock has counted since then.
     #[serde(rename = "origin_unix_ns", with = "fields::unix_time")]
@@ -245,7 +245,7 @@ impl RecordedOperation {
 
 /// Returns the last calls of all communicators of this process.
 ///
-/// May be called by any thread at any time: communicators go on meanwhile, and neither side waits for the other. A
+/// May be called by any thread at any time: communicators continue meanwhile, and neither side waits for the other. A
 /// call that is overwritten while it is read is left out.
 ///
 /// ```
@@ -259,7 +259,7 @@ pub fn snapshot() -> Snapshot {
 /// Returns the last calls of the communicators of one rank, where several ranks are threads of this process, and of
 /// communicators that no world made.
 #[doc(hidden)]
-pub fn of_place(place: &Place) -> Snapshot {
+pub fn of_place(place: &WorldRank) -> Snapshot {
     let belongs = |track: &Track| {
         let other = track.identity.scope.as_ref();
         other.is_none_or(|other| other.place == *place)
@@ -267,7 +267,7 @@ pub fn of_place(place: &Place) -> Snapshot {
     take(Some(place.clone()), belongs)
 }
 
-fn take(place: Option<Place>, belongs: impl Fn(&Track) -> bool) -> Snapshot {
+fn take(place: Option<WorldRank>, belongs: impl Fn(&Track) -> bool) -> Snapshot {
     let tracks = track::tracks();
     let tracks = tracks.iter().filter(|track| belongs(track));
     let origin = track::origin().wall;
@@ -366,18 +366,18 @@ pub fn read_one(track: &Track) -> Recording {
 }
 
 fn read(track: &Track, spans: &mut SpanReader) -> Recording {
-    let issues = track.issues.read();
-    // Read after the issues: an operation that they name and that is not here was overwritten, or is not called yet.
-    let operations = track.operations.read();
-    let calls = issues.records.iter().enumerate().map(|(at, issue)| {
-        // A failed issue has fewer operations than it announced.
-        let next = issues.records.get(at + 1).map(|next| next.first);
-        let end = issue.first.saturating_add(issue.count);
+    let raw_calls = track.call_ring.read();
+    // Read after the calls: an operation that they name and that is not here was overwritten, or is not called yet.
+    let operations = track.operation_ring.read();
+    let calls = raw_calls.records.iter().enumerate().map(|(at, raw)| {
+        // A failed call has fewer operations than it announced.
+        let next = raw_calls.records.get(at + 1).map(|next| next.first);
+        let end = raw.first.saturating_add(raw.count);
         let end = next.map_or(end, |next| end.min(next));
-        let listed: Vec<_> = (issue.first..end)
-            .filter_map(|number| operation(*operations.get(number)?))
+        let listed: Vec<_> = (raw.first..end)
+            .filter_map(|index| operation(*operations.get(index)?))
             .collect();
-        call(track, issue, listed, spans)
+        call(track, raw, listed, spans)
     });
     let mut calls: Vec<_> = calls.collect();
     // A stream runs its calls in order: each was done no later than the calls after it.
@@ -406,7 +406,7 @@ fn read(track: &Track, spans: &mut SpanReader) -> Recording {
             .scope
             .as_ref()
             .map_or(0, |scope| scope.place.generation),
-        number: track.number,
+        number: track.communicator_number,
         rank: identity.rank,
         world_size: identity.world_size,
         members: members.map(<[usize]>::to_vec),
@@ -423,28 +423,28 @@ fn read(track: &Track, spans: &mut SpanReader) -> Recording {
 
 fn call(
     track: &Track,
-    issue: &IssueRecord,
+    raw: &RawCall,
     operations: Vec<RecordedOperation>,
     spans: &mut SpanReader,
 ) -> Call {
-    let since = Duration::from_nanos(issue.time);
-    let state = match IssueProgress::from_word(issue.state) {
-        _ if issue.number <= track.done_on(issue.stream) => CallState::Done,
-        IssueProgress::Failed | IssueProgress::GivenUp => CallState::Failed,
+    let since = Duration::from_nanos(raw.time);
+    let state = match CallProgress::from_word(raw.state) {
+        _ if raw.sequence <= track.done_on(raw.stream) => CallState::Done,
+        CallProgress::Failed | CallProgress::GivenUp => CallState::Failed,
         _ if track.lifecycle.get().is_aborted() => CallState::Aborted,
-        IssueProgress::Issued => CallState::Issued,
-        IssueProgress::Issuing => CallState::Issuing,
+        CallProgress::Issued => CallState::Issued,
+        CallProgress::Issuing => CallState::Issuing,
     };
     Call {
-        sequence: issue.number,
-        kind: OperationKind::from_code((issue.state >> 8) as u8),
+        sequence: raw.sequence,
+        kind: OperationKind::from_code((raw.state >> 8) as u8),
         since,
         at: track::origin().wall + since,
-        stream: issue.stream,
+        stream: raw.stream,
         state,
-        done: (issue.done > 0).then(|| Duration::from_nanos(issue.done)),
-        span: spans.read(issue.span),
-        missing: usize::try_from(issue.count)
+        done: (raw.done > 0).then(|| Duration::from_nanos(raw.done)),
+        span: spans.read(raw.span),
+        missing: usize::try_from(raw.count)
             .unwrap_or(usize::MAX)
             .saturating_sub(operations.len()),
         operations,
@@ -452,13 +452,13 @@ fn call(
 }
 
 pub(super) fn operation(record: Option<(Descriptor, u32)>) -> Option<RecordedOperation> {
-    let (op, number) = record?;
+    let (op, message_number) = record?;
     Some(RecordedOperation {
         kind: op.function().kind(),
         count: op.count,
         data_type: op.data_type(),
         peer: op.peer(),
-        message: op.is_message().then_some(number),
+        message: op.is_message().then_some(message_number),
         root: op.root(),
         reduction: op.reduction(),
     })

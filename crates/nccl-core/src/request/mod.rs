@@ -22,7 +22,7 @@ use once_cell::sync::OnceCell;
 
 use crate::active_calls::CallKind;
 use crate::communicator::{Backoff, Communicator, DetectionPhase, Inner, check_not_capturing};
-use crate::driver;
+use crate::cuda_driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, ForkGuarded};
 use crate::operation::{OperationKind, Shape};
@@ -46,14 +46,14 @@ use crate::time::deadline_after;
 /// ```
 pub struct Request {
     inner: ForkGuarded<Arc<Inner>>,
-    /// `None` stands for the communicator's own stream.
+    /// `None` stands for the communicator's stream.
     stream: Option<ForkGuarded<Arc<CudaStream>>>,
     timeout: Duration,
     kind: OperationKind,
     shape: Shape,
     sequence: u64,
     issued: Instant,
-    mark: OnceCell<Arc<CudaEvent>>,
+    completion_event: OnceCell<Arc<CudaEvent>>,
     complete: AtomicBool,
     /// The poller's entry with the waker, while the request is awaited.
     entry: Option<poller::PollerEntry>,
@@ -70,7 +70,8 @@ struct AwaitedAbort {
 }
 
 impl Request {
-    /// A request for an operation; with `nothing`, it is complete whatever else is on the stream.
+    /// A request for an operation; with `is_empty`, nothing was issued, and the request is
+    /// complete.
     #[inline]
     #[doc(hidden)]
     pub fn new(
@@ -79,7 +80,7 @@ impl Request {
         shape: Shape,
         sequence: u64,
         issued: Instant,
-        nothing: bool,
+        is_empty: bool,
     ) -> Self {
         let (inner, stream) = (&comm.inner, &comm.stream);
         Self {
@@ -90,8 +91,8 @@ impl Request {
             shape,
             sequence,
             issued,
-            mark: OnceCell::new(),
-            complete: AtomicBool::new(nothing),
+            completion_event: OnceCell::new(),
+            complete: AtomicBool::new(is_empty),
             entry: None,
             ending: None,
         }
@@ -148,14 +149,15 @@ impl Request {
             let error = self.describe(error);
             self.inner
                 .abort_if_context_lost(&error, DetectionPhase::AfterIssue);
-            self.with_common_cause(error)
+            self.with_fault_if_released(error)
         })
     }
 
-    /// Returns the root cause that all ranks report, where it is known without waiting for the end.
-    fn with_common_cause(&self, error: Error) -> Error {
+    /// Attaches the fault that all ranks report, if borrowed memory has been released already; otherwise returns the error
+    /// unchanged.
+    fn with_fault_if_released(&self, error: Error) -> Error {
         match self.inner.lifecycle.is_released() {
-            true => self.inner.conclude(error),
+            true => self.inner.final_error(error),
             false => error,
         }
     }
@@ -187,14 +189,14 @@ impl Request {
                 if error.is_timeout() {
                     self.inner.abort_in_background(&error);
                 }
-                self.inner.conclude(error)
+                self.inner.final_error(error)
             })
     }
 
     /// Waits until the operation is done, at most for `timeout`.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] when it is not done by then; the operation goes on, and can be waited
+    /// [`ErrorKind::TimedOut`] when it is not done by then; the operation continues, and can be waited
     /// for again. Otherwise as [`wait`](Self::wait).
     ///
     /// ```
@@ -212,15 +214,15 @@ impl Request {
     pub fn wait_timeout(&self, timeout: Duration) -> Result<()> {
         self.wait_until(deadline_after(timeout), timeout)
             .map_err(|error| match error.is_timeout() {
-                // The operation goes on, or the end of the abort has not been waited for.
+                // The operation continues, or the end of the abort has not been waited for.
                 true => self.describe(error),
-                false => self.inner.conclude(self.describe(error)),
+                false => self.inner.final_error(self.describe(error)),
             })
     }
 
     fn wait_until(&self, deadline: Instant, timeout: Duration) -> Result<()> {
         let mut backoff = Backoff::new();
-        let mut look_at_nccl = Instant::now() + ASYNC_ERROR_INTERVAL;
+        let mut next_nccl_query = Instant::now() + ASYNC_ERROR_INTERVAL;
         let mut failed = None;
         loop {
             match self.poll_once() {
@@ -232,10 +234,10 @@ impl Request {
             if now >= deadline {
                 return Err(self.timed_out(timeout));
             }
-            if now >= look_at_nccl {
-                // The loop goes on until the abort that follows has ended.
+            if now >= next_nccl_query {
+                // The loop continues until the abort that follows has ended.
                 failed = failed.or(self.check_nccl().err());
-                look_at_nccl = now + ASYNC_ERROR_INTERVAL;
+                next_nccl_query = now + ASYNC_ERROR_INTERVAL;
             }
             backoff.pause();
         }
@@ -270,8 +272,8 @@ impl Request {
         if self.inner.lifecycle.get().is_aborted() {
             return self.ended();
         }
-        let inside = self.inner.enter(CallKind::Look, self.timeout);
-        let done = driver::is_reached(self.mark()?).map_err(Error::cuda(
+        let inside = self.inner.enter(CallKind::Query, self.timeout);
+        let done = cuda_driver::is_reached(self.completion_event()?).map_err(Error::cuda(
             "asking whether the operation is done (cuEventQuery)",
         ))?;
         drop(inside);
@@ -281,12 +283,12 @@ impl Request {
         }
         // Another call took too long inside NCCL, and NCCL's abort flag, which ends it, ends kernels as well; the
         // abort follows.
-        if done && self.inner.is_flag_up() {
+        if done && self.inner.is_abort_flag_raised() {
             return Ok(false);
         }
         if done {
             let stream = self.stream();
-            self.inner.tracked.track().done(stream, self.sequence);
+            self.inner.track_handle.track().done(stream, self.sequence);
             self.complete.store(true, Ordering::Relaxed);
         }
         Ok(done)
@@ -299,7 +301,7 @@ impl Request {
         if !self.inner.lifecycle.is_released() {
             return Ok(false);
         }
-        match self.inner.overdue.get() {
+        match self.inner.overdue_operation.get() {
             // The watchdog came first.
             Some(overdue) if overdue.sequence() == self.sequence => Err(overdue.error()),
             _ => Err(self.inner.out_of_use()),
@@ -310,34 +312,34 @@ impl Request {
     fn final_error(&mut self, error: Error) -> Error {
         let known = self.ending.take().and_then(|ending| ending.error);
         let error = known.unwrap_or(error);
-        let error = self.with_common_cause(error);
+        let error = self.with_fault_if_released(error);
         self.describe(error)
     }
 
     /// The event behind the operation, recorded at the first query.
-    fn mark(&self) -> Result<&Arc<CudaEvent>> {
-        self.mark.get_or_try_init(|| {
+    fn completion_event(&self) -> Result<&Arc<CudaEvent>> {
+        self.completion_event.get_or_try_init(|| {
             let stream = self.stream();
             check_not_capturing("the operation's stream", stream)?;
-            let pooled = self.inner.marks.lock().pop();
-            let mark = match pooled {
-                Some(mark) => mark,
+            let pooled = self.inner.completion_events.lock().pop();
+            let completion_event = match pooled {
+                Some(completion_event) => completion_event,
                 None => Arc::new(
-                    driver::new_event(&self.inner.context, None)
+                    cuda_driver::new_event(&self.inner.context, None)
                         .map_err(Error::cuda("creating an event (cuEventCreate)"))?,
                 ),
             };
-            driver::record(&mark, stream).map_err(Error::cuda(
+            cuda_driver::record(&completion_event, stream).map_err(Error::cuda(
                 "recording an event behind the operation (cuEventRecord)",
             ))?;
-            Ok(mark)
+            Ok(completion_event)
         })
     }
 
     /// Checks for an error that NCCL found in the background; skipped while another thread calls NCCL.
     fn check_nccl(&self) -> Result<()> {
         let failure = {
-            let _inside = self.inner.enter(CallKind::Look, self.timeout);
+            let _inside = self.inner.enter(CallKind::Query, self.timeout);
             self.inner.background_failure()
         };
         let Some(failure) = failure else {
@@ -349,7 +351,7 @@ impl Request {
     }
 }
 
-/// How often a waiting thread asks NCCL for errors of its background threads.
+/// How often a waiting thread queries NCCL for errors of its background threads.
 const ASYNC_ERROR_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Ready when the operation is done; works with any executor.
@@ -418,14 +420,14 @@ impl Future for Request {
                 failed = self.check_nccl().err();
             }
         }
-        let mark = match self.mark() {
-            Ok(mark) => Some(Arc::clone(mark)),
+        let completion_event = match self.completion_event() {
+            Ok(completion_event) => Some(Arc::clone(completion_event)),
             // The event could not be recorded; the end of an abort is awaited without one.
             Err(_) if self.inner.lifecycle.get().is_aborted() => None,
             Err(error) => return Poll::Ready(Err(self.final_error(failed.unwrap_or(error)))),
         };
         let deadline = if self.inner.lifecycle.get().is_aborted() {
-            let until = deadline_after(self.inner.end_limit());
+            let until = deadline_after(self.inner.end_timeout());
             let ending = AwaitedAbort {
                 error: failed,
                 until,
@@ -441,7 +443,7 @@ impl Future for Request {
             entry.map_or_else(|| deadline_after(timeout), poller::PollerEntry::deadline)
         };
         let inner = Arc::clone(&self.inner);
-        match poller::register(mark, inner, deadline, context.waker().clone()) {
+        match poller::register(completion_event, inner, deadline, context.waker().clone()) {
             Ok(entry) => {
                 self.entry = Some(entry);
                 Poll::Pending
@@ -454,14 +456,14 @@ impl Future for Request {
 impl Drop for Request {
     fn drop(&mut self) {
         if forked::is_child() {
-            std::mem::forget(self.mark.take());
+            std::mem::forget(self.completion_event.take());
             return;
         }
         self.entry = None;
-        if let Some(mark) = self.mark.take()
-            && Arc::strong_count(&mark) == 1
+        if let Some(completion_event) = self.completion_event.take()
+            && Arc::strong_count(&completion_event) == 1
         {
-            self.inner.marks.lock().push(mark);
+            self.inner.completion_events.lock().push(completion_event);
         }
     }
 }

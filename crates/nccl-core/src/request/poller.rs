@@ -4,7 +4,7 @@
 //! CUDA, and at a cost on every operation. So one thread polls, and only while requests are awaited.
 //!
 //! Guarantees: a waker is called once, soon after its operation is done, its communicator has ended,
-//! or its deadline has passed; a dropped ticket takes its waker back.
+//! or its deadline has passed; dropping a [`PollerEntry`] removes its waker.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,7 +25,7 @@ use crate::threads;
 /// One awaited request.
 struct AwaitedRequest {
     /// `None` for a request whose communicator is ending.
-    mark: Option<Arc<CudaEvent>>,
+    completion_event: Option<Arc<CudaEvent>>,
     inner: Arc<Inner>,
     deadline: Instant,
     waker: Waker,
@@ -50,7 +50,7 @@ static POLLER: LazyLock<Poller> = LazyLock::new(|| Poller {
     work: Condvar::new(),
 });
 
-/// An entry in the registry, removed when the ticket is dropped.
+/// An entry in the poller, removed when this value is dropped.
 pub(super) struct PollerEntry {
     key: u64,
     deadline: Instant,
@@ -74,9 +74,9 @@ impl Drop for PollerEntry {
     }
 }
 
-/// Has `waker` called when `mark` is reached, `inner` has ended, or `deadline` passes.
+/// Has `waker` called when `completion_event` is reached, `inner` has ended, or `deadline` passes.
 pub(super) fn register(
-    mark: Option<Arc<CudaEvent>>,
+    completion_event: Option<Arc<CudaEvent>>,
     inner: Arc<Inner>,
     deadline: Instant,
     waker: Waker,
@@ -92,7 +92,7 @@ pub(super) fn register(
     registry.watched.insert(
         key,
         AwaitedRequest {
-            mark,
+            completion_event,
             inner,
             deadline,
             waker,
@@ -115,7 +115,7 @@ pub(crate) fn replace() {
     }
 }
 
-/// What the thread looks at: the key, and the fields of [`AwaitedRequest`] without the waker.
+/// What the thread polls: the key, and the fields of [`AwaitedRequest`] without the waker.
 type PollItem = (u64, Option<Arc<CudaEvent>>, Arc<Inner>, Instant);
 
 fn run(generation: u64) {
@@ -131,19 +131,20 @@ fn run(generation: u64) {
             return;
         }
         all.extend(registry.watched.iter().map(|(&key, watched)| {
-            let (mark, inner) = (watched.mark.clone(), Arc::clone(&watched.inner));
-            (key, mark, inner, watched.deadline)
+            let (completion_event, inner) =
+                (watched.completion_event.clone(), Arc::clone(&watched.inner));
+            (key, completion_event, inner, watched.deadline)
         }));
         // Other threads can add and remove requests while CUDA is queried.
         drop(registry);
         let now = Instant::now();
         let mut ready: Vec<u64> = Vec::new();
-        for (key, mark, inner, deadline) in all.drain(..) {
-            // CUDA is not asked any more while the process exits.
+        for (key, completion_event, inner, deadline) in all.drain(..) {
+            // CUDA is not queried any more while the process exits.
             let Some(_working) = drop_queue::DeviceCallGuard::begin() else {
                 threads::park_forever();
             };
-            if is_ready(mark.as_deref(), &inner, deadline, now) {
+            if is_ready(completion_event.as_deref(), &inner, deadline, now) {
                 ready.push(key);
             }
         }
@@ -167,7 +168,7 @@ fn run(generation: u64) {
     }
 }
 
-/// The pause between looks, short at first: most operations are short, and long ones can wait a
+/// The pause between polls, short at first: most operations are short, and long ones can wait a
 /// little longer.
 fn pause(waiting: Duration) -> Duration {
     if waiting < Duration::from_millis(1) {
@@ -179,7 +180,12 @@ fn pause(waiting: Duration) -> Duration {
     }
 }
 
-fn is_ready(mark: Option<&CudaEvent>, inner: &Inner, deadline: Instant, now: Instant) -> bool {
+fn is_ready(
+    completion_event: Option<&CudaEvent>,
+    inner: &Inner,
+    deadline: Instant,
+    now: Instant,
+) -> bool {
     let state = inner.lifecycle.get();
     if state.is_aborted() {
         // After an abort the state of the stream proves nothing.
@@ -190,7 +196,8 @@ fn is_ready(mark: Option<&CudaEvent>, inner: &Inner, deadline: Instant, now: Ins
     }
     let _inside = inner.enter(CallKind::Poller, inner.timeouts.operation);
     // An error is left for the task to find.
-    mark.is_some_and(|mark| !matches!(mark.try_is_complete(), Ok(false)))
+    completion_event
+        .is_some_and(|completion_event| !matches!(completion_event.try_is_complete(), Ok(false)))
 }
 
 #[cfg(test)]
@@ -198,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_poller_looks_less_often_the_longer_it_waits() {
+    fn the_poller_polls_less_often_the_longer_it_waits() {
         assert!(pause(Duration::ZERO) < pause(Duration::from_millis(10)));
         assert!(pause(Duration::from_millis(10)) < pause(Duration::from_secs(1)));
     }

@@ -40,8 +40,8 @@ pub static LEAKED: SharedCounter = SharedCounter::none();
 /// Communicators that NCCL has not freed, for whatever reason.
 #[doc(hidden)]
 pub static LEAKED_COMMUNICATORS: SharedCounter = SharedCounter::none();
-/// Ranks that had not entered an operation in which others waited, counted each time that this process was
-/// told of one.
+/// Ranks that had not entered an operation in which others waited, counted each time that one was
+/// reported to this process.
 #[doc(hidden)]
 pub static STRAGGLERS: SharedCounter = SharedCounter::none();
 
@@ -54,7 +54,7 @@ pub static ABORT: Timer = Timer::new();
 /// From the call of an operation that this rank gave up to the root cause that all ranks report.
 #[doc(hidden)]
 pub static DETECT: Timer = Timer::new();
-/// From a fault that this rank was told of until it has made a communicator to go on with.
+/// From a fault that was reported to this rank until it has made the next communicator.
 #[doc(hidden)]
 pub static RECOVER: Timer = Timer::new();
 

@@ -3,7 +3,7 @@
 //!
 //! The watchdog does both; nothing is added to the path of an operation. The watchdog suspects a straggler when a
 //! collective has run for a tenth of its timeout ([`Timeouts::straggler`](crate::Timeouts::straggler)), and reports
-//! that to the coordinator (`inquiry`), which asks each rank once. A rank answers from what its communicator has
+//! that to the coordinator (`straggler_queries`), which asks each rank once. A rank answers from what its communicator has
 //! recorded and counted anyway. While a rank has not entered the operation, its watchdog checks again until it has.
 //! Higher ranks wait up to a quarter longer before they suspect a straggler, so that mostly one rank asks, and a rank
 //! that was asked about an operation does not ask about it.
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::communicator::TemporaryHandle;
 use crate::peers::{StragglerQuery, Supervisor};
-use crate::recorder::{CollectiveIndex, Track, origin};
+use crate::recorder::{RecordedCollectives, Track, origin};
 use crate::state::State;
 
 /// How long the first rank of a communicator waits before it first measures how far apart the ranks arrive, and then
@@ -29,28 +29,28 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(5
 pub struct OpenQuery {
     asker: Box<dyn StragglerQuery>,
     key: String,
-    collective: u64,
+    collective_index: u64,
     is_sample: bool,
     has_answered: bool,
-    /// When to look again.
+    /// When to check again.
     pub(super) next: Instant,
     pause: Duration,
 }
 
 impl OpenQuery {
-    /// A query about the `collective`-th collective of the communicator that all ranks call `key`; answered once if it
+    /// A query about the `collective_index`-th collective of the communicator that all ranks call `key`; answered once if it
     /// `is_sample`.
     #[must_use]
     pub fn new(
         asker: Box<dyn StragglerQuery>,
         key: &str,
-        collective: u64,
+        collective_index: u64,
         is_sample: bool,
     ) -> Self {
         Self {
             asker,
             key: key.to_owned(),
-            collective,
+            collective_index,
             is_sample,
             has_answered: false,
             next: Instant::now(),
@@ -63,14 +63,14 @@ impl OpenQuery {
         self.key == other.key && self.asker.connection() == other.asker.connection()
     }
 
-    /// Answers what can be answered. Returns whether to look again.
+    /// Answers what can be answered. Returns whether to check again.
     pub(super) fn poll(&mut self) -> bool {
         if !self.asker.is_there() {
             return false;
         }
         self.next = Instant::now() + self.pause;
         self.pause = (self.pause * 2).min(PAUSES[1]);
-        // The communicator is gone, or was never here.
+        // The communicator has ended, or was never made here.
         let Some(supervisor) = self.asker.supervisor() else {
             self.answer_not_entered("it has no such communicator");
             return false;
@@ -86,20 +86,20 @@ impl OpenQuery {
         if inner.lifecycle.get() != State::Ready {
             return false;
         }
-        let track = inner.tracked.track();
-        let Some(index) = track.collective_index() else {
+        let track = inner.track_handle.track();
+        let Some(collectives) = track.recorded_collectives() else {
             return true;
         };
-        if index.called < self.collective {
-            self.answer_not_entered(&last(track, &index));
+        if collectives.called < self.collective_index {
+            self.answer_not_entered(&last(track, &collectives));
             return !self.is_sample;
         }
-        let collective = index.get(self.collective);
+        let collective = collectives.get(self.collective_index);
         match (collective, self.is_sample) {
             // A collective that is no longer fully recorded is no sample.
             (None, true) => self.answer_not_entered(""),
             (collective, _) => {
-                let since = collective.or(index
+                let since = collective.or(collectives
                     .newest_first()
                     .last()
                     .map(|(_, collective)| collective));
@@ -108,7 +108,7 @@ impl OpenQuery {
             }
         }
         if !self.is_sample {
-            supervisor.set_queried(self.collective);
+            supervisor.set_queried(self.collective_index);
         }
         false
     }
@@ -122,7 +122,8 @@ impl OpenQuery {
 
     fn answer(&mut self, entered: Option<Duration>, last: &str) {
         self.has_answered = true;
-        self.asker.answer(&self.key, self.collective, entered, last);
+        self.asker
+            .answer(&self.key, self.collective_index, entered, last);
     }
 }
 
@@ -131,49 +132,52 @@ fn age(since: Duration) -> Duration {
 }
 
 /// A description of the communicator's last call, for the ranks that wait for it.
-fn last(track: &Track, index: &CollectiveIndex) -> String {
-    let Some(last) = index.last else {
+fn last(track: &Track, collectives: &RecordedCollectives) -> String {
+    let Some(last) = collectives.last else {
         return String::from("it has called nothing on the communicator");
     };
-    let state = match track.done_on(last.stream) >= last.number {
+    let state = match track.done_on(last.stream) >= last.sequence {
         true => "which is done",
         false => "not known to be done",
     };
     format!(
         "its last call was {} #{}, {:.1} s ago, {state}",
         last.kind,
-        last.number,
+        last.sequence,
         age(last.since).as_secs_f64()
     )
 }
 
-/// Asks which ranks have not entered a call of this rank. Returns false if the calls could not be counted.
-pub(super) fn ask(supervisor: &dyn Supervisor, track: &Track, number: u64) -> bool {
-    let Some(index) = track.collective_index() else {
+/// Queries which ranks have not entered a call of this rank. Returns false if the calls could not be counted.
+pub(super) fn query(supervisor: &dyn Supervisor, track: &Track, sequence: u64) -> bool {
+    let Some(collectives) = track.recorded_collectives() else {
         return false;
     };
-    let Some((collective, call)) = index.of(number).and_then(|collective| {
-        let call = index.get(collective)?;
-        Some((collective, *call))
-    }) else {
+    let Some((collective_index, call)) =
+        collectives.index_of(sequence).and_then(|collective_index| {
+            let call = collectives.get(collective_index)?;
+            Some((collective_index, *call))
+        })
+    else {
         return true;
     };
-    if !supervisor.is_queried(collective) {
-        supervisor.suspect(collective, &call, age(call.since), false);
+    if !supervisor.is_queried(collective_index) {
+        supervisor.suspect(collective_index, &call, age(call.since), false);
     }
     true
 }
 
-/// Asks how far apart the ranks entered the last collective that is done. Returns whether there was one.
+/// Queries how far apart the ranks entered the last collective that is done. Returns whether there was one.
 pub(super) fn sample(supervisor: &dyn Supervisor, track: &Track) -> bool {
-    let Some(index) = track.collective_index() else {
+    let Some(collectives) = track.recorded_collectives() else {
         return false;
     };
-    let mut newest = index.newest_first();
-    let done = newest.find(|(_, collective)| collective.number <= track.done_on(collective.stream));
-    let Some((collective, call)) = done else {
+    let mut newest = collectives.newest_first();
+    let done =
+        newest.find(|(_, collective)| collective.sequence <= track.done_on(collective.stream));
+    let Some((collective_index, call)) = done else {
         return false;
     };
-    supervisor.suspect(collective, call, age(call.since), true);
+    supervisor.suspect(collective_index, call, age(call.since), true);
     true
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::active_calls::{self, ActiveCall, CallKind, WAKE_FLAG};
 use crate::communicator::{Inner, TemporaryHandle};
-use crate::error::{Error, ErrorKind, Mark, Result};
+use crate::error::{Error, ErrorKind, ErrorProperty, Result};
 use crate::fatal::{FatalCause, FatalReport, end_the_process};
 use crate::monitor::{self, IdleCounter, NextCheck, PeriodicCheck};
 use crate::request::replace_poller;
@@ -42,14 +42,14 @@ pub(crate) fn watch(inner: &Arc<Inner>) -> Result<()> {
         }
     }
     monitor::ensure(&WAKE_FLAG, StuckCallMonitor::new)
-        .map_err(not_started("that looks for calls that do not come back"))
+        .map_err(not_started("that monitors stuck calls"))
 }
 
 /// A thread that is inside a call.
 #[derive(Clone, Copy)]
 struct OngoingCall {
     found: ActiveCall,
-    looks: u32,
+    checks_seen: u32,
     /// How many runs ago its communicator ended.
     over: Option<u32>,
     /// Whether its timeout has passed, and the abort has been started.
@@ -90,7 +90,7 @@ impl PeriodicCheck for StuckCallMonitor {
             };
             let new = OngoingCall {
                 found,
-                looks: 0,
+                checks_seen: 0,
                 over: None,
                 expired: false,
             };
@@ -98,8 +98,8 @@ impl PeriodicCheck for StuckCallMonitor {
             if ongoing.found.version != found.version {
                 *ongoing = new;
             }
-            ongoing.looks += 1;
-            if ongoing.looks > 1 {
+            ongoing.checks_seen += 1;
+            if ongoing.checks_seen > 1 {
                 check_call(ongoing);
             }
         }
@@ -115,11 +115,11 @@ impl PeriodicCheck for StuckCallMonitor {
 }
 
 fn check_call(ongoing: &mut OngoingCall) {
-    // No thread can be inside a communicator that is gone.
-    let Some(inner) = communicator_at(ongoing.found.of) else {
+    // No thread can be inside a communicator that was dropped.
+    let Some(inner) = communicator_at(ongoing.found.communicator_address) else {
         return;
     };
-    let inside = TICK * ongoing.looks;
+    let inside = TICK * ongoing.checks_seen;
     if !ongoing.expired && inside > ongoing.found.timeout.saturating_add(SLACK) {
         ongoing.expired = true;
         let error = stuck(&inner, &ongoing.found);
@@ -133,7 +133,7 @@ fn check_call(ongoing: &mut OngoingCall) {
             world_rank = roster.world_rank(rank),
             launcher_rank = roster.launcher_rank(rank),
             %error,
-            "a thread does not come back"
+            "a thread does not return from a call"
         );
         inner.abort_in_background(&error);
     }
@@ -152,7 +152,7 @@ fn check_call(ongoing: &mut OngoingCall) {
         ongoing.found.timeout = Duration::MAX;
         return;
     }
-    let cause = FatalCause::Inside {
+    let cause = FatalCause::StuckCall {
         call: ongoing.found.kind.text(),
         since: inside,
         timeout: ongoing.found.timeout,
@@ -160,31 +160,31 @@ fn check_call(ongoing: &mut OngoingCall) {
     end_the_process(FatalReport::new(inner.identity(), cause));
 }
 
-fn communicator_at(of: usize) -> Option<TemporaryHandle> {
+fn communicator_at(address: usize) -> Option<TemporaryHandle> {
     let communicators = COMMUNICATORS.lock();
     let inner = communicators
         .iter()
-        .find(|inner| inner.as_ptr().addr() == of);
+        .find(|inner| inner.as_ptr().addr() == address);
     inner.and_then(TemporaryHandle::of)
 }
 
 fn stuck(inner: &Arc<Inner>, found: &ActiveCall) -> Error {
     let (kind, sequence) = inner.handle.last_holder();
     let error = Error::new(ErrorKind::TimedOut {
-        what: format!("{}, and has not come back,", found.kind.text()),
+        what: format!("{}, which has not returned,", found.kind.text()),
         timeout: found.timeout,
     });
     // The call may be waiting for a rank that does not arrive.
     let may_connect = matches!(found.kind, CallKind::Issue | CallKind::Capture)
-        && inner.tracked.track().may_connect(sequence);
+        && inner.track_handle.track().may_connect(sequence);
     let error = match may_connect {
         true => error,
-        false => error.marked(Mark::Inside),
+        false => error.with_property(ErrorProperty::Inside),
     };
     let now = Instant::now();
     match kind {
         Some(kind) => error.during(|| {
-            let shape = inner.tracked.track().shape_of(sequence);
+            let shape = inner.track_handle.track().shape_of(sequence);
             inner.operation(kind, shape, Some(sequence), now)
         }),
         None => error,

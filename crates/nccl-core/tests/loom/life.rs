@@ -197,7 +197,7 @@ impl Communicator {
         if ours {
             assert!(self.lifecycle.set_aborted());
         }
-        retired.settled.is_ok() && self.lifecycle.set_finalized()
+        retired.finalized.is_ok() && self.lifecycle.set_finalized()
     }
 }
 
@@ -359,7 +359,7 @@ fn two_aborts_free_it_once_and_both_return_when_it_is_free() {
 }
 
 #[test]
-fn whoever_sees_an_abort_finds_its_reason() {
+fn a_thread_that_sees_an_abort_finds_its_reason() {
     loom::model(|| {
         let comm = Communicator::ready();
         let aborting = on_a_thread(&comm, |comm| comm.abort("a reason"));
@@ -408,7 +408,7 @@ fn of_two_finalizes_one_is_in_order_and_operations_come_before_or_not_at_all() {
 }
 
 #[test]
-fn the_last_of_the_clones_frees_what_nobody_has_ended() {
+fn the_last_of_the_clones_frees_a_communicator_that_was_not_ended() {
     loom::model(|| {
         let comm = Communicator::ready();
         let cell = Arc::clone(&comm.cell);
@@ -433,7 +433,7 @@ fn a_drop_beside_an_abort_does_not_free_it_again() {
 
 /// A thread that was to free the communicator has been given up, and the last handle is dropped.
 #[test]
-fn nobody_touches_what_is_leaked() {
+fn a_leaked_communicator_is_not_touched() {
     loom::model(|| {
         let lifecycle = Arc::new(Lifecycle::new());
         let slot = Arc::new(Mutex::new(Some(())));

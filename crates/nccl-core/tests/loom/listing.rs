@@ -2,8 +2,8 @@
 //!
 //! The list and the ring are the crate's own code. The steps of `supervision/watchdog` around them are modelled
 //! here: the hot path records a call and reads the list; a call that is not covered registers the stream under the
-//! lock; the watchdog looks twice, and releases the stream if both times nothing was pending and no call registered
-//! it in between. loom has no time: a lock stands in for lingering.
+//! lock; the watchdog checks twice, and releases the stream if both times nothing was pending and no call registered
+//! it in between. loom has no time: a lock stands in for `LINGER`.
 
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Arc, Mutex};
@@ -35,7 +35,7 @@ struct Registry {
 }
 
 struct Communicator {
-    issues: SeqlockRing<Call>,
+    calls: SeqlockRing<Call>,
     fast_path: FastPathFilter,
     registry: Mutex<Registry>,
     /// Held by a call from when it is recorded until it has read the list.
@@ -45,10 +45,10 @@ struct Communicator {
 impl Communicator {
     fn watched() -> Arc<Self> {
         let fast_path = FastPathFilter::default();
-        fast_path.start(0);
+        fast_path.reset_timeout(0);
         fast_path.list(STREAM, u64::MAX, 0);
         Arc::new(Self {
-            issues: SeqlockRing::new(4),
+            calls: SeqlockRing::new(4),
             fast_path,
             registry: Mutex::new(Registry {
                 is_watched: true,
@@ -58,15 +58,15 @@ impl Communicator {
         })
     }
 
-    /// `Writer::begin`, and `watchdog::report_before` for an unusual call.
+    /// `Writer::begin`, and `watchdog::report_before` for a call that is not covered.
     fn call(&self, number: u64) {
         let _half_way = self.half_way.lock().unwrap();
-        self.issues.begin(number, 1);
-        self.issues
+        self.calls.begin(number, 1);
+        self.calls
             .slot(number)
             .0
             .store(number + 1, Ordering::Relaxed);
-        self.issues.publish(number + 1);
+        self.calls.publish(number + 1);
         if !self.fast_path.covers(STREAM, 1, 1) {
             let mut registry = self.registry.lock().unwrap();
             (registry.is_watched, registry.is_idle) = (true, false);
@@ -75,13 +75,13 @@ impl Communicator {
     }
 
     /// `CommunicatorPoller::poll`: returns how many calls there are, all of which are pending.
-    fn look(&self) -> u64 {
-        let read = self.issues.read();
+    fn poll(&self) -> u64 {
+        let read = self.calls.read();
         read.first + read.records.len() as u64
     }
 
-    /// `State::conclude`.
-    fn conclude(&self, seen: u64) {
+    /// `WatchdogState::store_report`.
+    fn store_report(&self, seen: u64) {
         let mut registry = self.registry.lock().unwrap();
         match (seen, registry.is_idle) {
             (0, false) => {
@@ -96,7 +96,7 @@ impl Communicator {
         }
     }
 
-    /// While the watchdog lingers, every processor makes its stores visible: a call that had begun is seen from
+    /// While the watchdog waits `LINGER`, every processor makes its stores visible: a call that had begun is seen from
     /// then on, and one that begins later sees the list as it is.
     fn linger(&self) {
         drop(self.half_way.lock().unwrap());
@@ -104,7 +104,7 @@ impl Communicator {
 }
 
 #[test]
-fn no_call_is_missed_by_a_watchdog_that_lets_go_of_its_stream() {
+fn no_call_is_missed_by_a_watchdog_that_releases_its_stream() {
     loom::model(|| {
         let comm = Communicator::watched();
         let calling = Arc::clone(&comm);
@@ -113,13 +113,16 @@ fn no_call_is_missed_by_a_watchdog_that_lets_go_of_its_stream() {
             calling.call(1);
         });
         for _ in 0..2 {
-            let seen = comm.look();
-            comm.conclude(seen);
+            let seen = comm.poll();
+            comm.store_report(seen);
             comm.linger();
         }
         caller.join().unwrap();
         // The stream is watched, because both calls are pending.
         let is_watched = comm.registry.lock().unwrap().is_watched;
-        assert!(is_watched, "2 calls are pending, and nobody looks");
+        assert!(
+            is_watched,
+            "2 calls are pending, and the stream is not watched"
+        );
     });
 }

@@ -203,7 +203,7 @@ impl WorldCheck<'_> {
         let now: &dyn Fn() -> bool = &|| true;
         for what in self.left.take() {
             let topic = format!("preflight/{what}");
-            let _ = self.world.collect(&topic, &[], self.deadline, now);
+            let _ = self.world.exchange_all(&topic, &[], self.deadline, now);
         }
     }
 
@@ -211,7 +211,7 @@ impl WorldCheck<'_> {
         self.left.borrow_mut().retain(|left| *left != what);
         let topic = format!("preflight/{what}");
         self.world
-            .collect(&topic, part, self.deadline, self.interrupted)
+            .exchange_all(&topic, part, self.deadline, self.interrupted)
     }
 
     /// Sends a value to rank 0, which gets the values of all ranks.

@@ -58,7 +58,7 @@ pub(super) fn operation(operation: &RecordedOperation) -> String {
 /// How far a call has come.
 pub(super) fn state(state: CallState) -> &'static str {
     match state {
-        CallState::Issuing => "NCCL was called and has not come back",
+        CallState::Issuing => "NCCL was called and has not returned",
         CallState::Issued => "issued, and not known to be done",
         CallState::Done => "done",
         CallState::Failed => "failed",

@@ -8,7 +8,7 @@ use super::experts::{ExpertParallel, Staging};
 use super::kernels::Kernels;
 use super::layout::{Layout, Sizes};
 use crate::communicator::Communicator;
-use crate::driver;
+use crate::cuda_driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, ForkGuarded};
 use crate::issuing::read_back;
@@ -157,20 +157,21 @@ impl<'c> ExpertParallelBuilder<'c> {
         sizes.check()?;
         let stream = self.comm.stream();
         let context = stream.context();
-        let memory =
-            driver::ignoring_stored_error(context, || stream.alloc_zeros::<u8>(sizes.staging()))
-                .map_err(Error::cuda("allocating the staging memory"))?;
+        let memory = cuda_driver::ignoring_stored_error(context, || {
+            stream.alloc_zeros::<u8>(sizes.staging())
+        })
+        .map_err(Error::cuda("allocating the staging memory"))?;
         let staging = Staging {
             address: {
                 // On the memory's own stream, which orders it.
                 let (address, guard) =
-                    driver::ignoring_stored_error(context, || memory.device_ptr(stream));
+                    cuda_driver::ignoring_stored_error(context, || memory.device_ptr(stream));
                 std::mem::forget(guard);
                 address
             },
             _memory: ForkGuarded::new(memory),
         };
-        let copies = driver::ignoring_stored_error(context, || context.new_stream())
+        let copies = cuda_driver::ignoring_stored_error(context, || context.new_stream())
             .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
         // The staging memory is all zeros, and not in use yet.
         let kernels = Kernels::load(stream, staging.address)?;
@@ -199,7 +200,7 @@ impl<'c> ExpertParallelBuilder<'c> {
         };
         let stream = self.comm.stream();
         let exchange = Error::cuda("exchanging numbers with the other ranks");
-        let told = driver::ignoring_stored_error(stream.context(), || {
+        let told = cuda_driver::ignoring_stored_error(stream.context(), || {
             let x = stream.clone_htod(&own.repeat(self.comm.world_size()))?;
             let y = stream.alloc_zeros::<u64>(own.len() * self.comm.world_size())?;
             Ok((x, y))

@@ -11,7 +11,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUmodule};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 
 use super::layout::Sizes;
-use crate::driver;
+use crate::cuda_driver;
 use crate::drop_queue::{self, DeferredDrop, DropPoll, StreamPoint};
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
@@ -79,7 +79,7 @@ impl Kernels {
     /// Loads the kernels, and launches each once on `stream`; `nothing` is memory of at least four bytes, all zeros.
     pub(super) fn load(stream: &Arc<CudaStream>, nothing: CUdeviceptr) -> Result<Self> {
         let context = stream.context();
-        let last = driver::new_event(context, None)
+        let last = cuda_driver::new_event(context, None)
             .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
         let module = Module::load(context)?;
         let function = |name| module.function(name);
@@ -272,7 +272,7 @@ struct Module<'c> {
 
 impl<'c> Module<'c> {
     fn load(context: &'c Arc<CudaContext>) -> Result<Self> {
-        driver::bind(context).map_err(Error::cuda(
+        cuda_driver::bind(context).map_err(Error::cuda(
             "binding the context to this thread (cuCtxSetCurrent)",
         ))?;
         let text = CString::new(PTX).unwrap_or_default();
@@ -296,7 +296,7 @@ impl<'c> Module<'c> {
 
 impl Drop for Module<'_> {
     fn drop(&mut self) {
-        let _ = driver::bind(self.context);
+        let _ = cuda_driver::bind(self.context);
         // SAFETY: loaded, and unloaded once.
         let _ = unsafe { result::module::unload(self.module) };
     }

@@ -13,7 +13,7 @@ use super::layout::Sizes;
 use crate::active_calls::CallKind;
 use crate::buffer::SendBuffer;
 use crate::communicator::Communicator;
-use crate::driver;
+use crate::cuda_driver;
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, ForkGuarded};
@@ -102,7 +102,7 @@ impl ExpertParallel {
             len: usize,
         ) -> Result<CudaSlice<T>> {
             let memory =
-                driver::ignoring_stored_error(stream.context(), || stream.alloc_zeros(len));
+                cuda_driver::ignoring_stored_error(stream.context(), || stream.alloc_zeros(len));
             memory.map_err(Error::cuda("allocating a routing"))
         }
         let (stream, sizes) = (self.comm.stream(), self.sizes);
@@ -284,9 +284,9 @@ impl Routing {
         Request::new(comm, KIND, SHAPE, sequence, issued, false).wait()?;
         let numbers = {
             // On a stream of its own: work behind the routing may wait for other ranks.
-            let _inside = comm.inner.enter(CallKind::Look, comm.timeout);
+            let _inside = comm.inner.enter(CallKind::Query, comm.timeout);
             let mut numbers = vec![0u32; self.sizes.counts()];
-            driver::ignoring_stored_error(self.copies.context(), || {
+            cuda_driver::ignoring_stored_error(self.copies.context(), || {
                 self.copies.memcpy_dtoh(&*self.counts, &mut numbers)?;
                 self.copies.synchronize()
             })

@@ -55,7 +55,7 @@ pub fn run(options: &RankOptions) -> Outcome<()> {
     let link = Link::connect(&options.link, place_of(&rendezvous)?)?;
     let mut world = match rendezvous.was_restarted {
         false => World::join(rendezvous)?,
-        true => World::rejoin(rendezvous)?,
+        true => World::join_running(rendezvous)?,
     };
     link.listen_to(&world)?;
     // Other ranks may still be missing; all ranks wait for them before anything else.
@@ -120,7 +120,7 @@ fn wait_for(mut next: World, options: &RankOptions) -> nccl::Result<World> {
         next.phase("wait for a new process");
         let begun = Instant::now();
         // After its timeout a rank moves to the next generation with the present ranks, and waits again until the front ends it.
-        while next.size() + next.newcomers() < wanted
+        while next.size() + next.joiners() < wanted
             && next.departed().is_empty()
             && begun.elapsed() < PATIENCE
         {

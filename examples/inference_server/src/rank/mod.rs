@@ -4,7 +4,7 @@
 //!          ┌───────────── next generation, with those that are left and those that are new ◀────────┐
 //!          ▼                                                                                   │
 //! join ─▶ enter: who has which part ─▶ communicator ─▶ (load) ─▶ serve: step, step, … ─────────┤ somebody is gone
-//! (rejoin)                                                          │                          │ or a step failed
+//! (join)                                                            │                          │ or a step failed
 //!                                                                   └─▶ end: the front says so
 //! ```
 //!

@@ -18,15 +18,16 @@ pub(in crate::supervision) struct DiagnosisInput<'c> {
     pub(in crate::supervision) roster: &'c Roster,
     /// Host names, by rank.
     pub(in crate::supervision) hosts: &'c [String],
-    /// Timeouts, and failures that follow from another fault, in the order in which all ranks heard them; not empty.
+    /// Timeouts, and failures that follow from another fault, in the order in which all ranks received them; not empty.
     pub(in crate::supervision) symptoms: &'c [Fault],
     pub(in crate::supervision) reports: &'c BTreeMap<usize, RankReport>,
     /// See [`completed_calls`].
     pub(in crate::supervision) done: &'c CompletedCalls,
     /// Ranks that left the world in order.
-    pub(in crate::supervision) left: &'c BTreeSet<usize>,
-    /// Ranks that did not answer and stand still: with the kernel's words for it, or `None` where heartbeats are missing.
-    pub(in crate::supervision) still: &'c BTreeMap<usize, Option<String>>,
+    pub(in crate::supervision) departed_in_order: &'c BTreeSet<usize>,
+    /// Ranks that did not answer and are suspended: with the state according to the kernel, or `None` where heartbeats are
+    /// missing.
+    pub(in crate::supervision) suspended: &'c BTreeMap<usize, Option<String>>,
     /// Time within which all reports were made.
     pub(in crate::supervision) slack: Duration,
 }
@@ -43,7 +44,7 @@ pub(super) struct Candidate {
     pub(super) hint: String,
 }
 
-/// The calls of all ranks that are done on some rank, by place.
+/// The collectives that are done on some rank, by their index.
 #[derive(Default)]
 pub(in crate::supervision) struct CompletedCalls(BTreeMap<u64, BTreeSet<CallSignature>>);
 
@@ -59,7 +60,7 @@ impl CallSignature {
     fn of(call: &EnteredCall) -> Self {
         Self {
             kind: call.kind.clone(),
-            signatures: (call.missing == 0).then(|| signatures(call)),
+            signatures: (call.omitted_operations == 0).then(|| signatures(call)),
         }
     }
 
@@ -76,9 +77,9 @@ pub(in crate::supervision) fn completed_calls(
     let mut done = CompletedCalls::default();
     let calls = reports.values().flat_map(|report| &report.calls);
     for call in calls.filter(|call| !call.is_pending()) {
-        if let Some(place) = call.place {
+        if let Some(collective_index) = call.collective_index {
             done.0
-                .entry(place)
+                .entry(collective_index)
                 .or_default()
                 .insert(CallSignature::of(call));
         }
@@ -88,14 +89,14 @@ pub(in crate::supervision) fn completed_calls(
 
 impl DiagnosisInput<'_> {
     /// Returns whether a call is not done, as far as the ranks know. An operation in which all ranks need each other and that
-    /// is done on one rank is done on all that entered the same one, even where no thread has looked yet. A rank that entered
-    /// another operation can be through, with a wrong result, while the others wait for ever.
+    /// is done on one rank is done on all that entered the same one, even where no thread has queried it yet. A rank that entered
+    /// another operation can have completed it, with a wrong result, while the others wait for ever.
     pub(super) fn is_open(&self, call: &EnteredCall) -> bool {
-        let is_done = |place| {
-            let done = self.done.0.get(&place);
+        let is_done = |collective_index| {
+            let done = self.done.0.get(&collective_index);
             done.is_some_and(|done| done.iter().any(|done| done.fits(&CallSignature::of(call))))
         };
-        call.is_pending() && !(call.is_symmetric() && call.place.is_some_and(is_done))
+        call.is_pending() && !(call.is_symmetric() && call.collective_index.is_some_and(is_done))
     }
 
     /// Returns the first call of a rank that is not done.
@@ -103,11 +104,11 @@ impl DiagnosisInput<'_> {
         report.calls.iter().find(|call| self.is_open(call))
     }
 
-    /// Returns the place of the stalled operation: the first that is entered and not done.
-    pub(super) fn place(&self) -> Option<u64> {
+    /// Returns the index of the stalled collective: the first that is entered and not done.
+    pub(super) fn stalled_collective(&self) -> Option<u64> {
         let fronts = self.reports.values().filter_map(|report| {
-            let open = |call: &&EnteredCall| call.place.is_some() && self.is_open(call);
-            report.calls.iter().find(open)?.place
+            let open = |call: &&EnteredCall| call.collective_index.is_some() && self.is_open(call);
+            report.calls.iter().find(open)?.collective_index
         });
         fronts.min()
     }
@@ -116,7 +117,9 @@ impl DiagnosisInput<'_> {
     pub(super) fn silent(&self) -> Vec<usize> {
         let ranks = 0..self.hosts.len();
         ranks
-            .filter(|rank| !self.reports.contains_key(rank) && !self.left.contains(rank))
+            .filter(|rank| {
+                !self.reports.contains_key(rank) && !self.departed_in_order.contains(rank)
+            })
             .collect()
     }
 
@@ -125,8 +128,8 @@ impl DiagnosisInput<'_> {
         self.roster.named(self.name)
     }
 
-    /// Returns what the first rank that ran out of time reported.
-    pub(super) fn complaint(&self) -> String {
+    /// Returns the text of the first symptom.
+    pub(super) fn symptom_text(&self) -> String {
         let first = &self.symptoms[0];
         let who = self.roster.who(&[first.rank()]);
         format!("{who} waited: {}", first.cause)
@@ -178,7 +181,7 @@ pub(super) fn signatures(call: &EnteredCall) -> Vec<OperationSignature> {
         .filter(|one| !is_message(one))
         .map(|one| OperationSignature::of(&one.kind.to_string(), one))
         .collect();
-    match signatures.is_empty() || call.missing > 0 {
+    match signatures.is_empty() || call.omitted_operations > 0 {
         true => vec![OperationSignature::only_operation(&call.kind)],
         false => signatures,
     }

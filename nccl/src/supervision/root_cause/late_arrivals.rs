@@ -1,4 +1,4 @@
-//! The rank that used to come last before the stall, from the times of the calls that all ranks have made.
+//! The rank that used to enter last before the stall, from the times of the calls that all ranks have made.
 
 use std::time::Duration;
 
@@ -11,14 +11,19 @@ const LAST: usize = 16;
 const FEWEST: usize = 4;
 const LEAST: Duration = Duration::from_millis(10);
 
-/// Returns a sentence where one rank came last to most of the operations, by more than the time between the reports, which
+/// Returns a sentence where one rank entered last in most of the operations, by more than the time between the reports, which
 /// hold ages of calls.
 pub(super) fn usual_straggler(input: &DiagnosisInput<'_>) -> Option<String> {
     let first = input.reports.values().next()?;
-    let places = first.calls.iter().rev().filter_map(|call| call.place);
-    let last_of = |place: u64| {
+    let collectives = first
+        .calls
+        .iter()
+        .rev()
+        .filter_map(|call| call.collective_index);
+    let last_of = |collective_index: u64| {
         let ages = input.reports.values();
-        let ages = ages.map(|report| Some((report.at(place)?.age_ms, report.rank)));
+        let ages =
+            ages.map(|report| Some((report.collective(collective_index)?.age_ms, report.rank)));
         let mut ages: Vec<_> = ages.collect::<Option<_>>()?;
         ages.sort_unstable();
         let [(age, rank), (before, _), ..] = ages[..] else {
@@ -26,7 +31,7 @@ pub(super) fn usual_straggler(input: &DiagnosisInput<'_>) -> Option<String> {
         };
         Some((rank, before - age))
     };
-    let lasts: Vec<(usize, u64)> = places.filter_map(last_of).take(LAST).collect();
+    let lasts: Vec<(usize, u64)> = collectives.filter_map(last_of).take(LAST).collect();
     let mut counts = std::collections::BTreeMap::<usize, Vec<u64>>::new();
     for (rank, by) in &lasts {
         counts.entry(*rank).or_default().push(*by);

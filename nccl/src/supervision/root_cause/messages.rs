@@ -80,7 +80,7 @@ pub(super) fn length_mismatch(input: &DiagnosisInput<'_>) -> Option<Candidate> {
                 "sends {sends_text} to {}, which expects {expects_text} (message #{}); {}",
                 who(to),
                 send.number,
-                input.complaint()
+                input.symptom_text()
             ),
             root: RootCause::UnequalCounts {
                 from,
@@ -142,7 +142,7 @@ pub(super) fn unmatched(input: &DiagnosisInput<'_>) -> Option<Candidate> {
         }
         path.push(half.peer);
     }
-    // The last rank waits for none: it has not come to the message of the rank before it.
+    // The last rank waits for none: it has not reached the message of the rank before it.
     let &rank = path.last()?;
     let half = waits.get(path.get(path.len().checked_sub(2)?)?)?;
     let (from, to) = half.ends();
@@ -174,7 +174,7 @@ pub(super) fn unmatched(input: &DiagnosisInput<'_>) -> Option<Candidate> {
             half.number,
             half.operation.data_type,
             half.operation.count,
-            input.complaint()
+            input.symptom_text()
         ),
         evidence,
         hint: String::from("every send needs a receive on the other rank, in the same order"),

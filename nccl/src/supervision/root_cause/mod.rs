@@ -1,21 +1,21 @@
 //! Determines the root cause for a communicator under diagnosis: a pure function of the ranks' reports.
 //!
-//! A rank that ran out of time reports only that it waited. So each rank is asked what it has entered, and what it waits
+//! A rank whose operation timed out reports only that it waited. So each rank reports what it has entered, and what it waits
 //! in, and this module combines the reports. Certain causes come first:
 //!
 //! 1. what ranks entered does not match ([`mismatch`]);
 //! 2. a rank reported that a call into NCCL or CUDA does not return there ([`stuck_call`]);
-//! 3. ranks do not answer, and there is a sign that they stand still ([`unresponsive`]);
+//! 3. ranks do not answer, and are known to be suspended ([`unresponsive`]);
 //! 4. a message has another length than was expected ([`messages`]);
 //! 5. ranks wait for each other in a cycle, over one or several communicators ([`wait_graph`]);
-//! 6. ranks have not entered what others wait in: the rank that is furthest behind;
+//! 6. ranks have not entered the operation in which others wait: the rank that is furthest behind;
 //! 7. ranks do not answer, and nothing shows why: they may be late themselves;
 //! 8. one rank has not returned from the call of the stalled operation ([`stuck_call`]); or its operation waits behind other
 //!    work; or a message has no counterpart;
 //! 9. NCCL warned of something that can be a cause;
 //! 10. none of these: what the ranks reported, with what is known.
 //!
-//! Ties are decided by rank number. The order in which reports come in plays no part; the order of the timeouts is the
+//! Ties are decided by rank number. The order in which reports arrive plays no part; the order of the timeouts is the
 //! coordinator's, the same for all.
 
 mod input;
@@ -34,7 +34,7 @@ pub(super) use self::unresponsive::silent_coordinator;
 use super::rank_report::{EnteredCallState, RankReport};
 use nccl_base::fault::cause::{RootCause, Waiting};
 use nccl_base::fault::{Cause, Fault, FaultClass};
-use nccl_base::fault::{Earlier, FaultRole};
+use nccl_base::fault::{FaultRole, PastEvent};
 
 /// The rank at the root, and the cause.
 #[derive(Debug)]
@@ -47,13 +47,13 @@ pub(super) struct Diagnosis {
 pub(super) fn find_root_cause(input: &DiagnosisInput<'_>) -> Diagnosis {
     let candidate = mismatch::mismatch(input)
         .or_else(|| stuck_call::reported(input))
-        .or_else(|| unresponsive::standing_still(input))
+        .or_else(|| unresponsive::suspended(input))
         .or_else(|| messages::length_mismatch(input))
         .or_else(|| wait_graph::cycle(input))
         .or_else(|| never_entered(input))
         .or_else(|| unresponsive::not_answering(input))
         .or_else(|| stuck_call::inferred(input))
-        .or_else(|| stuck_outside(input))
+        .or_else(|| queued_behind_other_work(input))
         .or_else(|| messages::unmatched(input))
         .or_else(|| nccl_warning(input))
         .unwrap_or_else(|| unexplained(input));
@@ -75,30 +75,32 @@ pub(super) fn find_root_cause(input: &DiagnosisInput<'_>) -> Diagnosis {
             root: candidate.root,
             operation: candidate
                 .operation
-                .unwrap_or_else(|| first.told_operation().clone()),
+                .unwrap_or_else(|| first.operation_values().clone()),
             text: candidate.text,
             evidence,
             also: Waiting::together(pending_calls),
             hint: candidate.hint,
             timeout: input.symptoms.iter().find_map(Fault::timeout),
             began: None,
-            told: None,
+            origin_fault: None,
         },
     }
 }
 
-/// Finds a rank that has not entered what others wait in: preferably one that waits in nothing itself, and of those the
-/// one that is furthest behind.
+/// Finds a rank that has not entered the operation in which others wait: preferably one that does not wait itself, and of those
+/// the one that is furthest behind.
 fn never_entered(input: &DiagnosisInput<'_>) -> Option<Candidate> {
-    let place = input.place()?;
+    let collective_index = input.stalled_collective()?;
     let waiting = input.reports.values().find_map(|report| {
-        let call = report.at(place)?;
+        let call = report.collective(collective_index)?;
         call.is_pending().then(|| call.name())
     })?;
     let behind = |rank: &usize| match input.reports.get(rank) {
-        Some(report) if report.exists => report.entered.filter(|entered| *entered < place),
+        Some(report) if report.exists => {
+            report.entered.filter(|entered| *entered < collective_index)
+        }
         Some(_) => Some(0),
-        None => input.left.contains(rank).then_some(0),
+        None => input.departed_in_order.contains(rank).then_some(0),
     };
     let absent: Vec<(u64, usize)> = (0..input.hosts.len())
         .filter_map(|rank| Some((behind(&rank)?, rank)))
@@ -110,7 +112,7 @@ fn never_entered(input: &DiagnosisInput<'_>) -> Option<Candidate> {
             report
                 .elsewhere
                 .iter()
-                .any(|other| !other.waiting.is_empty())
+                .any(|other| !other.pending_calls.is_empty())
                 || input.front(report).is_some()
         })
     };
@@ -126,25 +128,25 @@ fn never_entered(input: &DiagnosisInput<'_>) -> Option<Candidate> {
             "its last operation on {} was {last}",
             input.named()
         )),
-        None if input.left.contains(&rank) => {
+        None if input.departed_in_order.contains(&rank) => {
             evidence.push(String::from(
-                "it left the world in order, and comes to nothing more",
+                "it has left the world, and enters no further operation",
             ));
         }
         None if report.is_some_and(|report| !report.exists) => {
             evidence.push(format!(
-                "it has no communicator {} any more, or not yet",
+                "it does not have communicator {} (not made yet, or already ended)",
                 input.named()
             ));
         }
         None => evidence.push(format!("it has called nothing on {}", input.named())),
     }
-    if let Some(Earlier { what, ago, .. }) = &phase {
+    if let Some(PastEvent { what, ago, .. }) = &phase {
         let ago = ago.as_secs_f64();
         evidence.push(format!("its program is in phase {what:?} for {ago:.1} s"));
     }
     let elsewhere = report.into_iter().flat_map(|report| &report.elsewhere);
-    let there = elsewhere.filter_map(|other| Some((other.waiting.first()?, other)));
+    let there = elsewhere.filter_map(|other| Some((other.pending_calls.first()?, other)));
     for (call, other) in there.take(2) {
         let named = other.roster.named(&other.name);
         evidence.push(format!("it waits in {} on {named} meanwhile", call.name()));
@@ -165,7 +167,7 @@ fn never_entered(input: &DiagnosisInput<'_>) -> Option<Candidate> {
         rank,
         operation: None,
         role: FaultRole::Initiating,
-        text: format!("has not entered {waiting}; {}", input.complaint()),
+        text: format!("has not entered {waiting}; {}", input.symptom_text()),
         root: RootCause::NeverEntered {
             operation: waiting,
             last,
@@ -179,29 +181,29 @@ fn never_entered(input: &DiagnosisInput<'_>) -> Option<Candidate> {
     })
 }
 
-/// Finds a rank on which other work is in front of the operation, where all ranks are there.
-fn stuck_outside(input: &DiagnosisInput<'_>) -> Option<Candidate> {
+/// Finds a rank on which other work is in front of the operation, where all ranks have entered it.
+fn queued_behind_other_work(input: &DiagnosisInput<'_>) -> Option<Candidate> {
     let queued = input.reports.values().find_map(|report| {
         let call = input.front(report)?;
         (call.state == EnteredCallState::Queued).then(|| (report.rank, call.name()))
     });
-    let told = || {
-        let told = input
+    let reported = || {
+        let symptom = input
             .symptoms
             .iter()
             .find(|fault| matches!(fault.root, RootCause::StuckOutside { .. }))?;
         Some((
-            told.rank(),
-            told.operation().unwrap_or("the operation").to_owned(),
+            symptom.rank(),
+            symptom.operation().unwrap_or("the operation").to_owned(),
         ))
     };
-    let (rank, operation) = queued.or_else(told)?;
+    let (rank, operation) = queued.or_else(reported)?;
     let own = input.symptoms.iter().find(|fault| fault.rank() == rank);
     let text = match own {
         Some(own) => own.cause.to_owned(),
         None => format!(
             "{operation} is queued behind work on its stream that is not this communicator's; {}",
-            input.complaint()
+            input.symptom_text()
         ),
     };
     Some(Candidate {
@@ -241,7 +243,7 @@ fn nccl_warning(input: &DiagnosisInput<'_>) -> Option<Candidate> {
         rank,
         operation: None,
         role: FaultRole::Initiating,
-        text: format!("NCCL warned there: {text}; {}", input.complaint()),
+        text: format!("NCCL warned there: {text}; {}", input.symptom_text()),
         root,
         evidence: vec![String::from(
             "it is the first warning in NCCL's file there, and nothing else explains that the ranks wait",
@@ -268,7 +270,8 @@ fn nccl_warning_text(input: &DiagnosisInput<'_>, root: &RootCause) -> Option<Str
     Some(format!("NCCL's first warning on {who}: {text}"))
 }
 
-/// Returns the class: where ranks wait, a timeout if any rank ran out of time, even if other ranks saw a failure that followed.
+/// Returns the class: where ranks wait, a timeout if an operation of any rank timed out, even if other ranks saw a failure that
+/// followed.
 fn class(input: &DiagnosisInput<'_>, root: &RootCause) -> FaultClass {
     let waited = matches!(
         root,
@@ -287,13 +290,16 @@ fn class(input: &DiagnosisInput<'_>, root: &RootCause) -> FaultClass {
 /// Returns the most informative symptom: a failure that follows from another fault comes before a timeout, and what
 /// NCCL reports while it ends comes last. Between equals, the first.
 fn most_informative_symptom<'c>(input: &DiagnosisInput<'c>) -> &'c Fault {
-    let told = input.symptoms.iter().min_by_key(|told| match told.role {
-        FaultRole::Initiating => 0,
-        FaultRole::Cascade => 1,
-        FaultRole::Unknown => 2,
-        _ => 3,
-    });
-    told.unwrap_or(&input.symptoms[0])
+    let best = input
+        .symptoms
+        .iter()
+        .min_by_key(|symptom| match symptom.role {
+            FaultRole::Initiating => 0,
+            FaultRole::Cascade => 1,
+            FaultRole::Unknown => 2,
+            _ => 3,
+        });
+    best.unwrap_or(&input.symptoms[0])
 }
 
 fn unexplained(input: &DiagnosisInput<'_>) -> Candidate {
@@ -304,10 +310,11 @@ fn unexplained(input: &DiagnosisInput<'_>) -> Candidate {
         input.reports.len()
     )];
     if input.symptoms.len() > 1 {
-        let told: Vec<_> = input.symptoms.iter().map(Fault::rank).collect();
+        let ranks: Vec<_> = input.symptoms.iter().map(Fault::rank).collect();
         evidence.push(format!(
             "ran out of time, or saw a failure, in this order: {}",
-            told.iter()
+            ranks
+                .iter()
                 .map(|rank| input.roster.who(&[*rank]))
                 .collect::<Vec<_>>()
                 .join(", ")

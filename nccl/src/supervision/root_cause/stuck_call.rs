@@ -6,16 +6,16 @@ use nccl_base::fault::cause::{FaultRole, RootCause};
 
 /// Finds a rank that reported a call that does not return; not a call in which NCCL connects ranks, and so waits for others.
 pub(super) fn reported(input: &DiagnosisInput<'_>) -> Option<Candidate> {
-    let told = input
+    let symptom = input
         .symptoms
         .iter()
         .find(|fault| matches!(fault.root, RootCause::StuckInside { .. }))?;
     Some(Candidate {
-        rank: told.rank(),
+        rank: symptom.rank(),
         operation: None,
         role: FaultRole::Initiating,
-        root: told.root.clone(),
-        text: told.cause.to_owned(),
+        root: symptom.root.clone(),
+        text: symptom.cause.to_owned(),
         evidence: vec![String::from(
             "a call waits for other ranks only where NCCL connects them, and in this one it connects none",
         )],
@@ -23,20 +23,21 @@ pub(super) fn reported(input: &DiagnosisInput<'_>) -> Option<Candidate> {
     })
 }
 
-/// Finds the one rank that is still inside the call of the stalled operation, when another rank has come out of it: a call
+/// Finds the one rank that is still inside the call of the stalled operation, when another rank has returned from it: a call
 /// that needs the other ranks would keep them inside as well.
 pub(super) fn inferred(input: &DiagnosisInput<'_>) -> Option<Candidate> {
-    let place = input.place()?;
+    let collective_index = input.stalled_collective()?;
     let calls = input.reports.values();
-    let calls = calls.filter_map(|report| Some((report.rank, report.at(place)?)));
+    let calls =
+        calls.filter_map(|report| Some((report.rank, report.collective(collective_index)?)));
     let calls: Vec<_> = calls.collect();
-    let is_out = |call: &EnteredCall| {
+    let has_returned = |call: &EnteredCall| {
         matches!(
             call.state,
             EnteredCallState::Pending | EnteredCallState::Queued
         )
     };
-    let waited = calls.iter().filter(|(_, call)| is_out(call));
+    let waited = calls.iter().filter(|(_, call)| has_returned(call));
     let waited = waited.map(|(_, call)| call.age_ms).max()?;
     let mut inside = calls
         .iter()
@@ -44,7 +45,7 @@ pub(super) fn inferred(input: &DiagnosisInput<'_>) -> Option<Candidate> {
     let (Some((rank, call)), None) = (inside.next(), inside.next()) else {
         return None;
     };
-    // A rank that has just entered is about to come out.
+    // A call that a rank has just entered is about to return.
     if 2 * call.age_ms < waited {
         return None;
     }
@@ -56,11 +57,11 @@ pub(super) fn inferred(input: &DiagnosisInput<'_>) -> Option<Candidate> {
         role: FaultRole::Initiating,
         text: format!(
             "has been inside the call of {name} for {seconds:.1} s; {}",
-            input.complaint()
+            input.symptom_text()
         ),
         root: RootCause::StuckInside { operation: name },
         evidence: vec![String::from(
-            "the other ranks that told how they stand have come back from their calls, and wait for it in their streams",
+            "the other ranks that reported have returned from this call and wait for this rank on their streams",
         )],
         hint: String::from(HINT),
     })

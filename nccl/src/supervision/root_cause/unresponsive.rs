@@ -4,10 +4,12 @@ use super::input::{Candidate, DiagnosisInput};
 use nccl_base::fault::cause::{FaultRole, RootCause};
 use nccl_base::fault::{Cause, FaultClass};
 
-/// Finds ranks that did not answer, at least one of which is known to stand still.
-pub(super) fn standing_still(input: &DiagnosisInput<'_>) -> Option<Candidate> {
+/// Finds ranks that did not answer, at least one of which is known to be suspended.
+pub(super) fn suspended(input: &DiagnosisInput<'_>) -> Option<Candidate> {
     let silent = input.silent();
-    let rank = silent.iter().find(|rank| input.still.contains_key(rank))?;
+    let rank = silent
+        .iter()
+        .find(|rank| input.suspended.contains_key(rank))?;
     Some(unresponsive(input, *rank, &silent))
 }
 
@@ -22,7 +24,7 @@ fn unresponsive(input: &DiagnosisInput<'_>, rank: usize, silent: &[usize]) -> Ca
     let mut silent = silent.to_vec();
     // `rank` is named; the others are listed behind it.
     silent.sort_by_key(|other| (*other != rank, *other));
-    let state = input.still.get(&rank).cloned().flatten();
+    let state = input.suspended.get(&rank).cloned().flatten();
     let host = &input.hosts[rank];
     let is_host = silent.len() > 1
         && silent.iter().all(|other| input.hosts[*other] == *host)
@@ -50,7 +52,10 @@ fn unresponsive(input: &DiagnosisInput<'_>, rank: usize, silent: &[usize]) -> Ca
             ranks: silent,
             state,
         },
-        text: format!("does not answer{others}{state_text}; {}", input.complaint()),
+        text: format!(
+            "does not answer{others}{state_text}; {}",
+            input.symptom_text()
+        ),
         evidence,
         hint: String::from(LOOK_AT_IT),
     }
@@ -68,11 +73,14 @@ const LOOK_AT_IT: &str = "look at that process (a debugger, SIGSTOP, a full cont
 fn state_text(state: Option<&str>) -> String {
     match state {
         Some(state) => format!(": {state}"),
-        None => String::from(", and nothing says that it is gone: frozen, or starved of time"),
+        None => String::from(
+            "; nothing shows that its process has ended: it may be stopped, frozen or without CPU time",
+        ),
     }
 }
 
-/// Returns the cause where no rank could be asked, because the coordinator, rank `rank` of the communicator, stands still.
+/// Returns the cause where no reports could be collected, because the coordinator, rank `rank` of the communicator, does not
+/// answer.
 pub(in crate::supervision) fn silent_coordinator(rank: usize, state: Option<String>) -> Cause {
     let text = format!("does not answer{}", state_text(state.as_deref()));
     Cause {

@@ -5,11 +5,11 @@
 //! - the calls in front of it on its own rank: on its stream, and on its communicator, whose calls NCCL runs one after
 //!   another;
 //! - its counterparts: the other halves of its messages, or the same collective on the other ranks. A counterpart that
-//!   has been called waits in turn for the calls in front of it; one that has not been called comes when its rank is done
+//!   has been called waits in turn for the calls in front of it; one that has not been called is called when its rank is done
 //!   with what it waits in, which is the first of its calls that is not done.
 //!
-//! A call on another communicator that became done only a moment ago, after a long wait, counts as well: the rank that runs
-//! out of time first releases what is behind its call.
+//! A call on another communicator that became done only a moment ago, after a long wait, counts as well: the rank whose
+//! operation times out first releases what is behind its call.
 //!
 //! A call needs all of these, so that any cycle is a deadlock. A rank that waits only for idle ranks is in no cycle.
 
@@ -36,16 +36,22 @@ struct RankState<'c> {
 }
 
 impl RankState<'_> {
-    /// Returns whether the call of all ranks at `place` is known to be done here, for longer than a moment.
-    fn is_done(&self, place: u64) -> bool {
-        let call = self.calls.iter().find(|call| call.place == Some(place));
+    /// Returns whether the collective with this index is known to be done here, for longer than a moment.
+    fn is_done(&self, collective_index: u64) -> bool {
+        let call = self
+            .calls
+            .iter()
+            .find(|call| call.collective_index == Some(collective_index));
         match (call, self.only_pending) {
             (Some(call), None) => !call.is_pending(),
             (Some(_), Some(_)) => false,
             (None, Some(all)) => {
-                let last = self.calls.last().and_then(|call| call.place);
-                let is_told = all || last.is_some_and(|last| place <= last);
-                is_told && self.entered.is_some_and(|entered| place <= entered)
+                let last = self.calls.last().and_then(|call| call.collective_index);
+                let is_reported = all || last.is_some_and(|last| collective_index <= last);
+                is_reported
+                    && self
+                        .entered
+                        .is_some_and(|entered| collective_index <= entered)
             }
             (None, None) => false,
         }
@@ -89,7 +95,7 @@ enum WaitReason {
 
 /// Maximum number of edges: more would take longer than the ranks wait for a decided fault. 1024 ranks that all wait for each
 /// other on two communicators have as many.
-const MOST_EDGES: usize = 4 << 20;
+const MAX_EDGES: usize = 4 << 20;
 
 /// One side of a message: rank, whether it sends, the communicator's number of the peer, the message's number.
 type Side = (usize, bool, usize, u64);
@@ -104,7 +110,7 @@ struct WaitGraph<'c> {
     first: HashMap<usize, usize>,
     on_stream: HashMap<(usize, u64), usize>,
     on_communicator: HashMap<(usize, usize), usize>,
-    places: HashMap<(usize, usize, u64), usize>,
+    collectives: HashMap<(usize, usize, u64), usize>,
     sides: HashMap<(usize, Side), usize>,
 }
 
@@ -131,20 +137,20 @@ impl<'c> WaitGraph<'c> {
         for (at, communicator) in communicators.iter().enumerate() {
             // A rank that waits in the call has not done it, so that no rank has to be left out.
             let mut done: HashMap<u64, bool> = HashMap::new();
-            let mut is_done = |place| {
+            let mut is_done = |collective_index| {
                 let somewhere = || {
                     communicator
                         .ranks
                         .values()
-                        .any(|there| there.is_done(place))
+                        .any(|there| there.is_done(collective_index))
                 };
-                *done.entry(place).or_insert_with(somewhere)
+                *done.entry(collective_index).or_insert_with(somewhere)
             };
             for (&rank, there) in &communicator.ranks {
                 let is_elsewhere = there.only_pending.is_some();
                 let open = there.calls.iter().copied().filter(|call| {
                     (call.is_pending() || is_elsewhere)
-                        && !(call.is_symmetric() && call.place.is_some_and(&mut is_done))
+                        && !(call.is_symmetric() && call.collective_index.is_some_and(&mut is_done))
                 });
                 nodes.extend(open.map(|call| Node {
                     rank,
@@ -168,7 +174,7 @@ impl<'c> WaitGraph<'c> {
             first: HashMap::new(),
             on_stream: HashMap::new(),
             on_communicator: HashMap::new(),
-            places: HashMap::new(),
+            collectives: HashMap::new(),
             sides: HashMap::new(),
         };
         for (at, node) in nodes.iter().enumerate() {
@@ -179,8 +185,10 @@ impl<'c> WaitGraph<'c> {
                 .on_communicator
                 .entry((rank, communicator))
                 .or_insert(at);
-            if let Some(place) = call.place {
-                waits.places.insert((communicator, rank, place), at);
+            if let Some(collective_index) = call.collective_index {
+                waits
+                    .collectives
+                    .insert((communicator, rank, collective_index), at);
             }
             for (sends, peer, number) in messages(call) {
                 let side = (rank, sends, peer, number);
@@ -204,17 +212,17 @@ impl<'c> WaitGraph<'c> {
         both.filter(move |other| *other != at)
     }
 
-    /// Returns the edges of all calls that others can wait for; `None` above [`MOST_EDGES`], which would take too long.
+    /// Returns the edges of all calls that others can wait for; `None` above [`MAX_EDGES`], which would take too long.
     fn all_edges(&self) -> Option<Vec<Vec<(usize, WaitReason)>>> {
         let mut edges = vec![Vec::new(); self.nodes.len()];
-        let mut left = MOST_EDGES;
+        let mut remaining = MAX_EDGES;
         for (at, own) in edges
             .iter_mut()
             .enumerate()
             .filter(|(at, _)| self.is_front(*at))
         {
             *own = self.edges(at);
-            left = left.checked_sub(own.len())?;
+            remaining = remaining.checked_sub(own.len())?;
         }
         Some(edges)
     }
@@ -265,7 +273,7 @@ impl<'c> WaitGraph<'c> {
             };
             wait(rank, count.map(|count| count >= number), counterpart, why);
         }
-        if let Some(place) = node.call.place {
+        if let Some(collective_index) = node.call.collective_index {
             let root = match &node.call.operations[..] {
                 [one] => one.root.filter(|root| *root != own.rank),
                 _ => None,
@@ -276,10 +284,12 @@ impl<'c> WaitGraph<'c> {
                     continue;
                 }
                 let has_come = match there.counts {
-                    Some(_) => there.entered.map(|entered| entered >= place),
+                    Some(_) => there.entered.map(|entered| entered >= collective_index),
                     None => Some(false),
                 };
-                let counterpart = self.places.get(&(node.communicator, rank, place));
+                let counterpart =
+                    self.collectives
+                        .get(&(node.communicator, rank, collective_index));
                 wait(rank, has_come, counterpart, WaitReason::Collective);
             }
         }
@@ -319,7 +329,9 @@ impl<'c> WaitGraph<'c> {
             let at = first_of(rank)?;
             Some(&self.communicators[self.nodes[*at].communicator])
         };
-        let all_collective = path.iter().all(|at| self.nodes[*at].call.place.is_some());
+        let all_collective = path
+            .iter()
+            .all(|at| self.nodes[*at].call.collective_index.is_some());
         if let (&[a, b], 2, true) = (&ranks[..], used.len(), all_collective) {
             return Some(opposite_order(
                 input,
@@ -328,11 +340,11 @@ impl<'c> WaitGraph<'c> {
                 evidence,
             ));
         }
-        let mut way: Vec<_> = ranks.iter().map(ToString::to_string).collect();
-        way.push(a.to_string());
-        // Where several communicators stand still, each may have its own complaint.
-        let complaint = match only_here {
-            true => format!("; {}", input.complaint()),
+        let mut path_text: Vec<_> = ranks.iter().map(ToString::to_string).collect();
+        path_text.push(a.to_string());
+        // Where several communicators are stalled, each may have its own symptom.
+        let symptom_text = match only_here {
+            true => format!("; {}", input.symptom_text()),
             false => String::new(),
         };
         let mut sorted = ranks.clone();
@@ -341,8 +353,8 @@ impl<'c> WaitGraph<'c> {
             rank: a,
             role: FaultRole::Initiating,
             text: format!(
-                "waits in a circle ({}): each of {} waits for the next one's call before it makes its own{complaint}",
-                way.join(" → "),
+                "waits in a circle ({}): each of {} waits for the next one's call before it makes its own{symptom_text}",
+                path_text.join(" → "),
                 input.roster.who(&sorted),
             ),
             operation: (!only_here).then(FaultOperation::default),
@@ -410,8 +422,12 @@ fn communicators<'c>(input: &DiagnosisInput<'c>) -> Vec<Communicator<'c>> {
             let there = RankState {
                 rank: other.rank,
                 entered: other.entered,
-                calls: other.freed.iter().chain(&other.waiting).collect(),
-                only_pending: Some(!other.more),
+                calls: other
+                    .recently_done
+                    .iter()
+                    .chain(&other.pending_calls)
+                    .collect(),
+                only_pending: Some(!other.has_more_pending),
                 counts: Some([&other.sent, &other.received]),
             };
             all.entry((&other.name, &other.key))
@@ -434,37 +450,37 @@ fn communicators<'c>(input: &DiagnosisInput<'c>) -> Vec<Communicator<'c>> {
 fn smallest_cycle(edges: &[Vec<(usize, WaitReason)>]) -> Option<Vec<usize>> {
     // A node that waits for nothing is in no cycle, nor is a node that waits only for such nodes.
     let mut behind: Vec<Vec<usize>> = vec![Vec::new(); edges.len()];
-    let mut left: Vec<usize> = edges.iter().map(Vec::len).collect();
+    let mut remaining: Vec<usize> = edges.iter().map(Vec::len).collect();
     for (from, to) in edges.iter().enumerate() {
         to.iter().for_each(|(to, _)| behind[*to].push(from));
     }
-    let mut free: Vec<usize> = (0..edges.len()).filter(|at| left[*at] == 0).collect();
+    let mut free: Vec<usize> = (0..edges.len()).filter(|at| remaining[*at] == 0).collect();
     while let Some(at) = free.pop() {
         for &from in &behind[at] {
-            left[from] -= 1;
-            if left[from] == 0 {
+            remaining[from] -= 1;
+            if remaining[from] == 0 {
                 free.push(from);
             }
         }
     }
     let mut best: Option<Vec<usize>> = None;
-    for start in (0..edges.len()).filter(|at| left[*at] > 0) {
-        let most = best.as_ref().map_or(usize::MAX, |best| best.len() - 1);
-        if most < 2 {
+    for start in (0..edges.len()).filter(|at| remaining[*at] > 0) {
+        let max_length = best.as_ref().map_or(usize::MAX, |best| best.len() - 1);
+        if max_length < 2 {
             break;
         }
-        let found = shortest_cycle_through(edges, start, most, |at| left[at] > 0);
+        let found = shortest_cycle_through(edges, start, max_length, |at| remaining[at] > 0);
         best = found.or(best);
     }
     best
 }
 
-/// Returns the shortest way from a node back to it over higher nodes, of at most `most` nodes.
+/// Returns the shortest path from a node back to it over higher nodes, of at most `max_length` nodes.
 fn shortest_cycle_through(
     edges: &[Vec<(usize, WaitReason)>],
     start: usize,
-    most: usize,
-    is_bound: impl Fn(usize) -> bool,
+    max_length: usize,
+    can_be_on_cycle: impl Fn(usize) -> bool,
 ) -> Option<Vec<usize>> {
     let mut from: HashMap<usize, usize> = HashMap::new();
     let mut seen = HashSet::from([start]);
@@ -479,7 +495,7 @@ fn shortest_cycle_through(
                 path.reverse();
                 return Some(path);
             }
-            if to > start && length < most && is_bound(to) && seen.insert(to) {
+            if to > start && length < max_length && can_be_on_cycle(to) && seen.insert(to) {
                 from.insert(to, at);
                 next.push_back((to, length + 1));
             }
@@ -504,7 +520,7 @@ fn opposite_order(
             "and {who_b} called two communicators in different orders: {who_a} {of_a} before {of_b}, {who_b} {of_b} \
              before {of_a}",
         ),
-        // Both communicators stand still, in different operations.
+        // Both communicators are stalled, in different operations.
         operation: Some(FaultOperation::default()),
         root: RootCause::InverseOrder {
             ranks: [a, b],

@@ -9,7 +9,7 @@ use crate::peers::{AbortHandle, Peers, ReleaseProgress, Supervisor};
 use crate::supervision::diagnosis;
 use crate::supervision::fault_listener::{SupervisedCommunicator as _, report_end};
 use crate::supervision::local_evidence;
-use crate::supervision::pending_diagnoses::FAULT;
+use crate::supervision::pending_diagnoses::FAULT_TOPIC;
 use nccl_base::departure::EndOutcome;
 use nccl_base::fault::{Cause, Fault};
 use nccl_control::{QueriedOperation, RankProcess, StragglerSuspicion};
@@ -32,17 +32,18 @@ impl Supervisor for ControlPlaneSupervisor {
         self.target.get().cloned()
     }
 
-    fn set_queried(&self, turn: u64) {
-        self.last_queried.fetch_max(turn, Ordering::Relaxed);
+    fn set_queried(&self, collective_index: u64) {
+        self.last_queried
+            .fetch_max(collective_index, Ordering::Relaxed);
     }
 
-    fn is_queried(&self, turn: u64) -> bool {
-        self.last_queried.load(Ordering::Relaxed) >= turn
+    fn is_queried(&self, collective_index: u64) -> bool {
+        self.last_queried.load(Ordering::Relaxed) >= collective_index
     }
 
     fn rank_of_member(&self, member: usize) -> usize {
-        let place = self.members.iter().position(|&other| other == member);
-        place.unwrap_or(member)
+        let rank = self.members.iter().position(|&other| other == member);
+        rank.unwrap_or(member)
     }
 
     fn name_of(&self, rank: usize) -> String {
@@ -77,7 +78,7 @@ impl Supervisor for ControlPlaneSupervisor {
         self.complete.get().or_else(|| self.decided.get())
     }
 
-    fn cause(&self) -> Option<&Arc<Fault>> {
+    fn fault_or_announced(&self) -> Option<&Arc<Fault>> {
         self.fault().or_else(|| self.announced.get())
     }
 
@@ -93,7 +94,7 @@ impl Supervisor for ControlPlaneSupervisor {
         };
         let began = cause.began;
         // The cause that ended another communicator is known.
-        let is_told = cause.told.is_some();
+        let has_origin = cause.origin_fault.is_some();
         let fault = Fault::here(
             cause,
             (&self.name, &self.roster),
@@ -108,17 +109,17 @@ impl Supervisor for ControlPlaneSupervisor {
         if let Some(began) = began {
             let _ = self.began.set(began);
         }
-        if fault.is_certain() || is_told || self.members.len() == 1 {
+        if fault.is_certain() || has_origin || self.members.len() == 1 {
             let bytes = fault.encode(&self.members);
             self.session
-                .announce(&format!("{FAULT}{}", self.key), &bytes);
+                .announce(&format!("{FAULT_TOPIC}{}", self.key), &bytes);
         } else {
             diagnosis::open(&self, &fault);
         }
     }
 
     fn report_release(&self, so_far: ReleaseProgress) -> bool {
-        let _saying = self.reporting.lock();
+        let _reporting = self.reporting.lock();
         if self.conclusion.get().is_some() {
             return true;
         }
@@ -144,7 +145,7 @@ impl Supervisor for ControlPlaneSupervisor {
             .session
             .end(&self.key, &self.members, &part, self.confirm_timeout, None);
         self.session.catch_up();
-        // When the session was lost before this rank's own fault came back, that fault is the decided fault.
+        // When the session was lost before this rank's own fault arrived, that fault is the decided fault.
         if let Some(own) = self.announced.get() {
             let _ = self.decided.set(Arc::clone(own));
             self.log_fault();
@@ -152,8 +153,8 @@ impl Supervisor for ControlPlaneSupervisor {
         self.complete(&ended);
         let has_all = |ended: &EndOutcome| match ended {
             EndOutcome::All(parts) => {
-                let said = || parts.iter().filter_map(|part| decode_release(part));
-                !(said().any(needs_all) && said().any(is_kernels_only))
+                let reported = || parts.iter().filter_map(|part| decode_release(part));
+                !(reported().any(needs_all) && reported().any(is_kernels_only))
             }
             _ => true,
         };
@@ -172,17 +173,13 @@ impl Supervisor for ControlPlaneSupervisor {
         &self,
         topic: &str,
         part: &[u8],
-        confirm_timeout: Duration,
+        timeout: Duration,
         interrupted: &dyn Fn() -> bool,
     ) -> EndOutcome {
         let name = format!("{}/{topic}", self.key);
-        let ended = self.session.end(
-            &name,
-            &self.members,
-            part,
-            confirm_timeout,
-            Some(interrupted),
-        );
+        let ended = self
+            .session
+            .end(&name, &self.members, part, timeout, Some(interrupted));
         if matches!(ended, EndOutcome::All(_)) {
             // The departure of a rank whose part is missing was announced before.
             self.session.catch_up();
@@ -190,33 +187,33 @@ impl Supervisor for ControlPlaneSupervisor {
         ended
     }
 
-    fn conclusion(&self) -> Option<&str> {
-        let said = self.conclusion.get().and_then(Option::as_deref);
+    fn unconfirmed_text(&self) -> Option<&str> {
+        let text = self.conclusion.get().and_then(Option::as_deref);
         let Some(generation) = self.session.reconfigured_to() else {
-            return said;
+            return text;
         };
         let past_conclusion = self.past_conclusion.get_or_init(|| {
             let own = self.session.job().1;
             let past_conclusion = format!(
-                "it is of generation {own} of its world, which has gone on to generation {generation}: make it anew there"
+                "it belongs to generation {own} of its world, which is now in generation {generation}: make it again there"
             );
-            match said {
-                Some(said) => format!("{said}; {past_conclusion}"),
+            match text {
+                Some(text) => format!("{text}; {past_conclusion}"),
                 None => past_conclusion,
             }
         });
         Some(past_conclusion)
     }
 
-    fn suspect(&self, turn: u64, call: &IndexedCall, since: Duration, is_sample: bool) {
+    fn suspect(&self, collective_index: u64, call: &IndexedCall, since: Duration, is_sample: bool) {
         let is_whole_world = self.members.iter().copied().eq(0..self.session.size());
         self.session.suspect_stragglers(StragglerSuspicion {
             subject: QueriedOperation {
                 key: String::from(&*self.key),
                 name: String::from(&*self.name),
-                turn,
+                collective_index,
                 kind: call.kind,
-                sequence: call.number,
+                sequence: call.sequence,
             },
             members: match is_whole_world {
                 true => Vec::new(),

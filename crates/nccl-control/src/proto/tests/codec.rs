@@ -51,7 +51,7 @@ fn generation(random: &mut Rng) -> Generation {
 fn term(random: &mut Rng) -> Term {
     Term {
         round: random.u32(0..9),
-        leader: id(random),
+        coordinator: id(random),
     }
 }
 
@@ -62,8 +62,8 @@ fn peer(random: &mut Rng) -> Peer {
         pid: random.u32(..),
         kernel: random.u64(..),
         at: text(random),
-        started: number(random),
-        launched: random.bool().then(|| random.u32(..64)),
+        start_time: number(random),
+        launcher_rank: random.bool().then(|| random.u32(..64)),
         observed: random.bool(),
     }
 }
@@ -116,7 +116,7 @@ fn departure(random: &mut Rng) -> Departure {
     Departure::Lost(Lost { how, last_call })
 }
 
-fn said(random: &mut Rng) -> Arc<Broadcast> {
+fn broadcast_of(random: &mut Rng) -> Arc<Broadcast> {
     Arc::new(Broadcast {
         from: id(random),
         number: number(random),
@@ -125,7 +125,7 @@ fn said(random: &mut Rng) -> Arc<Broadcast> {
     })
 }
 
-fn word(random: &mut Rng) -> OperatorDecision {
+fn decision_of(random: &mut Rng) -> OperatorDecision {
     OperatorDecision {
         generation: number(random),
         members: many(random, id),
@@ -134,26 +134,26 @@ fn word(random: &mut Rng) -> OperatorDecision {
 
 fn entry(random: &mut Rng) -> Arc<Entry> {
     Arc::new(match random.u8(0..3) {
-        0 => Entry::Gone {
+        0 => Entry::Departed {
             member: id(random),
             departure: departure(random),
             proven: random.bool(),
         },
-        1 => Entry::Broadcast(said(random)),
-        _ => Entry::OperatorDecision(Arc::new(word(random))),
+        1 => Entry::Broadcast(broadcast_of(random)),
+        _ => Entry::OperatorDecision(Arc::new(decision_of(random))),
     })
 }
 
 fn ended(random: &mut Rng) -> Ended {
     let proof = match random.u8(0..3) {
-        0 => Proof::Parent(Box::new(end(random))),
+        0 => Proof::Launcher(Box::new(end(random))),
         1 => Proof::Kernel,
         _ => Proof::Leave(departure(random)),
     };
     Ended {
         member: id(random),
         proof,
-        counts: random.bool(),
+        reduces_electorate: random.bool(),
     }
 }
 
@@ -177,7 +177,7 @@ fn report(random: &mut Rng) -> VoteReport {
             first: number(random),
             entries: many(random, entry),
         },
-        unlogged: many(random, said),
+        unlogged: many(random, broadcast_of),
         ended: many(random, ended),
         accepted: random.bool().then(|| (term(random), membership(random))),
         abstains: random.bool(),
@@ -208,7 +208,7 @@ fn message(random: &mut Rng, kind: u8) -> Message {
         },
         4 => Message::NewerGeneration(membership(random)),
         5 => Message::UnknownGeneration,
-        6 => Message::Broadcast(said(random)),
+        6 => Message::Broadcast(broadcast_of(random)),
         7 => Message::Direct {
             from: id(random),
             to: id(random),
@@ -244,7 +244,7 @@ fn message(random: &mut Rng, kind: u8) -> Message {
             term: term(random),
             ended: many(random, ended),
             unresponsive: random.bool(),
-            leads: random.bool(),
+            already_coordinates: random.bool(),
         }),
         21 => Message::Vote {
             term: term(random),
@@ -252,7 +252,7 @@ fn message(random: &mut Rng, kind: u8) -> Message {
         },
         22 => Message::Follows {
             term: term(random),
-            leads: random.bool(),
+            already_coordinates: random.bool(),
         },
         23 => Message::SyncLog {
             term: term(random),
@@ -268,12 +268,12 @@ fn message(random: &mut Rng, kind: u8) -> Message {
             term: term(random),
             generation: generation(random),
         },
-        27 => Message::Leading {
+        27 => Message::Coordinating {
             term: term(random),
             membership: membership(random),
         },
         28 => Message::Observe(peer(random)),
-        29 => Message::OperatorDecision(word(random)),
+        29 => Message::OperatorDecision(decision_of(random)),
         30 => Message::Forming(number(random)),
         _ => unreachable!("no such kind"),
     }
@@ -289,7 +289,7 @@ fn frame(random: &mut Rng) -> Frame {
         },
         1 => Frame::Welcome {
             from: id(random),
-            given_up: number(random),
+            superseded_up_to: number(random),
             received: number(random),
         },
         2 => Frame::Unknown,

@@ -25,10 +25,10 @@ impl Net {
             id: id(slot, incarnation),
             host: String::from("host"),
             pid: 1000 + slot,
-            started: 0,
+            start_time: 0,
             kernel: 7,
             at: self.members.len().to_string(),
-            launched: None,
+            launcher_rank: None,
             observed: false,
         }
     }
@@ -160,7 +160,7 @@ impl Net {
         if one == own { other } else { one }
     }
 
-    fn heard(&mut self, of: usize) -> Vec<Event> {
+    fn take_events(&mut self, of: usize) -> Vec<Event> {
         std::mem::take(self.events(of))
     }
 }
@@ -173,12 +173,12 @@ fn id(slot: u32, incarnation: u64) -> MemberId {
 fn a_generation_is_active_when_all_ranks_and_witnesses_are_there() {
     let mut net = Net::first(2, 1);
     let rank = net.rank(1, 5);
-    assert_eq!(net.heard(0), [Event::Joined(id(1, 5))]);
+    assert_eq!(net.take_events(0), [Event::Joined(id(1, 5))]);
     assert!(net.members[0].0.joined(1).is_some());
     let (number, at) = (3, String::from("0"));
     let witness = net.start(2, 6, StartRole::Witness { number, at });
     for of in [0, rank, witness] {
-        let heard = net.heard(of);
+        let heard = net.take_events(of);
         let active = heard.iter().find_map(|event| match event {
             Event::Active(membership) => Some(membership),
             _ => None,
@@ -195,15 +195,15 @@ fn a_slot_that_is_taken_is_another_processes_only_when_that_is_gone() {
     let one = net.rank(1, 5);
     let other = net.rank(1, 6);
     assert_eq!(net.members[0].0.joined(1).unwrap().id, id(1, 5));
-    assert_eq!(net.heard(0), [Event::Joined(id(1, 5))]);
+    assert_eq!(net.take_events(0), [Event::Joined(id(1, 5))]);
     // Reported by its parent or a pidfd.
     net.give(0, Input::Ended(id(1, 5), Proof::Kernel));
     let fell = Event::JoinRevoked(1, Departure::lost(LossKind::Exited { pid: 1001 }));
-    assert_eq!(net.heard(0)[0], fell);
+    assert_eq!(net.take_events(0)[0], fell);
     net.wait(3000 * MILLI);
     let is_active = |event: &Event| matches!(event, Event::Active(_));
     for of in [one, other] {
-        assert!(!net.heard(of).iter().any(is_active));
+        assert!(!net.take_events(of).iter().any(is_active));
     }
     let taken = net.members[0].0.joined(1).map(|peer| peer.id);
     assert!(taken.is_some(), "one of them has asked again");
@@ -214,12 +214,12 @@ fn a_process_that_gives_up_joining_says_so() {
     let mut net = Net::first(3, 0);
     let rank = net.rank(1, 5);
     net.command(rank, Command::Leave(Departure::Left));
-    assert_eq!(net.heard(rank), [Event::Left]);
+    assert_eq!(net.take_events(rank), [Event::Left]);
     let heard = [
         Event::Joined(id(1, 5)),
         Event::JoinRevoked(1, Departure::Left),
     ];
-    assert_eq!(net.heard(0), heard);
+    assert_eq!(net.take_events(0), heard);
     assert!(net.members[0].0.joined(1).is_none());
 }
 
@@ -230,10 +230,10 @@ fn all_hear_why_there_will_be_no_generation_also_those_that_come_later() {
     let why: Arc<[u8]> = Arc::from(&b"rank 3 did not come"[..]);
     net.command(0, Command::AbortFormation(Arc::clone(&why)));
     let late = net.rank(2, 6);
-    // The program learns that the late process has come and was dismissed.
+    // The program learns that the late process has connected and has received why there is no first generation.
     assert_eq!(net.members[0].1.pop(), Some(Event::Joined(id(2, 6))));
     for of in [0, rank, late] {
-        let heard = net.heard(of);
+        let heard = net.take_events(of);
         assert_eq!(
             heard.last(),
             Some(&Event::FormationAborted(Arc::clone(&why)))
@@ -248,11 +248,11 @@ fn a_process_that_comes_only_to_say_that_it_fails_is_no_member_and_its_reason_is
     let failed = Departure::Failed(Failure::Said(String::from("no weights")));
     let (number, at, why) = (3, String::from("0"), failed.clone());
     let absent = net.start(1, 5, StartRole::Absent { number, at, why });
-    assert_eq!(net.heard(absent), [Event::Left]);
-    assert_eq!(net.heard(0), [Event::JoinRevoked(1, failed)]);
+    assert_eq!(net.take_events(absent), [Event::Left]);
+    assert_eq!(net.take_events(0), [Event::JoinRevoked(1, failed)]);
 }
 
-/// The driver's evidence is reported for a member that does not come back.
+/// The driver's evidence is reported for a member that does not reconnect.
 #[test]
 fn evidence_that_is_newer_than_the_last_word_goes_before_silence() {
     for is_older in [false, true] {
@@ -282,9 +282,14 @@ fn evidence_that_is_newer_than_the_last_word_goes_before_silence() {
         if !is_older {
             net.give(0, Input::Evidence(id(2, 5), refused.clone()));
         }
-        net.heard(0);
+        net.take_events(0);
         let until = net.now.after(5000 * MILLI);
-        while net.now < until && !net.heard(0).iter().any(|event| is_gone(event, is_older)) {
+        while net.now < until
+            && !net
+                .take_events(0)
+                .iter()
+                .any(|event| is_gone(event, is_older))
+        {
             // The third machine stands still.
             net.now = net.now.after(100 * MILLI);
             for of in 0..2 {
@@ -301,7 +306,7 @@ fn is_gone(event: &Event, is_older: bool) -> bool {
     let Event::Entry(entry) = event else {
         return false;
     };
-    let Entry::Gone {
+    let Entry::Departed {
         departure: Departure::Lost(lost),
         ..
     } = &**entry
@@ -333,7 +338,7 @@ fn a_member_that_was_late_gives_its_coordinator_another_period() {
     net.members[1].0.handle(now, say);
     let late = now.after(9000 * MILLI);
     net.members[1].0.handle_timeout(late);
-    assert!(net.members[1].0.coordinator() == id(0, 1) && !net.members[1].0.leads());
+    assert!(net.members[1].0.coordinator() == id(0, 1) && !net.members[1].0.is_coordinator());
     assert!(net.members[1].0.next_timeout() >= late.after(3000 * MILLI));
 }
 
@@ -341,28 +346,28 @@ fn a_member_that_was_late_gives_its_coordinator_another_period() {
 fn an_observer_asks_the_process_that_forms_and_hears_when_that_is_done() {
     let mut net = Net::first(2, 0);
     net.observe();
-    assert_eq!(net.heard(OBSERVER), [Event::Forming(3)]);
+    assert_eq!(net.take_events(OBSERVER), [Event::Forming(3)]);
     let words: Arc<[u8]> = Arc::from(&b"who is there"[..]);
     net.command(OBSERVER, Command::Request(Arc::clone(&words)));
     assert_eq!(
-        net.heard(0),
+        net.take_events(0),
         [Event::Request(id(99, 9), Arc::clone(&words))]
     );
     let (to, bytes) = (id(99, 9), Arc::clone(&words));
     net.command(0, Command::Reply { to, bytes });
-    assert_eq!(net.heard(OBSERVER), [Event::Reply(words)]);
+    assert_eq!(net.take_events(OBSERVER), [Event::Reply(words)]);
     // Longer than the wait for a silent process.
     net.wait(60_000 * MILLI);
-    assert_eq!(net.heard(OBSERVER), []);
+    assert_eq!(net.take_events(OBSERVER), []);
     net.rank(1, 5);
-    let heard = net.heard(OBSERVER);
+    let heard = net.take_events(OBSERVER);
     assert!(matches!(&heard[..], [Event::Active(_), Event::Coordinator(to)] if *to == id(0, 1)));
 }
 
 /// Reports the end of the process of slot 1 by its parent; returns the expected departure.
-fn word(net: &mut Net) -> Departure {
+fn reported_end(net: &mut Net) -> Departure {
     let end = ProcessEnd::in_words("killed by SIGKILL", "");
-    let proof = Proof::Parent(Box::new(end.clone()));
+    let proof = Proof::Launcher(Box::new(end.clone()));
     net.give(OBSERVER, Input::Ended(id(1, 5), proof));
     Departure::Lost(end.into())
 }
@@ -373,7 +378,7 @@ fn gone(events: &[Event]) -> Vec<(MemberId, Departure)> {
         _ => None,
     });
     let gone = entries.filter_map(|entry| match entry {
-        Entry::Gone {
+        Entry::Departed {
             member, departure, ..
         } => Some((*member, departure.clone())),
         _ => None,
@@ -382,19 +387,19 @@ fn gone(events: &[Event]) -> Vec<(MemberId, Departure)> {
 }
 
 #[test]
-fn the_word_of_a_parent_waits_for_a_goodbye_as_long_as_there_may_be_one() {
-    for what in ["goodbye", "closed", "kernel", "nothing"] {
+fn an_exit_report_waits_for_a_leave_message_as_long_as_one_may_arrive() {
+    for what in ["leave message", "closed", "kernel", "nothing"] {
         let mut net = Net::first(3, 0);
         net.observe();
         for slot in 1..3 {
             net.rank(slot, 5);
         }
         net.wait(1000 * MILLI);
-        let mut expected = word(&mut net);
+        let mut expected = reported_end(&mut net);
         net.wait(400 * MILLI);
-        assert_eq!(gone(&net.heard(0)), [], "{what}");
+        assert_eq!(gone(&net.take_events(0)), [], "{what}");
         match what {
-            "goodbye" => {
+            "leave message" => {
                 net.command(1, Command::Leave(Departure::Left));
                 expected = Departure::Left;
             }
@@ -405,9 +410,9 @@ fn the_word_of_a_parent_waits_for_a_goodbye_as_long_as_there_may_be_one() {
             "kernel" => net.give(0, Input::Ended(id(1, 5), Proof::Kernel)),
             _ => net.wait(101 * MILLI),
         }
-        assert_eq!(gone(&net.heard(0)), [(id(1, 5), expected)], "{what}");
+        assert_eq!(gone(&net.take_events(0)), [(id(1, 5), expected)], "{what}");
         // No second report.
         net.wait(3000 * MILLI);
-        assert_eq!(gone(&net.heard(0)), [], "{what}");
+        assert_eq!(gone(&net.take_events(0)), [], "{what}");
     }
 }

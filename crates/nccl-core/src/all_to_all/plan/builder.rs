@@ -227,7 +227,7 @@ impl<'c> AllToAllBuilder<'c> {
         let started = Instant::now();
         let comm = self.comm;
         self.make(started).map_err(|error| {
-            comm.inner.conclude_before_issue(error.during(|| {
+            comm.inner.final_error_before_issue(error.during(|| {
                 let (kind, shape) = (OperationKind::AllToAll, Shape::default());
                 comm.inner.operation(kind, shape, None, started)
             }))
@@ -252,7 +252,7 @@ impl<'c> AllToAllBuilder<'c> {
         let (traffic, made) = match (wrong, agreed) {
             // If the exchange of the traffic failed, the comparison would fail as well.
             (Some(error), Err(_)) => return Err(error),
-            // The comparison that follows tells the other ranks.
+            // The comparison that follows reports that to the other ranks.
             (Some(error), Ok(_)) => (None, Err(error)),
             (None, agreed) => {
                 let traffic = agreed?;
@@ -382,7 +382,7 @@ impl<'c> AllToAllBuilder<'c> {
         Ok((Nodes::new(ranks, runs[0])?, None))
     }
 
-    /// Compares with the other ranks; a rank whose plan failed takes part, so that the others are told.
+    /// Compares with the other ranks; a rank whose plan failed takes part, so that the others receive the error.
     fn compare(
         &self,
         number: u64,

@@ -8,13 +8,13 @@ use super::explain::Explanation;
 use super::payloads::{Addresses, Payloads, check_number, check_type};
 use crate::active_calls::CallKind;
 use crate::all_to_all::algorithm::Algorithm;
-use crate::all_to_all::record::{Bases, record};
+use crate::all_to_all::record::{Bases, enqueue};
 use crate::all_to_all::schedule::{Payload, Schedule};
 use crate::all_to_all::variable::Sides;
 use crate::buffer::sealed_buffer::Lend;
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::communicator::Communicator;
-use crate::driver;
+use crate::cuda_driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::{self, ForkGuarded};
 use crate::issuing::{IssueBuffers, failed_check, issue};
@@ -212,7 +212,7 @@ impl AllToAll {
                 scratch,
             };
             let own = comm.rank();
-            record(&self.schedule, &self.payloads, bases, own, &mut buffers);
+            enqueue(&self.schedule, &self.payloads, bases, own, &mut buffers);
             Ok(buffers)
         };
         let buffers = recorded().map_err(|error| failed_check(comm, kind, shape, error))?;
@@ -263,7 +263,7 @@ impl AllToAll {
                     recv: &[recv],
                     scratch: lend_scratch(scratch, &mut buffers)?,
                 };
-                record(schedule, payloads, bases, own, &mut buffers);
+                enqueue(schedule, payloads, bases, own, &mut buffers);
                 capture.add_steps(&buffers);
                 Ok(())
             })
@@ -299,7 +299,7 @@ impl AllToAll {
                     recv: &addresses.recv,
                     scratch: lend_scratch(scratch, &mut buffers)?,
                 };
-                record(schedule, payloads, bases, own, &mut buffers);
+                enqueue(schedule, payloads, bases, own, &mut buffers);
                 capture.add_steps(&buffers);
                 Ok(())
             })
@@ -335,7 +335,7 @@ fn scratch(comm: &Communicator, bytes: usize) -> Result<CudaSlice<u8>> {
     forked::check()?;
     // CUDA does not allocate zero bytes.
     let stream = comm.stream();
-    driver::ignoring_stored_error(stream.context(), || stream.alloc_zeros::<u8>(bytes.max(1)))
+    cuda_driver::ignoring_stored_error(stream.context(), || stream.alloc_zeros::<u8>(bytes.max(1)))
         .map_err(Error::cuda("allocating the memory of a plan"))
 }
 

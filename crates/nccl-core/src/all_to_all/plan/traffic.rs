@@ -8,7 +8,7 @@ use crate::all_to_all::model::{CostModel, Nodes};
 use crate::all_to_all::record;
 use crate::all_to_all::schedule::{Part, Payload, Within, together};
 use crate::communicator::Communicator;
-use crate::driver;
+use crate::cuda_driver;
 use crate::error::{Error, Result};
 use crate::issuing::read_back;
 use crate::plan::Comparison;
@@ -120,7 +120,7 @@ impl Traffic {
         payloads: &[Payload],
     ) -> Result<Option<Self>> {
         let own = Self::own(payloads, comparison.comm.world_size());
-        let Some(all) = comparison.told("traffic", &wire::encode(&own))? else {
+        let Some(all) = comparison.gather_whole("traffic", &wire::encode(&own))? else {
             return Ok(own.is_uniform().then_some(own));
         };
         let all = all.iter().map(|told| wire::decode(told));
@@ -149,8 +149,9 @@ pub(super) fn within(comm: &Communicator, nodes: Nodes, payloads: &[Payload]) ->
     let stream = comm.stream();
     let copied = || Error::cuda("copying the counts of a plan");
     let context = stream.context();
-    let x = driver::ignoring_stored_error(context, || stream.clone_htod(&own)).map_err(copied())?;
-    let y = driver::ignoring_stored_error(context, || stream.alloc_zeros::<u64>(own.len()));
+    let x =
+        cuda_driver::ignoring_stored_error(context, || stream.clone_htod(&own)).map_err(copied())?;
+    let y = cuda_driver::ignoring_stored_error(context, || stream.alloc_zeros::<u64>(own.len()));
     let mut y = y.map_err(Error::cuda("allocating the counts of a plan"))?;
     let node = comm.rank() / local;
     let in_node = |peer: usize| if peer / local == node { each } else { 0 };

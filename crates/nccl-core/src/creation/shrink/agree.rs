@@ -99,14 +99,14 @@ fn native_obstacle(comm: &Communicator, places: &[usize], aborting: bool) -> Opt
         let state = inner.lifecycle.get().text();
         return Some(format!("the communicator is {state}"));
     }
-    if inner.blocks && inner.abort_flag_parent.is_none() {
+    if inner.has_blocking_calls && inner.abort_flag_parent.is_none() {
         return Some(String::from("its calls block, and could not be ended"));
     }
     if places.len() == comm.world_size() {
         return Some(format!("NCCL {version} leaves out one rank at least"));
     }
     // A thread inside the child leaves only when the parent is aborted.
-    if inner.blocks && aborting {
+    if inner.has_blocking_calls && aborting {
         return Some(String::from(
             "its idle parent ends with what is under way, and NCCL would have to shrink that",
         ));

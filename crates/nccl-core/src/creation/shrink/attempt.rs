@@ -1,9 +1,9 @@
-//! The outcome of `ncclCommShrink`, on which the ranks agree before any of them goes on.
+//! The outcome of `ncclCommShrink`, on which the ranks agree before any of them continues.
 //!
 //! NCCL refuses to shrink a communicator that has an asynchronous error, and each rank learns of such an error by itself. A rank
 //! does not call NCCL if a launch has begun since the ranks agreed, because NCCL would continue that launch.
 //! So one rank may be refused while the others wait for it inside NCCL. The refused rank ends the new communicator
-//! for that reason, which all ranks are told; they leave NCCL's call, and tell each other how their attempts ended:
+//! for that reason, which is announced to all ranks; they leave NCCL's call, and report to each other how their attempts ended:
 //!
 //! ```text
 //! all have made it                              ──▶ it is handed out
@@ -126,7 +126,7 @@ pub(super) fn exchange_outcomes(
         Err(error) => match refused {
             Some(Refusal::RemoteError) => LocalOutcome::Refused,
             Some(Refusal::Launching) => LocalOutcome::Launching,
-            None if error.is_told() => LocalOutcome::Ended,
+            None if error.kind_is_of_fault() => LocalOutcome::Ended,
             None => LocalOutcome::Failed,
         },
     };
@@ -161,7 +161,7 @@ pub(super) fn abort_made(made: &Arc<Inner>, missed: Option<Error>) -> Error {
     made.abort("it was not made on all ranks");
     match missed {
         Some(missed) if !was_ended => missed,
-        _ => made.conclude(made.out_of_use()),
+        _ => made.final_error(made.out_of_use()),
     }
 }
 

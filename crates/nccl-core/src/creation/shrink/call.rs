@@ -19,7 +19,7 @@ use crate::sealed_unique_id::{open_from, seal_for};
 use crate::time::deadline_after;
 use crate::unique_id::UniqueId;
 
-/// Makes a communicator without the ranks `without`; `aborting` says whether operations under way are ended.
+/// Makes a communicator without the ranks `without`; `aborting` is whether operations under way are ended.
 pub(in crate::creation) fn shrink(
     comm: &Communicator,
     name: &str,
@@ -84,7 +84,7 @@ fn shrink_in(
         if let Some((member, why)) = agreed.failed {
             return Err(Error::rendezvous(format!(
                 "{} cannot take part in {name:?}: {why}",
-                inner.member(member)
+                inner.name_of_rank(member)
             )));
         }
         let roster = supervisor.peers().roster(&agreed.ranks);
@@ -114,7 +114,7 @@ fn shrink_in(
             }
             ResizeWay::Anew { .. } => {
                 if aborting {
-                    // The ranks that are left out are told of the abort.
+                    // The abort is announced to the ranks that are left out.
                     inner.abort(&*ended_by(comm, &agreed.places));
                 }
                 shrink_anew(comm, prepared, &**supervisor, name, &agreed.ranks, deadline)?

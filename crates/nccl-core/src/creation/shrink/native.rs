@@ -15,7 +15,7 @@ use crate::communicator::{Communicator, EndReason, Inner};
 use crate::creation::async_out::AsyncOut;
 use crate::creation::init::{Begin, PreparedInit};
 use crate::creation::start::SendConfig;
-use crate::driver;
+use crate::cuda_driver;
 use crate::error::{Error, NcclFailure, Result};
 use crate::ffi;
 use crate::library::Library;
@@ -42,7 +42,7 @@ pub(super) fn shrink_native(
             "it was shrunk, and what ran on it was ended",
         ))
     {
-        return Err(parent.conclude(parent.out_of_use()));
+        return Err(parent.final_error(parent.out_of_use()));
     }
     let timeout = parent.timeouts.init;
     let deadline = deadline_after(timeout);
@@ -84,7 +84,7 @@ pub(super) fn shrink_native(
                 }
                 None => {
                     let error = NotIdle::TimedOut.into_error("ncclCommShrink", timeout);
-                    Err((PartialInit::Lost, error))
+                    Err((PartialInit::HeldByStuckCall, error))
                 }
             }
         })
@@ -125,8 +125,8 @@ pub(super) fn shrink_native(
     end_shrunk(parent, cause, aborting, is_revoked, &made);
     match common {
         CommonOutcome::Refused(refusal) => Ok(Attempt::Refused(refusal)),
-        // The parent's fault says more than `error`, unless the parent had ended before.
-        _ if refused.is_some() && !is_revoked => Err(parent.conclude(error)),
+        // The parent's fault has more evidence than `error`, unless the parent had ended before.
+        _ if refused.is_some() && !is_revoked => Err(parent.final_error(error)),
         _ => Err(error),
     }
 }
@@ -184,11 +184,11 @@ fn is_in_progress(library: &Library, raw: RawComm) -> bool {
 /// How long the rank at which a shrink failed may take to tell why the parent ends.
 const CAUSE: Duration = Duration::from_secs(1);
 
-/// If another rank ended the new communicator, waits until that rank has told why the parent ends.
+/// If another rank ended the new communicator, waits until that rank has announced why the parent ends.
 fn wait_for_the_cause(inner: &Inner, error: &Error) {
     let deadline = deadline_after(CAUSE);
     while let Some(supervisor) = &inner.supervisor
-        && error.is_told()
+        && error.kind_is_of_fault()
         && supervisor.fault().is_none()
         && Instant::now() < deadline
     {
@@ -257,7 +257,7 @@ fn shrink_raw(
     let (Some(raw), Some(shrink)) = (raw, library.api().ncclCommShrink) else {
         return Err(failed(ffi::missing(library, CALL)));
     };
-    let bound = driver::bind(&inner.context);
+    let bound = cuda_driver::bind(&inner.context);
     if bound.is_err() {
         return Err(NotIdle::Interrupted);
     }

@@ -3,20 +3,20 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::slots::{IssueProgress, IssueRecord};
-use super::{ISSUES, Track, limit_of_word};
+use super::slots::{CallProgress, RawCall};
+use super::{MAX_CALLS, Track, timeout_of_code};
 use crate::op::Descriptor;
 use crate::operation::OperationKind;
 use crate::recorder::seqlock_ring::RingSlot;
 
-/// A call, as the watchdog sees it.
+/// A recorded call, as the watchdog sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(hidden)]
-pub struct TrackedCall {
+pub struct RecordedCall {
     #[doc(hidden)]
-    pub number: u64,
+    pub sequence: u64,
     pub(crate) kind: OperationKind,
-    /// Since [`origin`].
+    /// Since [`origin`](crate::recorder::origin).
     pub(crate) since: Duration,
     /// How long it may run; `None` for ever.
     pub(crate) timeout: Option<Duration>,
@@ -31,19 +31,19 @@ impl Track {
     /// The calls that are kept and have not failed, oldest first. Work that is put on a stream afterwards
     /// comes behind the calls that are issued.
     #[doc(hidden)]
-    pub fn calls(&self) -> Vec<TrackedCall> {
-        let records = self.issues.read().records;
-        let calls = records.iter().map(|issue| TrackedCall {
-            number: issue.number,
-            kind: OperationKind::from_code((issue.state >> 8) as u8),
-            since: Duration::from_nanos(issue.time),
-            timeout: limit_of_word(issue.state >> 16),
-            stream: issue.stream,
-            issuing: IssueProgress::from_word(issue.state) == IssueProgress::Issuing,
+    pub fn calls(&self) -> Vec<RecordedCall> {
+        let records = self.call_ring.read().records;
+        let calls = records.iter().map(|raw| RecordedCall {
+            sequence: raw.sequence,
+            kind: OperationKind::from_code((raw.state >> 8) as u8),
+            since: Duration::from_nanos(raw.time),
+            timeout: timeout_of_code(raw.state >> 16),
+            stream: raw.stream,
+            issuing: CallProgress::from_word(raw.state) == CallProgress::Issuing,
         });
-        let failed = records.iter().map(|issue| {
-            let progress = IssueProgress::from_word(issue.state);
-            matches!(progress, IssueProgress::Failed | IssueProgress::GivenUp)
+        let failed = records.iter().map(|raw| {
+            let progress = CallProgress::from_word(raw.state);
+            matches!(progress, CallProgress::Failed | CallProgress::GivenUp)
         });
         calls
             .zip(failed)
@@ -53,25 +53,25 @@ impl Track {
 
     /// How many calls were recorded so far.
     pub(crate) fn written(&self) -> u64 {
-        self.issues.written()
+        self.call_ring.written()
     }
 
-    /// When the last call began, since [`origin`], and whether it is being issued; `None` while one is being recorded.
+    /// When the last call began, since [`origin`](crate::recorder::origin), and whether it is being issued; `None` while one is
+    /// being recorded.
     #[doc(hidden)]
     pub fn last_call(&self) -> Option<(Duration, bool)> {
-        let last = self.issues.last()?;
-        let issuing = IssueProgress::from_word(last.state) == IssueProgress::Issuing;
+        let last = self.call_ring.last()?;
+        let issuing = CallProgress::from_word(last.state) == CallProgress::Issuing;
         Some((Duration::from_nanos(last.time), issuing))
     }
 
-    /// The numbers of the kept calls that were given up before they were on their stream.
+    /// The sequence numbers of the kept calls that were given up before they were on their stream.
     #[doc(hidden)]
     pub fn given_up(&self) -> Vec<u64> {
-        let records = self.issues.read().records;
-        let given_up =
-            |issue: &IssueRecord| IssueProgress::from_word(issue.state) == IssueProgress::GivenUp;
+        let records = self.call_ring.read().records;
+        let given_up = |raw: &RawCall| CallProgress::from_word(raw.state) == CallProgress::GivenUp;
         let given_up = records.into_iter().filter(given_up);
-        given_up.map(|issue| issue.number).collect()
+        given_up.map(|raw| raw.sequence).collect()
     }
 
     /// How many messages were sent to each rank, and received from it.
@@ -89,35 +89,38 @@ impl Track {
             .all(|kind| self.tally.calls(kind) == 0)
     }
 
-    /// The call that the communicator was waiting in, as far as known without asking: a call that NCCL has not returned from, or
+    /// The call that the communicator was waiting in, as far as known without a query: a call that NCCL has not returned from, or
     /// one that is not known to be done.
     pub(crate) fn pending_call(&self) -> Option<String> {
         let calls = self.calls();
-        let pending = |call: &&TrackedCall| {
+        let pending = |call: &&RecordedCall| {
             call.issuing
-                || (call.kind != OperationKind::Capture && call.number > self.done_on(call.stream))
+                || (call.kind != OperationKind::Capture
+                    && call.sequence > self.done_on(call.stream))
         };
         let first = calls.iter().find(pending)?;
         let last = calls.iter().rfind(pending)?;
-        let name = format!("{} #{}", last.kind, last.number);
-        Some(match last.number - first.number {
+        let name = format!("{} #{}", last.kind, last.sequence);
+        Some(match last.sequence - first.sequence {
             0 => name,
-            _ => format!("{name}, or one of those from #{} on", first.number),
+            _ => format!("{name}, or one of those from #{} on", first.sequence),
         })
     }
 
-    /// Whether NCCL may wait for other ranks inside call `number`, judging by its operations that NCCL was given: the first message
-    /// between two ranks connects them, and the first collective of a kind connects all ranks of the communicator.
-    pub(crate) fn may_connect(&self, number: u64) -> bool {
-        // Each number is one record, from 1 on.
-        let issue = number.checked_sub(1).and_then(|at| self.issues.get(at));
-        let issue = issue.filter(|issue| issue.number == number && self.identity.world_size > 1);
-        let Some(issue) = issue else { return false };
-        // A group's operations are recorded when NCCL was given all of them, or a large part: until then its thread is inside the
-        // call of one operation, which only queues it.
-        let numbers = issue.first..issue.first.saturating_add(issue.count);
-        let operations: Vec<_> = numbers
-            .filter_map(|number| self.operations.get(number)?)
+    /// Whether NCCL may wait for other ranks inside call `sequence`, judging by its operations that NCCL has received: the
+    /// first message between two ranks connects them, and the first collective of a kind connects all ranks of the communicator.
+    pub(crate) fn may_connect(&self, sequence: u64) -> bool {
+        // Each sequence number is one record, from 1 on.
+        let raw = sequence
+            .checked_sub(1)
+            .and_then(|at| self.call_ring.get(at));
+        let raw = raw.filter(|raw| raw.sequence == sequence && self.identity.world_size > 1);
+        let Some(raw) = raw else { return false };
+        // A group's operations are recorded when NCCL has received all of them, or a large part: until then its thread is
+        // inside the call of one operation, which only queues it.
+        let indices = raw.first..raw.first.saturating_add(raw.count);
+        let operations: Vec<_> = indices
+            .filter_map(|index| self.operation_ring.get(index)?)
             .collect();
         operations.iter().any(|(op, message)| match op.peer() {
             Some(peer) => peer != self.identity.rank && *message == 1,
@@ -129,20 +132,20 @@ impl Track {
         })
     }
 
-    /// Up to which number, below `number`, no call on `stream` is still being issued. Allocates nothing, and reads
+    /// Up to which sequence number, below `sequence`, no call on `stream` is still being issued. Allocates nothing, and reads
     /// the records only while a replay is being launched: all other calls are made one after another.
-    pub(crate) fn issued_below(&self, stream: u64, number: u64) -> u64 {
+    pub(crate) fn issued_below(&self, stream: u64, sequence: u64) -> u64 {
         if self.launching.load(Ordering::Acquire) == 0 {
-            return number - 1;
+            return sequence - 1;
         }
-        let calls = (0..ISSUES as u64).map(|index| self.issues.slot(index));
+        let calls = (0..MAX_CALLS as u64).map(|index| self.call_ring.slot(index));
         let issuing = calls.filter_map(|slot| {
-            let issue = slot.copy();
-            let is_one = issue.stream == stream
-                && (1..number).contains(&issue.number)
-                && IssueProgress::from_word(issue.state) == IssueProgress::Issuing;
-            is_one.then_some(issue.number)
+            let raw = slot.copy();
+            let is_one = raw.stream == stream
+                && (1..sequence).contains(&raw.sequence)
+                && CallProgress::from_word(raw.state) == CallProgress::Issuing;
+            is_one.then_some(raw.sequence)
         });
-        issuing.min().unwrap_or(number) - 1
+        issuing.min().unwrap_or(sequence) - 1
     }
 }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::CudaStream;
 
-use super::marks::StreamMarks;
-use super::slots::{Issue, OperationSlot};
+use super::slots::{CallSlot, OperationSlot};
+use super::stream_progress::StreamProgressTable;
 use crate::identity::Identity;
 use crate::recorder::fast_path::FastPathFilter;
 use crate::recorder::seqlock_ring::SeqlockRing;
@@ -14,24 +14,24 @@ use crate::state::Lifecycle;
 use crate::stats::Tally;
 use nccl_base::clock::now;
 
-/// How many issues of each communicator are kept; below, how many operations.
-pub(in crate::recorder) const ISSUES: usize = 512;
+/// How many calls of each communicator are kept; below, how many operations.
+pub(in crate::recorder) const MAX_CALLS: usize = 512;
 
-pub(crate) const OPERATIONS: usize = 2048;
+pub(crate) const MAX_OPERATIONS: usize = 2048;
 
 /// The record of one communicator.
 #[doc(hidden)]
 pub struct Track {
     /// Its number among the communicators of this process, from 1.
     #[doc(hidden)]
-    pub number: u64,
+    pub communicator_number: u64,
     #[doc(hidden)]
     pub identity: Identity,
     #[doc(hidden)]
     pub lifecycle: Arc<Lifecycle>,
-    pub(in crate::recorder) issues: SeqlockRing<Issue>,
-    pub(in crate::recorder) operations: SeqlockRing<OperationSlot>,
-    pub(super) marks: StreamMarks,
+    pub(in crate::recorder) call_ring: SeqlockRing<CallSlot>,
+    pub(in crate::recorder) operation_ring: SeqlockRing<OperationSlot>,
+    pub(super) stream_progress: StreamProgressTable,
     /// The number of replays that are being launched, which happens without the communicator's lock.
     pub(super) launching: AtomicU64,
     pub(crate) fast_path: FastPathFilter,
@@ -46,28 +46,30 @@ pub(crate) fn handle_of(stream: &CudaStream) -> u64 {
 impl Track {
     /// Counts a replay that is about to be launched without the communicator's lock. The caller holds
     /// the lock now.
-    pub(crate) fn launches(&self) {
+    pub(crate) fn begin_launch(&self) {
         self.launching.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Up to which number the operations on `stream` are done; 0 for none.
+    /// Up to which sequence number the operations on `stream` are done; 0 for none.
     pub(crate) fn done_on(&self, stream: u64) -> u64 {
-        self.marks.done_on(stream)
+        self.stream_progress.done_on(stream)
     }
 
-    /// Notes that operation `number` on `stream` is done, and with it all earlier ones on that stream.
-    pub(crate) fn done(&self, stream: &CudaStream, number: u64) {
-        self.record_done_time(number);
-        self.marks.done_at(handle_of(stream), number);
+    /// Notes that operation `sequence` on `stream` is done, and with it all earlier ones on that stream.
+    pub(crate) fn done(&self, stream: &CudaStream, sequence: u64) {
+        self.record_done_time(sequence);
+        self.stream_progress.done_at(handle_of(stream), sequence);
     }
 
-    /// Notes that issue `number` is known to be done from now on.
-    fn record_done_time(&self, number: u64) {
-        // Each number is one record, from 1 on.
-        let slot = self.issues.slot(number.wrapping_sub(1));
-        if slot.number.load(Ordering::Relaxed) == number && slot.done.load(Ordering::Relaxed) == 0 {
+    /// Notes that call `sequence` is known to be done from now on.
+    fn record_done_time(&self, sequence: u64) {
+        // Each sequence number is one record, from 1 on.
+        let slot = self.call_ring.slot(sequence.wrapping_sub(1));
+        if slot.sequence.load(Ordering::Relaxed) == sequence
+            && slot.done.load(Ordering::Relaxed) == 0
+        {
             let now = u64::try_from(now().as_nanos()).unwrap_or(u64::MAX);
-            // If another issue takes the slot just now, that one seems done before it began, and readers
+            // If another call takes the slot just now, that one seems done before it began, and readers
             // ignore such a time.
             slot.done.store(now, Ordering::Relaxed);
         }

@@ -1,4 +1,4 @@
-//! The slots of issues and operations, and copies of them.
+//! The slots of calls and operations, and copies of them.
 
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -7,29 +7,30 @@ use crate::op::Descriptor;
 use crate::recorder::seqlock_ring::RingSlot;
 use crate::recorder::spans::SpanRef;
 
-/// The slot of an issue.
+/// The slot of a call.
 #[derive(Default)]
-pub(in crate::recorder) struct Issue {
-    pub(super) number: AtomicU64,
-    /// Nanoseconds since [`Origin`].
+pub(in crate::recorder) struct CallSlot {
+    pub(super) sequence: AtomicU64,
+    /// Nanoseconds since [`origin`](crate::recorder::origin).
     pub(super) time: AtomicU64,
     pub(super) stream: AtomicU64,
     /// The number of its first operation.
     pub(super) first: AtomicU64,
-    /// The number of its operations in the lower half, and the place of its span's name in the upper.
+    /// The number of its operations in the lower half, and the index of its span's name in the upper.
     pub(super) count: AtomicU64,
     /// The number of the span that it was called in.
     pub(super) span: AtomicU64,
-    /// Its [`IssueProgress`] in the lowest byte, its kind in the next, and its limit above ([`limit_word`]).
+    /// Its [`CallProgress`] in the lowest byte, its kind in the next, and its timeout above
+    /// ([`timeout_code`](super::timeout_code())).
     pub(super) state: AtomicU64,
-    /// When it was first known to be done, in nanoseconds since [`Origin`]; 0 while it is not, and for an
-    /// issue of which only a later one on its stream was queried.
+    /// When it was first known to be done, in nanoseconds since [`origin`](crate::recorder::origin); 0 while it is not, and for a
+    /// call of which only a later one on its stream was queried.
     pub(super) done: AtomicU64,
 }
 
-/// A copy of an issue.
-pub(in crate::recorder) struct IssueRecord {
-    pub(in crate::recorder) number: u64,
+/// A copy of a call's slot.
+pub(in crate::recorder) struct RawCall {
+    pub(in crate::recorder) sequence: u64,
     pub(in crate::recorder) time: u64,
     pub(in crate::recorder) stream: u64,
     pub(in crate::recorder) first: u64,
@@ -39,13 +40,13 @@ pub(in crate::recorder) struct IssueRecord {
     pub(in crate::recorder) done: u64,
 }
 
-impl RingSlot for Issue {
-    type Record = IssueRecord;
+impl RingSlot for CallSlot {
+    type Record = RawCall;
 
-    fn copy(&self) -> IssueRecord {
+    fn copy(&self) -> RawCall {
         let count = self.count.load(Ordering::Relaxed);
-        IssueRecord {
-            number: self.number.load(Ordering::Relaxed),
+        RawCall {
+            sequence: self.sequence.load(Ordering::Relaxed),
             time: self.time.load(Ordering::Relaxed),
             stream: self.stream.load(Ordering::Relaxed),
             first: self.first.load(Ordering::Relaxed),
@@ -66,16 +67,16 @@ pub(crate) struct OperationSlot {
     count: AtomicU64,
     rank: AtomicI32,
     kind: AtomicU32,
-    number: AtomicU32,
+    message_number: AtomicU32,
 }
 
 impl OperationSlot {
     #[inline]
-    pub(crate) fn write(&self, op: &Descriptor, number: u32) {
+    pub(crate) fn write(&self, op: &Descriptor, message_number: u32) {
         self.count.store(op.count, Ordering::Relaxed);
         self.rank.store(op.rank, Ordering::Relaxed);
         self.kind.store(op.kind, Ordering::Relaxed);
-        self.number.store(number, Ordering::Relaxed);
+        self.message_number.store(message_number, Ordering::Relaxed);
     }
 }
 
@@ -89,14 +90,14 @@ impl RingSlot for OperationSlot {
             self.rank.load(Ordering::Relaxed),
             self.kind.load(Ordering::Relaxed),
         );
-        Some((op?, self.number.load(Ordering::Relaxed)))
+        Some((op?, self.message_number.load(Ordering::Relaxed)))
     }
 }
 
-/// How far the calls of an issue have come, on this rank and without asking the device.
+/// How far the C calls of a call have come, on this rank and without querying the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(in crate::recorder) enum IssueProgress {
+pub(in crate::recorder) enum CallProgress {
     /// NCCL is being called, and has not returned.
     Issuing = 0,
     /// The work is on the stream.
@@ -107,7 +108,7 @@ pub(in crate::recorder) enum IssueProgress {
     GivenUp = 3,
 }
 
-impl IssueProgress {
+impl CallProgress {
     #[cold]
     pub(super) fn of_failure(error: &Error) -> Self {
         match error.kind() {

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
 
-use super::slots::{Issue, IssueProgress, OperationSlot};
-use super::{Track, handle_of, limit_word};
+use super::slots::{CallProgress, CallSlot, OperationSlot};
+use super::{Track, handle_of, timeout_code};
 use crate::error::Error;
 use crate::operation::OperationKind;
 use crate::recorder::spans;
@@ -19,133 +19,131 @@ pub(crate) struct Writer {
     pub(super) track: Arc<Track>,
     pub(super) origin: Instant,
     /// How many were written so far, whether or not they are still kept.
-    pub(super) issues: u64,
-    pub(super) operations: u64,
+    pub(super) calls_written: u64,
+    pub(super) operations_written: u64,
     pub(super) tally: Arc<Tally>,
 }
 
-/// An issue that is being called.
+/// A call that is being made.
 #[derive(Clone, Copy)]
-pub(crate) struct IssueTicket {
+pub(crate) struct CallTicket {
     index: u64,
-    number: u64,
+    sequence: u64,
     /// Whether it has to be reported to the watchdog.
     pub(crate) needs_report: bool,
 }
 
 /// The slots of the next operations.
-pub(crate) struct OperationRoom<'w> {
+pub(crate) struct NextSlots<'w> {
     /// As many as are contiguous.
     pub(crate) slots: &'w [OperationSlot],
     pub(crate) tally: &'w Tally,
 }
 
-/// One issue in this many of a communicator is timed, because reading a clock costs as much as a message. Not
+/// One call in this many of a communicator is timed, because reading a clock costs as much as a message. Not
 /// the first, in which NCCL may connect the ranks.
 const TIMED: u64 = 64;
 
 impl Writer {
-    /// Records the issue `number` of `operations` operations, which is about to be called.
+    /// Records call `sequence` of `operations` operations, which is about to be made.
     #[inline]
     pub(crate) fn begin(
         &mut self,
-        number: u64,
+        sequence: u64,
         kind: OperationKind,
         started: Instant,
         stream: &CudaStream,
-        limit: Duration,
+        timeout: Duration,
         operations: usize,
-    ) -> IssueTicket {
+    ) -> CallTicket {
         let track = &*self.track;
         let since = started.saturating_duration_since(self.origin);
-        let time = since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos());
-        let index = self.issues;
-        let mention = spans::current();
+        let started_ns = since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos());
+        let index = self.calls_written;
+        let span = spans::current();
         self.tally.call(kind);
-        track.operations.begin(self.operations, operations);
-        track.issues.begin(index, 1);
-        let Issue {
-            number: slot,
-            time: at,
-            stream: on,
-            first,
-            count,
-            span,
-            state,
-            done,
-        } = track.issues.slot(index);
-        slot.store(number, Ordering::Relaxed);
-        at.store(time, Ordering::Relaxed);
-        on.store(handle_of(stream), Ordering::Relaxed);
-        first.store(self.operations, Ordering::Relaxed);
-        let named = u64::from(mention.name) << 32 | u64::from(operations as u32);
-        count.store(named, Ordering::Relaxed);
-        span.store(mention.id, Ordering::Relaxed);
-        done.store(0, Ordering::Relaxed);
-        let limit = limit_word(limit);
-        let word = limit << 16 | (kind as u64) << 8 | IssueProgress::Issuing as u64;
-        state.store(word, Ordering::Relaxed);
-        self.issues += 1;
-        track.issues.publish(self.issues);
+        track
+            .operation_ring
+            .begin(self.operations_written, operations);
+        track.call_ring.begin(index, 1);
+        let slot = track.call_ring.slot(index);
+        slot.sequence.store(sequence, Ordering::Relaxed);
+        slot.time.store(started_ns, Ordering::Relaxed);
+        slot.stream.store(handle_of(stream), Ordering::Relaxed);
+        slot.first.store(self.operations_written, Ordering::Relaxed);
+        let count_and_name = u64::from(span.name) << 32 | u64::from(operations as u32);
+        slot.count.store(count_and_name, Ordering::Relaxed);
+        slot.span.store(span.id, Ordering::Relaxed);
+        slot.done.store(0, Ordering::Relaxed);
+        let timeout = timeout_code(timeout);
+        let state = timeout << 16 | (kind as u64) << 8 | CallProgress::Issuing as u64;
+        slot.state.store(state, Ordering::Relaxed);
+        self.calls_written += 1;
+        track.call_ring.publish(self.calls_written);
         // After the record is written: a watchdog that takes the stream off the list finds the call.
-        let is_usual = track
-            .fast_path
-            .covers(std::ptr::from_ref(stream).addr(), time, limit);
-        IssueTicket {
+        let is_covered =
+            track
+                .fast_path
+                .covers(std::ptr::from_ref(stream).addr(), started_ns, timeout);
+        CallTicket {
             index,
-            number,
-            needs_report: !is_usual,
+            sequence,
+            needs_report: !is_covered,
         }
     }
 
-    /// The slots of the next `operations` of the issue that was begun last.
+    /// The slots of the next `operations` of the call that was begun last.
     #[inline]
-    pub(crate) fn room(&self, operations: usize) -> OperationRoom<'_> {
-        OperationRoom {
-            slots: self.track.operations.slots(self.operations, operations),
+    pub(crate) fn next_slots(&self, operations: usize) -> NextSlots<'_> {
+        NextSlots {
+            slots: self
+                .track
+                .operation_ring
+                .slots(self.operations_written, operations),
             tally: &self.tally,
         }
     }
 
-    /// Makes the operations that were called readable.
+    /// Makes the operations whose C calls were made readable.
     #[inline]
-    pub(crate) fn called(&mut self, operations: usize) {
-        self.operations += operations as u64;
-        self.track.operations.publish(self.operations);
+    pub(crate) fn publish_operations(&mut self, operations: usize) {
+        self.operations_written += operations as u64;
+        self.track.operation_ring.publish(self.operations_written);
     }
 
     /// Counts what a launch replays.
-    pub(crate) fn replays(&self, volume: &Volume) {
+    pub(crate) fn count_replay(&self, volume: &Volume) {
         self.tally.replay(volume);
     }
 
     /// Notes how the calls ended.
     #[inline]
-    pub(crate) fn end(&self, ticket: IssueTicket, failure: Option<&Error>) {
-        let progress = failure.map_or(IssueProgress::Issued, IssueProgress::of_failure);
+    pub(crate) fn end(&self, ticket: CallTicket, failure: Option<&Error>) {
+        let progress = failure.map_or(CallProgress::Issued, CallProgress::of_failure);
         self.track.set_progress(ticket, progress);
     }
 }
 
 impl Track {
-    /// Notes how the calls of an issue ended.
-    pub(super) fn set_progress(&self, ticket: IssueTicket, progress: IssueProgress) {
-        let slot = self.issues.slot(ticket.index);
-        // Other issues may have taken the slot meanwhile, when the calls were made without the lock.
-        if slot.number.load(Ordering::Relaxed) == ticket.number {
-            let kind = slot.state.load(Ordering::Relaxed) & !0xff;
-            slot.state.store(kind | progress as u64, Ordering::Release);
+    /// Notes how the C calls of a call ended.
+    pub(super) fn set_progress(&self, ticket: CallTicket, progress: CallProgress) {
+        let slot = self.call_ring.slot(ticket.index);
+        // Other calls may have taken the slot meanwhile, when the calls were made without the lock.
+        if slot.sequence.load(Ordering::Relaxed) == ticket.sequence {
+            let state_without_progress = slot.state.load(Ordering::Relaxed) & !0xff;
+            slot.state
+                .store(state_without_progress | progress as u64, Ordering::Release);
             if ticket.index % TIMED == 1 {
-                time(slot, kind);
+                record_enqueue_time(slot, state_without_progress);
             }
         }
     }
 }
 
 #[cold]
-fn time(slot: &Issue, kind: u64) {
+fn record_enqueue_time(slot: &CallSlot, state: u64) {
     let now = origin().monotonic.elapsed();
     let began = Duration::from_nanos(slot.time.load(Ordering::Relaxed));
-    let kind = OperationKind::from_code((kind >> 8) as u8);
+    let kind = OperationKind::from_code((state >> 8) as u8);
     stats::enqueue(kind).add(now.saturating_sub(began));
 }

@@ -2,11 +2,11 @@
 //!
 //! A [`Request`](crate::Request) that is waited for has a deadline of its own. If it was dropped, because
 //! the program waits for the stream or for another thread, no thread enforces its deadline; so one thread of
-//! the process looks at everything that was issued and is not known to be done. A call that runs longer than
+//! the process polls everything that was issued and is not known to be done. A call that runs longer than
 //! its timeout, or waits longer for its turn than the queue timeout, ends its communicator on all ranks, with an
-//! error that says what was found.
+//! error that reports what was found.
 //!
-//! Nothing on the path of an operation asks the device for progress, so the watchdog finds that out now
+//! Nothing on the path of an operation queries the device for progress, so the watchdog finds that out now
 //! and then, by *marks*: events on the streams. A mark *covers* the calls that were on its stream when it
 //! was put there; when it is reached, they are done.
 //!
@@ -28,7 +28,7 @@
 //! Calls that were issued within less than 10 ms may have no mark between them: then the first stands for
 //! all, and for any other work put on the stream meanwhile.
 //!
-//! The hot path compares three words of its track ([`FastPathFilter`](crate::recorder)) and comes here only when one
+//! The hot path compares three words of its track ([`FastPathFilter`](crate::recorder)) and reports a call only when one
 //! does not fit. All shared state is behind one lock, which no thread holds while it calls CUDA or NCCL.
 //! With nothing pending the watchdog sleeps until it is called.
 //!
@@ -56,7 +56,7 @@ pub use registry::pending;
 #[doc(hidden)]
 pub use report_call::answer;
 pub(crate) use report_call::{ReportedCall, ensure, report_after, report_before, report_unmarked};
-#[allow(unused_imports, reason = "for whoever shows it")]
+#[allow(unused_imports, reason = "used by the metrics of the nccl crate")]
 pub(crate) use results::OldestCall;
 #[doc(hidden)]
 pub use results::PendingCommunicator;

@@ -11,11 +11,11 @@ use super::registry::{Mark, MarkPosition, keep_for_reuse, new_event, record};
 use super::results::PollResults;
 use super::tracker::{CallTracker, PendingMark, StreamState, depth};
 use crate::communicator::{DetectionPhase, Inner, TemporaryHandle, is_context_lost};
-use crate::driver;
+use crate::cuda_driver;
 use crate::error::{Error, NcclFailure};
 use crate::operation::{OperationKind, Shape};
 use crate::pending_call::{CallStage, Overdue, PendingCall};
-use crate::recorder::{Track, TrackedCall, handle_of, is_collective, origin};
+use crate::recorder::{RecordedCall, Track, handle_of, is_collective, origin};
 use crate::state::State;
 use crate::stats;
 use crate::supervision::stragglers::{self, SAMPLES};
@@ -23,21 +23,26 @@ use crate::supervision::stragglers::{self, SAMPLES};
 /// The most marks of one stream that are not reached.
 const MARKS: usize = 64;
 
-/// How often NCCL is asked for errors of its background threads.
-const ASK: Duration = Duration::from_millis(250);
+/// How often NCCL is queried for errors of its background threads.
+const NCCL_QUERY_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A stream, the call up to which it was done before it was watched, and the marks put on it since the last
-/// poll.
-type Share = (Arc<CudaStream>, u64, Vec<Mark>);
+/// What to poll on one stream.
+pub(super) struct StreamTask {
+    pub(super) stream: Arc<CudaStream>,
+    /// Its calls up to this one were done before it was watched.
+    pub(super) floor: u64,
+    /// The marks put on it since the last poll.
+    pub(super) incoming: Vec<Mark>,
+}
 
 /// Polls are closer together than this while anything is pending, unless this thread is kept from running.
-const GAP: Duration = Duration::from_secs(2);
+const MAX_POLL_GAP: Duration = Duration::from_secs(2);
 
-/// What to look at.
+/// What to poll.
 pub(super) struct PollTask {
     pub(super) track: Arc<Track>,
     pub(super) inner: Weak<Inner>,
-    pub(super) streams: Vec<Share>,
+    pub(super) streams: Vec<StreamTask>,
 }
 
 /// What the polling thread remembers of a communicator.
@@ -45,26 +50,26 @@ pub(super) struct PollTask {
 pub(super) struct CommunicatorPoller {
     tracker: CallTracker,
     streams: Vec<StreamPoller>,
-    asked: Option<Instant>,
+    last_nccl_query: Option<Instant>,
     progress: Option<Instant>,
-    /// The number and shape of the call in front: its record may be overwritten before it ends.
-    front: Option<(u64, Shape)>,
-    /// The last call about which this rank asked who has not entered it.
+    /// The sequence number and shape of the first pending call: its record may be overwritten before it ends.
+    first_shape: Option<(u64, Shape)>,
+    /// The last call about which this rank has queried which ranks have not entered it.
     last_queried: Option<u64>,
-    /// When to ask how far apart the ranks arrive, since the recorder's zero.
+    /// When to query how far apart the ranks arrive, since [`origin`].
     sample_at: Option<Duration>,
-    /// Since the recorder's zero.
+    /// Since [`origin`].
     polled: Option<Duration>,
 }
 
 struct StreamPoller {
     stream: Arc<CudaStream>,
-    queue: StreamState,
+    state: StreamState,
     marks: Vec<Mark>,
     /// The last call that a mark covers.
     marked: u64,
-    /// The event of a reached mark right in front of a call, and the number of that call.
-    front: Option<(u64, CudaEvent)>,
+    /// The event of a reached mark right in front of a call, and the sequence number of that call.
+    front_event: Option<(u64, CudaEvent)>,
 }
 
 /// The result of a poll.
@@ -72,13 +77,13 @@ pub(super) struct PollReport {
     pub(super) results: PollResults,
     /// For each stream of the task: how many marks are not reached; `None` when nothing is pending.
     pub(super) streams: Vec<Option<u32>>,
-    pub(super) found: Option<EndCause>,
+    pub(super) found: Option<PollFinding>,
 }
 
-/// Why a communicator is to be ended.
-pub(super) enum EndCause {
+/// What a poll found that ends the communicator.
+pub(super) enum PollFinding {
     Overdue(Box<Overdue>),
-    /// NCCL or CUDA reported an error; whether anything of the communicator was pending.
+    /// NCCL or CUDA reported an error; when it was detected.
     Failed(Error, DetectionPhase),
     Signalled,
 }
@@ -112,14 +117,14 @@ impl CommunicatorPoller {
         if track.lifecycle.get() != State::Ready {
             return None;
         }
-        let (queue_limit, mut events, signalled) = {
+        let (queue_timeout, mut events, signalled) = {
             let inner = TemporaryHandle::of(inner)?;
             let mut events = inner.events.lock();
             let some = events.len().saturating_sub(2).min(streams.len());
             let at = events.len() - some;
             let signalled = inner.abort_signal.is_aborted();
             (
-                inner.timeouts.queue_limit(),
+                inner.timeouts.queue_timeout(),
                 events.split_off(at),
                 signalled,
             )
@@ -130,15 +135,18 @@ impl CommunicatorPoller {
         let mut failed = None;
         self.take_in(streams);
         // While the process was stopped or got no CPU time, its work may not have run either.
-        if self.polled.is_some_and(|polled| now > polled + GAP) {
+        if self
+            .polled
+            .is_some_and(|polled| now > polled + MAX_POLL_GAP)
+        {
             self.tracker.restart(now);
         }
         self.polled = Some(now);
-        for seen in &mut self.streams {
-            let handle = handle_of(&seen.stream);
-            // A mark that is reached after NCCL's abort flag is up does not prove that the call was done.
-            if !TemporaryHandle::of(inner)?.is_flag_up() {
-                match seen.ask(now, &mut events, &track.identity.name) {
+        for stream_poller in &mut self.streams {
+            let handle = handle_of(&stream_poller.stream);
+            // A mark that is reached after NCCL's abort flag was raised does not prove that the call was done.
+            if !TemporaryHandle::of(inner)?.is_abort_flag_raised() {
+                match stream_poller.query_marks(now, &mut events, &track.identity.name) {
                     Ok(false) => {}
                     Ok(true) => self.progress = Some(Instant::now()),
                     Err(error) => failed = failed.or(Some(error)),
@@ -146,18 +154,26 @@ impl CommunicatorPoller {
                 if TemporaryHandle::of(inner)?.is_being_ended() {
                     return None;
                 }
-                if let Some(done) = seen.queue.done() {
-                    track.done(&seen.stream, done);
+                if let Some(done) = stream_poller.state.done() {
+                    track.done(&stream_poller.stream, done);
                 }
             }
-            seen.queue.update(&calls, track.done_on(handle), now);
-            if let Err(error) = seen.mark(&mut events) {
+            stream_poller
+                .state
+                .update(&calls, track.done_on(handle), now);
+            if let Err(error) = stream_poller.mark(&mut events) {
                 failed = failed.or(Some(error));
             }
         }
-        let queues = || self.streams.iter().map(|seen| &seen.queue);
-        let depth = depth(queues());
-        let pending_call = self.tracker.first_pending(queues(), queue_limit, now);
+        let stream_states = || {
+            self.streams
+                .iter()
+                .map(|stream_poller| &stream_poller.state)
+        };
+        let depth = depth(stream_states());
+        let pending_call = self
+            .tracker
+            .first_pending(stream_states(), queue_timeout, now);
         let shape = pending_call.map_or_else(Shape::default, |pending_call| {
             self.shape_of(&pending_call.call, track)
         });
@@ -168,30 +184,32 @@ impl CommunicatorPoller {
             progress: self.progress,
             polled: Some(Instant::now()),
         };
-        let streams = streams.iter().map(|(stream, ..)| {
-            let seen = self.streams.iter();
-            let seen = seen
-                .clone()
-                .find(|seen| Arc::ptr_eq(&seen.stream, stream))?;
-            let backlog = u32::try_from(seen.marks.len()).unwrap_or(u32::MAX);
-            (!seen.queue.is_idle()).then_some(backlog)
+        let streams = streams.iter().map(|StreamTask { stream, .. }| {
+            let mut stream_pollers = self.streams.iter();
+            let stream_poller =
+                stream_pollers.find(|stream_poller| Arc::ptr_eq(&stream_poller.stream, stream))?;
+            let backlog = u32::try_from(stream_poller.marks.len()).unwrap_or(u32::MAX);
+            (!stream_poller.state.is_idle()).then_some(backlog)
         });
         let streams = streams.collect();
-        let asked = pending_call.and_then(|_| self.ask_nccl(inner));
-        let found = match (asked, failed, pending_call) {
-            (Some(failure), ..) => {
-                Some(EndCause::Failed(failure.into(), DetectionPhase::AfterIssue))
+        let nccl_failure = pending_call.and_then(|_| self.query_nccl(inner));
+        let found = match (nccl_failure, failed, pending_call) {
+            (Some(failure), ..) => Some(PollFinding::Failed(
+                failure.into(),
+                DetectionPhase::AfterIssue,
+            )),
+            (None, Some(error), None) => {
+                Some(PollFinding::Failed(error, DetectionPhase::BeforeIssue))
             }
-            (None, Some(error), None) => Some(EndCause::Failed(error, DetectionPhase::BeforeIssue)),
             (None, Some(error), Some(_)) => {
-                Some(EndCause::Failed(error, DetectionPhase::AfterIssue))
+                Some(PollFinding::Failed(error, DetectionPhase::AfterIssue))
             }
-            (None, None, Some(_)) if signalled => Some(EndCause::Signalled),
+            (None, None, Some(_)) if signalled => Some(PollFinding::Signalled),
             (None, None, Some(pending_call)) => {
                 let overdue = pending_call.overdue(now);
                 overdue.map(|overdue| {
                     let may_connect = track.may_connect(overdue.sequence());
-                    EndCause::Overdue(Box::new(Overdue {
+                    PollFinding::Overdue(Box::new(Overdue {
                         shape,
                         may_connect,
                         ..overdue
@@ -211,7 +229,7 @@ impl CommunicatorPoller {
         })
     }
 
-    /// Asks which ranks have not entered the call this rank waits in, and now and then how far apart the ranks
+    /// Queries which ranks have not entered the call this rank waits in, and now and then how far apart the ranks
     /// arrive.
     fn query_stragglers(
         &mut self,
@@ -235,8 +253,8 @@ impl CommunicatorPoller {
         let Some(pending_call) = pending_call else {
             return;
         };
-        let (number, kind) = (pending_call.call.number, pending_call.call.kind);
-        if self.last_queried == Some(number)
+        let (sequence, kind) = (pending_call.call.sequence, pending_call.call.kind);
+        if self.last_queried == Some(sequence)
             || pending_call.stage == CallStage::Queued
             || !is_collective(kind)
         {
@@ -247,24 +265,24 @@ impl CommunicatorPoller {
             return;
         };
         let ranks = u32::try_from(inner.world_size).unwrap_or(u32::MAX);
-        let place = u32::try_from(inner.rank).unwrap_or(u32::MAX);
-        let spread = (straggler_after / 4).saturating_mul(place) / ranks;
+        let rank = u32::try_from(inner.rank).unwrap_or(u32::MAX);
+        let spread = (straggler_after / 4).saturating_mul(rank) / ranks;
         let waited = now.saturating_sub(pending_call.began);
         if waited >= straggler_after.saturating_add(spread)
-            && stragglers::ask(&**supervisor, track, number)
+            && stragglers::query(&**supervisor, track, sequence)
         {
-            self.last_queried = Some(number);
+            self.last_queried = Some(sequence);
         }
     }
 
-    fn shape_of(&mut self, call: &TrackedCall, track: &Track) -> Shape {
-        match self.front {
-            Some((known, shape)) if known == call.number => shape,
+    fn shape_of(&mut self, call: &RecordedCall, track: &Track) -> Shape {
+        match self.first_shape {
+            Some((known, shape)) if known == call.sequence => shape,
             _ => {
-                let shape = track.shape_of(call.number);
+                let shape = track.shape_of(call.sequence);
                 // While the call is being issued, its operations may not be recorded yet.
                 if !call.issuing {
-                    self.front = Some((call.number, shape));
+                    self.first_shape = Some((call.sequence, shape));
                 }
                 shape
             }
@@ -272,41 +290,49 @@ impl CommunicatorPoller {
     }
 
     /// Takes over the new marks, and forgets streams that are not watched any more.
-    fn take_in(&mut self, streams: &mut [Share]) {
-        self.streams.retain(|seen| {
-            let mut watched = streams.iter();
-            watched.any(|(stream, ..)| Arc::ptr_eq(stream, &seen.stream))
+    fn take_in(&mut self, streams: &mut [StreamTask]) {
+        self.streams.retain(|stream_poller| {
+            let mut tasks = streams.iter();
+            tasks.any(|task| Arc::ptr_eq(&task.stream, &stream_poller.stream))
         });
-        for (stream, floor, incoming) in streams {
+        for StreamTask {
+            stream,
+            floor,
+            incoming,
+        } in streams
+        {
             let known = self
                 .streams
                 .iter()
-                .position(|seen| Arc::ptr_eq(&seen.stream, stream));
+                .position(|stream_poller| Arc::ptr_eq(&stream_poller.stream, stream));
             let known = known.unwrap_or_else(|| {
                 self.streams.push(StreamPoller {
                     stream: Arc::clone(stream),
-                    queue: StreamState::new(handle_of(stream)),
+                    state: StreamState::new(handle_of(stream)),
                     marks: Vec::new(),
                     marked: 0,
-                    front: None,
+                    front_event: None,
                 });
                 self.streams.len() - 1
             });
-            let seen = &mut self.streams[known];
-            seen.queue.floor = *floor;
+            let stream_poller = &mut self.streams[known];
+            stream_poller.state.floor = *floor;
             for put in incoming.drain(..) {
-                seen.marked = seen.marked.max(put.mark.covers);
-                seen.marks.push(put);
+                stream_poller.marked = stream_poller.marked.max(put.mark.covers);
+                stream_poller.marks.push(put);
             }
         }
     }
 
     /// An error that NCCL found in the background; skipped while another thread calls NCCL.
-    fn ask_nccl(&mut self, inner: &Weak<Inner>) -> Option<NcclFailure> {
-        if self.asked.is_some_and(|asked| asked.elapsed() < ASK) {
+    fn query_nccl(&mut self, inner: &Weak<Inner>) -> Option<NcclFailure> {
+        if self
+            .last_nccl_query
+            .is_some_and(|query| query.elapsed() < NCCL_QUERY_INTERVAL)
+        {
             return None;
         }
-        self.asked = Some(Instant::now());
+        self.last_nccl_query = Some(Instant::now());
         set_current_call(2);
         TemporaryHandle::of(inner)?.background_failure()
     }
@@ -314,20 +340,20 @@ impl CommunicatorPoller {
 
 impl StreamPoller {
     /// Queries the marks. Returns whether one more is reached.
-    fn ask(
+    fn query_marks(
         &mut self,
         now: Duration,
         events: &mut Vec<CudaEvent>,
         name: &Arc<str>,
     ) -> Result<bool, Error> {
         set_current_call(0);
-        let _ = driver::bind(self.stream.context());
+        let _ = cuda_driver::bind(self.stream.context());
         let (mut any, mut failed) = (false, None);
         for put in std::mem::take(&mut self.marks) {
             match put.event.try_is_complete() {
                 Ok(true) => {
                     any = true;
-                    self.queue.reached(put.mark.covers, now);
+                    self.state.reached(put.mark.covers, now);
                     if let Some((kind, took)) = self.reached(put, events) {
                         stats::took(name, kind, took);
                     }
@@ -345,7 +371,7 @@ impl StreamPoller {
                 }
             }
         }
-        self.queue.unreached = self.marks.iter().map(|put| put.mark).collect();
+        self.state.unreached = self.marks.iter().map(|put| put.mark).collect();
         failed.map_or(Ok(any), Err)
     }
 
@@ -359,17 +385,17 @@ impl StreamPoller {
         match put.side {
             MarkPosition::Front(call) => {
                 events.extend(
-                    self.front
+                    self.front_event
                         .replace((call, put.event))
                         .map(|(_, event)| event),
                 );
                 None
             }
             MarkPosition::Behind(call, kind) => {
-                let front = self.front.take();
+                let front = self.front_event.take();
                 let took = front
                     .as_ref()
-                    .filter(|(number, _)| *number == call)
+                    .filter(|(sequence, _)| *sequence == call)
                     .and_then(|(_, front)| between(front, &put.event));
                 events.extend(front.map(|(_, event)| event));
                 events.push(put.event);
@@ -387,10 +413,10 @@ impl StreamPoller {
     /// # Errors
     /// When CUDA reports that the context is lost: no mark will ever be reached.
     fn mark(&mut self, events: &mut Vec<CudaEvent>) -> Result<(), Error> {
-        let covers = self.queue.issued;
-        if !self.queue.is_uncovered(self.marked)
+        let covers = self.state.issued;
+        if !self.state.is_uncovered(self.marked)
             || self.marks.len() >= MARKS
-            || driver::is_capturing(&self.stream)
+            || cuda_driver::is_capturing(&self.stream)
         {
             return Ok(());
         }
@@ -410,7 +436,7 @@ impl StreamPoller {
             Err(_) => return Ok(()),
         };
         // A capture may have begun meanwhile: then the event belongs to the graph, and must not be queried.
-        if driver::is_capturing(&self.stream) {
+        if cuda_driver::is_capturing(&self.stream) {
             return Ok(());
         }
         self.marked = covers;
@@ -419,7 +445,7 @@ impl StreamPoller {
             at: origin().monotonic.elapsed(),
             is_right_behind: false,
         };
-        self.queue.unreached.push(mark);
+        self.state.unreached.push(mark);
         let side = MarkPosition::Other;
         self.marks.push(Mark { event, mark, side });
         Ok(())

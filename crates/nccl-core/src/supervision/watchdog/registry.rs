@@ -1,8 +1,8 @@
 //! The registry of what is watched.
 //!
 //! A stream of a communicator is *listed*: its address is in the communicator's [`FastPathFilter`], so that calls on
-//! it need not come here. When nothing is pending on the stream, the watchdog first takes it off that list, and lets
-//! go of it only when no call has come for a while ([`LINGER`]): a call is recorded before it reads
+//! it need not be reported. When nothing is pending on the stream, the watchdog first takes it off that list, and
+//! releases it only when no call was reported for a while ([`LINGER`]): a call is recorded before it reads
 //! the list, so a call that found the old list has been seen by then. (A processor makes a store visible to
 //! others within nanoseconds; to be sure of that after milliseconds, no fence on the path of a call
 //! is needed.)
@@ -17,7 +17,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, sys};
 use super::results::{PendingCommunicator, PollResults};
 use super::tracker::PendingMark;
 use crate::communicator::Inner;
-use crate::driver;
+use crate::cuda_driver;
 use crate::monitor::WakeFlag;
 use crate::operation::OperationKind;
 use crate::pending_call::PendingCall;
@@ -61,7 +61,7 @@ pub(super) struct WatchedCommunicator {
     /// When to poll again, and the time between polls.
     pub(super) next: Instant,
     pub(super) interval: Duration,
-    /// The call in which a thread that looked at it is stuck, and since when.
+    /// The call in which a thread that polled it is stuck, and since when.
     pub(super) stuck: Option<(&'static str, Instant)>,
 }
 
@@ -110,12 +110,16 @@ impl WatchedCommunicator {
             return;
         };
         self.quiet = None;
-        for watched in &mut self.streams {
-            if watched.backlog < MANY_MARKS {
-                watched.due = Duration::ZERO;
+        for watched_stream in &mut self.streams {
+            if watched_stream.backlog < MANY_MARKS {
+                watched_stream.due = Duration::ZERO;
             }
         }
-        if self.streams.iter().any(|watched| watched.due.is_zero()) {
+        if self
+            .streams
+            .iter()
+            .any(|watched_stream| watched_stream.due.is_zero())
+        {
             self.track.fast_path.expire();
         }
         if is_uncovered {
@@ -132,7 +136,7 @@ pub(super) struct WatchedStream {
     pub(super) again: Option<Arc<CudaStream>>,
     /// Its calls up to this one were done when it was added.
     pub(super) floor: u64,
-    /// Before this time, issuing threads put no marks on it. Since the recorder's zero.
+    /// Before this time, issuing threads put no marks on it. Since [`origin`].
     pub(super) due: Duration,
     /// The marks that issuing threads put there since the last poll.
     pub(super) incoming: Vec<Mark>,
@@ -164,7 +168,8 @@ pub(super) enum MarkPosition {
 pub(super) struct WatchdogThreads {
     /// Counts the polling threads; all but the last end when they return from their call.
     pub(super) generation: u64,
-    pub(super) looks: bool,
+    /// Whether the polling thread runs.
+    pub(super) has_poller: bool,
     /// When the polling thread wakes by itself; `None` for never.
     pub(super) planned: Option<Instant>,
     pub(super) current_poll: Option<CurrentPoll>,
@@ -172,9 +177,9 @@ pub(super) struct WatchdogThreads {
 
 pub(super) struct CurrentPoll {
     /// The number of the communicator.
-    pub(super) number: u64,
+    pub(super) communicator_number: u64,
     pub(super) since: Instant,
-    /// At how many polls the monitor has seen it.
+    /// At how many of its checks the monitor has seen it.
     pub(super) ticks: u32,
 }
 
@@ -184,14 +189,14 @@ pub(super) static POLL_DUE: Condvar = Condvar::new();
 pub(super) static WAKE_FLAG: WakeFlag = WakeFlag::new();
 
 impl WatchdogThreads {
-    pub(super) const NOT: Self = Self {
+    pub(super) const NONE_RUNNING: Self = Self {
         generation: 0,
-        looks: false,
+        has_poller: false,
         planned: None,
         current_poll: None,
     };
 
-    /// Wakes the watchdog if there is something to look at earlier than planned.
+    /// Wakes the watchdog if there is something to poll earlier than planned.
     pub(super) fn wake(&mut self, next: Instant, is_first: bool) {
         if self.current_poll.is_none() && self.planned.is_none_or(|planned| planned > next) {
             // So that one wake-up is enough.
@@ -207,11 +212,11 @@ impl WatchdogThreads {
 pub(super) static STATE: Mutex<WatchdogState> = Mutex::new(WatchdogState {
     entries: Vec::new(),
     queries: Vec::new(),
-    threads: WatchdogThreads::NOT,
+    threads: WatchdogThreads::NONE_RUNNING,
 });
 
 impl WatchedStream {
-    /// Takes the stream off the list, so that the next call comes here.
+    /// Takes the stream off the list, so that the next call is reported.
     pub(super) fn unlist(&self, track: &Track) {
         let listed = self.again.as_ref().unwrap_or(&self.stream);
         track.fast_path.unlist(Arc::as_ptr(listed).addr());
@@ -228,7 +233,7 @@ pub(super) fn period(timeout: Option<Duration>) -> Duration {
 /// An event with timing: the watchdog takes the difference of two events around a call.
 pub(super) fn new_event(context: &Arc<CudaContext>) -> std::result::Result<CudaEvent, DriverError> {
     let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
-    driver::new_event(context, Some(flags))
+    cuda_driver::new_event(context, Some(flags))
 }
 
 /// Records an event, on a stream that is not capturing.
@@ -236,8 +241,8 @@ pub(super) fn record(
     event: &CudaEvent,
     stream: &CudaStream,
 ) -> std::result::Result<(), DriverError> {
-    driver::bind(stream.context())?;
-    driver::record(event, stream)
+    cuda_driver::bind(stream.context())?;
+    cuda_driver::record(event, stream)
 }
 
 /// Keeps events for later marks.
@@ -256,7 +261,7 @@ pub(super) fn keep_for_reuse(inner: &Inner, given: impl IntoIterator<Item = Cuda
 }
 
 /// Every communicator that the watchdog watches, as of its last poll. All calls of other communicators
-/// are done. Asks neither CUDA nor NCCL, and does not wait for threads that do.
+/// are done. Queries neither CUDA nor NCCL, and does not wait for threads that do.
 #[doc(hidden)]
 pub fn pending() -> Vec<PendingCommunicator> {
     match crate::forked::is_child() {

@@ -1,5 +1,5 @@
 //! How calls are reported to the watchdog: a thread whose call is not covered by its communicator's `FastPathFilter`
-//! comes here.
+//! reports it here.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::events;
 use crate::operation::OperationKind;
 use crate::pending_call::PendingCall;
-use crate::recorder::{TrackedCall, handle_of, limit_of_word, limit_word, origin};
+use crate::recorder::{RecordedCall, handle_of, origin, timeout_code, timeout_of_code};
 use crate::supervision::stragglers::OpenQuery;
 use crate::threads::not_started;
 
@@ -29,17 +29,17 @@ const INCOMING: usize = 64;
 /// The longest time until the first poll.
 const FIRST: Duration = Duration::from_millis(1);
 
-/// An issue, as the issuing thread reports it.
+/// A call, as the issuing thread reports it.
 #[derive(Clone, Copy)]
 pub(crate) struct ReportedCall<'i> {
     pub(crate) inner: &'i Arc<Inner>,
     pub(crate) on: &'i Arc<CudaStream>,
-    pub(crate) number: u64,
+    pub(crate) sequence: u64,
     pub(crate) kind: OperationKind,
     pub(crate) timeout: Duration,
 }
 
-/// To be called before an unusual call reaches NCCL, when everything else is in order. Returns whether
+/// To be called before a call that is not covered reaches NCCL, when everything else is in order. Returns whether
 /// [`report_after`] is to be called as well. Allocates nothing while the communicator is watched.
 ///
 /// # Errors
@@ -49,7 +49,7 @@ pub(crate) fn report_before(issue: ReportedCall<'_>) -> Result<bool> {
     let is_marked = add_call(issue)?;
     if is_marked {
         // Covers everything that was put on the stream before.
-        put_mark(issue, issue.number - 1, false)?;
+        put_mark(issue, issue.sequence - 1, false)?;
     }
     Ok(is_marked)
 }
@@ -58,7 +58,7 @@ pub(crate) fn report_before(issue: ReportedCall<'_>) -> Result<bool> {
 #[cold]
 pub(crate) fn report_after(issue: ReportedCall<'_>) {
     // If the device is lost by now, the next poll finds that.
-    let _ = put_mark(issue, issue.number, true);
+    let _ = put_mark(issue, issue.sequence, true);
 }
 
 /// Like [`report_before`], for a stream on which no mark can be put.
@@ -97,34 +97,37 @@ pub fn answer(asked: OpenQuery) {
 }
 
 fn start(state: &mut WatchdogState) -> Result<()> {
-    threads::start(&mut state.threads).map_err(not_started("that watches over operations"))
+    threads::start(&mut state.threads).map_err(not_started("that watches operations"))
 }
 
 /// Puts the call on the watchdog's list. Returns whether a mark is due on the stream.
 fn add_call(issue: ReportedCall<'_>) -> Result<bool> {
     let ReportedCall {
-        inner, on, number, ..
+        inner,
+        on,
+        sequence,
+        ..
     } = issue;
     if drop_queue::is_closed() {
         return Ok(false);
     }
-    let track = inner.tracked.track();
+    let track = inner.track_handle.track();
     let fast_path = &track.fast_path;
-    let timeout = limit_word(issue.timeout);
+    let timeout = timeout_code(issue.timeout);
     if !fast_path.is_listed() {
         refill_events(inner);
     }
     let now = origin().monotonic.elapsed();
-    let period = period(limit_of_word(timeout));
+    let period = period(timeout_of_code(timeout));
     let mut state = STATE.lock();
     start(&mut state)?;
     let at = state
         .entries
         .iter()
-        .position(|entry| entry.track.number == track.number);
+        .position(|entry| entry.track.communicator_number == track.communicator_number);
     let was_empty = state.entries.is_empty();
     let at = at.unwrap_or_else(|| {
-        fast_path.start(timeout);
+        fast_path.reset_timeout(timeout);
         state.entries.push(WatchedCommunicator {
             track: Arc::clone(track),
             inner: Arc::downgrade(inner),
@@ -139,11 +142,11 @@ fn add_call(issue: ReportedCall<'_>) -> Result<bool> {
         state.entries.len() - 1
     });
     let entry = &mut state.entries[at];
-    let new = PendingCall::of_new(TrackedCall {
-        number,
+    let new = PendingCall::of_new(RecordedCall {
+        sequence,
         kind: issue.kind,
         since: now,
-        timeout: limit_of_word(timeout),
+        timeout: timeout_of_code(timeout),
         stream: handle_of(on),
         issuing: true,
     });
@@ -151,15 +154,15 @@ fn add_call(issue: ReportedCall<'_>) -> Result<bool> {
         entry.unseen = Some(new);
     }
     entry.results.pending_call.get_or_insert(new);
-    let watched = entry
+    let stream_index = entry
         .streams
         .iter()
-        .position(|watched| is_same_stream(&watched.stream, on));
-    let watched = watched.unwrap_or_else(|| {
+        .position(|watched_stream| is_same_stream(&watched_stream.stream, on));
+    let stream_index = stream_index.unwrap_or_else(|| {
         entry.streams.push(WatchedStream {
             stream: Arc::clone(on),
             again: None,
-            floor: number - 1,
+            floor: sequence - 1,
             due: Duration::ZERO,
             incoming: Vec::with_capacity(INCOMING),
             backlog: 0,
@@ -167,26 +170,26 @@ fn add_call(issue: ReportedCall<'_>) -> Result<bool> {
         });
         entry.streams.len() - 1
     });
-    // Also after the watchdog has released the stream: an abort asks for the stream's end.
+    // Also after the watchdog has released the stream: an abort waits for the stream's end.
     let mut in_use = inner.in_use.lock();
     if !in_use.iter().any(|stream| is_same_stream(stream, on)) {
         in_use.push(Arc::clone(on));
     }
     drop(in_use);
-    let watched = &mut entry.streams[watched];
-    watched.idle_since = None;
-    // The launch of another thread may have been recorded earlier, and come here later.
-    watched.floor = watched.floor.min(number - 1);
-    let again = (!Arc::ptr_eq(&watched.stream, on)).then(|| Arc::clone(on));
-    let dropped = std::mem::replace(&mut watched.again, again);
-    let is_due = now >= watched.due;
+    let watched_stream = &mut entry.streams[stream_index];
+    watched_stream.idle_since = None;
+    // The launch of another thread may have been recorded earlier, and be reported later.
+    watched_stream.floor = watched_stream.floor.min(sequence - 1);
+    let again = (!Arc::ptr_eq(&watched_stream.stream, on)).then(|| Arc::clone(on));
+    let dropped = std::mem::replace(&mut watched_stream.again, again);
+    let is_due = now >= watched_stream.due;
     if is_due {
-        let apart = SPACING.min(period) * (1 << (watched.backlog / MANY_MARKS).min(6));
-        watched.due = now + apart;
+        let apart = SPACING.min(period) * (1 << (watched_stream.backlog / MANY_MARKS).min(6));
+        watched_stream.due = now + apart;
     }
     // Keeps events at hand for the next marks.
-    let is_full = watched.incoming.len() >= EVENTS[0] / 2;
-    let due = u64::try_from(watched.due.as_nanos()).unwrap_or(u64::MAX);
+    let is_full = watched_stream.incoming.len() >= EVENTS[0] / 2;
+    let due = u64::try_from(watched_stream.due.as_nanos()).unwrap_or(u64::MAX);
     fast_path.list(Arc::as_ptr(on).addr(), due, timeout);
     let soon = if is_full { Duration::ZERO } else { period };
     entry.next = entry.next.min(Instant::now() + soon);
@@ -211,7 +214,7 @@ fn put_mark(issue: ReportedCall<'_>, covers: u64, is_right_behind: bool) -> Resu
     let Some(event) = inner.events.lock().pop() else {
         return Ok(());
     };
-    let track = inner.tracked.track();
+    let track = inner.track_handle.track();
     // Replays are launched without a lock: another one may not be on the stream yet.
     let issued = track.issued_below(handle_of(on), covers + 1);
     let mark = PendingMark {
@@ -220,8 +223,8 @@ fn put_mark(issue: ReportedCall<'_>, covers: u64, is_right_behind: bool) -> Resu
         is_right_behind: is_right_behind && issued == covers,
     };
     let side = match (issued == covers, is_right_behind) {
-        (true, true) => MarkPosition::Behind(issue.number, issue.kind),
-        (true, false) => MarkPosition::Front(issue.number),
+        (true, true) => MarkPosition::Behind(issue.sequence, issue.kind),
+        (true, false) => MarkPosition::Front(issue.sequence),
         (false, _) => MarkPosition::Other,
     };
     if let Err(error) = record(&event, on) {
@@ -237,14 +240,14 @@ fn put_mark(issue: ReportedCall<'_>, covers: u64, is_right_behind: bool) -> Resu
     let entry = state
         .entries
         .iter_mut()
-        .find(|entry| entry.track.number == track.number);
-    let watched = entry.and_then(|entry| {
+        .find(|entry| entry.track.communicator_number == track.communicator_number);
+    let watched_stream = entry.and_then(|entry| {
         let mut streams = entry.streams.iter_mut();
-        streams.find(|watched| is_same_stream(&watched.stream, on))
+        streams.find(|watched_stream| is_same_stream(&watched_stream.stream, on))
     });
-    match watched {
-        Some(watched) if watched.incoming.len() < INCOMING => {
-            watched.incoming.push(Mark { event, mark, side });
+    match watched_stream {
+        Some(watched_stream) if watched_stream.incoming.len() < INCOMING => {
+            watched_stream.incoming.push(Mark { event, mark, side });
         }
         _ => {
             drop(state);

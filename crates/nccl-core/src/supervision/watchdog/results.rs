@@ -17,7 +17,7 @@ pub struct PendingCommunicator {
     pub communicator: Arc<str>,
     /// Its number among the communicators of this process, from 1.
     #[doc(hidden)]
-    pub number: u64,
+    pub communicator_number: u64,
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
     /// How many calls were issued and are not known to be done.
@@ -28,7 +28,7 @@ pub struct PendingCommunicator {
     pub oldest: Option<OldestCall>,
     /// When a call was last seen to be done; `None` while it is watched and none was.
     pub(crate) progress: Option<Instant>,
-    /// When the watchdog looked last; `None` before the first time.
+    /// When the watchdog polled last; `None` before the first time.
     pub(crate) polled: Option<Instant>,
 }
 
@@ -65,12 +65,12 @@ impl PollResults {
         let zero = origin().monotonic;
         PendingCommunicator {
             communicator: Arc::clone(&track.identity.name),
-            number: track.number,
+            communicator_number: track.communicator_number,
             rank: track.identity.rank,
             world_size: track.identity.world_size,
             depth: self.depth,
             oldest: self.pending_call.map(|pending_call| OldestCall {
-                sequence: pending_call.call.number,
+                sequence: pending_call.call.sequence,
                 kind: pending_call.call.kind,
                 shape: self.shape,
                 since: zero + pending_call.call.since,

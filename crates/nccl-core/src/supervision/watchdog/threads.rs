@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::poll::{self, CommunicatorPoller, EndCause, PollReport, PollTask};
+use super::poll::{self, CommunicatorPoller, PollFinding, PollReport, PollTask, StreamTask};
 use super::registry::{
     CurrentPoll, LINGER, POLL_DUE, STATE, WAKE_FLAG, WatchdogState, WatchdogThreads,
     WatchedCommunicator, WatchedStream, period,
@@ -14,7 +14,7 @@ use crate::communicator::{Inner, TemporaryHandle, is_same_stream};
 use crate::drop_queue;
 use crate::monitor::{self, NextCheck, PeriodicCheck};
 use crate::pending_call::Overdue;
-use crate::recorder::{limit_of_word, origin};
+use crate::recorder::{origin, timeout_of_code};
 use crate::state::State as Life;
 use crate::sync::{Condvar, MutexGuard};
 use crate::threads;
@@ -23,24 +23,24 @@ use nccl_base::fault::short_key;
 /// How often the monitor checks whether the watchdog is stuck, while anything is pending; and at how many checks
 /// it has to find the same poll. Counted, because a process may be stopped for a while.
 const TICK: Duration = Duration::from_secs(1);
-const STUCK: u32 = 3;
+const STUCK_AFTER_CHECKS: u32 = 3;
 
 /// Starts the watchdog and the monitor, if they do not run.
 pub(super) fn start(running: &mut WatchdogThreads) -> io::Result<()> {
-    if !running.looks {
+    if !running.has_poller {
         let generation = running.generation;
         threads::spawn("nccl-watchdog", move || run_poller(generation))?;
-        running.looks = true;
+        running.has_poller = true;
         drop_queue::register_exit_handler();
     }
     monitor::ensure(&WAKE_FLAG, WatchdogMonitor::default)
 }
 
-fn wait(wake_flag: &Condvar, state: &mut MutexGuard<'_, WatchdogState>, timeout: Option<Duration>) {
+fn wait(condvar: &Condvar, state: &mut MutexGuard<'_, WatchdogState>, timeout: Option<Duration>) {
     match timeout {
-        None => wake_flag.wait(state),
+        None => condvar.wait(state),
         Some(timeout) => {
-            wake_flag.wait_for(state, timeout);
+            condvar.wait_for(state, timeout);
         }
     }
 }
@@ -66,8 +66,8 @@ fn run_poller(generation: u64) {
         let quiet = lulls.map(|quiet| quiet.at).min();
         let next = state.entries.iter().filter(|entry| entry.stuck.is_none());
         let next = next.min_by_key(|entry| entry.next);
-        let looks = next.map(|entry| entry.next);
-        let wakes = looks.into_iter().chain(query).chain(quiet).min();
+        let next_poll = next.map(|entry| entry.next);
+        let wakes = next_poll.into_iter().chain(query).chain(quiet).min();
         let pause = wakes.map(|wakes| wakes.saturating_duration_since(Instant::now()));
         if pause.is_none_or(|pause| !pause.is_zero()) {
             state.threads.planned = wakes;
@@ -75,10 +75,10 @@ fn run_poller(generation: u64) {
             continue;
         }
         let due = next.filter(|entry| entry.next <= now);
-        let Some(number) = due.map(|entry| entry.track.number) else {
+        let Some(communicator_number) = due.map(|entry| entry.track.communicator_number) else {
             continue;
         };
-        let Some(mut task) = state.begin(number) else {
+        let Some(mut task) = state.begin(communicator_number) else {
             continue;
         };
         drop(state);
@@ -88,11 +88,14 @@ fn run_poller(generation: u64) {
             threads::park_forever();
         };
         let begun = Instant::now();
-        let report = pollers.entry(number).or_default().poll(&mut task);
+        let report = pollers
+            .entry(communicator_number)
+            .or_default()
+            .poll(&mut task);
         state = STATE.lock();
         if state.threads.generation != generation {
             // The call returned after all.
-            if let Some(entry) = state.entry(number) {
+            if let Some(entry) = state.entry(communicator_number) {
                 entry.stuck = None;
                 entry.next = Instant::now();
                 POLL_DUE.notify_one();
@@ -100,11 +103,11 @@ fn run_poller(generation: u64) {
             break;
         }
         state.threads.current_poll = None;
-        let (found, dropped) = state.conclude(number, &task, report, begun);
-        let gone = state.entry(number).is_none();
+        let (found, dropped) = state.store_report(communicator_number, &task, report, begun);
+        let gone = state.entry(communicator_number).is_none();
         drop(state);
         if gone {
-            pollers.remove(&number);
+            pollers.remove(&communicator_number);
         }
         if let Some(found) = found
             && let Some(inner) = TemporaryHandle::of(&task.inner)
@@ -152,17 +155,21 @@ fn answer_queries(
 }
 
 impl WatchdogState {
-    fn entry(&mut self, number: u64) -> Option<&mut WatchedCommunicator> {
+    fn entry(&mut self, communicator_number: u64) -> Option<&mut WatchedCommunicator> {
         let mut entries = self.entries.iter_mut();
-        entries.find(|entry| entry.track.number == number)
+        entries.find(|entry| entry.track.communicator_number == communicator_number)
     }
 
-    /// Begins a poll: what to look at now.
-    fn begin(&mut self, number: u64) -> Option<PollTask> {
-        let entry = self.entry(number)?;
-        let streams = entry.streams.iter_mut().map(|watched| {
-            let incoming = watched.incoming.drain(..).collect();
-            (Arc::clone(&watched.stream), watched.floor, incoming)
+    /// Begins a poll: returns what to poll now.
+    fn begin(&mut self, communicator_number: u64) -> Option<PollTask> {
+        let entry = self.entry(communicator_number)?;
+        let streams = entry.streams.iter_mut().map(|watched_stream| {
+            let incoming = watched_stream.incoming.drain(..).collect();
+            StreamTask {
+                stream: Arc::clone(&watched_stream.stream),
+                floor: watched_stream.floor,
+                incoming,
+            }
         });
         let task = PollTask {
             track: Arc::clone(&entry.track),
@@ -170,27 +177,27 @@ impl WatchdogState {
             inner: entry.inner.clone(),
         };
         self.threads.current_poll = Some(CurrentPoll {
-            number,
+            communicator_number,
             since: Instant::now(),
             ticks: 0,
         });
         Some(task)
     }
 
-    /// Keeps the result of a poll that began at `begun`. Returns the streams that are not watched any more, for the caller to
+    /// Stores the report of a poll that began at `begun`. Returns the streams that are not watched any more, for the caller to
     /// drop without the lock.
-    fn conclude(
+    fn store_report(
         &mut self,
-        number: u64,
+        communicator_number: u64,
         task: &PollTask,
         report: Option<PollReport>,
         begun: Instant,
-    ) -> (Option<EndCause>, Vec<WatchedStream>) {
-        let Some(entry) = self.entry(number) else {
+    ) -> (Option<PollFinding>, Vec<WatchedStream>) {
+        let Some(entry) = self.entry(communicator_number) else {
             return (None, Vec::new());
         };
         let Some(report) = report else {
-            return (None, self.forget(number));
+            return (None, self.forget(communicator_number));
         };
         let PollReport {
             results,
@@ -201,47 +208,47 @@ impl WatchdogState {
         let began = begun.saturating_duration_since(origin().monotonic);
         entry.unseen = entry.unseen.filter(|unseen| unseen.call.since > began);
         let mut dropped = Vec::new();
-        for ((stream, ..), backlog) in task.streams.iter().zip(streams) {
-            let watched = entry
+        for (StreamTask { stream, .. }, backlog) in task.streams.iter().zip(streams) {
+            let stream_index = entry
                 .streams
                 .iter()
-                .position(|watched| Arc::ptr_eq(&watched.stream, stream));
-            let Some(at) = watched else { continue };
-            let watched = &mut entry.streams[at];
-            let is_idle = backlog.is_none() && watched.incoming.is_empty();
-            watched.backlog = backlog.unwrap_or(0);
-            match watched.idle_since {
-                _ if !is_idle => watched.idle_since = None,
+                .position(|watched_stream| Arc::ptr_eq(&watched_stream.stream, stream));
+            let Some(at) = stream_index else { continue };
+            let watched_stream = &mut entry.streams[at];
+            let is_idle = backlog.is_none() && watched_stream.incoming.is_empty();
+            watched_stream.backlog = backlog.unwrap_or(0);
+            match watched_stream.idle_since {
+                _ if !is_idle => watched_stream.idle_since = None,
                 Some(since) if begun.saturating_duration_since(since) >= LINGER => {
                     if let Some(inner) = TemporaryHandle::of(&entry.inner) {
                         inner
                             .in_use
                             .lock()
-                            .retain(|stream| !is_same_stream(stream, &watched.stream));
+                            .retain(|stream| !is_same_stream(stream, &watched_stream.stream));
                     }
                     dropped.push(entry.streams.swap_remove(at));
                 }
                 Some(_) => {}
                 None => {
-                    // The next call comes here, and its marks tell it from earlier work.
-                    watched.unlist(&entry.track);
-                    watched.idle_since = Some(Instant::now());
+                    // The next call is reported, and its marks tell it from earlier work.
+                    watched_stream.unlist(&entry.track);
+                    watched_stream.idle_since = Some(Instant::now());
                 }
             }
         }
         if entry.streams.is_empty() {
-            dropped.extend(self.forget(number));
+            dropped.extend(self.forget(communicator_number));
             return (found, dropped);
         }
         let now = Instant::now();
         entry.next = if entry
             .streams
             .iter()
-            .all(|watched| watched.idle_since.is_some())
+            .all(|watched_stream| watched_stream.idle_since.is_some())
         {
             now + LINGER
         } else {
-            let timeout = limit_of_word(entry.track.fast_path.timeout());
+            let timeout = timeout_of_code(entry.track.fast_path.timeout());
             entry.interval = (entry.interval * 2).min(period(timeout));
             let next = now + entry.interval;
             let deadline = entry
@@ -255,11 +262,11 @@ impl WatchdogState {
     }
 
     /// Stops watching a communicator.
-    fn forget(&mut self, number: u64) -> Vec<WatchedStream> {
+    fn forget(&mut self, communicator_number: u64) -> Vec<WatchedStream> {
         let at = self
             .entries
             .iter()
-            .position(|entry| entry.track.number == number);
+            .position(|entry| entry.track.communicator_number == communicator_number);
         let Some(at) = at else { return Vec::new() };
         let entry = self.entries.swap_remove(at);
         entry.track.fast_path.clear();
@@ -293,9 +300,10 @@ impl PeriodicCheck for WatchdogMonitor {
         }
         if let Some(current_poll) = &mut state.threads.current_poll {
             current_poll.ticks += 1;
-            if current_poll.ticks >= STUCK {
-                let (number, since) = (current_poll.number, current_poll.since);
-                replace(&mut state, number, since);
+            if current_poll.ticks >= STUCK_AFTER_CHECKS {
+                let (communicator_number, since) =
+                    (current_poll.communicator_number, current_poll.since);
+                replace(&mut state, communicator_number, since);
             }
         }
         let late = state.late();
@@ -314,9 +322,11 @@ impl PeriodicCheck for WatchdogMonitor {
 }
 
 /// Starts another thread for everything but the communicator at which the last one is stuck.
-fn replace(state: &mut WatchdogState, number: u64, since: Instant) {
+fn replace(state: &mut WatchdogState, communicator_number: u64, since: Instant) {
     let call = poll::call();
-    let identity = state.entry(number).map(|entry| &entry.track.identity);
+    let identity = state
+        .entry(communicator_number)
+        .map(|entry| &entry.track.identity);
     tracing::error!(
         name: "nccl.watchdog.stuck",
         target: "nccl",
@@ -328,17 +338,17 @@ fn replace(state: &mut WatchdogState, number: u64, since: Instant) {
         launcher_rank = identity.and_then(|of| of.roster.launcher_rank(of.rank)),
         call,
         since = ?since.elapsed(),
-        "a call of the watchdog does not come back; another thread goes on"
+        "a call of the watchdog does not return; another thread takes over"
     );
-    if let Some(entry) = state.entry(number) {
+    if let Some(entry) = state.entry(communicator_number) {
         entry.stuck = Some((call, since));
     }
     state.threads.generation += 1;
     state.threads.current_poll = None;
-    state.threads.looks = false;
+    state.threads.has_poller = false;
     if let Err(error) = start(&mut state.threads) {
         // The next issued call tries again, and reports the failure.
-        crate::events::no_thread("to watch over operations", &error);
+        crate::events::no_thread("to watch operations", &error);
     }
 }
 
@@ -378,23 +388,23 @@ impl WatchdogState {
 }
 
 /// Ends a communicator because of `found`.
-fn end(inner: &Arc<Inner>, found: EndCause, task: &PollTask) {
+fn end(inner: &Arc<Inner>, found: PollFinding, task: &PollTask) {
     match found {
-        EndCause::Overdue(overdue) => end_overdue(inner, &overdue),
-        EndCause::Signalled => inner.abort_in_background("its abort signal was given"),
-        EndCause::Failed(error, noticed) => {
+        PollFinding::Overdue(overdue) => end_overdue(inner, &overdue),
+        PollFinding::Signalled => inner.abort_in_background("its abort signal was given"),
+        PollFinding::Failed(error, detected) => {
             let oldest = super::registry::results()
                 .into_iter()
-                .find(|pending| pending.number == task.track.number)
+                .find(|pending| pending.communicator_number == task.track.communicator_number)
                 .and_then(|pending| pending.oldest);
             let error = match oldest {
                 Some(oldest) => error.during(|| {
-                    let (kind, number) = (oldest.kind, Some(oldest.sequence));
-                    inner.operation(kind, oldest.shape, number, oldest.since)
+                    let (kind, sequence) = (oldest.kind, Some(oldest.sequence));
+                    inner.operation(kind, oldest.shape, sequence, oldest.since)
                 }),
                 None => error,
             };
-            if !inner.abort_if_context_lost(&error, noticed) {
+            if !inner.abort_if_context_lost(&error, detected) {
                 inner.abort_in_background(&error);
             }
         }
@@ -405,9 +415,9 @@ fn end_overdue(inner: &Arc<Inner>, overdue: &Overdue) {
     let call = overdue.call();
     let since = origin().monotonic + call.since;
     let error = overdue.error();
-    let describe = || inner.operation(call.kind, overdue.shape, Some(call.number), since);
+    let describe = || inner.operation(call.kind, overdue.shape, Some(call.sequence), since);
     let error = error.during(describe);
     // So that a request for the call reports the same error.
-    let _ = inner.overdue.set(*overdue);
+    let _ = inner.overdue_operation.set(*overdue);
     inner.abort_in_background(&error);
 }

@@ -1,11 +1,11 @@
-//! What marks prove, and which call is overdue. Times are counted from the recorder's zero; nothing here
-//! reads a clock or asks a device.
+//! What marks prove, and which call is overdue. Times are counted from [`origin`](crate::recorder::origin); nothing here
+//! reads a clock or queries a device.
 
 use std::time::Duration;
 
 use crate::operation::OperationKind;
 use crate::pending_call::{CallStage, PendingCall};
-use crate::recorder::TrackedCall;
+use crate::recorder::RecordedCall;
 
 /// A mark that was not reached when it was last queried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,9 +28,9 @@ pub(super) struct StreamState {
     /// Its calls up to this one are done.
     done: u64,
     /// When a mark was last seen to be reached.
-    free: Duration,
+    last_reached_at: Duration,
     /// The first call that is not done.
-    front: Option<TrackedCall>,
+    first_pending: Option<RecordedCall>,
     /// How many calls are not done.
     depth: u64,
     /// Up to which call everything is on the stream, so that a mark put there now covers it.
@@ -49,40 +49,40 @@ impl StreamState {
     /// Records that a mark was reached.
     pub(super) fn reached(&mut self, covers: u64, now: Duration) {
         self.done = self.done.max(covers);
-        self.free = now;
+        self.last_reached_at = now;
     }
 
     /// Takes in the recorded calls, and up to which call the stream was seen done.
-    pub(super) fn update(&mut self, calls: &[TrackedCall], done: u64, now: Duration) {
+    pub(super) fn update(&mut self, calls: &[RecordedCall], done: u64, now: Duration) {
         if done > self.done {
             self.reached(done, now);
         }
         let here = || calls.iter().filter(|call| call.stream == self.stream);
-        let issuing = here().filter(|call| call.issuing).map(|call| call.number);
+        let issuing = here().filter(|call| call.issuing).map(|call| call.sequence);
         let issuing = issuing.min().unwrap_or(u64::MAX);
-        let issued = here().map(|call| call.number).filter(|&n| n < issuing);
+        let issued = here().map(|call| call.sequence).filter(|&n| n < issuing);
         self.issued = issued.max().unwrap_or(0);
         // A captured call runs when its graph is replayed.
-        let is_pending = |call: &&TrackedCall| {
-            call.number > self.done.max(self.floor)
+        let is_pending = |call: &&RecordedCall| {
+            call.sequence > self.done.max(self.floor)
                 && (call.issuing || call.kind != OperationKind::Capture)
         };
         let mut depth = here().filter(is_pending).count() as u64;
-        let mut front = here().find(is_pending).copied();
-        let oldest = calls.first().map_or(u64::MAX, |call| call.number);
-        if let Some(known) = self.front
-            && known.number > self.done.max(self.floor)
-            && known.number < oldest
+        let mut first_pending = here().find(is_pending).copied();
+        let oldest = calls.first().map_or(u64::MAX, |call| call.sequence);
+        if let Some(known) = self.first_pending
+            && known.sequence > self.done.max(self.floor)
+            && known.sequence < oldest
             && oldest < u64::MAX
         {
             // The call's record was overwritten; some of the calls in between were on other streams.
-            depth += oldest - known.number;
-            front = Some(TrackedCall {
+            depth += oldest - known.sequence;
+            first_pending = Some(RecordedCall {
                 issuing: false,
                 ..known
             });
         }
-        (self.front, self.depth) = (front, depth);
+        (self.first_pending, self.depth) = (first_pending, depth);
     }
 
     /// Up to which call everything is done, if any call is.
@@ -91,21 +91,23 @@ impl StreamState {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.front.is_none()
+        self.first_pending.is_none()
     }
 
     /// Whether the stream has calls that no mark covers, where marks reach up to `marked`.
     pub(super) fn is_uncovered(&self, marked: u64) -> bool {
         self.issued > marked.max(self.done)
-            && self.front.is_some_and(|front| front.number <= self.issued)
+            && self
+                .first_pending
+                .is_some_and(|first_pending| first_pending.sequence <= self.issued)
     }
 }
 
-/// The judgment of one communicator's calls.
+/// Tracks which call of one communicator is the first that is not done.
 #[derive(Debug, Default)]
 pub(super) struct CallTracker {
-    /// The call in front, and since when.
-    front: Option<(u64, Duration)>,
+    /// The first pending call, and since when it is the first.
+    first_since: Option<(u64, Duration)>,
     /// No clock began before this.
     restarted: Duration,
 }
@@ -116,32 +118,32 @@ impl CallTracker {
         self.restarted = now;
     }
 
-    /// Returns the call in front of everything that is pending. `queue_limit` is how long a call may wait
+    /// Returns the call in front of everything that is pending. `queue_timeout` is how long a call may wait
     /// for its turn.
     pub(super) fn first_pending<'q>(
         &mut self,
-        queues: impl Iterator<Item = &'q StreamState>,
-        queue_limit: Option<Duration>,
+        stream_states: impl Iterator<Item = &'q StreamState>,
+        queue_timeout: Option<Duration>,
         now: Duration,
     ) -> Option<PendingCall> {
-        let first = queues
-            .filter_map(|queue| Some((queue.front?, queue)))
-            .min_by_key(|(front, _)| front.number);
-        let Some((call, queue)) = first else {
-            self.front = None;
+        let first = stream_states
+            .filter_map(|stream_state| Some((stream_state.first_pending?, stream_state)))
+            .min_by_key(|(first_pending, _)| first_pending.sequence);
+        let Some((call, stream_state)) = first else {
+            self.first_since = None;
             return None;
         };
         // NCCL runs the calls of a communicator one after another, whatever their streams.
-        let since = match self.front {
-            Some((number, since)) if number == call.number => since,
+        let since = match self.first_since {
+            Some((sequence, since)) if sequence == call.sequence => since,
             Some(_) => now,
             None => call.since,
         };
-        self.front = Some((call.number, since));
-        let is_behind = queue
+        self.first_since = Some((call.sequence, since));
+        let is_behind = stream_state
             .unreached
             .iter()
-            .any(|mark| mark.covers < call.number && !call.issuing);
+            .any(|mark| mark.covers < call.sequence && !call.issuing);
         let (stage, began, timeout) = match (call.issuing, is_behind) {
             (true, _) => (
                 CallStage::Issuing,
@@ -151,21 +153,24 @@ impl CallTracker {
             (false, true) => (
                 CallStage::Queued,
                 call.since.max(self.restarted),
-                queue_limit,
+                queue_timeout,
             ),
             (false, false) => (
                 CallStage::Running,
-                call.since.max(queue.free).max(since).max(self.restarted),
+                call.since
+                    .max(stream_state.last_reached_at)
+                    .max(since)
+                    .max(self.restarted),
                 call.timeout,
             ),
         };
-        let behind = queue
+        let behind = stream_state
             .unreached
             .iter()
-            .filter(|mark| mark.covers >= call.number)
+            .filter(|mark| mark.covers >= call.sequence)
             .min_by_key(|mark| (mark.covers, mark.at));
         let is_alone =
-            behind.is_some_and(|mark| mark.is_right_behind && mark.covers == call.number);
+            behind.is_some_and(|mark| mark.is_right_behind && mark.covers == call.sequence);
         let deadline = timeout.and_then(|timeout| match (stage, behind) {
             // The thread in the call enforces the timeout as well, and reports more: it gets an eighth more
             // time.
@@ -184,21 +189,21 @@ impl CallTracker {
             began,
             timeout,
             deadline,
-            last: behind.map_or(call.number, |mark| mark.covers.max(call.number)),
+            last: behind.map_or(call.sequence, |mark| mark.covers.max(call.sequence)),
             is_alone: is_alone || stage != CallStage::Running,
         })
     }
 }
 
 /// How many calls of all streams are not done.
-pub(super) fn depth<'q>(queues: impl Iterator<Item = &'q StreamState>) -> u64 {
-    queues.map(|queue| queue.depth).sum()
+pub(super) fn depth<'q>(stream_states: impl Iterator<Item = &'q StreamState>) -> u64 {
+    stream_states.map(|stream_state| stream_state.depth).sum()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::{ErrorKind, Mark};
+    use crate::error::{ErrorKind, ErrorProperty};
     use crate::pending_call::Overdue;
 
     const TIMEOUT: Duration = Duration::from_secs(30);
@@ -207,9 +212,9 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn call(number: u64, stream: u64, since: u64) -> TrackedCall {
-        TrackedCall {
-            number,
+    fn call(sequence: u64, stream: u64, since: u64) -> RecordedCall {
+        RecordedCall {
+            sequence,
             kind: OperationKind::AllReduce,
             since: at(since),
             timeout: Some(TIMEOUT),
@@ -226,27 +231,31 @@ mod tests {
         }
     }
 
-    fn first_pending(tracker: &mut CallTracker, queues: &[StreamState], now: u64) -> PendingCall {
+    fn first_pending(
+        tracker: &mut CallTracker,
+        stream_states: &[StreamState],
+        now: u64,
+    ) -> PendingCall {
         tracker
-            .first_pending(queues.iter(), Some(at(300)), at(now))
+            .first_pending(stream_states.iter(), Some(at(300)), at(now))
             .expect("something is pending")
     }
 
     #[test]
-    fn a_call_behind_other_work_is_queued_and_its_limit_counts_from_its_turn() {
-        let (mut queue, mut tracker) = (StreamState::new(7), CallTracker::default());
-        queue.update(&[call(1, 7, 10)], 0, at(10));
-        queue.unreached = vec![mark(0, 10, false), mark(1, 10, true)];
-        let pending_call = first_pending(&mut tracker, std::slice::from_ref(&queue), 200);
+    fn a_call_behind_other_work_is_queued_and_its_timeout_counts_from_its_turn() {
+        let (mut stream_state, mut tracker) = (StreamState::new(7), CallTracker::default());
+        stream_state.update(&[call(1, 7, 10)], 0, at(10));
+        stream_state.unreached = vec![mark(0, 10, false), mark(1, 10, true)];
+        let pending_call = first_pending(&mut tracker, std::slice::from_ref(&stream_state), 200);
         assert_eq!(pending_call.stage, CallStage::Queued);
         assert_eq!(pending_call.deadline, Some(at(310)));
         assert!(pending_call.overdue(at(309)).is_none());
         let kind = pending_call.overdue(at(310)).expect("late").kind();
         assert!(matches!(kind, ErrorKind::Queued { .. }), "{kind}");
         // The work in front of it is done.
-        queue.reached(0, at(201));
-        queue.unreached.remove(0);
-        let pending_call = first_pending(&mut tracker, std::slice::from_ref(&queue), 201);
+        stream_state.reached(0, at(201));
+        stream_state.unreached.remove(0);
+        let pending_call = first_pending(&mut tracker, std::slice::from_ref(&stream_state), 201);
         assert_eq!(
             (pending_call.stage, pending_call.began),
             (CallStage::Running, at(201))
@@ -262,21 +271,21 @@ mod tests {
 
     #[test]
     fn the_clock_of_a_call_begins_when_the_one_before_it_ends() {
-        let (mut queue, mut tracker) = (StreamState::new(7), CallTracker::default());
+        let (mut stream_state, mut tracker) = (StreamState::new(7), CallTracker::default());
         let calls = [call(1, 7, 0), call(2, 7, 0)];
-        queue.update(&calls, 0, at(0));
-        queue.unreached = vec![mark(1, 0, true), mark(2, 0, true)];
+        stream_state.update(&calls, 0, at(0));
+        stream_state.unreached = vec![mark(1, 0, true), mark(2, 0, true)];
         assert_eq!(
-            first_pending(&mut tracker, std::slice::from_ref(&queue), 1)
+            first_pending(&mut tracker, std::slice::from_ref(&stream_state), 1)
                 .call
-                .number,
+                .sequence,
             1
         );
-        queue.reached(1, at(20));
-        queue.unreached.remove(0);
-        queue.update(&calls, 0, at(20));
-        let second = first_pending(&mut tracker, std::slice::from_ref(&queue), 20);
-        assert_eq!(second.call.number, 2);
+        stream_state.reached(1, at(20));
+        stream_state.unreached.remove(0);
+        stream_state.update(&calls, 0, at(20));
+        let second = first_pending(&mut tracker, std::slice::from_ref(&stream_state), 20);
+        assert_eq!(second.call.sequence, 2);
         assert_eq!(second.deadline, Some(at(50)));
     }
 
@@ -288,35 +297,40 @@ mod tests {
             CallTracker::default(),
         );
         let calls = [call(1, 7, 0), call(2, 8, 0)];
-        for queue in [&mut one, &mut other] {
-            queue.update(&calls, 0, at(0));
+        for stream_state in [&mut one, &mut other] {
+            stream_state.update(&calls, 0, at(0));
         }
         one.unreached = vec![mark(1, 0, true)];
         other.unreached = vec![mark(2, 0, true)];
-        let mut queues = [one, other];
-        assert_eq!(first_pending(&mut tracker, &queues, 25).call.number, 1);
-        assert_eq!(depth(queues.iter()), 2);
-        queues[0].reached(1, at(25));
-        queues[0].unreached.clear();
-        queues[0].update(&calls, 0, at(25));
-        let pending_call = first_pending(&mut tracker, &queues, 25);
+        let mut stream_states = [one, other];
         assert_eq!(
-            (pending_call.call.number, pending_call.deadline),
+            first_pending(&mut tracker, &stream_states, 25)
+                .call
+                .sequence,
+            1
+        );
+        assert_eq!(depth(stream_states.iter()), 2);
+        stream_states[0].reached(1, at(25));
+        stream_states[0].unreached.clear();
+        stream_states[0].update(&calls, 0, at(25));
+        let pending_call = first_pending(&mut tracker, &stream_states, 25);
+        assert_eq!(
+            (pending_call.call.sequence, pending_call.deadline),
             (2, Some(at(55)))
         );
     }
 
     #[test]
-    fn without_a_mark_behind_it_nobody_is_late() {
-        let (mut queue, mut tracker) = (StreamState::new(7), CallTracker::default());
-        queue.update(&[call(1, 7, 0)], 0, at(0));
-        assert!(queue.is_uncovered(0));
-        let pending_call = first_pending(&mut tracker, std::slice::from_ref(&queue), 1000);
+    fn a_call_without_a_mark_behind_it_has_no_deadline() {
+        let (mut stream_state, mut tracker) = (StreamState::new(7), CallTracker::default());
+        stream_state.update(&[call(1, 7, 0)], 0, at(0));
+        assert!(stream_state.is_uncovered(0));
+        let pending_call = first_pending(&mut tracker, std::slice::from_ref(&stream_state), 1000);
         assert_eq!(pending_call.deadline, None);
         // As after a capture of the stream: other work may be in front of the mark.
-        queue.unreached = vec![mark(1, 1000, false)];
-        assert!(!queue.is_uncovered(1));
-        let pending_call = first_pending(&mut tracker, std::slice::from_ref(&queue), 1001);
+        stream_state.unreached = vec![mark(1, 1000, false)];
+        assert!(!stream_state.is_uncovered(1));
+        let pending_call = first_pending(&mut tracker, std::slice::from_ref(&stream_state), 1001);
         assert_eq!(pending_call.deadline, Some(at(1030)));
         let text = pending_call
             .overdue(at(1030))
@@ -328,24 +342,27 @@ mod tests {
 
     #[test]
     fn a_mark_covers_nothing_behind_a_call_that_is_being_made() {
-        let mut queue = StreamState::new(7);
-        let issuing = TrackedCall {
+        let mut stream_state = StreamState::new(7);
+        let issuing = RecordedCall {
             issuing: true,
             kind: OperationKind::Replay,
             ..call(2, 7, 0)
         };
-        queue.update(&[call(1, 7, 0), issuing, call(3, 7, 0)], 0, at(0));
-        assert_eq!(queue.issued, 1);
-        queue.update(&[call(1, 7, 0), issuing, call(3, 7, 0)], 1, at(1));
-        let pending_call =
-            first_pending(&mut CallTracker::default(), std::slice::from_ref(&queue), 1);
+        stream_state.update(&[call(1, 7, 0), issuing, call(3, 7, 0)], 0, at(0));
+        assert_eq!(stream_state.issued, 1);
+        stream_state.update(&[call(1, 7, 0), issuing, call(3, 7, 0)], 1, at(1));
+        let pending_call = first_pending(
+            &mut CallTracker::default(),
+            std::slice::from_ref(&stream_state),
+            1,
+        );
         assert_eq!(pending_call.stage, CallStage::Issuing);
         assert!(
             pending_call.overdue(TIMEOUT).is_none(),
             "its caller is first"
         );
         let error = pending_call.overdue(at(60)).expect("late").error();
-        assert!(error.is(Mark::Inside), "{error}");
+        assert!(error.is(ErrorProperty::Inside), "{error}");
         let text = error.to_string();
         assert!(text.contains("the launch of the replay"), "{text}");
         // NCCL connects ranks in the launch, and waits for them.
@@ -354,69 +371,72 @@ mod tests {
             may_connect: true,
             ..overdue
         };
-        assert!(!error.error().is(Mark::Inside), "{error:?}");
+        assert!(!error.error().is(ErrorProperty::Inside), "{error:?}");
     }
 
     #[test]
     fn a_call_whose_record_was_overwritten_is_still_in_front() {
-        let (mut queue, mut tracker) = (StreamState::new(7), CallTracker::default());
-        queue.update(&[call(1, 7, 0)], 0, at(0));
-        let later: Vec<_> = (600..1112).map(|number| call(number, 7, 5)).collect();
-        queue.update(&later, 0, at(5));
-        queue.unreached = vec![mark(1111, 5, false)];
-        let pending_call = first_pending(&mut tracker, std::slice::from_ref(&queue), 5);
-        assert_eq!(pending_call.call.number, 1);
+        let (mut stream_state, mut tracker) = (StreamState::new(7), CallTracker::default());
+        stream_state.update(&[call(1, 7, 0)], 0, at(0));
+        let later: Vec<_> = (600..1112).map(|sequence| call(sequence, 7, 5)).collect();
+        stream_state.update(&later, 0, at(5));
+        stream_state.unreached = vec![mark(1111, 5, false)];
+        let pending_call = first_pending(&mut tracker, std::slice::from_ref(&stream_state), 5);
+        assert_eq!(pending_call.call.sequence, 1);
         let error = pending_call.overdue(at(35)).expect("late").error();
-        assert!(!error.is(Mark::Inside), "{error}");
+        assert!(!error.is(ErrorProperty::Inside), "{error}");
         let text = error.to_string();
-        assert!(text.contains("one of those up to #1111"), "{text}");
+        assert!(text.contains("or another operation up to #1111"), "{text}");
         // A call that was seen done is forgotten; so is a call that failed.
-        queue.update(&later, 599, at(6));
+        stream_state.update(&later, 599, at(6));
         assert_eq!(
-            first_pending(&mut tracker, std::slice::from_ref(&queue), 6)
+            first_pending(&mut tracker, std::slice::from_ref(&stream_state), 6)
                 .call
-                .number,
+                .sequence,
             600
         );
-        queue.update(&later[1..], 599, at(7));
-        queue.update(&later, 1111, at(8));
-        assert!(queue.is_idle());
+        stream_state.update(&later[1..], 599, at(7));
+        stream_state.update(&later, 1111, at(8));
+        assert!(stream_state.is_idle());
     }
 
     #[test]
-    fn what_was_done_before_a_stream_is_watched_and_time_in_which_nobody_ran_do_not_count() {
-        let (mut queue, mut tracker) = (StreamState::new(7), CallTracker::default());
-        queue.floor = 4;
-        queue.update(&[call(4, 7, 0), call(5, 7, 100)], 0, at(100));
-        queue.unreached = vec![mark(4, 100, false), mark(5, 100, true)];
-        let pending_call = first_pending(&mut tracker, std::slice::from_ref(&queue), 101);
+    fn calls_done_before_a_stream_is_watched_and_time_without_polls_do_not_count() {
+        let (mut stream_state, mut tracker) = (StreamState::new(7), CallTracker::default());
+        stream_state.floor = 4;
+        stream_state.update(&[call(4, 7, 0), call(5, 7, 100)], 0, at(100));
+        stream_state.unreached = vec![mark(4, 100, false), mark(5, 100, true)];
+        let pending_call = first_pending(&mut tracker, std::slice::from_ref(&stream_state), 101);
         assert_eq!(
-            (pending_call.call.number, pending_call.stage),
+            (pending_call.call.sequence, pending_call.stage),
             (5, CallStage::Queued)
         );
-        queue.unreached.remove(0);
+        stream_state.unreached.remove(0);
         tracker.restart(at(1000));
-        let pending_call = first_pending(&mut tracker, std::slice::from_ref(&queue), 1000);
+        let pending_call = first_pending(&mut tracker, std::slice::from_ref(&stream_state), 1000);
         assert_eq!(pending_call.deadline, Some(at(1030)));
     }
 
     #[test]
-    fn a_limit_without_end_is_none_and_what_was_captured_does_not_run() {
-        let mut queue = StreamState::new(7);
-        let patient = TrackedCall {
+    fn a_call_without_a_timeout_is_never_overdue_and_a_captured_call_does_not_run() {
+        let mut stream_state = StreamState::new(7);
+        let patient = RecordedCall {
             timeout: None,
             ..call(1, 7, 0)
         };
-        queue.update(&[patient], 0, at(0));
-        queue.unreached = vec![mark(1, 0, true)];
-        let pending_call =
-            first_pending(&mut CallTracker::default(), std::slice::from_ref(&queue), 1);
+        stream_state.update(&[patient], 0, at(0));
+        stream_state.unreached = vec![mark(1, 0, true)];
+        let pending_call = first_pending(
+            &mut CallTracker::default(),
+            std::slice::from_ref(&stream_state),
+            1,
+        );
         assert!(pending_call.overdue(Duration::MAX).is_none());
-        let captured = TrackedCall {
+        let captured = RecordedCall {
             kind: OperationKind::Capture,
             ..call(2, 7, 0)
         };
-        queue.update(&[captured], 1, at(0));
-        assert!(queue.is_idle());
+        stream_state.update(&[captured], 1, at(0));
+        assert!(stream_state.is_idle());
     }
 }

@@ -106,7 +106,7 @@ fn two_communicators_in_opposite_orders_are_told_and_not_who_is_absent() {
         communicators: [String::from("model/tp"), String::from("model/pp")],
     };
     assert_eq!(diagnosis.cause.root, root);
-    // A rank that has come to both is only late.
+    // A rank that has reached both is only late.
     table.reports.get_mut(&0).unwrap().elsewhere = vec![elsewhere(0, 4, &[])];
     let diagnosis = table.find_root_cause();
     assert!(matches!(

@@ -1,4 +1,4 @@
-//! A table of cases. The order in which reports come in plays no part.
+//! A table of cases. The order in which reports arrive plays no part.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,8 +11,8 @@ use crate::supervision::rank_report::EnteredCall;
 use crate::supervision::rank_report::OtherCommunicator;
 use crate::supervision::run_length_counts::RunLengthCounts;
 use crate::{DataType, ReduceOp};
-use nccl_base::fault::Place;
-use nccl_base::fault::cause::Differs;
+use nccl_base::fault::FaultSite;
+use nccl_base::fault::cause::MismatchField;
 use nccl_base::fault::{FaultOperation, Roster};
 use nccl_core::recorder::{RecordedOperation, RecordedReduction};
 
@@ -25,8 +25,8 @@ struct Table {
     hosts: Vec<String>,
     symptoms: Vec<Fault>,
     reports: BTreeMap<usize, RankReport>,
-    left: BTreeSet<usize>,
-    still: BTreeMap<usize, Option<String>>,
+    departed_in_order: BTreeSet<usize>,
+    suspended: BTreeMap<usize, Option<String>>,
     slack: Duration,
 }
 
@@ -59,7 +59,7 @@ fn call(number: u64, operations: Vec<RecordedOperation>, state: EnteredCallState
     EnteredCall {
         number,
         is_for_all,
-        place: is_for_all.then_some(number),
+        collective_index: is_for_all.then_some(number),
         kind,
         stream: 1,
         since_ns: number * 1000,
@@ -67,7 +67,7 @@ fn call(number: u64, operations: Vec<RecordedOperation>, state: EnteredCallState
         done_ms: None,
         state,
         operations,
-        missing: 0,
+        omitted_operations: 0,
     }
 }
 
@@ -89,10 +89,10 @@ fn entered(rank: usize, calls: u64, idle: bool) -> RankReport {
 }
 
 fn late(rank: usize) -> Fault {
-    told(rank, RootCause::Unknown, "it did not finish within 2s")
+    symptom(rank, RootCause::Unknown, "it did not finish within 2s")
 }
 
-fn told(rank: usize, root: RootCause, text: &str) -> Fault {
+fn symptom(rank: usize, root: RootCause, text: &str) -> Fault {
     let cause = Cause {
         class: FaultClass::TimedOut,
         role: FaultRole::Unknown,
@@ -105,7 +105,7 @@ fn told(rank: usize, root: RootCause, text: &str) -> Fault {
         text: text.to_owned(),
         ..Cause::asked("")
     };
-    let place = Place {
+    let site = FaultSite {
         communicator: "model/tp",
         roster: &Roster::default(),
         rank,
@@ -113,7 +113,7 @@ fn told(rank: usize, root: RootCause, text: &str) -> Fault {
         pid: 1,
         generation: 1,
     };
-    Fault::new(cause, place)
+    Fault::new(cause, site)
 }
 
 impl Table {
@@ -125,8 +125,8 @@ impl Table {
                 .collect(),
             symptoms: vec![late(0)],
             reports: reports.into_iter().map(|one| (one.rank, one)).collect(),
-            left: BTreeSet::new(),
-            still: BTreeMap::new(),
+            departed_in_order: BTreeSet::new(),
+            suspended: BTreeMap::new(),
             slack: Duration::from_millis(5),
         }
     }
@@ -140,8 +140,8 @@ impl Table {
             hosts: &self.hosts,
             symptoms: &self.symptoms,
             reports: &self.reports,
-            left: &self.left,
-            still: &self.still,
+            departed_in_order: &self.departed_in_order,
+            suspended: &self.suspended,
             done: &done,
             slack: self.slack,
         });
@@ -161,7 +161,7 @@ fn the_rank_that_is_furthest_behind_is_named_with_what_it_did_last() {
     ]);
     table.reports.get_mut(&3).unwrap().calls.clear();
     table.reports.get_mut(&3).unwrap().entered = Some(0);
-    table.reports.get_mut(&3).unwrap().phase = Some(Earlier::new(
+    table.reports.get_mut(&3).unwrap().phase = Some(PastEvent::new(
         String::from("load weights"),
         Duration::from_secs(12),
     ));
@@ -194,9 +194,9 @@ fn the_rank_that_is_furthest_behind_is_named_with_what_it_did_last() {
 }
 
 /// State of rank `rank` on another communicator: it has entered `entered` calls, and waits in those with the numbers
-/// `waiting`, each called at the time that is its number.
-fn elsewhere(rank: usize, entered: u64, waiting: &[u64]) -> OtherCommunicator {
-    let waiting = waiting
+/// `pending_calls`, each called at the time that is its number.
+fn elsewhere(rank: usize, entered: u64, pending_calls: &[u64]) -> OtherCommunicator {
+    let pending_calls = pending_calls
         .iter()
         .map(|number| call(*number, vec![all_reduce()], EnteredCallState::Pending));
     OtherCommunicator {
@@ -205,9 +205,9 @@ fn elsewhere(rank: usize, entered: u64, waiting: &[u64]) -> OtherCommunicator {
         roster: Roster::default(),
         rank,
         entered: Some(entered),
-        waiting: waiting.collect(),
-        more: false,
-        freed: Vec::new(),
+        pending_calls: pending_calls.collect(),
+        has_more_pending: false,
+        recently_done: Vec::new(),
         sent: RunLengthCounts::of(&[0; 8]),
         received: RunLengthCounts::of(&[0; 8]),
     }
@@ -243,7 +243,7 @@ fn an_operation_that_is_done_on_the_rank_that_entered_another_one_is_still_compa
         matches!(
             &diagnosis.cause.root,
             RootCause::Mismatch {
-                field: Differs::Operation,
+                field: MismatchField::Operation,
                 sequence: Some(2),
                 ..
             }
@@ -255,14 +255,17 @@ fn an_operation_that_is_done_on_the_rank_that_entered_another_one_is_still_compa
 #[test]
 fn what_does_not_fit_together_comes_before_who_is_absent() {
     for (field, change) in [
-        (Differs::Operation, operation(OperationKind::AllGather)),
-        (Differs::Count, but(all_reduce(), |one| one.count = 7)),
         (
-            Differs::DataType,
+            MismatchField::Operation,
+            operation(OperationKind::AllGather),
+        ),
+        (MismatchField::Count, but(all_reduce(), |one| one.count = 7)),
+        (
+            MismatchField::DataType,
             but(all_reduce(), |one| one.data_type = DataType::BFloat16),
         ),
         (
-            Differs::Reduction,
+            MismatchField::Reduction,
             but(all_reduce(), |one| {
                 one.reduction = Some(RecordedReduction::Op(ReduceOp::Max))
             }),
@@ -312,14 +315,14 @@ fn what_does_not_fit_together_comes_before_who_is_absent() {
             .cause
             .evidence
             .join(" ")
-            .contains("either may be what was meant")
+            .contains("either may be the intended one")
     );
 }
 
 /// Returns what is found of ranks that differ, as a fault.
 fn mismatch(table: &Table) -> Fault {
     let diagnosis = table.find_root_cause();
-    let place = Place {
+    let site = FaultSite {
         communicator: "model/tp",
         roster: &Roster::default(),
         rank: diagnosis.rank,
@@ -327,7 +330,7 @@ fn mismatch(table: &Table) -> Fault {
         pid: 1,
         generation: 0,
     };
-    Fault::new(diagnosis.cause, place)
+    Fault::new(diagnosis.cause, site)
 }
 
 #[test]
@@ -365,14 +368,14 @@ fn no_rank_is_the_culprit_where_as_many_have_the_one_as_the_other() {
 fn a_call_of_which_a_part_is_lost_is_done_for_all_that_called_the_same_function() {
     let mut table = Table::of((0..3).map(|rank| entered(rank, 2, false)).collect());
     let done = &mut table.reports.get_mut(&1).unwrap().calls[1];
-    (done.state, done.missing) = (EnteredCallState::Done, 1);
+    (done.state, done.omitted_operations) = (EnteredCallState::Done, 1);
     assert!(matches!(
         table.find_root_cause().cause.root,
         RootCause::Unknown
     ));
 }
 
-/// Rank 1 finalizes alone, which fails, and rank 0 runs out of time in what rank 1 has not entered.
+/// Rank 1 finalizes alone, which fails, and rank 0 times out in an operation that rank 1 has not entered.
 #[test]
 fn where_ranks_wait_it_is_a_matter_of_time_whichever_of_them_told_first() {
     let mut table = Table::of(vec![entered(0, 2, false), entered(1, 1, true)]);
@@ -381,7 +384,7 @@ fn where_ranks_wait_it_is_a_matter_of_time_whichever_of_them_told_first() {
         role: FaultRole::Cascade,
         ..Cause::asked("finalize failed")
     };
-    let place = Place {
+    let site = FaultSite {
         communicator: "model/tp",
         roster: &Roster::default(),
         rank: 1,
@@ -389,7 +392,7 @@ fn where_ranks_wait_it_is_a_matter_of_time_whichever_of_them_told_first() {
         pid: 2,
         generation: 1,
     };
-    let failed = Fault::new(failed, place);
+    let failed = Fault::new(failed, site);
     for symptoms in [vec![late(0), failed.clone()], vec![failed.clone(), late(0)]] {
         table.symptoms = symptoms;
         let cause = table.find_root_cause().cause;
@@ -454,15 +457,15 @@ fn a_rank_that_nothing_is_known_of_is_named_only_where_nothing_else_explains_it(
         diagnosis.cause.root,
         RootCause::NeverEntered { .. }
     ));
-    // Rank 1 stands still, as far as can be told.
-    table.still.insert(1, None);
+    // Rank 1 does not answer, as far as is known.
+    table.suspended.insert(1, None);
     let root = RootCause::NotAnswering {
         ranks: vec![1],
         state: None,
     };
     assert_eq!(table.find_root_cause().cause.root, root);
     // All ranks that answer have entered the operation.
-    table.still.clear();
+    table.suspended.clear();
     table.reports.insert(2, entered(2, 2, false));
     assert_eq!(table.find_root_cause().cause.root, root);
 }
@@ -473,7 +476,7 @@ fn ranks_that_do_not_answer_are_named_together_with_their_host_and_state() {
     table.reports.remove(&2);
     table.reports.remove(&3);
     table
-        .still
+        .suspended
         .insert(2, Some(String::from("process state T (stopped)")));
     let diagnosis = table.find_root_cause();
     assert_eq!(diagnosis.rank, 2);
@@ -497,7 +500,10 @@ fn a_call_that_hangs_comes_before_those_who_have_not_come() {
     let root = RootCause::StuckInside {
         operation: String::from("the call into NCCL"),
     };
-    table.symptoms = vec![late(1), told(0, root.clone(), "the call into NCCL hangs")];
+    table.symptoms = vec![
+        late(1),
+        symptom(0, root.clone(), "the call into NCCL hangs"),
+    ];
     let diagnosis = table.find_root_cause();
     assert_eq!((diagnosis.rank, diagnosis.cause.root), (0, root));
 }
@@ -556,7 +562,7 @@ fn a_failure_that_follows_says_more_than_time_that_ran_out_and_the_noise_of_an_e
             text: text.to_owned(),
             ..Cause::asked("")
         };
-        let place = Place {
+        let site = FaultSite {
             communicator: "model/tp",
             roster: &Roster::default(),
             rank,
@@ -564,7 +570,7 @@ fn a_failure_that_follows_says_more_than_time_that_ran_out_and_the_noise_of_an_e
             pid: 1,
             generation: 1,
         };
-        Fault::new(cause, place)
+        Fault::new(cause, site)
     };
     let mut table = Table::of(vec![
         entered(0, 1, false),
@@ -623,10 +629,10 @@ fn what_nothing_explains_is_said_to_be_unknown() {
 fn a_rank_that_left_in_order_is_named_when_others_wait_for_it() {
     let mut table = Table::of(vec![entered(0, 2, false), entered(1, 2, false)]);
     table.reports.remove(&1);
-    table.left.insert(1);
+    table.departed_in_order.insert(1);
     let diagnosis = table.find_root_cause();
     assert_eq!(diagnosis.rank, 1);
-    assert!(diagnosis.cause.evidence[0].contains("left the world in order"));
+    assert!(diagnosis.cause.evidence[0].contains("has left the world"));
 }
 
 #[test]
@@ -686,11 +692,14 @@ fn random_reports_in_any_order_give_one_verdict_and_no_panic() {
                             random.u64(..3),
                         ));
                     }
-                    call.missing = usize::from(random.u8(..16) == 0);
+                    call.omitted_operations = usize::from(random.u8(..16) == 0);
                 }
                 if random.u8(..6) == 0 {
                     report.entered = None;
-                    report.calls.iter_mut().for_each(|call| call.place = None);
+                    report
+                        .calls
+                        .iter_mut()
+                        .for_each(|call| call.collective_index = None);
                 }
                 report
             })

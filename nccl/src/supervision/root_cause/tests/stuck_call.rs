@@ -35,7 +35,7 @@ fn the_one_rank_that_does_not_come_back_from_the_call_is_the_cause() {
     // Also when rank 2 has just entered, and is what rank 1 waits for.
     aged(&mut table, [2000, 1900, 100]);
     assert_eq!(table.find_root_cause().cause.root, RootCause::Unknown);
-    // Where no rank has come out of the call, all may.
+    // Where no rank has returned from the call, all may.
     table.reports.get_mut(&0).unwrap().calls[1].state = EnteredCallState::Issuing;
     table.reports.remove(&2);
     table.hosts.pop();

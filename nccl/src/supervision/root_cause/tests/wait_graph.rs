@@ -75,7 +75,7 @@ fn a_circle_of_a_collective_and_a_message_is_told_and_not_who_is_absent() {
         vec![message(Recv, 0, 1, 9)],
         EnteredCallState::Pending,
     )];
-    receives.calls[0].place = None;
+    receives.calls[0].collective_index = None;
     let mut waits = entered(0, 1, false);
     waits.sent = RunLengthCounts::of(&[0, 0, 0]);
     let table = Table::of(vec![waits, receives, entered(2, 1, false)]);
@@ -149,7 +149,7 @@ fn on_two(rank: usize, inverse: bool) -> RankReport {
     let mut report = entered(rank, 1, false);
     report.calls[0].since_ns = 500;
     let mut there = elsewhere(rank, 1, &[1]);
-    there.waiting[0].since_ns = if inverse { 400 } else { 600 };
+    there.pending_calls[0].since_ns = if inverse { 400 } else { 600 };
     report.elsewhere = vec![there];
     report
 }
@@ -168,11 +168,11 @@ fn two_communicators_in_opposite_orders_on_one_stream_are_told_whichever_is_on_t
     let turn = |report: &RankReport| {
         let there = report.elsewhere[0].clone();
         RankReport {
-            calls: there.waiting.clone(),
+            calls: there.pending_calls.clone(),
             elsewhere: vec![OtherCommunicator {
                 key: String::from("tp"),
                 name: String::from("model/tp"),
-                waiting: report.calls.clone(),
+                pending_calls: report.calls.clone(),
                 ..there
             }],
             ..report.clone()
@@ -188,10 +188,10 @@ fn two_communicators_in_opposite_orders_on_one_stream_are_told_whichever_is_on_t
         key: "pp",
         roster: &Roster::default(),
         hosts: &table.hosts,
-        symptoms: &[told(1, RootCause::Unknown, "another complaint")],
+        symptoms: &[symptom(1, RootCause::Unknown, "another complaint")],
         reports: &reports,
-        left: &table.left,
-        still: &table.still,
+        departed_in_order: &table.departed_in_order,
+        suspended: &table.suspended,
         done: &completed_calls(&reports),
         slack: table.slack,
     });
@@ -199,19 +199,19 @@ fn two_communicators_in_opposite_orders_on_one_stream_are_told_whichever_is_on_t
         |one: &Diagnosis| (one.rank, one.cause.text.clone(), one.cause.evidence.clone());
     assert_eq!(local_evidence(&other), local_evidence(&diagnosis));
     assert_eq!(other.cause.root, root);
-    // The other communicator went on when this one was given up.
+    // The other communicator continued when this one was given up.
     let mut freed = table.reports.clone();
     for report in freed.values_mut() {
         let there = &mut report.elsewhere[0];
-        there.freed = std::mem::take(&mut there.waiting);
-        there.freed[0].state = EnteredCallState::Done;
+        there.recently_done = std::mem::take(&mut there.pending_calls);
+        there.recently_done[0].state = EnteredCallState::Done;
     }
     let late = Table::of(freed.into_values().collect()).find_root_cause();
     assert_eq!(local_evidence(&late), local_evidence(&diagnosis));
     // On streams of their own, neither waits for the other.
     let mut table = table;
     for report in table.reports.values_mut() {
-        report.elsewhere[0].waiting[0].stream = 2;
+        report.elsewhere[0].pending_calls[0].stream = 2;
     }
     assert_eq!(table.find_root_cause().cause.root, RootCause::Unknown);
 }
@@ -222,7 +222,7 @@ fn three_communicators_in_a_round_are_a_circle() {
     let there = |key: &str, rank, since_ns| {
         let mut one = elsewhere(rank, 1, &[1]);
         (one.key, one.name) = (key.to_owned(), key.to_owned());
-        one.waiting[0].since_ns = since_ns;
+        one.pending_calls[0].since_ns = since_ns;
         one
     };
     let mut zero = entered(0, 1, false);
@@ -281,12 +281,12 @@ fn random_waits_in_any_order_of_reports_give_one_verdict_also_at_a_thousand_rank
                     report.entered = Some(1);
                     let number = report.calls.len() as u64 + 1;
                     let mut all = call(number, vec![all_reduce()], EnteredCallState::Pending);
-                    all.place = Some(1);
+                    all.collective_index = Some(1);
                     report.calls.push(all);
                 }
                 if random.u8(..3) == 0 {
                     report.elsewhere = vec![elsewhere(rank, 1, &[1])];
-                    report.elsewhere[0].waiting[0].since_ns = random.u64(..4000);
+                    report.elsewhere[0].pending_calls[0].since_ns = random.u64(..4000);
                 }
                 report
             })

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::marks::StreamMarks;
-use super::slots::IssueProgress;
-use super::{ISSUES, IssueTicket, OPERATIONS, Track, Writer};
+use super::slots::CallProgress;
+use super::stream_progress::StreamProgressTable;
+use super::{CallTicket, MAX_CALLS, MAX_OPERATIONS, Track, Writer};
 use crate::identity::{Identity, RecorderScope};
 use crate::operation::OperationKind;
 use crate::recorder::fast_path::FastPathFilter;
@@ -18,12 +18,12 @@ use crate::sync::{Mutex, MutexGuard};
 use nccl_base::clock::{now, origin};
 
 /// How many communicators are kept after their end, so that their last calls can be read.
-const ENDED: usize = 16;
+const MAX_ENDED: usize = 16;
 
 /// A communicator's handle on its record, which keeps the record readable.
-pub(crate) struct Tracked(Arc<Track>);
+pub(crate) struct TrackHandle(Arc<Track>);
 
-impl Tracked {
+impl TrackHandle {
     /// Begins the record of a communicator.
     pub(crate) fn new(
         identity: Identity,
@@ -34,12 +34,12 @@ impl Tracked {
         let mut all = all();
         all.made += 1;
         let track = Arc::new(Track {
-            number: all.made,
+            communicator_number: all.made,
             identity,
             lifecycle: Arc::clone(lifecycle),
-            issues: SeqlockRing::new(ISSUES),
-            operations: SeqlockRing::new(OPERATIONS),
-            marks: StreamMarks::default(),
+            call_ring: SeqlockRing::new(MAX_CALLS),
+            operation_ring: SeqlockRing::new(MAX_OPERATIONS),
+            stream_progress: StreamProgressTable::default(),
             launching: AtomicU64::new(0),
             fast_path: FastPathFilter::default(),
             tally: Arc::clone(tally),
@@ -49,8 +49,8 @@ impl Tracked {
         let writer = Writer {
             track: Arc::clone(&track),
             origin,
-            issues: 0,
-            operations: 0,
+            calls_written: 0,
+            operations_written: 0,
             tally: Arc::clone(tally),
         };
         (Self(track), writer)
@@ -60,23 +60,23 @@ impl Tracked {
         &self.0
     }
 
-    /// Notes how the launch of `ticket` ended, without the communicator's lock.
-    pub(crate) fn launched(&self, ticket: IssueTicket, issued: bool) {
+    /// Records how the launch of `ticket` ended, without the communicator's lock.
+    pub(crate) fn end_launch(&self, ticket: CallTicket, issued: bool) {
         let progress = if issued {
-            IssueProgress::Issued
+            CallProgress::Issued
         } else {
-            IssueProgress::Failed
+            CallProgress::Failed
         };
         self.0.set_progress(ticket, progress);
         self.0.launching.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-impl Drop for Tracked {
+impl Drop for TrackHandle {
     /// Keeps the record readable for a while.
     fn drop(&mut self) {
         let mut all = all();
-        if all.ended.len() == ENDED {
+        if all.ended.len() == MAX_ENDED {
             all.ended.pop_front();
         }
         all.ended.push_back(Arc::clone(&self.0));
@@ -131,8 +131,8 @@ pub fn progress_of(scope: &Arc<RecorderScope>) -> u64 {
         let mut calls = calls.iter().rev();
         calls.find_map(|call| {
             let needs_all = matches!(call.kind, AllReduce | AllGather | ReduceScatter | AllToAll);
-            let is_done = !call.issuing && call.number <= track.done_on(call.stream);
-            (needs_all && is_done).then_some(call.number)
+            let is_done = !call.issuing && call.sequence <= track.done_on(call.stream);
+            (needs_all && is_done).then_some(call.sequence)
         })
     };
     tracks()
@@ -147,14 +147,14 @@ pub fn progress_of(scope: &Arc<RecorderScope>) -> u64 {
 pub fn last_call() -> Option<String> {
     let tracks = tracks();
     let of_worlds = tracks.iter().filter(|track| track.identity.scope.is_some());
-    let last = of_worlds.filter_map(|track| Some((track, track.issues.last()?)));
-    let (track, issue) = last.max_by_key(|(_, issue)| issue.time)?;
-    let age = now().saturating_sub(Duration::from_nanos(issue.time));
-    let is_done = issue.number <= track.done_on(issue.stream);
+    let last = of_worlds.filter_map(|track| Some((track, track.call_ring.last()?)));
+    let (track, raw) = last.max_by_key(|(_, raw)| raw.time)?;
+    let age = now().saturating_sub(Duration::from_nanos(raw.time));
+    let is_done = raw.sequence <= track.done_on(raw.stream);
     Some(format!(
         "{} #{} on {:?}, called {:.1} s before that{}",
-        OperationKind::from_code((issue.state >> 8) as u8),
-        issue.number,
+        OperationKind::from_code((raw.state >> 8) as u8),
+        raw.sequence,
         &*track.identity.name,
         age.as_secs_f64(),
         if is_done { " and done" } else { "" }

@@ -1,5 +1,5 @@
-//! Communicators that failed before NCCL was called: while their ranks exchanged which of them are there, what they
-//! found, and which token of NCCL's to use.
+//! Communicators before NCCL is called: while their ranks exchange which of them take part, what each has checked, and
+//! which token of NCCL's to use; and the faults of those that fail.
 //!
 //! There is no supervisor yet, and none is needed: such an exchange ends once, with the same outcome on all ranks, and
 //! everything here is derived from that outcome. So all ranks have the same rank, root, class and text, without another
@@ -18,13 +18,13 @@ use nccl_base::departure::Departure;
 use nccl_base::departure::{Reason, UnfinishedExchange};
 use nccl_base::error::Error;
 use nccl_base::fault::FaultOperation;
-use nccl_base::fault::cause::{Differs, Earlier, FaultRole, RootCause, Side};
-use nccl_base::fault::{Cause, Fault, FaultClass, Place};
+use nccl_base::fault::cause::{FaultRole, MismatchField, MismatchSide, PastEvent, RootCause};
+use nccl_base::fault::{Cause, Fault, FaultClass, FaultSite};
 use nccl_base::roster::Roster;
 use nccl_control::RankSession;
 
-/// A communicator that its ranks tried to make.
-pub(crate) struct InitFailure {
+/// A communicator that its ranks are about to make.
+pub(crate) struct InitSupervision {
     session: Arc<RankSession>,
     name: Arc<str>,
     members: Arc<[usize]>,
@@ -33,7 +33,7 @@ pub(crate) struct InitFailure {
     rank: usize,
 }
 
-impl InitFailure {
+impl InitSupervision {
     /// Describes communicator `name` of the ranks `members` of the session.
     pub(crate) fn new(
         session: &Arc<RankSession>,
@@ -52,19 +52,20 @@ impl InitFailure {
 
     fn fault_of(&self, how: &UnfinishedExchange) -> Arc<Fault> {
         let cause = match how {
-            UnfinishedExchange::Gone { rank, departure } => {
+            UnfinishedExchange::Departed { rank, departure } => {
                 let (members, name) = (&self.members, &self.name);
-                let gone = CommunicatorRef { members, name };
+                let communicator = CommunicatorRef { members, name };
                 if *departure != Departure::Left
-                    && let Some(fault) = self
-                        .session
-                        .fault_listener()
-                        .departure_fault(*rank, departure, &gone)
+                    && let Some(fault) = self.session.fault_listener().departure_fault(
+                        *rank,
+                        departure,
+                        &communicator,
+                    )
                 {
                     return fault;
                 }
                 let text = format!(
-                    "has left its world, and will not come to make {}",
+                    "has left its world, and takes no part in making {}",
                     self.named()
                 );
                 (*rank, self.missing_rank(None, FaultClass::Gone, text))
@@ -81,7 +82,7 @@ impl InitFailure {
                     reason: reason.to_string(),
                 };
                 let role = FaultRole::Initiating;
-                let text = format!("gave up to make {}: {reason}", self.named());
+                let text = format!("gave up making {}: {reason}", self.named());
                 (*rank, Cause::of(FaultClass::Failed, role, root, text))
             }
             UnfinishedExchange::Late {
@@ -97,11 +98,13 @@ impl InitFailure {
                 let root = RootCause::NotAnswering { ranks, state: None };
                 let role = FaultRole::Initiating;
                 let text = format!(
-                    "does not answer, and it coordinates: nobody could make {}",
+                    "is the coordinator and does not answer, so that {} could not be made",
                     self.named()
                 );
                 let mut cause = Cause::of(FaultClass::TimedOut, role, root, text);
-                cause.hint = String::from("look whether its process is stopped, frozen or starved");
+                cause.hint = String::from(
+                    "check whether its process is stopped, frozen or without CPU time",
+                );
                 (*by, cause)
             }
             UnfinishedExchange::CutOff { from, why } => {
@@ -113,12 +116,12 @@ impl InitFailure {
             }
         };
         let (member, cause) = cause;
-        let place = self
+        let rank = self
             .ranks_of_members(&[member])
             .first()
             .copied()
             .unwrap_or_default();
-        Arc::new(self.fault(cause, place))
+        Arc::new(self.fault(cause, rank))
     }
 
     fn late_ranks(
@@ -132,7 +135,7 @@ impl InitFailure {
             self.named(),
             waited.as_secs_f64()
         );
-        let phase = phase.map(|(what, ago)| Earlier::new(what.clone(), *ago));
+        let phase = phase.map(|(what, ago)| PastEvent::new(what.clone(), *ago));
         let mut evidence = Vec::new();
         if let Some(phase) = &phase {
             evidence.push(format!(
@@ -145,7 +148,7 @@ impl InitFailure {
         if !others.is_empty() {
             let verb = if others.len() == 1 { "has" } else { "have" };
             evidence.push(format!(
-                "{} {verb} not come, either",
+                "{} {verb} not joined either",
                 self.roster.who(&others)
             ));
         }
@@ -156,8 +159,8 @@ impl InitFailure {
         cause
     }
 
-    /// Returns the cause for a rank that has not come.
-    fn missing_rank(&self, phase: Option<Earlier>, class: FaultClass, text: String) -> Cause {
+    /// Returns the cause for a rank that has not taken part.
+    fn missing_rank(&self, phase: Option<PastEvent>, class: FaultClass, text: String) -> Cause {
         let root = RootCause::NeverEntered {
             operation: format!("init of {}", self.named()),
             last: None,
@@ -177,15 +180,15 @@ impl InitFailure {
 
     /// Returns which ranks of the communicator `ranks` of the session are.
     fn ranks_of_members(&self, ranks: &[usize]) -> Vec<usize> {
-        let place = |rank: &usize| self.members.iter().position(|member| member == rank);
-        ranks.iter().filter_map(place).collect()
+        let own_rank = |rank: &usize| self.members.iter().position(|member| member == rank);
+        ranks.iter().filter_map(own_rank).collect()
     }
 
     /// Returns the fault of rank `rank` of the communicator; the same on every rank.
     fn fault(&self, cause: Cause, rank: usize) -> Fault {
         let member = self.members.get(rank).copied().unwrap_or_default();
         let (host, pid) = self.session.fault_listener().host_and_pid(member);
-        let place = Place {
+        let site = FaultSite {
             communicator: &self.name,
             roster: &self.roster,
             rank,
@@ -193,11 +196,11 @@ impl InitFailure {
             pid,
             generation: self.session.job().1,
         };
-        Fault::derived(cause, place)
+        Fault::derived(cause, site)
     }
 }
 
-impl InitSupervisor for InitFailure {
+impl InitSupervisor for InitSupervision {
     fn explain_failure(&self, own: Option<Error>, exchange: Error) -> Error {
         let fault = exchange.unfinished().map(|how| self.fault_of(how));
         let error = own.unwrap_or(exchange);
@@ -210,7 +213,7 @@ impl InitSupervisor for InitFailure {
     fn encode_failure(&self, error: &Error) -> Vec<u8> {
         let fault = match (error.fault(), error.unfinished()) {
             (Some(fault), _) => fault.clone(),
-            // An exchange before this one failed; the others have heard the same.
+            // An exchange before this one failed; the others have received the same.
             (None, Some(how)) => Fault::clone(&self.fault_of(how)),
             (None, None) => Fault::here(
                 local_evidence::with_nccl_warning(Cause::from(error)),
@@ -223,36 +226,37 @@ impl InitSupervisor for InitFailure {
         fault.encode(&self.members)
     }
 
-    fn choose_fault(&self, told: &[(usize, &[u8])]) -> Option<(usize, Fault)> {
-        let told = told.iter();
-        let faults = told.filter_map(|(rank, bytes)| Some((*rank, Fault::decode(bytes).ok()?.0)));
+    fn choose_fault(&self, encoded: &[(usize, &[u8])]) -> Option<(usize, Fault)> {
+        let encoded = encoded.iter();
+        let faults =
+            encoded.filter_map(|(rank, bytes)| Some((*rank, Fault::decode(bytes).ok()?.0)));
         faults.min_by_key(|(rank, fault)| (fault.role, *rank))
     }
 
     fn mode_mismatch(&self, modes: &[Option<LaunchMode>]) -> Fault {
-        let mut sides: Vec<Side> = Vec::new();
+        let mut sides: Vec<MismatchSide> = Vec::new();
         for (rank, mode) in modes.iter().enumerate() {
             let value = mode.map_or_else(|| String::from("unknown"), |mode| mode.to_string());
             match sides.iter_mut().find(|side| side.value == value) {
                 Some(side) => side.ranks.push(rank),
-                None => sides.push(Side::of(rank, value)),
+                None => sides.push(MismatchSide::of(rank, value)),
             }
         }
         // Of two sides of equal size, the one with the lower rank stays first.
         sides.sort_by_key(|side| std::cmp::Reverse(side.ranks.len()));
-        let says: Vec<_> = sides
+        let side_texts: Vec<_> = sides
             .iter()
             .map(|side| format!("{} in {}", self.roster.who(&side.ranks), side.value))
             .collect();
         let rank = sides.last().map_or(0, |side| side.ranks[0]);
         let root = RootCause::Mismatch {
-            field: Differs::LaunchMode,
+            field: MismatchField::LaunchMode,
             sequence: None,
             sides,
         };
         let text = match root.is_tied() {
-            true => format!("ranks differ in the launch mode: {}", says.join(", ")),
-            false => format!("makes it in another launch mode: {}", says.join(", ")),
+            true => format!("ranks differ in the launch mode: {}", side_texts.join(", ")),
+            false => format!("makes it in another launch mode: {}", side_texts.join(", ")),
         };
         let mut cause = Cause::of(FaultClass::Failed, FaultRole::Initiating, root, text);
         cause.hint = String::from("choose the same launch mode on all ranks");

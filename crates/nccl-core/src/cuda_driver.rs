@@ -135,7 +135,7 @@ pub(crate) fn query(stream: &CudaStream) -> sys::CUresult {
 
 /// How long to wait for another thread's calls whose errors cudarc stores; such calls do not block. Less than a call may
 /// be late before its process is ended (`active_calls.rs`).
-const STUCK: Duration = Duration::from_secs(1);
+const STORED_ERROR_LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Locked while an error of a context is taken or put back, and while calls are [`stored_error_of`], so that two threads do not
 /// take each other's errors. A context always uses the same lock; a few contexts may share one.
@@ -156,7 +156,7 @@ pub(crate) fn stored_error_of<T>(
     context: &CudaContext,
     calls: impl FnOnce() -> T,
 ) -> (T, Result<(), DriverError>) {
-    stored_error_of_unless_stuck(context, STUCK, calls)
+    stored_error_of_unless_stuck(context, STORED_ERROR_LOCK_TIMEOUT, calls)
 }
 
 #[inline]
@@ -180,12 +180,12 @@ fn stored_error_of_unless_stuck<T>(
 #[doc(hidden)]
 pub fn ignoring_stored_error<T>(context: &CudaContext, calls: impl FnOnce() -> T) -> T {
     let before = {
-        let _alone = lock_stored_error(context, STUCK);
+        let _alone = lock_stored_error(context, STORED_ERROR_LOCK_TIMEOUT);
         context.check_err()
     };
     let value = calls();
     if before.is_err() {
-        let _alone = lock_stored_error(context, STUCK);
+        let _alone = lock_stored_error(context, STORED_ERROR_LOCK_TIMEOUT);
         context.record_err(before);
     }
     value

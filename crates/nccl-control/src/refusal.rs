@@ -1,4 +1,4 @@
-//! Which connections are accepted, and why others are refused.
+//! Why connections are refused: the reasons, their number and their log events.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -29,22 +29,23 @@ impl Refusal {
     pub(super) fn of_job(theirs: &str, own: &str) -> Self {
         Self {
             why: format!(
-                "it belongs to job {theirs:?}, and rank 0 here to job {own:?}: one of them is left over, or \
-                 two jobs were given one address"
+                "it belongs to job {theirs:?}, and the coordinator at this address to job {own:?}: one of them is a \
+                 leftover, or two jobs were given one address"
             ),
             retry: Retry::Elsewhere,
         }
     }
 
-    /// `theirs` is another generation than `own`, rank 0's.
+    /// `theirs` is another generation than `own`, this process's.
     pub(super) fn of_generation(theirs: u64, own: u64) -> Self {
         match theirs > own {
             true => Self::later(format!(
-                "it is already of generation {theirs} of the job, and rank 0 still of generation {own}, which is to end"
+                "it is already of generation {theirs} of the job, and the process at this address still of generation {own}, \
+                 which is about to end"
             )),
             false => Self::from(format!(
-                "it is of generation {theirs} of the job, and rank 0 of generation {own}: a process of another \
-                 attempt is left over"
+                "it is of generation {theirs} of the job, and the process at this address of generation {own}: a process \
+                 of another attempt is left over"
             )),
         }
     }
@@ -56,7 +57,15 @@ impl Refusal {
         ))
     }
 
-    /// Another attempt may succeed when the peer that answers is gone.
+    /// The peer is not a rank of the job; where there are several ports, the coordinator may be at another.
+    pub(super) fn elsewhere(why: String) -> Self {
+        Self {
+            why,
+            retry: Retry::Elsewhere,
+        }
+    }
+
+    /// Another attempt may succeed when the peer that answers has ended.
     pub(super) fn later(why: String) -> Self {
         Self {
             why,
@@ -65,16 +74,16 @@ impl Refusal {
     }
 }
 
-/// Checks whether another observer is let in, beside `observers`, of a world of `ranks` ranks.
+/// Checks whether another observer is admitted, beside `observers`, of a world of `ranks` ranks.
 ///
 /// # Errors
 /// There are too many already.
-pub(super) fn has_room(observers: usize, ranks: usize) -> Result<(), String> {
+pub(super) fn check_room(observers: usize, ranks: usize) -> Result<(), String> {
     // At least one for each host, when each has a launcher that observes.
-    let most = 64 + ranks;
-    match observers < most {
+    let max_observers = 64 + ranks;
+    match observers < max_observers {
         true => Ok(()),
-        false => Err(format!("there are {most} observers already")),
+        false => Err(format!("there are {max_observers} observers already")),
     }
 }
 
@@ -86,8 +95,8 @@ pub fn refused_connections() -> u64 {
     REFUSED_CONNECTIONS.load(Ordering::Relaxed)
 }
 
-/// Logs the `count`-th refused connection: each of the first 16, then only powers of two, so that a stranger
-/// cannot fill a disk.
+/// Logs the `count`-th refused connection: each of the first 16, then only powers of two, so that another process cannot fill
+/// a disk.
 pub(super) fn log_refused_connection(from: &str, why: &str, count: u64) {
     REFUSED_CONNECTIONS.fetch_add(1, Ordering::Relaxed);
     if count <= 16 || count.is_power_of_two() {
@@ -97,7 +106,7 @@ pub(super) fn log_refused_connection(from: &str, why: &str, count: u64) {
             from,
             why,
             count,
-            "the rendezvous refused a connection"
+            "a connection to the rendezvous was refused"
         );
     }
 }

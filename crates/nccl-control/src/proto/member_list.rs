@@ -49,17 +49,17 @@ impl<'a> Text<'a> {
 
 /// A [`Peer`] behind another one.
 #[derive(Serialize, Deserialize)]
-struct Entry<'a> {
+struct EncodedPeer<'a> {
     id: MemberId,
     #[serde(borrow)]
     host: Text<'a>,
     pid: u32,
-    started: u64,
+    start_time: u64,
     /// `None`: as before.
     kernel: Option<u64>,
     #[serde(borrow)]
     at: Text<'a>,
-    launched: Option<u32>,
+    launcher_rank: Option<u32>,
     observed: bool,
 }
 
@@ -85,14 +85,14 @@ pub(super) fn serialize<S: Serializer>(peers: &[Peer], serializer: S) -> Result<
     let entry = |index: usize| {
         let peer = &peers[index];
         let before = Before::of(index.checked_sub(1).map(|index| &peers[index]));
-        Entry {
+        EncodedPeer {
             id: peer.id,
             host: Text::new(&peer.host, before.host),
             pid: peer.pid,
-            started: peer.started,
+            start_time: peer.start_time,
             kernel: (peer.kernel != before.kernel).then_some(peer.kernel),
             at: Text::new(&peer.at, before.at),
-            launched: peer.launched,
+            launcher_rank: peer.launcher_rank,
             observed: peer.observed,
         }
     };
@@ -116,16 +116,16 @@ impl<'de> Visitor<'de> for Peers {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<Vec<Peer>, A::Error> {
         let mut peers: Vec<Peer> = Vec::with_capacity(entries.size_hint().unwrap_or(0).min(ROOM));
-        while let Some(entry) = entries.next_element::<Entry<'de>>()? {
+        while let Some(entry) = entries.next_element::<EncodedPeer<'de>>()? {
             let before = Before::of(peers.last());
             let mut peer = Peer {
                 id: entry.id,
                 host: entry.host.restore(before.host)?,
                 pid: entry.pid,
-                started: entry.started,
+                start_time: entry.start_time,
                 kernel: entry.kernel.unwrap_or(before.kernel),
                 at: entry.at.restore(before.at)?,
-                launched: entry.launched,
+                launcher_rank: entry.launcher_rank,
                 observed: entry.observed,
             };
             peer.host.clean();
@@ -150,10 +150,10 @@ mod tests {
             },
             host: host.to_owned(),
             pid: 4_000_000 + slot,
-            started: 123_456_789,
+            start_time: 123_456_789,
             kernel: 0x1234_5678_9abc_def0,
             at: at.to_owned(),
-            launched: Some(slot),
+            launcher_rank: Some(slot),
             observed: slot.is_multiple_of(2),
         }
     }
@@ -186,17 +186,17 @@ mod tests {
             let mut bytes = nccl_base::wire::encode(&known);
             // Two members instead of one.
             bytes[0] = 2;
-            let next = Entry {
+            let next = EncodedPeer {
                 id: known.0[0].id,
                 host: Text { shared, rest },
                 pid: 1,
-                started: 1,
+                start_time: 1,
                 kernel: None,
                 at: Text {
                     shared: 0,
                     rest: "",
                 },
-                launched: None,
+                launcher_rank: None,
                 observed: false,
             };
             bytes.extend(nccl_base::wire::encode(&next));

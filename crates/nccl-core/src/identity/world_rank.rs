@@ -5,13 +5,13 @@ use serde::{Deserialize, Serialize};
 /// A rank of a world.
 ///
 /// ```
-/// fn show(place: &nccl::recorder::Place) -> String {
+/// fn show(place: &nccl::recorder::WorldRank) -> String {
 ///     format!("rank {} of {} of job {}, generation {}", place.rank, place.world_size, place.job, place.generation)
 /// }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Place {
+pub struct WorldRank {
     /// The name of the job.
     pub job: String,
     /// The attempt of the job.
@@ -22,7 +22,7 @@ pub struct Place {
     pub world_size: usize,
 }
 
-impl Place {
+impl WorldRank {
     /// Another rank of the same world.
     #[doc(hidden)]
     pub fn of_rank(&self, rank: usize) -> Self {

@@ -13,10 +13,10 @@ use crate::departure::Reason;
 use crate::frame::{Frame, Outgoing};
 use crate::recordings::LARGEST_ANSWER;
 use crate::request::Request;
-use crate::round::Incomplete;
-use crate::transport::Driver as _;
+use crate::round::RequestError;
+use crate::transport::MachineDriver as _;
 
-/// How many recordings a process writes at once; further askers have to come again.
+/// How many recordings a process writes at once; further requests are refused.
 const MAX_RECORDINGS: usize = 4;
 
 static RUNNING_RECORDINGS: AtomicUsize = AtomicUsize::new(0);
@@ -36,7 +36,7 @@ impl Node {
             }
             Request::Recording { bytes } => self.record_for(connection, frame.id, bytes),
             request => {
-                tracing::debug!(name: "nccl.rendezvous.ignored", target: "nccl", ?request, "not of who asks for recordings");
+                tracing::debug!(name: "nccl.rendezvous.ignored", target: "nccl", ?request, "a request that a reader of recordings may not make");
             }
         }
         Ok(true)
@@ -45,22 +45,22 @@ impl Node {
     /// Records on a thread of its own: copying and writing takes milliseconds, which the reading thread cannot spare.
     fn record_for(&self, connection: &Arc<Connection>, id: u64, bytes: usize) {
         let refuse = |reason: &str| {
-            let why = Incomplete::GivenUp {
+            let why = RequestError::GivenUp {
                 rank: self.slot(),
                 reason: Reason::Said(reason.to_owned()),
             };
-            answer(connection, id, &Answer::Incomplete(Arc::new(why)));
+            answer(connection, id, &Answer::Failed(Arc::new(why)));
         };
         if RUNNING_RECORDINGS.fetch_add(1, Ordering::AcqRel) >= MAX_RECORDINGS {
             RUNNING_RECORDINGS.fetch_sub(1, Ordering::AcqRel);
-            return refuse("others ask already");
+            return refuse("it is answering other requests for recordings");
         }
         let (to, recorder) = (Arc::clone(connection), self.recorder.lock().clone());
         let write = move || {
-            let most = bytes.min(LARGEST_ANSWER);
+            let max_bytes = bytes.min(LARGEST_ANSWER);
             let recording = match recorder {
-                Some(recorder) => recorder.recording(most),
-                None => application().recording(most),
+                Some(recorder) => recorder.recording(max_bytes),
+                None => application().recording(max_bytes),
             };
             RUNNING_RECORDINGS.fetch_sub(1, Ordering::AcqRel);
             answer(&to, id, &Answer::Value(recording.into()));
