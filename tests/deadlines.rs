@@ -257,7 +257,7 @@ fn waiting_for_a_turn_has_a_limit_of_its_own_and_harms_nobody() {
             assert!(begun.elapsed() < late, "{:?}", begun.elapsed());
             assert!(matches!(error.kind(), ErrorKind::Busy { .. }), "{error:#}");
             let text = format!("{error:#}");
-            assert!(text.contains("with group #1"), "{text}");
+            assert!(text.contains("in group #1"), "{text}");
             assert!(text.contains("100ms"), "{text}");
             // Its own timeout counts, however long other operations have taken before.
             let patient = comm.on(&other).within(late + Duration::from_secs(1));

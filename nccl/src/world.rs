@@ -138,8 +138,9 @@ impl World {
         self
     }
 
-    /// Sets how the communicators of this world call NCCL, unless their builders say otherwise;
-    /// [`LaunchMode::NonBlocking`] unless set. All ranks have to choose the same.
+    /// Sets how the communicators of this world call NCCL, unless their builders say otherwise. Unless set, the ranks agree on
+    /// [`LaunchMode::BlockingChild`] where all support it, and on [`LaunchMode::NonBlocking`] otherwise. Ranks that set
+    /// different modes get an error.
     ///
     /// ```
     /// let world = nccl::World::single().with_launch_mode(nccl::LaunchMode::BlockingChild);
@@ -168,7 +169,7 @@ impl World {
     }
 
     /// Returns the number under which `nccl-run`, torchrun, MPI or Slurm started the process that is rank `rank` here, which is in
-    /// front of the lines of its output. After a recovery the two differ. `None` where no launcher gave a number, and for a rank
+    /// front of the lines of its output. After a reconfiguration the two differ. `None` where no launcher gave a number, and for a rank
     /// that the world does not have.
     ///
     /// ```
@@ -369,8 +370,8 @@ impl World {
     /// chain of its sources.
     ///
     /// A `World` that is dropped by a panic reports that it panicked, and with
-    /// [`install_panic_hook`](crate::process::install_panic_hook) the message; one that is dropped otherwise says
-    /// leave message.
+    /// [`install_panic_hook`](crate::process::install_panic_hook) the message; one that is dropped otherwise
+    /// sends a leave message, and the other ranks report that it left in order.
     ///
     /// ```
     /// let mut worlds = nccl::World::threads(2);
@@ -414,9 +415,9 @@ impl World {
     /// [`previous_rank`](Self::previous_rank) maps the ranks to those of the generation before.
     /// Processes, CUDA contexts and memory stay as they are.
     ///
-    /// `timeout` is for each of the two steps, agreeing and meeting; `NCCL_RUN_WORLD_TIMEOUT` in the environment overrides
-    /// it. A rank that dies on the way is no
-    /// failure: the others agree again. When a rank makes no such call, there is no next generation; this world is as it was,
+    /// `timeout` is how long the ranks wait for each other's calls; `NCCL_RUN_WORLD_TIMEOUT` in the environment overrides it.
+    /// Agreeing on the generation may take up to [`Rendezvous::majority_timeout`] and 8 s longer. A rank that dies on the way is
+    /// no failure: the others agree again. When a rank makes no such call, there is no next generation; this world is as it was,
     /// and the call can be made again, or
     /// [`next_generation_leaving_behind`](Self::next_generation_leaving_behind).
     ///

@@ -22,9 +22,9 @@ fn sources(directory: &Path, into: &mut Vec<PathBuf>) -> Outcome {
 
 /// One use of a macro of `tracing`.
 struct Said {
-    /// The levels of its uses, where it is in a macro `tell` of the crate's own, which takes the level.
+    /// The levels of its uses, where it is in a macro `log` of the crate's own, which takes the level.
     levels: Vec<String>,
-    in_tell: bool,
+    in_log_macro: bool,
     name: String,
     target: String,
     fields: Vec<String>,
@@ -37,8 +37,8 @@ fn find(tokens: TokenStream, found: &mut Vec<Said>) {
         if let TokenTree::Group(group) = token {
             find(group.stream(), found);
         }
-        if let ("tell", Some(level)) = (&token.to_string()[..], level_of(&tokens[at + 1..]))
-            && let Some(said) = found.last_mut().filter(|said| said.in_tell)
+        if let ("log", Some(level)) = (&token.to_string()[..], level_of(&tokens[at + 1..]))
+            && let Some(said) = found.last_mut().filter(|said| said.in_log_macro)
         {
             said.levels.push(level);
         }
@@ -61,14 +61,14 @@ fn find(tokens: TokenStream, found: &mut Vec<Said>) {
             let level = (!own).then(|| which.trim_end_matches("_span").to_owned());
             let said = arguments(group.stream(), level.into_iter().collect(), is_span);
             found.push(Said {
-                in_tell: own,
+                in_log_macro: own,
                 ..said
             });
         }
     }
 }
 
-/// The level of a use of `tell`, from the tokens after its name.
+/// The level of a use of `log`, from the tokens after its name.
 fn level_of(rest: &[TokenTree]) -> Option<String> {
     let [bang, TokenTree::Group(group), ..] = rest else {
         return None;
@@ -80,7 +80,7 @@ fn arguments(tokens: TokenStream, levels: Vec<String>, is_span: bool) -> Said {
     let text = |token: &TokenTree| token.to_string().trim_matches('"').to_owned();
     let mut said = Said {
         levels,
-        in_tell: false,
+        in_log_macro: false,
         name: String::new(),
         target: String::new(),
         fields: Vec::new(),

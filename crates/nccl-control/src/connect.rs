@@ -92,11 +92,11 @@ impl fmt::Display for Identity {
     }
 }
 
-/// The connection to the coordinator that has admitted this process.
+/// An authenticated connection to another process of the job.
 pub(super) struct AuthenticatedConnection {
     pub(super) connection: Arc<Connection>,
     pub(super) decoder: Decoder,
-    /// The rank of that coordinator.
+    /// The rank of the process that answered.
     pub(super) accepted_by_rank: usize,
 }
 
@@ -120,7 +120,7 @@ pub(super) const UNRESPONSIVE: io::ErrorKind = io::ErrorKind::WouldBlock;
 /// How long one attempt may take, at one of several addresses or ports.
 pub(super) const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Makes one attempt to join; `attempt_number` counts the attempts.
+/// Makes one attempt to connect and authenticate; `attempt_number` counts the attempts.
 pub(super) fn attempt(
     address: &Address,
     job: &Job,

@@ -42,8 +42,8 @@ pub struct Rendezvous {
     /// The name of the job, of 2048 bytes at most: a rank of another job is refused with that reason. Default: empty;
     /// after [`from_env`](Self::from_env) the launcher's name for the job, or `NCCL_RUN_JOB`.
     pub job: String,
-    /// Which attempt of the job this is; default 0, or `NCCL_RUN_GENERATION`, or torchrun's count of
-    /// restarts. A process left over from another attempt is refused.
+    /// The number of the first membership generation; default 0, or `NCCL_RUN_GENERATION`, or torchrun's count of restarts. A
+    /// launcher that starts the job again counts it up, so that a process left over from an earlier attempt is refused.
     pub generation: u64,
     /// The secret of the job; after [`from_env`](Self::from_env) `NCCL_RUN_SECRET`, or the content of the file
     /// `NCCL_RUN_SECRET_FILE`. A secret of less than 16 bytes is an error of `World::join`.
@@ -282,7 +282,7 @@ impl Rendezvous {
     }
 
     /// Returns how long a process without a majority waits for one.
-    pub(super) fn cut_off_timeout(&self) -> Duration {
+    pub(super) fn bounded_majority_timeout(&self) -> Duration {
         let longest = Duration::from_secs(1 << 30);
         self.majority_timeout
             .clamp(DEFAULT_MAJORITY_TIMEOUT / 2, longest)

@@ -1,7 +1,7 @@
-//! How a rank and its coordinator authenticate each other before any other message.
+//! How two processes of a job authenticate each other before any other message.
 //!
 //! ```text
-//! rank                                   coordinator
+//! dialing process                        accepting process
 //!   in plain: version, whether it has
 //!      a secret, and what it dialled
 //!   first message of the handshake:
@@ -17,9 +17,9 @@
 //! ```
 //!
 //! The handshake ([`noise`](super::noise)) is bound to all that is sent in plain before it: each side computes by itself
-//! what that has to be ([`Preamble::prologue`]), the coordinator from its own address. A handshake fails if bytes were changed on the way, or
-//! if the connection was meant for another address. The coordinator registers no rank before the rank's second
-//! message: the first one may be a replay. A plain answer of the coordinator is not authenticated: it ends this
+//! what that has to be ([`Preamble::prologue`]), the accepting process from its own address. A handshake fails if bytes were changed on the way, or
+//! if the connection was meant for another address. The accepting process registers no rank before the second
+//! message: the first one may be a replay. A plain answer is not authenticated: it ends this
 //! attempt, and sends the rank to no other address.
 //!
 //! Without a secret the key of the handshake is public: it detects mistakes, and keeps no process out.

@@ -25,7 +25,7 @@ impl NumberedRequest {
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<(bool, Self), Broken> {
-        let (is_repeated, rest) = bytes.split_first().ok_or(Broken("an empty question"))?;
+        let (is_repeated, rest) = bytes.split_first().ok_or(Broken("an empty request"))?;
         Ok((*is_repeated != 0, wire::decode(rest)?))
     }
 }

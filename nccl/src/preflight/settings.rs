@@ -62,7 +62,7 @@ impl Settings {
         Self {
             stream: setup.stream,
             library: setup.library,
-            preference: setup.wish.unwrap_or(settings.preference),
+            preference: setup.preference.unwrap_or(settings.preference),
             ..settings
         }
     }
@@ -78,7 +78,7 @@ impl Settings {
             }),
             takes_virtual: library
                 .is_some_and(|library| library.version() < Version::new(2, 28, 3)),
-            wish: (self.launch_mode).map_or(self.preference, LaunchPreference::Asked),
+            preference: (self.launch_mode).map_or(self.preference, LaunchPreference::Asked),
             local_ranks: self.local_ranks.max(1),
             world_size: self.world_size.max(self.local_ranks).max(1),
         }

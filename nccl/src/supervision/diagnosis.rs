@@ -52,7 +52,7 @@ pub(super) fn open(supervisor: &Arc<ControlPlaneSupervisor>, own: &Arc<Fault>) {
     let (theirs, fault) = (Arc::clone(supervisor), Arc::clone(own));
     let spawned = std::thread::Builder::new()
         .name(String::from("nccl-diagnose"))
-        .spawn(move || run_collector(&theirs, &fault, begun));
+        .spawn(move || await_decided_fault(&theirs, &fault, begun));
     if let Err(error) = spawned {
         events::no_thread("to find a cause", &error);
         announce(supervisor, &own.without_others());
@@ -67,9 +67,9 @@ fn announce(supervisor: &ControlPlaneSupervisor, fault: &Fault) {
     );
 }
 
-/// Collects and decides, on the collector, until there is a decided fault; announces a silent coordinator, or this rank's own
-/// symptom.
-fn run_collector(supervisor: &ControlPlaneSupervisor, own: &Fault, begun: Instant) {
+/// Waits for the decided fault on a rank that has announced a symptom. The collector diagnoses meanwhile; this rank announces a
+/// silent coordinator, or its own symptom.
+fn await_decided_fault(supervisor: &ControlPlaneSupervisor, own: &Fault, begun: Instant) {
     let (session, pending_diagnoses) = (supervisor.session().0, supervisor.pending_diagnoses());
     let start = Instant::now();
     let mut is_decided = false;

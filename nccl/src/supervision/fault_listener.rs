@@ -159,7 +159,7 @@ impl CommunicatorFaultListener {
                 ..
             } => {}
             Notice::Departed { rank, departure } => {
-                self.mark_lost(*rank, departure);
+                self.mark_departed(*rank, departure);
             }
             Notice::CutOff { from, why } => self.fail_cut_off(from, why),
             Notice::StragglerQuery {
@@ -247,7 +247,8 @@ impl CommunicatorFaultListener {
         self.end_in_background(self.fault_registry.fail_all(fault), Vec::new());
         let how = Departure::lost(LossKind::CutOff(why.to_owned()));
         for &rank in from {
-            self.fault_registry.mark_lost(rank, how.clone(), |_| None);
+            self.fault_registry
+                .mark_departed(rank, how.clone(), |_| None);
         }
     }
 
@@ -308,13 +309,13 @@ impl CommunicatorFaultListener {
         one == other || is_beside(member(one)) == Some(true)
     }
 
-    /// Fails the communicators of a rank that cannot be reached any more.
-    fn mark_lost(&self, rank: usize, how: &Departure) {
+    /// Fails the communicators of a rank that died, failed or cannot be reached.
+    fn mark_departed(&self, rank: usize, how: &Departure) {
         let departure_fault =
             |communicator: &CommunicatorRef<'_>| self.departure_fault(rank, how, communicator);
         self.end_in_background(
             self.fault_registry
-                .mark_lost(rank, how.clone(), departure_fault),
+                .mark_departed(rank, how.clone(), departure_fault),
             Vec::new(),
         );
     }

@@ -41,7 +41,7 @@ struct RegistryState<F, S, D> {
     entries: HashMap<Arc<str>, Entry<F, S>>,
     /// Faults of communicators that were not registered.
     early: VecDeque<EarlyFault<F>>,
-    lost: HashMap<usize, LostRank<D>>,
+    departed: HashMap<usize, DepartedRank<D>>,
     sequence: u64,
 }
 
@@ -58,7 +58,7 @@ struct EarlyFault<F> {
     sequence: u64,
 }
 
-struct LostRank<D> {
+struct DepartedRank<D> {
     how: D,
     sequence: u64,
 }
@@ -92,7 +92,7 @@ impl<F: Clone, S: Clone, D> FaultRegistry<F, S, D> {
             state: Mutex::new(RegistryState {
                 entries: HashMap::new(),
                 early: VecDeque::new(),
-                lost: HashMap::new(),
+                departed: HashMap::new(),
                 sequence: 0,
             }),
         }
@@ -120,12 +120,12 @@ impl<F: Clone, S: Clone, D> FaultRegistry<F, S, D> {
         let departed = communicator
             .members
             .iter()
-            .filter_map(|rank| Some((state.lost.get(rank)?.sequence, *rank)))
+            .filter_map(|rank| Some((state.departed.get(rank)?.sequence, *rank)))
             .min();
         let first = match (early, departed) {
             (Some(early), Some((sequence, _))) if early.sequence < sequence => Some(early.fault),
             (Some(early), None) => Some(early.fault),
-            (_, Some((_, rank))) => departure_fault(rank, &state.lost[&rank].how),
+            (_, Some((_, rank))) => departure_fault(rank, &state.departed[&rank].how),
             (None, None) => None,
         };
         if let Some(fault) = first {
@@ -210,20 +210,21 @@ impl<F: Clone, S: Clone, D> FaultRegistry<F, S, D> {
         self.lock().fail_all(fault)
     }
 
-    /// Records that `rank` is unreachable and fails every communicator for which `departure_fault` returns a fault.
-    pub(crate) fn mark_lost(
+    /// Records that `rank` has departed without a leave message, or has failed, and fails every communicator for which
+    /// `departure_fault` returns a fault.
+    pub(crate) fn mark_departed(
         &self,
         rank: usize,
         how: D,
         departure_fault: impl Fn(&CommunicatorRef<'_>) -> Option<F>,
     ) -> Vec<FailedCommunicator<S>> {
         let mut state = self.lock();
-        if state.lost.contains_key(&rank) {
+        if state.departed.contains_key(&rank) {
             return Vec::new();
         }
         state.sequence += 1;
         let sequence = state.sequence;
-        state.lost.insert(rank, LostRank { how, sequence });
+        state.departed.insert(rank, DepartedRank { how, sequence });
         state.fail_all(|_, communicator| departure_fault(communicator))
     }
 }

@@ -106,9 +106,12 @@ impl Rank {
         }
     }
 
-    /// `CommunicatorFaultListener::mark_lost`.
-    fn mark_lost(&self) {
-        for _ in self.fault_registry.mark_lost(1, "died", |_| Some(DEATH)) {
+    /// `CommunicatorFaultListener::mark_departed`.
+    fn mark_departed(&self) {
+        for _ in self
+            .fault_registry
+            .mark_departed(1, "died", |_| Some(DEATH))
+        {
             self.end_in_background();
         }
     }
@@ -152,7 +155,7 @@ fn a_fault_ends_a_communicator_that_is_being_made_once_whenever_it_comes() {
 fn a_death_ends_a_communicator_that_is_being_made_once_whenever_it_comes() {
     loom::model(|| {
         let rank = Rank::new();
-        let hearing = on_a_thread(&rank, Rank::mark_lost);
+        let hearing = on_a_thread(&rank, Rank::mark_departed);
         rank.register();
         rank.attach();
         hearing.join().unwrap();
@@ -169,7 +172,7 @@ fn of_what_is_heard_one_after_the_other_the_first_is_the_verdict() {
         // In the order in which all ranks hear.
         let hearing = on_a_thread(&rank, |rank| {
             rank.fail(1);
-            rank.mark_lost();
+            rank.mark_departed();
             rank.fail(2);
         });
         rank.register();

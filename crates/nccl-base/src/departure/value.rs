@@ -30,7 +30,7 @@ pub enum Failure {
     Exits(i32),
 }
 
-/// How a rank became unreachable without a leave message.
+/// What is known of a rank that departed without a report of its own: it died, was left behind, or is out of reach.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Lost {
@@ -143,7 +143,7 @@ pub struct ProcessEnd {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum ExitReport {
-    /// Reported by `launch`.
+    /// Reported by a launcher of this crate (`nccl-launch`).
     Status {
         exit: Exit,
         /// The signal that the launcher had sent to the process before.
@@ -264,7 +264,7 @@ impl ProcessEnd {
         }
     }
 
-    /// Builds the end that `launch` has seen.
+    /// Builds the end that `nccl-launch` has seen.
     #[doc(hidden)]
     pub fn seen(exit: Exit, sent: Option<Signal>, oom: Option<OomKill>, stderr: &str) -> Self {
         Self {

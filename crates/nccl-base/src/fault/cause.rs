@@ -285,7 +285,7 @@ impl fmt::Display for MismatchField {
 ///     }
 /// }
 /// # }
-/// let side: nccl::fault::Side = serde_json::from_str(r#"{"ranks":[1],"value":"f16"}"#)?;
+/// let side: nccl::fault::MismatchSide = serde_json::from_str(r#"{"ranks":[1],"value":"f16"}"#)?;
 /// assert_eq!(side.value, "f16");
 /// # Ok::<(), serde_json::Error>(())
 /// ```
@@ -301,7 +301,7 @@ pub struct MismatchSide {
 /// An earlier event or phase, and how long ago it began.
 ///
 /// ```
-/// let phase: nccl::fault::Earlier = serde_json::from_str(r#"{"what":"loading","ago_ms":1500}"#)?;
+/// let phase: nccl::fault::PastEvent = serde_json::from_str(r#"{"what":"loading","ago_ms":1500}"#)?;
 /// assert_eq!(phase.to_string(), "loading, 1.5 s ago");
 /// # Ok::<(), serde_json::Error>(())
 /// ```

@@ -171,7 +171,7 @@ impl Node {
     ) -> Arc<Self> {
         let id = me.id;
         let timing = proto::Timing {
-            majority_timeout: rendezvous.cut_off_timeout().as_nanos() as u64,
+            majority_timeout: rendezvous.bounded_majority_timeout().as_nanos() as u64,
             ..proto::Timing::default()
         };
         let member = Member::new(me, role, timing, proto::Mistakes::default(), Clock::ORIGIN);
@@ -211,7 +211,7 @@ impl Node {
             acceptor: OnceLock::new(),
             state: Mutex::new(state),
             discovery: rendezvous.address.discovery().cloned(),
-            majority_timeout: rendezvous.cut_off_timeout(),
+            majority_timeout: rendezvous.bounded_majority_timeout(),
             tolerates_unreachable: rendezvous.tolerate_unreachable,
             recorder: Mutex::default(),
             changed: Condvar::new(),
@@ -536,7 +536,7 @@ impl Node {
                 process_watch::WatchOutcome::Ended => {
                     state.handle(Input::Ended(peer.id, Proof::Kernel))
                 }
-                process_watch::WatchOutcome::NotVisible => {}
+                process_watch::WatchOutcome::NotWatched => {}
             }
         }
         self.changed.notify_all();

@@ -150,7 +150,7 @@ impl Node {
                 warn_of_missing_secret(&listener.at);
             }
             let (size, witnesses) = (size as u32, rendezvous.expected_witnesses());
-            role = StartRole::First {
+            role = StartRole::InitialCoordinator {
                 number,
                 size,
                 witnesses,
@@ -597,7 +597,9 @@ impl Node {
         let deadline = deadline_after(rendezvous.timeout);
         let departure = Departure::Failed(Failure::Said(chain));
         if rendezvous.rank == 0 {
-            return Self::report_dead_rank_0(rendezvous, departure, || Instant::now() >= deadline);
+            return Self::report_absent_rank_0(rendezvous, departure, || {
+                Instant::now() >= deadline
+            });
         }
         let node = Self::start_rank(rendezvous, deadline, &Arc::default(), Some(departure))?;
         let mut state = node.state.lock();
@@ -608,12 +610,12 @@ impl Node {
         Ok(())
     }
 
-    /// Listens in rank 0's place, and reports to every joining rank why rank 0 will not join: until all have received it, or
+    /// Listens at rank 0's address, and reports to every joining rank why rank 0 will not join: until all have received it, or
     /// `should_stop` returns true.
     ///
     /// # Errors
     /// The address cannot be bound, or not all ranks connected.
-    pub(crate) fn report_dead_rank_0(
+    pub(crate) fn report_absent_rank_0(
         rendezvous: &Rendezvous,
         departure: Departure,
         should_stop: impl Fn() -> bool,

@@ -19,8 +19,8 @@ pub(super) enum WatchOutcome {
     Watched(Arc<ProcessWatch>),
     /// It has ended already.
     Ended,
-    /// It has no process id here.
-    NotVisible,
+    /// It cannot be watched: its process is not visible here, or its descriptor cannot be polled.
+    NotWatched,
 }
 
 /// The members that are other processes of this kernel.
@@ -36,11 +36,11 @@ pub(super) fn watch_process(peer: &Peer, ended: impl FnOnce() + Send + 'static) 
     let descriptor = match process::find(peer.pid, peer.start_time) {
         ProcessLookup::Process(descriptor) => descriptor,
         ProcessLookup::Ended => return WatchOutcome::Ended,
-        ProcessLookup::Unknown => return WatchOutcome::NotVisible,
+        ProcessLookup::Unknown => return WatchOutcome::NotWatched,
     };
     match watch(descriptor, ended) {
         Some(watch) => WatchOutcome::Watched(watch),
-        None => WatchOutcome::NotVisible,
+        None => WatchOutcome::NotWatched,
     }
 }
 

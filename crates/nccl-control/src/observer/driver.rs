@@ -618,7 +618,7 @@ fn find_process(
             .map(|report| report.end.clone())
         {
             drop(state);
-            return Err(report_dead_rank_0(shared, &end, deadline));
+            return Err(report_absent_rank_0(shared, &end, deadline));
         }
         if Instant::now() >= deadline {
             return Err(search.failure());
@@ -629,7 +629,7 @@ fn find_process(
 }
 
 /// Listens in rank 0's place, and reports to joining processes that rank 0 will not join.
-fn report_dead_rank_0(shared: &Arc<Shared>, end: &ProcessEnd, deadline: Instant) -> String {
+fn report_absent_rank_0(shared: &Arc<Shared>, end: &ProcessEnd, deadline: Instant) -> String {
     let lost = Lost::from(end.clone());
     let over = format!("rank 0 never came: {lost}");
     {
@@ -646,7 +646,7 @@ fn report_dead_rank_0(shared: &Arc<Shared>, end: &ProcessEnd, deadline: Instant)
         return over;
     }
     let should_stop = || shared.state().stop || Instant::now() >= deadline;
-    match Node::report_dead_rank_0(&shared.rendezvous, Departure::Lost(lost), should_stop) {
+    match Node::report_absent_rank_0(&shared.rendezvous, Departure::Lost(lost), should_stop) {
         Ok(()) => over,
         Err(error) => format!("{over}; {error}"),
     }

@@ -207,7 +207,7 @@ impl Member {
     #[must_use]
     pub fn new(me: Peer, role: StartRole, timing: Timing, mistakes: Mistakes, now: Time) -> Self {
         let number = match &role {
-            StartRole::First { number, .. }
+            StartRole::InitialCoordinator { number, .. }
             | StartRole::Rank { number, .. }
             | StartRole::Witness { number, .. }
             | StartRole::Absent { number, .. } => *number,
@@ -231,7 +231,7 @@ impl Member {
             _ => None,
         };
         let role = match role {
-            StartRole::First {
+            StartRole::InitialCoordinator {
                 size, witnesses, ..
             } => Role::Forming(Forming::new(&core.me, size, witnesses)),
             StartRole::Rank { at, .. } => joining(vec![at], JoinRole::Rank),
@@ -262,7 +262,8 @@ impl Member {
         &self.core.membership
     }
 
-    /// Returns the coordinator, as far as this process knows.
+    /// Returns the member that coordinates the highest known term: the coordinator, or a candidate that this member has promised
+    /// its vote to.
     #[must_use]
     pub fn coordinator(&self) -> MemberId {
         self.core.term.coordinator
@@ -832,7 +833,7 @@ impl Member {
         }
         if heartbeat.generation != own {
             if heartbeat.generation < own {
-                self.send_ahead(from);
+                self.send_newer_generation(from);
             }
             return;
         }
@@ -865,7 +866,7 @@ impl Member {
         }
     }
 
-    fn send_ahead(&mut self, to: MemberId) {
+    fn send_newer_generation(&mut self, to: MemberId) {
         let membership = Arc::clone(&self.core.membership);
         self.core.send(to, Message::NewerGeneration(membership));
     }
@@ -903,7 +904,7 @@ impl Member {
                 if let Role::Coordinating(coordinator) = &mut self.role {
                     coordinator.handle_outdated_member(&mut self.core, from);
                 } else {
-                    self.send_ahead(from);
+                    self.send_newer_generation(from);
                 }
                 return;
             }
@@ -933,7 +934,7 @@ impl Member {
         // A process that takes part no more is in no later generation either, and a joiner has none yet.
         let is_of_any = matches!(message, Message::Leave(_) | Message::Accepted { .. });
         if generation < own && !is_of_any {
-            return self.send_ahead(from);
+            return self.send_newer_generation(from);
         }
         if generation > own {
             if !matches!(message, Message::Reject(_) | Message::Leave(_)) {
@@ -1208,7 +1209,7 @@ impl Member {
             }
             Role::Waiting(_) | Role::Candidate(_) => {
                 // The observer may have an operator's decision for these members, which have no coordinator without it.
-                self.send_ahead(from);
+                self.send_newer_generation(from);
                 let (term, already_coordinates) = (self.core.term, false);
                 self.core.send(
                     from,

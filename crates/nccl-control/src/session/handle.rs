@@ -53,7 +53,7 @@ impl RankSession {
         let _ = self.members.set(members);
     }
 
-    /// Returns the way to the coordinator, as it is now.
+    /// Returns what carries this session's requests: the node of this process, or the world of threads.
     pub(crate) fn backend(&self) -> SessionBackend {
         self.backend.clone()
     }

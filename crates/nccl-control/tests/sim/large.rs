@@ -21,7 +21,7 @@ pub(crate) fn run(size: usize, dies: usize) -> ExitCode {
     net.measure = Some(measure);
     for slot in 0..size {
         let role = match slot {
-            0 => StartRole::First {
+            0 => StartRole::InitialCoordinator {
                 number: 0,
                 size: size as u32,
                 witnesses: 0,

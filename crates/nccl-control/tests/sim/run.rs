@@ -129,7 +129,7 @@ impl<'s> Run<'s> {
         for (slot, &kernel) in voters.enumerate() {
             let at = String::from("0");
             let role = match slot {
-                0 => StartRole::First {
+                0 => StartRole::InitialCoordinator {
                     number,
                     size: size as u32,
                     witnesses: schedule.witnesses.len() as u32,

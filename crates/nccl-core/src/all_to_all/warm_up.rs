@@ -37,5 +37,5 @@ pub(super) fn warm_up(comm: &Communicator, timeout: Duration) -> Result<()> {
         ..comm
     };
     let done = comm.all_reduce_in_place(&mut y, ReduceOp::Max)?;
-    done.limited_to(left()).wait()
+    done.with_timeout(left()).wait()
 }

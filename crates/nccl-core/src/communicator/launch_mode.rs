@@ -72,11 +72,11 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// Returns the requested mode, or the obstacle to `BlockingChild` on this rank.
+/// Returns this rank's launch preference, and the obstacle to `BlockingChild` on this rank, if there is one.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidConfig`] when the variable `NCCL_RUN_LAUNCH_MODE` is not the name of a mode.
-pub(crate) fn wish(
+pub(crate) fn preference(
     asked: Option<LaunchMode>,
     library: &Library,
 ) -> Result<(LaunchPreference, Option<Obstacle>)> {
@@ -134,19 +134,19 @@ pub(crate) fn log_fallback((comm, roster): (&str, &Roster), rank: usize, why: &s
     }
 }
 
-/// Returns the mode in which ranks with these wishes make a communicator; `who` names a rank.
+/// Returns the mode in which ranks with these preferences make a communicator; `who` names a rank.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidConfig`] when a rank cannot use the mode that another rank requested.
 pub(crate) fn common_mode(
-    wishes: &[Option<LaunchPreference>],
+    preferences: &[Option<LaunchPreference>],
     who: impl Fn(usize) -> String,
 ) -> Result<LaunchMode> {
-    LaunchPreference::agree(wishes).map_err(|(mode, odd)| {
-        let asking = wishes.iter().position(|wish| *wish == Some(LaunchPreference::Asked(mode)));
+    LaunchPreference::agree(preferences).map_err(|(mode, odd)| {
+        let asking = preferences.iter().position(|preference| *preference == Some(LaunchPreference::Asked(mode)));
         let asking = asking.map_or_else(|| String::from("another rank"), &who);
         let odd_one = who(odd);
-        let reason = match wishes[odd] {
+        let reason = match preferences[odd] {
             Some(LaunchPreference::Asked(other)) => format!(
                 "{odd_one} makes it in launch mode {other}, and {asking} in {mode}: choose the same on all ranks"
             ),

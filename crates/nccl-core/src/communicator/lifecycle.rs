@@ -174,7 +174,7 @@ impl Inner {
         }
     }
 
-    /// Begins an abort because of `fault`, which another rank reported. Never waits. Returns whether this call began the
+    /// Begins an abort because of the decided `fault`. Never waits. Returns whether this call began the
     /// abort.
     pub(crate) fn begin_end(&self, fault: &Arc<Fault>) -> bool {
         self.begin_abort(EndReason::ReportedFault(fault))

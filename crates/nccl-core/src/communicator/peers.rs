@@ -70,7 +70,7 @@ pub trait Peers: Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Begins to supervise a communicator.
     fn supervise(&self, request: SupervisionRequest<'_>) -> Arc<dyn Supervisor>;
 
-    /// Returns a communicator named `name` that `members` are about to make, in which this rank is `rank`.
+    /// Returns the supervisor of the making of communicator `name` by `members`, in which this rank is `rank`.
     fn supervise_init(
         &self,
         name: &str,
@@ -135,8 +135,9 @@ pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
         self.fault_or_announced().is_some()
     }
 
-    /// Reports how far this rank has released it, and waits until the other ranks have reported the same. Returns whether that
-    /// is everything; otherwise it has to be called again when the abort here has ended.
+    /// Reports how far this rank has released it, and waits until the other ranks have reported the same. Returns whether the
+    /// wait is over for this rank. If not, it is called again when the abort here has returned: some rank needs the end of all
+    /// aborts.
     fn report_release(&self, so_far: ReleaseProgress) -> bool;
 
     /// Reports through [`report_release`](Self::report_release) whether the abort here has returned.
@@ -193,7 +194,7 @@ pub enum ReleaseProgress {
     Nothing,
 }
 
-/// A communicator that its ranks are about to make: the ranks report to each other which of them cannot, and agree on one fault.
+/// Supervises the making of a communicator: the ranks report to each other which of them cannot, and agree on one fault.
 pub trait InitSupervisor {
     /// Returns the message in which this rank reports why it cannot take part.
     fn encode_failure(&self, error: &Error) -> Vec<u8>;
@@ -303,7 +304,7 @@ pub struct InitSetup {
     /// The library to use.
     pub library: Option<Library>,
     /// The launch mode that was asked for.
-    pub wish: Option<LaunchPreference>,
+    pub preference: Option<LaunchPreference>,
 }
 
 /// Makes the peers of ranks that are threads of this process.

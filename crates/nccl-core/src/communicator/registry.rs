@@ -50,7 +50,7 @@ struct InitRecord {
     /// Given when all communicators of the process are aborted.
     signal: AbortSignal,
     reason: OnceLock<String>,
-    /// The phase of the communicator, once there is one.
+    /// The lifecycle of the communicator, once there is one.
     lifecycle: OnceLock<Arc<Lifecycle>>,
     over: AtomicBool,
 }
@@ -255,7 +255,7 @@ pub fn abort_all(reason: &str) -> AbortReport {
     let listed = |pending_init: &&Arc<InitRecord>| {
         !communicators.iter().any(|inner| of(inner, pending_init))
     };
-    let of_lives = communicators.iter().map(|inner| {
+    let of_communicators = communicators.iter().map(|inner| {
         (
             &inner.name,
             inner.rank,
@@ -263,9 +263,9 @@ pub fn abort_all(reason: &str) -> AbortReport {
             Arc::clone(inner.roster()),
         )
     });
-    let of_births = pending_inits.iter().filter(listed);
+    let of_pending_inits = pending_inits.iter().filter(listed);
     // For a communicator that was never made, the ranks are unknown.
-    let of_births = of_births.map(|pending_init| {
+    let of_pending_inits = of_pending_inits.map(|pending_init| {
         (
             &pending_init.name,
             pending_init.rank,
@@ -273,8 +273,8 @@ pub fn abort_all(reason: &str) -> AbortReport {
             Arc::default(),
         )
     });
-    let ended = of_lives
-        .chain(of_births)
+    let ended = of_communicators
+        .chain(of_pending_inits)
         .map(|(name, rank, state, roster)| EndedCommunicator {
             name: name.to_string(),
             rank,

@@ -11,7 +11,7 @@ use super::init::{InitPlan, PreparedInit, roster_of};
 use super::init_exchange::{InitAgreement, InitExchange};
 use super::{ResizeWay, grow};
 use crate::abort::AbortSignal;
-use crate::communicator::launch_mode::{refuse_contradictions, wish};
+use crate::communicator::launch_mode::{preference, refuse_contradictions};
 use crate::communicator::registry::PendingInit;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events;
@@ -182,12 +182,14 @@ impl CommunicatorBuilder<'_> {
     fn setup(&self) -> InitSetup {
         // `prepare` reports why there is no library.
         let library = self.wanted_library().ok();
-        let wish = library
+        let preference = library
             .as_ref()
-            .map(|library| wish(self.launch_mode, library));
+            .map(|library| preference(self.launch_mode, library));
         InitSetup {
             stream: self.stream.clone(),
-            wish: wish.and_then(Result::ok).map(|(wish, _)| wish),
+            preference: preference
+                .and_then(Result::ok)
+                .map(|(preference, _)| preference),
             library,
         }
     }
@@ -228,8 +230,8 @@ impl CommunicatorBuilder<'_> {
             })
         })?;
         let library = self.wanted_library()?;
-        let (wish, obstacle) = wish(self.launch_mode, &library)?;
-        refuse_contradictions(wish.alone())?;
+        let (preference, obstacle) = preference(self.launch_mode, &library)?;
+        refuse_contradictions(preference.alone())?;
         let plan = InitPlan {
             library: library.clone(),
             name: self.name,
@@ -237,7 +239,7 @@ impl CommunicatorBuilder<'_> {
             world_size: self.world_size,
             stream,
             config: &self.config,
-            wish,
+            preference,
             timeouts: self.timeouts,
             abort_signal,
             world_members: self.world_members.clone(),

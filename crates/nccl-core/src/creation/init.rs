@@ -50,7 +50,7 @@ pub(super) struct InitPlan<'a> {
     pub(super) world_size: usize,
     pub(super) stream: Arc<CudaStream>,
     pub(super) config: &'a Config,
-    pub(super) wish: LaunchPreference,
+    pub(super) preference: LaunchPreference,
     pub(super) timeouts: Timeouts,
     pub(super) abort_signal: AbortSignal,
     /// The peers, and the world ranks of its ranks.
@@ -79,7 +79,7 @@ pub(super) struct PreparedInit {
     timeouts: Timeouts,
     abort_signal: AbortSignal,
     context: Arc<CudaContext>,
-    wish: LaunchPreference,
+    preference: LaunchPreference,
     /// The mode of the communicator that it is made from.
     inherited: Option<LaunchMode>,
     /// The obstacle to `BlockingChild`, if no mode was requested.
@@ -124,7 +124,7 @@ impl InitPlan<'_> {
         stream_order::check_operation_stream(WHAT, &self.stream, &context)?;
         let (capture_stream, ordering_event) =
             stream_and_event(WHAT, &self.stream, self.timeouts.init / 2)?;
-        let mode = self.wish.alone();
+        let mode = self.preference.alone();
         launch_mode::check_supported(mode, &self.library)?;
         if mode == LaunchMode::BlockingChild {
             blocking_call_monitor::ensure()?;
@@ -145,7 +145,7 @@ impl InitPlan<'_> {
             timeouts: self.timeouts,
             abort_signal: self.abort_signal,
             context,
-            wish: self.wish,
+            preference: self.preference,
             inherited: None,
             obstacle: None,
             mode,
@@ -198,9 +198,9 @@ impl PreparedInit {
         self
     }
 
-    pub(super) fn wish(&self) -> LaunchPreference {
-        match (self.wish, self.inherited) {
-            (LaunchPreference::Asked(_), _) | (_, None) => self.wish,
+    pub(super) fn preference(&self) -> LaunchPreference {
+        match (self.preference, self.inherited) {
+            (LaunchPreference::Asked(_), _) | (_, None) => self.preference,
             (_, Some(mode)) => LaunchPreference::Asked(mode),
         }
     }
@@ -208,7 +208,7 @@ impl PreparedInit {
     /// Inherits the mode of the communicator it is made from, unless the program requested another one.
     pub(super) fn inherits(mut self, mode: Option<LaunchMode>) -> Self {
         self.inherited = mode;
-        self.mode = self.wish().alone();
+        self.mode = self.preference().alone();
         self
     }
 
@@ -217,7 +217,7 @@ impl PreparedInit {
         self.obstacle.as_ref()
     }
 
-    /// Sets the mode in which it is made, which this rank's wish admits.
+    /// Sets the mode in which it is made, which this rank's preference admits.
     pub(super) fn in_mode(mut self, mode: LaunchMode) -> Self {
         self.mode = mode;
         self
@@ -363,7 +363,7 @@ impl PreparedInit {
             windows: Mutex::default(),
             is_zero_cta: self.is_zero_cta,
             non_user_handles: AtomicUsize::new(0),
-            asked_mode: match self.wish {
+            asked_mode: match self.preference {
                 LaunchPreference::Asked(mode)
                     if has_blocking_calls == (mode == LaunchMode::BlockingChild) =>
                 {

@@ -54,7 +54,7 @@ impl<'m> InitExchange<'m> {
         let Self { peers, name, .. } = self;
         let own = match &prepared {
             Ok((prepared, id)) => InitMessage {
-                mode: prepared.wish().code(),
+                mode: prepared.preference().code(),
                 obstacle: prepared.obstacle().map(ToString::to_string),
                 token: id.as_ref().map_or_else(Vec::new, |id| self.seal(id)),
                 parent: self.parent.map(|parent| {
@@ -73,12 +73,12 @@ impl<'m> InitExchange<'m> {
             Ok((prepared, _)) => (prepared, self.check_all(&topic, answers, None)?),
             Err(own) => return Err(self.own_failure(&topic, answers, own)),
         };
-        let wishes: Vec<_> = messages
+        let preferences: Vec<_> = messages
             .iter()
             .map(|one| LaunchPreference::of_code(one.mode))
             .collect();
-        let mode = common_mode(&wishes, |rank| peers.describe(rank)).map_err(|error| {
-            let modes = LaunchPreference::modes(&wishes);
+        let mode = common_mode(&preferences, |rank| peers.describe(rank)).map_err(|error| {
+            let modes = LaunchPreference::modes(&preferences);
             let init_supervisor = self.init_supervisor();
             init_supervisor.failed_by(error, Arc::new(init_supervisor.mode_mismatch(&modes)))
         })?;

@@ -14,7 +14,7 @@ pub(super) struct InitMessage {
     /// The encoded fault of a rank that failed.
     #[serde(with = "bytes")]
     pub(super) fault: Vec<u8>,
-    /// The rank's wish for a launch mode.
+    /// The rank's preference for a launch mode.
     pub(super) mode: u8,
     /// The obstacle to `BlockingChild` on this rank.
     #[serde(deserialize_with = "clean")]

@@ -80,7 +80,9 @@ pub(super) unsafe fn take_over(
         world_size: world_size as usize,
         stream: Arc::clone(stream),
         config: &Config::default(),
-        wish: crate::communicator::launch_mode::LaunchPreference::Asked(LaunchMode::NonBlocking),
+        preference: crate::communicator::launch_mode::LaunchPreference::Asked(
+            LaunchMode::NonBlocking,
+        ),
         timeouts,
         abort_signal: AbortSignal::new(),
         world_members: None,

@@ -152,15 +152,15 @@ fn split_in(
             )));
         }
     }
-    let wish_of = |&member: &usize| {
+    let preference_of = |&member: &usize| {
         answers[member]
             .get(MODE)
             .copied()
             .and_then(LaunchPreference::of_code)
     };
-    let wishes: Vec<_> = members.iter().map(wish_of).collect();
+    let preferences: Vec<_> = members.iter().map(preference_of).collect();
     let who = |member: usize| comm.inner.name_of_rank(members[member]);
-    let prepared = prepared.in_mode(common_mode(&wishes, who)?);
+    let prepared = prepared.in_mode(common_mode(&preferences, who)?);
     let sealed = unpack(answers[members[0]]);
     let id = sealed_unique_id::open(&job, generation, &short(name), sealed).map_err(|why| {
         Error::rendezvous(format!(
@@ -226,11 +226,11 @@ fn answer(
     prepared: &Option<Result<SplitPart>>,
     seal: impl FnOnce(&UniqueId) -> Vec<u8>,
 ) -> [u8; ANSWER] {
-    let (kind, wish, bytes) = match prepared {
+    let (kind, preference, bytes) = match prepared {
         None => (READY, LaunchPreference::Either, Vec::new()),
         Some(Ok(part)) => {
             let id = part.id.as_ref().map(seal);
-            (READY, part.prepared.wish(), id.unwrap_or_default())
+            (READY, part.prepared.preference(), id.unwrap_or_default())
         }
         Some(Err(error)) => {
             let text = error.kind().to_string().into_bytes();
@@ -241,7 +241,7 @@ fn answer(
     let len = bytes.len().min(ANSWER - HEAD);
     answer[0] = kind;
     answer[1..MODE].copy_from_slice(&(len as u16).to_le_bytes());
-    answer[MODE] = wish.code();
+    answer[MODE] = preference.code();
     answer[HEAD..HEAD + len].copy_from_slice(&bytes[..len]);
     answer
 }

@@ -16,7 +16,7 @@ use crate::communicator::{Communicator, Inner, SharedLaunch};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::Progress;
 use crate::group::Group;
-use crate::issuing::issue::{AbortOnUnwind, not_issued_in_time};
+use crate::issuing::issue::{EndProcessOnPanic, not_issued_in_time};
 use crate::operation::{OperationKind, Shape};
 use crate::queued_op;
 use crate::queued_op::CallContext;
@@ -29,7 +29,7 @@ enum GroupFailure {
     NotStarted(usize, Error),
     /// NCCL was called, and no communicator of the group can be used again.
     PartlyIssued(usize, Error),
-    /// As `Underway`; another thread's capture may have taken the work of the communicators marked in `captured`.
+    /// As [`PartlyIssued`](Self::PartlyIssued); another thread's capture may have taken the work of the communicators marked in `captured`.
     Captured {
         captured: Vec<bool>,
         /// Whether all other work is on the streams.
@@ -82,7 +82,7 @@ pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
                     ..
                 } => {
                     let error = with_cause(inner, error.during(describe));
-                    let lent = AbortOnUnwind::of(inner);
+                    let lent = EndProcessOnPanic::of(inner);
                     let captured = wait_for_captures(all, &captured);
                     match is_settled && captured.contains(&true) {
                         true => abort_remaining(all, &captured, &error),
@@ -123,7 +123,7 @@ fn wait_for_captures(all: &[Group<'_>], captured: &[bool]) -> Vec<bool> {
 /// Aborts all at the same time, because an abort may wait until its neighbours in the group are aborted as well. Starts
 /// with number `at`, so that all ranks report the error that the call returns.
 fn abort_all_failed(all: &[Group<'_>], at: usize, reason: &Error) {
-    let lent = AbortOnUnwind::of(&all[at].comm.inner);
+    let lent = EndProcessOnPanic::of(&all[at].comm.inner);
     let first = std::iter::once(&all[at]);
     let all_of_them = first.chain(all).map(|group| &*group.comm.inner);
     abort_together(all_of_them, || reason.into());
@@ -137,7 +137,7 @@ fn abort_all_failed(all: &[Group<'_>], at: usize, reason: &Error) {
 /// capture.
 fn abort_remaining(all: &[Group<'_>], captured: &[bool], reason: &Error) {
     let Some(first) = all.first() else { return };
-    let lent = AbortOnUnwind::of(&first.comm.inner);
+    let lent = EndProcessOnPanic::of(&first.comm.inner);
     let is_captured = |inner: &Arc<Inner>| {
         let both = all.iter().zip(captured);
         let mut own = both.filter(|(group, _)| Arc::ptr_eq(&group.comm.inner, inner));
@@ -204,7 +204,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, GroupFa
     let _inside = first.comm.inner.enter(CallKind::Issue, first.comm.timeout);
 
     // 2. and 3.
-    let lent = AbortOnUnwind::of(&first.comm.inner);
+    let lent = EndProcessOnPanic::of(&first.comm.inner);
     let mut sequences = Vec::with_capacity(all.len());
     let mut tickets = Vec::with_capacity(all.len());
     let group_members = GroupMembers::enter(all, started);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaSlice, DeviceRepr, DriverError};
 
-use super::issue::AbortOnUnwind;
+use super::issue::EndProcessOnPanic;
 use super::issue_buffers::IssueBuffers;
 use crate::active_calls::CallKind;
 use crate::communicator::stream_order::{self, ForeignCapture};
@@ -57,7 +57,7 @@ impl Inner {
             self.ready(&handle).map_err(before)?;
             let _inside = self.enter(CallKind::Issue, timeout);
             self.prepare(&handle, buffers).map_err(before)?;
-            let lent = AbortOnUnwind::of(self);
+            let lent = EndProcessOnPanic::of(self);
             let launched = launch();
             let ordering_outcome = self.order_after(buffers, &handle.ordering_event);
             std::mem::forget(lent);
@@ -66,7 +66,7 @@ impl Inner {
         let put = match ordering_outcome {
             Some(ordered) => launched.and(ordered),
             None => {
-                let lent = AbortOnUnwind::of(self);
+                let lent = EndProcessOnPanic::of(self);
                 // NCCL has no part in the work, and does not wait for the end of the capture.
                 let _ = self.wait_for_capture(buffers, self.capture_deadline());
                 std::mem::forget(lent);

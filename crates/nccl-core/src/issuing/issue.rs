@@ -97,7 +97,7 @@ fn handle_issue_failure(
             error
         }
         IssueFailure::Captured(failed) => {
-            let lent = AbortOnUnwind::of(inner);
+            let lent = EndProcessOnPanic::of(inner);
             let has_ended = inner
                 .wait_for_capture(buffers, inner.capture_deadline())
                 .is_some();
@@ -167,7 +167,7 @@ impl Inner {
             .map_err(IssueFailure::NotStarted)?;
 
         // 2. and 3.
-        let lent = AbortOnUnwind::of(self);
+        let lent = EndProcessOnPanic::of(self);
         handle.sequence += 1;
         let calls = queued_op::CallContext {
             library: &self.library,
@@ -351,7 +351,7 @@ impl Inner {
     /// the work that is still on the operation's stream. Ends the process when NCCL keeps pointers into memory
     /// that it was only lent.
     pub(crate) fn abort_and_order(self: &Arc<Self>, reason: &Error, buffers: &IssueBuffers<'_>) {
-        let lent = AbortOnUnwind::of(self);
+        let lent = EndProcessOnPanic::of(self);
         let timeout = self.abort_timeout();
         if !self.abort_until_released(reason) {
             end_the_process(FatalReport::new(
@@ -418,15 +418,15 @@ pub(crate) fn not_issued_in_time(not_idle: NotIdle, timeout: Duration) -> Error 
 }
 
 /// Marks that memory is lent to NCCL: a panic must not give it back to the caller, and ends the process.
-pub(crate) struct AbortOnUnwind<'i>(&'i Inner);
+pub(crate) struct EndProcessOnPanic<'i>(&'i Inner);
 
-impl<'i> AbortOnUnwind<'i> {
+impl<'i> EndProcessOnPanic<'i> {
     pub(crate) fn of(inner: &'i Inner) -> Self {
         Self(inner)
     }
 }
 
-impl Drop for AbortOnUnwind<'_> {
+impl Drop for EndProcessOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             end_the_process(FatalReport::new(self.0.identity(), FatalCause::Panicked));

@@ -383,7 +383,7 @@ impl<'a> IssueBuffers<'a> {
 
     /// Waits until `deadline` for the end of the capture that interfered, and then does what [`order_after`](Self::order_after)
     /// could not.
-    /// Uses nothing of the communicator; its lock must not be held.
+    /// Uses nothing that the communicator's lock protects; the lock must not be held.
     #[cold]
     pub(crate) fn wait_for_capture(&self, inner: &Inner, deadline: Instant) -> OrderingOutcome {
         let mut backoff = Backoff::new();

@@ -99,7 +99,7 @@ impl Request {
     }
 
     /// Returns the request with another timeout.
-    pub(crate) fn limited_to(mut self, timeout: Duration) -> Self {
+    pub(crate) fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }

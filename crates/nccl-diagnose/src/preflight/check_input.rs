@@ -15,7 +15,7 @@ pub struct CheckInput {
     pub library: Option<Loaded>,
     /// Whether that library takes virtual interfaces as well.
     pub takes_virtual: bool,
-    pub wish: LaunchPreference,
+    pub preference: LaunchPreference,
     /// Ranks on this host; `world_size` counts those of all hosts.
     pub local_ranks: usize,
     pub world_size: usize,
@@ -27,7 +27,7 @@ impl Default for CheckInput {
             stream: None,
             library: None,
             takes_virtual: false,
-            wish: LaunchPreference::Either,
+            preference: LaunchPreference::Either,
             local_ranks: 1,
             world_size: 1,
         }

@@ -99,7 +99,7 @@ impl Facts {
     pub(super) fn of_rank(input: &CheckInput) -> Self {
         Self {
             protocol: PROTOCOL,
-            launch_mode: input.wish.code().into(),
+            launch_mode: input.preference.code().into(),
             library: input.library.clone(),
             device: input.stream.as_ref().and_then(device::gather),
             ..Self::default()

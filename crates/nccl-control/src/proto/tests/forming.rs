@@ -60,7 +60,7 @@ impl Net {
         net.start(
             0,
             1,
-            StartRole::First {
+            StartRole::InitialCoordinator {
                 number,
                 size,
                 witnesses,

@@ -87,7 +87,7 @@ fn nothing_to_take(view: &FactsView<'_>, found: &mut Vec<Finding>) {
         if process.choice().is_some() {
             return None;
         }
-        let wish = ["NCCL_COMM_ID", "NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY"]
+        let preference = ["NCCL_COMM_ID", "NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY"]
             .iter()
             .find_map(|name| Some(format!("{name}={}", process.value(name)?)));
         // An address that would match if its interface were up.
@@ -95,14 +95,14 @@ fn nothing_to_take(view: &FactsView<'_>, found: &mut Vec<Finding>) {
         raised.iter_mut().for_each(|address| address.up = true);
         let down = crate::preflight::interfaces::choose(&raised, process.interface_settings());
         let down = down.map(|(address, _)| (address.interface.clone(), address.address));
-        Some((wish, down, listed(process)))
+        Some((preference, down, listed(process)))
     });
-    for ((wish, down, listed), ranks) in without {
+    for ((preference, down, listed), ranks) in without {
         let who = view.who(&ranks);
         let hosts = view.hosts(&ranks).join(", ");
-        let because = wish
+        let because = preference
             .as_ref()
-            .map_or_else(String::new, |wish| format!(" with {wish}"));
+            .map_or_else(String::new, |preference| format!(" with {preference}"));
         let (what, fix) = match down {
             Some((interface, address)) => (
                 format!(
@@ -112,7 +112,7 @@ fn nothing_to_take(view: &FactsView<'_>, found: &mut Vec<Finding>) {
             ),
             None => (
                 format!("{who}: NCCL finds no interface{because}; the host has {listed}"),
-                match wish {
+                match preference {
                     Some(_) => format!("name an interface that host {hosts} has, and that is up"),
                     None => format!(
                         "bring an interface up on host {hosts} (ip link set lo up suffices for one host)"
