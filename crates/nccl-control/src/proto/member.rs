@@ -116,7 +116,7 @@ pub enum Output {
 #[derive(Clone, Debug)]
 pub enum StartRole {
     /// It is the initial coordinator of the first generation, which has this number and so many members.
-    First {
+    InitialCoordinator {
         /// The generation.
         number: u64,
         /// The number of ranks. Their slots are below that.
