@@ -48,6 +48,7 @@
 //! | [`recorder`] | the flight recorder: the last calls of every communicator, and of all ranks together |
 //! | [`stats`](mod@stats) | how much was done, and the current state; as metrics with the feature `metrics` |
 //! | [`debug_log`] | what NCCL's own logs of several ranks show |
+//! | [`ras`] | what NCCL's own RAS service knows of the ranks |
 //!
 //! `docs/glossary.md` has the terms.
 //!
@@ -226,6 +227,8 @@ pub mod plan {
     pub use nccl_core::{Capture, CapturedPlan, PlanBuffers};
 }
 #[cfg(feature = "world")]
+mod nccl_environment;
+#[cfg(feature = "world")]
 pub mod preflight;
 pub mod process {
     //! All communicators of this process, and its end when it cannot continue.
@@ -234,6 +237,22 @@ pub mod process {
     pub use nccl_control::install_panic_hook;
     pub use nccl_core::{
         AbortReport, EndedCommunicator, FatalCause, FatalExit, FatalReport, abort_all, on_fatal,
+    };
+}
+#[cfg(feature = "world")]
+pub mod ras {
+    //! NCCL's RAS service: what every process of a job knows of all ranks, from NCCL's own counters.
+    //!
+    //! From 2.24 each process that uses NCCL has a RAS thread, which listens for clients. A [`RasClient`] asks one of them; the
+    //! thread asks the others. The answer has, for each communicator, how many collectives each rank has launched
+    //! ([`RasReport::lagging`] finds those that have launched fewer), and the ranks that do not answer. It has neither what has
+    //! completed, nor sends and receives, nor the launches of captured graphs.
+    //!
+    //! Several releases of NCCL have crashed when they were asked again and again: ask once, when something hangs.
+
+    pub use nccl_diagnose::ras::{
+        LaggingRank, MissingRasRank, MissingStatus, RasAnswer, RasClient, RasCommunicator,
+        RasEvents, RasRank, RasReport, RasStatus,
     };
 }
 pub mod recorder {

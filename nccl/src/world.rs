@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::CommunicatorBuilder;
 use crate::communicator::{Communicator, LaunchMode, Timeouts};
 use crate::forked;
+use crate::nccl_environment;
 use crate::peers::{AsWorld, InitSetup, PreflightCheck, WorldParameters};
 use crate::preflight::{Checks, Report, Settings};
 use crate::recorder::Timeline;
@@ -73,6 +74,7 @@ impl World {
     /// ```
     pub fn join(rendezvous: Rendezvous) -> Result<Self> {
         register_with_control();
+        nccl_environment::use_interface_of(&rendezvous)?;
         nccl_control::World::join(rendezvous).map(Self::of)
     }
 
@@ -598,6 +600,7 @@ impl World {
     /// ```
     pub fn join_running(rendezvous: Rendezvous) -> Result<Self> {
         register_with_control();
+        nccl_environment::use_interface_of(&rendezvous)?;
         nccl_control::World::join_running(rendezvous).map(Self::of)
     }
 

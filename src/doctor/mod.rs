@@ -2,7 +2,7 @@
 //!
 //! - `options`: the command line; `local`: libnccl, the driver and the device of one rank;
 //! - `job`: a running job; `timeline`: the flight recorders of all its ranks; `decide`: the operator's decision for it;
-//! - `check`: one host, or all ranks of a launcher; `log`: NCCL's debug logs.
+//! - `check`: one host, or all ranks of a launcher; `log`: NCCL's debug logs; `ras`: NCCL's RAS service.
 //!
 //! The checks themselves are in `nccl::preflight` and `nccl::debug_log`.
 
@@ -12,6 +12,7 @@ mod job;
 mod local;
 mod log;
 mod options;
+mod ras;
 mod timeline;
 
 use std::io::Write as _;
@@ -41,6 +42,7 @@ pub fn main() -> ExitCode {
         Command::Log(options) => log::run(&options),
         Command::Timeline(options) => timeline::run(&options),
         Command::Decide(options) => decide::run(&options),
+        Command::Ras(options) => ras::run(&options),
     }
 }
 

@@ -16,6 +16,7 @@ Usage: nccl-doctor [options]              check this host; under a launcher, all
        nccl-doctor timeline [options] DIR|FILE...
                                           what each rank did last, from recordings of its flight recorder
        nccl-doctor decide [options] RANKS which ranks of a world that was cut in two go on
+       nccl-doctor ras [options]          what NCCL's own RAS service knows of the ranks of a job
 
 Alone, it looks at what one host needs: libnccl and the driver, network interfaces and adapters, limits,
 shared memory, NCCL's variables. Started on all ranks, it compares them as well, and tries whether they
@@ -51,6 +52,24 @@ were ended, say so to the other, before it has given up (12 s, or Rendezvous::ma
 
   nccl-doctor decide --pid 4107 0-3               ranks 0 to 3 go on, of which process 4107 is one
 
+Of a job that hangs, NCCL's RAS service tells which ranks have launched fewer collectives than others, and which do not
+answer. Releases before 2.30 have crashed when they were asked often: ask once.
+
+  nccl-doctor ras --pid 4107                      of the job of which process 4107 is a rank
+  nccl-doctor ras                                 the process that listens at NCCL_RAS_ADDR, or localhost:28028
+  nccl-doctor ras --address 10.0.0.5:28028 --verbose
+                                                  NCCL's own text about each rank
+  nccl-doctor ras --monitor all                   processes that come and go, until it is ended (NCCL 2.29)
+
+Options of ras:
+      --pid PID, --rendezvous ADDRESS
+                        which job, as for the timeline: its ranks say where theirs listen
+      --address HOST:PORT
+                        where a process of the job listens
+      --text, --verbose NCCL's own text; about each rank
+      --monitor EVENTS  lifecycle, trace or all
+      --timeout SECONDS how long to wait for the answer (30)
+
 Options of decide:
       --pid PID, --rendezvous ADDRESS, --timeout SECONDS
                         as those of the timeline
@@ -73,7 +92,7 @@ Options of the check:
       --emulator        put the emulator of NCCL and CUDA in this process: nothing is said about the
                         GPUs and the libnccl of this host
 
-Options of the check and of log:
+Options of the check, of log and of ras:
   -q, --quiet           leave out what is fine
       --json            print JSON
   -h, --help            print this
@@ -92,6 +111,7 @@ pub(super) enum Command {
     Log(LogOptions),
     Timeline(TimelineOptions),
     Decide(DecideOptions),
+    Ras(RasOptions),
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -127,6 +147,34 @@ pub(super) struct DecideOptions {
 }
 
 #[derive(Debug, PartialEq, Eq)]
+pub(super) struct RasOptions {
+    pub(super) form: Form,
+    pub(super) of: RasService,
+    pub(super) question: RasQuestion,
+    pub(super) timeout: Duration,
+}
+
+/// Whose RAS service is asked.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum RasService {
+    /// `HOST:PORT`.
+    Address(String),
+    /// A running job, whose ranks say where theirs listen.
+    Job(Job),
+}
+
+/// What the RAS service is asked.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum RasQuestion {
+    /// What is wrong.
+    Findings,
+    /// NCCL's own text.
+    Text { verbose: bool },
+    /// Events of these kinds, as they happen.
+    Monitor(String),
+}
+
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct CheckOptions {
     pub(super) form: Form,
     /// Ranks that this host will have.
@@ -154,6 +202,7 @@ pub(super) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Com
         Some((first, rest)) if first == "log" => log(rest.to_vec()),
         Some((first, rest)) if first == "timeline" => timeline(rest.to_vec()),
         Some((first, rest)) if first == "decide" => decide(rest.to_vec()),
+        Some((first, rest)) if first == "ras" => ras(rest.to_vec()),
         _ => check(arguments),
     }
     .map_err(|error| format!("{error}; nccl-doctor --help explains"))
@@ -310,6 +359,49 @@ fn decide(arguments: Vec<OsString>) -> Result<Command, lexopt::Error> {
     }
 }
 
+fn ras(arguments: Vec<OsString>) -> Result<Command, lexopt::Error> {
+    let (mut address, mut job) = (None, None);
+    let exported = std::env::var("NCCL_RAS_ADDR").ok();
+    let usual = exported.unwrap_or_else(|| String::from("localhost:28028"));
+    let mut options = RasOptions {
+        form: Form::default(),
+        of: RasService::Address(usual),
+        question: RasQuestion::Findings,
+        timeout: TIMEOUT,
+    };
+    let mut parser = lexopt::Parser::from_args(arguments);
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Long("address") => address = Some(parser.value()?.string()?),
+            Long("rendezvous") => name(&mut job, Job::Address(parser.value()?.string()?))?,
+            Long("pid") => name(&mut job, Job::Process(parser.value()?.parse()?))?,
+            Long("text") => options.question = RasQuestion::Text { verbose: false },
+            Long("verbose") => options.question = RasQuestion::Text { verbose: true },
+            Long("monitor") => {
+                options.question = RasQuestion::Monitor(parser.value()?.string()?);
+            }
+            Long("timeout") => options.timeout = timeout(&mut parser)?,
+            other => match common(&other, &mut options.form) {
+                Some(Some(command)) => return Ok(command),
+                Some(None) => {}
+                None => return Err(other.unexpected()),
+            },
+        }
+    }
+    options.of = match (address, job) {
+        (Some(_), Some(_)) => {
+            return Err("--address says where, and takes neither --pid nor --rendezvous".into());
+        }
+        (Some(address), None) => RasService::Address(address),
+        (None, Some(job)) => RasService::Job(job),
+        (None, None) => options.of,
+    };
+    if options.form.json && options.question != RasQuestion::Findings {
+        return Err("--json is for findings: leave out --text, --verbose and --monitor".into());
+    }
+    Ok(Command::Ras(options))
+}
+
 /// Sets the job; a second one is an error.
 fn name(job: &mut Option<Job>, named: Job) -> Result<(), lexopt::Error> {
     match job.replace(named) {
@@ -404,6 +496,27 @@ mod tests {
         assert_eq!(options.files, ["a", "b", "-"].map(PathBuf::from));
         assert!(options.form.json);
         assert_eq!(parsed("log --help"), Ok(Command::Help));
+    }
+
+    #[test]
+    fn the_ras_service_is_asked_for_findings_for_text_or_for_events() {
+        let Ok(Command::Ras(options)) = parsed("ras --address [::1]:7 --json --timeout 5") else {
+            panic!("no ras");
+        };
+        assert_eq!(options.of, RasService::Address("[::1]:7".into()));
+        assert_eq!(options.question, RasQuestion::Findings);
+        let Ok(Command::Ras(options)) = parsed("ras --monitor all") else {
+            panic!("no ras");
+        };
+        assert_eq!(options.question, RasQuestion::Monitor("all".into()));
+        assert_eq!(options.of, RasService::Address("localhost:28028".into()));
+        let Ok(Command::Ras(options)) = parsed("ras --pid 4107") else {
+            panic!("no ras");
+        };
+        assert_eq!(options.of, RasService::Job(Job::Process(4107)));
+        assert!(refused("ras --pid 7 --address x:1").contains("neither --pid"));
+        assert!(refused("ras --verbose --json").contains("--json is for findings"));
+        assert!(refused("ras file").contains("file"));
     }
 
     #[test]

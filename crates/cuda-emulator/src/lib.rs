@@ -29,7 +29,6 @@ compile_error!(
 );
 
 pub mod driver;
-mod elf;
 pub mod exec;
 pub mod hooks;
 pub mod kernels;
@@ -41,7 +40,21 @@ mod result;
 #[cfg(feature = "runtime")]
 pub mod runtime;
 pub mod settings;
-pub mod stand_in;
+pub mod stand_in {
+    //! Stand-ins: they make the dynamic linker of this process find the emulator's functions under a library's name.
+
+    use std::ffi::CStr;
+
+    pub use stand_in_object::{StandInError, Symbol, loaded_from, shared_object};
+
+    /// Makes `soname` resolve to `symbols`, for the rest of the process.
+    ///
+    /// # Errors
+    /// See [`StandInError`].
+    pub fn load(soname: &CStr, symbols: &[Symbol]) -> Result<(), StandInError> {
+        stand_in_object::load("nccl-emulator", soname, symbols)
+    }
+}
 pub mod sync;
 pub mod violations;
 mod visible;

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::driver::call::{VERSION, caught};
 use crate::driver::{CUresult, device};
-use crate::elf::Symbol;
 use crate::memory;
 use crate::settings::settings;
 use crate::visible;
+use stand_in_object::Symbol;
 
 /// A `nvmlReturn_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

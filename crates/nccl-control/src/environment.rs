@@ -188,6 +188,12 @@ impl Rendezvous {
         Ok(self)
     }
 
+    /// Returns the interface that was set.
+    #[doc(hidden)]
+    pub fn interface_text(&self) -> Option<String> {
+        self.address.interface()
+    }
+
     /// Adds an address at which the coordinator may be found when rank 0 has ended: `tcp:HOST:PORT` on another host, say. A rank
     /// that takes over listens at those of these addresses, and of rank 0's, that are of its own host; a new process
     /// (`World::join_running`, `Observer`) tries all of them.

@@ -13,4 +13,5 @@ use nccl_base::{error, host, operation, sync};
 
 pub mod debug_log;
 pub mod preflight;
+pub mod ras;
 pub mod timeline;

@@ -4,6 +4,11 @@ use super::debug::{info, subsystem};
 
 /// The variable's text, if it is set.
 pub(crate) fn text(name: &str) -> Option<String> {
+    super::env_plugin::text(name)
+}
+
+/// The variable's text in the environment of the process.
+pub(super) fn exported(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 

@@ -16,6 +16,7 @@ mod bootstrap;
 mod communicator;
 mod config;
 mod debug;
+mod env_plugin;
 mod environment;
 mod group;
 mod network;

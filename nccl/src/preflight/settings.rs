@@ -9,6 +9,7 @@ use nccl_diagnose::preflight::{CheckInput, Loaded};
 use nccl_sys::Version;
 
 use crate::library::Library;
+use crate::nccl_environment;
 use crate::peers::InitSetup;
 
 /// What to check: everything, and a device or a library if one is named. The fields are the settings.
@@ -78,6 +79,9 @@ impl Settings {
             }),
             takes_virtual: library
                 .is_some_and(|library| library.version() < Version::new(2, 28, 3)),
+            set_variables: library.map_or_else(Vec::new, |library| {
+                nccl_environment::interface_variables(library.version())
+            }),
             preference: (self.launch_mode).map_or(self.preference, LaunchPreference::Asked),
             local_ranks: self.local_ranks.max(1),
             world_size: self.world_size.max(self.local_ranks).max(1),

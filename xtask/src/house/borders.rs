@@ -11,7 +11,9 @@ use crate::{Result, workspace};
 /// all.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("nccl-sys", &[]),
-    ("cuda-emulator", &[]),
+    ("stand-in-object", &[]),
+    ("cuda-emulator", &["stand-in-object"]),
+    ("nccl-plugin", &["nccl-sys", "stand-in-object"]),
     ("nccl-base", &["nccl-sys"]),
     ("nccl-control", &["nccl-base"]),
     ("nccl-control-sim", &["nccl-base", "nccl-control"]),
@@ -31,6 +33,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "nccl-diagnose",
             "nccl-launch",
             "nccl-moe",
+            "nccl-plugin",
             "nccl-sys",
         ],
     ),

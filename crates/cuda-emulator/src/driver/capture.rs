@@ -17,9 +17,9 @@ use std::sync::Arc;
 use super::call::{enter, store};
 use super::context::Context;
 use super::handles::{places, stream_of};
-use crate::elf::Symbol;
 use crate::exec::{self, Capture, Info, Kind, Standing, Stream};
 use crate::result::CUresult;
+use stand_in_object::Symbol;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![

@@ -24,11 +24,11 @@ use super::call::enter;
 use super::capture;
 use super::context::{self, Context};
 use super::handles::{refuse, stream_of};
-use crate::elf::Symbol;
 use crate::exec::{Recipe, Step, Stream, Work};
 use crate::memory::{self, Place};
 use crate::result::CUresult;
 use crate::violations::{self, Violation, ViolationKind};
+use stand_in_object::Symbol;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![

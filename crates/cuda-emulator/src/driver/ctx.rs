@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use super::call::{enter, store};
 use super::capture;
 use super::context::{self, Context};
-use crate::elf::Symbol;
 use crate::result::CUresult;
+use stand_in_object::Symbol;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![

@@ -4,10 +4,10 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use super::call::{enter, store};
 use super::context;
-use crate::elf::Symbol;
 use crate::result::CUresult;
 use crate::settings::settings;
 use crate::visible;
+use stand_in_object::Symbol;
 
 pub use crate::visible::uuid;
 

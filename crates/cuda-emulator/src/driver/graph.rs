@@ -6,11 +6,11 @@ use std::sync::Arc;
 use super::call::{enter, store};
 use super::handles::{places, stream_of, unknown};
 use super::{capture, context};
-use crate::elf::Symbol;
 use crate::exec::{
     Action, EXECUTABLES, Event, Executable, GRAPHS, Graph, HostCall, OBJECTS, UserObject,
 };
 use crate::result::CUresult;
+use stand_in_object::Symbol;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![

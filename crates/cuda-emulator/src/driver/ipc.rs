@@ -4,10 +4,10 @@ use std::ffi::{c_uint, c_void};
 
 use super::call::{enter, store};
 use super::context;
-use crate::elf::Symbol;
 use crate::exec;
 use crate::memory::ipc::{self, Handle};
 use crate::result::CUresult;
+use stand_in_object::Symbol;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![

@@ -8,10 +8,10 @@ use super::call::enter;
 use super::handles::stream_of;
 use super::shape::{Shape, gathered};
 use super::{event, module, refused};
-use crate::elf::Symbol;
 use crate::exec::Stream;
 use crate::kernels::program::{self, Launched, ProgramKernel, Registered};
 use crate::result::CUresult;
+use stand_in_object::Symbol;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![

@@ -6,10 +6,10 @@ use super::call::{enter, store};
 use super::capture;
 use super::context;
 use super::handles::{refuse, stream_of};
-use crate::elf::Symbol;
 use crate::exec::{self, Step, Work};
 use crate::memory::{self, Freeing};
 use crate::result::CUresult;
+use stand_in_object::Symbol;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![

@@ -8,10 +8,10 @@ use super::call::{enter, store};
 use super::handles::stream_of;
 use super::virtual_memory::{Grant, PINNED, RawLocation, known_grants};
 use super::{capture, refused};
-use crate::elf::Symbol;
 use crate::exec::{Step, Stream, Work};
 use crate::memory::{self, Location, MemPool, Placement, Pool};
 use crate::result::CUresult;
+use stand_in_object::Symbol;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![

@@ -34,7 +34,7 @@ mod virtual_memory;
 pub use result::CUresult;
 pub use table::has_faults_at;
 
-use crate::elf::Symbol;
+use stand_in_object::Symbol;
 
 /// `CUresult` as an open code: the values that every CUDA from 11.4 on knows.
 pub mod result {

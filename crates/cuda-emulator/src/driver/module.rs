@@ -12,12 +12,12 @@ use super::context::{self, Context};
 use super::handles::bad_handle;
 use super::shape::{SHARED_OPT_IN, Shape, THREADS, gathered};
 use super::{capture, refused};
-use crate::elf::Symbol;
 use crate::exec::Stream;
 use crate::kernels::{self, Entry, Kernel, Unreadable, program};
 use crate::registry::Registry;
 use crate::result::CUresult;
 use crate::sync::Mutex;
+use stand_in_object::Symbol;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![

@@ -6,10 +6,10 @@ use std::ffi::{c_int, c_uint, c_void};
 use super::call::{enter, store};
 use super::context;
 use super::virtual_memory::DESCRIPTOR;
-use crate::elf::Symbol;
 use crate::memory::{self, Location};
 use crate::result::CUresult;
 use crate::sync::Mutex;
+use stand_in_object::Symbol;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![

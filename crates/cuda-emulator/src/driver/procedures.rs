@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 
 use super::call::{caught, store};
 use super::table;
-use crate::elf::Symbol;
 use crate::result::CUresult;
+use stand_in_object::Symbol;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![

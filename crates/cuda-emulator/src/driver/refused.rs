@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use std::ffi::c_void;
 
 use super::call::caught;
-use crate::elf::Symbol;
 use crate::result::CUresult;
 use crate::sync::Mutex;
+use stand_in_object::Symbol;
 
 const NO_KERNELS: &str =
     "of kernels the emulator has modules of PTX, their functions and cuLaunchKernel";

@@ -9,11 +9,11 @@ use super::call::enter;
 use super::context::Context;
 use super::handles::{refuse, stream_of};
 use super::refused::{self, NO_ARRAYS};
-use crate::elf::Symbol;
 use crate::exec::{Recipe, Step, Stream, Work};
 use crate::memory::{self, Place};
 use crate::result::CUresult;
 use crate::violations::Violation;
+use stand_in_object::Symbol;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![(c"cuMemcpy2DAsync_v2", copy_2d as *const c_void)]

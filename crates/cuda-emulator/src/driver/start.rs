@@ -4,8 +4,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::Ordering;
 
 use super::call::{FORKED, NEW, READY, STATE, VERSION, caught, store};
-use crate::elf::Symbol;
 use crate::result::{self, CUresult};
+use stand_in_object::Symbol;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![

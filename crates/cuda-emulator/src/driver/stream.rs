@@ -6,9 +6,9 @@ use super::call::{enter, store};
 use super::ctx::GREATEST_PRIORITY;
 use super::handles::{bad_handle, stream_of};
 use super::{capture, context};
-use crate::elf::Symbol;
 use crate::exec::{Event, HostCall, Kind, STREAMS, Stream};
 use crate::result::CUresult;
+use stand_in_object::Symbol;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![

@@ -4,7 +4,7 @@ use super::{
     capture, copy, ctx, device, event, graph, host, ipc, launch, memory, memory_pool, module,
     pointer, refused, rows, start, stream, stream_memory, virtual_memory,
 };
-use crate::elf::Symbol;
+use stand_in_object::Symbol;
 
 /// Name and address of each of them.
 pub(super) fn symbols() -> Vec<Symbol> {

@@ -6,10 +6,10 @@ use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 
 use super::call::{enter, store};
 use super::refused;
-use crate::elf::Symbol;
 use crate::memory::{self, GRANULARITY, Location, Physical};
 use crate::result::CUresult;
 use crate::visible;
+use stand_in_object::Symbol;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![

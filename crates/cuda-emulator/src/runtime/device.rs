@@ -11,8 +11,8 @@ use super::driver;
 use super::error::{Code, run};
 use super::layouts::Property;
 use crate::driver::{CUresult, context};
-use crate::elf::Symbol;
 use crate::sync::Mutex;
+use stand_in_object::Symbol;
 
 pub(super) fn symbols(cuda: Cuda) -> Vec<Symbol> {
     let properties = match cuda {

@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char, c_void};
 
 use crate::driver::call::caught;
 use crate::driver::{CUresult, context};
-use crate::elf::Symbol;
+use stand_in_object::Symbol;
 
 /// A `cudaError_t`. It has the number of the `CUresult` of the same meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use super::error::{Code, run};
 use super::{device, driver};
-use crate::elf::Symbol;
+use stand_in_object::Symbol;
 
 macro_rules! forwarded {
     ($($runtime:ident = $driver:ident($($argument:ident: $type:ty),*) after $before:ident;)*) => {

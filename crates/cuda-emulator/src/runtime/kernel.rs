@@ -7,7 +7,7 @@ use super::caller::caller;
 use super::device::{context, store};
 use super::driver::{self, LaunchConfig};
 use super::error::{Code, run};
-use crate::elf::Symbol;
+use stand_in_object::Symbol;
 
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![

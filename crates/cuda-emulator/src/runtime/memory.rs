@@ -8,7 +8,7 @@ use super::driver::{self, IpcMemHandle};
 use super::error::{Code, run};
 use super::layouts::Address;
 use crate::driver::CUresult;
-use crate::elf::Symbol;
+use stand_in_object::Symbol;
 
 pub(super) fn symbols(cuda: Cuda) -> Vec<Symbol> {
     let batch = match cuda {

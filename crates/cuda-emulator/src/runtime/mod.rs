@@ -33,7 +33,7 @@ pub use self::caller::{Cuda, FunctionOf, configure};
 pub use self::error::Code;
 pub use self::layouts::{Field, LayoutError, Structures};
 
-use crate::elf::Symbol;
+use stand_in_object::Symbol;
 
 /// Returns the name and address of every runtime function, for a caller built for `cuda`.
 pub fn symbols(cuda: Cuda) -> Vec<Symbol> {

@@ -7,7 +7,7 @@ use super::caller::Cuda;
 use super::device::context;
 use super::driver;
 use super::error::{Code, run};
-use crate::elf::Symbol;
+use stand_in_object::Symbol;
 
 pub(super) fn symbols(cuda: Cuda) -> Vec<Symbol> {
     let mut all = vec![(c"cudaEventCreate", create_event as *const c_void)];

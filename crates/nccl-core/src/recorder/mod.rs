@@ -49,6 +49,8 @@ pub use notes::{Note, note};
 pub use snapshot::of_place;
 #[doc(hidden)]
 pub use snapshot::read_one;
+#[doc(hidden)]
+pub use snapshot::set_ras_address;
 pub use snapshot::{
     Call, CallState, RecordedOperation, RecordedReduction, Recording, Snapshot, snapshot,
 };

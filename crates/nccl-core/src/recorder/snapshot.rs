@@ -1,6 +1,7 @@
 //! The snapshot: plain values, copied while the communicators continue.
 
 pub use nccl_base::reduce_op::RecordedReduction;
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
@@ -60,6 +61,9 @@ pub struct Snapshot {
     /// The offset of the process's clock to that of rank 0, where it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clock: Option<Clock>,
+    /// Where NCCL's RAS service of the process listens (`HOST:PORT`), where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ras_address: Option<String>,
     /// The live communicators and the last that ended, in the order in which they were made.
     pub communicators: Vec<Recording>,
     /// The last notes and phases of the program, oldest first.
@@ -267,6 +271,14 @@ pub fn of_place(place: &WorldRank) -> Snapshot {
     take(Some(place.clone()), belongs)
 }
 
+static RAS_ADDRESS: OnceLock<fn() -> Option<String>> = OnceLock::new();
+
+/// Sets what returns the address of NCCL's RAS service in this process; the first one stays.
+#[doc(hidden)]
+pub fn set_ras_address(address: fn() -> Option<String>) {
+    let _ = RAS_ADDRESS.set(address);
+}
+
 fn take(place: Option<WorldRank>, belongs: impl Fn(&Track) -> bool) -> Snapshot {
     let tracks = track::tracks();
     let tracks = tracks.iter().filter(|track| belongs(track));
@@ -278,6 +290,7 @@ fn take(place: Option<WorldRank>, belongs: impl Fn(&Track) -> bool) -> Snapshot 
         pid: std::process::id(),
         place,
         origin,
+        ras_address: RAS_ADDRESS.get().and_then(|address| address()),
         communicators: tracks.map(|track| read(track, &mut spans)).collect(),
         notes: notes::all(),
         notes_left_out: 0,

@@ -16,6 +16,8 @@ pub struct CheckInput {
     /// Whether that library takes virtual interfaces as well.
     pub takes_virtual: bool,
     pub preference: LaunchPreference,
+    /// Variables that NCCL is given by this process, and not by the environment.
+    pub set_variables: Vec<(String, String)>,
     /// Ranks on this host; `world_size` counts those of all hosts.
     pub local_ranks: usize,
     pub world_size: usize,
@@ -28,6 +30,7 @@ impl Default for CheckInput {
             library: None,
             takes_virtual: false,
             preference: LaunchPreference::Either,
+            set_variables: Vec::new(),
             local_ranks: 1,
             world_size: 1,
         }

@@ -153,6 +153,16 @@ impl ProcessFacts {
     /// Adds the facts that depend on the library that will be used.
     pub(super) fn with(mut self, input: &CheckInput) -> Self {
         self.takes_virtual = input.takes_virtual;
+        for (name, value) in &input.set_variables {
+            if self.variable(name).is_none() {
+                self.variables.push(Variable {
+                    name: name.clone(),
+                    value: value.clone(),
+                    file: String::from("the interface of the rendezvous"),
+                });
+            }
+        }
+        self.variables.sort_by(|a, b| a.name.cmp(&b.name));
         self
     }
 

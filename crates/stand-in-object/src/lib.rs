@@ -1,7 +1,14 @@
-//! Stand-ins: they make the dynamic linker of this process find the emulator's functions under a library's name.
+//! Stand-ins: they make the dynamic linker of this process find functions and tables of this process under a library's name.
 //!
 //! [`load`] makes and loads a shared object without code (`elf`) whose SONAME is the library's. From then on the
-//! dynamic linker treats the library as loaded, and `dlsym` returns the emulator's functions.
+//! dynamic linker treats the library as loaded, and `dlsym` returns the given addresses.
+#![cfg(not(loom))]
+#![allow(
+    rustdoc::private_intra_doc_links,
+    reason = "an internal crate: its readers have the sources"
+)]
+
+mod elf;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs::File;
@@ -9,8 +16,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::path::PathBuf;
 
-use crate::elf;
-pub use crate::elf::{Symbol, shared_object};
+pub use elf::{Symbol, shared_object};
 
 /// Why a stand-in could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -112,17 +118,19 @@ unsafe extern "C" {
     fn dlinfo(handle: *mut c_void, request: c_int, info: *mut c_void) -> c_int;
 }
 
-/// Makes `soname` resolve to `symbols`, for the rest of the process.
+/// Makes `soname` resolve to `symbols`, for the rest of the process. `owner` is the beginning of the object's name in
+/// `/proc/self/maps`.
 ///
 /// # Errors
 /// See [`StandInError`].
-pub fn load(soname: &CStr, symbols: &[Symbol]) -> Result<(), StandInError> {
+pub fn load(owner: &str, soname: &CStr, symbols: &[Symbol]) -> Result<(), StandInError> {
     let name = || soname.to_string_lossy().into_owned();
     let object = elf::shared_object(soname, symbols);
-    let (path, temporary) = file_with(soname, &object).map_err(|source| StandInError::NoFile {
-        soname: name(),
-        source,
-    })?;
+    let (path, temporary) =
+        file_with(owner, soname, &object).map_err(|source| StandInError::NoFile {
+            soname: name(),
+            source,
+        })?;
     // SAFETY: the object has no code and no initializers; loading it only makes its names known.
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     let reason = handle.is_null().then(last_dl_error);
@@ -189,25 +197,23 @@ fn last_dl_error() -> String {
 }
 
 /// Stores the bytes in a file. Returns its path, and whether the file must be removed later.
-fn file_with(soname: &CStr, bytes: &[u8]) -> io::Result<(CString, bool)> {
-    match memory_file(soname, bytes) {
+fn file_with(owner: &str, soname: &CStr, bytes: &[u8]) -> io::Result<(CString, bool)> {
+    match memory_file(owner, soname, bytes) {
         Ok(path) => Ok((path, false)),
-        Err(_) => temporary_file(soname, bytes).map(|path| (path, true)),
+        Err(_) => temporary_file(owner, soname, bytes).map(|path| (path, true)),
     }
 }
 
-fn memory_file(soname: &CStr, bytes: &[u8]) -> io::Result<CString> {
-    let mut name = b"nccl-emulator:".to_vec();
-    name.extend_from_slice(soname.to_bytes());
-    let name = CString::new(name)?;
-    // SAFETY: `name` is a C string; the call makes a new descriptor.
-    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
+fn memory_file(owner: &str, soname: &CStr, bytes: &[u8]) -> io::Result<CString> {
+    let name = CString::new([owner.as_bytes(), b":", soname.to_bytes()].concat())?;
+    let mut file = new_memory_file(&name)?;
+    file.write_all(bytes)?;
+    // The dynamic linker's own mapping is private, and stays writable.
+    let seals = libc::F_SEAL_SEAL | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_WRITE;
+    // SAFETY: adds seals to a descriptor that is open here.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just made and has no other owner.
-    let mut file = unsafe { File::from_raw_fd(fd) };
-    file.write_all(bytes)?;
     // By process id, not "self": a debugger that follows the path would look among its own
     // descriptors.
     let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
@@ -218,12 +224,29 @@ fn memory_file(soname: &CStr, bytes: &[u8]) -> io::Result<CString> {
     Ok(CString::new(path)?)
 }
 
-fn temporary_file(soname: &CStr, bytes: &[u8]) -> io::Result<CString> {
+fn new_memory_file(name: &CStr) -> io::Result<File> {
+    let sealable = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // A kernel may demand that files in memory are not executable (`vm.memfd_noexec`), which this one need not be; kernels
+    // before 6.3 do not know the flag.
+    for flags in [sealable | MFD_NOEXEC_SEAL, sealable] {
+        // SAFETY: `name` is a C string; the call makes a new descriptor.
+        let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
+        if fd >= 0 {
+            // SAFETY: the descriptor was just made and has no other owner.
+            return Ok(unsafe { File::from_raw_fd(fd) });
+        }
+    }
+    Err(io::Error::last_os_error())
+}
+
+const MFD_NOEXEC_SEAL: libc::c_uint = 0x8;
+
+fn temporary_file(owner: &str, soname: &CStr, bytes: &[u8]) -> io::Result<CString> {
     use std::os::unix::ffi::OsStringExt;
     let directory = std::env::temp_dir();
     for attempt in 0..100 {
         let file = format!(
-            "nccl-emulator-{}-{attempt}-{}",
+            "{owner}-{}-{attempt}-{}",
             std::process::id(),
             soname.to_string_lossy()
         );
@@ -265,6 +288,7 @@ mod tests {
     fn a_stand_in_is_found_by_its_name() {
         assert_eq!(ask(c"libnccl-emulator-test-1.so.7"), None);
         load(
+            "test",
             c"libnccl-emulator-test-1.so.7",
             &[(c"forty_two", forty_two as *const c_void)],
         )
@@ -276,7 +300,7 @@ mod tests {
     fn without_memfd_a_temporary_file_serves_and_is_removed() {
         let soname = c"libnccl-emulator-test-2.so";
         let object = elf::shared_object(soname, &[(c"forty_two", forty_two as *const c_void)]);
-        let path = temporary_file(soname, &object).unwrap();
+        let path = temporary_file("test", soname, &object).unwrap();
         // SAFETY: an object without code.
         assert!(!unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) }.is_null());
         std::fs::remove_file(path.to_str().unwrap()).unwrap();
@@ -291,7 +315,7 @@ mod tests {
         // SHN_ABS.
         let (value, _) = elf::VALUES;
         object[value - 2..value].copy_from_slice(&1_u16.to_ne_bytes());
-        let path = temporary_file(soname, &object).unwrap();
+        let path = temporary_file("test", soname, &object).unwrap();
         // SAFETY: an object without code.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
         std::fs::remove_file(path.to_str().unwrap()).unwrap();
@@ -308,7 +332,7 @@ mod tests {
         let soname = c"libnccl-emulator-test-4.so.9";
         let object = elf::shared_object(soname, &[(c"forty_two", forty_two as *const c_void)]);
         assert_eq!(loaded_from(soname), None);
-        let path = temporary_file(soname, &object).unwrap();
+        let path = temporary_file("test", soname, &object).unwrap();
         // SAFETY: an object without code.
         unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
         std::fs::remove_file(path.to_str().unwrap()).unwrap();

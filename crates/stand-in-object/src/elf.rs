@@ -2,8 +2,7 @@
 //!
 //! The dynamic linker needs little of a library to answer `dlopen` by name and `dlsym`: a dynamic
 //! section with a SONAME, a symbol table, a string table and a hash table. The symbols are absolute
-//! (`SHN_ABS`), so their values are taken as they are. `install` writes one such file for each name
-//! that a program may ask for.
+//! (`SHN_ABS`), so their values are taken as they are.
 
 use std::ffi::{CStr, c_void};
 

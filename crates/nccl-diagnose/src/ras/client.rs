@@ -1,0 +1,347 @@
+//! The protocol of RAS clients: lines over TCP.
+
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpStream, ToSocketAddrs as _};
+use std::time::{Duration, Instant};
+
+use super::report::RasReport;
+use crate::error::{Error, Result};
+
+/// The most that an answer may have: about 100,000 ranks.
+const LARGEST: usize = 64 << 20;
+
+/// The longest line before an answer.
+const LONGEST_LINE: u64 = 4096;
+
+/// A connection to the RAS thread of one process.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use nccl::ras::{RasAnswer, RasClient};
+///
+/// let client = RasClient::connect("localhost:28028", Duration::from_secs(10))?;
+/// if let RasAnswer::Report(report) = client.status()? {
+///     for rank in report.lagging() {
+///         println!("rank {} has launched {} of {} {}", rank.rank, rank.launched, rank.most, rank.function);
+///     }
+/// }
+/// # Ok::<(), nccl::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct RasClient {
+    stream: BufReader<TcpStream>,
+    address: String,
+    deadline: Instant,
+}
+
+/// The answer of a RAS thread.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum RasAnswer {
+    /// From NCCL 2.28.7.
+    Report(RasReport),
+    /// A text for people, from older releases.
+    Text(String),
+}
+
+/// Lines of text about what happens to the processes of a job, while it happens (NCCL 2.29 and newer).
+#[derive(Debug)]
+pub struct RasEvents {
+    stream: BufReader<TcpStream>,
+}
+
+impl RasClient {
+    /// Connects to the RAS thread at `address` (`HOST:PORT`, port 28028 unless `NCCL_RAS_ADDR` says otherwise). All that the
+    /// client does ends within `timeout` from now, except [`monitor`](Self::monitor).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`](crate::error::ErrorKind::Io) with the address: no process listens there, it does not answer, or what
+    /// answers is no RAS thread.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use nccl::ras::RasClient;
+    ///
+    /// let error = RasClient::connect("localhost:1", Duration::from_secs(1)).unwrap_err();
+    /// assert!(error.to_string().contains("localhost:1"));
+    /// ```
+    pub fn connect(address: &str, timeout: Duration) -> Result<Self> {
+        let deadline = Instant::now() + timeout;
+        let stream = dial(address, deadline).map_err(|error| failed(address, error))?;
+        let mut client = Self {
+            stream: BufReader::new(stream),
+            address: address.to_owned(),
+            deadline,
+        };
+        let answer = client.ask("CLIENT PROTOCOL 2")?;
+        match answer.strip_prefix("SERVER PROTOCOL ") {
+            Some(_) => Ok(client),
+            None => Err(client.failed(invalid(format!(
+                "this is no RAS service of NCCL: {answer:?}"
+            )))),
+        }
+    }
+
+    /// Asks for the state of all communicators of the job.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`](crate::error::ErrorKind::Io) when the answer does not come in time, or cannot be read.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use nccl::ras::RasClient;
+    /// let answer = RasClient::connect("localhost:28028", Duration::from_secs(10))?.status()?;
+    /// println!("{answer:?}");
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn status(mut self) -> Result<RasAnswer> {
+        let takes_json = self.ask("SET FORMAT json")? == "OK";
+        let text = self.collect("VERBOSE STATUS")?;
+        if !takes_json {
+            return Ok(RasAnswer::Text(text));
+        }
+        let report = RasReport::from_json(&text);
+        report
+            .map(RasAnswer::Report)
+            .map_err(|error| self.failed(invalid(format!("its answer cannot be read: {error}"))))
+    }
+
+    /// Asks for the same as a text for people; `verbose` adds one line per rank.
+    ///
+    /// # Errors
+    /// As [`status`](Self::status).
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use nccl::ras::RasClient;
+    /// println!("{}", RasClient::connect("localhost:28028", Duration::from_secs(10))?.text(true)?);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn text(mut self, verbose: bool) -> Result<String> {
+        self.collect(if verbose { "VERBOSE STATUS" } else { "STATUS" })
+    }
+
+    /// Asks for events as they happen: of processes that come and go (`lifecycle`), of RAS's own connections (`trace`), or
+    /// `all`. The events have no deadline.
+    ///
+    /// # Errors
+    /// As [`status`](Self::status); and when the library is older than 2.29.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use nccl::ras::RasClient;
+    /// let client = RasClient::connect("localhost:28028", Duration::from_secs(10))?;
+    /// for line in client.monitor("lifecycle")? {
+    ///     println!("{}", line?);
+    /// }
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn monitor(mut self, events: &str) -> Result<RasEvents> {
+        let answer = self.ask(&format!("MONITOR {events}"))?;
+        if answer != "OK" {
+            return Err(self.failed(invalid(answer)));
+        }
+        let unlimited = self.stream.get_ref().set_read_timeout(None);
+        unlimited.map_err(|error| self.failed(error))?;
+        Ok(RasEvents {
+            stream: self.stream,
+        })
+    }
+
+    /// Sends a command, and returns the line that answers it.
+    fn ask(&mut self, command: &str) -> Result<String> {
+        let answer = self.send(command).and_then(|()| {
+            self.limit()?;
+            let mut line = String::new();
+            let read = (&mut self.stream).take(LONGEST_LINE).read_line(&mut line)?;
+            match read {
+                0 => Err(io::ErrorKind::UnexpectedEof.into()),
+                _ => Ok(line.trim_end().to_owned()),
+            }
+        });
+        answer.map_err(|error| self.failed(error))
+    }
+
+    /// Sends a command, and returns all that comes until the other end closes the connection.
+    fn collect(&mut self, command: &str) -> Result<String> {
+        // The thread waits that long for the others, in whole seconds; then it answers without them.
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        let patience = (left / 2).as_secs().max(1);
+        self.ask(&format!("TIMEOUT {patience}"))?;
+        let text = self.send(command).and_then(|()| {
+            let mut bytes = Vec::new();
+            let mut piece = [0; 4096];
+            loop {
+                self.limit()?;
+                let count = self.stream.read(&mut piece)?;
+                if count == 0 {
+                    break;
+                }
+                bytes.extend_from_slice(&piece[..count]);
+                if bytes.len() > LARGEST {
+                    return Err(invalid("its answer does not end".to_owned()));
+                }
+            }
+            // Host names are bytes to NCCL.
+            Ok(String::from_utf8_lossy(&bytes).into_owned())
+        });
+        text.map_err(|error| self.failed(error))
+    }
+
+    fn send(&mut self, command: &str) -> io::Result<()> {
+        let left = remaining(self.deadline)?;
+        let mut stream = self.stream.get_ref();
+        stream.set_write_timeout(Some(left))?;
+        stream.write_all(format!("{command}\n").as_bytes())
+    }
+
+    /// Lets the next read end at the deadline.
+    fn limit(&self) -> io::Result<()> {
+        let left = remaining(self.deadline)?;
+        self.stream.get_ref().set_read_timeout(Some(left))
+    }
+
+    fn failed(&self, error: io::Error) -> Error {
+        failed(&self.address, error)
+    }
+}
+
+impl Iterator for RasEvents {
+    type Item = io::Result<String>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let mut line = String::new();
+        match (&mut self.stream).take(LONGEST_LINE).read_line(&mut line) {
+            Ok(0) => None,
+            Ok(_) => Some(Ok(line.trim_end().to_owned())),
+            Err(error) => Some(Err(error)),
+        }
+    }
+}
+
+fn dial(address: &str, deadline: Instant) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for place in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&place, remaining(deadline)?) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn remaining(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    match left.is_zero() {
+        true => Err(io::ErrorKind::TimedOut.into()),
+        false => Ok(left),
+    }
+}
+
+fn invalid(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+fn failed(address: &str, error: io::Error) -> Error {
+    let error = match error.kind() {
+        // What the system calls a read that has timed out.
+        io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
+        _ => error,
+    };
+    Error::io(format!("asking the RAS service of NCCL at {address}"))(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::super::report::tests::ANSWER;
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    /// A service that answers each line by `answer`, and closes after an answer that is not a line.
+    fn serve(answer: impl Fn(&str) -> String + Send + 'static) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let reader = BufReader::new(stream.try_clone().unwrap());
+            for line in reader.lines() {
+                let text = answer(&line.unwrap());
+                stream.write_all(text.as_bytes()).unwrap();
+                if !text.ends_with('\n') {
+                    return;
+                }
+            }
+        });
+        address
+    }
+
+    fn new_release(line: &str) -> String {
+        match line {
+            "CLIENT PROTOCOL 2" => "SERVER PROTOCOL 2\n".into(),
+            "SET FORMAT json" => "OK\n".into(),
+            "VERBOSE STATUS" => ANSWER.trim_end().into(),
+            timeout if timeout.starts_with("TIMEOUT ") => "OK\n".into(),
+            other => format!("ERROR: Unknown command {other}\n"),
+        }
+    }
+
+    #[test]
+    fn a_release_with_json_answers_a_report_and_an_older_one_its_text() {
+        let client = RasClient::connect(&serve(new_release), SOON).unwrap();
+        let RasAnswer::Report(report) = client.status().unwrap() else {
+            panic!("it is JSON");
+        };
+        assert_eq!(report.lagging()[0].rank, 1);
+
+        let old = |line: &str| match line {
+            "SET FORMAT json" => format!("ERROR: Unknown command {line}\n"),
+            "VERBOSE STATUS" => "Job summary".into(),
+            _ => new_release(line),
+        };
+        let client = RasClient::connect(&serve(old), SOON).unwrap();
+        let answer = client.status().unwrap();
+        assert_eq!(answer, RasAnswer::Text("Job summary".into()));
+    }
+
+    #[test]
+    fn what_is_no_ras_service_and_what_does_not_answer_is_an_error_with_the_address() {
+        let address = serve(|_| "HTTP/1.1 400 Bad Request\n".into());
+        let error = RasClient::connect(&address, SOON).unwrap_err().to_string();
+        assert!(error.contains(&address), "{error}");
+        assert!(error.contains("no RAS service"), "{error}");
+
+        // Listens, and never accepts.
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = silent.local_addr().unwrap().to_string();
+        let error = RasClient::connect(&address, Duration::from_millis(50));
+        assert!(error.unwrap_err().to_string().contains("timed out"));
+
+        let address = serve(|line| match line {
+            "VERBOSE STATUS" => "{ broken".into(),
+            _ => new_release(line),
+        });
+        let client = RasClient::connect(&address, SOON).unwrap();
+        let error = client.status().unwrap_err().to_string();
+        assert!(error.contains("cannot be read"), "{error}");
+    }
+
+    #[test]
+    fn events_come_line_by_line_until_the_service_ends() {
+        let address = serve(|line| match line {
+            "MONITOR lifecycle" => "OK\nPEER_NEW 10.0.0.5\nPEER_DEAD 10.0.0.6".into(),
+            _ => new_release(line),
+        });
+        let client = RasClient::connect(&address, SOON).unwrap();
+        let events = client.monitor("lifecycle").unwrap();
+        let lines: Vec<_> = events.map(Result::unwrap).collect();
+        assert_eq!(lines, ["PEER_NEW 10.0.0.5", "PEER_DEAD 10.0.0.6"]);
+
+        let client = RasClient::connect(&serve(new_release), SOON).unwrap();
+        let error = client.monitor("all").unwrap_err().to_string();
+        assert!(error.contains("Unknown command"), "{error}");
+    }
+}

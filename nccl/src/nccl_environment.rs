@@ -1,0 +1,111 @@
+//! What NCCL reads as its environment in this process: values that follow from the program's own settings.
+
+use std::sync::OnceLock;
+
+use nccl_base::error::{Error, Result};
+use nccl_control::Rendezvous;
+use nccl_core::recorder;
+use nccl_diagnose::ras::{AddressReservation, reserve_address};
+use nccl_launch::nccl_variables_for;
+use nccl_plugin::Offer;
+use nccl_plugin::environment::{self, Refusal, Variable};
+use nccl_sys::Version;
+
+/// Offers NCCL the environment of this process, and a RAS address of its own. Before the first communicator.
+pub(crate) fn install() {
+    recorder::set_ras_address(ras_address);
+    match environment::install() {
+        Offer::Made => choose_ras_address(),
+        Offer::UserHasOne(other) => {
+            tracing::info!(name: "nccl.environment.other", target: "nccl", %other, "NCCL reads its environment through a plugin of the user's");
+        }
+        Offer::Failed(why) => {
+            tracing::info!(name: "nccl.environment.unavailable", target: "nccl", why, "NCCL reads its environment from the process alone");
+        }
+    }
+}
+
+/// Processes of one user on one host share the default port, and any of them may answer a client: each gets its own.
+fn choose_ras_address() {
+    static RESERVED: OnceLock<AddressReservation> = OnceLock::new();
+    // Without an address of its own NCCL takes its default.
+    let Ok(reservation) = reserve_address() else {
+        return;
+    };
+    let address = reservation.address().to_string();
+    if environment::set(Variable::RasAddress, &address).is_ok() {
+        let _ = RESERVED.set(reservation);
+    }
+}
+
+/// Returns where NCCL's RAS service of this process listens: the exported address, or the one that NCCL was given here.
+fn ras_address() -> Option<String> {
+    let exported = std::env::var("NCCL_RAS_ADDR").ok();
+    exported.or_else(|| {
+        let is_read = environment::is_in_effect(Variable::RasAddress);
+        is_read
+            .then(|| environment::get(Variable::RasAddress))
+            .flatten()
+    })
+}
+
+/// Makes NCCL use the interface that the program named for the ranks' own connections. An exported variable that says
+/// otherwise counts, with a warning.
+///
+/// # Errors
+/// [`ErrorKind::Rendezvous`](nccl_base::error::ErrorKind::Rendezvous) when NCCL of this process uses another interface because
+/// of an earlier world, or when no interface matches.
+pub(crate) fn use_interface_of(rendezvous: &Rendezvous) -> Result<()> {
+    let Some(interface) = rendezvous.interface_text() else {
+        return Ok(());
+    };
+    for (name, value) in nccl_variables_for(&interface)? {
+        let Some(variable) = Variable::named(&name) else {
+            continue;
+        };
+        match environment::set(variable, &value) {
+            Ok(()) => {}
+            Err(Refusal::SetBefore(before)) => {
+                return Err(Error::rendezvous(format!(
+                    "NCCL of this process uses {name}={before}, from an earlier world, and the interface {interface:?} of this one is \
+                     {name}={value}: NCCL reads it once per process, so use one interface, or another process"
+                )));
+            }
+            Err(Refusal::Exported(exported)) => {
+                tracing::warn!(
+                    name: "nccl.environment.contradicted",
+                    target: "nccl",
+                    variable = name,
+                    exported,
+                    value,
+                    "NCCL uses the exported value, and not the interface {interface:?} of the rendezvous: unset the variable, or export the \
+                     same"
+                );
+            }
+            Err(Refusal::ReadBefore | Refusal::ZeroByte) => {
+                tracing::warn!(
+                    name: "nccl.environment.late",
+                    target: "nccl",
+                    variable = name,
+                    value,
+                    "NCCL was used before the world was joined, and has chosen its interface without the rendezvous's"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The first release that reads its environment through a plugin.
+const SINCE: Version = Version::new(2, 28, 7);
+
+/// Returns the variables by which a library of this release gets the interface of the rendezvous.
+pub(crate) fn interface_variables(version: Version) -> Vec<(String, String)> {
+    if version < SINCE || *environment::install() != Offer::Made {
+        return Vec::new();
+    }
+    [Variable::SocketInterface, Variable::SocketFamily]
+        .into_iter()
+        .filter_map(|variable| Some((variable.to_string(), environment::get(variable)?)))
+        .collect()
+}
