@@ -24,7 +24,8 @@ fn place() -> Outcome<PathBuf> {
 
 /// The ranks of `world` join another one over TCP, at this interface.
 fn join_at(world: &World, interface: &str) -> nccl::Result<World> {
-    let published = place().expect("it is set").join("address");
+    let name = format!("address-{}", interface.replace('/', "-"));
+    let published = place().expect("it is set").join(name);
     let rendezvous = Rendezvous::tcp("127.0.0.1", 0, world.rank(), world.size())?;
     World::join(rendezvous.publish(published).interface(interface)?)
 }
@@ -99,6 +100,19 @@ fn another_interface_for_a_second_world_of_the_process_is_an_error() {
         for words in ["NCCL_SOCKET_IFNAME==lo, from an earlier world", "0.0.0.0/0"] {
             assert!(error.to_string().contains(words), "{error}");
         }
+        Ok(())
+    });
+}
+
+#[test]
+fn an_address_is_of_rank_0_alone_and_says_nothing_to_nccl() {
+    let directory = tempfile::tempdir().unwrap();
+    ranks(directory.path()).processes(|world: World| -> Outcome {
+        let inner = join_at(&world, "127.0.0.1")?;
+        all_reduce(&inner)?;
+        assert!(!log()?.contains("set by environment to =lo"));
+        // So another setting is the first.
+        join_at(&world, "lo").map(drop)?;
         Ok(())
     });
 }

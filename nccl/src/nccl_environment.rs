@@ -1,5 +1,6 @@
 //! What NCCL reads as its environment in this process: values that follow from the program's own settings.
 
+use std::net::IpAddr;
 use std::sync::OnceLock;
 
 use nccl_base::error::{Error, Result};
@@ -49,17 +50,21 @@ fn ras_address() -> Option<String> {
     })
 }
 
-/// Makes NCCL use the interface that the program named for the ranks' own connections. An exported variable that says
-/// otherwise counts, with a warning.
+/// Makes NCCL use the interface that the program named for the ranks' own connections: a name, the beginning of one, or a
+/// subnet. An exported variable that says otherwise counts, with a warning. An address is of rank 0's host alone, and says
+/// nothing about the others.
 ///
 /// # Errors
 /// [`ErrorKind::Rendezvous`](nccl_base::error::ErrorKind::Rendezvous) when NCCL of this process uses another interface because
-/// of an earlier world, or when no interface matches.
+/// of an earlier world.
 pub(crate) fn use_interface_of(rendezvous: &Rendezvous) -> Result<()> {
-    let Some(interface) = rendezvous.interface_text() else {
+    let interface = rendezvous.interface_text();
+    let Some(interface) = interface.filter(|text| text.parse::<IpAddr>().is_err()) else {
         return Ok(());
     };
-    for (name, value) in nccl_variables_for(&interface)? {
+    // The setting is needed on rank 0 alone. Another host may have no such interface: the preflight compares them.
+    let variables = nccl_variables_for(&interface).unwrap_or_default();
+    for (name, value) in variables {
         let Some(variable) = Variable::named(&name) else {
             continue;
         };

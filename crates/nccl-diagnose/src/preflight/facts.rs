@@ -281,6 +281,26 @@ mod tests {
     }
 
     #[test]
+    fn what_nccl_is_given_by_the_process_counts_unless_it_is_exported() {
+        let tree = Tree::new();
+        let input = CheckInput {
+            set_variables: vec![
+                ("NCCL_SOCKET_IFNAME".into(), "=eth1".into()),
+                ("NCCL_SOCKET_FAMILY".into(), "AF_INET".into()),
+            ],
+            ..CheckInput::default()
+        };
+        let exported = [("NCCL_SOCKET_FAMILY", "AF_INET6")];
+        let system = System::fake(tree.path(), &exported);
+        let process = ProcessFacts::gather(&system, &[], &ControlConnection::default());
+        let process = process.with(&input);
+        assert_eq!(process.value("NCCL_SOCKET_FAMILY"), Some("AF_INET6"));
+        let interface = process.variable("NCCL_SOCKET_IFNAME").unwrap();
+        assert_eq!(interface.value, "=eth1");
+        assert_eq!(interface.origin(), "the interface of the rendezvous");
+    }
+
+    #[test]
     fn facts_come_back_as_they_were_and_only_whole() {
         let facts = Facts {
             process: Some(ProcessFacts::gather(
