@@ -118,7 +118,7 @@ impl World {
     /// otherwise.
     ///
     /// ```
-    /// use std::time::{Duration, Instant};
+    /// use std::time::Duration;
     /// let world = nccl::World::single().with_timeouts(|timeouts| timeouts.operation = Duration::from_secs(5));
     /// ```
     #[must_use]
@@ -131,7 +131,7 @@ impl World {
     /// 60 s unless set, or the timeout of the [`Rendezvous`].
     ///
     /// ```
-    /// use std::time::{Duration, Instant};
+    /// use std::time::Duration;
     /// let world = nccl::World::single().with_timeout(Duration::from_secs(5));
     /// ```
     #[must_use]
@@ -257,7 +257,7 @@ impl World {
     /// from the first call of this method on. No operation waits for a reader, or does anything for it.
     ///
     /// ```
-    /// use std::time::{Duration, Instant};
+    /// use std::time::Duration;
     /// use nccl::control::WorldEvent;
     ///
     /// let mut worlds = nccl::World::threads(2);
@@ -345,7 +345,7 @@ impl World {
     /// meanwhile: it may be the rank that would have.
     ///
     /// ```
-    /// use std::time::{Duration, Instant};
+    /// use std::time::Duration;
     ///
     /// let world = nccl::World::single().with_timeout(Duration::from_millis(10));
     /// let error = world.get("nobody sets this").unwrap_err();
@@ -431,7 +431,7 @@ impl World {
     /// reaches no majority of the others.
     ///
     /// ```
-    /// use std::time::{Duration, Instant};
+    /// use std::time::Duration;
     /// use nccl::World;
     ///
     /// let mut worlds = World::threads(3);
@@ -462,7 +462,7 @@ impl World {
     /// As [`next_generation`](Self::next_generation). [`ErrorKind::Rendezvous`] on a rank that was left behind.
     ///
     /// ```
-    /// use std::time::{Duration, Instant};
+    /// use std::time::Duration;
     ///
     /// let mut worlds = nccl::World::threads(2);
     /// let hangs = worlds.pop();
@@ -489,7 +489,7 @@ impl World {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # nccl_emulator::install_unless_gpu()?;
     /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// use std::time::{Duration, Instant};
+    /// use std::time::Duration;
     ///
     /// let world = nccl::World::threads(1).remove(0);
     /// let comm = world.communicator("model").stream(&stream).build()?;
@@ -524,7 +524,7 @@ impl World {
     /// Returns which rank `rank` was in the generation before; `None` for a new rank, and in the first generation.
     ///
     /// ```
-    /// # use std::time::{Duration, Instant};
+    /// # use std::time::Duration;
     /// let next = nccl::World::single().next_generation(Duration::from_secs(1))?;
     /// assert_eq!(next.previous_rank(0), Some(0));
     /// # Ok::<(), nccl::Error>(())
@@ -612,7 +612,7 @@ impl World {
     /// receive meanwhile, on another thread, or both may wait for the other to take what it was sent.
     ///
     /// ```
-    /// use std::time::{Duration, Instant};
+    /// use std::time::Duration;
     ///
     /// let soon = Duration::from_secs(5);
     /// std::thread::scope(|scope| {
@@ -695,7 +695,7 @@ impl World {
     /// are many, the oldest calls are left out, and counted (`Recording::left_out`).
     ///
     /// ```
-    /// use std::time::{Duration, Instant};
+    /// use std::time::Duration;
     ///
     /// let worlds = nccl::World::threads(2);
     /// let timeline = worlds[1].recordings(Duration::from_secs(2));
