@@ -1,7 +1,7 @@
 //! What NCCL reads as its environment in this process: values that follow from the program's own settings.
 
 use std::net::IpAddr;
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 
 use nccl_base::error::{Error, Result};
 use nccl_control::Rendezvous;
@@ -12,8 +12,14 @@ use nccl_plugin::Offer;
 use nccl_plugin::environment::{self, Refusal, Variable};
 use nccl_sys::Version;
 
-/// Offers NCCL the environment of this process, and a RAS address of its own. Before the first communicator.
+/// Offers NCCL the environment of this process, and a RAS address of its own. Before the first communicator; an observer uses
+/// no NCCL, and does without.
 pub(crate) fn install() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(offer);
+}
+
+fn offer() {
     recorder::set_ras_address(ras_address);
     match environment::install() {
         Offer::Made => choose_ras_address(),
@@ -58,6 +64,7 @@ fn ras_address() -> Option<String> {
 /// [`ErrorKind::Rendezvous`](nccl_base::error::ErrorKind::Rendezvous) when NCCL of this process uses another interface because
 /// of an earlier world.
 pub(crate) fn use_interface_of(rendezvous: &Rendezvous) -> Result<()> {
+    install();
     let interface = rendezvous.interface_text();
     let Some(interface) = interface.filter(|text| text.parse::<IpAddr>().is_err()) else {
         return Ok(());

@@ -91,6 +91,7 @@ impl World {
     #[must_use]
     pub fn threads(size: usize) -> Vec<Self> {
         register_with_control();
+        nccl_environment::install();
         let worlds = nccl_control::World::threads(size).into_iter();
         worlds.map(Self::of).collect()
     }

@@ -9,7 +9,6 @@ use super::fault_listener::CommunicatorFaultListener;
 use super::scope_recorder::{ScopeRecorder, scope_of, to_json_bytes};
 use crate::drop_queue;
 use crate::forked;
-use crate::nccl_environment;
 use crate::recorder::{MissingRank, RankRecording, Timeline};
 use nccl_base::fault::Fault;
 use nccl_control::{
@@ -23,7 +22,6 @@ pub(crate) fn register_with_control() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         set_application(&NcclApplication);
-        nccl_environment::install();
         drop_queue::set_exit_hook(leave_all);
     });
 }
