@@ -228,10 +228,22 @@ fn plans_of_all_to_all_allocate_nothing() {
     }
 }
 
-/// The graph is empty, because the library below only queues: this counts this crate's part, and what the emulator
-/// needs to launch nothing.
+/// Whether names in a backtrace tell which code an allocation belongs to; `own` is part of the caller's name.
+fn has_symbols(own: &str) -> bool {
+    let has = Backtrace::force_capture().to_string().contains(own);
+    if !has {
+        nccl_tools::gpu_check::not_tested("a program with symbols: this one was stripped of them");
+    }
+    has
+}
+
+/// The graph is empty, because the library below only queues: this counts this crate's part. The emulator's queues grow when
+/// its threads lag behind.
 #[test]
 fn launches_of_a_plan_allocate_nothing() {
+    if !has_symbols("launches_of_a_plan") {
+        return;
+    }
     let _alone = alone();
     for tracking in [Tracking::Off, Tracking::On] {
         let workload = Workload::new(Ending::InProgress, tracking).unwrap();
@@ -248,7 +260,9 @@ fn launches_of_a_plan_allocate_nothing() {
             .unwrap();
         let mut thousand = || (0..1000).for_each(|_| drop(plan.launch().unwrap()));
         thousand();
+        EMULATOR_COUNTS.set(false);
         assert_none(&format!("tracking {tracking:?}"), thousand);
+        EMULATOR_COUNTS.set(true);
     }
 }
 
@@ -256,12 +270,7 @@ fn launches_of_a_plan_allocate_nothing() {
 /// world of one, on the emulator: allocations of the layers below this crate are distinguished by their callers.
 #[test]
 fn steps_of_a_mixture_of_experts_allocate_nothing() {
-    // Names in its backtrace tell which code an allocation belongs to.
-    if !Backtrace::force_capture()
-        .to_string()
-        .contains("steps_of_a_mixture")
-    {
-        nccl_tools::gpu_check::not_tested("a program with symbols: this one was stripped of them");
+    if !has_symbols("steps_of_a_mixture") {
         return;
     }
     let _alone = alone();

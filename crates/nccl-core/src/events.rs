@@ -30,7 +30,7 @@ pub fn fault(fault: &Fault, key: Option<&str>, on_rank: usize, nranks: usize) {
     let world_ranks = roster.world_ranks();
     let (world_rank, launcher_rank) = fault.named_in_the_world();
     let known = fault.world_rank();
-    macro_rules! tell {
+    macro_rules! log {
         ($level:ident) => {
             tracing::$level!(
                 name: "nccl.fault",
@@ -59,8 +59,8 @@ pub fn fault(fault: &Fault, key: Option<&str>, on_rank: usize, nranks: usize) {
     }
     match class {
         // An action of the program is no error.
-        FaultClass::Asked | FaultClass::Revoked => tell!(warn),
-        _ => tell!(error),
+        FaultClass::Asked | FaultClass::Revoked => log!(warn),
+        _ => log!(error),
     }
 }
 

@@ -55,8 +55,8 @@ The end:
       --restarts N       start ranks again after a failure, at most so often (0)
       --restart WHICH    which of them: all, as the next generation (the default), or failed: that rank
                          alone, while the others run, for programs that go on and take it in
-                         (World::next_generation, World::join_running; NCCL_RUN_RESTARTED=1 tells it); all when
-                         all have failed
+                         (World::next_generation, World::join_running; NCCL_RUN_RESTARTED=1 tells it);
+                         all when all have failed
   -h, --help             this
   -V, --version          the version
 

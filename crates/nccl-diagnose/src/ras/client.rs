@@ -131,8 +131,8 @@ impl RasClient {
     /// # use std::time::Duration;
     /// # use nccl::ras::RasClient;
     /// let client = RasClient::connect("localhost:28028", Duration::from_secs(10))?;
-    /// for line in client.monitor("lifecycle")? {
-    ///     println!("{}", line?);
+    /// for line in client.monitor("lifecycle")?.map_while(Result::ok) {
+    ///     println!("{line}");
     /// }
     /// # Ok::<(), nccl::Error>(())
     /// ```
