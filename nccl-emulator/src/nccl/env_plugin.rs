@@ -25,7 +25,7 @@ type InitV2 = unsafe extern "C" fn(u8, u8, u8, *const c_char, *const c_void) -> 
 /// Returns the variable's text as the plugin has it, or as the process has it if there is no plugin.
 pub(super) fn text(name: &str) -> Option<String> {
     let Some(get_env) = plugin() else {
-        return super::environment::exported(name);
+        return exported(name);
     };
     let name = CString::new(name).ok()?;
     // SAFETY: a function of the plugin, with a C string.
@@ -38,6 +38,11 @@ pub(super) fn text(name: &str) -> Option<String> {
     Some(value.to_string_lossy().into_owned())
 }
 
+/// The variable's text in the environment of the process.
+fn exported(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
 fn plugin() -> Option<GetEnv> {
     static PLUGIN: OnceLock<Option<GetEnv>> = OnceLock::new();
     *PLUGIN.get_or_init(load)
@@ -47,7 +52,7 @@ fn load() -> Option<GetEnv> {
     if !version::is_at_least(2, 28, 7) {
         return None;
     }
-    let named = super::environment::exported("NCCL_ENV_PLUGIN").filter(|name| !name.is_empty());
+    let named = exported("NCCL_ENV_PLUGIN").filter(|name| !name.is_empty());
     if let Some(name) = &named {
         info!(
             subsystem::ENV,

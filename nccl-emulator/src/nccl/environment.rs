@@ -7,11 +7,6 @@ pub(crate) fn text(name: &str) -> Option<String> {
     super::env_plugin::text(name)
 }
 
-/// The variable's text in the environment of the process.
-pub(super) fn exported(name: &str) -> Option<String> {
-    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
-}
-
 /// The variable as an integer (decimal, `0x…` or `0…`), if it is set to one.
 pub(crate) fn integer(name: &str) -> Option<i32> {
     let value = text(name).filter(|value| !value.is_empty())?;
