@@ -466,7 +466,8 @@ fn a_delay_of_the_cable_is_in_every_operation() {
         let far = time_of(&buffers, &rank);
         println!("4 kB: {near:?} near, {far:?} with {delay:?} in each direction");
         assert!(far > delay, "{far:?}");
-        assert!(far > 3 * near, "{far:?}, {near:?} near");
+        // A busy machine delays both alike.
+        assert!(far > near + delay, "{far:?}, {near:?} near");
         rank.destroy();
     });
 }
