@@ -45,6 +45,8 @@ const CRATES: &[&str] = &[
     "--package=nccl-moe",
     "--package=nccl-diagnose",
     "--package=nccl-launch",
+    "--package=nccl-plugin",
+    "--package=stand-in-object",
     "--package=nccl-emulator",
     "--package=cuda-emulator",
     "--lib",
@@ -124,8 +126,8 @@ leak:hangs::grow
 leak:nccl_emulator::nccl::bootstrap::root::start
 leak:__cxa_thread_atexit_impl
 leak:nccl_core::creation::init::stream_and_event
-leak:nccl_core::supervision::watchdog::look::Eye
-leak:nccl_core::supervision::watchdog::registry::Put
+leak:nccl_core::supervision::watchdog::poll::CommunicatorPoller
+leak:nccl_core::supervision::watchdog::registry::Mark
 ";
 
 pub(crate) fn run(arguments: &mut Arguments) -> Result {
