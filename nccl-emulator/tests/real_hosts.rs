@@ -415,7 +415,8 @@ fn time_of(buffers: &Buffers, rank: &Rank) -> Duration {
         buffers.check(rank);
         start.elapsed()
     };
-    (0..3).map(once).min().unwrap()
+    // The least of several, because a busy machine delays some.
+    (0..9).map(once).min().unwrap()
 }
 
 #[test]
@@ -466,7 +467,7 @@ fn a_delay_of_the_cable_is_in_every_operation() {
         let far = time_of(&buffers, &rank);
         println!("4 kB: {near:?} near, {far:?} with {delay:?} in each direction");
         assert!(far > delay, "{far:?}");
-        // A busy machine delays both alike.
+        assert!(far > 3 * near, "{far:?}, {near:?} near");
         assert!(far > near + delay, "{far:?}, {near:?} near");
         rank.destroy();
     });
