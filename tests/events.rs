@@ -2,12 +2,15 @@
 
 mod support;
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use nccl::control::WorldEvent;
 use nccl::{ReduceOp, World};
 use nccl_tools::testing::name;
 use support::apart;
+use tracing::field::{Field, Visit};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 
 /// Timeout of operations: reaching it means that no report of another rank ended the operation.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -30,14 +33,54 @@ fn told(event: &WorldEvent) -> String {
     }
 }
 
+/// For how long a rank was silent, in milliseconds, as the coordinator's log has it when the rank answers again.
+static SILENT: AtomicU64 = AtomicU64::new(0);
+
+struct Silences;
+
+#[derive(Default)]
+struct Milliseconds(Option<u64>);
+
+impl Visit for Milliseconds {
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        if field.name() == "silent_ms" {
+            self.0 = Some(value);
+        }
+    }
+
+    fn record_debug(&mut self, _: &Field, _: &dyn std::fmt::Debug) {}
+}
+
+impl<S: tracing::Subscriber> Layer<S> for Silences {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        if event.metadata().name() == "nccl.rendezvous.heard_again" {
+            let mut silent = Milliseconds::default();
+            event.record(&mut silent);
+            SILENT.store(silent.0.expect("it has the duration"), Ordering::SeqCst);
+        }
+    }
+}
+
+/// The log's duration, which is written beside the event.
+fn await_silent() -> u64 {
+    let deadline = Instant::now() + TIMEOUT;
+    while SILENT.load(Ordering::SeqCst) == 0 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    SILENT.load(Ordering::SeqCst)
+}
+
 /// Works with the others until one dies, and then once more with the remaining ranks.
 fn survivor(mut world: World) -> Result<(), Box<dyn std::error::Error>> {
-    let events = world.events();
+    let (events, coordinates) = (world.events(), world.rank() == 0);
     let reading = std::thread::spawn(move || {
         let mut all = Vec::new();
         for event in events {
             all.push(told(&event));
             println!("event: {}", told(&event));
+            if coordinates && matches!(event, WorldEvent::Answers { .. }) {
+                println!("after {} ms", await_silent());
+            }
         }
         all
     });
@@ -79,6 +122,8 @@ fn a_rank_reads_who_stands_still_answers_again_and_dies_who_coordinates_and_whic
     const RANKS: usize = 4;
     let test = name(&|| ());
     if let Some((_, world)) = apart::rank(&test, RANKS) {
+        let subscriber = tracing_subscriber::registry().with(Silences);
+        tracing::subscriber::set_global_default(subscriber).expect("the first");
         survivor(world).expect("this rank survives");
         return;
     }
@@ -95,6 +140,10 @@ fn a_rank_reads_who_stands_still_answers_again_and_dies_who_coordinates_and_whic
     for rank in [0, 1, 3] {
         ranks[rank].says("event: answers 2");
     }
+    let said = ranks[0].says("after ");
+    let silent = said.split(' ').nth(1).and_then(|text| text.parse().ok());
+    // A rank is a suspect after 2 s.
+    assert!(silent > Some(1000_u64), "{said}");
     let mut zero = ranks.remove(0);
     zero.kill();
     for rank in &mut ranks {

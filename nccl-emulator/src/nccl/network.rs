@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 
-use super::debug::warn;
+use super::debug::{info, subsystem, warn};
 use super::environment;
 use crate::code::{INVALID_USAGE, Result, SYSTEM};
 
@@ -15,6 +15,10 @@ pub(crate) fn check_interfaces() -> Result {
     else {
         return Ok(());
     };
+    info!(
+        subsystem::ENV,
+        "NCCL_SOCKET_IFNAME set by environment to {wanted}"
+    );
     let names = interfaces().map_err(|error| {
         warn!("Bootstrap : the interfaces cannot be listed: {error}");
         SYSTEM
