@@ -24,6 +24,7 @@ use crate::heartbeat::{LivenessChange, Silence};
 use crate::inbox::Inbox;
 use crate::job::Job;
 use crate::process;
+use crate::process_state::ProcessState;
 use crate::program_message::{
     self, BroadcastContent, DirectContent, NumberedRequest, decode_reply,
 };
@@ -954,11 +955,8 @@ impl State {
             return;
         };
         let peer = &session.membership.members[rank];
-        let is_here = peer.kernel != 0 && peer.kernel == process::kernel_sum();
         let silent = silence.lasting();
-        let state = silent
-            .filter(|_| is_here)
-            .and_then(|_| process::state_of(peer.pid.into()));
+        let state = silent.and_then(|_| state_here(peer));
         let change = LivenessChange::of(rank, silence, state.clone());
         self.work.liveness_changes.push(change);
         session.inbox.push(Push::Suspected {
@@ -1382,15 +1380,12 @@ impl State {
             return;
         };
         let peer = &session.membership.members[rank];
-        let is_here = peer.kernel != 0 && peer.kernel == process::kernel_sum();
         let pid = u64::from(peer.pid);
         let silent = silence.lasting();
-        let state = silent
-            .filter(|_| is_here)
-            .and_then(|_| process::state_of(pid));
+        let state = silent.and_then(|_| state_here(peer));
         let change = LivenessChange::of(rank, silence, state.clone());
         self.work.liveness_changes.push(change);
-        if silent.is_some() && !is_here && peer.kernel != 0 {
+        if silent.is_some() && !is_here(peer) && peer.kernel != 0 {
             // A member of the same kernel can read the state.
             let beside = session.membership.members.iter().find(|other| {
                 let has_departed = self.departed.iter().any(|(id, _)| *id == other.id);
@@ -1485,4 +1480,16 @@ impl fmt::Debug for Node {
             .field("me", &self.me)
             .finish_non_exhaustive()
     }
+}
+
+/// Whether a process runs on this kernel.
+fn is_here(peer: &Peer) -> bool {
+    peer.kernel != 0 && peer.kernel == process::kernel_sum()
+}
+
+/// Returns the state of a process of this kernel.
+fn state_here(peer: &Peer) -> Option<ProcessState> {
+    is_here(peer)
+        .then(|| process::state_of(peer.pid.into()))
+        .flatten()
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::report::RasReport;
 use crate::error::{Error, Result};
+use nccl_base::time::deadline_after;
 
 /// The most that an answer may have: about 100,000 ranks.
 const LARGEST: usize = 64 << 20;
@@ -36,7 +37,6 @@ pub struct RasClient {
 
 /// The answer of a RAS thread.
 #[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
 pub enum RasAnswer {
     /// From NCCL 2.28.7.
     Report(RasReport),
@@ -52,7 +52,7 @@ pub struct RasEvents {
 
 impl RasClient {
     /// Connects to the RAS thread at `address` (`HOST:PORT`, port 28028 unless `NCCL_RAS_ADDR` says otherwise). All that the
-    /// client does ends within `timeout` from now, except [`monitor`](Self::monitor).
+    /// client does ends within `timeout` from now, except looking up the name and [`monitor`](Self::monitor).
     ///
     /// # Errors
     /// [`ErrorKind::Io`](crate::error::ErrorKind::Io) with the address: no process listens there, it does not answer, or what
@@ -66,7 +66,7 @@ impl RasClient {
     /// assert!(error.to_string().contains("localhost:1"));
     /// ```
     pub fn connect(address: &str, timeout: Duration) -> Result<Self> {
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline_after(timeout);
         let stream = dial(address, deadline).map_err(|error| failed(address, error))?;
         let mut client = Self {
             stream: BufReader::new(stream),
@@ -166,7 +166,7 @@ impl RasClient {
     fn collect(&mut self, command: &str) -> Result<String> {
         // The thread waits that long for the others, in whole seconds; then it answers without them.
         let left = self.deadline.saturating_duration_since(Instant::now());
-        let patience = (left / 2).as_secs().max(1);
+        let patience = (left / 2).as_secs().clamp(1, 3600);
         self.ask(&format!("TIMEOUT {patience}"))?;
         let text = self.send(command).and_then(|()| {
             let mut bytes = Vec::new();
@@ -313,6 +313,10 @@ mod tests {
         let error = RasClient::connect(&address, SOON).unwrap_err().to_string();
         assert!(error.contains(&address), "{error}");
         assert!(error.contains("no RAS service"), "{error}");
+
+        // No timeout is a timeout as well.
+        let client = RasClient::connect(&serve(new_release), Duration::MAX).unwrap();
+        assert!(client.status().is_ok());
 
         // Listens, and never accepts.
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -128,6 +128,12 @@ impl RasReport {
     }
 
     /// Returns how long the collection took, in seconds.
+    ///
+    /// ```
+    /// fn show(report: &nccl::ras::RasReport) -> String {
+    ///     format!("collected in {:.1} s", report.collection_seconds())
+    /// }
+    /// ```
     #[must_use]
     pub fn collection_seconds(&self) -> f64 {
         self.ras.collection_time_sec
@@ -135,6 +141,14 @@ impl RasReport {
 
     /// Returns the ranks that have launched fewer collectives of a kind than other ranks of their communicator, in the order
     /// of communicators, kinds and ranks. A rank that is one behind may only be slow: the ranks were not asked at one moment.
+    ///
+    /// ```
+    /// fn show(report: &nccl::ras::RasReport) {
+    ///     for rank in report.lagging() {
+    ///         println!("process {}: {} of {} {}", rank.pid, rank.launched, rank.most, rank.function);
+    ///     }
+    /// }
+    /// ```
     #[must_use]
     pub fn lagging(&self) -> Vec<LaggingRank> {
         let mut found = Vec::new();
