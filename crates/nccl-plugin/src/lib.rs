@@ -10,9 +10,11 @@
 //! | module | plugin |
 //! |---|---|
 //! | [`environment`] | what NCCL reads as `NCCL_*` variables (2.28.7 and newer) |
+//! | [`profiler`] | what happens inside NCCL (2.23 and newer) |
 #![cfg(not(loom))]
 
 pub mod environment;
 mod offer;
+pub mod profiler;
 
 pub use offer::Offer;

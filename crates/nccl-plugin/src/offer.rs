@@ -1,6 +1,7 @@
 //! How a plugin gets under the name by which NCCL asks for it.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
 
 use stand_in_object::{Symbol, load};
 
@@ -30,16 +31,21 @@ pub(crate) fn offer(variable: &str, soname: &'static CStr, symbols: &[Symbol]) -
 }
 
 /// Returns the file that the dynamic linker opens under this name. The file stays open: NCCL would open it as well.
-fn installed(soname: &CStr) -> Option<String> {
+pub(crate) fn installed(soname: &CStr) -> Option<String> {
+    open(soname)?;
+    let name = soname.to_string_lossy();
+    let path = stand_in_object::loaded_from(soname);
+    Some(path.map_or_else(|| name.into_owned(), |path| path.display().to_string()))
+}
+
+/// Opens a library as NCCL does, for ever.
+pub(crate) fn open(name: &CStr) -> Option<NonNull<c_void>> {
     // SAFETY: runs the initialisers of a library that NCCL itself would open in its first call, by the same search.
-    let handle = unsafe { libc::dlopen(soname.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if handle.is_null() {
         // Otherwise the next caller of `dlerror` in this thread is given this error.
         // SAFETY: takes this thread's last error.
         unsafe { libc::dlerror() };
-        return None;
     }
-    let name = soname.to_string_lossy();
-    let path = stand_in_object::loaded_from(soname);
-    Some(path.map_or_else(|| name.into_owned(), |path| path.display().to_string()))
+    NonNull::new(handle)
 }

@@ -1,0 +1,493 @@
+//! The functions that NCCL calls. They neither lock, allocate nor panic, and follow no pointer but the one to a descriptor and
+//! the strings in it, which are valid for the call.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
+
+use super::abi::{
+    COLLECTIVE, CollectiveV1, CollectiveV2, CollectiveV3, CollectiveV4, Descriptor, InitV1, InitV4,
+    InitV5, KERNEL_CHANNEL, KernelChannel, POINT_TO_POINT, PROXY_OPERATION, PROXY_STEP,
+    PointToPointV1, PointToPointV2, PointToPointV4, ProxyOperation, ProxyStep, SUCCESS, Table,
+};
+use super::events::{
+    ALL_COMMUNICATORS, ALL_OPERATIONS, ALL_TRANSFERS, Communicator, Handle, Kind, NAME, STEPS,
+    Transfer, monotonic_ns,
+};
+use super::names::{ALGORITHMS, FUNCTIONS, PROTOCOLS, function_v1, index, number_v1};
+
+/// Where NCCL reads its mask: a static of the library, which stays loaded. One place per libnccl; those of further
+/// libraries than there is room for keep the mask that they were given first.
+static MASKS: [AtomicPtr<c_int>; 4] = [const { AtomicPtr::new(null_mut()) }; 4];
+
+/// What is asked for, as a mask of NCCL's.
+static WANTED: AtomicU64 = AtomicU64::new(0);
+
+/// Highest version of the interface by which a library has taken the plugin; 0 until one has.
+pub(super) static VERSION: AtomicI32 = AtomicI32::new(0);
+
+pub(super) fn wanted() -> u64 {
+    WANTED.load(Ordering::SeqCst)
+}
+
+/// Asks for these events, of operations that are enqueued from now on.
+pub(super) fn want(mask: u64) {
+    WANTED.store(mask, Ordering::SeqCst);
+    write_masks();
+}
+
+/// Asks for these events as well.
+pub(super) fn want_also(mask: u64) {
+    if WANTED.fetch_or(mask, Ordering::SeqCst) & mask != mask {
+        write_masks();
+    }
+}
+
+fn write_masks() {
+    for place in &MASKS {
+        write_mask(place.load(Ordering::SeqCst));
+    }
+}
+
+/// Writes what is wanted where NCCL reads it. It is read again after the store, so that of two writers the last one's value
+/// stays.
+fn write_mask(place: *mut c_int) {
+    if place.is_null() {
+        return;
+    }
+    // SAFETY: NCCL gave the address of a static `int`, which it reads atomically; its library is never unloaded (the
+    // crate that loads it keeps it for ever).
+    let mask = unsafe { AtomicI32::from_ptr(place) };
+    loop {
+        let wanted = wanted();
+        mask.store(wanted as c_int, Ordering::SeqCst);
+        if wanted == self::wanted() {
+            return;
+        }
+    }
+}
+
+/// Notes where a library reads its mask, and writes what is wanted there.
+fn register_mask(place: *mut c_int) {
+    for known in &MASKS {
+        let before = known.compare_exchange(null_mut(), place, Ordering::SeqCst, Ordering::SeqCst);
+        if before.is_ok() || before == Err(place) {
+            break;
+        }
+    }
+    write_mask(place);
+}
+
+/// What NCCL says of a new communicator; version 1 says nothing.
+struct Introduction {
+    name: *const c_char,
+    rank: c_int,
+    world_size: c_int,
+}
+
+/// # Safety
+/// `context` and `mask` are where NCCL wants its answers; the name is null or a C string.
+unsafe fn begin(
+    version: c_int,
+    context: *mut *mut c_void,
+    mask: *mut c_int,
+    introduction: &Introduction,
+) -> c_int {
+    VERSION.fetch_max(version, Ordering::SeqCst);
+    if !mask.is_null() {
+        register_mask(mask);
+    }
+    let turn = ALL_COMMUNICATORS.push(|slot| {
+        // SAFETY: of the caller.
+        unsafe { keep_name(slot, introduction.name) };
+        slot.rank.store(introduction.rank, Ordering::Relaxed);
+        slot.world_size
+            .store(introduction.world_size, Ordering::Relaxed);
+        slot.mask.store(wanted(), Ordering::Relaxed);
+        slot.is_over.store(0, Ordering::Relaxed);
+    });
+    let handle = turn.map_or(null_mut(), |turn| {
+        Handle::of(Kind::Communicator, turn).to_pointer()
+    });
+    if !context.is_null() {
+        // SAFETY: of the caller.
+        unsafe { *context = handle };
+    }
+    SUCCESS
+}
+
+/// # Safety
+/// `name` is null or a C string.
+unsafe fn keep_name(slot: &Communicator, name: *const c_char) {
+    if name.is_null() {
+        slot.name_length.store(u32::MAX, Ordering::Relaxed);
+        return;
+    }
+    // SAFETY: of the caller.
+    let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+    let kept = &name[..name.len().min(NAME)];
+    for (place, byte) in slot.name.iter().zip(kept) {
+        place.store(*byte, Ordering::Relaxed);
+    }
+    slot.name_length.store(kept.len() as u32, Ordering::Relaxed);
+}
+
+unsafe extern "C" fn init_v1<const V: c_int>(context: *mut *mut c_void, mask: *mut c_int) -> c_int {
+    let unknown = Introduction {
+        name: null_mut(),
+        rank: -1,
+        world_size: -1,
+    };
+    // SAFETY: as NCCL calls it.
+    unsafe { begin(V, context, mask, &unknown) }
+}
+
+unsafe extern "C" fn init_v4(
+    context: *mut *mut c_void,
+    mask: *mut c_int,
+    name: *const c_char,
+    _hash: u64,
+    _nodes: c_int,
+    world_size: c_int,
+    rank: c_int,
+    _log: *const c_void,
+) -> c_int {
+    let introduction = Introduction {
+        name,
+        rank,
+        world_size,
+    };
+    // SAFETY: as NCCL calls it.
+    unsafe { begin(4, context, mask, &introduction) }
+}
+
+unsafe extern "C" fn init_v5<const V: c_int>(
+    context: *mut *mut c_void,
+    _hash: u64,
+    mask: *mut c_int,
+    name: *const c_char,
+    _nodes: c_int,
+    world_size: c_int,
+    rank: c_int,
+    _log: *const c_void,
+) -> c_int {
+    let introduction = Introduction {
+        name,
+        rank,
+        world_size,
+    };
+    // SAFETY: as NCCL calls it.
+    unsafe { begin(V, context, mask, &introduction) }
+}
+
+/// An operation as all versions describe it.
+#[derive(Default)]
+struct NewOperation {
+    function: u8,
+    algorithm: u8,
+    protocol: u8,
+    channels: u8,
+    count: usize,
+    peer: c_int,
+}
+
+/// # Safety
+/// `descriptor` is one of version `V` of a collective operation.
+unsafe fn collective<const V: c_int>(body: *const c_void) -> NewOperation {
+    /// # Safety
+    /// The strings are null or C strings.
+    unsafe fn named(
+        function: *const c_char,
+        algorithm: *const c_char,
+        protocol: *const c_char,
+        rest: NewOperation,
+    ) -> NewOperation {
+        // SAFETY: of the caller.
+        unsafe {
+            NewOperation {
+                function: index(&FUNCTIONS, function),
+                algorithm: index(&ALGORITHMS, algorithm),
+                protocol: index(&PROTOCOLS, protocol),
+                ..rest
+            }
+        }
+    }
+    // SAFETY: of the caller, here and below: the body has the version's type.
+    unsafe {
+        match V {
+            1 => {
+                let body = &*body.cast::<CollectiveV1>();
+                NewOperation {
+                    function: function_v1(body.function),
+                    algorithm: number_v1(&ALGORITHMS, body.algorithm),
+                    protocol: number_v1(&PROTOCOLS, body.protocol),
+                    channels: body.channels,
+                    count: body.count,
+                    peer: body.root,
+                }
+            }
+            2 => {
+                let body = &*body.cast::<CollectiveV2>();
+                let rest = NewOperation {
+                    channels: body.channels,
+                    count: body.count,
+                    peer: body.root,
+                    ..NewOperation::default()
+                };
+                named(body.function, body.algorithm, body.protocol, rest)
+            }
+            _ => {
+                let body = match V {
+                    3 => &(*body.cast::<CollectiveV3>()).common,
+                    _ => &*body.cast::<CollectiveV4>(),
+                };
+                let rest = NewOperation {
+                    channels: body.channels,
+                    count: body.count,
+                    peer: body.root,
+                    ..NewOperation::default()
+                };
+                named(body.function, body.algorithm, body.protocol, rest)
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `descriptor` is one of version `V` of a send or a receive.
+unsafe fn point_to_point<const V: c_int>(body: *const c_void) -> NewOperation {
+    // SAFETY: of the caller, here and below: the body has the version's type.
+    unsafe {
+        match V {
+            1 => {
+                let body = &*body.cast::<PointToPointV1>();
+                NewOperation {
+                    function: function_v1(body.function),
+                    count: body.count,
+                    peer: body.peer,
+                    ..NewOperation::default()
+                }
+            }
+            2 | 3 => {
+                let body = &*body.cast::<PointToPointV2>();
+                NewOperation {
+                    function: index(&FUNCTIONS, body.function),
+                    count: body.count,
+                    peer: body.peer,
+                    ..NewOperation::default()
+                }
+            }
+            _ => {
+                let body = &*body.cast::<PointToPointV4>();
+                NewOperation {
+                    function: index(&FUNCTIONS, body.function),
+                    count: body.count,
+                    peer: body.peer,
+                    channels: body.channels,
+                    ..NewOperation::default()
+                }
+            }
+        }
+    }
+}
+
+fn keep_operation(communicator: u64, rank: c_int, new: &NewOperation) -> Option<Handle> {
+    let owner = ALL_COMMUNICATORS.get(communicator)?;
+    // Versions 1 to 3 name the rank here alone.
+    let _ = (owner.rank).compare_exchange(-1, rank, Ordering::Relaxed, Ordering::Relaxed);
+    let turn = ALL_OPERATIONS.push(|slot| {
+        slot.communicator.store(communicator, Ordering::Relaxed);
+        slot.since_ns.store(monotonic_ns(), Ordering::Relaxed);
+        slot.count.store(new.count as u64, Ordering::Relaxed);
+        slot.peer.store(new.peer, Ordering::Relaxed);
+        slot.function.store(new.function, Ordering::Relaxed);
+        slot.algorithm.store(new.algorithm, Ordering::Relaxed);
+        slot.protocol.store(new.protocol, Ordering::Relaxed);
+        slot.channels.store(new.channels, Ordering::Relaxed);
+        slot.mask.store(wanted(), Ordering::Relaxed);
+        slot.started.store(0, Ordering::Relaxed);
+        slot.ended.store(0, Ordering::Relaxed);
+    });
+    Some(Handle::of(Kind::Operation, turn?))
+}
+
+/// Returns the parent if it is of this kind, and its place was not given out again.
+fn parent_of(pointer: *mut c_void, kind: Kind) -> Option<Handle> {
+    Handle::from_pointer(pointer).filter(|handle| handle.kind == kind)
+}
+
+fn keep_transfer(operation: u64, new: &ProxyOperation) -> Option<Handle> {
+    ALL_OPERATIONS.get(operation)?;
+    let turn = ALL_TRANSFERS.push(|slot| {
+        slot.operation.store(operation, Ordering::Relaxed);
+        slot.peer.store(new.peer, Ordering::Relaxed);
+        slot.steps.store(new.steps, Ordering::Relaxed);
+        slot.channel.store(new.channel, Ordering::Relaxed);
+        slot.is_send
+            .store(u8::from(new.is_send != 0), Ordering::Relaxed);
+        slot.is_over.store(0, Ordering::Relaxed);
+        let has_steps = wanted() & PROXY_STEP != 0;
+        slot.has_steps.store(u8::from(has_steps), Ordering::Relaxed);
+        slot.done.store(0, Ordering::Relaxed);
+        slot.moved_ns.store(monotonic_ns(), Ordering::Relaxed);
+        for step in &slot.under_way {
+            step.store(0, Ordering::Relaxed);
+        }
+    });
+    Some(Handle::of(Kind::Transfer, turn?))
+}
+
+fn keep_step(transfer: u64, step: c_int) -> Option<Handle> {
+    let slot = ALL_TRANSFERS.get(transfer)?;
+    let number = u64::try_from(step).ok()?;
+    let place = (number % STEPS as u64) as u8;
+    slot.has_steps.store(1, Ordering::Relaxed);
+    slot.under_way[usize::from(place)].store((number + 1) << 8, Ordering::Release);
+    Some(Handle {
+        kind: Kind::Step,
+        part: place,
+        turn: transfer,
+    })
+}
+
+fn keep_kernel(operation: u64, channel: u8) -> Option<Handle> {
+    let slot = ALL_OPERATIONS.get(operation)?;
+    let bit = 1u64.checked_shl(channel.into())?;
+    slot.started.fetch_or(bit, Ordering::Release);
+    Some(Handle {
+        kind: Kind::Kernel,
+        part: channel,
+        turn: operation,
+    })
+}
+
+unsafe extern "C" fn start_event<const V: c_int, T: Copy + Into<u64>>(
+    context: *mut c_void,
+    handle: *mut *mut c_void,
+    descriptor: *const Descriptor<T>,
+) -> c_int {
+    if handle.is_null() || descriptor.is_null() {
+        return SUCCESS;
+    }
+    // SAFETY: as NCCL calls it: the parts of a descriptor up to the union are written for every kind.
+    let (kind, parent, rank, body) = unsafe {
+        let body = (&raw const (*descriptor).body).cast::<c_void>();
+        let descriptor = &*descriptor;
+        (
+            descriptor.kind.into(),
+            descriptor.parent,
+            descriptor.rank,
+            body,
+        )
+    };
+    let communicator = || parent_of(context, Kind::Communicator);
+    // SAFETY: the body is that of the kind, here and below.
+    let kept = unsafe {
+        match kind {
+            COLLECTIVE => communicator()
+                .and_then(|owner| keep_operation(owner.turn, rank, &collective::<V>(body))),
+            POINT_TO_POINT => communicator()
+                .and_then(|owner| keep_operation(owner.turn, rank, &point_to_point::<V>(body))),
+            PROXY_OPERATION => {
+                let body = &*body.cast::<ProxyOperation>();
+                // The parent of an operation that this proxy does for another process is a handle of that process.
+                let is_own = body.pid == libc::getpid();
+                parent_of(parent, Kind::Operation)
+                    .filter(|_| is_own)
+                    .and_then(|operation| keep_transfer(operation.turn, body))
+            }
+            PROXY_STEP => {
+                let step = (*body.cast::<ProxyStep>()).step;
+                parent_of(parent, Kind::Transfer)
+                    .and_then(|transfer| keep_step(transfer.turn, step))
+            }
+            KERNEL_CHANNEL => {
+                let channel = (*body.cast::<KernelChannel>()).channel;
+                parent_of(parent, Kind::Operation)
+                    .and_then(|operation| keep_kernel(operation.turn, channel))
+            }
+            _ => None,
+        }
+    };
+    // SAFETY: where NCCL wants the handle; null is none.
+    unsafe { *handle = kept.map_or(null_mut(), Handle::to_pointer) };
+    SUCCESS
+}
+
+extern "C" fn stop_event(handle: *mut c_void) -> c_int {
+    let Some(Handle { kind, part, turn }) = Handle::from_pointer(handle) else {
+        return SUCCESS;
+    };
+    match kind {
+        // That an operation was enqueued; its transfers and kernels come later.
+        Kind::Operation | Kind::Communicator => {}
+        Kind::Transfer => {
+            if let Some(slot) = ALL_TRANSFERS.get(turn) {
+                slot.is_over.store(1, Ordering::Release);
+            }
+        }
+        Kind::Step => {
+            if let Some((slot, step)) = step_of(turn, part) {
+                step.store(0, Ordering::Relaxed);
+                slot.moved_ns.store(monotonic_ns(), Ordering::Relaxed);
+                slot.done.fetch_add(1, Ordering::Release);
+            }
+        }
+        Kind::Kernel => {
+            let bit = 1u64.checked_shl(part.into());
+            if let Some((slot, bit)) = ALL_OPERATIONS.get(turn).zip(bit) {
+                slot.ended.fetch_or(bit, Ordering::Release);
+            }
+        }
+    }
+    SUCCESS
+}
+
+fn step_of(transfer: u64, place: u8) -> Option<(&'static Transfer, &'static AtomicU64)> {
+    let slot = ALL_TRANSFERS.get(transfer)?;
+    Some((slot, slot.under_way.get(usize::from(place))?))
+}
+
+extern "C" fn record_event_state(
+    handle: *mut c_void,
+    state: c_int,
+    _arguments: *const c_void,
+) -> c_int {
+    let step = Handle::from_pointer(handle).filter(|handle| handle.kind == Kind::Step);
+    if let Some((_, step)) = step.and_then(|handle| step_of(handle.turn, handle.part)) {
+        let now = step.load(Ordering::Relaxed);
+        if let (1.., Ok(state)) = (now, u8::try_from(state)) {
+            step.store(now & !0xff | u64::from(state), Ordering::Release);
+        }
+    }
+    SUCCESS
+}
+
+extern "C" fn finalize(context: *mut c_void) -> c_int {
+    let communicator = parent_of(context, Kind::Communicator);
+    if let Some(slot) = communicator.and_then(|handle| ALL_COMMUNICATORS.get(handle.turn)) {
+        slot.is_over.store(1, Ordering::Release);
+    }
+    SUCCESS
+}
+
+const NAME_OF_PLUGIN: *const c_char = c"nccl-rs".as_ptr();
+
+const fn table<const V: c_int, Init, T: Copy + Into<u64>>(init: Init) -> Table<Init, T> {
+    Table {
+        name: NAME_OF_PLUGIN,
+        init,
+        start_event: start_event::<V, T>,
+        stop_event,
+        record_event_state,
+        finalize,
+    }
+}
+
+pub(super) static TABLE_V1: Table<InitV1, u8> = table::<1, _, _>(init_v1::<1> as InitV1);
+pub(super) static TABLE_V2: Table<InitV1, u8> = table::<2, _, _>(init_v1::<2> as InitV1);
+pub(super) static TABLE_V3: Table<InitV1, u8> = table::<3, _, _>(init_v1::<3> as InitV1);
+pub(super) static TABLE_V4: Table<InitV4, u8> = table::<4, _, _>(init_v4 as InitV4);
+pub(super) static TABLE_V5: Table<InitV5, u64> = table::<5, _, _>(init_v5::<5> as InitV5);
+pub(super) static TABLE_V6: Table<InitV5, u64> = table::<6, _, _>(init_v5::<6> as InitV5);
+pub(super) static TABLE_V7: Table<InitV5, u64> = table::<7, _, _>(init_v5::<7> as InitV5);

@@ -1,0 +1,278 @@
+//! What NCCL has reported: rings that are never freed, and whose handles name a place and the turn in which it was given out.
+//!
+//! NCCL calls on its own threads, with handles that may be old: after an abort, from a thread that lags, at the exit of the
+//! process. So a handle is a number, and one whose place was given out again is ignored. Nothing here locks or allocates.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+
+/// How many operations, transfers and communicators are kept.
+pub(super) const OPERATIONS: usize = 8192;
+pub(super) const TRANSFERS: usize = 8192;
+pub(super) const COMMUNICATORS: usize = 1024;
+
+/// Steps of a transfer that may be under way at once: `NCCL_STEPS`.
+pub(super) const STEPS: usize = 8;
+
+/// What a handle stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Communicator = 1,
+    Operation = 2,
+    Transfer = 3,
+    /// `part` is the step's place in its transfer.
+    Step = 4,
+    /// `part` is the channel.
+    Kernel = 5,
+}
+
+/// A handle that NCCL keeps: what it stands for, a part of it, and the turn of its place, from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Handle {
+    pub(super) kind: Kind,
+    pub(super) part: u8,
+    pub(super) turn: u64,
+}
+
+const TURN_BITS: u32 = 48;
+
+impl Handle {
+    pub(super) fn of(kind: Kind, turn: u64) -> Self {
+        Self {
+            kind,
+            part: 0,
+            turn,
+        }
+    }
+
+    pub(super) fn to_pointer(self) -> *mut c_void {
+        let value =
+            (self.kind as u64) << 60 | u64::from(self.part) << TURN_BITS | self.turn & TURN_MASK;
+        std::ptr::without_provenance_mut(value as usize)
+    }
+
+    pub(super) fn from_pointer(pointer: *mut c_void) -> Option<Self> {
+        let value = pointer.addr() as u64;
+        let kind = match value >> 60 {
+            1 => Kind::Communicator,
+            2 => Kind::Operation,
+            3 => Kind::Transfer,
+            4 => Kind::Step,
+            5 => Kind::Kernel,
+            _ => return None,
+        };
+        Some(Self {
+            kind,
+            part: (value >> TURN_BITS & 0xff) as u8,
+            turn: value & TURN_MASK,
+        })
+    }
+}
+
+const TURN_MASK: u64 = (1 << TURN_BITS) - 1;
+
+/// A place in a ring.
+pub(super) trait Slot {
+    /// The turn in which the place was given out, 0 for never, or [`FILLING`].
+    fn turn(&self) -> &AtomicU64;
+}
+
+/// Instead of a turn, while a thread fills the place.
+const FILLING: u64 = u64::MAX;
+
+pub(super) struct Ring<S, const N: usize> {
+    next: AtomicU64,
+    slots: [S; N],
+}
+
+impl<S: Slot, const N: usize> Ring<S, N> {
+    pub(super) const fn new(slots: [S; N]) -> Self {
+        Self {
+            next: AtomicU64::new(0),
+            slots,
+        }
+    }
+
+    /// Gives out the next place, lets `fill` write it, and returns its turn; `None` where other threads are still filling the
+    /// places tried.
+    pub(super) fn push(&self, fill: impl FnOnce(&S)) -> Option<u64> {
+        const ATTEMPTS: usize = 8;
+        for _ in 0..ATTEMPTS {
+            let turn = self.next.fetch_add(1, Ordering::Relaxed) + 1;
+            let slot = &self.slots[(turn % N as u64) as usize];
+            let before = slot.turn().load(Ordering::Relaxed);
+            // A thread may be stopped while it fills a place, and the others come round to it.
+            let is_claimed = before != FILLING
+                && slot
+                    .turn()
+                    .compare_exchange(before, FILLING, Ordering::Relaxed, Ordering::Relaxed)
+                    .is_ok();
+            if is_claimed {
+                fence(Ordering::Release);
+                fill(slot);
+                slot.turn().store(turn, Ordering::Release);
+                return Some(turn);
+            }
+        }
+        None
+    }
+
+    /// Returns the place that was given out in this turn, unless it was given out again.
+    pub(super) fn get(&self, turn: u64) -> Option<&S> {
+        let slot = &self.slots[(turn % N as u64) as usize];
+        (turn != 0 && slot.turn().load(Ordering::Acquire) == turn).then_some(slot)
+    }
+
+    /// Reads all places, oldest turn first; `read` returns `None` for what is not wanted.
+    pub(super) fn read_all<T>(&self, read: impl Fn(&S) -> Option<T>) -> Vec<(u64, T)> {
+        let mut all: Vec<(u64, T)> = (self.slots.iter())
+            .filter_map(|slot| {
+                let turn = slot.turn().load(Ordering::Acquire);
+                let is_filled = turn != 0 && turn != FILLING;
+                let value = is_filled.then(|| read(slot)).flatten()?;
+                // Not given out again while it was read.
+                fence(Ordering::Acquire);
+                (slot.turn().load(Ordering::Relaxed) == turn).then_some((turn, value))
+            })
+            .collect();
+        all.sort_by_key(|(turn, _)| *turn);
+        all
+    }
+}
+
+/// Longest name of a communicator that is kept, in bytes.
+pub(super) const NAME: usize = 256;
+
+pub(super) struct Communicator {
+    pub(super) turn: AtomicU64,
+    /// Bytes of its name, `name_length` of them; `u32::MAX` where NCCL gives no name.
+    pub(super) name: [AtomicU8; NAME],
+    pub(super) name_length: AtomicU32,
+    /// -1 where NCCL does not say.
+    pub(super) rank: AtomicI32,
+    pub(super) world_size: AtomicI32,
+    /// The mask when it was made.
+    pub(super) mask: AtomicU64,
+    /// 1 once it has ended.
+    pub(super) is_over: AtomicU8,
+}
+
+impl Communicator {
+    const fn new() -> Self {
+        Self {
+            turn: AtomicU64::new(0),
+            name: [const { AtomicU8::new(0) }; NAME],
+            name_length: AtomicU32::new(0),
+            rank: AtomicI32::new(0),
+            world_size: AtomicI32::new(0),
+            mask: AtomicU64::new(0),
+            is_over: AtomicU8::new(0),
+        }
+    }
+}
+
+/// A collective operation, a send or a receive.
+pub(super) struct Operation {
+    pub(super) turn: AtomicU64,
+    pub(super) communicator: AtomicU64,
+    /// When it was enqueued, on the monotonic clock.
+    pub(super) since_ns: AtomicU64,
+    pub(super) count: AtomicU64,
+    /// Root of a collective operation, peer of a message.
+    pub(super) peer: AtomicI32,
+    /// Indices into the tables of names.
+    pub(super) function: AtomicU8,
+    pub(super) algorithm: AtomicU8,
+    pub(super) protocol: AtomicU8,
+    pub(super) channels: AtomicU8,
+    /// The mask at that time.
+    pub(super) mask: AtomicU64,
+    /// A bit for each channel whose kernel has started, and ended.
+    pub(super) started: AtomicU64,
+    pub(super) ended: AtomicU64,
+}
+
+impl Operation {
+    const fn new() -> Self {
+        Self {
+            turn: AtomicU64::new(0),
+            communicator: AtomicU64::new(0),
+            since_ns: AtomicU64::new(0),
+            count: AtomicU64::new(0),
+            peer: AtomicI32::new(0),
+            function: AtomicU8::new(0),
+            algorithm: AtomicU8::new(0),
+            protocol: AtomicU8::new(0),
+            channels: AtomicU8::new(0),
+            mask: AtomicU64::new(0),
+            started: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+        }
+    }
+}
+
+/// What the proxy thread does for one operation, on one channel, with one peer.
+pub(super) struct Transfer {
+    pub(super) turn: AtomicU64,
+    pub(super) operation: AtomicU64,
+    pub(super) peer: AtomicI32,
+    pub(super) steps: AtomicI32,
+    pub(super) channel: AtomicU8,
+    pub(super) is_send: AtomicU8,
+    pub(super) is_over: AtomicU8,
+    /// Whether its steps are reported.
+    pub(super) has_steps: AtomicU8,
+    pub(super) done: AtomicU32,
+    /// When a step ended last, on the monotonic clock.
+    pub(super) moved_ns: AtomicU64,
+    /// Steps under way: number + 1, and state in the low byte; 0 for none.
+    pub(super) under_way: [AtomicU64; STEPS],
+}
+
+impl Transfer {
+    const fn new() -> Self {
+        Self {
+            turn: AtomicU64::new(0),
+            operation: AtomicU64::new(0),
+            peer: AtomicI32::new(0),
+            steps: AtomicI32::new(0),
+            channel: AtomicU8::new(0),
+            is_send: AtomicU8::new(0),
+            is_over: AtomicU8::new(0),
+            has_steps: AtomicU8::new(0),
+            done: AtomicU32::new(0),
+            moved_ns: AtomicU64::new(0),
+            under_way: [const { AtomicU64::new(0) }; STEPS],
+        }
+    }
+}
+
+macro_rules! slots {
+    ($($slot:ty),*) => {
+        $(impl Slot for $slot {
+            fn turn(&self) -> &AtomicU64 {
+                &self.turn
+            }
+        })*
+    };
+}
+slots!(Communicator, Operation, Transfer);
+
+pub(super) static ALL_COMMUNICATORS: Ring<Communicator, COMMUNICATORS> =
+    Ring::new([const { Communicator::new() }; COMMUNICATORS]);
+pub(super) static ALL_OPERATIONS: Ring<Operation, OPERATIONS> =
+    Ring::new([const { Operation::new() }; OPERATIONS]);
+pub(super) static ALL_TRANSFERS: Ring<Transfer, TRANSFERS> =
+    Ring::new([const { Transfer::new() }; TRANSFERS]);
+
+/// Returns the time of the monotonic clock, as `std::time::Instant` uses it.
+#[must_use]
+pub fn monotonic_ns() -> u64 {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: writes one value of this type.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

@@ -1,0 +1,57 @@
+//! The names that NCCL gives to functions, algorithms and protocols, as indices: its strings may go away with its library.
+
+use std::ffi::{CStr, c_char};
+
+/// The first stands for every other name.
+pub(super) static FUNCTIONS: [&str; 12] = [
+    "an operation",
+    "AllGather",
+    "AllReduce",
+    "AlltoAll",
+    "Broadcast",
+    "Gather",
+    "Reduce",
+    "ReduceScatter",
+    "Scatter",
+    "Send",
+    "Recv",
+    "SendRecv",
+];
+pub(super) static ALGORITHMS: [&str; 8] = [
+    "",
+    "TREE",
+    "RING",
+    "COLLNET_DIRECT",
+    "COLLNET_CHAIN",
+    "NVLS",
+    "NVLS_TREE",
+    "PAT",
+];
+pub(super) static PROTOCOLS: [&str; 4] = ["", "LL", "LL128", "SIMPLE"];
+
+/// Numbers of functions in version 1 (`ncclFunc_t`), as indices of [`FUNCTIONS`].
+static FUNCTIONS_V1: [u8; 8] = [4, 6, 1, 7, 2, 11, 9, 10];
+
+/// Returns the index of a name.
+///
+/// # Safety
+/// `name` is null or a C string.
+pub(super) unsafe fn index(names: &[&str], name: *const c_char) -> u8 {
+    if name.is_null() {
+        return 0;
+    }
+    // SAFETY: of the caller.
+    let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+    let found = names.iter().position(|one| one.as_bytes() == name);
+    found.unwrap_or(0) as u8
+}
+
+pub(super) fn function_v1(number: u8) -> u8 {
+    FUNCTIONS_V1.get(usize::from(number)).copied().unwrap_or(0)
+}
+
+/// Returns the index of a number of version 1 in a table of names, whose first entry has no number.
+pub(super) fn number_v1(names: &[&str], number: u8) -> u8 {
+    let index = usize::from(number) + 1;
+    if index < names.len() { index as u8 } else { 0 }
+}

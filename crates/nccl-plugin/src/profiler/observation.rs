@@ -1,0 +1,213 @@
+//! What the rings hold, for readers.
+
+use std::sync::atomic::Ordering;
+
+use super::abi::{
+    KERNEL_CHANNEL, PROXY_OPERATION, PROXY_STEP, RECV_FLUSH_WAIT, RECV_GPU_WAIT, RECV_WAIT,
+    SEND_GPU_WAIT, SEND_PEER_WAIT, SEND_WAIT,
+};
+use super::events::{
+    ALL_COMMUNICATORS, ALL_OPERATIONS, ALL_TRANSFERS, Communicator, Operation, Transfer,
+    monotonic_ns,
+};
+use super::names::{ALGORITHMS, FUNCTIONS, PROTOCOLS};
+
+/// Which communicator is asked about, as NCCL knows it.
+#[derive(Clone, Copy, Debug)]
+pub struct CommunicatorQuery<'a> {
+    /// Its name (`commName`).
+    pub name: &'a str,
+    /// This rank in it.
+    pub rank: usize,
+    /// Number of its ranks.
+    pub world_size: usize,
+}
+
+/// An operation that NCCL has enqueued.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObservedOperation {
+    /// NCCL's name for it: `AllReduce`, `Send`.
+    pub function: &'static str,
+    /// Elements.
+    pub count: u64,
+    /// Peer of a message, root of a collective operation.
+    pub peer: i32,
+    /// Empty for messages.
+    pub algorithm: &'static str,
+    /// Empty for messages.
+    pub protocol: &'static str,
+    /// When it was enqueued, in ns of the monotonic clock.
+    pub since_ns: u64,
+    /// On how many channels it runs; 0 where NCCL does not say.
+    pub channels: u32,
+    /// Channels on which its kernel has started and ended; `None` where that was not observed.
+    pub kernel: Option<KernelChannels>,
+    /// Whether its transfers were asked for when it was enqueued.
+    pub has_transfers: bool,
+    /// The transfers of the proxy thread, over the network or by copy engines.
+    pub transfers: Vec<ObservedTransfer>,
+}
+
+/// On how many channels a kernel has started and ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelChannels {
+    /// Number of channels on which it has started.
+    pub started: u32,
+    /// Number of channels on which it has ended.
+    pub ended: u32,
+}
+
+/// A transfer of the proxy thread: one operation, one channel, one peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObservedTransfer {
+    /// The other rank.
+    pub peer: i32,
+    /// The channel.
+    pub channel: u8,
+    /// Whether this rank sends.
+    pub is_send: bool,
+    /// Number of steps of the transfer.
+    pub steps: u32,
+    /// Number of steps that are done; `None` where steps were not observed.
+    pub done: Option<u32>,
+    /// Whether it is over.
+    pub is_over: bool,
+    /// What the oldest step under way waits for, where that was observed.
+    pub waits_for: Option<WaitsFor>,
+    /// Time since a step ended, or since the transfer began.
+    pub still_ms: u64,
+}
+
+/// What a step of a transfer waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitsFor {
+    /// Data from this rank's own GPU, to send.
+    OwnGpu,
+    /// Room at the receiver.
+    PeerCredit,
+    /// The network, to take what is sent.
+    NetworkSend,
+    /// Data from the peer.
+    PeerData,
+    /// The network card, to write what was received into memory of the GPU.
+    Flush,
+    /// This rank's own GPU, to take what was received.
+    OwnGpuTakes,
+}
+
+impl WaitsFor {
+    fn of_state(state: u8) -> Option<Self> {
+        Some(match state.into() {
+            SEND_GPU_WAIT => Self::OwnGpu,
+            SEND_PEER_WAIT => Self::PeerCredit,
+            SEND_WAIT => Self::NetworkSend,
+            RECV_WAIT => Self::PeerData,
+            RECV_FLUSH_WAIT => Self::Flush,
+            RECV_GPU_WAIT => Self::OwnGpuTakes,
+            _ => return None,
+        })
+    }
+}
+
+/// Returns what NCCL has reported of the operations of a communicator, oldest first: those enqueued since `since_ns` of the
+/// monotonic clock. `None` where NCCL has reported no such communicator, or several that fit.
+#[must_use]
+pub fn operations_of(
+    query: CommunicatorQuery<'_>,
+    since_ns: u64,
+) -> Option<Vec<ObservedOperation>> {
+    let fitting = ALL_COMMUNICATORS.read_all(|slot| fits(slot, query).then(|| mask_of(slot)));
+    let [(communicator, mask_at_init)] = fitting[..] else {
+        return None;
+    };
+    let mut operations = ALL_OPERATIONS.read_all(|slot| {
+        let is_of = slot.communicator.load(Ordering::Relaxed) == communicator;
+        let is_asked = slot.since_ns.load(Ordering::Relaxed) >= since_ns;
+        (is_of && is_asked).then(|| read_operation(slot, mask_at_init))
+    });
+    let now = monotonic_ns();
+    let transfers = ALL_TRANSFERS.read_all(|slot| {
+        let owner = slot.operation.load(Ordering::Relaxed);
+        let is_asked = operations.binary_search_by_key(&owner, |(turn, _)| *turn);
+        is_asked.ok().map(|place| (place, read_transfer(slot, now)))
+    });
+    for (_, (place, transfer)) in transfers {
+        operations[place].1.transfers.push(transfer);
+    }
+    Some(
+        operations
+            .into_iter()
+            .map(|(_, operation)| operation)
+            .collect(),
+    )
+}
+
+fn mask_of(slot: &Communicator) -> u64 {
+    slot.mask.load(Ordering::Relaxed)
+}
+
+fn fits(slot: &Communicator, query: CommunicatorQuery<'_>) -> bool {
+    let same = |value: i32, asked: usize| value == -1 || usize::try_from(value) == Ok(asked);
+    slot.is_over.load(Ordering::Acquire) == 0
+        && same(slot.rank.load(Ordering::Relaxed), query.rank)
+        && same(slot.world_size.load(Ordering::Relaxed), query.world_size)
+        && has_name(slot, query.name)
+}
+
+fn has_name(slot: &Communicator, name: &str) -> bool {
+    let length = slot.name_length.load(Ordering::Relaxed);
+    if length == u32::MAX {
+        return true;
+    }
+    let name = name.as_bytes();
+    let kept = &name[..name.len().min(slot.name.len())];
+    let same =
+        |(place, byte): (&std::sync::atomic::AtomicU8, &u8)| place.load(Ordering::Relaxed) == *byte;
+    length as usize == kept.len() && slot.name.iter().zip(kept).all(same)
+}
+
+fn read_operation(slot: &Operation, mask_at_init: u64) -> ObservedOperation {
+    let named = |names: &[&'static str], index: u8| names.get(usize::from(index)).copied();
+    let mask = slot.mask.load(Ordering::Relaxed);
+    // A kernel that ended first is seen to have started.
+    let ended = slot.ended.load(Ordering::Acquire);
+    let started = slot.started.load(Ordering::Acquire);
+    // NCCL reports kernels wrongly on a communicator that was made without them.
+    let has_kernels = mask & mask_at_init & KERNEL_CHANNEL != 0;
+    ObservedOperation {
+        function: named(&FUNCTIONS, slot.function.load(Ordering::Relaxed)).unwrap_or(FUNCTIONS[0]),
+        count: slot.count.load(Ordering::Relaxed),
+        peer: slot.peer.load(Ordering::Relaxed),
+        algorithm: named(&ALGORITHMS, slot.algorithm.load(Ordering::Relaxed)).unwrap_or_default(),
+        protocol: named(&PROTOCOLS, slot.protocol.load(Ordering::Relaxed)).unwrap_or_default(),
+        since_ns: slot.since_ns.load(Ordering::Relaxed),
+        channels: slot.channels.load(Ordering::Relaxed).into(),
+        kernel: has_kernels.then(|| KernelChannels {
+            started: started.count_ones(),
+            ended: ended.count_ones(),
+        }),
+        has_transfers: mask & (PROXY_OPERATION | PROXY_STEP) != 0,
+        transfers: Vec::new(),
+    }
+}
+
+fn read_transfer(slot: &Transfer, now: u64) -> ObservedTransfer {
+    let is_over = slot.is_over.load(Ordering::Acquire) != 0;
+    let done = slot.done.load(Ordering::Acquire);
+    let under_way = slot.under_way.iter();
+    let oldest = under_way
+        .map(|step| step.load(Ordering::Acquire))
+        .filter(|step| *step != 0)
+        .min_by_key(|step| step >> 8);
+    let has_steps = slot.has_steps.load(Ordering::Relaxed) != 0;
+    ObservedTransfer {
+        peer: slot.peer.load(Ordering::Relaxed),
+        channel: slot.channel.load(Ordering::Relaxed),
+        is_send: slot.is_send.load(Ordering::Relaxed) != 0,
+        steps: slot.steps.load(Ordering::Relaxed).unsigned_abs(),
+        done: has_steps.then_some(done),
+        is_over,
+        waits_for: oldest.and_then(|step| WaitsFor::of_state((step & 0xff) as u8)),
+        still_ms: now.saturating_sub(slot.moved_ns.load(Ordering::Relaxed)) / 1_000_000,
+    }
+}

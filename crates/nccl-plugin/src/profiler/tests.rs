@@ -1,0 +1,469 @@
+//! The plugin, called as NCCL of each version calls it.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::offset_of;
+use std::ptr::{null, null_mut};
+use std::sync::atomic::AtomicI32;
+
+use super::abi::{
+    CollectiveV1, CollectiveV2, CollectiveV3, CollectiveV4, Descriptor, InitV1, InitV4, InitV5,
+    KernelChannel, POINT_TO_POINT, PointToPointV1, PointToPointV2, PointToPointV4, ProxyOperation,
+    ProxyStep, Table,
+};
+use super::*;
+
+/// The table that NCCL finds.
+fn table<Init, T>(version: u32) -> &'static Table<Init, T> {
+    assert_eq!(*install(), Offer::Made);
+    // SAFETY: the stand-in has this name, and a table of this version.
+    unsafe {
+        let handle = libc::dlopen(c"libnccl-profiler.so".as_ptr(), libc::RTLD_NOW);
+        assert!(!handle.is_null());
+        let name = CString::new(format!("ncclProfiler_v{version}")).unwrap();
+        let table = libc::dlsym(handle, name.as_ptr());
+        assert!(!table.is_null());
+        &*table.cast()
+    }
+}
+
+/// A descriptor with its body behind it.
+#[repr(C)]
+struct Whole<T, B> {
+    kind: T,
+    parent: *mut c_void,
+    rank: c_int,
+    body: Aligned<B>,
+}
+
+#[repr(C, align(8))]
+struct Aligned<B>(B);
+
+/// NCCL of one version, with one communicator.
+struct Nccl<Init: 'static, T: 'static> {
+    table: &'static Table<Init, T>,
+    context: *mut c_void,
+    rank: c_int,
+}
+
+impl<Init, T: Copy + TryFrom<u64>> Nccl<Init, T> {
+    fn start<B>(&self, kind: u64, parent: *mut c_void, body: B) -> *mut c_void {
+        assert_eq!(
+            offset_of!(Whole<T, B>, body),
+            offset_of!(Descriptor<T>, body)
+        );
+        let Ok(kind) = T::try_from(kind) else {
+            panic!("a kind of this version");
+        };
+        let whole = Whole {
+            kind,
+            parent,
+            rank: self.rank,
+            body: Aligned(body),
+        };
+        let mut handle = null_mut();
+        // SAFETY: as NCCL calls it.
+        let code = unsafe {
+            (self.table.start_event)(
+                self.context,
+                &raw mut handle,
+                (&raw const whole).cast::<Descriptor<T>>(),
+            )
+        };
+        assert_eq!(code, 0);
+        handle
+    }
+
+    fn stop(&self, handle: *mut c_void) {
+        assert_eq!((self.table.stop_event)(handle), 0);
+    }
+
+    fn state(&self, handle: *mut c_void, state: c_int) {
+        assert_eq!((self.table.record_event_state)(handle, state, null()), 0);
+    }
+
+    fn finalize(&self) {
+        assert_eq!((self.table.finalize)(self.context), 0);
+    }
+}
+
+fn nccl_v1(version: u32, rank: c_int) -> Nccl<InitV1, u8> {
+    let table = table::<InitV1, u8>(version);
+    let mut context = null_mut();
+    // SAFETY: as NCCL calls it.
+    let code = unsafe { (table.init)(&raw mut context, NCCLS_MASK.as_ptr()) };
+    assert_eq!(code, 0);
+    Nccl {
+        table,
+        context,
+        rank,
+    }
+}
+
+fn nccl_v4(name: &CStr, rank: c_int) -> Nccl<InitV4, u8> {
+    let table = table::<InitV4, u8>(4);
+    let mut context = null_mut();
+    // SAFETY: as NCCL calls it.
+    let code = unsafe {
+        (table.init)(
+            &raw mut context,
+            NCCLS_MASK.as_ptr(),
+            name.as_ptr(),
+            1,
+            1,
+            8,
+            rank,
+            null(),
+        )
+    };
+    assert_eq!(code, 0);
+    Nccl {
+        table,
+        context,
+        rank,
+    }
+}
+
+fn nccl_v5(version: u32, name: &CStr, rank: c_int) -> Nccl<InitV5, u64> {
+    let table = table::<InitV5, u64>(version);
+    let mut context = null_mut();
+    // SAFETY: as NCCL calls it.
+    let code = unsafe {
+        (table.init)(
+            &raw mut context,
+            1,
+            NCCLS_MASK.as_ptr(),
+            name.as_ptr(),
+            1,
+            8,
+            rank,
+            null(),
+        )
+    };
+    assert_eq!(code, 0);
+    Nccl {
+        table,
+        context,
+        rank,
+    }
+}
+
+fn all_reduce() -> CollectiveV4 {
+    CollectiveV4 {
+        sequence: 3,
+        function: c"AllReduce".as_ptr(),
+        send: null(),
+        recv: null(),
+        count: 1000,
+        root: 0,
+        data_type: c"ncclFloat32".as_ptr(),
+        channels: 2,
+        warps: 16,
+        algorithm: c"RING".as_ptr(),
+        protocol: c"SIMPLE".as_ptr(),
+    }
+}
+
+fn transfer(peer: c_int, is_send: bool) -> ProxyOperation {
+    ProxyOperation {
+        pid: std::process::id().cast_signed(),
+        channel: 1,
+        peer,
+        steps: 88,
+        chunk_size: 1 << 19,
+        is_send: is_send.into(),
+    }
+}
+
+fn seen(name: &str, rank: usize) -> Option<Vec<ObservedOperation>> {
+    let query = CommunicatorQuery {
+        name,
+        rank,
+        world_size: 8,
+    };
+    operations_of(query, 0)
+}
+
+/// The mask is of the process: tests that set it take turns.
+static MASK: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
+/// Where NCCL reads it: one place per library.
+static NCCLS_MASK: AtomicI32 = AtomicI32::new(-1);
+
+const ALL: Events = Events {
+    operations: true,
+    transfers: true,
+    steps: true,
+    kernels: true,
+};
+
+#[test]
+fn an_operation_its_kernel_and_its_transfers_are_seen() {
+    let _turn = MASK.lock().unwrap();
+    set_events(ALL);
+    let nccl = nccl_v4(c"seen", 3);
+    assert!(taken_by() >= Some(4));
+    let operation = nccl.start(abi::COLLECTIVE, null_mut(), all_reduce());
+    nccl.stop(operation);
+    let kernel = |channel| nccl.start(abi::KERNEL_CHANNEL, operation, KernelChannel { channel });
+    let (first, _second) = (kernel(0), kernel(63));
+    nccl.stop(first);
+    let receives = nccl.start(abi::PROXY_OPERATION, operation, transfer(2, false));
+    let step = |step| nccl.start(abi::PROXY_STEP, receives, ProxyStep { step });
+    let (one, two, three) = (step(0), step(1), step(2));
+    nccl.stop(one);
+    nccl.stop(two);
+    nccl.state(three, abi::RECV_WAIT);
+    let sends = nccl.start(abi::PROXY_OPERATION, operation, transfer(4, true));
+    nccl.stop(sends);
+
+    let operations = seen("seen", 3).unwrap();
+    let [only] = &operations[..] else {
+        panic!("{operations:?}");
+    };
+    assert_eq!(only.function, "AllReduce");
+    assert_eq!((only.algorithm, only.protocol), ("RING", "SIMPLE"));
+    assert_eq!((only.count, only.channels), (1000, 2));
+    let expected = KernelChannels {
+        started: 2,
+        ended: 1,
+    };
+    assert_eq!(only.kernel, Some(expected));
+    let [receives, sends] = &only.transfers[..] else {
+        panic!("{only:?}");
+    };
+    assert_eq!((receives.peer, receives.is_send), (2, false));
+    assert_eq!((receives.done, receives.steps), (Some(2), 88));
+    assert_eq!(receives.waits_for, Some(WaitsFor::PeerData));
+    assert!(!receives.is_over);
+    assert!(sends.is_over && sends.is_send);
+
+    nccl.finalize();
+    assert_eq!(seen("seen", 3), None);
+}
+
+#[test]
+fn every_version_gives_the_same() {
+    let _turn = MASK.lock().unwrap();
+    set_events(ALL);
+    let is_all_reduce = |operations: Option<Vec<ObservedOperation>>| {
+        let operations = operations.unwrap();
+        let one = &operations[0];
+        assert_eq!(one.function, "AllReduce");
+        assert_eq!((one.algorithm, one.protocol), ("RING", "SIMPLE"));
+        assert_eq!((one.count, one.channels), (1000, 2));
+        let message = &operations[1];
+        assert_eq!((message.function, message.peer), ("Recv", 5));
+        assert_eq!((message.count, message.algorithm), (77, ""));
+    };
+    let v4 = all_reduce();
+    let message = || PointToPointV4 {
+        function: c"Recv".as_ptr(),
+        buffer: null(),
+        data_type: c"ncclFloat32".as_ptr(),
+        count: 77,
+        peer: 5,
+        channels: 1,
+    };
+    for version in [5, 6, 7] {
+        let nccl = nccl_v5(version, c"versions", 1);
+        nccl.start(abi::COLLECTIVE, null_mut(), all_reduce());
+        nccl.start(POINT_TO_POINT, null_mut(), message());
+        is_all_reduce(seen("versions", 1));
+        nccl.finalize();
+    }
+    let old_message = || PointToPointV2 {
+        name: null(),
+        hash: 0,
+        function: c"Recv".as_ptr(),
+        buffer: null(),
+        data_type: c"ncclFloat32".as_ptr(),
+        count: 77,
+        peer: 5,
+    };
+    // Without a name and a rank at first: a rank that no other test has.
+    let nccl = nccl_v1(3, 7);
+    let v3 = CollectiveV3 {
+        name: null(),
+        hash: 0,
+        common: all_reduce(),
+    };
+    nccl.start(abi::COLLECTIVE, null_mut(), v3);
+    nccl.start(POINT_TO_POINT, null_mut(), old_message());
+    is_all_reduce(seen("any name", 7));
+    nccl.finalize();
+    let nccl = nccl_v1(2, 7);
+    let v2 = CollectiveV2 {
+        name: null(),
+        hash: 0,
+        sequence: 3,
+        function: v4.function,
+        send: null(),
+        recv: null(),
+        count: v4.count,
+        root: 0,
+        data_type: v4.data_type,
+        traffic: 9,
+        channels: 2,
+        warps: 16,
+        algorithm: v4.algorithm,
+        protocol: v4.protocol,
+    };
+    nccl.start(abi::COLLECTIVE, null_mut(), v2);
+    nccl.start(POINT_TO_POINT, null_mut(), old_message());
+    is_all_reduce(seen("any name", 7));
+    nccl.finalize();
+    let nccl = nccl_v1(1, 7);
+    let v1 = CollectiveV1 {
+        name: null(),
+        hash: 0,
+        sequence: 3,
+        function: 4,
+        send: null(),
+        recv: null(),
+        count: 1000,
+        root: 0,
+        data_type: 7,
+        op: 0,
+        traffic: 9,
+        channels: 2,
+        warps: 16,
+        algorithm: 1,
+        protocol: 2,
+    };
+    nccl.start(abi::COLLECTIVE, null_mut(), v1);
+    let oldest_message = PointToPointV1 {
+        name: null(),
+        hash: 0,
+        function: 7,
+        buffer: null(),
+        data_type: 7,
+        count: 77,
+        peer: 5,
+    };
+    nccl.start(POINT_TO_POINT, null_mut(), oldest_message);
+    is_all_reduce(seen("any name", 7));
+    nccl.finalize();
+}
+
+#[test]
+fn the_mask_is_written_where_nccl_reads_it() {
+    let _turn = MASK.lock().unwrap();
+    set_events(Events::default());
+    let value = || NCCLS_MASK.load(Ordering::SeqCst);
+    let nccl = nccl_v4(c"mask", 3);
+    assert_eq!(value(), 0);
+    let operations = Events {
+        operations: true,
+        ..Events::default()
+    };
+    set_events(operations);
+    assert_eq!(value(), 0b110);
+    let steps = Events {
+        steps: true,
+        ..Events::default()
+    };
+    add_events(steps);
+    assert_eq!(value(), 0b1_1110);
+    // A kernel that is asked for afterwards is not believed.
+    set_events(ALL);
+    let operation = nccl.start(abi::COLLECTIVE, null_mut(), all_reduce());
+    nccl.start(abi::KERNEL_CHANNEL, operation, KernelChannel { channel: 0 });
+    assert_eq!(seen("mask", 3).unwrap()[0].kernel, None);
+    nccl.finalize();
+}
+
+#[test]
+fn old_and_foreign_handles_are_ignored() {
+    let _turn = MASK.lock().unwrap();
+    set_events(ALL);
+    let nccl = nccl_v4(c"old", 3);
+    let operation = nccl.start(abi::COLLECTIVE, null_mut(), all_reduce());
+    // Of a proxy that serves another process.
+    let mut foreign = transfer(2, false);
+    foreign.pid += 1;
+    assert!(
+        nccl.start(abi::PROXY_OPERATION, operation, foreign)
+            .is_null()
+    );
+    let receives = nccl.start(abi::PROXY_OPERATION, operation, transfer(2, false));
+    let step = nccl.start(abi::PROXY_STEP, receives, ProxyStep { step: 0 });
+    // A kind without an interest, no parent, a parent of another kind, and values that are no handles.
+    assert!(nccl.start(1, null_mut(), [0u64; 16]).is_null());
+    let none = nccl.start(abi::PROXY_OPERATION, null_mut(), transfer(2, false));
+    assert!(none.is_null());
+    let none = nccl.start(abi::PROXY_STEP, operation, ProxyStep { step: 0 });
+    assert!(none.is_null());
+    let none = nccl.start(
+        abi::KERNEL_CHANNEL,
+        operation,
+        KernelChannel { channel: 200 },
+    );
+    assert!(none.is_null());
+    for value in [0usize, 1, 77, usize::MAX, 0x4fff_ffff_ffff_ffff, 5 << 60] {
+        let value = std::ptr::without_provenance_mut(value);
+        nccl.stop(value);
+        nccl.state(value, abi::RECV_WAIT);
+    }
+    // Their places are given out again.
+    for _ in 0..events::OPERATIONS {
+        nccl.start(abi::COLLECTIVE, null_mut(), all_reduce());
+    }
+    assert!(
+        nccl.start(abi::PROXY_OPERATION, operation, transfer(2, false))
+            .is_null()
+    );
+    nccl.stop(step);
+    nccl.stop(receives);
+    let operations = seen("old", 3).unwrap();
+    assert!(operations.len() > events::OPERATIONS / 2);
+    assert!(operations.iter().all(|one| one.transfers.is_empty()));
+    nccl.finalize();
+}
+
+#[test]
+fn two_communicators_of_one_name_are_not_told_apart() {
+    let _turn = MASK.lock().unwrap();
+    let first = nccl_v5(7, c"twice", 3);
+    assert_eq!(seen("twice", 3), Some(Vec::new()));
+    let second = nccl_v5(7, c"twice", 3);
+    assert_eq!(seen("twice", 3), None);
+    first.finalize();
+    assert_eq!(seen("twice", 3), Some(Vec::new()));
+    second.finalize();
+}
+
+#[test]
+fn readers_beside_writers_see_whole_operations() {
+    let _turn = MASK.lock().unwrap();
+    set_events(ALL);
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for (rank, function) in [(4, c"AllReduce"), (5, c"Broadcast")] {
+            let is_over = &is_over;
+            scope.spawn(move || {
+                let nccl = nccl_v5(7, c"whole", rank);
+                let mut body = all_reduce();
+                body.function = function.as_ptr();
+                body.count = rank.unsigned_abs() as usize;
+                while !is_over.load(Ordering::Relaxed) {
+                    let body = CollectiveV4 { ..body };
+                    nccl.start(abi::COLLECTIVE, null_mut(), body);
+                }
+                nccl.finalize();
+            });
+        }
+        let (mut total, mut torn) = (0, Vec::new());
+        while total < 200_000 && torn.is_empty() {
+            for (rank, function) in [(4, "AllReduce"), (5, "Broadcast")] {
+                let operations = seen("whole", rank).unwrap_or_default();
+                total += operations.len();
+                let is_torn =
+                    |one: &ObservedOperation| (one.function, one.count) != (function, rank as u64);
+                torn.extend(operations.into_iter().filter(is_torn));
+            }
+        }
+        // Before anything can panic: the scope waits for the threads.
+        is_over.store(true, Ordering::Relaxed);
+        assert!(torn.is_empty(), "{torn:?}");
+    });
+}
