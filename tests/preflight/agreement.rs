@@ -36,6 +36,7 @@ fn ranks_that_agree_are_fine_and_a_communicator_is_made() {
         &report,
         &[
             "ok (nccl-version): NCCL 2.32.3 is loaded",
+            "ok (nccl-build): NCCL 2.32.3 has build id ",
             "the variables of NCCL agree: NCCL_ALGO",
         ],
     );
@@ -80,6 +81,22 @@ fn agreed_but_for_the_rank(ranks: Vec<Child>, script: &str) -> String {
         "{causes:#?}"
     );
     causes.into_iter().next().unwrap()
+}
+
+#[test]
+fn a_release_with_a_known_fault_is_named_and_what_triggers_it() {
+    let release = ("NCCL_EMULATOR_VERSION", "2.27.7");
+    let report = agreed(ranks(2, "check", &|_| vec![release]));
+    contains(
+        &report,
+        &[
+            "warning (nccl-release): NCCL 2.27.7 has crashed in its RAS service",
+            "NCCL_RAS_ENABLE=0",
+        ],
+    );
+    let off = ("NCCL_RAS_ENABLE", "0");
+    let report = agreed(ranks(2, "check", &|_| vec![release, off]));
+    contains(&report, &["ok (nccl-release): NCCL 2.27.7 has crashed"]);
 }
 
 #[test]
