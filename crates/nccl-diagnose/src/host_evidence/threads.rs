@@ -68,6 +68,17 @@ impl ThreadState {
         matches!(self.state, 'D' | 'T' | 't')
     }
 
+    /// Returns whether the thread waits in NVIDIA's driver, as far as the names of functions show it.
+    fn is_in_driver(&self) -> bool {
+        const BEGINNINGS: [&str; 4] = ["nv", "_nv", "uvm_", "os_acquire"];
+        let functions = self.wait_function.iter().chain(&self.stack);
+        functions.map(|function| function.as_str()).any(|function| {
+            BEGINNINGS
+                .iter()
+                .any(|beginning| function.starts_with(beginning))
+        })
+    }
+
     /// Looks at thread `tid`; `None` if it has ended.
     fn look(system: &System, tid: u32) -> Option<Self> {
         let file = |name: &str| format!("/proc/self/task/{tid}/{name}");
