@@ -185,6 +185,16 @@ mod tests {
         assert_eq!(of_image(&own), Some(id.clone()));
         assert_eq!(build_id(&own), Some(id));
         assert_eq!(build_id(Path::new("/nowhere/libnccl.so.2")), None);
+        // Binutils reads the same.
+        let notes = std::process::Command::new("readelf")
+            .arg("-n")
+            .arg(&own)
+            .output();
+        if let Ok(notes) = notes {
+            let id = of_file(&own).unwrap_or_default();
+            let text = String::from_utf8_lossy(&notes.stdout);
+            assert!(text.contains(&id), "{id}: {text}");
+        }
     }
 
     #[test]

@@ -93,7 +93,7 @@ impl fmt::Display for Memory {
             (Some(used), None) => write!(f, " uses {} MiB, without a limit", used / MIB)?,
             _ => f.write_str(" does not say what it uses")?,
         }
-        if let Some(pressure) = self.pressure {
+        if let Some(pressure) = self.pressure.filter(|pressure| *pressure >= 1.0) {
             write!(
                 f,
                 "; its processes stood still for want of memory for {pressure:.0} % of the last 10 s"

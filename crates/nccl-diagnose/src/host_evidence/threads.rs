@@ -213,8 +213,8 @@ fn shown(text: &str) -> String {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[doc(hidden)]
 pub struct ThreadsOfInterest {
-    /// Whether a call of this process into NCCL or CUDA has not returned: then the first thread, and those on which this
-    /// library makes calls.
+    /// Whether a call of this process into NCCL or CUDA has not returned: then the first thread, those on which this
+    /// library makes calls, and those in NVIDIA's driver.
     pub in_calls: bool,
 }
 
@@ -228,8 +228,9 @@ pub(super) fn gather(system: &System, of_interest: ThreadsOfInterest) -> Vec<Thr
     tids.sort_unstable();
     let first = tids.first().copied();
     let is_of_interest = |thread: &ThreadState| {
-        let is_caller =
-            Some(thread.tid) == first || CALLERS.iter().any(|name| thread.name.starts_with(name));
+        let is_caller = Some(thread.tid) == first
+            || CALLERS.iter().any(|name| thread.name.starts_with(name))
+            || thread.is_in_driver();
         thread.is_stuck() || (of_interest.in_calls && is_caller)
     };
     let threads = tids
@@ -295,8 +296,12 @@ mod tests {
         );
         assert_eq!(stuck.wait_function.as_deref(), Some("nv_wait"));
         assert_eq!(stuck.stack[0], "nv_wait");
+        write(root.path(), 5, "stat", "5 (worker) S 1 7 7 0 -1");
+        write(root.path(), 5, "wchan", "os_acquire_mutex");
+        write(root.path(), 6, "stat", "6 (other) S 1 7 7 0 -1");
         let threads = gather(&system, ThreadsOfInterest { in_calls: true });
-        assert_eq!(threads.len(), 2);
+        let tids: Vec<_> = threads.iter().map(|thread| thread.tid).collect();
+        assert_eq!(tids, [3, 5, 7]);
         assert_eq!(threads[0].to_string(), "thread \"main\" (tid 3) sleeps");
     }
 
