@@ -157,12 +157,15 @@ impl<'s> Group<'s> {
         self.text(file)?.parse().ok()
     }
 
+    /// Returns the kills in this group alone where the kernel counts them: `memory.events` has those of the groups below, too,
+    /// which may be of other jobs.
     fn oom_kills(&self) -> Option<u64> {
-        let file = match self.is_version_2 {
-            true => "memory.events",
-            false => "memory.oom_control",
-        };
-        let text = self.text(file)?;
+        let text = match self.is_version_2 {
+            true => self
+                .text("memory.events.local")
+                .or_else(|| self.text("memory.events")),
+            false => self.text("memory.oom_control"),
+        }?;
         let count = |line: &str| line.strip_prefix("oom_kill ")?.trim().parse().ok();
         text.lines().find_map(count)
     }
@@ -209,6 +212,10 @@ mod tests {
         let system = System::fake(root.path(), &[]);
         let memory = Memory::gather(&system, Some(3));
         assert_eq!((memory.oom_kills, memory.limit), (Some(2), None));
+        // The groups below are not counted, where that is known.
+        let own = "oom 1\noom_kill 4\n";
+        write(root.path(), &format!("{group}/memory.events.local"), own);
+        assert_eq!(Memory::gather(&system, Some(3)).oom_kills, Some(1));
         assert!(memory.is_short());
         assert_eq!(
             memory.to_string(),

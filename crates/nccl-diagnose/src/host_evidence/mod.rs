@@ -80,9 +80,12 @@ impl HostEvidence {
     #[doc(hidden)]
     #[must_use]
     pub fn of_process(of_interest: ThreadsOfInterest) -> Self {
-        within(LIMIT, move |deadline| Self {
-            threads: threads::gather(&System::real(), of_interest),
-            ..shared(deadline)
+        within(LIMIT, move |deadline| {
+            let mut evidence = shared(deadline);
+            if of_interest != ThreadsOfInterest::default() {
+                evidence.threads = threads::gather(&System::real(), of_interest);
+            }
+            evidence
         })
     }
 
@@ -117,22 +120,22 @@ impl HostEvidence {
             KernelEventKind::OomKill(kill) => {
                 kill.whole_host
                     || pids.contains(&kill.pid)
-                    || self.memory.oom_kills > Some(0)
                     || kill
                         .cgroup
                         .as_deref()
-                        .is_some_and(|cgroup| self.is_own_group(cgroup))
+                        .is_some_and(|group| self.may_be_of_own_group(group))
             }
         };
         self.kernel_log.events.iter().filter(concerns)
     }
 
-    /// Returns whether `cgroup` is this process's control group or below it. A group that is the root in its namespace has
-    /// another path on the host, so that nothing can be told of it.
-    fn is_own_group(&self, cgroup: &str) -> bool {
-        let own = self.memory.cgroup.trim_end_matches('/');
-        let below = cgroup.strip_prefix(own);
-        !own.is_empty() && below.is_some_and(|below| below.is_empty() || below.starts_with('/'))
+    /// Returns whether a process that was killed in `group` was in this process's control group; one below it may be of another
+    /// job. A group that is the root in its namespace has another path on the host: there the count of kills decides.
+    fn may_be_of_own_group(&self, group: &str) -> bool {
+        match self.memory.cgroup.trim_end_matches('/') {
+            "" => self.memory.oom_kills > Some(0),
+            own => own == group,
+        }
     }
 
     /// Bounds and sanitises the evidence of another process.
@@ -158,7 +161,7 @@ fn within(
     gather: impl FnOnce(Instant) -> HostEvidence + Send + 'static,
 ) -> HostEvidence {
     /// A kernel whose files do not return would get one thread more for each fault.
-    const MOST_THREADS: usize = 16;
+    const MOST_THREADS: usize = 64;
     static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
     let deadline = Instant::now() + limit;
@@ -182,7 +185,7 @@ fn within(
     found.recv_timeout(left).unwrap_or_default()
 }
 
-/// The evidence of this process, which ranks that are its threads share for a moment.
+/// The evidence of this process, which its ranks and communicators share for a moment.
 fn shared(deadline: Instant) -> HostEvidence {
     const FRESH: Duration = Duration::from_millis(100);
     static KEPT: Mutex<Option<(Instant, HostEvidence)>> = Mutex::new(None);
@@ -191,7 +194,11 @@ fn shared(deadline: Instant) -> HostEvidence {
     match &*kept {
         Some((at, evidence)) if at.elapsed() < FRESH => evidence.clone(),
         _ => {
-            let evidence = read(started(&System::real()).unwrap_or_default(), deadline);
+            let system = System::real();
+            let evidence = HostEvidence {
+                threads: threads::gather(&system, ThreadsOfInterest::default()),
+                ..read(started(&system).unwrap_or_default(), deadline)
+            };
             *kept = Some((Instant::now(), evidence.clone()));
             evidence
         }
@@ -281,8 +288,8 @@ mod tests {
             };
             evidence.events_of(of).map(pid).collect()
         };
-        assert_eq!(pids(&evidence, &[]), [1, 2, 5]);
-        assert_eq!(pids(&evidence, &[4]), [1, 2, 4, 5]);
+        assert_eq!(pids(&evidence, &[]), [1, 5]);
+        assert_eq!(pids(&evidence, &[4]), [1, 4, 5]);
         // The root of a namespace of control groups.
         evidence.memory.cgroup = String::from("/");
         assert_eq!(pids(&evidence, &[]), [5]);

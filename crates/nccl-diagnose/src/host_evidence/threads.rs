@@ -79,20 +79,25 @@ impl ThreadState {
         })
     }
 
-    /// Looks at thread `tid`; `None` if it has ended.
-    fn look(system: &System, tid: u32) -> Option<Self> {
-        let file = |name: &str| format!("/proc/self/task/{tid}/{name}");
-        let stat = system.text(file("stat"))?;
+    /// Returns name and state of thread `tid`; `None` if it has ended.
+    fn state_of(system: &System, tid: u32) -> Option<Self> {
+        let stat = system.text(format!("/proc/self/task/{tid}/stat"))?;
         // The name may contain parentheses.
         let (head, fields) = stat.rsplit_once(')')?;
         let name = head.split_once('(')?.1;
         let state = fields.trim_start().chars().next()?;
-        let mut thread = Self {
+        Some(Self {
             tid,
             name: shown(name),
             state,
             ..Self::default()
-        };
+        })
+    }
+
+    /// Looks at thread `tid`; `None` if it has ended.
+    fn look(system: &System, tid: u32) -> Option<Self> {
+        let mut thread = Self::state_of(system, tid)?;
+        let file = |name: &str| format!("/proc/self/task/{tid}/{name}");
         let mut text = |name: &str| match system.bytes(file(name)) {
             Ok(bytes) => Some(String::from_utf8_lossy(&bytes).trim().to_owned()),
             Err(error) => {
@@ -233,9 +238,15 @@ pub(super) fn gather(system: &System, of_interest: ThreadsOfInterest) -> Vec<Thr
             || thread.is_in_driver();
         thread.is_stuck() || (of_interest.in_calls && is_caller)
     };
+    // Where a thread is in the kernel takes three more files, which are read of few threads.
+    let is_candidate = |tid: &u32| {
+        of_interest.in_calls
+            || ThreadState::state_of(system, *tid).is_some_and(|thread| thread.is_stuck())
+    };
     let threads = tids
         .into_iter()
         .take(MOST_THREADS)
+        .filter(is_candidate)
         .filter_map(|tid| ThreadState::look(system, tid));
     let mut threads: Vec<_> = threads.filter(is_of_interest).take(MOST_REPORTED).collect();
     if threads.iter().any(ThreadState::is_stuck) {
