@@ -74,6 +74,11 @@ fn the_one_rank_that_does_not_come_back_from_the_call_is_named_on_all() {
         let fault = is_told(comm, 1, "inside the call of all_reduce #")?;
         let root = &fault.root;
         assert!(matches!(root, RootCause::StuckInside { .. }), "{fault}");
+        // The rank has looked itself where its threads are.
+        let seen = fault.host_evidence.join("; ");
+        assert!(seen.contains("rank 1: thread "), "{}", fault.explain());
+        let hint = fault.hint().unwrap_or_default();
+        assert!(hint.contains("`hosts` has where the threads"), "{hint}");
         Ok(())
     });
 }

@@ -49,6 +49,7 @@
 //! | [`stats`](mod@stats) | how much was done, and the current state; as metrics with the feature `metrics` |
 //! | [`debug_log`] | what NCCL's own logs of several ranks show |
 //! | [`ras`] | what NCCL's own RAS service knows of the ranks |
+//! | [`host_evidence`] | what the host shows of a failure: Xid messages, killed processes, stuck threads |
 //!
 //! `docs/glossary.md` has the terms.
 //!
@@ -155,6 +156,20 @@ pub mod fault {
     pub use nccl_base::fault::{
         Ending, Fault, FaultClass, FaultRole, MismatchField, MismatchSide, PastEvent, RootCause,
         Waiting,
+    };
+}
+#[cfg(feature = "world")]
+pub mod host_evidence {
+    //! What the host shows of a failure: NVIDIA's messages in the kernel's log (Xid, SXid), processes that the out-of-memory
+    //! killer ended, memory that is short, threads that do not come back from the kernel.
+    //!
+    //! Every rank gathers this when a communicator fails, and the [`Fault`](crate::fault::Fault) has what was seen
+    //! ([`Fault::host_evidence`](crate::fault::Fault::host_evidence)); `docs/root-cause.md` describes it. A program asks by
+    //! [`HostEvidence::gather`]. `NCCL_RUN_KMSG` names a file that is read in the place of `/dev/kmsg`.
+
+    pub use nccl_diagnose::host_evidence::{
+        HostEvidence, KernelEvent, KernelEventKind, KernelLog, LogAccess, Memory, OomKill,
+        ThreadState, Xid, build_id,
     };
 }
 #[cfg(feature = "world")]

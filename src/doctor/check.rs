@@ -11,6 +11,7 @@ use nccl::preflight::{Finding, Severity, host};
 use nccl::{ReduceOp, Rendezvous, World};
 use serde_json::{Value, json};
 
+use super::host::{findings as host_findings, of_stuck_call};
 use super::local::{Local, device};
 use super::options::CheckOptions;
 use super::{code, could_not, show};
@@ -63,6 +64,7 @@ fn one_host(options: &CheckOptions) -> ExitCode {
         settings.world_size = ranks;
     }));
     let mut entries = local.entries;
+    entries.extend(host_findings());
     entries.extend_from_slice(&report.findings);
     let what = match ranks {
         1 => host_name(),
@@ -109,6 +111,7 @@ fn alone(options: &CheckOptions, rank: usize, ranks: usize, error: &nccl::Error)
     let local = Local::look(0, true);
     let report = host(&local.settings());
     let mut entries = local.entries;
+    entries.extend(host_findings());
     entries.extend_from_slice(&report.findings);
     let fix = "start the same command on every rank at about the same time; NCCL_RUN_RENDEZVOUS=tcp:HOST:PORT says \
                where they meet, and --timeout how long they wait";
@@ -130,7 +133,11 @@ fn alone(options: &CheckOptions, rank: usize, ranks: usize, error: &nccl::Error)
 /// The findings of all ranks; the same on all of them.
 fn together(options: &CheckOptions, world: &World) -> nccl::Result<(Value, Vec<Finding>)> {
     world.phase("looks for libnccl, the driver and a device");
-    let local = Local::look(world.local_rank(), true);
+    let mut local = Local::look(world.local_rank(), true);
+    // One rank of a host looks for all of them.
+    if world.local_rank() == 0 {
+        local.entries.extend(host_findings());
+    }
     world.phase("compares what has to agree");
     let report = world.preflight(&local.settings())?;
     let mut entries = gathered(world, "local", &local.entries)?;
@@ -264,9 +271,10 @@ fn among_threads(ranks: usize, timeout: Duration) -> Vec<Finding> {
     }
     for rank in 0..ranks {
         if !parts.iter().any(|(said, _)| *said == rank) {
-            let what =
-                "the thread of the rank has not returned from NCCL or the driver, or has panicked";
-            let fix = "look at that device: nvidia-smi, and the kernel's log (Xid)";
+            let (seen, fix) = of_stuck_call();
+            let what = format!(
+                "the thread of the rank has not returned from NCCL or the driver, or has panicked{seen}"
+            );
             parts.push((rank, Finding::error("communicate", what).fix(fix)));
         }
     }

@@ -58,6 +58,48 @@ fn a_host_is_checked_without_a_gpu_and_without_others() {
     assert!(!quiet.contains('✓'), "{quiet}");
 }
 
+#[test]
+fn a_device_that_failed_and_a_process_that_was_killed_are_found_in_the_kernels_log() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("kmsg");
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let now = now.tv_sec * 1_000_000;
+    let lines = format!(
+        "4,1,{now},-;NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus.\n\
+         3,2,{now},-;Out of memory: Killed process 4712 (loader) total-vm:9kB, anon-rss:2048kB, x\n"
+    );
+    std::fs::write(&log, lines).unwrap();
+    let with_log = |arguments: &[&str]| {
+        let mut command = doctor(arguments);
+        command.env("NCCL_RUN_KMSG", &log);
+        run(command)
+    };
+    let output = with_log(&["--emulator", "--json"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let value = json(&output);
+    assert_eq!(one(&value, "kernel-log")["severity"], "ok");
+    let xid = one(&value, "xid");
+    assert_eq!(xid["severity"], "error");
+    let what = xid["what"].as_str().unwrap();
+    assert!(
+        what.starts_with("Xid 79 (GPU has fallen off the bus) for 0000:3b:00.0, process 4711, "),
+        "{what}"
+    );
+    let killed = one(&value, "oom-killer")["what"].as_str().unwrap();
+    assert!(killed.contains("pid 4712 (loader)"), "{killed}");
+    let memory = one(&value, "memory-pressure")["what"].as_str().unwrap();
+    assert!(memory.contains("control group "), "{memory}");
+    let said = text(&with_log(&["--emulator"]).stdout);
+    assert!(said.contains("✗ xid: Xid 79 "), "{said}");
+
+    // A log that is not there is no clean one.
+    let mut command = doctor(&["--emulator", "--json"]);
+    command.env("NCCL_RUN_KMSG", directory.path().join("none"));
+    let value = json(&run(command));
+    let what = one(&value, "kernel-log")["what"].as_str().unwrap();
+    assert!(what.starts_with("nothing is known: "), "{what}");
+}
+
 /// Three ranks of this host communicate; `fault` stops one of them.
 fn three_with(fault: &str) -> serde_json::Value {
     let mut command = doctor(&["--emulator", "--json", "--ranks", "3", "--communicate"]);

@@ -137,9 +137,11 @@ pub(crate) fn sentences(value: &Value, host: &str, into: &mut BTreeSet<String>) 
             into.insert(lasting(text, host));
         }
         Value::Array(values) => values.iter().for_each(|value| sentences(value, host, into)),
+        // What the kernel of this machine has said is of this machine.
         Value::Object(fields) => fields
-            .values()
-            .for_each(|value| sentences(value, host, into)),
+            .iter()
+            .filter(|(name, _)| *name != "host_evidence")
+            .for_each(|(_, value)| sentences(value, host, into)),
         _ => {}
     }
 }

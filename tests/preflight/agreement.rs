@@ -83,6 +83,22 @@ fn agreed_but_for_the_rank(ranks: Vec<Child>, script: &str) -> String {
 }
 
 #[test]
+fn a_release_with_a_known_fault_is_named_and_what_triggers_it() {
+    let release = ("NCCL_EMULATOR_VERSION", "2.27.7");
+    let report = agreed(ranks(2, "check", &|_| vec![release]));
+    contains(
+        &report,
+        &[
+            "warning (nccl-release): NCCL 2.27.7 has crashed in its RAS service",
+            "NCCL_RAS_ENABLE=0",
+        ],
+    );
+    let off = ("NCCL_RAS_ENABLE", "0");
+    let report = agreed(ranks(2, "check", &|_| vec![release, off]));
+    contains(&report, &["ok (nccl-release): NCCL 2.27.7 has crashed"]);
+}
+
+#[test]
 fn another_release_on_one_rank_is_named_with_both_releases() {
     let older = |rank| match rank {
         1 => vec![("NCCL_EMULATOR_VERSION", "2.28.3")],

@@ -240,7 +240,8 @@ const TABLE: &[KnownWarning] = table! {
         workers by spawn, or touch CUDA in them alone";
     Cause "log-cuda" ["Cuda failure", "'operation not supported'"] "virtual GPUs and some containers lack CUDA's virtual \
         memory or multicast: NCCL_CUMEM_ENABLE=0 and NCCL_NVLS_ENABLE=0 do without";
-    Cause "log-cuda" ["Cuda failure"] "see the error that CUDA names, and dmesg for Xid messages on that host";
+    Cause "log-cuda" ["Cuda failure"] "see the error that CUDA names, and the Xid messages in the \
+        kernel's log of that host, which nccl-doctor reads there";
     // The program.
     Cause "log-usage" ["Invalid NCCL_COMM_ID"] "write NCCL_COMM_ID as HOST:PORT";
     Cause "log-usage" ["argument is NULL"] USAGE;

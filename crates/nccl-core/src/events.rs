@@ -64,6 +64,23 @@ pub fn fault(fault: &Fault, key: Option<&str>, on_rank: usize, nranks: usize) {
     }
 }
 
+/// Logs what the hosts of the ranks show of a fault.
+#[doc(hidden)]
+pub fn host_evidence(fault: &Fault, key: Option<&str>, on_rank: usize) {
+    for seen in &fault.host_evidence {
+        tracing::warn!(
+            name: "nccl.fault.host",
+            target: "nccl",
+            comm = fault.communicator(),
+            comm_key = key.map(short_key),
+            world_ranks = fault.roster().world_ranks(),
+            on_rank,
+            seen,
+            "{seen}"
+        );
+    }
+}
+
 /// The span of making a communicator.
 pub(crate) fn init_span((comm, roster): (&str, &Roster), rank: usize, nranks: usize) -> Span {
     tracing::info_span!(

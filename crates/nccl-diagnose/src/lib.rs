@@ -1,5 +1,5 @@
 //! Finds faults of a host, among hosts, and in NCCL's logs: before a start (`preflight`), and afterwards (`debug_log`,
-//! `timeline`).
+//! `host_evidence`, `timeline`).
 #![cfg(not(loom))]
 #![allow(
     rustdoc::private_intra_doc_links,
@@ -12,6 +12,7 @@ compile_error!("the nccl crate works on Linux only, as NCCL does");
 use nccl_base::{error, host, operation, sync};
 
 pub mod debug_log;
+pub mod host_evidence;
 pub mod preflight;
 pub mod ras;
 pub mod timeline;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 
 use nccl_base::launch_mode::{LaunchMode, LaunchPreference};
+use nccl_diagnose::host_evidence::build_id;
 use nccl_diagnose::preflight::{CheckInput, Loaded};
 use nccl_sys::Version;
 
@@ -76,6 +77,7 @@ impl Settings {
             library: library.map(|library| Loaded {
                 version: library.version().to_string(),
                 path: library.path().display().to_string(),
+                build_id: build_id(library.path()),
             }),
             takes_virtual: library
                 .is_some_and(|library| library.version() < Version::new(2, 28, 3)),

@@ -24,12 +24,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::pending_diagnoses::{FAULT_TOPIC, HEARTBEAT_TIMEOUT, PendingDiagnosis, SYMPTOM_TOPIC};
-use super::root_cause::{self, DiagnosisInput, find_root_cause};
+use super::root_cause::{self, DiagnosisInput, SeenByRank, find_root_cause, sentences};
 use super::supervisor::ControlPlaneSupervisor;
 use crate::events;
 use crate::peers::Supervisor as _;
 use nccl_base::departure::Departure;
-use nccl_base::fault::{Cause, Fault, FaultSite};
+use nccl_base::fault::{Cause, Fault, FaultSite, RootCause};
 use nccl_control::ProcessState;
 use nccl_control::{RankProcess, RankSession};
 
@@ -241,6 +241,17 @@ fn diagnose(
         slack,
     };
     let diagnosis = find_root_cause(&input);
+    let places: Vec<_> = (0..pending.members.len()).map(host_and_pid).collect();
+    let seen = pending.reports.values().filter_map(|report| {
+        Some(SeenByRank {
+            rank: report.rank,
+            evidence: report.host.as_ref()?,
+            is_stuck: report.rank == diagnosis.rank
+                && matches!(diagnosis.cause.root, RootCause::StuckInside { .. }),
+        })
+    });
+    let seen: Vec<_> = seen.collect();
+    let host_evidence = sentences(&seen, &places, supervisor.roster());
     let (host, pid) = host_and_pid(diagnosis.rank);
     let site = FaultSite {
         communicator: supervisor.name(),
@@ -250,5 +261,6 @@ fn diagnose(
         pid,
         generation: session.job().1,
     };
-    pending.symptoms[0].with_decided_cause(diagnosis.cause, site)
+    let fault = pending.symptoms[0].with_decided_cause(diagnosis.cause, site);
+    fault.with_host_evidence(host_evidence)
 }

@@ -70,6 +70,7 @@ struct UnregisteredCommunicator {
 impl CommunicatorFaultListener {
     /// Starts to listen to the notices of `session`.
     pub(crate) fn start(session: &Arc<RankSession>) -> Arc<Self> {
+        nccl_diagnose::host_evidence::begin();
         let fault_listener = Arc::new(Self {
             session: Arc::downgrade(session),
             rank: session.rank(),

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::rank_report::RankReport;
-use super::root_cause::{DiagnosisInput, completed_calls, find_root_cause};
+use super::root_cause::{DiagnosisInput, SeenByRank, completed_calls, find_root_cause, sentences};
 use nccl_base::departure::{Failure, ProcessEnd, SilenceEvidence};
 use nccl_base::fault::{Cause, Fault};
 use nccl_base::roster::Roster;
+use nccl_diagnose::host_evidence::HostEvidence;
 
 /// Returns `seed` with some bytes changed: to digits and JSON punctuation more often than to others.
 fn like(seed: &[u8], random: &mut fastrand::Rng) -> Vec<u8> {
@@ -80,6 +81,14 @@ fn no_bytes_of_a_report_make_a_rank_panic_that_elects_with_it() {
         report["exists"] = true.into();
         report["phase"] = serde_json::json!({"what": "serve", "ago_ms": 12});
         report["entered"] = 4.into();
+        report["host"] = serde_json::json!({
+            "kernel_log": {"access": "read", "events": [
+                {"age_ms": 5, "times": 1, "kind": "xid", "number": 79, "of_switch": false, "device": "0000:3b:00.0", "text": "x"},
+                {"age_ms": 5, "times": 1, "kind": "oom_kill", "pid": 7, "name": "py", "cgroup": "/a", "whole_host": true},
+            ]},
+            "memory": {"cgroup": "/a", "oom_kills": 1, "pressure": 50.0},
+            "threads": [{"tid": 3, "name": "t", "state": "D", "stack": ["nv_wait"]}],
+        });
         report["calls"] = vec![call(3, "done"), call(4, "pending")].into();
         report["elsewhere"] = serde_json::json!([{
             "key": "0f", "name": "other", "rank": 1, "entered": 2, "waiting": [call(2, "issuing")], "more": true,
@@ -118,6 +127,24 @@ fn no_bytes_of_a_report_make_a_rank_panic_that_elects_with_it() {
             slack: std::time::Duration::ZERO,
         });
         assert!(!diagnosis.cause.text().is_empty());
+        let evidence = reports.values().filter_map(|report| report.host.clone());
+        let evidence: Vec<_> = evidence.map(HostEvidence::bounded).collect();
+        let seen: Vec<_> = evidence
+            .iter()
+            .zip(0..)
+            .map(|(evidence, rank)| SeenByRank {
+                rank,
+                evidence,
+                is_stuck: true,
+            })
+            .collect();
+        let places = hosts.clone().map(|host| (host, 7));
+        for said in sentences(&seen, &places, &Roster::default()) {
+            assert!(
+                said.len() < 8192 && !said.contains(char::is_control),
+                "{said:?}"
+            );
+        }
     }
     assert!(understood > 3000, "{understood}");
 }

@@ -11,6 +11,7 @@ use crate::sync::{Condvar, Mutex};
 use nccl_base::fault::Fault;
 use nccl_base::fault::cause::PastEvent;
 use nccl_control::RankSession;
+use nccl_diagnose::host_evidence::HostEvidence;
 
 /// Topic prefix of fault announcements; the communicator's key follows.
 pub(super) const FAULT_TOPIC: &str = "fault/";
@@ -88,7 +89,9 @@ impl PendingDiagnoses {
     }
 
     /// Records the report that rank `from` of the session sent.
-    pub(super) fn record_report(&self, key: &str, from: usize, report: RankReport) {
+    pub(super) fn record_report(&self, key: &str, from: usize, mut report: RankReport) {
+        // It comes from another process.
+        report.host = report.host.map(HostEvidence::bounded);
         let mut all = self.all.lock();
         let pending = all.iter_mut().find(|(known, _)| known == key);
         if let Some((_, pending)) = pending
@@ -112,7 +115,7 @@ pub(super) fn send_report(session: &Arc<RankSession>, key: &str, rank: usize, co
     let (session, key) = (Arc::clone(session), key.to_owned());
     let work = move || {
         let phase = session.phase().map(|(what, ago)| PastEvent::new(what, ago));
-        let report = RankReport::of(&key, rank, scope_of(&session).place(), phase);
+        let report = RankReport::of(&key, rank, scope_of(&session).place(), phase).with_host();
         // The report holds plain values, all of which can be serialized.
         let bytes = serde_json::to_vec(&report).unwrap_or_default();
         session.send_direct(collector, &format!("{REPORT_TOPIC}{key}"), bytes);

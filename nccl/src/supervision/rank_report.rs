@@ -14,6 +14,7 @@ use nccl_base::roster::Roster;
 use nccl_base::warning::FirstWarning;
 use nccl_core::recorder::{self, Call, CallState, RecordedOperation, Track, WorldRank};
 use nccl_core::supervision::watchdog;
+use nccl_diagnose::host_evidence::{HostEvidence, ThreadsOfInterest};
 
 /// See the module. Ranks are those of the communicator.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -32,6 +33,9 @@ pub(super) struct RankReport {
     /// State on the other communicators of the process.
     pub(super) elsewhere: Vec<OtherCommunicator>,
     pub(super) warning: Option<FirstWarning>,
+    /// What the rank's host shows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) host: Option<HostEvidence>,
 }
 
 /// A call that the rank has entered.
@@ -174,6 +178,18 @@ impl RankReport {
             .sort_by_key(|there| there.pending_calls.is_empty());
         report.elsewhere.truncate(ELSEWHERE);
         report
+    }
+
+    /// Adds what the host shows: takes as long as `host_evidence::LIMIT`.
+    pub(super) fn with_host(mut self) -> Self {
+        let elsewhere = self.elsewhere.iter();
+        let elsewhere = elsewhere.flat_map(|other| &other.pending_calls);
+        let mut calls = self.calls.iter().chain(elsewhere);
+        let of_interest = ThreadsOfInterest {
+            in_calls: calls.any(|call| call.state == EnteredCallState::Issuing),
+        };
+        self.host = Some(HostEvidence::of_process(of_interest));
+        self
     }
 
     fn add_calls(&mut self, track: &Track) {

@@ -19,6 +19,7 @@ use super::fault_listener::{
 };
 use super::fault_registry::{CommunicatorRef, FaultCell};
 use super::pending_diagnoses::{HEARTBEAT_TIMEOUT, PendingDiagnoses};
+use super::root_cause::{EvidencePart, SeenByRank, sentences};
 use crate::events;
 use crate::peers::{
     AbortHandle, Peers, PendingEnd, ReleaseProgress, SupervisionRequest, Supervisor,
@@ -27,8 +28,8 @@ use crate::stats;
 use crate::sync::Mutex;
 use crate::time::deadline_after;
 use nccl_base::departure::EndOutcome;
-use nccl_base::fault::Fault;
 use nccl_base::fault::cause::Waiting;
+use nccl_base::fault::{Fault, FaultClass};
 use nccl_base::roster::Roster;
 use nccl_control::RankSession;
 
@@ -98,6 +99,18 @@ fn decode_release(part: &[u8]) -> Option<ReleaseProgress> {
         4 => ReleaseProgress::KernelsAndNeedsAll,
         _ => ReleaseProgress::Nothing,
     })
+}
+
+/// Splits what a rank reports at the end of a communicator: the call in which it waited, and behind a zero what its host shows.
+fn split_part(part: &[u8]) -> (String, EvidencePart) {
+    let part = part.get(1..).unwrap_or_default();
+    let mut parts = part.splitn(2, |byte| *byte == 0);
+    let call = parts.next().unwrap_or_default();
+    let host = parts.next().map(EvidencePart::decode);
+    (
+        String::from_utf8_lossy(call).into_owned(),
+        host.unwrap_or_default(),
+    )
 }
 
 fn is_kernels_only(progress: ReleaseProgress) -> bool {
@@ -235,17 +248,63 @@ impl ControlPlaneSupervisor {
             .unwrap_or_default()
     }
 
-    /// Adds to the decided fault the calls in which the ranks waited: all ranks get the same parts.
+    /// Returns what this rank's host shows, for the other ranks, encoded behind a zero; nothing where a diagnosis has collected
+    /// it, or the fault is none of a host.
+    fn host_part(&self) -> Vec<u8> {
+        let is_wanted = self.fault().is_some_and(|fault| match fault.class {
+            FaultClass::Gone | FaultClass::Failed => true,
+            FaultClass::TimedOut => self.members.len() == 1,
+            _ => false,
+        });
+        if !is_wanted || self.members.len() > MAX_DETAILED_RANKS {
+            return Vec::new();
+        }
+        [&[0], &EvidencePart::gather().encode()[..]].concat()
+    }
+
+    /// Adds to the decided fault the calls in which the ranks waited, and what their hosts show: all ranks get the same parts.
     fn complete(&self, ended: &EndOutcome) {
         let (EndOutcome::All(parts), Some(decided)) = (ended, self.decided.get()) else {
             return;
         };
-        let pending_calls = parts.iter().map(|part| part.get(1..).unwrap_or_default());
-        let also = Waiting::together(pending_calls.map(String::from_utf8_lossy).enumerate());
-        if decided.also.is_empty() && !also.is_empty() {
-            let _ = self.complete.set(Arc::new(decided.with_also(also)));
+        let parts = parts.iter().map(|part| split_part(part));
+        let (pending_calls, hosts): (Vec<_>, Vec<_>) = parts.unzip();
+        let mut complete = Fault::clone(decided);
+        let also = Waiting::together(pending_calls.into_iter().enumerate());
+        let has_more = decided.also.is_empty() && !also.is_empty();
+        if has_more {
+            complete = complete.with_also(also);
+        }
+        let host_evidence = self.host_evidence(&hosts);
+        let has_host_evidence = decided.host_evidence.is_empty() && !host_evidence.is_empty();
+        if has_host_evidence {
+            complete = complete.with_host_evidence(host_evidence);
+        }
+        let is_clean_alone = matches!(&hosts[..], [only] if only.is_clean());
+        if is_clean_alone {
+            complete = complete.with_clean_log_alone();
+        }
+        if has_more || has_host_evidence || is_clean_alone {
+            let _ = self.complete.set(Arc::new(complete));
             self.fault_listener.complete_latest(self.fault());
         }
+        if has_host_evidence && let Some(fault) = self.fault() {
+            events::host_evidence(fault, Some(&self.key), self.rank);
+        }
+    }
+
+    fn host_evidence(&self, hosts: &[EvidencePart]) -> Vec<String> {
+        let seen = hosts.iter().enumerate().filter_map(|(rank, part)| {
+            Some(SeenByRank {
+                rank,
+                evidence: part.evidence()?,
+                is_stuck: false,
+            })
+        });
+        let seen: Vec<_> = seen.collect();
+        let places = self.members.iter();
+        let places = places.map(|member| self.fault_listener.host_and_pid(*member));
+        sentences(&seen, &places.collect::<Vec<_>>(), &self.roster)
     }
 
     fn conclusion_text(&self, ended: &EndOutcome) -> Option<String> {
@@ -298,6 +357,7 @@ impl SupervisedCommunicator for ControlPlaneSupervisor {
         {
             self.fault_listener.set_latest(fault);
             events::fault(fault, Some(&self.key), self.rank, self.members.len());
+            events::host_evidence(fault, Some(&self.key), self.rank);
             if !fault.is_on_purpose() {
                 self.session.scope().record_fault();
                 if let Some(began) = self.began.get() {

@@ -25,6 +25,10 @@ impl Fault {
             text.push_str("\n  evidence:   ");
             text.push_str(&self.evidence.join("; "));
         }
+        if !self.host_evidence.is_empty() {
+            text.push_str("\n  hosts:      ");
+            text.push_str(&self.host_evidence.join("; "));
+        }
         if !self.also.is_empty() {
             let also = self.also.iter();
             let also: Vec<_> = also.map(|one| one.text_of(&self.roster)).collect();

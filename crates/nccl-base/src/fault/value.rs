@@ -15,7 +15,7 @@ use crate::roster::Roster;
 /// [`cause`](Self::cause) the same in words. `docs/root-cause.md` describes how it is found.
 ///
 /// Two faults are equal when they have the same cause, whatever else has become known beside it
-/// ([`also`](Self::also)).
+/// ([`also`](Self::also), [`host_evidence`](Self::host_evidence)).
 ///
 /// ```
 /// # fn show(error: nccl::Error) {
@@ -57,6 +57,10 @@ pub struct Fault {
     /// were in; ranks that did not report are missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<Waiting>,
+    /// What the hosts show of it: Xid messages, killed processes, threads that are stuck in the kernel; one sentence for
+    /// each host on which something was seen. Known once the ranks have reported, or have ended their communicators.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub host_evidence: Vec<String>,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) hint: String,
     /// The timeout that passed, on the rank that ran out of time first.
@@ -350,6 +354,27 @@ impl Fault {
         }
     }
 
+    /// Returns the same fault, with what the hosts show.
+    #[doc(hidden)]
+    pub fn with_host_evidence(&self, host_evidence: Vec<String>) -> Self {
+        Self {
+            host_evidence,
+            ..self.clone()
+        }
+    }
+
+    /// Returns the fault of a communicator without other ranks, where the kernel's log of its host was read and shows nothing.
+    #[doc(hidden)]
+    pub fn with_clean_log_alone(&self) -> Self {
+        let mut fault = self.clone();
+        let is_unexplained =
+            (fault.class, fault.role) == (FaultClass::TimedOut, FaultRole::Unknown);
+        if is_unexplained && !matches!(fault.root, RootCause::StuckOutside { .. }) {
+            fault.hint = ALONE_AND_CLEAN.to_owned();
+        }
+        fault
+    }
+
     /// Returns this rank's own fault, as the decided fault where the state of the other ranks was not collected.
     #[doc(hidden)]
     pub fn without_others(&self) -> Self {
@@ -382,8 +407,13 @@ impl std::error::Error for Fault {}
 /// Hint where no other rank can be waited for.
 #[doc(hidden)]
 pub const ALONE: &str = "the communicator has no other rank, so that what is left is a device that hangs, a call that \
-                                does not return, or an operation that takes longer than its timeout: look at dmesg for Xid \
-                                messages and at nvidia-smi";
+                                does not return, or an operation that takes longer than its timeout: look at nvidia-smi, and at \
+                                the Xid messages in the kernel's log, which nccl-doctor reads";
+
+/// The same where the kernel's log was read.
+const ALONE_AND_CLEAN: &str = "the communicator has no other rank, so that what is left is a device that hangs, a call that does not \
+                               return, or an operation that takes longer than its timeout: the kernel's log has no Xid message \
+                               since the process was started; look at nvidia-smi";
 
 /// Hint where the state of the other ranks was not collected.
 #[doc(hidden)]

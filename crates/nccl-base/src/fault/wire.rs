@@ -25,6 +25,7 @@ impl Fault {
         let mut fault = self.clone();
         fault.evidence.truncate(MAX_TEXTS);
         fault.also.truncate(MAX_TEXTS);
+        fault.host_evidence.truncate(MAX_TEXTS);
         fault.shown().for_each(cut);
         // These are plain values, all of which can be serialized.
         serde_json::to_vec(&FaultMessage {
@@ -54,7 +55,8 @@ impl Fault {
             &mut self.cause,
             &mut self.hint,
         ];
-        single.into_iter().chain(&mut self.evidence)
+        let lists = self.evidence.iter_mut().chain(&mut self.host_evidence);
+        single.into_iter().chain(lists)
     }
 }
 

@@ -87,8 +87,9 @@ fn cause(error: &Error, detected: DetectionPhase) -> Option<Cause> {
              the kernel"
         }
         LikelyOrigin::Hardware => {
-            "look for an Xid in that host's kernel log (dmesg), and at `nvidia-smi -q`; CUDA does nothing more in that \
-             process: start it again, on another device if it fails again"
+            "an Xid in that host's kernel log names what failed: it is beside `hosts` where the ranks may read the log, and \
+             nccl-doctor reads it there; look at `nvidia-smi -q`; CUDA does nothing more in that process: start it again, \
+             on another device if it fails again"
         }
         LikelyOrigin::Context => {
             "find out what reset the device or destroyed its context, or ended the MPS server; CUDA does nothing more in \

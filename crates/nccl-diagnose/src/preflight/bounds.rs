@@ -20,6 +20,11 @@ pub(super) trait Bounded {
 
 impl Bounded for Facts {
     fn bounded(mut self) -> Self {
+        if let Some(library) = &mut self.library {
+            let texts = [&mut library.version, &mut library.path].into_iter();
+            let texts = texts.chain(&mut library.build_id);
+            texts.for_each(|text| cut(text, LONGEST_TEXT));
+        }
         let Some(process) = &mut self.process else {
             return self;
         };

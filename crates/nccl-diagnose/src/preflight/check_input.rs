@@ -42,4 +42,6 @@ impl Default for CheckInput {
 pub struct Loaded {
     pub version: String,
     pub path: String,
+    /// The GNU build id, in hexadecimal digits.
+    pub build_id: Option<String>,
 }

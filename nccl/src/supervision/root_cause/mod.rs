@@ -18,6 +18,7 @@
 //! Ties are decided by rank number. The order in which reports arrive plays no part; the order of the timeouts is the
 //! coordinator's, the same for all.
 
+mod host;
 mod input;
 mod late_arrivals;
 mod messages;
@@ -28,6 +29,7 @@ mod tests;
 mod unresponsive;
 mod wait_graph;
 
+pub(super) use self::host::{EvidencePart, SeenByRank, sentences};
 use self::input::Candidate;
 pub(super) use self::input::{DiagnosisInput, completed_calls};
 pub(super) use self::unresponsive::silent_coordinator;
@@ -331,8 +333,15 @@ fn unexplained(input: &DiagnosisInput<'_>) -> Candidate {
         text: first.cause.to_owned(),
         evidence,
         hint: match (first.class, first.role) {
-            (FaultClass::TimedOut, _) => String::from(ALL_WAIT),
-            (_, FaultRole::Cascade) => String::from(ALL_ANSWER),
+            (FaultClass::TimedOut, _) => {
+                format!(
+                    "{ALL_WAIT}: {}",
+                    host::look_at(input, None, DEVICES_AND_NETWORK)
+                )
+            }
+            (_, FaultRole::Cascade) => {
+                format!("{ALL_ANSWER}; {}", host::look_at(input, None, NETWORK))
+            }
             _ => first.hint().unwrap_or_default().to_owned(),
         },
     }
@@ -340,12 +349,14 @@ fn unexplained(input: &DiagnosisInput<'_>) -> Candidate {
 
 /// Hint where all ranks answer, and none has missed a call or differs.
 const ALL_WAIT: &str = "no rank is known to have missed a call, so that what is left is a device that hangs, a link \
-                        between devices or hosts that has stopped, or an operation that takes longer than its limit: \
-                        look at dmesg for Xid messages, at nvidia-smi, and at the network's error counters on the hosts \
-                        of all ranks";
+                        between devices or hosts that has stopped, or an operation that takes longer than its limit";
+
+const DEVICES_AND_NETWORK: &str =
+    "at nvidia-smi, and at the network's error counters on the hosts of all ranks";
 
 /// Hint where NCCL reports that something on another rank came first, and all ranks answer.
 const ALL_ANSWER: &str = "no rank is known to have failed first, so that what is left is a link between devices or hosts, \
                           or a connection that NCCL gave up: look at the first warning in NCCL's log of every rank \
-                          (NCCL_DEBUG=WARN), at dmesg for Xid messages, and at the network's error counters on the hosts \
-                          of all ranks";
+                          (NCCL_DEBUG=WARN)";
+
+const NETWORK: &str = "and at the network's error counters on the hosts of all ranks";

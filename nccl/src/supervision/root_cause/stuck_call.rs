@@ -1,6 +1,7 @@
 //! Calls that do not return.
 
 use super::super::rank_report::{EnteredCall, EnteredCallState};
+use super::host;
 use super::input::{Candidate, DiagnosisInput};
 use nccl_base::fault::cause::{FaultRole, RootCause};
 
@@ -19,7 +20,7 @@ pub(super) fn reported(input: &DiagnosisInput<'_>) -> Option<Candidate> {
         evidence: vec![String::from(
             "a call waits for other ranks only where NCCL connects them, and in this one it connects none",
         )],
-        hint: String::from(HINT),
+        hint: hint(input, symptom.rank()),
     })
 }
 
@@ -63,9 +64,23 @@ pub(super) fn inferred(input: &DiagnosisInput<'_>) -> Option<Candidate> {
         evidence: vec![String::from(
             "the other ranks that reported have returned from this call and wait for this rank on their streams",
         )],
-        hint: String::from(HINT),
+        hint: hint(input, *rank),
     })
 }
 
-const HINT: &str = "look where that thread is (a stack trace of the process), at dmesg for Xid messages, and at what else \
-                    holds the driver there";
+/// Returns what is left to look at: where the thread is in the kernel stands beside `hosts`, as far as that was permitted.
+fn hint(input: &DiagnosisInput<'_>, rank: usize) -> String {
+    let own = input
+        .reports
+        .get(&rank)
+        .and_then(|report| report.host.as_ref());
+    let thread = match own.is_some_and(|own| !own.threads.is_empty()) {
+        true => {
+            "`hosts` has where the threads of that rank are in the kernel, and a stack trace of the process where they \
+                 are in the program"
+        }
+        false => "look where that thread is (a stack trace of the process)",
+    };
+    let rest = host::look_at(input, Some(rank), "and at what else holds the driver there");
+    format!("{thread}; {rest}")
+}

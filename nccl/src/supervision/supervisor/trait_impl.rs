@@ -140,7 +140,13 @@ impl Supervisor for ControlPlaneSupervisor {
         if self.needs_more.load(Ordering::Acquire) {
             return !is_kernels_only(so_far) && self.report_full_abort(so_far);
         }
-        let part = [&[encode_release(so_far)], self.pending_call().as_bytes()].concat();
+        let call = self.pending_call();
+        let part = [
+            &[encode_release(so_far)],
+            call.as_bytes(),
+            &self.host_part(),
+        ];
+        let part = part.concat();
         let ended = self
             .session
             .end(&self.key, &self.members, &part, self.confirm_timeout, None);

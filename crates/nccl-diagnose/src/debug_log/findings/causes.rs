@@ -207,9 +207,11 @@ fn only_consequences(view: &LogView<'_>, consequences: &[RankWarning<'_>]) -> Fi
             "begin with {}: NCCL failed there without a warning, which closed connections do not make it do",
             own.join(", ")
         ),
-        [] => "look for a process that was killed (dmesg: OOM killer, Xid), and at what each rank printed last".to_owned(),
+        [] => "look for a process that was killed (nccl-doctor reads the kernel's log of its host: OOM killer, Xid), and at what each rank \
+               printed last".to_owned(),
         _ => format!(
-            "{} warned about nothing: look at what they printed last, and for how they ended (dmesg: OOM killer, Xid)",
+            "{} warned about nothing: look at what they printed last, and for how they ended (nccl-doctor reads the kernel's log of a \
+             host: OOM killer, Xid)",
             numbered(&silent)
         ),
     };

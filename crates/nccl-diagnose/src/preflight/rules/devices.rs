@@ -211,6 +211,7 @@ mod tests {
             facts[1].library = Some(crate::preflight::Loaded {
                 version: version.to_owned(),
                 path: String::new(),
+                build_id: None,
             });
             assert_eq!(checked(&facts).worst() == Severity::Ok, fine, "{version}");
         }

@@ -3,6 +3,7 @@
 //! - `view`: the facts of all ranks side by side, which ranks differ, and how ranks are named;
 //! - one file for each kind of rule.
 
+mod builds;
 mod devices;
 mod limits;
 mod namespaces;
@@ -26,6 +27,7 @@ use nccl_base::report::{Finding, Report};
 pub(super) fn check(view: &FactsView<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     versions::check(view, &mut found);
+    builds::check(view, &mut found);
     variables::check(view, &mut found);
     devices::check(view, &mut found);
     network::check(view, &mut found);

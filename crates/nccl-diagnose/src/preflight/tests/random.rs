@@ -148,6 +148,7 @@ pub(super) fn facts(random: &mut fastrand::Rng) -> Facts {
         library: maybe(random, |random| Loaded {
             version: word(random),
             path: word(random),
+            build_id: maybe(random, word),
         }),
         device: maybe(random, |random| Device {
             ordinal: number(random),

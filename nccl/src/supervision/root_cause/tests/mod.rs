@@ -16,6 +16,7 @@ use nccl_base::fault::cause::MismatchField;
 use nccl_base::fault::{FaultOperation, Roster};
 use nccl_core::recorder::{RecordedOperation, RecordedReduction};
 
+mod host;
 mod messages;
 mod stuck_call;
 mod wait_graph;

@@ -1,0 +1,260 @@
+//! What the hosts of the ranks show: the sentences of a fault, and the hints that would otherwise say where to look.
+//!
+//! Several processes of one host have read the same log: an event is said once, with the age that the first of them saw.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::input::DiagnosisInput;
+use nccl_base::fault::Roster;
+use nccl_diagnose::host_evidence::{HostEvidence, KernelEvent, KernelEventKind, LogAccess};
+
+/// The most hosts, and the most sentences about each.
+const MOST_HOSTS: usize = 12;
+const MOST_OF_HOST: usize = 6;
+
+/// What one rank has seen of its host.
+#[derive(Clone, Copy)]
+pub(in crate::supervision) struct SeenByRank<'e> {
+    pub(in crate::supervision) rank: usize,
+    pub(in crate::supervision) evidence: &'e HostEvidence,
+    /// Whether all its reported threads matter: it is inside a call that does not return.
+    pub(in crate::supervision) is_stuck: bool,
+}
+
+/// Returns a sentence for each host on which something was seen, in the order of their first ranks; `places` are host and process
+/// of each rank.
+pub(in crate::supervision) fn sentences(
+    seen: &[SeenByRank<'_>],
+    places: &[(String, u32)],
+    roster: &Roster,
+) -> Vec<String> {
+    let mut hosts: Vec<(&str, Vec<SeenByRank<'_>>)> = Vec::new();
+    for one in seen {
+        let Some((host, _)) = places.get(one.rank) else {
+            continue;
+        };
+        match hosts.iter_mut().find(|(known, _)| known == host) {
+            Some((_, of_host)) => of_host.push(*one),
+            None => hosts.push((host, vec![*one])),
+        }
+    }
+    let about = hosts.iter().filter_map(|(host, seen)| {
+        let mut said = of_host(host, seen, places, roster);
+        let more = said.len().saturating_sub(MOST_OF_HOST);
+        said.truncate(MOST_OF_HOST);
+        if more > 0 {
+            said.push(format!("and {more} more"));
+        }
+        (!said.is_empty()).then(|| format!("host {host}: {}", said.join("; ")))
+    });
+    let mut sentences: Vec<String> = about.collect();
+    let more = sentences.len().saturating_sub(MOST_HOSTS);
+    sentences.truncate(MOST_HOSTS);
+    if more > 0 {
+        sentences.push(format!("and on {more} more hosts"));
+    }
+    sentences
+}
+
+fn of_host(
+    host: &str,
+    seen: &[SeenByRank<'_>],
+    places: &[(String, u32)],
+    roster: &Roster,
+) -> Vec<String> {
+    let here = places.iter().enumerate();
+    let here = here.filter(|(_, (other, _))| other == host);
+    let ranks: BTreeMap<u32, usize> = here.map(|(rank, (_, pid))| (*pid, rank)).collect();
+    let pids: Vec<u32> = ranks.keys().copied().collect();
+    let mut events: Vec<KernelEvent> = Vec::new();
+    for event in seen.iter().flat_map(|one| one.evidence.events_of(&pids)) {
+        match events.iter_mut().find(|known| known.kind == event.kind) {
+            Some(known) => {
+                known.age = known.age.max(event.age);
+                known.times = known.times.max(event.times);
+            }
+            None => events.push(event.clone()),
+        }
+    }
+    // A device that failed explains more than what the driver did to the processes that used it.
+    events.sort_by_key(|event| (is_consequence(event), std::cmp::Reverse(event.age)));
+    let has_victim = events
+        .iter()
+        .any(|event| matches!(event.kind, KernelEventKind::OomKill(_)));
+    let mut said: Vec<String> = events
+        .iter()
+        .map(|event| {
+            let rank = match &event.kind {
+                KernelEventKind::OomKill(kill) => ranks.get(&kill.pid),
+                KernelEventKind::Xid(xid) => xid.pid.and_then(|pid| ranks.get(&pid)),
+                _ => None,
+            };
+            let rank = rank.map_or_else(String::new, |rank| {
+                format!(" (the process of {})", roster.who(&[*rank]))
+            });
+            format!("{event}{rank}, {} ago", age_text(event.age))
+        })
+        .collect();
+    let kills = seen.iter().filter_map(|one| one.evidence.memory.oom_kills);
+    if let Some(kills) = kills.max().filter(|kills| *kills > 0 && !has_victim) {
+        let who = if kills == 1 { "process" } else { "processes" };
+        said.push(format!(
+            "the OOM killer has ended {kills} {who} of the ranks' control group"
+        ));
+    }
+    let short = seen.iter().find(|one| one.evidence.memory.is_short());
+    said.extend(short.map(|one| one.evidence.memory.to_string()));
+    for one in seen {
+        let threads = one.evidence.threads.iter();
+        let threads = threads.filter(|thread| one.is_stuck || thread.is_stuck());
+        said.extend(threads.map(|thread| format!("{}: {thread}", roster.who(&[one.rank]))));
+    }
+    said
+}
+
+fn is_consequence(event: &KernelEvent) -> bool {
+    matches!(&event.kind, KernelEventKind::Xid(xid) if xid.is_of_program())
+}
+
+fn is_xid(kind: &KernelEventKind) -> bool {
+    matches!(kind, KernelEventKind::Xid(_))
+}
+
+fn age_text(age: Duration) -> String {
+    match age.as_secs() {
+        seconds @ 0..120 => format!("{seconds} s"),
+        seconds @ 120..7200 => format!("{} min", seconds / 60),
+        seconds => format!("{} h", seconds / 3600),
+    }
+}
+
+/// What is known of the kernel logs of hosts.
+#[derive(Debug, PartialEq, Eq)]
+enum KernelLogs {
+    /// No rank has said anything about them.
+    Unknown,
+    /// All were read, and have no Xid since the ranks were started.
+    Clean,
+    /// All were read, and the fault has what they show.
+    Shown,
+    /// Those of these hosts were not read, for this reason on the first.
+    Unread { hosts: Vec<String>, why: LogAccess },
+}
+
+impl KernelLogs {
+    /// Of the hosts of all ranks, or of `rank` alone.
+    fn of(input: &DiagnosisInput<'_>, rank: Option<usize>) -> Self {
+        let mut unread: Vec<(String, LogAccess)> = Vec::new();
+        let (mut is_clean, mut is_known) = (true, false);
+        let hosts = input.hosts.iter().enumerate();
+        let hosts = hosts.filter(|(of, _)| rank.is_none_or(|rank| rank == *of));
+        let mut hosts: Vec<&String> = hosts.map(|(_, host)| host).collect();
+        hosts.sort_unstable();
+        hosts.dedup();
+        for host in hosts {
+            let reports = input.reports.values();
+            let here = reports.filter(|report| input.hosts.get(report.rank) == Some(host));
+            let logs = here.filter_map(|report| Some(&report.host.as_ref()?.kernel_log));
+            let logs: Vec<_> = logs.collect();
+            is_known |= !logs.is_empty();
+            let events = logs.iter().flat_map(|log| &log.events);
+            is_clean &= !events.map(|event| &event.kind).any(is_xid);
+            if !logs.iter().any(|log| log.access == LogAccess::Read) {
+                let why = logs.first().map(|log| log.access.clone());
+                unread.push((host.clone(), why.unwrap_or_default()));
+            }
+        }
+        match (is_known, unread.first()) {
+            (false, _) => Self::Unknown,
+            (true, None) if is_clean => Self::Clean,
+            (true, None) => Self::Shown,
+            (true, Some((_, why))) => Self::Unread {
+                why: why.clone(),
+                hosts: unread.iter().map(|(host, _)| host.clone()).collect(),
+            },
+        }
+    }
+}
+
+/// Returns what to look at beside `others`, where a device may hang: the kernel logs only as far as they were not read.
+pub(super) fn look_at(input: &DiagnosisInput<'_>, rank: Option<usize>, others: &str) -> String {
+    match KernelLogs::of(input, rank) {
+        KernelLogs::Unknown => format!("look at dmesg for Xid messages, {others}"),
+        KernelLogs::Clean => format!(
+            "the kernel log {} was read and has no Xid since the ranks were started; look {others}",
+            whose(rank)
+        ),
+        KernelLogs::Shown => format!(
+            "`hosts` has what the kernel log {} shows; look {others}",
+            whose(rank)
+        ),
+        KernelLogs::Unread { mut hosts, why } => {
+            let more = hosts.len().saturating_sub(MOST_HOSTS);
+            hosts.truncate(MOST_HOSTS);
+            let more = match more {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            format!(
+                "look at dmesg for Xid messages on {}{more} ({why}), {others}",
+                hosts.join(", ")
+            )
+        }
+    }
+}
+
+fn whose(rank: Option<usize>) -> &'static str {
+    match rank {
+        Some(_) => "of its host",
+        None => "of every host",
+    }
+}
+
+/// What a rank sends to the others when it has ended a communicator: its evidence, where that shows anything.
+#[derive(Default, Serialize, Deserialize)]
+pub(in crate::supervision) struct EvidencePart {
+    evidence: Option<HostEvidence>,
+    /// Whether the kernel's log was read and is clean.
+    is_clean: bool,
+}
+
+impl EvidencePart {
+    /// Gathers it now.
+    pub(in crate::supervision) fn gather() -> Self {
+        let evidence = HostEvidence::gather();
+        let is_clean = evidence.has_clean_log();
+        let is_empty = evidence.kernel_log.events.is_empty()
+            && evidence.threads.is_empty()
+            && !evidence.memory.is_short()
+            && evidence.memory.oom_kills.unwrap_or(0) == 0;
+        Self {
+            evidence: (!is_empty).then_some(evidence),
+            is_clean,
+        }
+    }
+
+    pub(in crate::supervision) fn encode(&self) -> Vec<u8> {
+        // Plain values, all of which can be serialized.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// Decodes what another rank has sent; nothing where that cannot be read.
+    pub(in crate::supervision) fn decode(bytes: &[u8]) -> Self {
+        let part: Self = serde_json::from_slice(bytes).unwrap_or_default();
+        Self {
+            evidence: part.evidence.map(HostEvidence::bounded),
+            ..part
+        }
+    }
+
+    pub(in crate::supervision) fn evidence(&self) -> Option<&HostEvidence> {
+        self.evidence.as_ref()
+    }
+
+    pub(in crate::supervision) fn is_clean(&self) -> bool {
+        self.is_clean
+    }
+}
