@@ -244,6 +244,8 @@ pub mod plan {
 #[cfg(feature = "world")]
 mod nccl_environment;
 #[cfg(feature = "world")]
+mod nccl_profiler;
+#[cfg(feature = "world")]
 pub mod preflight;
 pub mod process {
     //! All communicators of this process, and its end when it cannot continue.

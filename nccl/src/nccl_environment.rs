@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::sync::{Once, OnceLock};
 
+use crate::nccl_profiler;
 use nccl_base::error::{Error, Result};
 use nccl_control::Rendezvous;
 use nccl_core::recorder;
@@ -20,6 +21,7 @@ pub(crate) fn install() {
 }
 
 fn offer() {
+    nccl_profiler::install();
     recorder::set_ras_address(ras_address);
     match environment::install() {
         Offer::Made => choose_ras_address(),

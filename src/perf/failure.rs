@@ -41,7 +41,9 @@ fn agreed(root: &RootCause) -> Option<Exit> {
         | RootCause::Cycle { .. }
         | RootCause::InverseOrder { .. }
         | RootCause::StuckInside { .. }
-        | RootCause::StuckOutside { .. } => Exit::TimedOut,
+        | RootCause::StuckOutside { .. }
+        | RootCause::SlowRank { .. }
+        | RootCause::SlowNetwork { .. } => Exit::TimedOut,
         _ => return None,
     })
 }

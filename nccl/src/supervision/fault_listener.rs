@@ -16,6 +16,7 @@ use super::pending_diagnoses::{
 use super::straggler_log::log_stragglers;
 use crate::communicator::{end_failed, leak_failed};
 use crate::events;
+use crate::nccl_profiler;
 use crate::peers::{PendingEnd, StragglerQuery, Supervisor};
 use crate::stats;
 use crate::sync::Mutex;
@@ -180,6 +181,7 @@ impl CommunicatorFaultListener {
                 ));
             }
             Notice::Stragglers(report) => {
+                nccl_profiler::look_closer();
                 let members = self.fault_registry.members_of(&report.subject.key);
                 let roster = members.map(|members| self.roster(&members));
                 log_stragglers(

@@ -254,7 +254,7 @@ impl InitSupervisor for InitSupervision {
             sequence: None,
             sides,
         };
-        let text = match root.is_tied() {
+        let text = match root.is_of_no_rank() {
             true => format!("ranks differ in the launch mode: {}", side_texts.join(", ")),
             false => format!("makes it in another launch mode: {}", side_texts.join(", ")),
         };

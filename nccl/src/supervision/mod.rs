@@ -33,7 +33,7 @@
 //! - `fault_listener`: the notices of a session, and the communicators they concern;
 //! - `world_peers`: the ranks of a session, as its communicators see them; `attach`, `scope_recorder`: what this crate attaches
 //!   to a session;
-//! - `straggler_log`: log events for stragglers; `local_evidence`: the warnings of NCCL and the exhausted resources of the
+//! - `straggler_log`: log events for stragglers; `inside_nccl`: what NCCL reports of a call; `local_evidence`: the warnings of NCCL and the exhausted resources of the
 //!   host, for an error.
 //!
 //! (`cause`, `fault` and `roster` are in `nccl_base`.)
@@ -46,6 +46,7 @@ mod diagnosis;
 mod fault_listener;
 mod fault_registry;
 mod init_supervision;
+mod inside_nccl;
 mod local_evidence;
 #[cfg(test)]
 mod malformed_input;

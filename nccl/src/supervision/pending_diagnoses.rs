@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::inside_nccl::InsideNccl;
 use super::rank_report::RankReport;
 use super::scope_recorder::scope_of;
 use crate::events;
@@ -92,6 +93,7 @@ impl PendingDiagnoses {
     pub(super) fn record_report(&self, key: &str, from: usize, mut report: RankReport) {
         // It comes from another process.
         report.host = report.host.map(HostEvidence::bounded);
+        report.inside = report.inside.map(InsideNccl::bounded);
         let mut all = self.all.lock();
         let pending = all.iter_mut().find(|(known, _)| known == key);
         if let Some((_, pending)) = pending

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::inside_nccl::{self, InsideNccl};
 use super::run_length_counts::RunLengthCounts;
 use crate::operation::OperationKind;
 use nccl_base::fault::cause::PastEvent;
@@ -36,6 +37,9 @@ pub(super) struct RankReport {
     /// What the rank's host shows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) host: Option<HostEvidence>,
+    /// What NCCL reports of the calls that are not done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) inside: Option<InsideNccl>,
 }
 
 /// A call that the rank has entered.
@@ -177,6 +181,7 @@ impl RankReport {
             .elsewhere
             .sort_by_key(|there| there.pending_calls.is_empty());
         report.elsewhere.truncate(ELSEWHERE);
+        report.inside = inside_nccl::of(key, rank);
         report
     }
 

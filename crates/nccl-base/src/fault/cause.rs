@@ -116,6 +116,24 @@ pub enum RootCause {
         /// The operation.
         operation: String,
     },
+    /// The rank's device does not go on with the operation, as NCCL reports: the others wait for it.
+    SlowRank {
+        /// The operation.
+        operation: String,
+    },
+    /// The network between two ranks carries nothing, or too little, as NCCL reports on both.
+    SlowNetwork {
+        /// The sending rank.
+        from: usize,
+        /// The receiving rank.
+        to: usize,
+        /// Number of steps that have arrived, on the channel that is furthest behind.
+        done: u32,
+        /// Number of steps of the transfer.
+        steps: u32,
+        /// Whether data still arrives.
+        is_moving: bool,
+    },
     /// A host cannot be reached any more.
     HostLost {
         /// The host's name.
@@ -171,11 +189,14 @@ impl RootCause {
 }
 
 impl RootCause {
-    /// Returns whether no side is smaller than all the others, so that no rank is the one that differs from the rest.
+    /// Returns whether no rank is at fault: something between ranks is, or of the sides that differ none is smaller than all the
+    /// others.
     #[doc(hidden)]
-    pub fn is_tied(&self) -> bool {
-        let Self::Mismatch { sides, .. } = self else {
-            return false;
+    pub fn is_of_no_rank(&self) -> bool {
+        let sides = match self {
+            Self::Mismatch { sides, .. } => sides,
+            Self::SlowNetwork { .. } => return true,
+            _ => return false,
         };
         let mut smallest = sides.iter().rev().map(|side| side.ranks.len());
         smallest
@@ -217,12 +238,12 @@ impl RootCause {
             Self::Mismatch { sides, .. } => sides
                 .iter_mut()
                 .all(|side| all(&side.ranks).map(|all| side.ranks = all).is_some()),
-            Self::Unmatched { from, to, .. } | Self::UnequalCounts { from, to, .. } => {
-                place_of(*from)
-                    .zip(place_of(*to))
-                    .map(|both| (*from, *to) = both)
-                    .is_some()
-            }
+            Self::Unmatched { from, to, .. }
+            | Self::UnequalCounts { from, to, .. }
+            | Self::SlowNetwork { from, to, .. } => place_of(*from)
+                .zip(place_of(*to))
+                .map(|both| (*from, *to) = both)
+                .is_some(),
             Self::InverseOrder { ranks, .. } => place_of(ranks[0])
                 .zip(place_of(ranks[1]))
                 .map(|(one, other)| *ranks = [one, other])

@@ -327,7 +327,7 @@ impl Origin {
     /// Returns the origin of what was found on rank `rank`.
     fn of(cause: &Cause, rank: usize) -> Self {
         let is_of_all = (cause.class, cause.role) == (FaultClass::Asked, FaultRole::Cascade);
-        match is_of_all || cause.root.is_tied() {
+        match is_of_all || cause.root.is_of_no_rank() {
             true => Self::NoRank {},
             false => Self::new(rank, cause.role),
         }

@@ -98,7 +98,7 @@ fn candidate(
     let mut evidence = vec![format!(
         "at the operation of all ranks #{collective_index}: {list}"
     )];
-    let differ = match root.is_tied() {
+    let differ = match root.is_of_no_rank() {
         true => {
             evidence.push(String::from(
                 "equally many ranks have each value, so that either may be the intended one",

@@ -12,14 +12,17 @@
 //! 7. ranks do not answer, and nothing shows why: they may be late themselves;
 //! 8. one rank has not returned from the call of the stalled operation ([`stuck_call`]); or its operation waits behind other
 //!    work; or a message has no counterpart;
-//! 9. NCCL warned of something that can be a cause;
-//! 10. none of these: what the ranks reported, with what is known.
+//! 9. what NCCL reported on both ends shows a network that does not carry the operation, or a device that does not go on with
+//!    it ([`inside_nccl`]);
+//! 10. NCCL warned of something that can be a cause;
+//! 11. none of these: what the ranks reported, with what is known.
 //!
 //! Ties are decided by rank number. The order in which reports arrive plays no part; the order of the timeouts is the
 //! coordinator's, the same for all.
 
 mod host;
 mod input;
+mod inside_nccl;
 mod late_arrivals;
 mod messages;
 mod mismatch;
@@ -57,17 +60,20 @@ pub(super) fn find_root_cause(input: &DiagnosisInput<'_>) -> Diagnosis {
         .or_else(|| stuck_call::inferred(input))
         .or_else(|| queued_behind_other_work(input))
         .or_else(|| messages::unmatched(input))
+        .or_else(|| inside_nccl::slow_network(input))
+        .or_else(|| inside_nccl::slow_rank(input))
         .or_else(|| nccl_warning(input))
         .unwrap_or_else(|| unexplained(input));
     let first = most_informative_symptom(input);
-    let is_tied = candidate.root.is_tied();
+    let is_of_no_rank = candidate.root.is_of_no_rank();
     let pending_calls = input.reports.values().filter_map(|report| {
         let front = input.front(report)?;
-        let is_named = report.rank == candidate.rank && !is_tied;
+        let is_named = report.rank == candidate.rank && !is_of_no_rank;
         (!is_named).then(|| (report.rank, front.name()))
     });
     let mut evidence = candidate.evidence;
     evidence.extend(late_arrivals::usual_straggler(input));
+    evidence.extend(inside_nccl::sentences(input));
     evidence.extend(nccl_warning_text(input, &candidate.root));
     Diagnosis {
         rank: candidate.rank,
@@ -281,6 +287,8 @@ fn class(input: &DiagnosisInput<'_>, root: &RootCause) -> FaultClass {
             | RootCause::NotAnswering { .. }
             | RootCause::StuckInside { .. }
             | RootCause::StuckOutside { .. }
+            | RootCause::SlowRank { .. }
+            | RootCause::SlowNetwork { .. }
     );
     let mut classes = input.symptoms.iter().map(|fault| fault.class);
     match waited && classes.any(|class| class == FaultClass::TimedOut) {

@@ -8,6 +8,7 @@ use super::{ControlPlaneSupervisor, decode_release, encode_release, is_kernels_o
 use crate::peers::{AbortHandle, Peers, ReleaseProgress, Supervisor};
 use crate::supervision::diagnosis;
 use crate::supervision::fault_listener::{SupervisedCommunicator as _, report_end};
+use crate::supervision::inside_nccl;
 use crate::supervision::local_evidence;
 use crate::supervision::pending_diagnoses::FAULT_TOPIC;
 use nccl_base::departure::EndOutcome;
@@ -114,6 +115,8 @@ impl Supervisor for ControlPlaneSupervisor {
             self.session
                 .announce(&format!("{FAULT_TOPIC}{}", self.key), &bytes);
         } else {
+            // Before the abort, which ends what is to be seen.
+            inside_nccl::keep(&self.key, self.rank);
             diagnosis::open(&self, &fault);
         }
     }

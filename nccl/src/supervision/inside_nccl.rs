@@ -1,0 +1,359 @@
+//! What NCCL itself has reported of the calls in which a rank waits: for the rank's report, and as a sentence.
+//!
+//! A rank looks when it announces that its operation timed out, before the abort: that ends kernels and transfers. NCCL's
+//! operations carry no number of ours; those enqueued between one call of a communicator and the next are of the first.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use crate::nccl_profiler;
+use crate::sync::Mutex;
+use nccl_base::roster::Roster;
+use nccl_base::sanitize;
+use nccl_core::recorder::{self, CallState, Track};
+use nccl_plugin::profiler::{
+    self, CommunicatorQuery, ObservedOperation, ObservedTransfer, WaitsFor,
+};
+
+/// Limits of the calls looked at, and of the operations and transfers of each.
+const CALLS: usize = 4;
+const OPERATIONS: usize = 32;
+const TRANSFERS: usize = 64;
+
+/// See the module. Ranks are those of the communicator.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct InsideNccl {
+    /// The calls that are not done, oldest first.
+    pub(super) calls: Vec<CallInside>,
+}
+
+/// What NCCL does for one call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct CallInside {
+    /// The call's number in the communicator.
+    pub(super) number: u64,
+    pub(super) operations: Vec<OperationInside>,
+    /// Number of operations left out.
+    #[serde(default)]
+    pub(super) omitted: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct OperationInside {
+    /// NCCL's name for it.
+    pub(super) function: String,
+    #[serde(default)]
+    pub(super) algorithm: String,
+    #[serde(default)]
+    pub(super) protocol: String,
+    #[serde(default)]
+    pub(super) channels: u32,
+    /// Channels on which its kernel has started, and ended; `None` where that was not observed.
+    #[serde(default)]
+    pub(super) kernel: Option<(u32, u32)>,
+    /// Whether its transfers were observed.
+    #[serde(default)]
+    pub(super) has_transfers: bool,
+    #[serde(default)]
+    pub(super) transfers: Vec<TransferInside>,
+}
+
+/// What the proxy thread does on one channel with one rank.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct TransferInside {
+    pub(super) peer: usize,
+    pub(super) channel: u8,
+    pub(super) is_send: bool,
+    pub(super) steps: u32,
+    /// `None` where steps were not observed.
+    pub(super) done: Option<u32>,
+    pub(super) is_over: bool,
+    pub(super) waits_for: Option<Wait>,
+    /// Time since it last did a step.
+    pub(super) still_ms: u64,
+}
+
+/// What the oldest step of a transfer waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Wait {
+    /// Data from the peer.
+    PeerData,
+    /// The peer, to take what was sent before.
+    PeerCredit,
+    /// The network, to take what is sent.
+    Network,
+    /// This rank's own GPU, to have data to send.
+    OwnGpu,
+    /// This rank's own GPU, to take what was received.
+    OwnGpuTakes,
+    /// What was received, to be visible to the GPU.
+    Flush,
+}
+
+impl Wait {
+    fn of(waits_for: WaitsFor) -> Self {
+        match waits_for {
+            WaitsFor::PeerData => Self::PeerData,
+            WaitsFor::PeerCredit => Self::PeerCredit,
+            WaitsFor::NetworkSend => Self::Network,
+            WaitsFor::OwnGpu => Self::OwnGpu,
+            WaitsFor::OwnGpuTakes => Self::OwnGpuTakes,
+            WaitsFor::Flush => Self::Flush,
+        }
+    }
+
+    fn text(self, peer: &str) -> String {
+        match self {
+            Self::PeerData => format!("waits for data from {peer}"),
+            Self::PeerCredit => format!("waits for {peer} to take what was sent before"),
+            Self::Network => format!("waits for the network to take data for {peer}"),
+            Self::OwnGpu => format!("waits for its own GPU to have data for {peer}"),
+            Self::OwnGpuTakes => format!("waits for its own GPU to take data from {peer}"),
+            Self::Flush => format!("waits for data from {peer} to be visible to its GPU"),
+        }
+    }
+}
+
+impl TransferInside {
+    fn of(transfer: &ObservedTransfer) -> Option<Self> {
+        Some(Self {
+            peer: usize::try_from(transfer.peer).ok()?,
+            channel: transfer.channel,
+            is_send: transfer.is_send,
+            steps: transfer.steps,
+            done: transfer.done,
+            is_over: transfer.is_over,
+            waits_for: transfer.waits_for.map(Wait::of),
+            still_ms: transfer.still_ms,
+        })
+    }
+
+    fn text(&self, roster: &Roster) -> String {
+        let peer = roster.who(&[self.peer]);
+        let what = match (self.waits_for, self.is_send) {
+            (Some(wait), _) => wait.text(&peer),
+            (None, true) => format!("sends to {peer}"),
+            (None, false) => format!("receives from {peer}"),
+        };
+        let channel = self.channel;
+        let seconds = self.still_ms as f64 / 1e3;
+        match self.done {
+            Some(0) => format!(
+                "{what} (channel {channel}, none of {} steps done in {seconds:.1} s)",
+                self.steps
+            ),
+            Some(done) => format!(
+                "{what} (channel {channel}, {done} of {} steps done, the last {seconds:.1} s ago)",
+                self.steps
+            ),
+            None => format!("{what} (channel {channel})"),
+        }
+    }
+}
+
+impl OperationInside {
+    fn of(operation: &ObservedOperation) -> Self {
+        let mut transfers: Vec<_> = (operation.transfers.iter())
+            .filter_map(TransferInside::of)
+            .collect();
+        // What is under way shows most.
+        transfers.sort_by_key(|one| (one.is_over, one.waits_for.is_none(), one.channel));
+        transfers.truncate(TRANSFERS);
+        Self {
+            function: operation.function.to_owned(),
+            algorithm: operation.algorithm.to_owned(),
+            protocol: operation.protocol.to_owned(),
+            channels: operation.channels,
+            kernel: operation
+                .kernel
+                .map(|kernel| (kernel.started, kernel.ended)),
+            has_transfers: operation.has_transfers,
+            transfers,
+        }
+    }
+
+    /// "AllReduce (RING, SIMPLE)".
+    fn name(&self) -> String {
+        match self.algorithm.is_empty() {
+            true => self.function.clone(),
+            false => format!("{} ({}, {})", self.function, self.algorithm, self.protocol),
+        }
+    }
+
+    fn kernel_text(&self) -> Option<String> {
+        let (started, ended) = self.kernel?;
+        let channels = self.channels.max(started);
+        Some(match (started, ended) {
+            (0, _) => format!("its kernel has not started on any of {channels} channels"),
+            (started, ended) if ended >= started => {
+                format!("its kernel has ended on {ended} of {channels} channels")
+            }
+            (started, ended) => format!(
+                "its kernel runs on {} of {channels} channels",
+                started - ended
+            ),
+        })
+    }
+}
+
+impl CallInside {
+    /// Returns the transfers that are not over.
+    pub(super) fn open_transfers(&self) -> impl Iterator<Item = &TransferInside> {
+        let all = self.operations.iter().flat_map(|one| &one.transfers);
+        all.filter(|one| !one.is_over)
+    }
+
+    /// Returns the sentence about this call, behind the name of the rank.
+    pub(super) fn text(&self, roster: &Roster) -> String {
+        const MOST: usize = 3;
+        let mut names: Vec<(String, usize)> = Vec::new();
+        for operation in &self.operations {
+            let name = operation.name();
+            match names.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, count)) => *count += 1,
+                None => names.push((name, 1)),
+            }
+        }
+        let named = names.iter().map(|(name, count)| match count {
+            1 => name.clone(),
+            count => format!("{count} × {name}"),
+        });
+        let mut text = named.collect::<Vec<_>>().join(" and ");
+        if self.omitted > 0 {
+            text += &format!(" and {} more operations", self.omitted);
+        }
+        let mut parts: Vec<String> = Vec::new();
+        let mut kernels = self.operations.iter();
+        parts.extend(kernels.find_map(OperationInside::kernel_text));
+        let has_kernels = !parts.is_empty();
+        let has_transfers = self.operations.iter().any(|one| one.has_transfers);
+        let mut open: Vec<_> = self.open_transfers().collect();
+        open.sort_by_key(|one| (one.waits_for.is_none(), one.waits_for, one.channel));
+        let more = open.len().saturating_sub(MOST);
+        parts.extend(open.iter().take(MOST).map(|one| one.text(roster)));
+        if more > 0 {
+            parts.push(format!("and {more} more transfers are under way"));
+        }
+        if parts.is_empty() || (has_kernels && open.is_empty() && has_transfers) {
+            parts.push(String::from(match has_transfers {
+                true => "no transfer over the network or by copy engines is under way",
+                false => "it is enqueued, and no more of it was observed",
+            }));
+        }
+        format!("{text}: {}", parts.join(", "))
+    }
+}
+
+impl InsideNccl {
+    /// Looks at the calls of a communicator that are not done. `None` where NCCL has reported nothing of them.
+    fn of(track: &Track) -> Option<Self> {
+        let recording = recorder::read_one(track);
+        let is_open = |state| !matches!(state, CallState::Done | CallState::Failed);
+        let open = |call: &&recorder::Call| is_open(call.state);
+        let since = recording.calls.iter().find(open)?.since;
+        // The same clock, with another zero.
+        let zero =
+            profiler::monotonic_ns().saturating_sub(nanos(recorder::origin().monotonic.elapsed()));
+        let query = CommunicatorQuery {
+            name: &track.identity.name,
+            rank: track.identity.rank,
+            world_size: track.identity.world_size,
+        };
+        let observed = profiler::operations_of(query, zero + nanos(since))?;
+        let mut calls = Vec::new();
+        for (place, call) in recording.calls.iter().enumerate() {
+            if !is_open(call.state) {
+                continue;
+            }
+            let begin = zero + nanos(call.since);
+            let next = recording.calls.get(place + 1);
+            let end = next.map_or(u64::MAX, |next| zero + nanos(next.since));
+            let of_call: Vec<_> = (observed.iter())
+                .filter(|one| (begin..end).contains(&one.since_ns))
+                .collect();
+            if !of_call.is_empty() {
+                let kept = of_call.iter().take(OPERATIONS);
+                calls.push(CallInside {
+                    number: call.sequence,
+                    operations: kept.map(|one| OperationInside::of(one)).collect(),
+                    omitted: of_call.len().saturating_sub(OPERATIONS),
+                });
+            }
+            if calls.len() == CALLS {
+                break;
+            }
+        }
+        (!calls.is_empty()).then_some(Self { calls })
+    }
+
+    /// Returns the call of this number.
+    pub(super) fn call(&self, number: u64) -> Option<&CallInside> {
+        self.calls.iter().find(|call| call.number == number)
+    }
+
+    /// Limits what another rank has sent.
+    pub(super) fn bounded(mut self) -> Self {
+        self.calls.truncate(CALLS);
+        for call in &mut self.calls {
+            call.operations.truncate(OPERATIONS);
+            for operation in &mut call.operations {
+                operation.transfers.truncate(TRANSFERS);
+                for text in [
+                    &mut operation.function,
+                    &mut operation.algorithm,
+                    &mut operation.protocol,
+                ] {
+                    *text = sanitize::name(&text.chars().take(32).collect::<String>());
+                }
+            }
+        }
+        self
+    }
+}
+
+fn nanos(time: std::time::Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// What ranks of this process have seen before their abort: communicator's key, rank.
+static SEEN: Mutex<VecDeque<(String, usize, Option<InsideNccl>)>> = Mutex::new(VecDeque::new());
+
+/// How many observations are kept.
+const KEPT: usize = 64;
+
+fn look(key: &str, rank: usize) -> Option<InsideNccl> {
+    let tracks = recorder::tracks();
+    let track = (tracks.iter())
+        .find(|track| track.identity.key.as_deref() == Some(key) && track.identity.rank == rank)?;
+    InsideNccl::of(track)
+}
+
+/// Keeps what is to be seen of a communicator now, for [`of`].
+pub(super) fn keep(key: &str, rank: usize) {
+    let seen = look(key, rank);
+    if seen.is_none() {
+        nccl_profiler::check_taken();
+    }
+    let mut all = SEEN.lock();
+    if all.iter().any(|(known, of, _)| known == key && *of == rank) {
+        return;
+    }
+    if all.len() >= KEPT {
+        all.pop_front();
+    }
+    all.push_back((key.to_owned(), rank, seen));
+}
+
+/// Returns what was kept of a communicator, or what is to be seen now.
+pub(super) fn of(key: &str, rank: usize) -> Option<InsideNccl> {
+    let kept = {
+        let all = SEEN.lock();
+        let kept = all
+            .iter()
+            .find(|(known, of, _)| known == key && *of == rank);
+        kept.map(|(_, _, seen)| seen.clone())
+    };
+    kept.unwrap_or_else(|| look(key, rank))
+}
