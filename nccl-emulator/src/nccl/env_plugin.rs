@@ -6,6 +6,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 use super::debug::{info, subsystem};
+use super::plugin::{self, Library};
 use crate::version;
 
 /// The beginning of `ncclEnv_v1_t` and `ncclEnv_v2_t`, whose `init` differ.
@@ -62,26 +63,20 @@ fn load() -> Option<GetEnv> {
             return None;
         }
     }
-    let is_short = |name: &&String| !name.contains('/') && !name.ends_with(".so");
-    let longer = named
-        .as_ref()
-        .filter(is_short)
-        .map(|name| format!("libnccl-env-{name}.so"));
-    let first = named.unwrap_or_else(|| String::from("libnccl-env.so"));
-    let (library, path) = [Some(first), longer]
-        .into_iter()
-        .flatten()
-        .find_map(|name| open(&name).map(|library| (library, name)))?;
+    let library = plugin::open(&plugin::ENVIRONMENT, named.as_deref())?;
     let v2 = if version::is_at_least(2, 30, 7) {
-        find(library, c"ncclEnvPlugin_v2")
+        find(&library, c"ncclEnvPlugin_v2")
     } else {
         None
     };
     let Some((table, interface)) = v2
         .map(|table| (table, 2))
-        .or_else(|| find(library, c"ncclEnvPlugin_v1").map(|table| (table, 1)))
+        .or_else(|| find(&library, c"ncclEnvPlugin_v1").map(|table| (table, 1)))
     else {
-        info!(subsystem::INIT, "External env plugin {path} is unsupported");
+        info!(
+            subsystem::INIT,
+            "External env plugin {} is unsupported", library.name
+        );
         return None;
     };
     // SAFETY: a C string of the plugin.
@@ -106,16 +101,13 @@ fn init(table: &Table, interface: u32) -> c_int {
     unsafe {
         if interface == 2 {
             let init = std::mem::transmute::<*const c_void, InitV2>(table.init);
-            init(major, minor, patch, suffix, no_log as *const c_void)
+            init(major, minor, patch, suffix, plugin::log as *const c_void)
         } else {
             let init = std::mem::transmute::<*const c_void, InitV1>(table.init);
             init(major, minor, patch, suffix)
         }
     }
 }
-
-/// Takes the place of NCCL's log function. It reads none of the arguments that follow.
-unsafe extern "C" fn no_log(_level: c_int, _flags: u64, _file: *const c_char, _line: c_int) {}
 
 fn at_exit(finalize: unsafe extern "C" fn() -> c_int) {
     static FINALIZE: OnceLock<unsafe extern "C" fn() -> c_int> = OnceLock::new();
@@ -131,18 +123,7 @@ fn at_exit(finalize: unsafe extern "C" fn() -> c_int) {
     }
 }
 
-fn open(name: &str) -> Option<*mut c_void> {
-    let name = CString::new(name).ok()?;
-    // SAFETY: runs the initialisers of a library that the user has installed as a plugin, as NCCL does.
-    let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    (!library.is_null()).then_some(library)
-}
-
-fn find(library: *mut c_void, symbol: &CStr) -> Option<&'static Table> {
-    // SAFETY: an open library and a C string. A symbol of this name is a table of this layout, and the library stays open.
-    unsafe {
-        libc::dlsym(library, symbol.as_ptr())
-            .cast::<Table>()
-            .as_ref()
-    }
+fn find(library: &Library, symbol: &CStr) -> Option<&'static Table> {
+    // SAFETY: a symbol of this name is a table of this layout, and the library stays open.
+    unsafe { library.find(symbol)?.cast::<Table>().as_ref() }
 }

@@ -7,6 +7,7 @@
 //! bootstrap      how ranks find each other
 //! task           one operation, as data: what a group queues and a launch works off
 //! work           what a launch does on its stream, on top of `transport`
+//! profiler       what a profiler plugin is told of all this
 //! debug          NCCL_DEBUG and the last error
 //! ```
 
@@ -21,6 +22,8 @@ mod environment;
 mod group;
 mod network;
 mod operators;
+mod plugin;
+mod profiler;
 mod task;
 mod timer;
 mod unique_id;

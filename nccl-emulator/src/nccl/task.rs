@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use super::communicator::Window;
+use super::profiler::ProfileIndex;
 use crate::numbers::datatype::{DataType, Reduction};
 use crate::transport::Direction;
 
@@ -23,6 +24,9 @@ pub(crate) enum Function {
 }
 
 impl Function {
+    /// The number of functions.
+    pub(crate) const COUNT: usize = Self::Broadcast as usize + 1;
+
     /// Returns the name as NCCL spells it in its messages.
     pub(crate) fn name(self) -> &'static str {
         // The C function's name without its prefix.
@@ -64,6 +68,8 @@ pub(crate) struct MessageTask {
     pub(crate) function: Function,
     /// Whether it is the first message of its call.
     pub(crate) leads: bool,
+    /// What a profiler is told of it, in the list of its launch.
+    pub(crate) profile: Option<ProfileIndex>,
 }
 
 /// One collective, which all ranks process together.
@@ -81,6 +87,8 @@ pub(crate) struct CollectiveTask {
     pub(crate) receive: u64,
     /// Whether the call has a launch-completion event.
     pub(crate) has_event: bool,
+    /// What a profiler is told of it, in the list of its launch.
+    pub(crate) profile: Option<ProfileIndex>,
 }
 
 impl CollectiveTask {
@@ -204,6 +212,7 @@ mod tests {
             send: 0,
             receive: 0,
             has_event: false,
+            profile: None,
         }
     }
 

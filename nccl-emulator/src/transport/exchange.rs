@@ -230,6 +230,18 @@ impl Exchange {
         true
     }
 
+    /// Returns the number of copied bytes of message `number`, of length `total`. Between the last chunk and the end of the
+    /// message it may be too small.
+    pub(crate) fn copied(&self, number: u64, total: u64) -> u64 {
+        if self.is_done(number) {
+            return total;
+        }
+        match belongs(self.word.load(Ordering::Acquire), number) {
+            true => self.copied.load(Ordering::Acquire).min(total),
+            false => 0,
+        }
+    }
+
     /// Whether message `number` is complete.
     pub(crate) fn is_done(&self, number: u64) -> bool {
         self.done.load(Ordering::Acquire) >= number

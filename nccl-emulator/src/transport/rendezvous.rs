@@ -136,6 +136,11 @@ impl Collective {
         true
     }
 
+    /// Returns the number of finished blocks of the open collective. Zero again once the last one is finished.
+    pub(crate) fn finished(&self) -> u32 {
+        self.finished.load(Ordering::Acquire)
+    }
+
     /// Whether collective `number` is complete.
     pub(crate) fn is_done(&self, number: u64) -> bool {
         self.done.load(Ordering::SeqCst) >= number

@@ -16,7 +16,7 @@ use super::shared_memory::{self, SharedMemory};
 use cuda_emulator::exec::Bell;
 use cuda_emulator::memory::Span;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"ncclemu2");
+const MAGIC: u64 = u64::from_le_bytes(*b"ncclemu3");
 
 /// Bits of [`RankBlock::teardown`].
 pub(crate) mod teardown {
@@ -76,6 +76,8 @@ pub(crate) struct RankBlock {
     windows: [WindowCell; 2],
     /// The grow that a coordinator has announced to this rank; 0 for none. Cleared by the rank.
     pub(crate) grow: AtomicU64,
+    /// The number of the last collective that the rank has arrived at. Written by the rank before it arrives.
+    pub(crate) collective: AtomicU64,
     /// This rank's offer for the collective in flight. Written by the rank before it arrives.
     pub(crate) offer: OfferCell,
     info: RankInfo,

@@ -79,6 +79,7 @@ unsafe fn enqueue_with(
         // SAFETY: the caller's promise.
         let config = unsafe { parse(config)? };
         call.event = config.launchCompletionEvent.cast();
+        call.tag = config.userProfilerTag;
         group::enqueue(&call)
     })
 }

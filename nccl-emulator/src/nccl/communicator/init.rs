@@ -16,6 +16,7 @@ use crate::nccl::bootstrap;
 use crate::nccl::debug::{self, info, subsystem, warn};
 use crate::nccl::environment;
 use crate::nccl::network;
+use crate::nccl::profiler;
 use crate::nccl::unique_id::UniqueId;
 use crate::version;
 use cuda_emulator::memory;
@@ -94,6 +95,20 @@ pub(super) fn establish(
         local.len(),
         local.iter().position(|&other| other == rank).unwrap_or(0)
     );
+    let name = communicator.config.name.as_deref();
+    let nodes = nodes.iter().max().map_or(0, |last| last + 1);
+    if let Some(profiler) = profiler::init(
+        communicator.hash,
+        name,
+        nodes,
+        communicator.ranks,
+        communicator.rank,
+    ) {
+        communicator
+            .profiler
+            .set(profiler)
+            .unwrap_or_else(|_| unreachable!("init runs once"));
+    }
     let clique = clique_of(&session);
     clique.join(communicator);
     communicator

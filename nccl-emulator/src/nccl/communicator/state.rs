@@ -20,6 +20,8 @@ use crate::nccl::abort::AbortFlag;
 use crate::nccl::config::Config;
 use crate::nccl::debug::warn;
 use crate::nccl::operators::UserOperators;
+use crate::nccl::profiler;
+use crate::nccl::task::Function;
 use crate::nccl::work::Lists;
 use cuda_emulator::exec::Last;
 use cuda_emulator::registry::Registry;
@@ -80,6 +82,10 @@ pub(crate) struct Communicator {
     /// The count of launches in graphs that are not destroyed.
     pub(crate) captured: Count,
     pub(crate) connections: Mutex<Connections>,
+    /// The communicator as a profiler plugin knows it. Unset without a plugin.
+    pub(super) profiler: OnceLock<Arc<profiler::Context>>,
+    /// The number of launched collectives of each function, without those in graphs.
+    sequences: [AtomicU64; Function::COUNT],
 }
 
 impl Communicator {
@@ -116,7 +122,19 @@ impl Communicator {
             issue: Mutex::default(),
             captured: Count::default(),
             connections: Mutex::default(),
+            profiler: OnceLock::new(),
+            sequences: [const { AtomicU64::new(0) }; Function::COUNT],
         }
+    }
+
+    /// Returns the communicator as a profiler plugin knows it.
+    pub(crate) fn profiler(&self) -> Option<&Arc<profiler::Context>> {
+        self.profiler.get()
+    }
+
+    /// Returns the number of launched collectives of a function, without those in graphs.
+    pub(crate) fn sequence(&self, function: Function) -> &AtomicU64 {
+        &self.sequences[function as usize]
     }
 
     /// Sets the abort flag.

@@ -98,6 +98,9 @@ fn complete(communicator: &Communicator) {
             "Destroy"
         }
     );
+    if let Some(profiler) = communicator.profiler() {
+        profiler.finalize();
+    }
 }
 
 fn announce(session: &Session, bits: u32) {

@@ -1,6 +1,7 @@
 //! The launch of queued operations as a job on a stream.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::tasks::{Tasks, text};
@@ -158,13 +159,21 @@ pub(super) fn launch(tasks: &mut Tasks) -> Result {
     if let Some(capture) = &tasks.capture {
         record_events(&tasks.events, stream)?;
         let streams: Vec<_> = std::iter::once(stream).chain(others).collect();
-        let launch = CapturedLaunch::new(communicator, session, &mut lists);
-        return capture
-            .add(&streams, Action::Work(Arc::new(launch)))
-            .map_err(refuse);
+        let launch = Arc::new(CapturedLaunch::new(communicator, session, &mut lists));
+        let captured = Arc::clone(&launch);
+        let add = || capture.add(&streams, Action::Work(launch)).map_err(refuse);
+        return captured.capturing(tasks.handle, add);
     }
     let start = faults::lateness().map(|delay| Instant::now() + delay);
-    let launch = Launch::new(communicator, session, lists, start);
+    if lists.profiles.is_empty() {
+        // Otherwise the tracker counts them, when it tells of them.
+        for task in &lists.collectives {
+            let count = communicator.sequence(task.function);
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let launch = Launch::new(communicator, session, lists, start, false);
+    let tracker = launch.tracker().cloned();
     let mut issue = communicator.issue.lock();
     for other in others {
         stream.wait_for(other, other.submitted()).map_err(refuse)?;
@@ -175,13 +184,21 @@ pub(super) fn launch(tasks: &mut Tasks) -> Result {
         stream.wait_for(last, *sequence).map_err(refuse)?;
     }
     record_events(&tasks.events, stream)?;
-    let sequence = stream.enqueue(launch).map_err(refuse)?;
+    let enqueue = || stream.enqueue(launch).map_err(refuse);
+    let sequence = match &tracker {
+        Some(tracker) => tracker.launching(tasks.handle, enqueue)?,
+        None => enqueue()?,
+    };
     for other in others {
         other.wait_for(stream, sequence).map_err(refuse)?;
     }
     match &mut issue.0 {
         Some((last, at)) if Arc::ptr_eq(last, stream) => *at = sequence,
         last => *last = Some((Arc::clone(stream), sequence)),
+    }
+    drop(issue);
+    if let Some(tracker) = tracker {
+        tracker.post();
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ use super::tasks::Tasks;
 use crate::code::{Code, IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, Result};
 use crate::nccl::communicator::{Communicator, SymmetricTask};
 use crate::nccl::debug::warn;
+use crate::nccl::profiler;
 
 /// The calling thread's group.
 #[derive(Default)]
@@ -117,19 +118,28 @@ pub(super) fn with_tasks<T>(
             group.tasks.push(Tasks::new(communicator));
             group.tasks.len() - 1
         });
+        group.tasks[at].depth = group.depth;
         add(&mut group.tasks[at])
     })
 }
 
 /// `ncclGroupEnd`, and the end of the implicit group of a call.
 pub(crate) fn end() -> Result {
-    finish(false)
+    profiled(false)
 }
 
 /// `ncclGroupSimulateEnd`: blocking communicators drop their operations. Non-blocking communicators
 /// launch theirs, in NCCL too.
 pub(crate) fn simulate_end() -> Result {
-    finish(true)
+    profiled(true)
+}
+
+/// [`finish`], and a profiler is told of it.
+fn profiled(simulate: bool) -> Result {
+    profiler::group_ends();
+    let result = finish(simulate);
+    profiler::group_ended();
+    result
 }
 
 fn finish(simulate: bool) -> Result {

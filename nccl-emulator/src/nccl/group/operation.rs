@@ -13,6 +13,7 @@ use crate::faults;
 use crate::nccl::communicator::{self, Communicator};
 use crate::nccl::debug::{info, subsystem, warn};
 use crate::nccl::operators::UserOperator;
+use crate::nccl::profiler::{self, ProfileIndex};
 use crate::nccl::task::{CollectiveTask, Function, MessageTask};
 use crate::nccl::work::LocalCopy;
 use crate::numbers::datatype::{DataType, Operator, Reduction};
@@ -32,6 +33,8 @@ pub(crate) struct Call {
     pub(crate) stream: *mut c_void,
     /// `launchCompletionEvent`, or null.
     pub(crate) event: *mut c_void,
+    /// `userProfilerTag`.
+    pub(crate) tag: u64,
 }
 
 impl Call {
@@ -49,6 +52,7 @@ impl Call {
             communicator,
             stream: stream.cast(),
             event: std::ptr::null_mut(),
+            tag: 0,
         }
     }
 }
@@ -60,6 +64,7 @@ pub(crate) fn enqueue(call: &Call) -> Result {
         warn!("{}: communicator was revoked", call.function.name());
         return record(Err(INVALID_USAGE));
     }
+    profiler::operation_begins();
     start();
     let result = append(call, &communicator);
     if !communicator.config.blocking && result.is_err() {
@@ -128,7 +133,7 @@ fn append(call: &Call, communicator: &Arc<Communicator>) -> Result {
                 Function::Send => (Direction::Send, call.send.addr()),
                 _ => (Direction::Receive, call.receive.addr()),
             };
-            Messages::of(call, tasks, bytes).push(call.root, direction, address as u64);
+            Messages::of(call, tasks, data_type, bytes).push(call.root, direction, address as u64);
             Ok(())
         });
     }
@@ -147,12 +152,14 @@ fn append(call: &Call, communicator: &Arc<Communicator>) -> Result {
         }
         match call.function {
             Function::AlltoAll | Function::Gather | Function::Scatter => {
-                exchange(call, communicator, tasks, bytes);
+                exchange(call, communicator, tasks, data_type, bytes);
             }
-            _ => tasks
-                .lists
-                .collectives
-                .push(collective(call, data_type, reduction)),
+            _ => {
+                let mut task = collective(call, data_type, reduction);
+                let root = Some(call.root);
+                task.profile = profile(call, tasks, call.function, data_type, root);
+                tasks.lists.collectives.push(task);
+            }
         }
         Ok(())
     })
@@ -197,16 +204,47 @@ fn collective(call: &Call, data_type: DataType, reduction: Reduction) -> Collect
         send: call.send.addr() as u64,
         receive: call.receive.addr() as u64,
         has_event: !call.event.is_null(),
+        profile: None,
     }
 }
 
+/// Tells a profiler of an operation that is about to be queued. Returns where the launch finds what the profiler wants of it.
+fn profile(
+    call: &Call,
+    tasks: &mut Tasks,
+    function: Function,
+    data_type: DataType,
+    root: Option<i32>,
+) -> Option<ProfileIndex> {
+    if !profiler::is_wanted() {
+        return None;
+    }
+    let called = profiler::Call {
+        function,
+        count: call.count,
+        data_type,
+        root,
+        stream: call.stream.addr(),
+        is_captured: tasks.capture.is_some(),
+        tag: call.tag,
+        depth: tasks.depth,
+    };
+    profiler::call(tasks.communicator.profiler()?, &called)?.keep(&mut tasks.lists.profiles)
+}
+
 /// Queues the messages of a collective that consists of messages.
-fn exchange(call: &Call, communicator: &Communicator, tasks: &mut Tasks, bytes: u64) {
+fn exchange(
+    call: &Call,
+    communicator: &Communicator,
+    tasks: &mut Tasks,
+    data_type: DataType,
+    bytes: u64,
+) {
     let (send, receive) = (call.send.addr() as u64, call.receive.addr() as u64);
     let part = |base: u64, rank: i32| base.wrapping_add(rank as u64 * bytes);
     let ranks = 0..communicator.ranks;
     let is_root = communicator.rank == call.root;
-    let mut messages = Messages::of(call, tasks, bytes);
+    let mut messages = Messages::of(call, tasks, data_type, bytes);
     match call.function {
         Function::Gather => {
             messages.push(call.root, Direction::Send, send);
@@ -231,32 +269,41 @@ fn exchange(call: &Call, communicator: &Communicator, tasks: &mut Tasks, bytes: 
 
 /// The messages of one call, all of one size.
 struct Messages<'a> {
-    list: &'a mut Vec<MessageTask>,
-    function: Function,
+    call: &'a Call,
+    tasks: &'a mut Tasks,
+    data_type: DataType,
     bytes: u64,
     leads: bool,
 }
 
 impl<'a> Messages<'a> {
-    fn of(call: &Call, tasks: &'a mut Tasks, bytes: u64) -> Self {
+    fn of(call: &'a Call, tasks: &'a mut Tasks, data_type: DataType, bytes: u64) -> Self {
         Self {
-            list: &mut tasks.lists.messages,
-            function: call.function,
+            call,
+            tasks,
+            data_type,
             bytes,
             leads: true,
         }
     }
 
     fn push(&mut self, peer: i32, direction: Direction, address: u64) {
-        let order = self.list.len() as u32;
-        self.list.push(MessageTask {
+        let function = match direction {
+            Direction::Send => Function::Send,
+            Direction::Receive => Function::Recv,
+        };
+        let profile = profile(self.call, self.tasks, function, self.data_type, None);
+        let list = &mut self.tasks.lists.messages;
+        let order = list.len() as u32;
+        list.push(MessageTask {
             peer: peer as u32,
             direction,
             order,
             address,
             bytes: self.bytes,
-            function: self.function,
+            function: self.call.function,
             leads: std::mem::take(&mut self.leads),
+            profile,
         });
     }
 }

@@ -19,8 +19,12 @@ pub(crate) struct Tasks {
     /// The stream of the first operation, and the streams of later ones.
     pub(crate) stream: Option<Arc<Stream>>,
     pub(crate) others: Vec<Arc<Stream>>,
+    /// The handle of the first stream.
+    pub(super) handle: usize,
     /// The capture that all these streams take part in.
     pub(crate) capture: Option<Arc<Capture>>,
+    /// The depth of the thread's groups at the last operation, with that of its own call.
+    pub(super) depth: u32,
     last_handle: Option<usize>,
     per_thread: bool,
     pub(crate) lists: Lists,
@@ -34,7 +38,9 @@ impl Tasks {
             communicator: Arc::clone(communicator),
             stream: None,
             others: Vec::new(),
+            handle: 0,
             capture: None,
+            depth: 0,
             last_handle: None,
             per_thread: false,
             lists: communicator.spare_lists(),
@@ -53,6 +59,9 @@ impl Tasks {
         } else {
             let stream = find(&self.communicator, handle)?;
             self.add_stream(stream)?;
+        }
+        if self.last_handle.is_none() {
+            self.handle = handle.addr();
         }
         self.last_handle = Some(handle.addr());
         Ok(())

@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering;
 
 use super::lane::view;
 use super::scope::{Outcome, Scope};
+use crate::nccl::communicator::Session;
 use crate::nccl::task::{CollectiveTask, Function};
 use crate::numbers::reduction;
 use crate::transport::teardown::GONE;
@@ -89,6 +90,18 @@ impl Collective {
         self.elements(ranks).div_ceil(self.block_elements(ranks)) as u32
     }
 
+    /// Returns the number of this collective on its communicator; 0 before it has entered.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Returns the finished blocks and all blocks, once all ranks have arrived.
+    pub(super) fn progress(&self, session: &Session) -> Option<(u32, u32)> {
+        let shared = &session.segment.header().collective.0;
+        let has_opened = shared.state(self.number) == Arrival::Open;
+        has_opened.then(|| (shared.finished(), self.blocks(session.ranks())))
+    }
+
     /// Makes one bounded step.
     pub(super) fn step(&mut self, scope: &Scope<'_>, budget: usize) -> Outcome {
         match self.try_step(scope, budget) {
@@ -144,6 +157,7 @@ impl Collective {
         own.offer.store(&offer);
         self.number = session.next_collective();
         self.phase = Phase::Waiting;
+        own.collective.store(self.number, Ordering::Relaxed);
         let shared = &session.segment.header().collective.0;
         let ranks = session.ranks();
         if !shared.arrive(self.number, ranks as u64) {

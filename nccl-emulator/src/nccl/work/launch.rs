@@ -3,12 +3,13 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::collective::Collective;
 use super::connection::{Seen, Watch};
 use super::lane::Head;
 use super::lists::Lists;
+use super::observe;
 use super::one_sided::{self, OneSided};
 use super::point_to_point::PointToPoint;
 use super::ring::{ring, ring_at};
@@ -16,20 +17,24 @@ use super::scope::{Outcome, Scope};
 use crate::faults::{self, OperationFault};
 use crate::nccl::communicator::{Communicator, Session};
 use crate::nccl::debug::{self, warn};
+use crate::nccl::profiler::Tracker;
 use crate::nccl::task::{self, MessageTask};
 use crate::transport::Direction;
 use cuda_emulator::exec::{Bell, Step, Work};
 
+/// The pause between two looks at a waiting launch on a profiler's behalf.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
 /// See [`super`].
 pub(crate) struct Launch {
     communicator: Arc<Communicator>,
-    session: Arc<Session>,
-    lists: Lists,
+    pub(super) session: Arc<Session>,
+    pub(super) lists: Lists,
     /// The index of the current collective.
-    at: usize,
+    pub(super) at: usize,
     /// The state of the current collective, once begun.
-    collective: Option<Collective>,
-    messages: PointToPoint,
+    pub(super) collective: Option<Collective>,
+    pub(super) messages: PointToPoint,
     one_sided: OneSided,
     /// The earliest beginning.
     start: Option<Instant>,
@@ -38,6 +43,10 @@ pub(crate) struct Launch {
     prepared: bool,
     stuck: bool,
     connection: Watch,
+    /// What a profiler is told of the launch.
+    tracker: Option<Arc<Tracker>>,
+    /// The time of the next look on a profiler's behalf.
+    look: Option<Instant>,
 }
 
 impl Launch {
@@ -47,6 +56,7 @@ impl Launch {
         session: &Arc<Session>,
         mut lists: Lists,
         start: Option<Instant>,
+        is_persistent: bool,
     ) -> Box<Self> {
         let (own, ranks) = (session.rank as u32, session.ranks() as u32);
         // All ranks sort in the same way.
@@ -63,6 +73,13 @@ impl Launch {
             };
             (distance, message.direction, message.order)
         });
+        let tracker = Tracker::new(
+            communicator,
+            is_persistent,
+            (&lists.profiles, &lists.collectives, &lists.messages),
+            |task| observe::proxies_of_collective(session, task),
+            |task| observe::proxies_of_message(session, task),
+        );
         let lanes = std::mem::take(&mut lists.lanes);
         if let Some(start) = start {
             ring_at(start, session);
@@ -80,7 +97,40 @@ impl Launch {
             prepared: false,
             stuck: false,
             connection: Watch::default(),
+            tracker,
+            look: None,
         })
+    }
+
+    /// Returns what a profiler is told of the launch, if it wants anything.
+    pub(crate) fn tracker(&self) -> Option<&Arc<Tracker>> {
+        self.tracker.as_ref()
+    }
+
+    /// Whether the launch has begun on its stream.
+    pub(super) fn has_begun(&self) -> bool {
+        self.start.is_none()
+    }
+
+    /// Tells a profiler what the launch has come to. While the launch waits, it does so again a little later.
+    fn observe(&mut self, outcome: &Outcome) {
+        let Some(tracker) = self.tracker.clone() else {
+            return;
+        };
+        match outcome {
+            Outcome::Failed => return,
+            Outcome::Done => observe::see(self, &tracker, true),
+            _ => observe::see(self, &tracker, false),
+        }
+        if !matches!(outcome, Outcome::Blocked | Outcome::Stuck) {
+            return;
+        }
+        let now = Instant::now();
+        if self.look.is_none_or(|look| look <= now) {
+            let look = now + LOOK_AGAIN;
+            self.look = Some(look);
+            ring_at(look, &self.session);
+        }
     }
 
     /// Looks up the faults of the part that is about to begin.
@@ -219,7 +269,9 @@ impl Work for Launch {
         if self.stuck {
             return Step::Blocked { seen };
         }
-        match self.part(budget) {
+        let outcome = self.part(budget);
+        self.observe(&outcome);
+        match outcome {
             Outcome::Done | Outcome::Failed => Step::Done,
             Outcome::Progress => Step::Progress,
             Outcome::Blocked if self.start.is_none() && self.fault.is_none() => {

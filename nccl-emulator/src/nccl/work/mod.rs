@@ -15,6 +15,7 @@ mod lane;
 mod launch;
 mod lists;
 mod local;
+mod observe;
 mod one_sided;
 mod point_to_point;
 mod replay;

@@ -143,6 +143,20 @@ impl PointToPoint {
         self.wait(scope)
     }
 
+    /// Whether the messages have begun.
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    /// Whether a message of the rank to itself is over, by its index.
+    pub(super) fn own_is_over(&self, at: usize, direction: Direction) -> bool {
+        let first = match direction {
+            Direction::Send => self.own.first_send,
+            Direction::Receive => self.own.first_receive,
+        };
+        at < first + self.own.next
+    }
+
     /// Makes the lanes and posts the head of each.
     fn begin(&mut self, scope: &Scope<'_>, messages: &[MessageTask]) -> Result<(), Violation> {
         let own = scope.session.rank;

@@ -10,6 +10,7 @@ use super::launch::Launch;
 use super::lists::Lists;
 use crate::faults;
 use crate::nccl::communicator::{Captured, Communicator, Session};
+use crate::nccl::profiler::Profile;
 use crate::nccl::task::{CollectiveTask, MessageTask, OneSidedTask};
 use cuda_emulator::exec::{Bell, Last, Recipe, Step, Stream, Work};
 
@@ -20,6 +21,7 @@ pub(crate) struct CapturedLaunch {
     collectives: Vec<CollectiveTask>,
     messages: Vec<MessageTask>,
     one_sided: Vec<OneSidedTask>,
+    profiles: Vec<Profile>,
 }
 
 impl CapturedLaunch {
@@ -36,21 +38,44 @@ impl CapturedLaunch {
             collectives: std::mem::take(&mut lists.collectives),
             messages: std::mem::take(&mut lists.messages),
             one_sided: std::mem::take(&mut lists.one_sided),
+            profiles: std::mem::take(&mut lists.profiles),
         }
+    }
+
+    fn launch(&self, start: Option<Instant>) -> Box<Launch> {
+        let communicator = self.captured.communicator();
+        let mut lists = communicator.spare_lists();
+        lists.collectives.extend_from_slice(&self.collectives);
+        lists.messages.extend_from_slice(&self.messages);
+        lists.one_sided.extend_from_slice(&self.one_sided);
+        lists.profiles.extend_from_slice(&self.profiles);
+        Launch::new(communicator, &self.session, lists, start, true)
+    }
+
+    /// Tells a profiler of the capture by `add`. As in NCCL, the operations are told of now if no proxy takes part in the replays.
+    pub(crate) fn capturing<R>(&self, stream: usize, add: impl FnOnce() -> R) -> R {
+        if self.profiles.is_empty() {
+            return add();
+        }
+        let launch = self.launch(None);
+        let Some(tracker) = launch.tracker() else {
+            return add();
+        };
+        let result = tracker.launching(stream, add);
+        if !tracker.has_proxies() {
+            tracker.post();
+        }
+        result
     }
 }
 
 impl Recipe for CapturedLaunch {
     fn job(&self, _stream: &Arc<Stream>) -> Box<dyn Work> {
         self.captured.check();
-        let communicator = self.captured.communicator();
-        let mut lists = communicator.spare_lists();
-        lists.collectives.extend_from_slice(&self.collectives);
-        lists.messages.extend_from_slice(&self.messages);
-        lists.one_sided.extend_from_slice(&self.one_sided);
         let start = faults::lateness().map(|delay| Instant::now() + delay);
         Box::new(Replay {
-            launch: Launch::new(communicator, &self.session, lists, start),
+            launch: self.launch(start),
+            is_posted: false,
             _captured: Arc::clone(&self.captured),
         })
     }
@@ -62,11 +87,19 @@ impl Recipe for CapturedLaunch {
 
 struct Replay {
     launch: Box<Launch>,
+    /// Whether a profiler was told of the operations.
+    is_posted: bool,
     _captured: Arc<Captured>,
 }
 
 impl Work for Replay {
     fn step(&mut self, budget: usize) -> Step {
+        if !std::mem::replace(&mut self.is_posted, true)
+            && let Some(tracker) = self.launch.tracker()
+            && tracker.has_proxies()
+        {
+            tracker.post();
+        }
         self.launch.step(budget)
     }
 

@@ -1,0 +1,160 @@
+//! Events of calls and groups, which begin and end in the calling thread.
+//!
+//! The event of a group begins with its first operation, in the context of that operation's communicator, and ends with the group. A call
+//! outside of a group is a group of its own. NCCL counts the depth from that operation on; so does this.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+
+use super::context::Context;
+use super::event::{Event, Handle, Kind, State, bits};
+use super::launch::Profile;
+use super::library;
+use crate::nccl::task::Function;
+use crate::numbers::datatype::DataType;
+
+/// The kinds of events below the event of a group.
+const IN_GROUP: i32 = bits::GROUP_API
+    | bits::P2P_API
+    | bits::COLL_API
+    | bits::KERNEL_LAUNCH
+    | bits::GROUP
+    | bits::COLL
+    | bits::P2P
+    | bits::BELOW_TASK
+    | bits::COPY_ENGINE;
+const IN_COLLECTIVE: i32 = bits::COLL_API | bits::COLL | bits::BELOW_TASK | bits::COPY_ENGINE;
+const IN_MESSAGE: i32 = bits::P2P_API | bits::P2P | bits::BELOW_TASK;
+
+/// The open event of the thread's group.
+struct Open {
+    context: Arc<Context>,
+    handle: Handle,
+    /// Whether the state of the group's end was not recorded yet.
+    is_collecting: bool,
+}
+
+thread_local! {
+    /// The depth of groups since the event of the thread's group began; 0 without an event.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    static OPEN: RefCell<Option<Open>> = const { RefCell::new(None) };
+}
+
+/// An operation, as it was called.
+pub(crate) struct Call {
+    pub(crate) function: Function,
+    pub(crate) count: usize,
+    pub(crate) data_type: DataType,
+    /// The root of a collective; `None` for a message.
+    pub(crate) root: Option<i32>,
+    pub(crate) stream: usize,
+    pub(crate) is_captured: bool,
+    pub(crate) tag: u64,
+    /// The depth of the thread's groups, with that of the call itself.
+    pub(crate) depth: u32,
+}
+
+/// Tells of a call. Returns what its operation needs later, or `None` if the plugin wants no events.
+pub(crate) fn call(context: &Arc<Context>, call: &Call) -> Option<Profile> {
+    let mask = library::mask();
+    if mask == 0 {
+        return None;
+    }
+    if !context.knows_calls() {
+        return Some(Profile::new(mask, Handle::NONE, Handle::NONE, call));
+    }
+    let group = group_event(context, mask, call);
+    let (wanted, kind) = match call.root {
+        Some(root) => (
+            IN_COLLECTIVE,
+            Kind::CollApi {
+                function: call.function,
+                count: call.count,
+                data_type: call.data_type,
+                root,
+                stream: call.stream,
+                captured: call.is_captured,
+                tag: call.tag,
+            },
+        ),
+        None => (
+            IN_MESSAGE,
+            Kind::P2pApi {
+                function: call.function,
+                count: call.count,
+                data_type: call.data_type,
+                stream: call.stream,
+                captured: call.is_captured,
+            },
+        ),
+    };
+    let mut handle = Handle::NONE;
+    if mask & wanted != 0 {
+        handle = context.start(&Event {
+            parent: group,
+            rank: 0,
+            kind,
+        });
+        // The handle remains the parent of the operation's event.
+        context.stop(&mut { handle });
+    }
+    Some(Profile::new(mask, group, handle, call))
+}
+
+/// Returns the event of the thread's group, which begins here if it has not.
+fn group_event(context: &Arc<Context>, mask: i32, call: &Call) -> Handle {
+    if DEPTH.get() == 0 && mask & IN_GROUP != 0 {
+        let handle = context.start(&Event {
+            parent: Handle::NONE,
+            rank: 0,
+            kind: Kind::GroupApi {
+                captured: call.is_captured,
+                depth: call.depth as i32,
+            },
+        });
+        context.record(handle, State::GroupStartApiStop, 0);
+        DEPTH.set(call.depth);
+        OPEN.set(Some(Open {
+            context: Arc::clone(context),
+            handle,
+            is_collecting: true,
+        }));
+    }
+    OPEN.with_borrow(|open| open.as_ref().map_or(Handle::NONE, |open| open.handle))
+}
+
+/// Called when an operation opens the group of its own call.
+pub(crate) fn operation_begins() {
+    let depth = DEPTH.get();
+    if depth > 0 {
+        DEPTH.set(depth + 1);
+    }
+}
+
+/// Called at the beginning of the end of a group, whatever its depth.
+pub(crate) fn group_ends() {
+    let depth = DEPTH.get();
+    if depth == 0 {
+        return;
+    }
+    DEPTH.set(depth - 1);
+    if depth == 1 {
+        OPEN.with_borrow_mut(|open| {
+            if let Some(open) = open
+                && std::mem::take(&mut open.is_collecting)
+            {
+                open.context.record(open.handle, State::GroupEndApiStart, 0);
+            }
+        });
+    }
+}
+
+/// Called when the end of a group returns.
+pub(crate) fn group_ended() {
+    if DEPTH.get() > 0 {
+        return;
+    }
+    if let Some(mut open) = OPEN.take() {
+        open.context.stop(&mut open.handle);
+    }
+}

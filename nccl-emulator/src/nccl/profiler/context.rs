@@ -1,0 +1,115 @@
+//! A communicator as the plugin knows it.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cuda_emulator::sync::RwLock;
+
+use super::event::{Event, Handle, State};
+use super::library::{self, Description, Plugin};
+use crate::nccl::debug::{info, subsystem};
+
+/// A communicator's context in the plugin. Events are told until it is finalized, and nothing afterwards: a launch that its stream drops
+/// later must not reach a library that may be closed.
+pub(crate) struct Context {
+    live: RwLock<Option<Live>>,
+}
+
+struct Live {
+    plugin: Arc<Plugin>,
+    /// May be null: some plugins have no context.
+    context: *mut c_void,
+}
+
+// SAFETY: an opaque value that NCCL hands back to the plugin from any thread.
+unsafe impl Send for Live {}
+// SAFETY: as above.
+unsafe impl Sync for Live {}
+
+/// Tells the plugin, if there is one, of a new communicator.
+pub(crate) fn init(
+    hash: u64,
+    name: Option<&str>,
+    nodes: usize,
+    ranks: i32,
+    rank: i32,
+) -> Option<Arc<Context>> {
+    let plugin = library::plugin()?;
+    let description = Description {
+        hash,
+        name,
+        nodes: nodes as i32,
+        ranks,
+        rank,
+    };
+    match plugin.init(&description) {
+        Ok(context) => {
+            let mask = library::mask();
+            if mask != 0 {
+                info!(subsystem::INIT, "Profiler event mask: {mask:#x} ({mask})");
+            }
+            let live = RwLock::new(Some(Live { plugin, context }));
+            Some(Arc::new(Context { live }))
+        }
+        Err(code) => {
+            info!(
+                subsystem::INIT,
+                "Profiler init failed with error '{code}'. Continue without profiler."
+            );
+            None
+        }
+    }
+}
+
+impl Context {
+    /// Whether the plugin knows the events of calls and launches.
+    pub(super) fn knows_calls(&self) -> bool {
+        let live = self.live.read();
+        live.as_ref().is_some_and(|live| live.plugin.knows_calls())
+    }
+
+    /// Tells of an event that begins.
+    pub(super) fn start(&self, event: &Event) -> Handle {
+        let live = self.live.read();
+        match &*live {
+            // SAFETY: it is not finalized while the lock is held.
+            Some(live) => unsafe { live.plugin.start(live.context, event) },
+            None => Handle::NONE,
+        }
+    }
+
+    /// Tells that an event is over, and forgets its handle.
+    pub(super) fn stop(&self, handle: &mut Handle) {
+        let handle = std::mem::replace(handle, Handle::NONE);
+        if let (true, Some(live)) = (handle.is_some(), &*self.live.read()) {
+            // SAFETY: as in `start`; the handle is forgotten, so that it is stopped once.
+            unsafe { live.plugin.stop(handle) };
+        }
+    }
+
+    /// Tells of an event's state. `argument` is a size or a time, by the state.
+    pub(super) fn record(&self, handle: Handle, state: State, argument: u64) {
+        if let (true, Some(live)) = (handle.is_some(), &*self.live.read()) {
+            // SAFETY: as in `start`; the owner of a handle forgets it when it stops the event.
+            unsafe { live.plugin.record(handle, state, argument) };
+        }
+    }
+
+    /// Tells that the communicator has ended. The library is closed with its last communicator.
+    pub(crate) fn finalize(&self) {
+        let live = self.live.write().take();
+        if let Some(live) = live
+            && !live.context.is_null()
+        {
+            // SAFETY: taken out, so that it is finalized once.
+            unsafe { live.plugin.finalize(live.context) };
+        }
+    }
+}
+
+impl Drop for Context {
+    /// A communicator whose init failed is not destroyed by a call.
+    fn drop(&mut self) {
+        self.finalize();
+    }
+}

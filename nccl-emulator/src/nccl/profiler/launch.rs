@@ -1,0 +1,339 @@
+//! Events of a launch: its group, its operations, and what becomes of them on the device and in the proxies.
+//!
+//! Two threads write to a [`Tracker`]. The one that launches posts the operations, after their kernel was launched, as NCCL does; the one
+//! that runs the stream notes what it sees ([`Tracker::see`]). Events below an operation are told of once it is posted, by whichever of the two
+//! comes later.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use cuda_emulator::sync::Mutex;
+
+use super::calls::Call;
+use super::context::Context;
+use super::event::{Event, Handle, Kind, State, bits};
+use super::now;
+use super::proxy::Proxy;
+use crate::nccl::communicator::Communicator;
+use crate::nccl::task::{CollectiveTask, Function, MessageTask};
+use crate::numbers::datatype::DataType;
+use crate::transport::Direction;
+
+/// What an operation keeps of the events of its call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Profile {
+    /// The mask when the call was made.
+    mask: i32,
+    group_api: Handle,
+    api: Handle,
+    count: u64,
+    data_type: DataType,
+    tag: u64,
+}
+
+/// The place of an operation's [`Profile`] in the list of its launch, counted from 1.
+pub(crate) type ProfileIndex = NonZeroU32;
+
+impl Profile {
+    pub(super) fn new(mask: i32, group_api: Handle, api: Handle, call: &Call) -> Self {
+        Self {
+            mask,
+            group_api,
+            api,
+            count: call.count as u64,
+            data_type: call.data_type,
+            tag: call.tag,
+        }
+    }
+
+    /// Adds a profile to the list of a launch.
+    pub(crate) fn keep(self, list: &mut Vec<Self>) -> Option<ProfileIndex> {
+        list.push(self);
+        NonZeroU32::new(list.len() as u32)
+    }
+}
+
+/// See the module.
+pub(crate) struct Tracker {
+    context: Arc<Context>,
+    communicator: Arc<Communicator>,
+    /// Whether the launch is in a graph.
+    is_persistent: bool,
+    state: Mutex<Operations>,
+}
+
+/// The operations of a launch.
+struct Operations {
+    is_posted: bool,
+    collectives: Vec<Operation>,
+    messages: Vec<Operation>,
+}
+
+/// An operation, as far as the plugin may be told of it.
+pub(crate) struct Operation {
+    profile: Option<Profile>,
+    kind: Kind,
+    event: Handle,
+    /// The times at which the device began and ended the operation.
+    begun: Option<u64>,
+    ended: Option<u64>,
+    /// The event of the operation on the device, once it has begun.
+    channel: Option<Handle>,
+    /// Whether the end of that event was told.
+    is_told: bool,
+    pub(crate) proxies: Vec<Proxy>,
+}
+
+impl Operation {
+    fn new(profile: Option<Profile>, kind: Kind, proxies: Vec<Proxy>) -> Self {
+        Self {
+            profile,
+            kind,
+            event: Handle::NONE,
+            begun: None,
+            ended: None,
+            channel: None,
+            is_told: false,
+            proxies,
+        }
+    }
+
+    fn mask(&self) -> i32 {
+        self.profile.map_or(0, |profile| profile.mask)
+    }
+
+    /// Notes that the device has begun the operation.
+    pub(crate) fn see_begin(&mut self) {
+        if self.begun.is_none() {
+            self.begun = Some(now());
+        }
+    }
+
+    /// Notes that the operation is over.
+    pub(crate) fn see_end(&mut self) {
+        self.see_begin();
+        if self.ended.is_none() {
+            self.ended = Some(now());
+            self.proxies.iter_mut().for_each(Proxy::see_end);
+        }
+    }
+
+    fn tell(&mut self, context: &Context, rank: i32) {
+        let mask = self.mask();
+        if mask & bits::KERNEL_CH != 0 && !self.is_told {
+            if let (None, Some(time)) = (self.channel, self.begun) {
+                self.channel = Some(context.start(&Event {
+                    parent: self.event,
+                    rank: 0,
+                    kind: Kind::KernelCh { time },
+                }));
+            }
+            if let (Some(mut channel), Some(time)) = (self.channel, self.ended) {
+                self.is_told = true;
+                context.record(channel, State::KernelChStop, time);
+                context.stop(&mut channel);
+            }
+        }
+        for proxy in &mut self.proxies {
+            proxy.tell(context, rank, mask);
+        }
+    }
+}
+
+impl Tracker {
+    /// Creates the tracker of a launch, whose lists are sorted. `None` if the plugin is told nothing of it. The last two arguments return
+    /// the proxies of an operation.
+    pub(crate) fn new(
+        communicator: &Arc<Communicator>,
+        is_persistent: bool,
+        (profiles, collectives, messages): (&[Profile], &[CollectiveTask], &[MessageTask]),
+        of_collective: impl Fn(&CollectiveTask) -> Vec<Proxy>,
+        of_message: impl Fn(&MessageTask) -> Vec<Proxy>,
+    ) -> Option<Arc<Self>> {
+        if profiles.is_empty() {
+            return None;
+        }
+        let context = Arc::clone(communicator.profiler()?);
+        let profile =
+            |index: Option<ProfileIndex>| profiles.get(index?.get() as usize - 1).copied();
+        let collectives = collectives.iter().map(|task| {
+            let profile = profile(task.profile);
+            Operation::new(profile, collective(task, profile), of_collective(task))
+        });
+        let messages = messages.iter().map(|task| {
+            let mut profile = profile(task.profile);
+            if task.peer == communicator.rank as u32
+                && let Some(profile) = &mut profile
+            {
+                // NCCL has no proxy that reads the times of such a message.
+                profile.mask &= !bits::KERNEL_CH;
+            }
+            Operation::new(profile, message(task, profile), of_message(task))
+        });
+        let state = Mutex::new(Operations {
+            is_posted: false,
+            collectives: collectives.collect(),
+            messages: messages.collect(),
+        });
+        Some(Arc::new(Self {
+            context,
+            communicator: Arc::clone(communicator),
+            is_persistent,
+            state,
+        }))
+    }
+
+    /// Whether NCCL's proxies take part in the launch: those of the network, or the one that reads a kernel's times. A graph posts the
+    /// operations of such a launch at each replay, those of others only when they are captured.
+    pub(crate) fn has_proxies(&self) -> bool {
+        let state = self.state.lock();
+        let mut all = state.collectives.iter().chain(&state.messages);
+        all.any(|operation| {
+            !operation.proxies.is_empty() || operation.mask() & bits::KERNEL_CH != 0
+        })
+    }
+
+    /// Tells of the launch of the kernel, which `launch` does.
+    pub(crate) fn launching<R>(&self, stream: usize, launch: impl FnOnce() -> R) -> R {
+        let profile = {
+            let state = self.state.lock();
+            let mut all = state.collectives.iter().chain(&state.messages);
+            all.find_map(|operation| operation.profile)
+        };
+        let wanted = |profile: &Profile| profile.mask & bits::KERNEL_LAUNCH != 0;
+        let mut event = Handle::NONE;
+        if let Some(profile) = profile.filter(wanted)
+            && self.context.knows_calls()
+        {
+            event = self.context.start(&Event {
+                parent: profile.group_api,
+                rank: 0,
+                kind: Kind::KernelLaunch { stream },
+            });
+        }
+        let result = launch();
+        self.context.stop(&mut event);
+        result
+    }
+
+    /// Tells of the operations, once.
+    pub(crate) fn post(&self) {
+        let mut state = self.state.lock();
+        if std::mem::replace(&mut state.is_posted, true) {
+            return;
+        }
+        let Operations {
+            collectives,
+            messages,
+            ..
+        } = &mut *state;
+        let mut all = collectives.iter().chain(&*messages);
+        // NCCL goes by the first operation of which the plugin wants something.
+        let mask = all
+            .find_map(|operation| operation.profile)
+            .map_or(0, |p| p.mask);
+        let mut group = Handle::NONE;
+        if mask & (bits::GROUP | bits::COLL | bits::P2P | bits::BELOW_TASK) != 0 {
+            group = self.context.start(&Event {
+                parent: Handle::NONE,
+                rank: 0,
+                kind: Kind::Group,
+            });
+        }
+        for operation in &mut *collectives {
+            self.post_operation(operation, group, bits::COLL);
+        }
+        for operation in &mut *messages {
+            self.post_operation(operation, group, bits::P2P);
+        }
+        let rank = self.communicator.rank;
+        for operation in collectives.iter_mut().chain(&mut *messages) {
+            let (event, mask) = (operation.event, operation.mask());
+            for proxy in &mut operation.proxies {
+                proxy.begin(&self.context, event, rank, mask);
+            }
+        }
+        for operation in collectives.iter_mut().chain(&mut *messages) {
+            // The handle remains the parent of the events below.
+            self.context.stop(&mut { operation.event });
+        }
+        self.context.stop(&mut group);
+        for operation in collectives.iter_mut().chain(&mut *messages) {
+            operation.tell(&self.context, rank);
+        }
+    }
+
+    fn post_operation(&self, operation: &mut Operation, of_launch: Handle, own: i32) {
+        let mask = operation.mask();
+        if let Kind::Coll {
+            sequence, function, ..
+        } = &mut operation.kind
+        {
+            let counter = self.communicator.sequence(*function);
+            // As in NCCL, whose replays reach this place on all ranks only with this kind of events.
+            *sequence = match !self.is_persistent || mask & bits::KERNEL_CH != 0 {
+                true => counter.fetch_add(1, Ordering::Relaxed),
+                false => counter.load(Ordering::Relaxed),
+            };
+        }
+        if mask & (own | bits::BELOW_TASK) == 0 {
+            return;
+        }
+        if let Kind::Coll { group, .. } | Kind::P2p { group, .. } = &mut operation.kind {
+            *group = of_launch;
+        }
+        operation.event = self.context.start(&Event {
+            parent: operation
+                .profile
+                .map_or(Handle::NONE, |profile| profile.api),
+            rank: self.communicator.rank,
+            kind: operation.kind,
+        });
+    }
+
+    /// Lets `look` note what it sees of the operations, collectives and messages, and tells of it.
+    pub(crate) fn see(&self, look: impl FnOnce(&mut [Operation], &mut [Operation])) {
+        let mut state = self.state.lock();
+        let Operations {
+            is_posted,
+            collectives,
+            messages,
+        } = &mut *state;
+        look(collectives, messages);
+        if *is_posted {
+            for operation in collectives.iter_mut().chain(messages) {
+                operation.tell(&self.context, self.communicator.rank);
+            }
+        }
+    }
+}
+
+fn collective(task: &CollectiveTask, profile: Option<Profile>) -> Kind {
+    Kind::Coll {
+        sequence: 0,
+        function: task.function,
+        send: task.send,
+        receive: task.receive,
+        count: task.count,
+        root: task.root as i32,
+        data_type: task.data_type,
+        group: Handle::NONE,
+        tag: profile.map_or(0, |profile| profile.tag),
+    }
+}
+
+fn message(task: &MessageTask, profile: Option<Profile>) -> Kind {
+    let function = match task.direction {
+        Direction::Send => Function::Send,
+        Direction::Receive => Function::Recv,
+    };
+    Kind::P2p {
+        function,
+        address: task.address,
+        data_type: profile.map_or(DataType::I8, |profile| profile.data_type),
+        count: profile.map_or(task.bytes, |profile| profile.count),
+        peer: task.peer as i32,
+        group: Handle::NONE,
+    }
+}

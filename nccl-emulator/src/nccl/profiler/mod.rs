@@ -1,0 +1,51 @@
+//! The profiler plugin: a library of the user that NCCL tells of its operations (`NCCL_PROFILER_PLUGIN`).
+//!
+//! ```text
+//! GroupApi                          ncclGroupStart … ncclGroupEnd, or one call          version 5
+//! ├─ CollApi, P2pApi                a call                                              version 5
+//! │  └─ Coll, P2p                   an operation, when its launch is posted             (before version 5: below Group)
+//! │     ├─ KernelCh                 the operation on the device
+//! │     └─ ProxyOp                  the data to or from a rank of another host
+//! │        └─ ProxyStep             a part of them
+//! └─ KernelLaunch                   the launch of a group's operations                  version 5
+//! Group                             all operations of a launch
+//! ```
+//!
+//! The plugin says in a mask which kinds of events it wants, and may change the mask at any time. A call reads it once; what follows from the
+//! call goes by that value. With an event come its ancestors.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `library` | the plugin's library and table |
+//! | `event` | events as C sees them |
+//! | `context` | a communicator as the plugin knows it |
+//! | `calls` | events of calls and groups, in the calling thread |
+//! | `launch` | events of a launch's operations |
+//! | `proxy` | the proxies of an operation |
+//!
+//! When no plugin wants events, a call costs the load of the mask, and a launch nothing. Not told of: proxies' own threads (ProxyCtrl),
+//! events of network plugins, and one-sided operations, of which NCCL does not tell either.
+
+mod calls;
+mod context;
+mod event;
+mod launch;
+mod library;
+mod proxy;
+
+pub(crate) use calls::{Call, call, group_ended, group_ends, operation_begins};
+pub(crate) use context::{Context, init};
+pub(crate) use launch::{Profile, ProfileIndex, Tracker};
+pub(crate) use proxy::{Flow, Proxy};
+
+/// Returns the time of the device's clock, which CUDA calls `globaltimer`.
+fn now() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |time| time.as_nanos() as u64)
+}
+
+/// Whether the plugin wants any events now.
+pub(crate) fn is_wanted() -> bool {
+    library::mask() != 0
+}
