@@ -89,6 +89,16 @@ fn no_bytes_of_a_report_make_a_rank_panic_that_elects_with_it() {
             "memory": {"cgroup": "/a", "oom_kills": 1, "pressure": 50.0},
             "threads": [{"tid": 3, "name": "t", "state": "D", "stack": ["nv_wait"]}],
         });
+        report["inside"] = serde_json::json!({"calls": [{"number": 4, "operations": [{
+            "function": "AllReduce", "algorithm": "RING", "protocol": "LL", "channels": 2, "kernel": [1, 0], "has_transfers": true,
+            "transfers": [{
+                "peer": 1, "channel": 0, "is_send": true, "steps": 8, "done": 3, "is_over": false, "waits_for": "network",
+                "still_ms": 700,
+            }, {
+                "peer": 1, "channel": 0, "is_send": false, "steps": 8, "done": 2, "is_over": false, "waits_for": "peer_data",
+                "still_ms": 900,
+            }],
+        }]}]});
         report["calls"] = vec![call(3, "done"), call(4, "pending")].into();
         report["elsewhere"] = serde_json::json!([{
             "key": "0f", "name": "other", "rank": 1, "entered": 2, "waiting": [call(2, "issuing")], "more": true,

@@ -17,6 +17,7 @@ use nccl_base::fault::{FaultOperation, Roster};
 use nccl_core::recorder::{RecordedOperation, RecordedReduction};
 
 mod host;
+mod inside_nccl;
 mod messages;
 mod stuck_call;
 mod wait_graph;

@@ -1,0 +1,401 @@
+//! What NCCL reports of a hanging operation is in the error: over memory of a host and over the network, and a network that does
+//! not carry it is the root cause. On the emulator, and on NVIDIA's library (`NCCL_EMULATOR_NCCL`).
+
+#[path = "support/isolated_hosts.rs"]
+mod isolated_hosts;
+mod support;
+
+// `isolated_hosts` has cables that a thread delays.
+#[path = "support/delayed_cable.rs"]
+mod delayed_cable;
+#[path = "support/switch.rs"]
+mod switch;
+
+use std::error::Error;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use isolated_hosts::{Cables, IsolatedHosts, Plan};
+use nccl::fault::{Fault, RootCause};
+use nccl::{ReduceOp, World};
+use nccl_emulator::faults;
+use nccl_tools::testing::{again, name};
+use support::{Ranks, apart};
+
+type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+
+const RANKS: usize = 3;
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// More than the buffers of sockets hold.
+const LENGTH: usize = 4 << 20;
+const ALL: &str = "operations,transfers,steps,kernels";
+
+/// A communicator whose ranks are connected.
+fn connected(world: &World) -> Outcome<(nccl::Communicator, nccl::cudarc::driver::CudaSlice<f32>)> {
+    let stream = support::device(world)?.new_stream()?;
+    let comm = world
+        .communicator("work")
+        .stream(&stream)
+        .with(|comm| {
+            comm.timeouts.operation = TIMEOUT;
+            comm.timeouts.abort = Duration::from_secs(20);
+            comm.timeouts.confirm = Duration::from_secs(20);
+            comm.preflight = false;
+        })
+        .build()?;
+    let mut y = stream.alloc_zeros::<f32>(LENGTH)?;
+    comm.within(Duration::from_secs(60))
+        .all_reduce_in_place(&mut y, ReduceOp::Sum)?
+        .wait()?;
+    Ok((comm, y))
+}
+
+/// The fault of an operation that hangs. All ranks have the same.
+fn fault_of(done: nccl::Result<()>) -> Fault {
+    let error = done.expect_err("it hangs");
+    match error.fault() {
+        Some(fault) => Fault::clone(fault),
+        None => panic!("{error:#}"),
+    }
+}
+
+/// What is said of each rank inside NCCL.
+fn inside(fault: &Fault) -> Vec<&str> {
+    let evidence = fault.evidence.iter().map(String::as_str);
+    evidence
+        .filter(|one| one.starts_with("inside NCCL, "))
+        .collect()
+}
+
+#[track_caller]
+fn has(lines: &[&str], rank: &str, parts: &[&str]) {
+    let line = lines.iter().find(|line| line.contains(rank));
+    let line = line.unwrap_or_else(|| panic!("{rank} is not in {lines:#?}"));
+    for part in parts {
+        assert!(line.contains(part), "{part:?} is not in {line}");
+    }
+}
+
+/// Rank 1 does not enter the operation in which the others wait.
+fn one_is_late(world: &World, expected: &[&str]) -> Outcome<Fault> {
+    let (comm, mut y) = connected(world)?;
+    if world.rank() == 1 {
+        world.barrier("the others have given it up")?;
+    }
+    let done = comm.all_reduce_in_place(&mut y, ReduceOp::Sum);
+    let fault = fault_of(done.and_then(|done| done.wait()));
+    assert!(
+        matches!(fault.root, RootCause::NeverEntered { .. }),
+        "{fault:?}"
+    );
+    let lines = inside(&fault);
+    for rank in ["0", "2"] {
+        has(&lines, rank, expected);
+    }
+    if world.rank() != 1 {
+        world.barrier("the others have given it up")?;
+    }
+    let said = world.all_gather("said", lines.join("\n").as_bytes())?;
+    assert!(said.iter().all(|one| *one == said[0]), "{said:?}");
+    world.barrier("end")?;
+    Ok(fault)
+}
+
+/// The name that both libraries give to the operation.
+const NAMED: &str = "AllReduce (";
+
+#[test]
+fn over_peer_to_peer_the_channels_of_the_kernel_are_named() {
+    Ranks::new(RANKS)
+        .variable("NCCL_RUN_PROFILER", ALL)
+        .processes(|world| one_is_late(&world, &[NAMED, "its kernel runs on "]).map(drop));
+}
+
+#[test]
+fn over_shared_memory_too() {
+    Ranks::new(RANKS)
+        .variable("NCCL_RUN_PROFILER", ALL)
+        .variable("NCCL_P2P_DISABLE", "1")
+        .processes(|world| one_is_late(&world, &[NAMED, "its kernel runs on "]).map(drop));
+}
+
+#[test]
+fn over_the_network_the_rank_that_is_waited_for_and_the_step_are_named() {
+    Ranks::new(RANKS)
+        .ranks_per_host(1)
+        .variable("NCCL_RUN_PROFILER", ALL)
+        .processes(|world| {
+            let fault = one_is_late(&world, &[NAMED, " waits for ", "channel "])?;
+            let lines = inside(&fault);
+            // Of those that wait for data, one waits for the absent rank.
+            let all = lines.join("\n");
+            assert!(all.contains("waits for data from rank 1"), "{all}");
+            Ok::<_, Box<dyn Error>>(())
+        });
+}
+
+#[test]
+fn as_a_rule_the_operation_is_named_and_that_no_more_was_observed() {
+    Ranks::new(RANKS).ranks_per_host(1).processes(|world| {
+        let expected = [NAMED, "it is enqueued, and no more of it was observed"];
+        one_is_late(&world, &expected).map(drop)
+    });
+}
+
+fn a_straggler_first(world: World) -> Outcome {
+    let (comm, mut y) = connected(&world)?;
+    if world.rank() == 1 {
+        // Late, and the others say so.
+        std::thread::sleep(TIMEOUT / 2);
+    }
+    comm.within(4 * TIMEOUT)
+        .all_reduce_in_place(&mut y, ReduceOp::Sum)?
+        .wait()?;
+    world.barrier("all have learnt of it")?;
+    std::thread::sleep(Duration::from_millis(200));
+    if world.rank() == 1 {
+        world.barrier("the others have given it up")?;
+    }
+    let done = comm.all_reduce_in_place(&mut y, ReduceOp::Sum);
+    let fault = fault_of(done.and_then(|done| done.wait()));
+    has(&inside(&fault), "0", &[NAMED, " waits for ", "channel "]);
+    if world.rank() != 1 {
+        world.barrier("the others have given it up")?;
+    }
+    Ok(world.barrier("end")?)
+}
+
+#[test]
+fn after_a_straggler_transfers_are_observed_as_well() {
+    Ranks::new(RANKS)
+        .ranks_per_host(1)
+        .variable("NCCL_RUN_STRAGGLER_TIMEOUT", "0.3")
+        .processes(a_straggler_first);
+}
+
+fn off(world: World) -> Outcome {
+    let (comm, mut y) = connected(&world)?;
+    if world.rank() == 1 {
+        world.barrier("the others have given it up")?;
+    }
+    let done = comm.all_reduce_in_place(&mut y, ReduceOp::Sum);
+    let fault = fault_of(done.and_then(|done| done.wait()));
+    assert_eq!(inside(&fault), [""; 0]);
+    if world.rank() != 1 {
+        world.barrier("the others have given it up")?;
+    }
+    Ok(world.barrier("end")?)
+}
+
+#[test]
+fn nothing_is_observed_where_the_profiler_is_off() {
+    Ranks::new(RANKS)
+        .variable("NCCL_RUN_PROFILER", "off")
+        .processes(off);
+}
+
+#[test]
+fn a_device_on_which_the_kernel_does_not_start_is_the_cause() {
+    if !support::needs_emulator("a device that does not start a kernel") {
+        return;
+    }
+    Ranks::new(RANKS)
+        .variable("NCCL_RUN_PROFILER", ALL)
+        .processes(|world| {
+            let (comm, mut y) = connected(&world)?;
+            let guard = faults::at_operation("AllReduce").rank(1).hang();
+            let done = comm.all_reduce_in_place(&mut y, ReduceOp::Sum);
+            let fault = fault_of(done.and_then(|done| done.wait()));
+            drop(guard);
+            assert!(
+                matches!(fault.root, RootCause::SlowRank { .. }),
+                "{fault:#?}"
+            );
+            assert_eq!(fault.culprit(), Some(1));
+            let lines = inside(&fault);
+            has(&lines, "rank 1", &["its kernel has not started"]);
+            has(&lines, "0", &["its kernel runs on "]);
+            Ok::<_, Box<dyn Error>>(world.barrier("end")?)
+        });
+}
+
+const PORT: u16 = 29_417;
+
+/// Rank on a host of its own: connects, waits for the word of the test, and prints the fault of an operation.
+fn on_host(world: &World) -> Outcome {
+    let (comm, mut y) = connected(world)?;
+    println!("ready");
+    std::io::stdin().lock().read_line(&mut String::new())?;
+    let done = comm.all_reduce_in_place(&mut y, ReduceOp::Sum);
+    match done.and_then(|done| done.wait()) {
+        Ok(()) => println!("fault none"),
+        Err(error) => match error.fault() {
+            Some(fault) => println!("fault {}", serde_json::to_string(fault)?),
+            None => println!("fault {error:#}"),
+        },
+    }
+    Ok(())
+}
+
+/// Three ranks on hosts of their own.
+struct Apart {
+    // First, so that they are dropped before their hosts.
+    ranks: Vec<Child>,
+    lines: Vec<std::io::Lines<BufReader<std::process::ChildStdout>>>,
+    hosts: IsolatedHosts,
+}
+
+impl Apart {
+    fn new(test: &str, cables: Cables) -> Option<Self> {
+        if !support::on_nvidias() {
+            nccl_tools::gpu_check::not_tested(format_args!(
+                "the emulator's NCCL does not connect network namespaces: cargo xtask real-nccl test"
+            ));
+            return None;
+        }
+        let hosts = IsolatedHosts::new(&Plan {
+            hosts: RANKS,
+            cables,
+            ..Plan::default()
+        })?;
+        let at = format!("tcp:{}:{PORT}", hosts.address(0));
+        let mut ranks: Vec<Child> = (0..RANKS)
+            .map(|rank| {
+                let mut command = again(test, "rank");
+                command
+                    .env("NCCL_RUN_RANK", rank.to_string())
+                    .env("NCCL_RUN_LOCAL_RANK", "0")
+                    .env("NCCL_RUN_WORLD_SIZE", RANKS.to_string())
+                    .env("NCCL_RUN_RENDEZVOUS", &at)
+                    .env("NCCL_RUN_PROFILER", ALL)
+                    .env("NCCL_IB_DISABLE", "1")
+                    .stdin(Stdio::piped())
+                    .stdout(Stdio::piped());
+                hosts.spawn(rank, &mut command).expect("a process")
+            })
+            .collect();
+        let outputs = ranks.iter_mut().map(|rank| rank.stdout.take());
+        let lines = outputs.map(|output| BufReader::new(output.expect("a pipe")).lines());
+        let mut apart = Self {
+            lines: lines.collect(),
+            ranks,
+            hosts,
+        };
+        apart.all_say("ready");
+        Some(apart)
+    }
+
+    fn all_say(&mut self, word: &str) -> Vec<String> {
+        let lines = self.lines.iter_mut();
+        lines
+            .map(|lines| {
+                let mut lines = lines.map_while(Result::ok);
+                let line = lines.find_map(|line| Some(line.strip_prefix(word)?.to_owned()));
+                line.unwrap_or_else(|| panic!("it ends without saying {word}"))
+            })
+            .collect()
+    }
+
+    /// Lets all ranks begin, and returns the fault that all of them print.
+    fn fault(mut self) -> Fault {
+        for rank in &mut self.ranks {
+            let order = rank.stdin.as_mut().expect("a pipe");
+            order.write_all(b"go\n").expect("it reads");
+        }
+        let said = self.all_say("fault ");
+        let faults: Vec<Fault> = said
+            .iter()
+            .map(|said| serde_json::from_str(said).unwrap_or_else(|_| panic!("{said}")))
+            .collect();
+        for other in &faults[1..] {
+            assert_eq!(other.root, faults[0].root);
+            assert_eq!(other.evidence, faults[0].evidence);
+        }
+        faults[0].clone()
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        for rank in &mut self.ranks {
+            let _ = rank.kill();
+            let _ = rank.wait();
+        }
+    }
+}
+
+/// Runs the ranks of a test in their processes, or the test.
+fn apart(test: &str, body: impl FnOnce()) {
+    match apart::rank(test, RANKS) {
+        Some((_, world)) => on_host(&world).expect("it ends"),
+        None => body(),
+    }
+}
+
+#[test]
+fn a_network_that_drops_data_is_the_cause() {
+    let test = name(&|| ());
+    apart(&test, || {
+        let Some(ranks) = Apart::new(&test, Cables::Direct) else {
+            return;
+        };
+        // All that the third host receives but the control plane's.
+        let rule = format!(
+            "tcp sport {PORT} accept; add rule inet hosts input tcp dport {PORT} accept; add rule inet hosts input ip protocol tcp drop"
+        );
+        if let Err(unable) = ranks.hosts.filter(2, &rule) {
+            nccl_tools::gpu_check::not_tested(format_args!("{unable}"));
+            return;
+        }
+        let fault = ranks.fault();
+        let RootCause::SlowNetwork { to, is_moving, .. } = fault.root else {
+            panic!("{fault:#?}");
+        };
+        assert!(!is_moving, "{fault:#?}");
+        // What it receives is dropped, and so is what acknowledges what it sends.
+        assert_eq!(fault.culprit(), None);
+        let lines = inside(&fault);
+        has(&lines, &format!("rank {to}"), &["waits for data from rank"]);
+    });
+}
+
+#[test]
+fn a_network_that_is_too_slow_is_the_cause() {
+    let test = name(&|| ());
+    apart(&test, || {
+        let Some(ranks) = Apart::new(&test, Cables::Direct) else {
+            return;
+        };
+        if let Err(unable) = ranks.hosts.throttle(2, 8_000_000) {
+            nccl_tools::gpu_check::not_tested(format_args!("{unable}"));
+            return;
+        }
+        let fault = ranks.fault();
+        let RootCause::SlowNetwork { from, to, .. } = fault.root else {
+            panic!("{fault:#?}");
+        };
+        assert!(from == 2 || to == 2, "{fault:#?}");
+    });
+}
+
+#[test]
+fn a_distant_network_is_the_cause() {
+    let test = name(&|| ());
+    apart(&test, || {
+        let Some(ranks) = Apart::new(&test, Cables::Delayed) else {
+            return;
+        };
+        ranks.hosts.delay(2, Duration::from_millis(400));
+        let fault = ranks.fault();
+        let lines = inside(&fault);
+        has(&lines, "rank 0", &[NAMED, "steps"]);
+        assert!(
+            matches!(
+                fault.root,
+                RootCause::SlowNetwork { .. } | RootCause::Unknown
+            ),
+            "{fault:#?}"
+        );
+    });
+}
