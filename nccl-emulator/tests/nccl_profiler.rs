@@ -104,6 +104,7 @@ fn a_communicator_is_described_and_finalized_once() {
         assert!(!of.is_finalized);
         rank.destroy();
         assert!(told().communicators[0].is_finalized);
+        assert_eq!(told().communicators[0].name_at_the_end, "named");
         threads(2, |_| {});
         let all = told().communicators.clone();
         assert_eq!(all.len(), 3);
@@ -429,7 +430,7 @@ __attribute__((constructor)) static void opened(void) { say("opened"); }
 __attribute__((destructor)) static void closed(void) { say("closed"); }
 static int init(void** context, int* mask, const char* name, unsigned long hash, int nodes, int ranks, int rank,
                 void (*log)(int, unsigned long, const char*, int, const char*, ...)) {
-    log(3, ~0ul, __FILE__, __LINE__, "the plugin logs");
+    log(3, ~0ul, __FILE__, __LINE__, "logged: %s %d %.2f %d %ld %s %g", "text", ranks, 2.5, -4, 5l, "6", 0.5);
     *context = context; *mask = 2; say("init"); return 0;
 }
 static int start(void* context, void** handle, void* descriptor) { *handle = handle; say("start"); return 0; }
@@ -490,7 +491,10 @@ fn the_library_that_a_variable_names_is_closed_with_the_last_communicator() {
         assert!(said.ends_with("closed\n"));
         let log = fs::read_to_string(&log).unwrap();
         assert!(log.contains("PROFILER/Plugin: Loaded in C (v4)"), "{log}");
-        assert!(log.contains("the plugin logs"), "{log}");
+        // Elsewhere the format is printed without its values.
+        if cfg!(target_arch = "x86_64") {
+            assert!(log.contains("logged: text 2 2.50 -4 5 6 0.5\n"), "{log}");
+        }
     }
 }
 

@@ -24,6 +24,7 @@ mod group;
 mod network;
 mod operators;
 mod plugin;
+mod plugin_log;
 mod profiler;
 mod ras;
 mod task;

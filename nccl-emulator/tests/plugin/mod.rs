@@ -81,6 +81,9 @@ pub(crate) struct Communicator {
     pub(crate) version: u32,
     pub(crate) hash: u64,
     pub(crate) name: String,
+    /// The same text, read again when the communicator is finalized: plugins may keep the pointer.
+    pub(crate) name_at_the_end: String,
+    name_at: usize,
     pub(crate) nodes: c_int,
     pub(crate) ranks: c_int,
     pub(crate) rank: c_int,
@@ -259,6 +262,8 @@ unsafe fn init(
         hash,
         // SAFETY: the caller's promise.
         name: unsafe { text(name) },
+        name_at_the_end: String::new(),
+        name_at: name.expose_provenance(),
         nodes,
         ranks,
         rank,
@@ -392,7 +397,12 @@ unsafe extern "C" fn record(handle: *mut c_void, state: c_int, argument: *const 
 }
 
 unsafe extern "C" fn finalize(context: *mut c_void) -> c_int {
-    told().communicators[context.addr() - 1].is_finalized = true;
+    let mut told = told();
+    let communicator = &mut told.communicators[context.addr() - 1];
+    communicator.is_finalized = true;
+    let name = std::ptr::with_exposed_provenance(communicator.name_at);
+    // SAFETY: null or a C string, until this function returns.
+    communicator.name_at_the_end = unsafe { text(name) };
     0
 }
 
