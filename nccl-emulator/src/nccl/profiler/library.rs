@@ -22,6 +22,7 @@ use crate::version;
 static MASK: AtomicI32 = AtomicI32::new(0);
 
 /// Returns the kinds of events that the plugin wants now; 0 without a plugin.
+#[inline]
 pub(super) fn mask() -> i32 {
     MASK.load(Ordering::Relaxed)
 }
