@@ -34,8 +34,8 @@ pub(super) struct Format {
 pub(super) enum Action {
     /// To be told this.
     Reply(String),
-    /// The state of the job, gathered within this many seconds; nothing else follows.
-    Status(Format, u64),
+    /// The state of the job, gathered within this many seconds if the client has said so; nothing else follows.
+    Status(Format, Option<u32>),
     /// The end of the connection.
     Close,
 }
@@ -44,7 +44,7 @@ pub(super) enum Action {
 #[derive(Debug)]
 pub(super) struct Conversation {
     line: Vec<u8>,
-    timeout: u64,
+    timeout: Option<u32>,
     format: Format,
     pub(super) monitor: Monitor,
     /// Whether the state was asked for: later lines are not read.
@@ -55,7 +55,7 @@ impl Conversation {
     pub(super) fn new() -> Self {
         Self {
             line: Vec::new(),
-            timeout: 5,
+            timeout: None,
             format: Format::default(),
             monitor: Monitor::default(),
             is_over: false,
@@ -103,7 +103,7 @@ impl Conversation {
         if let Some(seconds) = after("timeout ") {
             return reply(match seconds.trim_start().parse::<u32>() {
                 Ok(seconds) => {
-                    self.timeout = u64::from(seconds);
+                    self.timeout = Some(seconds);
                     "OK".into()
                 }
                 Err(_) => format!("ERROR: Invalid timeout value {seconds}"),
@@ -185,7 +185,7 @@ mod tests {
             is_verbose: true,
         };
         let actions = conversation.take(b"ATUS\nSTATUS\n");
-        assert_eq!(actions, [Action::Status(format, 7)]);
+        assert_eq!(actions, [Action::Status(format, Some(7))]);
         assert_eq!(conversation.take(b"STATUS\n"), []);
     }
 

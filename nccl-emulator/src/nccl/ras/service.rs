@@ -252,10 +252,11 @@ impl Service {
                         if !format.is_json {
                             client.say(&text::opening(self.network.peers()));
                         }
-                        // Without a limit NCCL waits until it considers the process dead.
                         let timeout = match seconds {
-                            0 => self.second * self.factor * 60,
-                            _ => self.second * u32::try_from(seconds).unwrap_or(u32::MAX).min(3600),
+                            None => self.second * self.factor * 5,
+                            // Without a limit NCCL waits until it considers the process dead.
+                            Some(0) => self.second * self.factor * 60,
+                            Some(seconds) => self.second * seconds.min(3600),
                         };
                         let (own, peers) = (report::own(self.own), self.network.responsive());
                         self.queries
