@@ -16,18 +16,6 @@ type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// Whether the ranks will have a RAS service; otherwise reports that the test is left out.
-fn needs_ras() -> bool {
-    let has =
-        nccl_tools::testing::is_child() || support::on_nvidias() || !support::needs_emulator("");
-    if !has {
-        nccl_tools::gpu_check::not_tested(format_args!(
-            "the RAS service is NVIDIA's: cargo xtask real-nccl test"
-        ));
-    }
-    has
-}
-
 /// The address of this process's RAS service.
 fn address() -> Outcome<String> {
     Ok(nccl::recorder::snapshot()
@@ -114,9 +102,7 @@ fn one_lags(world: World) -> Outcome {
 
 #[test]
 fn the_rank_that_has_launched_fewer_collectives_is_named_by_each_process() {
-    if needs_ras() {
-        Ranks::new(3).processes(one_lags);
-    }
+    Ranks::new(3).processes(one_lags);
 }
 
 #[test]

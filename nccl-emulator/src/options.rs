@@ -19,6 +19,9 @@ pub(crate) const STRICT: &str = "NCCL_EMULATOR_STRICT";
 /// The duration of an abort that ends connections to other processes, in milliseconds.
 pub(crate) const PROXY_POLL: &str = "NCCL_EMULATOR_PROXY_POLL_MS";
 
+/// The second of RAS's timeouts, in milliseconds.
+pub(crate) const RAS_SECOND: &str = "NCCL_EMULATOR_RAS_SECOND_MS";
+
 /// The release of NCCL.
 pub(crate) const VERSION: &str = "NCCL_EMULATOR_VERSION";
 
@@ -48,6 +51,8 @@ pub(crate) struct Options {
     pub(crate) strict: bool,
     /// How long NCCL's proxy thread polls before it sees an abort.
     pub(crate) proxy_poll: Duration,
+    /// The second of RAS's timeouts.
+    pub(crate) ras_second: Duration,
     /// The release of NCCL.
     pub(crate) version: Version,
     /// NVIDIA's library, which replaces the emulator's NCCL.
@@ -61,6 +66,7 @@ impl Default for Options {
             memory: 4 << 30,
             strict: false,
             proxy_poll: Duration::from_millis(500),
+            ras_second: Duration::from_secs(1),
             version: Version::HEADER,
             nccl: None,
         }
@@ -203,14 +209,21 @@ fn complete(
         },
         (None, None) => defaults.strict,
     };
-    let proxy_poll = match value(PROXY_POLL) {
+    let milliseconds = |name, default| match value(name) {
         Some(text) => text
             .trim()
             .parse()
             .map(Duration::from_millis)
-            .map_err(|_| bad(PROXY_POLL, &text, "a number of milliseconds".into()))?,
-        None => defaults.proxy_poll,
+            .map_err(|_| bad(name, &text, "a number of milliseconds".into())),
+        None => Ok(default),
     };
+    let proxy_poll = milliseconds(PROXY_POLL, defaults.proxy_poll)?;
+    let ras_second = milliseconds(RAS_SECOND, defaults.ras_second)?;
+    if ras_second.is_zero() || ras_second > Duration::from_secs(3600) {
+        let given = ras_second.as_millis().to_string();
+        let expected = "1 to 3600000 milliseconds".into();
+        return Err(bad(RAS_SECOND, &given, expected));
+    }
     let nccl = wishes
         .nccl
         .clone()
@@ -240,6 +253,7 @@ fn complete(
         memory: memory.next_multiple_of(GRAIN),
         strict,
         proxy_poll,
+        ras_second,
         version,
         nccl,
     })
@@ -317,6 +331,7 @@ mod tests {
                 memory: 4 << 30,
                 strict: false,
                 proxy_poll: Duration::from_millis(500),
+                ras_second: Duration::from_secs(1),
                 version: Version::HEADER,
                 nccl: None,
             }
@@ -337,6 +352,8 @@ mod tests {
             (STRICT, "maybe"),
             (PROXY_POLL, "0.5"),
             (PROXY_POLL, "-1"),
+            (RAS_SECOND, "0"),
+            (RAS_SECOND, "quick"),
             (VERSION, "2.27"),
             (VERSION, "2.27.7.1"),
             (VERSION, "2.17.1"),

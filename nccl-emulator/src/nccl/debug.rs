@@ -247,6 +247,13 @@ fn stamp(line: &mut String, format: &CString) {
     line.push_str(&String::from_utf8_lossy(&buffer[..written]));
 }
 
+/// Returns the time in a format of `strftime`.
+pub(crate) fn timestamp(format: &std::ffi::CStr) -> String {
+    let mut text = String::new();
+    stamp(&mut text, &format.to_owned());
+    text
+}
+
 /// Prints a line that [`enabled`] let through. `place` is file and line of a warning.
 pub(crate) fn print(level: Level, place: Option<(&str, u32)>, message: fmt::Arguments<'_>) {
     let device = DEVICE

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use super::debug::{info, subsystem};
 use super::plugin::{self, Library};
+use super::plugin_log;
 use crate::version;
 
 /// The beginning of `ncclEnv_v1_t` and `ncclEnv_v2_t`, whose `init` differ.
@@ -101,7 +102,13 @@ fn init(table: &Table, interface: u32) -> c_int {
     unsafe {
         if interface == 2 {
             let init = std::mem::transmute::<*const c_void, InitV2>(table.init);
-            init(major, minor, patch, suffix, plugin::log as *const c_void)
+            init(
+                major,
+                minor,
+                patch,
+                suffix,
+                plugin_log::log as *const c_void,
+            )
         } else {
             let init = std::mem::transmute::<*const c_void, InitV1>(table.init);
             init(major, minor, patch, suffix)

@@ -8,6 +8,7 @@
 //! task           one operation, as data: what a group queues and a launch works off
 //! work           what a launch does on its stream, on top of `transport`
 //! profiler       what a profiler plugin is told of all this
+//! ras            the thread that answers what the ranks of a job are doing
 //! debug          NCCL_DEBUG and the last error
 //! ```
 
@@ -23,7 +24,9 @@ mod group;
 mod network;
 mod operators;
 mod plugin;
+mod plugin_log;
 mod profiler;
+mod ras;
 mod task;
 mod timer;
 mod unique_id;

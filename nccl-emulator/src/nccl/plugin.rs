@@ -3,9 +3,9 @@
 //! A variable names the library, by its path or by the middle of its file's name; without the variable the dynamic linker is asked
 //! for the default name. Used by the environment plugin and the profiler plugin.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_void};
 
-use super::debug::{self, Level, info, subsystem};
+use super::debug::{info, subsystem};
 
 /// A kind of plugin.
 pub(super) struct Kind {
@@ -117,37 +117,6 @@ fn dlopen(name: &str) -> Option<Library> {
         handle,
         name: name.to_owned(),
     })
-}
-
-/// NCCL's log function, for plugins. It prints the format without the arguments that follow: stable Rust cannot read them.
-///
-/// # Safety
-/// `format` is null or a C string.
-pub(super) unsafe extern "C" fn log(
-    level: c_int,
-    flags: u64,
-    _file: *const c_char,
-    _line: c_int,
-    format: *const c_char,
-) {
-    if format.is_null() {
-        return;
-    }
-    let level = match level {
-        1 => Level::Version,
-        2 => Level::Warn,
-        3 => Level::Info,
-        _ => return,
-    };
-    let about = match level {
-        Level::Info => flags as u32,
-        _ => subsystem::ALL,
-    };
-    if debug::enabled(level, about) {
-        // SAFETY: the caller's promise.
-        let text = unsafe { CStr::from_ptr(format) }.to_string_lossy();
-        debug::print(level, None, format_args!("{}", text.trim_end()));
-    }
 }
 
 #[cfg(test)]

@@ -128,6 +128,10 @@ pub(crate) struct RankInfo {
     pub(crate) pool_token: [u64; 2],
     /// The physical device: two ranks with the same one share a GPU.
     pub(crate) uuid: [u8; 16],
+    /// The address of the RAS thread of the rank's process.
+    pub(crate) ras_address: u32,
+    /// Its ports: of datagrams, and of queries. Zero without a thread.
+    pub(crate) ras_ports: [u16; 2],
 }
 
 /// A communicator's segment, mapped in this process.

@@ -3,11 +3,17 @@
 //! Its tables are those of versions 4 to 7 of the interface. Handles and contexts are places in the lists of events and communicators,
 //! counted from 1.
 
+// Each test file uses its own part of this.
+#![allow(dead_code)]
+
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cuda_emulator::stand_in;
+use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op};
+
+use crate::ranks::{Memory, Rank, nccl, wait_until};
 
 pub(crate) const GROUP: u64 = 1 << 0;
 pub(crate) const COLL: u64 = 1 << 1;
@@ -75,6 +81,9 @@ pub(crate) struct Communicator {
     pub(crate) version: u32,
     pub(crate) hash: u64,
     pub(crate) name: String,
+    /// The same text, read again when the communicator is finalized: plugins may keep the pointer.
+    pub(crate) name_at_the_end: String,
+    name_at: usize,
     pub(crate) nodes: c_int,
     pub(crate) ranks: c_int,
     pub(crate) rank: c_int,
@@ -253,6 +262,8 @@ unsafe fn init(
         hash,
         // SAFETY: the caller's promise.
         name: unsafe { text(name) },
+        name_at_the_end: String::new(),
+        name_at: name.expose_provenance(),
         nodes,
         ranks,
         rank,
@@ -386,6 +397,42 @@ unsafe extern "C" fn record(handle: *mut c_void, state: c_int, argument: *const 
 }
 
 unsafe extern "C" fn finalize(context: *mut c_void) -> c_int {
-    told().communicators[context.addr() - 1].is_finalized = true;
+    let mut told = told();
+    let communicator = &mut told.communicators[context.addr() - 1];
+    communicator.is_finalized = true;
+    let name = std::ptr::with_exposed_provenance(communicator.name_at);
+    // SAFETY: null or a C string, until this function returns.
+    communicator.name_at_the_end = unsafe { text(name) };
     0
+}
+
+/// Adds up what all ranks have, in place.
+pub(crate) fn sum(rank: &Rank, memory: &Memory<f32>) {
+    let code = rank.all_reduce(memory, memory, Kind::ncclFloat32, Op::ncclSum);
+    assert_eq!(code, 0);
+}
+
+/// A message to the next rank and one from the previous rank, in a group.
+pub(crate) fn exchange(rank: &Rank, from: &Memory<f32>, to: &Memory<f32>) {
+    let (next, previous) = (rank.rank + 1, rank.rank + rank.ranks - 1);
+    assert_eq!(nccl!(ncclGroupStart()), 0);
+    assert_eq!(rank.send(from, Kind::ncclFloat32, next % rank.ranks), 0);
+    assert_eq!(
+        rank.receive(to, Kind::ncclFloat32, previous % rank.ranks),
+        0
+    );
+    assert_eq!(nccl!(ncclGroupEnd()), 0);
+}
+
+/// Waits until as many events of a kind have ended.
+pub(crate) fn wait_for_ends(kind: u64, count: usize) {
+    wait_until("the events have ended", || {
+        let events = told().of(kind);
+        events.len() == count && events.iter().all(|event| event.stops == 1)
+    });
+}
+
+/// The states of an event.
+pub(crate) fn states(event: &Event) -> Vec<i32> {
+    event.states.iter().map(|&(state, _)| state).collect()
 }

@@ -4,7 +4,7 @@ use crate::transport::RankInfo;
 
 /// The version of the messages, the segment and the pools. Emulators with different versions cannot
 /// communicate.
-const WIRE: u64 = u64::from_le_bytes(*b"nccemu\x00\x04");
+const WIRE: u64 = u64::from_le_bytes(*b"nccemu\x00\x05");
 
 /// Large enough for any message.
 pub(super) const MAX_BYTES: usize = 2048;
@@ -122,6 +122,8 @@ fn encode_info(bytes: &mut Vec<u8>, info: &RankInfo) {
         bus_id,
         pool_token,
         uuid,
+        ras_address,
+        ras_ports,
     } = *info;
     bytes.extend(pid.to_ne_bytes());
     bytes.extend(device.to_ne_bytes());
@@ -139,6 +141,8 @@ fn encode_info(bytes: &mut Vec<u8>, info: &RankInfo) {
         bytes.extend(number.to_ne_bytes());
     }
     bytes.extend(uuid);
+    bytes.extend(ras_address.to_ne_bytes());
+    bytes.extend(ras_ports.iter().flat_map(|port| port.to_ne_bytes()));
 }
 
 fn decode_info(reader: &mut Reader<'_>) -> Option<RankInfo> {
@@ -157,6 +161,11 @@ fn decode_info(reader: &mut Reader<'_>) -> Option<RankInfo> {
             u64::from_ne_bytes(reader.take()?),
         ],
         uuid: reader.take()?,
+        ras_address: u32::from_ne_bytes(reader.take()?),
+        ras_ports: [
+            u16::from_ne_bytes(reader.take()?),
+            u16::from_ne_bytes(reader.take()?),
+        ],
     })
 }
 
@@ -171,6 +180,7 @@ mod tests {
             bus_id: -3,
             uuid: [9; 16],
             pool_token: [1, 2],
+            ras_ports: [3, 4],
             ..RankInfo::default()
         };
         let messages = [

@@ -4,6 +4,7 @@ use std::fs;
 use std::sync::OnceLock;
 
 use crate::nccl::environment;
+use crate::nccl::ras;
 use crate::nccl::unique_id::{hash, namespace, random};
 use crate::transport::RankInfo;
 use crate::version;
@@ -13,6 +14,7 @@ use cuda_emulator::memory::Pool;
 /// Returns the identity of this process's rank on `device`.
 pub(crate) fn rank_info(device: i32, pool: &Pool) -> RankInfo {
     let token = pool.token();
+    let ras = ras::place();
     RankInfo {
         pid: std::process::id(),
         device,
@@ -25,6 +27,8 @@ pub(crate) fn rank_info(device: i32, pool: &Pool) -> RankInfo {
         bus_id: bus_id(device),
         pool_token: [(token >> 64) as u64, token as u64],
         uuid: cuda_emulator::driver::device::uuid(visible::physical(device.unsigned_abs())),
+        ras_address: ras.address,
+        ras_ports: [ras.gossip, ras.query],
     }
 }
 
@@ -71,7 +75,7 @@ fn host_hash() -> u64 {
 }
 
 /// Returns a random number that identifies this process. A forked child gets another one.
-fn process() -> u64 {
+pub(crate) fn process() -> u64 {
     static TOKEN: OnceLock<(u32, u64)> = OnceLock::new();
     let (pid, token) = *TOKEN.get_or_init(|| (std::process::id(), random()));
     if pid == std::process::id() {

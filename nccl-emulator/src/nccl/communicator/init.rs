@@ -17,6 +17,7 @@ use crate::nccl::debug::{self, info, subsystem, warn};
 use crate::nccl::environment;
 use crate::nccl::network;
 use crate::nccl::profiler;
+use crate::nccl::ras;
 use crate::nccl::unique_id::UniqueId;
 use crate::version;
 use cuda_emulator::memory;
@@ -119,6 +120,7 @@ pub(super) fn establish(
         .session
         .set(Arc::clone(&session))
         .unwrap_or_else(|_| unreachable!("init runs once"));
+    ras::join(communicator);
     wait_for_all(&session, communicator)?;
     communicator.initialized.store(true, Ordering::Release);
     Ok(bootstrap)

@@ -45,6 +45,7 @@ pub(crate) use child::{ChildKind, ChildRequest, OutSlot, create_child};
 pub(crate) use connect::{finish_algorithm, finish_peers, start_algorithm, start_peers};
 pub(crate) use connections::{Connections, algorithm};
 pub(crate) use grow::{await_handle, handle_id, hash_of_grown, send_handle};
+pub(crate) use identity::process;
 pub(crate) use init::{InitRequest, Meeting, init};
 pub(crate) use peers::{has_hung_up, warn_of_closed_connection};
 pub(crate) use revoke::{revoke, stop_launches};

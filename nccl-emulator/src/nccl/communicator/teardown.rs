@@ -17,6 +17,7 @@ use super::session::Session;
 use super::state::Communicator;
 use crate::code::Result;
 use crate::nccl::debug::{self, info, subsystem};
+use crate::nccl::ras;
 use crate::options::options;
 use crate::transport::teardown::{GONE, LEAVING};
 use crate::version;
@@ -85,6 +86,7 @@ pub(crate) fn reclaim(communicator: &Arc<Communicator>) -> Result {
 }
 
 fn complete(communicator: &Communicator) {
+    ras::leave(communicator);
     communicator.leave_family();
     communicator.captured.mark_freed();
     communicator.forget_windows();

@@ -209,6 +209,7 @@ fn collective(call: &Call, data_type: DataType, reduction: Reduction) -> Collect
 }
 
 /// Tells a profiler of an operation that is about to be queued. Returns where the launch finds what the profiler wants of it.
+#[inline]
 fn profile(
     call: &Call,
     tasks: &mut Tasks,
@@ -216,9 +217,20 @@ fn profile(
     data_type: DataType,
     root: Option<i32>,
 ) -> Option<ProfileIndex> {
-    if !profiler::is_wanted() {
-        return None;
+    match profiler::is_wanted() {
+        true => tell_of(call, tasks, function, data_type, root),
+        false => None,
     }
+}
+
+#[cold]
+fn tell_of(
+    call: &Call,
+    tasks: &mut Tasks,
+    function: Function,
+    data_type: DataType,
+    root: Option<i32>,
+) -> Option<ProfileIndex> {
     let called = profiler::Call {
         function,
         count: call.count,

@@ -37,6 +37,8 @@ struct Open {
 thread_local! {
     /// The depth of groups since the event of the thread's group began; 0 without an event.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// Whether there is such an event. Without a profiler this is all that the end of a group looks at.
+    static IS_OPEN: Cell<bool> = const { Cell::new(false) };
     static OPEN: RefCell<Option<Open>> = const { RefCell::new(None) };
 }
 
@@ -114,6 +116,7 @@ fn group_event(context: &Arc<Context>, mask: i32, call: &Call) -> Handle {
         });
         context.record(handle, State::GroupStartApiStop, 0);
         DEPTH.set(call.depth);
+        IS_OPEN.set(true);
         OPEN.set(Some(Open {
             context: Arc::clone(context),
             handle,
@@ -124,6 +127,7 @@ fn group_event(context: &Arc<Context>, mask: i32, call: &Call) -> Handle {
 }
 
 /// Called when an operation opens the group of its own call.
+#[inline]
 pub(crate) fn operation_begins() {
     let depth = DEPTH.get();
     if depth > 0 {
@@ -132,12 +136,17 @@ pub(crate) fn operation_begins() {
 }
 
 /// Called at the beginning of the end of a group, whatever its depth.
+#[inline]
 pub(crate) fn group_ends() {
-    let depth = DEPTH.get();
-    if depth == 0 {
-        return;
+    if IS_OPEN.get() {
+        leave();
     }
-    DEPTH.set(depth - 1);
+}
+
+#[cold]
+fn leave() {
+    let depth = DEPTH.get();
+    DEPTH.set(depth.saturating_sub(1));
     if depth == 1 {
         OPEN.with_borrow_mut(|open| {
             if let Some(open) = open
@@ -150,10 +159,16 @@ pub(crate) fn group_ends() {
 }
 
 /// Called when the end of a group returns.
+#[inline]
 pub(crate) fn group_ended() {
-    if DEPTH.get() > 0 {
-        return;
+    if IS_OPEN.get() && DEPTH.get() == 0 {
+        close();
     }
+}
+
+#[cold]
+fn close() {
+    IS_OPEN.set(false);
     if let Some(mut open) = OPEN.take() {
         open.context.stop(&mut open.handle);
     }

@@ -1,6 +1,6 @@
 //! A communicator as the plugin knows it.
 
-use std::ffi::c_void;
+use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
 use cuda_emulator::sync::RwLock;
@@ -19,6 +19,8 @@ struct Live {
     plugin: Arc<Plugin>,
     /// May be null: some plugins have no context.
     context: *mut c_void,
+    /// The communicator's name, whose pointer the plugin may keep.
+    _name: Option<CString>,
 }
 
 // SAFETY: an opaque value that NCCL hands back to the plugin from any thread.
@@ -35,9 +37,10 @@ pub(crate) fn init(
     rank: i32,
 ) -> Option<Arc<Context>> {
     let plugin = library::plugin()?;
+    let name = name.and_then(|name| CString::new(name).ok());
     let description = Description {
         hash,
-        name,
+        name: name.as_deref(),
         nodes: nodes as i32,
         ranks,
         rank,
@@ -48,7 +51,11 @@ pub(crate) fn init(
             if mask != 0 {
                 info!(subsystem::INIT, "Profiler event mask: {mask:#x} ({mask})");
             }
-            let live = RwLock::new(Some(Live { plugin, context }));
+            let live = RwLock::new(Some(Live {
+                plugin,
+                context,
+                _name: name,
+            }));
             Some(Arc::new(Context { live }))
         }
         Err(code) => {

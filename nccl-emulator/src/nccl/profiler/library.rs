@@ -5,7 +5,7 @@
 //!    └────init, no plugin──▶ Failed     for the rest of the process
 //! ```
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -15,12 +15,14 @@ use super::event::{Descriptor, Event, Handle, State, bits};
 use crate::nccl::debug::{info, subsystem};
 use crate::nccl::environment;
 use crate::nccl::plugin::{self, Library};
+use crate::nccl::plugin_log::log;
 use crate::version;
 
 /// The kinds of events that the plugin wants. The plugin has its address and may write to it at any time.
 static MASK: AtomicI32 = AtomicI32::new(0);
 
 /// Returns the kinds of events that the plugin wants now; 0 without a plugin.
+#[inline]
 pub(super) fn mask() -> i32 {
     MASK.load(Ordering::Relaxed)
 }
@@ -71,7 +73,8 @@ type InitV5 = unsafe extern "C" fn(
 /// What a plugin is told of a communicator.
 pub(super) struct Description<'a> {
     pub(super) hash: u64,
-    pub(super) name: Option<&'a str>,
+    /// The plugin may keep the pointer until it finalizes the communicator.
+    pub(super) name: Option<&'a CStr>,
     pub(super) nodes: i32,
     pub(super) ranks: i32,
     pub(super) rank: i32,
@@ -198,8 +201,7 @@ impl Plugin {
     /// The code that the plugin returned.
     pub(super) fn init(&self, of: &Description<'_>) -> Result<*mut c_void, c_int> {
         let mut context = std::ptr::null_mut();
-        let name = of.name.and_then(|name| CString::new(name).ok());
-        let name = name.as_deref().map_or(std::ptr::null(), CStr::as_ptr);
+        let name = of.name.map_or(std::ptr::null(), CStr::as_ptr);
         let Description {
             hash,
             nodes,
@@ -213,29 +215,11 @@ impl Plugin {
             if self.version == 4 {
                 let init = std::mem::transmute::<*const c_void, InitV4>(init);
                 let mask = MASK.as_ptr();
-                init(
-                    &mut context,
-                    mask,
-                    name,
-                    hash,
-                    nodes,
-                    ranks,
-                    rank,
-                    plugin::log,
-                )
+                init(&mut context, mask, name, hash, nodes, ranks, rank, log)
             } else {
                 let init = std::mem::transmute::<*const c_void, InitV5>(init);
                 let mask = MASK.as_ptr();
-                init(
-                    &mut context,
-                    hash,
-                    mask,
-                    name,
-                    nodes,
-                    ranks,
-                    rank,
-                    plugin::log,
-                )
+                init(&mut context, hash, mask, name, nodes, ranks, rank, log)
             }
         };
         if self.version < 6 {

@@ -46,6 +46,7 @@ fn now() -> u64 {
 }
 
 /// Whether the plugin wants any events now.
+#[inline]
 pub(crate) fn is_wanted() -> bool {
     library::mask() != 0
 }

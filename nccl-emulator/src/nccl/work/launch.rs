@@ -73,13 +73,10 @@ impl Launch {
             };
             (distance, message.direction, message.order)
         });
-        let tracker = Tracker::new(
-            communicator,
-            is_persistent,
-            (&lists.profiles, &lists.collectives, &lists.messages),
-            |task| observe::proxies_of_collective(session, task),
-            |task| observe::proxies_of_message(session, task),
-        );
+        let tracker = match lists.profiles.is_empty() {
+            true => None,
+            false => track(communicator, session, &lists, is_persistent),
+        };
         let lanes = std::mem::take(&mut lists.lanes);
         if let Some(start) = start {
             ring_at(start, session);
@@ -113,14 +110,12 @@ impl Launch {
     }
 
     /// Tells a profiler what the launch has come to. While the launch waits, it does so again a little later.
-    fn observe(&mut self, outcome: &Outcome) {
-        let Some(tracker) = self.tracker.clone() else {
-            return;
-        };
+    #[cold]
+    fn observe(&mut self, tracker: &Arc<Tracker>, outcome: &Outcome) {
         match outcome {
             Outcome::Failed => return,
-            Outcome::Done => observe::see(self, &tracker, true),
-            _ => observe::see(self, &tracker, false),
+            Outcome::Done => observe::see(self, tracker, true),
+            _ => observe::see(self, tracker, false),
         }
         if !matches!(outcome, Outcome::Blocked | Outcome::Stuck) {
             return;
@@ -260,6 +255,23 @@ impl Launch {
     }
 }
 
+/// Returns what a profiler is told of a launch.
+#[cold]
+fn track(
+    communicator: &Arc<Communicator>,
+    session: &Arc<Session>,
+    lists: &Lists,
+    is_persistent: bool,
+) -> Option<Arc<Tracker>> {
+    Tracker::new(
+        communicator,
+        is_persistent,
+        (&lists.profiles, &lists.collectives, &lists.messages),
+        |task| observe::proxies_of_collective(session, task),
+        |task| observe::proxies_of_message(session, task),
+    )
+}
+
 impl Work for Launch {
     fn step(&mut self, budget: usize) -> Step {
         let seen = self.session.own().bell.value();
@@ -270,7 +282,9 @@ impl Work for Launch {
             return Step::Blocked { seen };
         }
         let outcome = self.part(budget);
-        self.observe(&outcome);
+        if let Some(tracker) = self.tracker.clone() {
+            self.observe(&tracker, &outcome);
+        }
         match outcome {
             Outcome::Done | Outcome::Failed => Step::Done,
             Outcome::Progress => Step::Progress,
