@@ -225,14 +225,14 @@ const PORT: u16 = 29_417;
 /// Rank on a host of its own: connects, waits for the word of the test, and prints the fault of an operation.
 fn on_host(world: &World) -> Outcome {
     let (comm, mut y) = connected(world)?;
-    println!("ready");
+    println!("\nready");
     std::io::stdin().lock().read_line(&mut String::new())?;
     let done = comm.all_reduce_in_place(&mut y, ReduceOp::Sum);
     match done.and_then(|done| done.wait()) {
-        Ok(()) => println!("fault none"),
+        Ok(()) => println!("\nfault none"),
         Err(error) => match error.fault() {
-            Some(fault) => println!("fault {}", serde_json::to_string(fault)?),
-            None => println!("fault {error:#}"),
+            Some(fault) => println!("\nfault {}", serde_json::to_string(fault)?),
+            None => println!("\nfault {error:#}"),
         },
     }
     Ok(())

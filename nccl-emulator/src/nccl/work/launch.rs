@@ -104,9 +104,9 @@ impl Launch {
         self.tracker.as_ref()
     }
 
-    /// Whether the launch has begun on its stream.
+    /// Whether the part at which the launch is has begun: neither lateness nor a fault holds it.
     pub(super) fn has_begun(&self) -> bool {
-        self.start.is_none()
+        self.prepared && self.start.is_none() && self.fault.is_none()
     }
 
     /// Tells a profiler what the launch has come to. While the launch waits, it does so again a little later.
