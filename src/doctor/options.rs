@@ -41,6 +41,7 @@ For recordings, which nccl-run --record DIR or NCCL_RUN_RECORD_DIR leave after a
 
   nccl-doctor timeline faults/                    one page to look at: timeline.html
   nccl-doctor timeline --trace trace.json faults/ and a file for https://ui.perfetto.dev
+  nccl-doctor timeline --pytorch traces/ faults/  and files for PyTorch's analyser: torchfrtrace traces/
   nccl-doctor timeline --pid 4107                 asks all ranks now, of which process 4107 is one: where they are,
                                                   and what they prove to know, is in its environment
   nccl-doctor timeline --rendezvous unix:/run/job.sock
@@ -78,6 +79,7 @@ Options of the timeline:
       --out FILE        where to write the page (timeline.html, unless that is there)
       --trace FILE      also write a trace for Perfetto and chrome://tracing
       --json FILE       also write everything as JSON, which this command reads again
+      --pytorch DIR     also write a file for each rank that PyTorch's analyser reads (torchfrtrace DIR)
       --pid PID, --rendezvous ADDRESS, --timeout SECONDS
                         ask the ranks of a job that runs, for so long (30)
 
@@ -121,6 +123,7 @@ pub(super) struct TimelineOptions {
     pub(super) out: Option<PathBuf>,
     pub(super) trace: Option<PathBuf>,
     pub(super) json: Option<PathBuf>,
+    pub(super) pytorch: Option<PathBuf>,
 }
 
 /// The source of recordings.
@@ -303,6 +306,7 @@ fn timeline(arguments: Vec<OsString>) -> Result<Command, lexopt::Error> {
         out: None,
         trace: None,
         json: None,
+        pytorch: None,
     };
     let mut parser = lexopt::Parser::from_args(arguments);
     while let Some(argument) = parser.next()? {
@@ -311,6 +315,7 @@ fn timeline(arguments: Vec<OsString>) -> Result<Command, lexopt::Error> {
             Long("out") => options.out = Some(parser.value()?.into()),
             Long("trace") => options.trace = Some(parser.value()?.into()),
             Long("json") => options.json = Some(parser.value()?.into()),
+            Long("pytorch") => options.pytorch = Some(parser.value()?.into()),
             Long("rendezvous") => name(&mut job, Job::Address(parser.value()?.string()?))?,
             Long("pid") => name(&mut job, Job::Process(parser.value()?.parse()?))?,
             Long("timeout") => options.timeout = timeout(&mut parser)?,
@@ -521,7 +526,8 @@ mod tests {
 
     #[test]
     fn a_timeline_is_of_files_or_of_a_job_that_runs() {
-        let Ok(Command::Timeline(options)) = parsed("timeline --out x.html faults --trace t.json")
+        let Ok(Command::Timeline(options)) =
+            parsed("timeline --out x.html faults --trace t.json --pytorch traces")
         else {
             panic!("no timeline");
         };
@@ -529,6 +535,7 @@ mod tests {
         assert_eq!(options.of, Recordings::Files(files));
         assert_eq!(options.out, Some(PathBuf::from("x.html")));
         assert_eq!(options.trace, Some(PathBuf::from("t.json")));
+        assert_eq!(options.pytorch, Some(PathBuf::from("traces")));
         assert!(parsed("timeline --rendezvous unix:/x --timeout 5").is_ok());
         let Ok(Command::Timeline(options)) = parsed("timeline --pid 4107") else {
             panic!("no timeline");

@@ -54,7 +54,39 @@ fn show(timeline: &Timeline, options: &TimelineOptions) -> Result<String, String
             text.push_str(&format!("  {what} {}\n", path.display()));
         }
     }
+    if let Some(directory) = &options.pytorch {
+        write_for_pytorch(directory, timeline)?;
+        // Without it the analyser refuses to begin.
+        let partial = match timeline.missing.is_empty() {
+            true => "",
+            false => "--allow-incomplete-ranks ",
+        };
+        let directory = directory.display();
+        text.push_str(&format!(
+            "  for PyTorch:     torchfrtrace {partial}{directory}\n"
+        ));
+    }
     Ok(text)
+}
+
+/// Writes the files for PyTorch's analyser, which takes all files of a directory for one job's.
+fn write_for_pytorch(directory: &Path, timeline: &Timeline) -> Result<(), String> {
+    let failed = |path: &Path, error: io::Error| format!("{}: {error}", path.display());
+    std::fs::create_dir_all(directory).map_err(|error| failed(directory, error))?;
+    let mut entries = std::fs::read_dir(directory).map_err(|error| failed(directory, error))?;
+    if entries.next().is_some() {
+        return Err(format!(
+            "{} is not empty, and PyTorch's analyser reads every file in it: name another directory with --pytorch",
+            directory.display()
+        ));
+    }
+    for (rank, pickle) in timeline.to_pytorch_traces() {
+        // PyTorch's own name.
+        let path = directory.join(format!("nccl_trace_rank_{rank}"));
+        let written = File::create_new(&path).and_then(|file| fill(&path, file, &pickle));
+        written.map_err(|error| failed(&path, error))?;
+    }
+    Ok(())
 }
 
 /// The summary of a timeline.
@@ -103,7 +135,7 @@ fn write(path: &Path, replace: bool, content: &str) -> Result<(), String> {
             .open(path),
         false => File::create_new(path),
     };
-    let written = open().and_then(|file| fill(path, file, content));
+    let written = open().and_then(|file| fill(path, file, content.as_bytes()));
     written.map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => format!(
             "{} is there already: name another file with --out, or this one to replace it",
@@ -114,10 +146,10 @@ fn write(path: &Path, replace: bool, content: &str) -> Result<(), String> {
 }
 
 /// Writes a file, or removes it: a truncated page looks like a complete one.
-fn fill(path: &Path, mut file: File, content: &str) -> io::Result<()> {
+fn fill(path: &Path, mut file: File, content: &[u8]) -> io::Result<()> {
     let is_file = file.metadata()?.is_file();
     let mut write = || {
-        file.write_all(content.as_bytes())?;
+        file.write_all(content)?;
         // Some file systems report a full disk only here; a pipe does not support it.
         if is_file { file.sync_all() } else { Ok(()) }
     };
@@ -147,7 +179,7 @@ fn fresh(directory: &Path, name: &str, extension: &str, content: &str) -> io::Re
         let path = directory.join(name);
         match File::create_new(&path) {
             Ok(file) => {
-                fill(&path, file, content)?;
+                fill(&path, file, content.as_bytes())?;
                 return Ok(path);
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}

@@ -57,6 +57,8 @@ fn a_directory_of_recordings_becomes_a_page_and_the_summary_names_who_is_behind(
         &path("t.json"),
         "--json",
         &path("all.json"),
+        "--pytorch",
+        &path("traces"),
         &faults,
     ];
     let output = run(doctor(&arguments));
@@ -80,6 +82,16 @@ fn a_directory_of_recordings_becomes_a_page_and_the_summary_names_who_is_behind(
     assert_eq!(trace["otherData"]["generation"], 1);
     let all = std::fs::read_to_string(path("all.json")).unwrap();
     assert_eq!(Timeline::from_json(&all).unwrap().ranks.len(), 2);
+    let analyser = format!("torchfrtrace --allow-incomplete-ranks {}", path("traces"));
+    assert!(said.contains(&analyser), "{said}");
+    let files = std::fs::read_dir(path("traces")).unwrap();
+    let mut names: Vec<_> = files.map(|file| file.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["nccl_trace_rank_0", "nccl_trace_rank_1"]);
+    // With files of another job among them the analyser would compare what does not belong together.
+    let again = run(doctor(&arguments));
+    assert_eq!(again.status.code(), Some(3), "{again:?}");
+    assert!(text(&again.stderr).contains("is not empty"), "{again:?}");
     // It reads its own output.
     let again = run(doctor(&[
         "timeline",

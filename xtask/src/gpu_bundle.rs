@@ -90,6 +90,7 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
     ("test", "observer", "it needs no GPU"),
     ("test", "perf", "it runs on the emulator wherever it is"),
     ("test", "preflight", "it needs no GPU"),
+    ("test", "pytorch_analyser", "it needs Python and a download"),
     ("test", "recorder", "it needs no GPU"),
     ("test", "recordings", "it needs no GPU"),
     ("test", "rendezvous", "it needs no GPU"),

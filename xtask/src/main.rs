@@ -12,6 +12,7 @@ mod check_symbols;
 mod conformance;
 mod fault_table;
 mod feature_mixes;
+mod flight_recorder;
 mod foreign_clients;
 mod gpu_bundle;
 mod header;
@@ -99,6 +100,12 @@ const CHORES: &[Chore] = &[
         arguments: "",
         purpose: "build `nccl` and `nccl-candle` beside other choices of cudarc's features",
         run: feature_mixes::run,
+    },
+    Chore {
+        name: "flight-recorder",
+        arguments: "",
+        purpose: "give recordings to PyTorch's flight-recorder analyser, which it downloads",
+        run: flight_recorder::run,
     },
     Chore {
         name: "foreign-clients",

@@ -294,7 +294,14 @@ pub(crate) fn fetch(version: &str, cuda: Cuda) -> Result<Release> {
 }
 
 fn download_wheel(version: &str, cuda: Cuda, directory: &Path) -> Result {
-    let package = cuda.package();
+    download(cuda.package(), version, &[], directory)
+}
+
+/// Downloads one wheel with pip, which gets these further options.
+///
+/// # Errors
+/// [`Unavailable`].
+pub(crate) fn download(package: &str, version: &str, options: &[&str], directory: &Path) -> Result {
     let unavailable = |why: &str| {
         Unavailable(format!(
             "{package} {version} cannot be downloaded ({why}): it takes Python 3 with pip, and the package index or \
@@ -306,6 +313,7 @@ fn download_wheel(version: &str, cuda: Cuda, directory: &Path) -> Result {
         .args(["--only-binary=:all:", "--disable-pip-version-check"])
         .args(["--no-cache-dir", "--dest"])
         .arg(directory)
+        .args(options)
         .arg(format!("{package}=={version}"))
         .stdin(Stdio::null())
         .output()
@@ -318,7 +326,8 @@ fn download_wheel(version: &str, cuda: Cuda, directory: &Path) -> Result {
     Err(unavailable(last.unwrap_or("pip does not say why").trim()).into())
 }
 
-fn only_file(directory: &Path) -> Result<PathBuf> {
+/// The wheel that pip has left in a directory.
+pub(crate) fn only_file(directory: &Path) -> Result<PathBuf> {
     let mut files = fs::read_dir(directory)?;
     match (files.next(), files.next()) {
         (Some(file), None) => Ok(file?.path()),
@@ -327,7 +336,7 @@ fn only_file(directory: &Path) -> Result<PathBuf> {
 }
 
 /// Whether a file has this SHA-256.
-fn verify(file: &Path, expected: &str) -> Result {
+pub(crate) fn verify(file: &Path, expected: &str) -> Result {
     let said = workspace::output(Command::new("sha256sum").arg("--").arg(file))?;
     let found = said.trim_start_matches('\\').split_whitespace().next();
     let found = found.unwrap_or_default();

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use super::seqlock_ring::Copied;
 use super::track::{RawCall, Track};
 use crate::operation::OperationKind;
 
@@ -28,6 +29,15 @@ pub(crate) fn is_collective(kind: OperationKind) -> bool {
             | Scatter
             | Replay
     )
+}
+
+/// Whether `kind` is called by some ranks of a communicator alone, with a number of calls of its own on each rank. All other
+/// calls are those of all ranks, in the same order.
+#[doc(hidden)]
+#[must_use]
+pub fn is_of_some_ranks(kind: OperationKind) -> bool {
+    use OperationKind::{Group, Recv, Send};
+    matches!(kind, Group | Send | Recv)
 }
 
 /// The collectives that a communicator has called.
@@ -93,20 +103,60 @@ impl RecordedCollectives {
     }
 }
 
+/// The number of calls of each kind.
+type CallCounts = [u64; OperationKind::ALL.len()];
+
+/// How often calls are counted anew that were made meanwhile.
+const TRIES: usize = 8;
+
 impl Track {
+    /// Copies the recorded calls, with the number of calls of each kind up to the last of them: `None` for these where more
+    /// calls were made meanwhile.
+    fn counted_calls(&self) -> (Copied<RawCall>, Option<CallCounts>) {
+        let counted = || OperationKind::ALL.map(|kind| self.tally.calls(kind));
+        let before = counted();
+        let read = self.call_ring.read();
+        let written = read.first + read.records.len() as u64;
+        // A call is counted before it is recorded, and both are plain stores of one thread.
+        let fits = before == counted() && before.iter().sum::<u64>() == written;
+        (read, fits.then_some(before))
+    }
+
+    /// Copies the recorded calls, with the number of earlier calls that [only some ranks](is_of_some_ranks) made: `None` for
+    /// that while calls are made so fast that they cannot be counted.
+    pub(super) fn recorded_calls(&self) -> (Copied<RawCall>, Option<u64>) {
+        let mut tries = 0;
+        loop {
+            let (read, counts) = self.counted_calls();
+            tries += 1;
+            if read.first > 0 && counts.is_none() && tries < TRIES {
+                std::thread::yield_now();
+                continue;
+            }
+            let earlier = match counts {
+                _ if read.first == 0 => Some(0),
+                None => None,
+                Some(counts) => {
+                    let kinds = OperationKind::ALL.into_iter();
+                    let all = kinds.filter(|kind| is_of_some_ranks(*kind));
+                    let all: u64 = all.map(|kind| counts[kind as usize]).sum();
+                    let recorded = read.records.iter().map(IndexedCall::of);
+                    let recorded = recorded.filter(|call| is_of_some_ranks(call.kind));
+                    all.checked_sub(recorded.count() as u64)
+                }
+            };
+            return (read, earlier);
+        }
+    }
+
     /// Returns `None` while calls are made so fast that they cannot be counted.
     pub(crate) fn recorded_collectives(&self) -> Option<RecordedCollectives> {
-        const TRIES: usize = 8;
-        let counted = || OperationKind::ALL.map(|kind| self.tally.calls(kind));
         (0..TRIES).find_map(|_| {
-            let before = counted();
-            let read = self.call_ring.read();
-            let written = read.first + read.records.len() as u64;
-            // A call is counted before it is recorded, and both are plain stores of one thread.
-            if before != counted() || before.iter().sum::<u64>() != written {
+            let (read, counts) = self.counted_calls();
+            let Some(counts) = counts else {
                 std::thread::yield_now();
                 return None;
-            }
+            };
             let all = read.records.iter();
             let recorded = all
                 .map(IndexedCall::of)
@@ -114,7 +164,7 @@ impl Track {
             let called = OperationKind::ALL
                 .into_iter()
                 .filter(|kind| is_collective(*kind))
-                .map(|kind| before[kind as usize]);
+                .map(|kind| counts[kind as usize]);
             Some(RecordedCollectives {
                 called: called.sum(),
                 recorded: recorded.collect(),

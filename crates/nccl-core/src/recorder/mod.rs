@@ -36,7 +36,7 @@ pub use crate::identity::{Clock, ClockSource, WorldRank};
 #[doc(hidden)]
 pub use crate::identity::{Identity, RecorderScope};
 #[doc(hidden)]
-pub use collective_index::IndexedCall;
+pub use collective_index::{IndexedCall, is_of_some_ranks};
 pub(crate) use collective_index::{RecordedCollectives, is_collective};
 #[doc(hidden)]
 pub use dump::is_enabled;

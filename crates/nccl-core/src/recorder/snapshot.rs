@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
+use super::collective_index::is_of_some_ranks;
 use super::fields;
 use super::notes::{self, Note};
 use super::spans::{CallSpan, SpanReader};
@@ -111,6 +112,10 @@ pub struct Recording {
     /// Why it was aborted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// How many of the calls before the first of `calls` were messages and groups of messages, which only some ranks make. All
+    /// other calls are those of all ranks, in one order. `None` where that could not be counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub earlier_messages: Option<u64>,
     /// The last calls, oldest first.
     pub calls: Vec<Call>,
     /// How many earlier calls the recorder still had, left out for lack of space.
@@ -345,7 +350,11 @@ impl Snapshot {
         }
         for (recording, kept) in self.communicators.iter_mut().zip(kept) {
             let over = recording.calls.len() - kept;
-            recording.calls.drain(..over);
+            let dropped = recording.calls.drain(..over);
+            let messages = dropped.filter(|call| is_of_some_ranks(call.kind)).count();
+            if let Some(earlier) = &mut recording.earlier_messages {
+                *earlier += messages as u64;
+            }
             recording.left_out += over;
         }
     }
@@ -379,7 +388,7 @@ pub fn read_one(track: &Track) -> Recording {
 }
 
 fn read(track: &Track, spans: &mut SpanReader) -> Recording {
-    let raw_calls = track.call_ring.read();
+    let (raw_calls, earlier_messages) = track.recorded_calls();
     // Read after the calls: an operation that they name and that is not here was overwritten, or is not called yet.
     let operations = track.operation_ring.read();
     let calls = raw_calls.records.iter().enumerate().map(|(at, raw)| {
@@ -429,6 +438,7 @@ fn read(track: &Track, spans: &mut SpanReader) -> Recording {
             .is_aborted()
             .then(|| track.lifecycle.reason())
             .flatten(),
+        earlier_messages,
         calls,
         left_out: 0,
     }

@@ -49,7 +49,7 @@ pub(super) struct Mark<'t> {
 }
 
 /// Nanoseconds since 1970 by the reference's clock.
-fn corrected(rank: &RankRecording, since: std::time::Duration) -> i128 {
+pub(super) fn corrected(rank: &RankRecording, since: std::time::Duration) -> i128 {
     let own = since_1970(rank.snapshot.origin).as_nanos() + since.as_nanos();
     own.cast_signed() + i128::from(rank.clock.offset_ns)
 }

@@ -7,6 +7,7 @@ use super::slots::{CallProgress, RawCall};
 use super::{MAX_CALLS, Track, timeout_of_code};
 use crate::op::Descriptor;
 use crate::operation::OperationKind;
+use crate::recorder::is_of_some_ranks;
 use crate::recorder::seqlock_ring::RingSlot;
 
 /// A recorded call, as the watchdog sees it.
@@ -83,10 +84,9 @@ impl Track {
     /// Whether no call was made that only some ranks make.
     #[doc(hidden)]
     pub fn only_calls_for_all(&self) -> bool {
-        use OperationKind::{Group, Recv, Send};
-        [Group, Send, Recv]
-            .into_iter()
-            .all(|kind| self.tally.calls(kind) == 0)
+        let kinds = OperationKind::ALL.into_iter();
+        let mut of_some = kinds.filter(|kind| is_of_some_ranks(*kind));
+        of_some.all(|kind| self.tally.calls(kind) == 0)
     }
 
     /// The call that the communicator was waiting in, as far as known without a query: a call that NCCL has not returned from, or

@@ -127,12 +127,14 @@ fn whatever_becomes_of_the_bytes_of_a_file_nothing_panics() {
             let _ = (
                 merged.to_html(),
                 merged.to_chrome_trace(),
+                merged.to_pytorch_traces().count(),
                 merged.standings(),
             );
             read += 1;
         }
         if let Ok(timeline) = Timeline::from_json(&text) {
             let _ = (timeline.to_html(), timeline.to_chrome_trace());
+            let _ = timeline.to_pytorch_traces().count();
             read += 1;
         }
     }

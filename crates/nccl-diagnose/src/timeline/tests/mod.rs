@@ -7,6 +7,7 @@ mod json;
 mod large;
 mod merging;
 mod page;
+mod pytorch;
 mod trace;
 
 use std::time::{Duration, SystemTime};
