@@ -13,14 +13,15 @@ mod switch;
 
 use std::error::Error;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, Stdio};
-use std::time::Duration;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use isolated_hosts::{Cables, IsolatedHosts, Plan};
 use nccl::fault::{Fault, RootCause};
 use nccl::{ReduceOp, World};
 use nccl_emulator::faults;
 use nccl_tools::testing::{again, name};
+use support::gate::Gate;
 use support::{Ranks, apart};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
@@ -29,6 +30,8 @@ const RANKS: usize = 3;
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// More than the buffers of sockets hold.
 const LENGTH: usize = 4 << 20;
+/// For several communicators, each of which hangs.
+const DEADLINE: Duration = Duration::from_secs(180);
 const ALL: &str = "operations,transfers,steps,kernels";
 
 /// A communicator whose ranks are connected.
@@ -104,21 +107,6 @@ fn one_is_late(world: &World, expected: &[&str]) -> Outcome<Fault> {
 
 /// The name that both libraries give to the operation.
 const NAMED: &str = "AllReduce (";
-
-#[test]
-fn over_peer_to_peer_the_channels_of_the_kernel_are_named() {
-    Ranks::new(RANKS)
-        .variable("NCCL_RUN_PROFILER", ALL)
-        .processes(|world| one_is_late(&world, &[NAMED, "its kernel runs on "]).map(drop));
-}
-
-#[test]
-fn over_shared_memory_too() {
-    Ranks::new(RANKS)
-        .variable("NCCL_RUN_PROFILER", ALL)
-        .variable("NCCL_P2P_DISABLE", "1")
-        .processes(|world| one_is_late(&world, &[NAMED, "its kernel runs on "]).map(drop));
-}
 
 #[test]
 fn over_the_network_the_rank_that_is_waited_for_and_the_step_are_named() {
@@ -218,6 +206,131 @@ fn a_device_on_which_the_kernel_does_not_start_is_the_cause() {
             has(&lines, "0", &["its kernel runs on "]);
             Ok::<_, Box<dyn Error>>(world.barrier("end")?)
         });
+}
+
+/// How an operation comes to hang on ranks that live.
+#[derive(Clone, Copy, Debug)]
+enum Hang {
+    /// Rank 1 does not enter it.
+    NeverEntered,
+    /// Work of the program is in front of it on rank 1.
+    StuckOutside,
+    /// Rank 1 does not receive what rank 0 sends.
+    MissingReceive,
+    /// Each rank sends to the next one, and would receive afterwards.
+    Cycle,
+    /// The process of rank 1 is stopped.
+    Stopped,
+}
+
+const HANGS: [Hang; 5] = [
+    Hang::NeverEntered,
+    Hang::StuckOutside,
+    Hang::MissingReceive,
+    Hang::Cycle,
+    Hang::Stopped,
+];
+
+/// Lets a communicator hang; returns the fault that this rank has for it.
+fn hang(world: &World, hang: Hang) -> Outcome<Fault> {
+    let (comm, mut y) = connected(world)?;
+    let (own, next) = (world.rank(), (world.rank() + 1) % RANKS);
+    // The first message between two ranks waits in the call, until both have connected.
+    let mut received = comm.stream().alloc_zeros::<f32>(LENGTH)?;
+    comm.group(|group| {
+        group.isend(&y, next)?;
+        group.irecv(&mut received, (own + RANKS - 1) % RANKS)
+    })?
+    .wait()?;
+    world.barrier("connected")?;
+    let mut gate = None;
+    let done = match (hang, own) {
+        (Hang::NeverEntered, 1) | (Hang::MissingReceive, 1 | 2) => Ok(()),
+        (Hang::MissingReceive, _) => comm
+            .group(|group| group.isend(&y, 1))
+            .and_then(|done| done.wait()),
+        (Hang::Cycle, _) => comm
+            .group(|group| group.isend(&y, next))
+            .and_then(|done| done.wait()),
+        (Hang::Stopped, 1) => {
+            let wake = format!("sleep 5; kill -CONT {}", std::process::id());
+            let mut waker = Command::new("sh").args(["-c", &wake]).spawn()?;
+            // SAFETY: stops this process until the one above lets it go on.
+            unsafe { libc::raise(libc::SIGSTOP) };
+            waker.wait()?;
+            Ok(())
+        }
+        _ => {
+            if matches!((hang, own), (Hang::StuckOutside, 1)) {
+                gate = Some(Gate::closed_on(comm.stream())?);
+            }
+            comm.all_reduce_in_place(&mut y, ReduceOp::Sum)
+                .and_then(|done| done.wait())
+        }
+    };
+    let waits = own != 1 && !matches!((hang, own), (Hang::MissingReceive, 2));
+    assert!(done.is_err() || !waits, "it hangs");
+    let begun = Instant::now();
+    let fault = loop {
+        match comm.fault() {
+            Some(fault) => break Fault::clone(&fault),
+            None if begun.elapsed() > 20 * TIMEOUT => return Err("no fault".into()),
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    drop(gate);
+    Ok(fault)
+}
+
+/// Tries each way to hang. A row per way goes to the file `NCCL_TEST_TABLE`, where that is set.
+fn every_hang(world: &World, transport: &str, observed: &[&str]) -> Outcome {
+    for kind in HANGS {
+        let fault = hang(world, kind)?;
+        let lines = inside(&fault);
+        let line = lines.iter().find(|line| line.contains("rank 0: ") || line.contains("ranks 0"));
+        let line = line.unwrap_or_else(|| panic!("{kind:?} over {transport}: {fault:#?}"));
+        let operation = match kind {
+            Hang::MissingReceive | Hang::Cycle => "Send",
+            _ => NAMED,
+        };
+        assert!(line.contains(operation), "{kind:?} over {transport}: {line}");
+        let is_observed = observed.iter().any(|part| line.contains(part));
+        assert!(is_observed, "{kind:?} over {transport}: {line}");
+        let said = world.all_gather("said", fault.evidence.join("\n").as_bytes())?;
+        assert!(said.iter().all(|one| *one == said[0]), "{said:?}");
+        if let (Some(file), 0) = (std::env::var_os("NCCL_TEST_TABLE"), world.rank()) {
+            let mut file = std::fs::File::options().append(true).create(true).open(file)?;
+            let after = line.trim_start_matches("inside NCCL, ");
+            writeln!(file, "| {kind:?} | {transport} | {} | {after} |", fault.cause)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_hang_over_peer_to_peer_says_what_was_observed() {
+    Ranks::new(RANKS)
+        .deadline(DEADLINE)
+        .variable("NCCL_RUN_PROFILER", ALL)
+        .processes(|world| every_hang(&world, "peer-to-peer", &["its kernel "]));
+}
+
+#[test]
+fn every_hang_over_shared_memory_says_what_was_observed() {
+    Ranks::new(RANKS)
+        .deadline(DEADLINE)
+        .variable("NCCL_RUN_PROFILER", ALL)
+        .variable("NCCL_P2P_DISABLE", "1")
+        .processes(|world| every_hang(&world, "shared memory", &["its kernel "]));
+}
+
+#[test]
+fn every_hang_over_the_network_says_what_was_observed() {
+    Ranks::new(RANKS)
+        .deadline(DEADLINE)
+        .ranks_per_host(1)
+        .variable("NCCL_RUN_PROFILER", ALL)
+        .processes(|world| every_hang(&world, "sockets", &[" waits for ", " sends to "]));
 }
 
 const PORT: u16 = 29_417;
