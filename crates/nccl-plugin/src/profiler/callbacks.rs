@@ -7,14 +7,15 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
 
 use super::abi::{
     COLLECTIVE, CollectiveV1, CollectiveV2, CollectiveV3, CollectiveV4, Descriptor, InitV1, InitV4,
-    InitV5, KERNEL_CHANNEL, KernelChannel, POINT_TO_POINT, PROXY_OPERATION, PROXY_STEP,
-    PointToPointV1, PointToPointV2, PointToPointV4, ProxyOperation, ProxyStep, SUCCESS, Table,
+    InitV5, KERNEL_CHANNEL, KERNEL_STOP, KernelChannel, KernelChannelV4, KernelEnd, POINT_TO_POINT,
+    PROXY_OPERATION, PROXY_STEP, PointToPointV1, PointToPointV2, PointToPointV4, ProxyOperation,
+    ProxyStep, SUCCESS, Table,
 };
 use super::events::{
     ALL_COMMUNICATORS, ALL_OPERATIONS, ALL_TRANSFERS, Communicator, Handle, Kind, NAME, NO_NAME,
     STEPS, Transfer, UNKNOWN_NAME, monotonic_ns,
 };
-use super::names::{ALGORITHMS, FUNCTIONS, PROTOCOLS, function_v1, index, number_v1};
+use super::names::{ALGORITHMS, FUNCTIONS, PROTOCOLS, element_size, function_v1, index, number_v1};
 
 /// Where NCCL reads its mask: a static of the library, which stays loaded. One place per libnccl; those of further
 /// libraries than there is room for keep the mask that they were given first.
@@ -230,6 +231,7 @@ struct NewOperation {
     algorithm: u8,
     protocol: u8,
     channels: u8,
+    element_size: u8,
     count: usize,
     peer: c_int,
 }
@@ -267,11 +269,13 @@ unsafe fn collective<const V: c_int>(body: *const c_void) -> NewOperation {
                     channels: body.channels,
                     count: body.count,
                     peer: body.root,
+                    ..NewOperation::default()
                 }
             }
             2 => {
                 let body = &*body.cast::<CollectiveV2>();
                 let rest = NewOperation {
+                    element_size: element_size(body.data_type),
                     channels: body.channels,
                     count: body.count,
                     peer: body.root,
@@ -285,6 +289,7 @@ unsafe fn collective<const V: c_int>(body: *const c_void) -> NewOperation {
                     _ => &*body.cast::<CollectiveV4>(),
                 };
                 let rest = NewOperation {
+                    element_size: element_size(body.data_type),
                     channels: body.channels,
                     count: body.count,
                     peer: body.root,
@@ -324,6 +329,7 @@ unsafe fn point_to_point<const V: c_int>(body: *const c_void) -> NewOperation {
                 let body = &*body.cast::<PointToPointV4>();
                 NewOperation {
                     function: index(&FUNCTIONS, body.function),
+                    element_size: element_size(body.data_type),
                     count: body.count,
                     peer: body.peer,
                     channels: body.channels,
@@ -353,6 +359,10 @@ fn keep_operation(communicator: u64, rank: c_int, new: &NewOperation) -> Option<
         slot.transfers.store(0, Ordering::Relaxed);
         slot.started.store(0, Ordering::Relaxed);
         slot.ended.store(0, Ordering::Relaxed);
+        slot.kernel_begin_ns.store(0, Ordering::Relaxed);
+        slot.kernel_end_ns.store(0, Ordering::Relaxed);
+        slot.element_size.store(new.element_size, Ordering::Relaxed);
+        slot.is_counted.store(0, Ordering::Relaxed);
     });
     Some(Handle::of(Kind::Operation, turn?))
 }
@@ -418,10 +428,14 @@ fn keep_step(transfer: u64, step: c_int) -> Option<Handle> {
     })
 }
 
-fn keep_kernel(operation: u64, channel: u8) -> Option<Handle> {
+fn keep_kernel(operation: u64, channel: u8, time: u64) -> Option<Handle> {
     let slot = ALL_OPERATIONS.get(operation)?;
     let bit = 1u64.checked_shl(channel.into())?;
-    slot.started.fetch_or(bit, Ordering::Release);
+    if slot.started.fetch_or(bit, Ordering::Release) == 0 {
+        slot.kernel_begin_ns.store(time, Ordering::Relaxed);
+    } else {
+        slot.kernel_begin_ns.fetch_min(time, Ordering::Relaxed);
+    }
     Some(Handle {
         kind: Kind::Kernel,
         part: channel,
@@ -470,9 +484,15 @@ unsafe extern "C" fn start_event<const V: c_int, T: Copy + Into<u64>>(
                     .and_then(|transfer| keep_step(transfer.turn, step))
             }
             KERNEL_CHANNEL => {
-                let channel = (*body.cast::<KernelChannel>()).channel;
+                let (channel, time) = match V {
+                    1..=3 => ((*body.cast::<KernelChannel>()).channel, 0),
+                    _ => {
+                        let body = &*body.cast::<KernelChannelV4>();
+                        (body.channel, body.time)
+                    }
+                };
                 parent_of(parent, Kind::Operation)
-                    .and_then(|operation| keep_kernel(operation.turn, channel))
+                    .and_then(|operation| keep_kernel(operation.turn, channel, time))
             }
             _ => None,
         }
@@ -518,23 +538,39 @@ fn step_of(transfer: u64, place: u8) -> Option<(&'static Transfer, &'static Atom
     Some((slot, slot.under_way.get(usize::from(place))?))
 }
 
-extern "C" fn record_event_state(
+unsafe extern "C" fn record_event_state<const V: c_int>(
     handle: *mut c_void,
     state: c_int,
-    _arguments: *const c_void,
+    arguments: *const c_void,
 ) -> c_int {
-    let step = Handle::from_pointer(handle).filter(|handle| handle.kind == Kind::Step);
-    let found = step.and_then(|handle| Some((handle.part, step_of(handle.turn, handle.part)?)));
-    if let Some((part, (slot, step))) = found {
-        let before = step.load(Ordering::Relaxed);
-        if let (1.., Ok(state)) = (before, u8::try_from(state)) {
-            let now = monotonic_ns();
-            slot.change_state((before & 0xff) as u8, state, now);
-            slot.state_since_ns[usize::from(part)].store(now, Ordering::Relaxed);
-            step.store(before & !0xff | u64::from(state), Ordering::Release);
+    let Some(Handle { kind, part, turn }) = Handle::from_pointer(handle) else {
+        return SUCCESS;
+    };
+    match kind {
+        Kind::Step => change_step(turn, part, state),
+        Kind::Kernel if V >= 4 && state == KERNEL_STOP && !arguments.is_null() => {
+            // SAFETY: what NCCL passes with this state.
+            let time = unsafe { (*arguments.cast::<KernelEnd>()).time };
+            if let Some(slot) = ALL_OPERATIONS.get(turn) {
+                slot.kernel_end_ns.fetch_max(time, Ordering::Relaxed);
+            }
         }
+        _ => {}
     }
     SUCCESS
+}
+
+fn change_step(transfer: u64, part: u8, state: c_int) {
+    let Some((slot, step)) = step_of(transfer, part) else {
+        return;
+    };
+    let before = step.load(Ordering::Relaxed);
+    if let (1.., Ok(state)) = (before, u8::try_from(state)) {
+        let now = monotonic_ns();
+        slot.change_state((before & 0xff) as u8, state, now);
+        slot.state_since_ns[usize::from(part)].store(now, Ordering::Relaxed);
+        step.store(before & !0xff | u64::from(state), Ordering::Release);
+    }
 }
 
 extern "C" fn finalize(context: *mut c_void) -> c_int {
@@ -553,7 +589,7 @@ const fn table<const V: c_int, Init, T: Copy + Into<u64>>(init: Init) -> Table<I
         init,
         start_event: start_event::<V, T>,
         stop_event,
-        record_event_state,
+        record_event_state: record_event_state::<V>,
         finalize,
     }
 }

@@ -207,6 +207,13 @@ pub(super) struct Operation {
     /// A bit for each channel whose kernel has started, and ended.
     pub(super) started: AtomicU64,
     pub(super) ended: AtomicU64,
+    /// First start and last end of its kernel, on the GPU's clock; 0 for none.
+    pub(super) kernel_begin_ns: AtomicU64,
+    pub(super) kernel_end_ns: AtomicU64,
+    /// Bytes of an element; 0 where that is not known.
+    pub(super) element_size: AtomicU8,
+    /// Whether it was counted as finished.
+    pub(super) is_counted: AtomicU8,
 }
 
 impl Operation {
@@ -226,6 +233,10 @@ impl Operation {
             transfers: AtomicU32::new(0),
             started: AtomicU64::new(0),
             ended: AtomicU64::new(0),
+            kernel_begin_ns: AtomicU64::new(0),
+            kernel_end_ns: AtomicU64::new(0),
+            element_size: AtomicU8::new(0),
+            is_counted: AtomicU8::new(0),
         }
     }
 }

@@ -30,8 +30,8 @@ use callbacks::{TABLE_V1, TABLE_V2, TABLE_V3, TABLE_V4, TABLE_V5, TABLE_V6, TABL
 
 pub use events::monotonic_ns;
 pub use observation::{
-    CommunicatorQuery, KernelChannels, Observation, ObservedOperation, ObservedTransfer, WaitsFor,
-    hash_of, observe,
+    CommunicatorQuery, FinishedOperation, KernelChannels, Observation, ObservedOperation,
+    ObservedTransfer, WaitsFor, hash_of, observe, take_finished,
 };
 
 /// What NCCL reports.

@@ -174,6 +174,64 @@ pub fn observe(query: CommunicatorQuery<'_>, since_ns: u64) -> Option<Observatio
     })
 }
 
+/// An operation whose kernel has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FinishedOperation {
+    /// Name of its communicator (`commName`); empty where it has none.
+    pub communicator: String,
+    /// Number of ranks of the communicator.
+    pub world_size: usize,
+    /// NCCL's name for it.
+    pub function: &'static str,
+    /// Empty for messages.
+    pub algorithm: &'static str,
+    /// Empty for messages.
+    pub protocol: &'static str,
+    /// Bytes of its data on this rank: NCCL's count, times the bytes of an element.
+    pub bytes: u64,
+    /// From the first start of its kernel on a channel to the last end, in ns of the GPU's clock.
+    pub kernel_ns: u64,
+}
+
+/// Returns the operations whose kernels have ended, and that were not returned before, oldest first. What was pushed out of the
+/// ring meanwhile is missing.
+#[must_use]
+pub fn take_finished() -> Vec<FinishedOperation> {
+    let all = ALL_OPERATIONS.read_all(|slot| {
+        let channels = u32::from(slot.channels.load(Ordering::Relaxed));
+        let ended = slot.ended.load(Ordering::Acquire).count_ones();
+        let begin = slot.kernel_begin_ns.load(Ordering::Relaxed);
+        let end = slot.kernel_end_ns.load(Ordering::Relaxed);
+        let element_size = u64::from(slot.element_size.load(Ordering::Relaxed));
+        let is_finished = ended > 0 && ended >= channels && begin > 0 && end > begin;
+        if !is_finished || element_size == 0 || slot.is_counted.swap(1, Ordering::Relaxed) != 0 {
+            return None;
+        }
+        let owner = ALL_COMMUNICATORS.get(slot.communicator.load(Ordering::Relaxed))?;
+        let (_, operation) = read_operation(slot, 0);
+        Some(FinishedOperation {
+            communicator: name_of(owner),
+            world_size: usize::try_from(owner.world_size.load(Ordering::Relaxed)).unwrap_or(0),
+            function: operation.function,
+            algorithm: operation.algorithm,
+            protocol: operation.protocol,
+            bytes: operation.count.saturating_mul(element_size),
+            kernel_ns: end - begin,
+        })
+    });
+    all.into_iter().map(|(_, operation)| operation).collect()
+}
+
+fn name_of(slot: &Communicator) -> String {
+    let length = slot.name_length.load(Ordering::Relaxed) as usize;
+    let kept = slot.name.get(..length).unwrap_or_default();
+    let bytes: Vec<u8> = kept
+        .iter()
+        .map(|byte| byte.load(Ordering::Relaxed))
+        .collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
 /// Returns NCCL's number of a communicator (`commId` in its log, `hash` in answers of its RAS service). `None` where NCCL has
 /// reported no such communicator, or several that fit.
 #[must_use]

@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicI32;
 
 use super::abi::{
     CollectiveV1, CollectiveV2, CollectiveV3, CollectiveV4, Descriptor, InitV1, InitV4, InitV5,
-    KernelChannel, POINT_TO_POINT, PointToPointV1, PointToPointV2, PointToPointV4, ProxyOperation,
-    ProxyStep, Table,
+    KernelChannel, KernelChannelV4, KernelEnd, POINT_TO_POINT, PointToPointV1, PointToPointV2,
+    PointToPointV4, ProxyOperation, ProxyStep, Table,
 };
 use super::*;
 
@@ -78,7 +78,19 @@ impl<Init, T: Copy + TryFrom<u64>> Nccl<Init, T> {
     }
 
     fn state(&self, handle: *mut c_void, state: c_int) {
-        assert_eq!((self.table.record_event_state)(handle, state, null()), 0);
+        // SAFETY: as NCCL calls it.
+        let code = unsafe { (self.table.record_event_state)(handle, state, null()) };
+        assert_eq!(code, 0);
+    }
+
+    fn end_kernel(&self, handle: *mut c_void, time: u64) {
+        let end = KernelEnd { time };
+        // SAFETY: as NCCL calls it.
+        let code = unsafe {
+            (self.table.record_event_state)(handle, abi::KERNEL_STOP, (&raw const end).cast())
+        };
+        assert_eq!(code, 0);
+        self.stop(handle);
     }
 
     fn finalize(&self) {
@@ -204,7 +216,10 @@ fn an_operation_its_kernel_and_its_transfers_are_seen() {
     assert!(taken_by() >= Some(4));
     let operation = nccl.start(abi::COLLECTIVE, null_mut(), all_reduce());
     nccl.stop(operation);
-    let kernel = |channel| nccl.start(abi::KERNEL_CHANNEL, operation, KernelChannel { channel });
+    let kernel = |channel| {
+        let body = KernelChannelV4 { channel, time: 0 };
+        nccl.start(abi::KERNEL_CHANNEL, operation, body)
+    };
     let (first, _second) = (kernel(0), kernel(63));
     nccl.stop(first);
     let receives = nccl.start(abi::PROXY_OPERATION, operation, transfer(2, false));
@@ -396,7 +411,10 @@ fn old_and_foreign_handles_are_ignored() {
     let none = nccl.start(
         abi::KERNEL_CHANNEL,
         operation,
-        KernelChannel { channel: 200 },
+        KernelChannelV4 {
+            channel: 200,
+            time: 0,
+        },
     );
     assert!(none.is_null());
     for value in [0usize, 1, 77, usize::MAX, 0x4fff_ffff_ffff_ffff, 5 << 60] {
@@ -485,6 +503,54 @@ fn the_time_of_a_state_and_of_the_network_is_taken() {
 }
 
 #[test]
+fn a_finished_kernel_is_returned_once_with_its_time() {
+    let _turn = MASK.lock().unwrap();
+    set_events(ALL);
+    let nccl = nccl_v5(7, c"finished", 3);
+    let begin = |operation, channel, time| {
+        nccl.start(
+            abi::KERNEL_CHANNEL,
+            operation,
+            KernelChannelV4 { channel, time },
+        )
+    };
+    let finished = || {
+        let mut all = take_finished();
+        all.retain(|one| one.communicator == "finished");
+        all
+    };
+    let operation = nccl.start(abi::COLLECTIVE, null_mut(), all_reduce());
+    let (one, two) = (begin(operation, 0, 5000), begin(operation, 1, 4000));
+    nccl.end_kernel(one, 9000);
+    assert_eq!(finished(), []);
+    nccl.end_kernel(two, 7000);
+    let expected = FinishedOperation {
+        communicator: String::from("finished"),
+        world_size: 8,
+        function: "AllReduce",
+        algorithm: "RING",
+        protocol: "SIMPLE",
+        bytes: 4000,
+        kernel_ns: 5000,
+    };
+    assert_eq!(finished(), [expected]);
+    assert_eq!(finished(), []);
+    nccl.finalize();
+    // Version 3 has no times.
+    let nccl = nccl_v1(3, 7);
+    let v3 = CollectiveV3 {
+        name: null(),
+        hash: 0,
+        common: all_reduce(),
+    };
+    let operation = nccl.start(abi::COLLECTIVE, null_mut(), v3);
+    let kernel = nccl.start(abi::KERNEL_CHANNEL, operation, KernelChannel { channel: 0 });
+    nccl.stop(kernel);
+    assert_eq!(seen("any name", 7).unwrap()[0].kernel.unwrap().ended, 1);
+    nccl.finalize();
+}
+
+#[test]
 fn before_version_4_a_wait_for_credit_is_not_told_from_one_for_the_gpu() {
     let _turn = MASK.lock().unwrap();
     set_events(ALL);
@@ -523,6 +589,7 @@ fn the_layouts_are_those_of_the_headers() {
     offsets!(PointToPointV1: name 0, hash 8, function 16, buffer 24, data_type 32, count 40, peer 48);
     offsets!(PointToPointV2: name 0, hash 8, function 16, buffer 24, data_type 32, count 40, peer 48);
     offsets!(PointToPointV4: function 0, buffer 8, data_type 16, count 24, peer 32, channels 36);
+    offsets!(KernelChannelV4: channel 0, time 8);
     offsets!(ProxyOperation: pid 0, channel 4, peer 8, steps 12, chunk_size 16, is_send 20);
 }
 
