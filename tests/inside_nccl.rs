@@ -287,21 +287,33 @@ fn every_hang(world: &World, transport: &str, observed: &[&str]) -> Outcome {
     for kind in HANGS {
         let fault = hang(world, kind)?;
         let lines = inside(&fault);
-        let line = lines.iter().find(|line| line.contains("rank 0: ") || line.contains("ranks 0"));
+        let line = lines
+            .iter()
+            .find(|line| line.contains("rank 0: ") || line.contains("ranks 0"));
         let line = line.unwrap_or_else(|| panic!("{kind:?} over {transport}: {fault:#?}"));
         let operation = match kind {
             Hang::MissingReceive | Hang::Cycle => "Send",
             _ => NAMED,
         };
-        assert!(line.contains(operation), "{kind:?} over {transport}: {line}");
+        assert!(
+            line.contains(operation),
+            "{kind:?} over {transport}: {line}"
+        );
         let is_observed = observed.iter().any(|part| line.contains(part));
         assert!(is_observed, "{kind:?} over {transport}: {line}");
         let said = world.all_gather("said", fault.evidence.join("\n").as_bytes())?;
         assert!(said.iter().all(|one| *one == said[0]), "{said:?}");
         if let (Some(file), 0) = (std::env::var_os("NCCL_TEST_TABLE"), world.rank()) {
-            let mut file = std::fs::File::options().append(true).create(true).open(file)?;
+            let mut file = std::fs::File::options()
+                .append(true)
+                .create(true)
+                .open(file)?;
             let after = line.trim_start_matches("inside NCCL, ");
-            writeln!(file, "| {kind:?} | {transport} | {} | {after} |", fault.cause)?;
+            writeln!(
+                file,
+                "| {kind:?} | {transport} | {} | {after} |",
+                fault.cause
+            )?;
         }
     }
     Ok(())

@@ -45,6 +45,7 @@ fn one(world: &World, round: u64) -> Outcome {
     let stream = comm.stream().clone();
     let mut y = stream.alloc_zeros::<f32>(LENGTH)?;
     comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+    world.barrier("connected")?;
     let is_breaker = world.rank() as u64 == round / 7 % world.size() as u64;
     let is_first = world.rank() == 0;
     // The first of those that abort it wins; the others have its fault.
@@ -143,7 +144,11 @@ fn storm(world: &World) -> Outcome {
         world.barrier("round")?;
     }
     // Without this, nothing of the above was reported to it.
-    assert!(profiler::taken_by() >= Some(4), "{:?}", profiler::taken_by());
+    assert!(
+        profiler::taken_by() >= Some(4),
+        "{:?}",
+        profiler::taken_by()
+    );
     Ok(())
 }
 

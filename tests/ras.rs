@@ -138,11 +138,9 @@ fn one_is_late_until_the_others_give_up(world: World) -> Outcome {
 
 #[test]
 fn what_the_service_said_when_a_rank_was_late_is_evidence_when_the_others_give_up() {
-    if needs_ras() {
-        Ranks::new(3)
-            .variable("NCCL_RUN_STRAGGLER_TIMEOUT", "0.5")
-            .processes(one_is_late_until_the_others_give_up);
-    }
+    Ranks::new(3)
+        .variable("NCCL_RUN_STRAGGLER_TIMEOUT", "0.5")
+        .processes(one_is_late_until_the_others_give_up);
 }
 
 #[test]
