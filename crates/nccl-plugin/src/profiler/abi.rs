@@ -6,6 +6,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 /// Kinds of events, as bits of the mask.
+pub(super) const GROUP: u64 = 1;
 pub(super) const COLLECTIVE: u64 = 1 << 1;
 pub(super) const POINT_TO_POINT: u64 = 1 << 2;
 pub(super) const PROXY_OPERATION: u64 = 1 << 3;

@@ -6,10 +6,10 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
 
 use super::abi::{
-    COLLECTIVE, CollectiveV1, CollectiveV2, CollectiveV3, CollectiveV4, Descriptor, InitV1, InitV4,
-    InitV5, KERNEL_CHANNEL, KERNEL_STOP, KernelChannel, KernelChannelV4, KernelEnd, POINT_TO_POINT,
-    PROXY_OPERATION, PROXY_STEP, PointToPointV1, PointToPointV2, PointToPointV4, ProxyOperation,
-    ProxyStep, SUCCESS, Table,
+    COLLECTIVE, CollectiveV1, CollectiveV2, CollectiveV3, CollectiveV4, Descriptor, GROUP, InitV1,
+    InitV4, InitV5, KERNEL_CHANNEL, KERNEL_STOP, KernelChannel, KernelChannelV4, KernelEnd,
+    POINT_TO_POINT, PROXY_OPERATION, PROXY_STEP, PointToPointV1, PointToPointV2, PointToPointV4,
+    ProxyOperation, ProxyStep, SUCCESS, Table,
 };
 use super::events::{
     ALL_COMMUNICATORS, ALL_OPERATIONS, ALL_TRANSFERS, Communicator, Handle, Kind, NAME, NO_NAME,
@@ -470,6 +470,8 @@ unsafe extern "C" fn start_event<const V: c_int, T: Copy + Into<u64>>(
                 .and_then(|owner| keep_operation(owner.turn, rank, &collective::<V>(body))),
             POINT_TO_POINT => communicator()
                 .and_then(|owner| keep_operation(owner.turn, rank, &point_to_point::<V>(body))),
+            // Before 2.28 NCCL reports no operation whose group has no handle.
+            GROUP if V <= 4 => Some(Handle::of(Kind::Group, 1)),
             PROXY_OPERATION => {
                 let body = &*body.cast::<ProxyOperation>();
                 // The parent of an operation that this proxy does for another process is a handle of that process.
@@ -508,7 +510,7 @@ extern "C" fn stop_event(handle: *mut c_void) -> c_int {
     };
     match kind {
         // That an operation was enqueued; its transfers and kernels come later.
-        Kind::Operation | Kind::Communicator => {}
+        Kind::Operation | Kind::Communicator | Kind::Group => {}
         Kind::Transfer => {
             if let Some(slot) = ALL_TRANSFERS.get(turn) {
                 slot.is_over.store(1, Ordering::Release);

@@ -26,6 +26,8 @@ pub(super) enum Kind {
     Step = 4,
     /// `part` is the channel.
     Kernel = 5,
+    /// Operations that are launched together; nothing is kept of it.
+    Group = 6,
 }
 
 /// A handle that NCCL keeps: what it stands for, a part of it, and the turn of its place, from 1.
@@ -61,6 +63,7 @@ impl Handle {
             3 => Kind::Transfer,
             4 => Kind::Step,
             5 => Kind::Kernel,
+            6 => Kind::Group,
             _ => return None,
         };
         Some(Self {
