@@ -124,42 +124,24 @@ fn over_the_network_the_rank_that_is_waited_for_and_the_step_are_named() {
 }
 
 #[test]
-fn as_a_rule_the_operation_is_named_and_that_no_more_was_observed() {
+fn as_a_rule_transfers_are_observed_and_kernels_are_not() {
     Ranks::new(RANKS).ranks_per_host(1).processes(|world| {
-        let expected = [NAMED, "it is enqueued, and no more of it was observed"];
-        one_is_late(&world, &expected).map(drop)
+        let fault = one_is_late(&world, &[NAMED, " waits for ", "channel "])?;
+        let all = inside(&fault).join("\n");
+        assert!(!all.contains("kernel"), "{all}");
+        Ok::<_, Box<dyn Error>>(())
     });
 }
 
-fn a_straggler_first(world: World) -> Outcome {
-    let (comm, mut y) = connected(&world)?;
-    if world.rank() == 1 {
-        // Late, and the others say so.
-        std::thread::sleep(TIMEOUT / 2);
-    }
-    comm.within(4 * TIMEOUT)
-        .all_reduce_in_place(&mut y, ReduceOp::Sum)?
-        .wait()?;
-    world.barrier("all have learnt of it")?;
-    std::thread::sleep(Duration::from_millis(200));
-    if world.rank() == 1 {
-        world.barrier("the others have given it up")?;
-    }
-    let done = comm.all_reduce_in_place(&mut y, ReduceOp::Sum);
-    let fault = fault_of(done.and_then(|done| done.wait()));
-    has(&inside(&fault), "0", &[NAMED, " waits for ", "channel "]);
-    if world.rank() != 1 {
-        world.barrier("the others have given it up")?;
-    }
-    Ok(world.barrier("end")?)
-}
-
 #[test]
-fn after_a_straggler_transfers_are_observed_as_well() {
+fn where_operations_alone_are_asked_for_it_is_said_that_no_more_was_observed() {
     Ranks::new(RANKS)
+        .variable("NCCL_RUN_PROFILER", "operations")
         .ranks_per_host(1)
-        .variable("NCCL_RUN_STRAGGLER_TIMEOUT", "0.3")
-        .processes(a_straggler_first);
+        .processes(|world| {
+            let expected = [NAMED, "it is enqueued, and no more of it was observed"];
+            one_is_late(&world, &expected).map(drop)
+        });
 }
 
 fn off(world: World) -> Outcome {

@@ -17,7 +17,6 @@ use super::ras_evidence;
 use super::straggler_log::log_stragglers;
 use crate::communicator::{end_failed, leak_failed};
 use crate::events;
-use crate::nccl_profiler;
 use crate::peers::{PendingEnd, StragglerQuery, Supervisor};
 use crate::stats;
 use crate::sync::Mutex;
@@ -182,7 +181,6 @@ impl CommunicatorFaultListener {
                 ));
             }
             Notice::Stragglers(report) => {
-                nccl_profiler::look_closer();
                 let members = self.fault_registry.members_of(&report.subject.key);
                 let place = members.as_ref().and_then(|members| {
                     let rank = members.iter().position(|member| *member == self.rank)?;

@@ -126,9 +126,10 @@ impl RasEvidence {
     }
 }
 
-/// The answers, by the communicator's key; `None` while there is none.
-static ANSWERS: Mutex<VecDeque<(String, Option<(Instant, RasEvidence)>)>> =
-    Mutex::new(VecDeque::new());
+/// A communicator that was asked about: its key, and when that was, with the answer, once there is one.
+type Asked = (String, Option<(Instant, RasEvidence)>);
+
+static ANSWERS: Mutex<VecDeque<Asked>> = Mutex::new(VecDeque::new());
 
 /// Asks about a communicator on a thread of its own, unless that was done before.
 pub(super) fn ask(key: &str, name: &str, rank: usize, world_size: usize) {

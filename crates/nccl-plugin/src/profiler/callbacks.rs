@@ -40,13 +40,6 @@ pub(super) fn want(mask: u64) {
     write_masks();
 }
 
-/// Asks for these events as well.
-pub(super) fn want_also(mask: u64) {
-    if WANTED.fetch_or(mask, Ordering::SeqCst) & mask != mask {
-        write_masks();
-    }
-}
-
 fn write_masks() {
     CHANGED_NS.store(monotonic_ns(), Ordering::SeqCst);
     for place in &MASKS {

@@ -73,11 +73,6 @@ pub fn set_events(events: Events) {
     callbacks::want(events.mask());
 }
 
-/// Asks NCCL for these events as well, of the operations that are enqueued from now on.
-pub fn add_events(events: Events) {
-    callbacks::want_also(events.mask());
-}
-
 /// Returns the version of the interface by which a libnccl has taken the plugin.
 #[must_use]
 pub fn taken_by() -> Option<u32> {

@@ -377,7 +377,7 @@ fn the_mask_is_written_where_nccl_reads_it() {
         steps: true,
         ..Events::default()
     };
-    add_events(steps);
+    set_events(steps);
     assert_eq!(value(), 0b1_1110);
     // A kernel that is asked for afterwards is not believed.
     set_events(ALL);
