@@ -13,14 +13,15 @@ mod switch;
 
 use std::error::Error;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, Stdio};
-use std::time::Duration;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use isolated_hosts::{Cables, IsolatedHosts, Plan};
 use nccl::fault::{Fault, RootCause};
 use nccl::{ReduceOp, World};
 use nccl_emulator::faults;
 use nccl_tools::testing::{again, name};
+use support::gate::Gate;
 use support::{Ranks, apart};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
@@ -29,6 +30,8 @@ const RANKS: usize = 3;
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// More than the buffers of sockets hold.
 const LENGTH: usize = 4 << 20;
+/// For several communicators, each of which hangs.
+const DEADLINE: Duration = Duration::from_secs(180);
 const ALL: &str = "operations,transfers,steps,kernels";
 
 /// A communicator whose ranks are connected.
@@ -106,21 +109,6 @@ fn one_is_late(world: &World, expected: &[&str]) -> Outcome<Fault> {
 const NAMED: &str = "AllReduce (";
 
 #[test]
-fn over_peer_to_peer_the_channels_of_the_kernel_are_named() {
-    Ranks::new(RANKS)
-        .variable("NCCL_RUN_PROFILER", ALL)
-        .processes(|world| one_is_late(&world, &[NAMED, "its kernel runs on "]).map(drop));
-}
-
-#[test]
-fn over_shared_memory_too() {
-    Ranks::new(RANKS)
-        .variable("NCCL_RUN_PROFILER", ALL)
-        .variable("NCCL_P2P_DISABLE", "1")
-        .processes(|world| one_is_late(&world, &[NAMED, "its kernel runs on "]).map(drop));
-}
-
-#[test]
 fn over_the_network_the_rank_that_is_waited_for_and_the_step_are_named() {
     Ranks::new(RANKS)
         .ranks_per_host(1)
@@ -136,42 +124,24 @@ fn over_the_network_the_rank_that_is_waited_for_and_the_step_are_named() {
 }
 
 #[test]
-fn as_a_rule_the_operation_is_named_and_that_no_more_was_observed() {
+fn as_a_rule_transfers_are_observed_and_kernels_are_not() {
     Ranks::new(RANKS).ranks_per_host(1).processes(|world| {
-        let expected = [NAMED, "it is enqueued, and no more of it was observed"];
-        one_is_late(&world, &expected).map(drop)
+        let fault = one_is_late(&world, &[NAMED, " waits for ", "channel "])?;
+        let all = inside(&fault).join("\n");
+        assert!(!all.contains("kernel"), "{all}");
+        Ok::<_, Box<dyn Error>>(())
     });
 }
 
-fn a_straggler_first(world: World) -> Outcome {
-    let (comm, mut y) = connected(&world)?;
-    if world.rank() == 1 {
-        // Late, and the others say so.
-        std::thread::sleep(TIMEOUT / 2);
-    }
-    comm.within(4 * TIMEOUT)
-        .all_reduce_in_place(&mut y, ReduceOp::Sum)?
-        .wait()?;
-    world.barrier("all have learnt of it")?;
-    std::thread::sleep(Duration::from_millis(200));
-    if world.rank() == 1 {
-        world.barrier("the others have given it up")?;
-    }
-    let done = comm.all_reduce_in_place(&mut y, ReduceOp::Sum);
-    let fault = fault_of(done.and_then(|done| done.wait()));
-    has(&inside(&fault), "0", &[NAMED, " waits for ", "channel "]);
-    if world.rank() != 1 {
-        world.barrier("the others have given it up")?;
-    }
-    Ok(world.barrier("end")?)
-}
-
 #[test]
-fn after_a_straggler_transfers_are_observed_as_well() {
+fn where_operations_alone_are_asked_for_it_is_said_that_no_more_was_observed() {
     Ranks::new(RANKS)
+        .variable("NCCL_RUN_PROFILER", "operations")
         .ranks_per_host(1)
-        .variable("NCCL_RUN_STRAGGLER_TIMEOUT", "0.3")
-        .processes(a_straggler_first);
+        .processes(|world| {
+            let expected = [NAMED, "it is enqueued, and no more of it was observed"];
+            one_is_late(&world, &expected).map(drop)
+        });
 }
 
 fn off(world: World) -> Outcome {
@@ -197,7 +167,10 @@ fn nothing_is_observed_where_the_profiler_is_off() {
 
 #[test]
 fn a_device_on_which_the_kernel_does_not_start_is_the_cause() {
-    if !support::needs_emulator("a device that does not start a kernel") {
+    if support::on_nvidias() {
+        nccl_tools::gpu_check::not_tested(format_args!(
+            "a device that does not start a kernel is the emulator's NCCL's"
+        ));
         return;
     }
     Ranks::new(RANKS)
@@ -218,6 +191,143 @@ fn a_device_on_which_the_kernel_does_not_start_is_the_cause() {
             has(&lines, "0", &["its kernel runs on "]);
             Ok::<_, Box<dyn Error>>(world.barrier("end")?)
         });
+}
+
+/// How an operation comes to hang on ranks that live.
+#[derive(Clone, Copy, Debug)]
+enum Hang {
+    /// Rank 1 does not enter it.
+    NeverEntered,
+    /// Work of the program is in front of it on rank 1.
+    StuckOutside,
+    /// Rank 1 does not receive what rank 0 sends.
+    MissingReceive,
+    /// Each rank sends to the next one, and would receive afterwards.
+    Cycle,
+    /// The process of rank 1 is stopped.
+    Stopped,
+}
+
+const HANGS: [Hang; 5] = [
+    Hang::NeverEntered,
+    Hang::StuckOutside,
+    Hang::MissingReceive,
+    Hang::Cycle,
+    Hang::Stopped,
+];
+
+/// Lets a communicator hang; returns the fault that this rank has for it.
+fn hang(world: &World, hang: Hang) -> Outcome<Fault> {
+    let (comm, mut y) = connected(world)?;
+    let (own, next) = (world.rank(), (world.rank() + 1) % RANKS);
+    // The first message between two ranks waits in the call, until both have connected.
+    let mut received = comm.stream().alloc_zeros::<f32>(LENGTH)?;
+    comm.group(|group| {
+        group.isend(&y, next)?;
+        group.irecv(&mut received, (own + RANKS - 1) % RANKS)
+    })?
+    .wait()?;
+    world.barrier("connected")?;
+    let mut gate = None;
+    let done = match (hang, own) {
+        (Hang::NeverEntered, 1) | (Hang::MissingReceive, 1 | 2) => Ok(()),
+        (Hang::MissingReceive, _) => comm
+            .group(|group| group.isend(&y, 1))
+            .and_then(|done| done.wait()),
+        (Hang::Cycle, _) => comm
+            .group(|group| group.isend(&y, next))
+            .and_then(|done| done.wait()),
+        (Hang::Stopped, 1) => {
+            let wake = format!("sleep 5; kill -CONT {}", std::process::id());
+            let mut waker = Command::new("sh").args(["-c", &wake]).spawn()?;
+            // SAFETY: stops this process until the one above lets it go on.
+            unsafe { libc::raise(libc::SIGSTOP) };
+            waker.wait()?;
+            Ok(())
+        }
+        _ => {
+            if matches!((hang, own), (Hang::StuckOutside, 1)) {
+                gate = Some(Gate::closed_on(comm.stream())?);
+            }
+            comm.all_reduce_in_place(&mut y, ReduceOp::Sum)
+                .and_then(|done| done.wait())
+        }
+    };
+    let waits = own != 1 && !matches!((hang, own), (Hang::MissingReceive, 2));
+    assert!(done.is_err() || !waits, "it hangs");
+    let begun = Instant::now();
+    let fault = loop {
+        match comm.fault() {
+            Some(fault) => break Fault::clone(&fault),
+            None if begun.elapsed() > 20 * TIMEOUT => return Err("no fault".into()),
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    drop(gate);
+    Ok(fault)
+}
+
+/// Tries each way to hang. A row per way goes to the file `NCCL_TEST_TABLE`, where that is set.
+fn every_hang(world: &World, transport: &str, observed: &[&str]) -> Outcome {
+    for kind in HANGS {
+        let fault = hang(world, kind)?;
+        let lines = inside(&fault);
+        let line = lines
+            .iter()
+            .find(|line| line.contains("rank 0: ") || line.contains("ranks 0"));
+        let line = line.unwrap_or_else(|| panic!("{kind:?} over {transport}: {fault:#?}"));
+        let operation = match kind {
+            Hang::MissingReceive | Hang::Cycle => "Send",
+            _ => NAMED,
+        };
+        assert!(
+            line.contains(operation),
+            "{kind:?} over {transport}: {line}"
+        );
+        let is_observed = observed.iter().any(|part| line.contains(part));
+        assert!(is_observed, "{kind:?} over {transport}: {line}");
+        let said = world.all_gather("said", fault.evidence.join("\n").as_bytes())?;
+        assert!(said.iter().all(|one| *one == said[0]), "{said:?}");
+        if let (Some(file), 0) = (std::env::var_os("NCCL_TEST_TABLE"), world.rank()) {
+            let mut file = std::fs::File::options()
+                .append(true)
+                .create(true)
+                .open(file)?;
+            let after = line.trim_start_matches("inside NCCL, ");
+            writeln!(
+                file,
+                "| {kind:?} | {transport} | {} | {after} |",
+                fault.cause
+            )?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_hang_over_peer_to_peer_says_what_was_observed() {
+    Ranks::new(RANKS)
+        .deadline(DEADLINE)
+        .variable("NCCL_RUN_PROFILER", ALL)
+        .processes(|world| every_hang(&world, "peer-to-peer", &["its kernel "]));
+}
+
+#[test]
+fn every_hang_over_shared_memory_says_what_was_observed() {
+    Ranks::new(RANKS)
+        .deadline(DEADLINE)
+        .variable("NCCL_RUN_PROFILER", ALL)
+        .variable("NCCL_P2P_DISABLE", "1")
+        .processes(|world| every_hang(&world, "shared memory", &["its kernel "]));
+}
+
+#[test]
+fn every_hang_over_the_network_says_what_was_observed() {
+    Ranks::new(RANKS)
+        .deadline(DEADLINE)
+        .ranks_per_host(1)
+        .variable("NCCL_RUN_PROFILER", ALL)
+        .processes(|world| every_hang(&world, "sockets", &[" waits for ", " sends to "]));
 }
 
 const PORT: u16 = 29_417;

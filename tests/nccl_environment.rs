@@ -158,7 +158,8 @@ fn a_plugin_of_the_users_is_not_replaced() {
         let inner = join_at(&world, "lo")?;
         all_reduce(&inner)?;
         let log = log()?;
-        assert!(!log.contains("nccl-rs"), "{log}");
+        let mut lines = log.lines().filter(|line| !line.contains("PROFILER/"));
+        assert!(!lines.any(|line| line.contains("nccl-rs")), "{log}");
         Ok(())
     });
 }

@@ -105,6 +105,44 @@ fn the_rank_that_has_launched_fewer_collectives_is_named_by_each_process() {
     Ranks::new(3).processes(one_lags);
 }
 
+fn one_is_late_until_the_others_give_up(world: World) -> Outcome {
+    let stream = support::device(&world)?.new_stream()?;
+    let comm = world
+        .communicator("work")
+        .stream(&stream)
+        .with(|comm| comm.timeouts.operation = Duration::from_secs(4))
+        .build()?;
+    let mut y = stream.clone_htod(&[1.0f32; 100])?;
+    for _ in 0..3 {
+        comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+    }
+    if world.rank() == 1 {
+        world.barrier("they have given up")?;
+    }
+    let done = comm.all_reduce_in_place(&mut y, ReduceOp::Sum);
+    let error = done.and_then(|done| done.wait()).expect_err("it hangs");
+    let fault = error.fault().ok_or_else(|| format!("{error:#}"))?;
+    let said = fault.evidence.join("\n");
+    let expected = ": rank 1 has launched 3 of 4 AllReduce";
+    if nccl::Library::load()?.version() >= Version::new(2, 28, 7) {
+        assert!(said.contains("NCCL's RAS service, asked "), "{said}");
+        assert!(said.contains(expected), "{said}");
+    } else {
+        assert!(!said.contains("RAS"), "{said}");
+    }
+    if world.rank() != 1 {
+        world.barrier("they have given up")?;
+    }
+    Ok(world.barrier("end")?)
+}
+
+#[test]
+fn what_the_service_said_when_a_rank_was_late_is_evidence_when_the_others_give_up() {
+    Ranks::new(3)
+        .variable("NCCL_RUN_STRAGGLER_TIMEOUT", "0.5")
+        .processes(one_is_late_until_the_others_give_up);
+}
+
 #[test]
 fn where_no_service_listens_the_doctor_says_where_it_looked() {
     let mut command = Command::new(programs::program("nccl-doctor"));

@@ -229,6 +229,8 @@ pub mod launch {
     #[doc(hidden)]
     pub use nccl_base::bounded_write::write_within;
 }
+#[cfg(all(feature = "metrics", feature = "world"))]
+mod kernel_metrics;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 #[cfg(feature = "moe")]

@@ -17,6 +17,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "world")]
+use crate::kernel_metrics;
 use crate::{OperationKind, stats};
 use ::metrics::{
     Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
@@ -140,6 +142,8 @@ struct ExportedValues {
     /// Labels passed on for this process's ranks, and for its communicators.
     ranks: BTreeSet<Labels>,
     communicators: BTreeSet<Labels>,
+    #[cfg(feature = "world")]
+    kernels: BTreeSet<kernel_metrics::Series>,
 }
 
 fn exported() -> &'static Mutex<ExportedValues> {
@@ -148,6 +152,8 @@ fn exported() -> &'static Mutex<ExportedValues> {
 }
 
 fn describe() {
+    #[cfg(feature = "world")]
+    kernel_metrics::describe();
     let count = Unit::Count;
     describe_counter!(
         "nccl_calls_total",
@@ -270,6 +276,8 @@ fn describe() {
 }
 
 fn export(stats: &Stats, exported: &mut ExportedValues) {
+    #[cfg(feature = "world")]
+    kernel_metrics::export(&mut exported.kernels);
     if let Some(library) = &stats.library {
         let labels = [
             ("version", library.version.to_string()),

@@ -8,32 +8,19 @@ use nccl_plugin::profiler::{self, Events};
 /// Says what NCCL is to report: `auto`, `off`, or a list of `operations`, `kernels`, `transfers` and `steps`.
 const VARIABLE: &str = "NCCL_RUN_PROFILER";
 
-const OPERATIONS: Events = Events {
+/// The most that costs nothing to speak of (`docs/results/profiler.md`).
+const AUTO: Events = Events {
     operations: true,
-    transfers: false,
-    steps: false,
+    transfers: true,
+    steps: true,
     kernels: false,
 };
 
-/// What is asked for once a rank was late: costs more than a run without trouble should pay.
-const CLOSER: Events = Events {
-    transfers: true,
-    steps: true,
-    ..OPERATIONS
-};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Setting {
-    Auto,
-    Off,
-    Only(Events),
-}
-
-/// Returns the setting that the text means; the words that mean nothing are in the error.
-fn parse(text: &str) -> Result<Setting, String> {
+/// Returns what the text asks for, none for `off`; the words that mean nothing are in the error.
+fn parse(text: &str) -> Result<Option<Events>, String> {
     match text.trim() {
-        "" | "auto" => return Ok(Setting::Auto),
-        "off" => return Ok(Setting::Off),
+        "" | "auto" => return Ok(Some(AUTO)),
+        "off" => return Ok(None),
         _ => {}
     }
     let mut events = Events::default();
@@ -48,13 +35,14 @@ fn parse(text: &str) -> Result<Setting, String> {
         }
     }
     match unknown.is_empty() {
-        true => Ok(Setting::Only(events)),
+        true => Ok(Some(events)),
         false => Err(unknown.join(", ")),
     }
 }
 
-fn setting() -> Setting {
-    static SETTING: OnceLock<Setting> = OnceLock::new();
+/// Returns what is asked for; `None` if the profiler is off.
+fn setting() -> Option<Events> {
+    static SETTING: OnceLock<Option<Events>> = OnceLock::new();
     *SETTING.get_or_init(|| {
         let text = std::env::var(VARIABLE).unwrap_or_default();
         parse(&text).unwrap_or_else(|unknown| {
@@ -64,7 +52,7 @@ fn setting() -> Setting {
                 unknown,
                 "{VARIABLE} is `auto`, `off`, or a list of `operations`, `kernels`, `transfers` and `steps`: it is taken as `auto`"
             );
-            Setting::Auto
+            Some(AUTO)
         })
     })
 }
@@ -73,10 +61,8 @@ fn setting() -> Setting {
 pub(crate) fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let events = match setting() {
-            Setting::Off => return,
-            Setting::Auto => OPERATIONS,
-            Setting::Only(events) => events,
+        let Some(events) = setting() else {
+            return;
         };
         profiler::set_events(events);
         match profiler::install() {
@@ -91,17 +77,10 @@ pub(crate) fn install() {
     });
 }
 
-/// Asks for the transfers and steps of later operations, because a rank was late. What the user asked for stays.
-pub(crate) fn look_closer() {
-    if setting() == Setting::Auto {
-        profiler::add_events(CLOSER);
-    }
-}
-
 /// Logs once if NCCL has not taken the profiler, although it has made a communicator.
 pub(crate) fn check_taken() {
     static ONCE: Once = Once::new();
-    let is_offered = setting() != Setting::Off && *profiler::install() == Offer::Made;
+    let is_offered = setting().is_some() && *profiler::install() == Offer::Made;
     if is_offered && profiler::taken_by().is_none() {
         ONCE.call_once(|| {
             tracing::info!(
@@ -120,15 +99,15 @@ mod tests {
 
     #[test]
     fn the_variable_has_two_words_and_a_list() {
-        assert_eq!(parse(""), Ok(Setting::Auto));
-        assert_eq!(parse(" auto "), Ok(Setting::Auto));
-        assert_eq!(parse("off"), Ok(Setting::Off));
+        assert_eq!(parse(""), Ok(Some(AUTO)));
+        assert_eq!(parse(" auto "), Ok(Some(AUTO)));
+        assert_eq!(parse("off"), Ok(None));
         let both = Events {
             operations: true,
             kernels: true,
             ..Events::default()
         };
-        assert_eq!(parse("operations, kernels"), Ok(Setting::Only(both)));
+        assert_eq!(parse("operations, kernels"), Ok(Some(both)));
         assert_eq!(parse("operations,on"), Err(String::from("on")));
     }
 }

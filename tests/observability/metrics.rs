@@ -11,7 +11,7 @@ use crate::lateness::until_skewed;
 use crate::numbers::await_took;
 use crate::page::{quoted, rows};
 use crate::recovering::a_fault_is_recovered_from;
-use crate::support::{self, ranks_as_threads};
+use crate::support::{self, Ranks};
 
 fn ranks_work(world: World) -> Outcome {
     let world = a_fault_is_recovered_from(world)?;
@@ -25,6 +25,12 @@ fn ranks_work(world: World) -> Outcome {
     for _ in 0..4 {
         comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
     }
+    let (peer, mut received) = (1 - comm.rank(), stream.alloc_zeros::<f32>(4)?);
+    comm.group(|group| {
+        group.isend(&y, peer)?;
+        group.irecv(&mut received, peer)
+    })?
+    .wait()?;
     world.barrier("all is done")?;
     if world.rank() == 1 {
         return Ok(());
@@ -204,7 +210,9 @@ fn another_process_is_heard_until_it_is_gone() {
 
 #[test]
 fn the_metrics_are_those_of_the_page() {
-    ranks_as_threads(2, ranks_work);
+    Ranks::new(2)
+        .variable("NCCL_RUN_PROFILER", "kernels")
+        .threads(ranks_work);
 }
 
 #[test]

@@ -70,6 +70,7 @@ const CAPABILITIES: &[&str] = &[
     "--test=launch_modes",
     "--test=memory_release",
     "--test=memory",
+    "--test=profiler_storm",
     "--test=recorder",
     "--test=succession",
     "--test=stuck_calls",

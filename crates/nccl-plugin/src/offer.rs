@@ -1,6 +1,7 @@
 //! How a plugin gets under the name by which NCCL asks for it.
 
 use std::ffi::{CStr, c_void};
+use std::path::PathBuf;
 use std::ptr::NonNull;
 
 use stand_in_object::{Symbol, load};
@@ -18,8 +19,8 @@ pub enum Offer {
 
 /// Offers `symbols` under the name by which NCCL asks for a plugin if the `variable` names none.
 pub(crate) fn offer(variable: &str, soname: &'static CStr, symbols: &[Symbol]) -> Offer {
-    if let Some(value) = std::env::var_os(variable) {
-        return Offer::UserHasOne(format!("{variable}={}", value.display()));
+    if let Some(value) = configured(variable) {
+        return Offer::UserHasOne(format!("{variable}={value}"));
     }
     if let Some(path) = installed(soname) {
         return Offer::UserHasOne(path);
@@ -28,6 +29,29 @@ pub(crate) fn offer(variable: &str, soname: &'static CStr, symbols: &[Symbol]) -
         Ok(()) => Offer::Made,
         Err(error) => Offer::Failed(error.to_string()),
     }
+}
+
+/// Returns the value that NCCL will read for a variable: of the environment, or of the files with which NCCL completes it.
+pub(crate) fn configured(variable: &str) -> Option<String> {
+    if let Some(value) = std::env::var_os(variable) {
+        return Some(value.display().to_string());
+    }
+    let own = std::env::var_os("NCCL_CONF_FILE").map(PathBuf::from);
+    let of_home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".nccl.conf"));
+    let files = [own.or_else(of_home), Some(PathBuf::from("/etc/nccl.conf"))];
+    files.into_iter().flatten().find_map(|file| {
+        let text = std::fs::read_to_string(file).ok()?;
+        value_in(&text, variable)
+    })
+}
+
+/// Returns the value of a variable in the text of a configuration file.
+fn value_in(text: &str, variable: &str) -> Option<String> {
+    let lines = text.lines().map(str::trim);
+    let value = lines
+        .filter(|line| !line.starts_with('#'))
+        .find_map(|line| line.strip_prefix(variable)?.trim_start().strip_prefix('='))?;
+    Some(value.trim().to_owned())
 }
 
 /// Returns the file that the dynamic linker opens under this name. The file stays open: NCCL would open it as well.
@@ -48,4 +72,16 @@ pub(crate) fn open(name: &CStr) -> Option<NonNull<c_void>> {
         unsafe { libc::dlerror() };
     }
     NonNull::new(handle)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::value_in;
+
+    #[test]
+    fn a_value_of_a_configuration_file_is_found_and_a_comment_or_a_longer_name_is_none() {
+        let text = "# NCCL_NET_PLUGIN=no\nNCCL_NET_PLUGIN_MORE=x\n NCCL_NET_PLUGIN = aws \n";
+        assert_eq!(value_in(text, "NCCL_NET_PLUGIN").unwrap(), "aws");
+        assert_eq!(value_in(text, "NCCL_PROFILER_PLUGIN"), None);
+    }
 }

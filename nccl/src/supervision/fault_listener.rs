@@ -13,10 +13,10 @@ use super::fault_registry::{self, CommunicatorRef, FaultCell, FaultOutcome, Faul
 use super::pending_diagnoses::{
     FAULT_TOPIC, PendingDiagnoses, REPORT_TOPIC, SYMPTOM_TOPIC, send_report,
 };
+use super::ras_evidence;
 use super::straggler_log::log_stragglers;
 use crate::communicator::{end_failed, leak_failed};
 use crate::events;
-use crate::nccl_profiler;
 use crate::peers::{PendingEnd, StragglerQuery, Supervisor};
 use crate::stats;
 use crate::sync::Mutex;
@@ -181,8 +181,15 @@ impl CommunicatorFaultListener {
                 ));
             }
             Notice::Stragglers(report) => {
-                nccl_profiler::look_closer();
                 let members = self.fault_registry.members_of(&report.subject.key);
+                let place = members.as_ref().and_then(|members| {
+                    let rank = members.iter().position(|member| *member == self.rank)?;
+                    Some((rank, members.len()))
+                });
+                if let (Some((rank, size)), true) = (place, report.reporter == self.rank) {
+                    let subject = &report.subject;
+                    ras_evidence::ask(&subject.key, &subject.name, rank, size);
+                }
                 let roster = members.map(|members| self.roster(&members));
                 log_stragglers(
                     report,

@@ -16,10 +16,13 @@ use nccl_plugin::profiler::{
     self, CommunicatorQuery, ObservedOperation, ObservedTransfer, WaitsFor,
 };
 
-/// Limits of the calls looked at, and of the operations and transfers of each.
+/// Limits of the calls looked at, of the operations of each, and of the transfers in all.
 const CALLS: usize = 4;
 const OPERATIONS: usize = 32;
-const TRANSFERS: usize = 64;
+const TRANSFERS: usize = 96;
+
+/// More channels than NCCL has.
+const CHANNELS: u32 = 256;
 
 /// See the module. Ranks are those of the communicator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +60,9 @@ pub(super) struct OperationInside {
     pub(super) has_transfers: bool,
     #[serde(default)]
     pub(super) transfers: Vec<TransferInside>,
+    /// Whether some transfers are not among these.
+    #[serde(default)]
+    pub(super) is_incomplete: bool,
 }
 
 /// What the proxy thread does on one channel with one rank.
@@ -72,6 +78,14 @@ pub(super) struct TransferInside {
     pub(super) waits_for: Option<Wait>,
     /// Time since it last did a step.
     pub(super) still_ms: u64,
+    /// Time for which the oldest step has waited for the same.
+    #[serde(default)]
+    pub(super) waits_ms: u64,
+    /// Time since its first step began, and the part of it for which the network had data that it had not taken.
+    #[serde(default)]
+    pub(super) age_ms: u64,
+    #[serde(default)]
+    pub(super) network_ms: u64,
 }
 
 /// What the oldest step of a transfer waits for.
@@ -90,6 +104,8 @@ pub(super) enum Wait {
     OwnGpuTakes,
     /// What was received, to be visible to the GPU.
     Flush,
+    /// This rank's own GPU, or the peer: old releases do not tell which.
+    OwnGpuOrPeer,
 }
 
 impl Wait {
@@ -101,6 +117,7 @@ impl Wait {
             WaitsFor::OwnGpu => Self::OwnGpu,
             WaitsFor::OwnGpuTakes => Self::OwnGpuTakes,
             WaitsFor::Flush => Self::Flush,
+            WaitsFor::OwnGpuOrPeerCredit => Self::OwnGpuOrPeer,
         }
     }
 
@@ -112,7 +129,15 @@ impl Wait {
             Self::OwnGpu => format!("waits for its own GPU to have data for {peer}"),
             Self::OwnGpuTakes => format!("waits for its own GPU to take data from {peer}"),
             Self::Flush => format!("waits for data from {peer} to be visible to its GPU"),
+            Self::OwnGpuOrPeer => {
+                format!("waits for its own GPU, or for {peer} to take what was sent before")
+            }
         }
+    }
+
+    /// Returns whether another rank, or the network, is waited for, or may be.
+    pub(super) fn is_for_others(self) -> bool {
+        !matches!(self, Self::OwnGpu | Self::OwnGpuTakes | Self::Flush)
     }
 }
 
@@ -124,18 +149,23 @@ impl TransferInside {
             is_send: transfer.is_send,
             steps: transfer.steps,
             done: transfer.done,
-            is_over: transfer.is_over,
+            is_over: transfer.is_over || transfer.done.is_some_and(|done| done >= transfer.steps),
             waits_for: transfer.waits_for.map(Wait::of),
             still_ms: transfer.still_ms,
+            waits_ms: transfer.waits_ms,
+            age_ms: transfer.age_ms,
+            network_ms: transfer.network_ms,
         })
     }
 
     fn text(&self, roster: &Roster) -> String {
         let peer = roster.who(&[self.peer]);
-        let what = match (self.waits_for, self.is_send) {
-            (Some(wait), _) => wait.text(&peer),
-            (None, true) => format!("sends to {peer}"),
-            (None, false) => format!("receives from {peer}"),
+        let what = match (self.waits_for, self.done, self.is_send) {
+            (Some(wait), ..) => wait.text(&peer),
+            (None, Some(_), true) => format!("sends to {peer}"),
+            (None, Some(_), false) => format!("receives from {peer}"),
+            // Only transfers over the network tell their direction.
+            (None, None, _) => format!("moves data with {peer}"),
         };
         let channel = self.channel;
         let seconds = self.still_ms as f64 / 1e3;
@@ -154,13 +184,22 @@ impl TransferInside {
 }
 
 impl OperationInside {
-    fn of(operation: &ObservedOperation) -> Self {
-        let mut transfers: Vec<_> = (operation.transfers.iter())
+    /// Of a call that was made at `begin` of the monotonic clock; `room` is for how many transfers there is room.
+    fn of(operation: &ObservedOperation, begin: u64, room: &mut usize) -> Self {
+        let known = operation.transfers.iter();
+        // Without steps it is not known whether it is over: only the network's transfers say so.
+        let has_steps = operation.transfers.iter().any(|one| one.done.is_some());
+        let mut transfers: Vec<_> = known
+            .filter(|one| !has_steps || one.done.is_some())
             .filter_map(TransferInside::of)
             .collect();
-        // What is under way shows most.
-        transfers.sort_by_key(|one| (one.is_over, one.waits_for.is_none(), one.channel));
-        transfers.truncate(TRANSFERS);
+        // What waits for others shows most.
+        let waits = |one: &TransferInside| one.waits_for.is_some_and(Wait::is_for_others);
+        transfers.sort_by_key(|one| (one.is_over, !waits(one), one.channel));
+        let is_cut = transfers.len() > *room;
+        transfers.truncate(*room);
+        *room -= transfers.len();
+        let asked_since = operation.transfers_asked_since_ns;
         Self {
             function: operation.function.to_owned(),
             algorithm: operation.algorithm.to_owned(),
@@ -169,7 +208,9 @@ impl OperationInside {
             kernel: operation
                 .kernel
                 .map(|kernel| (kernel.started, kernel.ended)),
-            has_transfers: operation.has_transfers,
+            // NCCL looks at what is asked for before it reports the operation.
+            has_transfers: asked_since.is_some_and(|since| since < begin),
+            is_incomplete: operation.is_incomplete || is_cut,
             transfers,
         }
     }
@@ -225,10 +266,25 @@ impl CallInside {
             text += &format!(" and {} more operations", self.omitted);
         }
         let mut parts: Vec<String> = Vec::new();
-        let mut kernels = self.operations.iter();
-        parts.extend(kernels.find_map(OperationInside::kernel_text));
+        // Of several operations, the first that is not over.
+        let is_over = |one: &&OperationInside| {
+            one.kernel
+                .is_none_or(|(started, ended)| started > 0 && ended >= started)
+        };
+        let first = self.operations.iter().find(|one| !is_over(one));
+        let first = first.or(self.operations.last());
+        parts.extend(first.and_then(OperationInside::kernel_text).map(|text| {
+            match self.operations.len() {
+                1 => text,
+                _ => format!(
+                    "of {}, {text}",
+                    first.map(OperationInside::name).unwrap_or_default()
+                ),
+            }
+        }));
         let has_kernels = !parts.is_empty();
         let has_transfers = self.operations.iter().any(|one| one.has_transfers);
+        let is_incomplete = self.operations.iter().any(|one| one.is_incomplete);
         let mut open: Vec<_> = self.open_transfers().collect();
         open.sort_by_key(|one| (one.waits_for.is_none(), one.waits_for, one.channel));
         let more = open.len().saturating_sub(MOST);
@@ -236,11 +292,14 @@ impl CallInside {
         if more > 0 {
             parts.push(format!("and {more} more transfers are under way"));
         }
-        if parts.is_empty() || (has_kernels && open.is_empty() && has_transfers) {
-            parts.push(String::from(match has_transfers {
-                true => "no transfer over the network or by copy engines is under way",
-                false => "it is enqueued, and no more of it was observed",
-            }));
+        if is_incomplete {
+            parts.push(String::from("not all of its transfers are known"));
+        } else if open.is_empty() && has_transfers && self.omitted == 0 {
+            parts.push(String::from("no transfer over the network is under way"));
+        } else if parts.is_empty() || (open.is_empty() && !has_kernels) {
+            parts.push(String::from(
+                "it is enqueued, and no more of it was observed",
+            ));
         }
         format!("{text}: {}", parts.join(", "))
     }
@@ -261,8 +320,9 @@ impl InsideNccl {
             rank: track.identity.rank,
             world_size: track.identity.world_size,
         };
-        let observed = profiler::operations_of(query, zero + nanos(since))?;
+        let observed = profiler::observe(query, zero + nanos(since))?;
         let mut calls = Vec::new();
+        let mut room = TRANSFERS;
         for (place, call) in recording.calls.iter().enumerate() {
             if !is_open(call.state) {
                 continue;
@@ -270,14 +330,19 @@ impl InsideNccl {
             let begin = zero + nanos(call.since);
             let next = recording.calls.get(place + 1);
             let end = next.map_or(u64::MAX, |next| zero + nanos(next.since));
-            let of_call: Vec<_> = (observed.iter())
+            if begin < observed.complete_since_ns {
+                continue;
+            }
+            let of_call: Vec<_> = (observed.operations.iter())
                 .filter(|one| (begin..end).contains(&one.since_ns))
                 .collect();
             if !of_call.is_empty() {
                 let kept = of_call.iter().take(OPERATIONS);
                 calls.push(CallInside {
                     number: call.sequence,
-                    operations: kept.map(|one| OperationInside::of(one)).collect(),
+                    operations: kept
+                        .map(|one| OperationInside::of(one, begin, &mut room))
+                        .collect(),
                     omitted: of_call.len().saturating_sub(OPERATIONS),
                 });
             }
@@ -294,12 +359,19 @@ impl InsideNccl {
     }
 
     /// Limits what another rank has sent.
-    pub(super) fn bounded(mut self) -> Self {
+    pub(super) fn bounded(mut self, world_size: usize) -> Self {
         self.calls.truncate(CALLS);
+        let mut room = TRANSFERS;
         for call in &mut self.calls {
             call.operations.truncate(OPERATIONS);
             for operation in &mut call.operations {
-                operation.transfers.truncate(TRANSFERS);
+                operation.transfers.retain(|one| one.peer < world_size);
+                operation.transfers.truncate(room);
+                room -= operation.transfers.len();
+                operation.channels = operation.channels.min(CHANNELS);
+                operation.kernel = operation
+                    .kernel
+                    .map(|(started, ended)| (started.min(CHANNELS), ended.min(CHANNELS)));
                 for text in [
                     &mut operation.function,
                     &mut operation.algorithm,

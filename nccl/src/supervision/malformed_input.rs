@@ -90,6 +90,8 @@ fn no_bytes_of_a_report_make_a_rank_panic_that_elects_with_it() {
             "threads": [{"tid": 3, "name": "t", "state": "D", "stack": ["nv_wait"]}],
         });
         report["inside"] = serde_json::json!({"calls": [{"number": 4, "operations": [{
+            "function": "Send", "channels": 4294967295u32, "kernel": [4294967295u32, 4294967295u32],
+        }, {
             "function": "AllReduce", "algorithm": "RING", "protocol": "LL", "channels": 2, "kernel": [1, 0], "has_transfers": true,
             "transfers": [{
                 "peer": 1, "channel": 0, "is_send": true, "steps": 8, "done": 3, "is_over": false, "waits_for": "network",

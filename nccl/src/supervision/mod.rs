@@ -33,7 +33,7 @@
 //! - `fault_listener`: the notices of a session, and the communicators they concern;
 //! - `world_peers`: the ranks of a session, as its communicators see them; `attach`, `scope_recorder`: what this crate attaches
 //!   to a session;
-//! - `straggler_log`: log events for stragglers; `inside_nccl`: what NCCL reports of a call; `local_evidence`: the warnings of NCCL and the exhausted resources of the
+//! - `straggler_log`: log events for stragglers; `inside_nccl`: what NCCL reports of a call; `ras_evidence`: what its RAS service says; `local_evidence`: the warnings of NCCL and the exhausted resources of the
 //!   host, for an error.
 //!
 //! (`cause`, `fault` and `roster` are in `nccl_base`.)
@@ -52,6 +52,7 @@ mod local_evidence;
 mod malformed_input;
 mod pending_diagnoses;
 mod rank_report;
+mod ras_evidence;
 mod root_cause;
 mod run_length_counts;
 mod scope_recorder;

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::inside_nccl::InsideNccl;
 use super::rank_report::RankReport;
+use super::ras_evidence::RasEvidence;
 use super::scope_recorder::scope_of;
 use crate::events;
 use crate::sync::{Condvar, Mutex};
@@ -93,12 +93,14 @@ impl PendingDiagnoses {
     pub(super) fn record_report(&self, key: &str, from: usize, mut report: RankReport) {
         // It comes from another process.
         report.host = report.host.map(HostEvidence::bounded);
-        report.inside = report.inside.map(InsideNccl::bounded);
+        report.ras = report.ras.map(RasEvidence::bounded);
         let mut all = self.all.lock();
         let pending = all.iter_mut().find(|(known, _)| known == key);
         if let Some((_, pending)) = pending
             && pending.members.get(report.rank) == Some(&from)
         {
+            let size = pending.members.len();
+            report.inside = report.inside.map(|inside| inside.bounded(size));
             pending.reports.insert(report.rank, report);
         }
         drop(all);

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::inside_nccl::{self, InsideNccl};
+use super::ras_evidence::{self, RasEvidence};
 use super::run_length_counts::RunLengthCounts;
 use crate::operation::OperationKind;
 use nccl_base::fault::cause::PastEvent;
@@ -40,6 +41,9 @@ pub(super) struct RankReport {
     /// What NCCL reports of the calls that are not done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) inside: Option<InsideNccl>,
+    /// What NCCL's RAS service said, if this rank has asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) ras: Option<RasEvidence>,
 }
 
 /// A call that the rank has entered.
@@ -182,6 +186,7 @@ impl RankReport {
             .sort_by_key(|there| there.pending_calls.is_empty());
         report.elsewhere.truncate(ELSEWHERE);
         report.inside = inside_nccl::of(key, rank);
+        report.ras = ras_evidence::of(key);
         report
     }
 

@@ -36,6 +36,10 @@ const TESTS: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "profiler_storm",
+        &["a_profiler_survives_whatever_ends_communicators_between_processes"],
+    ),
+    (
         "plans",
         &["plans_that_come_and_go_with_their_communicators_leave_nothing_behind"],
     ),

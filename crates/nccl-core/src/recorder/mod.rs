@@ -49,11 +49,11 @@ pub use notes::{Note, note};
 pub use snapshot::of_place;
 #[doc(hidden)]
 pub use snapshot::read_one;
-#[doc(hidden)]
-pub use snapshot::set_ras_address;
 pub use snapshot::{
     Call, CallState, RecordedOperation, RecordedReduction, Recording, Snapshot, snapshot,
 };
+#[doc(hidden)]
+pub use snapshot::{ras_address, set_ras_address};
 pub use spans::{CallSpan, describe_spans};
 #[doc(hidden)]
 pub use track::Track;

@@ -279,6 +279,11 @@ pub fn set_ras_address(address: fn() -> Option<String>) {
     let _ = RAS_ADDRESS.set(address);
 }
 
+/// Returns where NCCL's RAS service of this process listens, where that is known.
+pub fn ras_address() -> Option<String> {
+    RAS_ADDRESS.get().and_then(|address| address())
+}
+
 fn take(place: Option<WorldRank>, belongs: impl Fn(&Track) -> bool) -> Snapshot {
     let tracks = track::tracks();
     let tracks = tracks.iter().filter(|track| belongs(track));
@@ -290,7 +295,7 @@ fn take(place: Option<WorldRank>, belongs: impl Fn(&Track) -> bool) -> Snapshot 
         pid: std::process::id(),
         place,
         origin,
-        ras_address: RAS_ADDRESS.get().and_then(|address| address()),
+        ras_address: ras_address(),
         communicators: tracks.map(|track| read(track, &mut spans)).collect(),
         notes: notes::all(),
         notes_left_out: 0,

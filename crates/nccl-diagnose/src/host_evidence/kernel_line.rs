@@ -60,6 +60,8 @@ impl Lines {
                     if known_xid.is_same(xid) =>
                 {
                     known.times = known.times.saturating_add(1);
+                    // When it was last seen says more than when it began.
+                    known.age = event.age;
                     return;
                 }
                 // Two lines are about one victim.
@@ -73,10 +75,17 @@ impl Lines {
                 _ => {}
             }
         }
-        match self.events.len() < MOST {
-            true => self.events.push(event),
-            false => self.omitted += 1,
+        if self.events.len() >= MOST {
+            self.omitted += 1;
+            // The newest stay, and messages of the driver before victims of a full memory.
+            let is_kill = |event: &KernelEvent| matches!(event.kind, KernelEventKind::OomKill(_));
+            let oldest_kill = self.events.iter().position(is_kill);
+            match (oldest_kill, is_kill(&event)) {
+                (None, true) => return,
+                (kill, _) => drop(self.events.remove(kill.unwrap_or(0))),
+            }
         }
+        self.events.push(event);
     }
 }
 
@@ -356,12 +365,21 @@ mod tests {
             log.add(line(74, 400 + at).as_bytes());
         }
         assert_eq!((log.events.len(), log.events[0].times), (1, 500));
-        assert_eq!(log.events[0].age, Duration::from_secs(600));
+        assert_eq!(log.events[0].age, Duration::from_secs(101));
         assert!(log.events[0].to_string().ends_with("(500 times)"));
         for number in 0..200 {
             log.add(line(1000 + number, 950).as_bytes());
         }
         assert_eq!((log.events.len(), log.omitted), (MOST, 137));
+        // The newest stay, and a victim of a full memory takes no message's place.
+        let last = log.events.last().map(|event| event.to_string());
+        assert!(last.is_some_and(|last| last.contains("1199")));
+        log.add(
+            b"4,1,960000000,-;Out of memory: Killed process 123 (py) total-vm:4kB, anon-rss:2kB, x",
+        );
+        assert_eq!((log.events.len(), log.omitted), (MOST, 138));
+        let is_kill = |event: &KernelEvent| matches!(event.kind, KernelEventKind::OomKill(_));
+        assert!(!log.events.iter().any(is_kill));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 /// Kinds of events, as bits of the mask.
+pub(super) const GROUP: u64 = 1;
 pub(super) const COLLECTIVE: u64 = 1 << 1;
 pub(super) const POINT_TO_POINT: u64 = 1 << 2;
 pub(super) const PROXY_OPERATION: u64 = 1 << 3;
@@ -20,6 +21,9 @@ pub(super) const RECV_FLUSH_WAIT: c_int = 11;
 pub(super) const RECV_GPU_WAIT: c_int = 12;
 pub(super) const SEND_PEER_WAIT: c_int = 20;
 
+/// State of a kernel on a channel: it ends.
+pub(super) const KERNEL_STOP: c_int = 22;
+
 pub(super) const SUCCESS: c_int = 0;
 
 /// `ncclProfiler_v*_t`. `T` is the type of a descriptor's kind.
@@ -30,7 +34,7 @@ pub(super) struct Table<Init, T> {
     pub(super) start_event:
         unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *const Descriptor<T>) -> c_int,
     pub(super) stop_event: extern "C" fn(*mut c_void) -> c_int,
-    pub(super) record_event_state: extern "C" fn(*mut c_void, c_int, *const c_void) -> c_int,
+    pub(super) record_event_state: unsafe extern "C" fn(*mut c_void, c_int, *const c_void) -> c_int,
     pub(super) finalize: extern "C" fn(*mut c_void) -> c_int,
 }
 
@@ -189,8 +193,21 @@ pub(super) struct ProxyStep {
     pub(super) step: c_int,
 }
 
-/// `kernelCh`; from version 4 followed by a timestamp of the GPU.
+/// `kernelCh` of version 3.
 #[repr(C)]
 pub(super) struct KernelChannel {
     pub(super) channel: u8,
+}
+
+/// `kernelCh` of versions 4 to 7, with the time on the GPU's clock, in ns.
+#[repr(C)]
+pub(super) struct KernelChannelV4 {
+    pub(super) channel: u8,
+    pub(super) time: u64,
+}
+
+/// `ncclProfilerEventStateArgs_v*_t` of versions 4 to 7, for the end of a kernel on a channel.
+#[repr(C)]
+pub(super) struct KernelEnd {
+    pub(super) time: u64,
 }

@@ -2,19 +2,20 @@
 //! the strings in it, which are valid for the call.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
 
 use super::abi::{
-    COLLECTIVE, CollectiveV1, CollectiveV2, CollectiveV3, CollectiveV4, Descriptor, InitV1, InitV4,
-    InitV5, KERNEL_CHANNEL, KernelChannel, POINT_TO_POINT, PROXY_OPERATION, PROXY_STEP,
-    PointToPointV1, PointToPointV2, PointToPointV4, ProxyOperation, ProxyStep, SUCCESS, Table,
+    COLLECTIVE, CollectiveV1, CollectiveV2, CollectiveV3, CollectiveV4, Descriptor, GROUP, InitV1,
+    InitV4, InitV5, KERNEL_CHANNEL, KERNEL_STOP, KernelChannel, KernelChannelV4, KernelEnd,
+    POINT_TO_POINT, PROXY_OPERATION, PROXY_STEP, PointToPointV1, PointToPointV2, PointToPointV4,
+    ProxyOperation, ProxyStep, SUCCESS, Table,
 };
 use super::events::{
-    ALL_COMMUNICATORS, ALL_OPERATIONS, ALL_TRANSFERS, Communicator, Handle, Kind, NAME, STEPS,
-    Transfer, monotonic_ns,
+    ALL_COMMUNICATORS, ALL_OPERATIONS, ALL_TRANSFERS, Communicator, Handle, Kind, NAME, NO_NAME,
+    STEPS, Transfer, UNKNOWN_NAME, monotonic_ns,
 };
-use super::names::{ALGORITHMS, FUNCTIONS, PROTOCOLS, function_v1, index, number_v1};
+use super::names::{ALGORITHMS, FUNCTIONS, PROTOCOLS, element_size, function_v1, index, number_v1};
 
 /// Where NCCL reads its mask: a static of the library, which stays loaded. One place per libnccl; those of further
 /// libraries than there is room for keep the mask that they were given first.
@@ -22,6 +23,9 @@ static MASKS: [AtomicPtr<c_int>; 4] = [const { AtomicPtr::new(null_mut()) }; 4];
 
 /// What is asked for, as a mask of NCCL's.
 static WANTED: AtomicU64 = AtomicU64::new(0);
+
+/// Since when, on the monotonic clock.
+static CHANGED_NS: AtomicU64 = AtomicU64::new(0);
 
 /// Highest version of the interface by which a library has taken the plugin; 0 until one has.
 pub(super) static VERSION: AtomicI32 = AtomicI32::new(0);
@@ -36,14 +40,8 @@ pub(super) fn want(mask: u64) {
     write_masks();
 }
 
-/// Asks for these events as well.
-pub(super) fn want_also(mask: u64) {
-    if WANTED.fetch_or(mask, Ordering::SeqCst) & mask != mask {
-        write_masks();
-    }
-}
-
 fn write_masks() {
+    CHANGED_NS.store(monotonic_ns(), Ordering::SeqCst);
     for place in &MASKS {
         write_mask(place.load(Ordering::SeqCst));
     }
@@ -55,8 +53,7 @@ fn write_mask(place: *mut c_int) {
     if place.is_null() {
         return;
     }
-    // SAFETY: NCCL gave the address of a static `int`, which it reads atomically; its library is never unloaded (the
-    // crate that loads it keeps it for ever).
+    // SAFETY: NCCL gave the address of a static `int`, which it reads atomically; its library was pinned when it did.
     let mask = unsafe { AtomicI32::from_ptr(place) };
     loop {
         let wanted = wanted();
@@ -69,6 +66,9 @@ fn write_mask(place: *mut c_int) {
 
 /// Notes where a library reads its mask, and writes what is wanted there.
 fn register_mask(place: *mut c_int) {
+    if !is_pinned(place) {
+        return;
+    }
     for known in &MASKS {
         let before = known.compare_exchange(null_mut(), place, Ordering::SeqCst, Ordering::SeqCst);
         if before.is_ok() || before == Err(place) {
@@ -78,8 +78,40 @@ fn register_mask(place: *mut c_int) {
     write_mask(place);
 }
 
+/// Makes the library that has this address stay loaded for ever, as that of a program or a framework may not. Called once per
+/// communicator, and by NCCL under the lock under which it opens libraries itself.
+fn is_pinned(place: *mut c_int) -> bool {
+    if MASKS
+        .iter()
+        .any(|known| known.load(Ordering::SeqCst) == place)
+    {
+        return true;
+    }
+    let mut info = libc::Dl_info {
+        dli_fname: null(),
+        dli_fbase: null_mut(),
+        dli_sname: null(),
+        dli_saddr: null_mut(),
+    };
+    // SAFETY: writes one value of this type; the name that it finds lives as long as the library, which calls here.
+    unsafe {
+        if libc::dladdr(place.cast(), &raw mut info) == 0 || info.dli_fname.is_null() {
+            // No library's: a test's, or on the heap.
+            return true;
+        }
+        let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
+        let handle = libc::dlopen(info.dli_fname, flags);
+        if handle.is_null() {
+            // The program itself has no name by which it is opened, and stays.
+            libc::dlerror();
+        }
+    }
+    true
+}
+
 /// What NCCL says of a new communicator; version 1 says nothing.
 struct Introduction {
+    hash: u64,
     name: *const c_char,
     rank: c_int,
     world_size: c_int,
@@ -93,13 +125,15 @@ unsafe fn begin(
     mask: *mut c_int,
     introduction: &Introduction,
 ) -> c_int {
+    let no_name = if version < 4 { UNKNOWN_NAME } else { NO_NAME };
     VERSION.fetch_max(version, Ordering::SeqCst);
     if !mask.is_null() {
         register_mask(mask);
     }
     let turn = ALL_COMMUNICATORS.push(|slot| {
         // SAFETY: of the caller.
-        unsafe { keep_name(slot, introduction.name) };
+        unsafe { keep_name(slot, introduction.name, no_name) };
+        slot.hash.store(introduction.hash, Ordering::Relaxed);
         slot.rank.store(introduction.rank, Ordering::Relaxed);
         slot.world_size
             .store(introduction.world_size, Ordering::Relaxed);
@@ -118,9 +152,9 @@ unsafe fn begin(
 
 /// # Safety
 /// `name` is null or a C string.
-unsafe fn keep_name(slot: &Communicator, name: *const c_char) {
+unsafe fn keep_name(slot: &Communicator, name: *const c_char, no_name: u32) {
     if name.is_null() {
-        slot.name_length.store(u32::MAX, Ordering::Relaxed);
+        slot.name_length.store(no_name, Ordering::Relaxed);
         return;
     }
     // SAFETY: of the caller.
@@ -134,6 +168,7 @@ unsafe fn keep_name(slot: &Communicator, name: *const c_char) {
 
 unsafe extern "C" fn init_v1<const V: c_int>(context: *mut *mut c_void, mask: *mut c_int) -> c_int {
     let unknown = Introduction {
+        hash: 0,
         name: null_mut(),
         rank: -1,
         world_size: -1,
@@ -146,13 +181,14 @@ unsafe extern "C" fn init_v4(
     context: *mut *mut c_void,
     mask: *mut c_int,
     name: *const c_char,
-    _hash: u64,
+    hash: u64,
     _nodes: c_int,
     world_size: c_int,
     rank: c_int,
     _log: *const c_void,
 ) -> c_int {
     let introduction = Introduction {
+        hash,
         name,
         rank,
         world_size,
@@ -163,7 +199,7 @@ unsafe extern "C" fn init_v4(
 
 unsafe extern "C" fn init_v5<const V: c_int>(
     context: *mut *mut c_void,
-    _hash: u64,
+    hash: u64,
     mask: *mut c_int,
     name: *const c_char,
     _nodes: c_int,
@@ -172,6 +208,7 @@ unsafe extern "C" fn init_v5<const V: c_int>(
     _log: *const c_void,
 ) -> c_int {
     let introduction = Introduction {
+        hash,
         name,
         rank,
         world_size,
@@ -187,6 +224,7 @@ struct NewOperation {
     algorithm: u8,
     protocol: u8,
     channels: u8,
+    element_size: u8,
     count: usize,
     peer: c_int,
 }
@@ -224,11 +262,13 @@ unsafe fn collective<const V: c_int>(body: *const c_void) -> NewOperation {
                     channels: body.channels,
                     count: body.count,
                     peer: body.root,
+                    ..NewOperation::default()
                 }
             }
             2 => {
                 let body = &*body.cast::<CollectiveV2>();
                 let rest = NewOperation {
+                    element_size: element_size(body.data_type),
                     channels: body.channels,
                     count: body.count,
                     peer: body.root,
@@ -242,6 +282,7 @@ unsafe fn collective<const V: c_int>(body: *const c_void) -> NewOperation {
                     _ => &*body.cast::<CollectiveV4>(),
                 };
                 let rest = NewOperation {
+                    element_size: element_size(body.data_type),
                     channels: body.channels,
                     count: body.count,
                     peer: body.root,
@@ -281,6 +322,7 @@ unsafe fn point_to_point<const V: c_int>(body: *const c_void) -> NewOperation {
                 let body = &*body.cast::<PointToPointV4>();
                 NewOperation {
                     function: index(&FUNCTIONS, body.function),
+                    element_size: element_size(body.data_type),
                     count: body.count,
                     peer: body.peer,
                     channels: body.channels,
@@ -305,8 +347,15 @@ fn keep_operation(communicator: u64, rank: c_int, new: &NewOperation) -> Option<
         slot.protocol.store(new.protocol, Ordering::Relaxed);
         slot.channels.store(new.channels, Ordering::Relaxed);
         slot.mask.store(wanted(), Ordering::Relaxed);
+        let mask_since = CHANGED_NS.load(Ordering::Relaxed);
+        slot.mask_since_ns.store(mask_since, Ordering::Relaxed);
+        slot.transfers.store(0, Ordering::Relaxed);
         slot.started.store(0, Ordering::Relaxed);
         slot.ended.store(0, Ordering::Relaxed);
+        slot.kernel_begin_ns.store(0, Ordering::Relaxed);
+        slot.kernel_end_ns.store(0, Ordering::Relaxed);
+        slot.element_size.store(new.element_size, Ordering::Relaxed);
+        slot.is_counted.store(0, Ordering::Relaxed);
     });
     Some(Handle::of(Kind::Operation, turn?))
 }
@@ -316,8 +365,20 @@ fn parent_of(pointer: *mut c_void, kind: Kind) -> Option<Handle> {
     Handle::from_pointer(pointer).filter(|handle| handle.kind == kind)
 }
 
-fn keep_transfer(operation: u64, new: &ProxyOperation) -> Option<Handle> {
-    ALL_OPERATIONS.get(operation)?;
+fn keep_transfer(
+    version: c_int,
+    operation: u64,
+    rank: c_int,
+    new: &ProxyOperation,
+) -> Option<Handle> {
+    let owner = ALL_OPERATIONS.get(operation)?;
+    let communicator = ALL_COMMUNICATORS.get(owner.communicator.load(Ordering::Relaxed))?;
+    // In another namespace of processes another process may have the same number.
+    let known = communicator.rank.load(Ordering::Relaxed);
+    if known != -1 && known != rank {
+        return None;
+    }
+    owner.transfers.fetch_add(1, Ordering::Relaxed);
     let turn = ALL_TRANSFERS.push(|slot| {
         slot.operation.store(operation, Ordering::Relaxed);
         slot.peer.store(new.peer, Ordering::Relaxed);
@@ -326,10 +387,15 @@ fn keep_transfer(operation: u64, new: &ProxyOperation) -> Option<Handle> {
         slot.is_send
             .store(u8::from(new.is_send != 0), Ordering::Relaxed);
         slot.is_over.store(0, Ordering::Relaxed);
-        let has_steps = wanted() & PROXY_STEP != 0;
-        slot.has_steps.store(u8::from(has_steps), Ordering::Relaxed);
+        slot.has_steps.store(0, Ordering::Relaxed);
+        slot.has_credit_state
+            .store(u8::from(version >= 4), Ordering::Relaxed);
         slot.done.store(0, Ordering::Relaxed);
-        slot.moved_ns.store(monotonic_ns(), Ordering::Relaxed);
+        let now = monotonic_ns();
+        slot.since_ns.store(now, Ordering::Relaxed);
+        slot.moved_ns.store(now, Ordering::Relaxed);
+        slot.in_network.store(0, Ordering::Relaxed);
+        slot.in_network_ns.store(0, Ordering::Relaxed);
         for step in &slot.under_way {
             step.store(0, Ordering::Relaxed);
         }
@@ -341,7 +407,12 @@ fn keep_step(transfer: u64, step: c_int) -> Option<Handle> {
     let slot = ALL_TRANSFERS.get(transfer)?;
     let number = u64::try_from(step).ok()?;
     let place = (number % STEPS as u64) as u8;
-    slot.has_steps.store(1, Ordering::Relaxed);
+    let now = monotonic_ns();
+    if slot.has_steps.swap(1, Ordering::Relaxed) == 0 {
+        slot.since_ns.store(now, Ordering::Relaxed);
+        slot.moved_ns.store(now, Ordering::Relaxed);
+    }
+    slot.state_since_ns[usize::from(place)].store(now, Ordering::Relaxed);
     slot.under_way[usize::from(place)].store((number + 1) << 8, Ordering::Release);
     Some(Handle {
         kind: Kind::Step,
@@ -350,10 +421,14 @@ fn keep_step(transfer: u64, step: c_int) -> Option<Handle> {
     })
 }
 
-fn keep_kernel(operation: u64, channel: u8) -> Option<Handle> {
+fn keep_kernel(operation: u64, channel: u8, time: u64) -> Option<Handle> {
     let slot = ALL_OPERATIONS.get(operation)?;
     let bit = 1u64.checked_shl(channel.into())?;
-    slot.started.fetch_or(bit, Ordering::Release);
+    if slot.started.fetch_or(bit, Ordering::Release) == 0 {
+        slot.kernel_begin_ns.store(time, Ordering::Relaxed);
+    } else {
+        slot.kernel_begin_ns.fetch_min(time, Ordering::Relaxed);
+    }
     Some(Handle {
         kind: Kind::Kernel,
         part: channel,
@@ -388,13 +463,15 @@ unsafe extern "C" fn start_event<const V: c_int, T: Copy + Into<u64>>(
                 .and_then(|owner| keep_operation(owner.turn, rank, &collective::<V>(body))),
             POINT_TO_POINT => communicator()
                 .and_then(|owner| keep_operation(owner.turn, rank, &point_to_point::<V>(body))),
+            // Before 2.28 NCCL reports no operation whose group has no handle.
+            GROUP if V <= 4 => Some(Handle::of(Kind::Group, 1)),
             PROXY_OPERATION => {
                 let body = &*body.cast::<ProxyOperation>();
                 // The parent of an operation that this proxy does for another process is a handle of that process.
                 let is_own = body.pid == libc::getpid();
                 parent_of(parent, Kind::Operation)
                     .filter(|_| is_own)
-                    .and_then(|operation| keep_transfer(operation.turn, body))
+                    .and_then(|operation| keep_transfer(V, operation.turn, rank, body))
             }
             PROXY_STEP => {
                 let step = (*body.cast::<ProxyStep>()).step;
@@ -402,9 +479,15 @@ unsafe extern "C" fn start_event<const V: c_int, T: Copy + Into<u64>>(
                     .and_then(|transfer| keep_step(transfer.turn, step))
             }
             KERNEL_CHANNEL => {
-                let channel = (*body.cast::<KernelChannel>()).channel;
+                let (channel, time) = match V {
+                    1..=3 => ((*body.cast::<KernelChannel>()).channel, 0),
+                    _ => {
+                        let body = &*body.cast::<KernelChannelV4>();
+                        (body.channel, body.time)
+                    }
+                };
                 parent_of(parent, Kind::Operation)
-                    .and_then(|operation| keep_kernel(operation.turn, channel))
+                    .and_then(|operation| keep_kernel(operation.turn, channel, time))
             }
             _ => None,
         }
@@ -420,7 +503,7 @@ extern "C" fn stop_event(handle: *mut c_void) -> c_int {
     };
     match kind {
         // That an operation was enqueued; its transfers and kernels come later.
-        Kind::Operation | Kind::Communicator => {}
+        Kind::Operation | Kind::Communicator | Kind::Group => {}
         Kind::Transfer => {
             if let Some(slot) = ALL_TRANSFERS.get(turn) {
                 slot.is_over.store(1, Ordering::Release);
@@ -428,8 +511,10 @@ extern "C" fn stop_event(handle: *mut c_void) -> c_int {
         }
         Kind::Step => {
             if let Some((slot, step)) = step_of(turn, part) {
-                step.store(0, Ordering::Relaxed);
-                slot.moved_ns.store(monotonic_ns(), Ordering::Relaxed);
+                let now = monotonic_ns();
+                let state = step.swap(0, Ordering::Relaxed) & 0xff;
+                slot.change_state(state as u8, 0, now);
+                slot.moved_ns.store(now, Ordering::Relaxed);
                 slot.done.fetch_add(1, Ordering::Release);
             }
         }
@@ -448,19 +533,39 @@ fn step_of(transfer: u64, place: u8) -> Option<(&'static Transfer, &'static Atom
     Some((slot, slot.under_way.get(usize::from(place))?))
 }
 
-extern "C" fn record_event_state(
+unsafe extern "C" fn record_event_state<const V: c_int>(
     handle: *mut c_void,
     state: c_int,
-    _arguments: *const c_void,
+    arguments: *const c_void,
 ) -> c_int {
-    let step = Handle::from_pointer(handle).filter(|handle| handle.kind == Kind::Step);
-    if let Some((_, step)) = step.and_then(|handle| step_of(handle.turn, handle.part)) {
-        let now = step.load(Ordering::Relaxed);
-        if let (1.., Ok(state)) = (now, u8::try_from(state)) {
-            step.store(now & !0xff | u64::from(state), Ordering::Release);
+    let Some(Handle { kind, part, turn }) = Handle::from_pointer(handle) else {
+        return SUCCESS;
+    };
+    match kind {
+        Kind::Step => change_step(turn, part, state),
+        Kind::Kernel if V >= 4 && state == KERNEL_STOP && !arguments.is_null() => {
+            // SAFETY: what NCCL passes with this state.
+            let time = unsafe { (*arguments.cast::<KernelEnd>()).time };
+            if let Some(slot) = ALL_OPERATIONS.get(turn) {
+                slot.kernel_end_ns.fetch_max(time, Ordering::Relaxed);
+            }
         }
+        _ => {}
     }
     SUCCESS
+}
+
+fn change_step(transfer: u64, part: u8, state: c_int) {
+    let Some((slot, step)) = step_of(transfer, part) else {
+        return;
+    };
+    let before = step.load(Ordering::Relaxed);
+    if let (1.., Ok(state)) = (before, u8::try_from(state)) {
+        let now = monotonic_ns();
+        slot.change_state((before & 0xff) as u8, state, now);
+        slot.state_since_ns[usize::from(part)].store(now, Ordering::Relaxed);
+        step.store(before & !0xff | u64::from(state), Ordering::Release);
+    }
 }
 
 extern "C" fn finalize(context: *mut c_void) -> c_int {
@@ -479,7 +584,7 @@ const fn table<const V: c_int, Init, T: Copy + Into<u64>>(init: Init) -> Table<I
         init,
         start_event: start_event::<V, T>,
         stop_event,
-        record_event_state,
+        record_event_state: record_event_state::<V>,
         finalize,
     }
 }

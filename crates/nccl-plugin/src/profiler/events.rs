@@ -3,8 +3,10 @@
 //! NCCL calls on its own threads, with handles that may be old: after an abort, from a thread that lags, at the exit of the
 //! process. So a handle is a number, and one whose place was given out again is ignored. Nothing here locks or allocates.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+
+use super::abi::SEND_WAIT;
 
 /// How many operations, transfers and communicators are kept.
 pub(super) const OPERATIONS: usize = 8192;
@@ -24,6 +26,8 @@ pub(super) enum Kind {
     Step = 4,
     /// `part` is the channel.
     Kernel = 5,
+    /// Operations that are launched together; nothing is kept of it.
+    Group = 6,
 }
 
 /// A handle that NCCL keeps: what it stands for, a part of it, and the turn of its place, from 1.
@@ -59,6 +63,7 @@ impl Handle {
             3 => Kind::Transfer,
             4 => Kind::Step,
             5 => Kind::Kernel,
+            6 => Kind::Group,
             _ => return None,
         };
         Some(Self {
@@ -123,6 +128,11 @@ impl<S: Slot, const N: usize> Ring<S, N> {
         (turn != 0 && slot.turn().load(Ordering::Acquire) == turn).then_some(slot)
     }
 
+    /// Returns whether places were given out again.
+    pub(super) fn has_wrapped(&self) -> bool {
+        self.next.load(Ordering::Relaxed) >= N as u64
+    }
+
     /// Reads all places, oldest turn first; `read` returns `None` for what is not wanted.
     pub(super) fn read_all<T>(&self, read: impl Fn(&S) -> Option<T>) -> Vec<(u64, T)> {
         let mut all: Vec<(u64, T)> = (self.slots.iter())
@@ -140,12 +150,18 @@ impl<S: Slot, const N: usize> Ring<S, N> {
     }
 }
 
+/// Lengths of a name that is none: a communicator without a name, and one of which NCCL does not tell the name.
+pub(super) const NO_NAME: u32 = u32::MAX - 1;
+pub(super) const UNKNOWN_NAME: u32 = u32::MAX;
+
 /// Longest name of a communicator that is kept, in bytes.
 pub(super) const NAME: usize = 256;
 
 pub(super) struct Communicator {
     pub(super) turn: AtomicU64,
-    /// Bytes of its name, `name_length` of them; `u32::MAX` where NCCL gives no name.
+    /// NCCL's number of it; 0 where NCCL gives none.
+    pub(super) hash: AtomicU64,
+    /// Bytes of its name, `name_length` of them, or [`NO_NAME`], or [`UNKNOWN_NAME`].
     pub(super) name: [AtomicU8; NAME],
     pub(super) name_length: AtomicU32,
     /// -1 where NCCL does not say.
@@ -161,6 +177,7 @@ impl Communicator {
     const fn new() -> Self {
         Self {
             turn: AtomicU64::new(0),
+            hash: AtomicU64::new(0),
             name: [const { AtomicU8::new(0) }; NAME],
             name_length: AtomicU32::new(0),
             rank: AtomicI32::new(0),
@@ -185,11 +202,21 @@ pub(super) struct Operation {
     pub(super) algorithm: AtomicU8,
     pub(super) protocol: AtomicU8,
     pub(super) channels: AtomicU8,
-    /// The mask at that time.
+    /// The mask at that time, and since when it was that.
     pub(super) mask: AtomicU64,
+    pub(super) mask_since_ns: AtomicU64,
+    /// Number of its transfers.
+    pub(super) transfers: AtomicU32,
     /// A bit for each channel whose kernel has started, and ended.
     pub(super) started: AtomicU64,
     pub(super) ended: AtomicU64,
+    /// First start and last end of its kernel, on the GPU's clock; 0 for none.
+    pub(super) kernel_begin_ns: AtomicU64,
+    pub(super) kernel_end_ns: AtomicU64,
+    /// Bytes of an element; 0 where that is not known.
+    pub(super) element_size: AtomicU8,
+    /// Whether it was counted as finished.
+    pub(super) is_counted: AtomicU8,
 }
 
 impl Operation {
@@ -205,8 +232,14 @@ impl Operation {
             protocol: AtomicU8::new(0),
             channels: AtomicU8::new(0),
             mask: AtomicU64::new(0),
+            mask_since_ns: AtomicU64::new(0),
+            transfers: AtomicU32::new(0),
             started: AtomicU64::new(0),
             ended: AtomicU64::new(0),
+            kernel_begin_ns: AtomicU64::new(0),
+            kernel_end_ns: AtomicU64::new(0),
+            element_size: AtomicU8::new(0),
+            is_counted: AtomicU8::new(0),
         }
     }
 }
@@ -220,13 +253,21 @@ pub(super) struct Transfer {
     pub(super) channel: AtomicU8,
     pub(super) is_send: AtomicU8,
     pub(super) is_over: AtomicU8,
-    /// Whether its steps are reported.
+    /// Whether a step of it was reported.
     pub(super) has_steps: AtomicU8,
+    /// Whether a wait for the peer's credit has a state of its own.
+    pub(super) has_credit_state: AtomicU8,
     pub(super) done: AtomicU32,
-    /// When a step ended last, on the monotonic clock.
+    /// When it began, and when a step ended last, on the monotonic clock.
+    pub(super) since_ns: AtomicU64,
     pub(super) moved_ns: AtomicU64,
-    /// Steps under way: number + 1, and state in the low byte; 0 for none.
+    /// Steps under way: number + 1, and state in the low byte; 0 for none. And when each came into its state.
     pub(super) under_way: [AtomicU64; STEPS],
+    pub(super) state_since_ns: [AtomicU64; STEPS],
+    /// Number of steps that the network has, since when it has some, and the time for which it had some before.
+    pub(super) in_network: AtomicU32,
+    pub(super) in_network_since_ns: AtomicU64,
+    pub(super) in_network_ns: AtomicU64,
 }
 
 impl Transfer {
@@ -240,9 +281,51 @@ impl Transfer {
             is_send: AtomicU8::new(0),
             is_over: AtomicU8::new(0),
             has_steps: AtomicU8::new(0),
+            has_credit_state: AtomicU8::new(0),
             done: AtomicU32::new(0),
+            since_ns: AtomicU64::new(0),
             moved_ns: AtomicU64::new(0),
             under_way: [const { AtomicU64::new(0) }; STEPS],
+            state_since_ns: [const { AtomicU64::new(0) }; STEPS],
+            in_network: AtomicU32::new(0),
+            in_network_since_ns: AtomicU64::new(0),
+            in_network_ns: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Transfer {
+    /// Notes that a step comes into state `to` from state `from`. NCCL calls for one transfer on one thread.
+    pub(super) fn change_state(&self, from: u8, to: u8, now: u64) {
+        let is_network = |state: u8| c_int::from(state) == SEND_WAIT;
+        let steps = self.in_network.load(Ordering::Relaxed);
+        match (is_network(from), is_network(to)) {
+            (false, true) => {
+                if steps == 0 {
+                    self.in_network_since_ns.store(now, Ordering::Relaxed);
+                }
+                self.in_network.store(steps + 1, Ordering::Relaxed);
+            }
+            (true, false) => {
+                if steps == 1 {
+                    let since = self.in_network_since_ns.load(Ordering::Relaxed);
+                    let before = self.in_network_ns.load(Ordering::Relaxed);
+                    let total = before + now.saturating_sub(since);
+                    self.in_network_ns.store(total, Ordering::Relaxed);
+                }
+                self.in_network
+                    .store(steps.saturating_sub(1), Ordering::Relaxed);
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns for how long the network has had steps of it.
+    pub(super) fn network_ns(&self, now: u64) -> u64 {
+        let before = self.in_network_ns.load(Ordering::Relaxed);
+        match self.in_network.load(Ordering::Relaxed) {
+            0 => before,
+            _ => before + now.saturating_sub(self.in_network_since_ns.load(Ordering::Relaxed)),
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! NCCL (from 2.23) calls a profiler when it enqueues an operation, when its proxy thread begins and ends a transfer and each
 //! step of it, and when a kernel starts and ends on a channel. The plugin here keeps the last of these in rings; readers look
-//! when an operation hangs ([`operations_of`]).
+//! when an operation hangs ([`observe`]).
 //!
 //! Which events NCCL reports is a mask that it reads when an operation is enqueued: [`set_events`] changes what is reported of
 //! later ones, and an operation under way stays as dark as it was. Kernels are the exception: only communicators that are made
@@ -25,12 +25,13 @@ use std::sync::atomic::Ordering;
 
 use stand_in_object::Symbol;
 
-use crate::offer::{Offer, installed, offer, open};
+use crate::offer::{Offer, configured, installed, offer, open};
 use callbacks::{TABLE_V1, TABLE_V2, TABLE_V3, TABLE_V4, TABLE_V5, TABLE_V6, TABLE_V7};
 
 pub use events::monotonic_ns;
 pub use observation::{
-    CommunicatorQuery, KernelChannels, ObservedOperation, ObservedTransfer, WaitsFor, operations_of,
+    CommunicatorQuery, FinishedOperation, KernelChannels, Observation, ObservedOperation,
+    ObservedTransfer, WaitsFor, hash_of, observe, take_finished,
 };
 
 /// What NCCL reports.
@@ -72,11 +73,6 @@ pub fn set_events(events: Events) {
     callbacks::want(events.mask());
 }
 
-/// Asks NCCL for these events as well, of the operations that are enqueued from now on.
-pub fn add_events(events: Events) {
-    callbacks::want_also(events.mask());
-}
-
 /// Returns the version of the interface by which a libnccl has taken the plugin.
 #[must_use]
 pub fn taken_by() -> Option<u32> {
@@ -108,11 +104,10 @@ pub fn install() -> &'static Offer {
 
 /// Returns the user's network plugin, if it has a profiler: NCCL takes that where it finds no profiler of its own.
 fn profiler_of_network_plugin() -> Option<String> {
-    let Some(value) = std::env::var_os("NCCL_NET_PLUGIN") else {
+    let Some(value) = configured("NCCL_NET_PLUGIN") else {
         let found = installed(c"libnccl-net.so")?;
         return has_profiler(c"libnccl-net.so").then_some(found);
     };
-    let value = value.into_string().ok()?;
     let names = value.split(',').filter(|name| !name.is_empty());
     for name in names {
         let candidates = [String::from(name), format!("libnccl-net-{name}.so")];

@@ -29,6 +29,36 @@ pub(super) static ALGORITHMS: [&str; 8] = [
 ];
 pub(super) static PROTOCOLS: [&str; 4] = ["", "LL", "LL128", "SIMPLE"];
 
+/// Bytes of an element, by the name of its type.
+static ELEMENTS: [(&str, u8); 12] = [
+    ("ncclInt8", 1),
+    ("ncclUint8", 1),
+    ("ncclInt32", 4),
+    ("ncclUint32", 4),
+    ("ncclInt64", 8),
+    ("ncclUint64", 8),
+    ("ncclFloat16", 2),
+    ("ncclFloat32", 4),
+    ("ncclFloat64", 8),
+    ("ncclBfloat16", 2),
+    ("ncclFloat8e4m3", 1),
+    ("ncclFloat8e5m2", 1),
+];
+
+/// Returns the bytes of an element; 0 for a type that is not known.
+///
+/// # Safety
+/// `name` is null or a C string.
+pub(super) unsafe fn element_size(name: *const c_char) -> u8 {
+    if name.is_null() {
+        return 0;
+    }
+    // SAFETY: of the caller.
+    let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+    let found = ELEMENTS.iter().find(|(one, _)| one.as_bytes() == name);
+    found.map_or(0, |(_, bytes)| *bytes)
+}
+
 /// Numbers of functions in version 1 (`ncclFunc_t`), as indices of [`FUNCTIONS`].
 static FUNCTIONS_V1: [u8; 8] = [4, 6, 1, 7, 2, 11, 9, 10];
 

@@ -8,7 +8,7 @@ use super::abi::{
 };
 use super::events::{
     ALL_COMMUNICATORS, ALL_OPERATIONS, ALL_TRANSFERS, Communicator, Operation, Transfer,
-    monotonic_ns,
+    UNKNOWN_NAME, monotonic_ns,
 };
 use super::names::{ALGORITHMS, FUNCTIONS, PROTOCOLS};
 
@@ -21,6 +21,15 @@ pub struct CommunicatorQuery<'a> {
     pub rank: usize,
     /// Number of its ranks.
     pub world_size: usize,
+}
+
+/// What NCCL has reported of a communicator.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Observation {
+    /// Its operations, oldest first.
+    pub operations: Vec<ObservedOperation>,
+    /// Operations that were enqueued before, in ns of the monotonic clock, may have been lost.
+    pub complete_since_ns: u64,
 }
 
 /// An operation that NCCL has enqueued.
@@ -42,8 +51,10 @@ pub struct ObservedOperation {
     pub channels: u32,
     /// Channels on which its kernel has started and ended; `None` where that was not observed.
     pub kernel: Option<KernelChannels>,
-    /// Whether its transfers were asked for when it was enqueued.
-    pub has_transfers: bool,
+    /// Since when its transfers were asked for when it was enqueued, in ns of the monotonic clock; `None` if they were not.
+    pub transfers_asked_since_ns: Option<u64>,
+    /// Whether some of its transfers are lost.
+    pub is_incomplete: bool,
     /// The transfers of the proxy thread, over the network or by copy engines.
     pub transfers: Vec<ObservedTransfer>,
 }
@@ -74,8 +85,14 @@ pub struct ObservedTransfer {
     pub is_over: bool,
     /// What the oldest step under way waits for, where that was observed.
     pub waits_for: Option<WaitsFor>,
-    /// Time since a step ended, or since the transfer began.
+    /// Time since a step ended, or since the first one began.
     pub still_ms: u64,
+    /// Time for which the oldest step under way has waited for the same.
+    pub waits_ms: u64,
+    /// Time since the first step began.
+    pub age_ms: u64,
+    /// Of that, for how long the network had data of this rank's that it had not taken.
+    pub network_ms: u64,
 }
 
 /// What a step of a transfer waits for.
@@ -93,11 +110,14 @@ pub enum WaitsFor {
     Flush,
     /// This rank's own GPU, to take what was received.
     OwnGpuTakes,
+    /// The first or the second: releases before 2.27 do not tell which.
+    OwnGpuOrPeerCredit,
 }
 
 impl WaitsFor {
-    fn of_state(state: u8) -> Option<Self> {
+    fn of_state(state: u8, has_credit_state: bool) -> Option<Self> {
         Some(match state.into() {
+            SEND_GPU_WAIT if !has_credit_state => Self::OwnGpuOrPeerCredit,
             SEND_GPU_WAIT => Self::OwnGpu,
             SEND_PEER_WAIT => Self::PeerCredit,
             SEND_WAIT => Self::NetworkSend,
@@ -109,22 +129,29 @@ impl WaitsFor {
     }
 }
 
-/// Returns what NCCL has reported of the operations of a communicator, oldest first: those enqueued since `since_ns` of the
-/// monotonic clock. `None` where NCCL has reported no such communicator, or several that fit.
+/// Returns what NCCL has reported of the operations of a communicator that were enqueued since `since_ns` of the monotonic
+/// clock. `None` where NCCL has reported no such communicator, or several that fit.
 #[must_use]
-pub fn operations_of(
-    query: CommunicatorQuery<'_>,
-    since_ns: u64,
-) -> Option<Vec<ObservedOperation>> {
+pub fn observe(query: CommunicatorQuery<'_>, since_ns: u64) -> Option<Observation> {
     let fitting = ALL_COMMUNICATORS.read_all(|slot| fits(slot, query).then(|| mask_of(slot)));
     let [(communicator, mask_at_init)] = fitting[..] else {
         return None;
     };
-    let mut operations = ALL_OPERATIONS.read_all(|slot| {
-        let is_of = slot.communicator.load(Ordering::Relaxed) == communicator;
-        let is_asked = slot.since_ns.load(Ordering::Relaxed) >= since_ns;
-        (is_of && is_asked).then(|| read_operation(slot, mask_at_init))
-    });
+    let has_wrapped = ALL_OPERATIONS.has_wrapped();
+    let mut oldest = u64::MAX;
+    let mut operations: Vec<_> = ALL_OPERATIONS
+        .read_all(|slot| {
+            let since = slot.since_ns.load(Ordering::Relaxed);
+            let is_of = slot.communicator.load(Ordering::Relaxed) == communicator;
+            let is_asked = is_of && since >= since_ns;
+            Some((since, is_asked.then(|| read_operation(slot, mask_at_init))))
+        })
+        .into_iter()
+        .filter_map(|(turn, (since, operation))| {
+            oldest = oldest.min(since);
+            Some((turn, operation?))
+        })
+        .collect();
     let now = monotonic_ns();
     let transfers = ALL_TRANSFERS.read_all(|slot| {
         let owner = slot.operation.load(Ordering::Relaxed);
@@ -132,14 +159,89 @@ pub fn operations_of(
         is_asked.ok().map(|place| (place, read_transfer(slot, now)))
     });
     for (_, (place, transfer)) in transfers {
-        operations[place].1.transfers.push(transfer);
+        operations[place].1.1.transfers.push(transfer);
     }
-    Some(
-        operations
-            .into_iter()
-            .map(|(_, operation)| operation)
-            .collect(),
-    )
+    let operations = operations.into_iter().map(|(_, (begun, operation))| {
+        let is_incomplete = operation.transfers.len() < begun as usize;
+        ObservedOperation {
+            is_incomplete,
+            ..operation
+        }
+    });
+    Some(Observation {
+        operations: operations.collect(),
+        complete_since_ns: if has_wrapped { oldest } else { 0 },
+    })
+}
+
+/// An operation whose kernel has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FinishedOperation {
+    /// Name of its communicator (`commName`); empty where it has none.
+    pub communicator: String,
+    /// Number of ranks of the communicator.
+    pub world_size: usize,
+    /// NCCL's name for it.
+    pub function: &'static str,
+    /// Empty for messages.
+    pub algorithm: &'static str,
+    /// Empty for messages.
+    pub protocol: &'static str,
+    /// Bytes of its data on this rank: NCCL's count, times the bytes of an element.
+    pub bytes: u64,
+    /// From the first start of its kernel on a channel to the last end, in ns of the GPU's clock.
+    pub kernel_ns: u64,
+}
+
+/// Returns the operations whose kernels have ended, and that were not returned before, oldest first. What was pushed out of the
+/// ring meanwhile is missing.
+#[must_use]
+pub fn take_finished() -> Vec<FinishedOperation> {
+    let all = ALL_OPERATIONS.read_all(|slot| {
+        let channels = u32::from(slot.channels.load(Ordering::Relaxed));
+        let ended = slot.ended.load(Ordering::Acquire).count_ones();
+        let begin = slot.kernel_begin_ns.load(Ordering::Relaxed);
+        let end = slot.kernel_end_ns.load(Ordering::Relaxed);
+        let element_size = u64::from(slot.element_size.load(Ordering::Relaxed));
+        let is_finished = ended > 0 && ended >= channels && begin > 0 && end > begin;
+        if !is_finished || element_size == 0 || slot.is_counted.swap(1, Ordering::Relaxed) != 0 {
+            return None;
+        }
+        let owner = ALL_COMMUNICATORS.get(slot.communicator.load(Ordering::Relaxed))?;
+        let (_, operation) = read_operation(slot, 0);
+        Some(FinishedOperation {
+            communicator: name_of(owner),
+            world_size: usize::try_from(owner.world_size.load(Ordering::Relaxed)).unwrap_or(0),
+            function: operation.function,
+            algorithm: operation.algorithm,
+            protocol: operation.protocol,
+            bytes: operation.count.saturating_mul(element_size),
+            kernel_ns: end - begin,
+        })
+    });
+    all.into_iter().map(|(_, operation)| operation).collect()
+}
+
+fn name_of(slot: &Communicator) -> String {
+    let length = slot.name_length.load(Ordering::Relaxed) as usize;
+    let kept = slot.name.get(..length).unwrap_or_default();
+    let bytes: Vec<u8> = kept
+        .iter()
+        .map(|byte| byte.load(Ordering::Relaxed))
+        .collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Returns NCCL's number of a communicator (`commId` in its log, `hash` in answers of its RAS service). `None` where NCCL has
+/// reported no such communicator, or several that fit.
+#[must_use]
+pub fn hash_of(query: CommunicatorQuery<'_>) -> Option<u64> {
+    let hash = |slot: &Communicator| slot.hash.load(Ordering::Relaxed);
+    let fitting = ALL_COMMUNICATORS.read_all(|slot| fits(slot, query).then(|| hash(slot)));
+    match fitting[..] {
+        [(_, hash)] if hash != 0 => Some(hash),
+        _ => None,
+    }
 }
 
 fn mask_of(slot: &Communicator) -> u64 {
@@ -156,7 +258,7 @@ fn fits(slot: &Communicator, query: CommunicatorQuery<'_>) -> bool {
 
 fn has_name(slot: &Communicator, name: &str) -> bool {
     let length = slot.name_length.load(Ordering::Relaxed);
-    if length == u32::MAX {
+    if length == UNKNOWN_NAME {
         return true;
     }
     let name = name.as_bytes();
@@ -166,7 +268,8 @@ fn has_name(slot: &Communicator, name: &str) -> bool {
     length as usize == kept.len() && slot.name.iter().zip(kept).all(same)
 }
 
-fn read_operation(slot: &Operation, mask_at_init: u64) -> ObservedOperation {
+/// Returns the number of transfers that were begun for an operation, and the operation without them.
+fn read_operation(slot: &Operation, mask_at_init: u64) -> (u32, ObservedOperation) {
     let named = |names: &[&'static str], index: u8| names.get(usize::from(index)).copied();
     let mask = slot.mask.load(Ordering::Relaxed);
     // A kernel that ended first is seen to have started.
@@ -174,7 +277,9 @@ fn read_operation(slot: &Operation, mask_at_init: u64) -> ObservedOperation {
     let started = slot.started.load(Ordering::Acquire);
     // NCCL reports kernels wrongly on a communicator that was made without them.
     let has_kernels = mask & mask_at_init & KERNEL_CHANNEL != 0;
-    ObservedOperation {
+    let has_transfers = mask & (PROXY_OPERATION | PROXY_STEP) != 0;
+    let asked_since = slot.mask_since_ns.load(Ordering::Relaxed);
+    let operation = ObservedOperation {
         function: named(&FUNCTIONS, slot.function.load(Ordering::Relaxed)).unwrap_or(FUNCTIONS[0]),
         count: slot.count.load(Ordering::Relaxed),
         peer: slot.peer.load(Ordering::Relaxed),
@@ -186,20 +291,24 @@ fn read_operation(slot: &Operation, mask_at_init: u64) -> ObservedOperation {
             started: started.count_ones(),
             ended: ended.count_ones(),
         }),
-        has_transfers: mask & (PROXY_OPERATION | PROXY_STEP) != 0,
+        transfers_asked_since_ns: has_transfers.then_some(asked_since),
+        is_incomplete: false,
         transfers: Vec::new(),
-    }
+    };
+    (slot.transfers.load(Ordering::Relaxed), operation)
 }
 
 fn read_transfer(slot: &Transfer, now: u64) -> ObservedTransfer {
     let is_over = slot.is_over.load(Ordering::Acquire) != 0;
     let done = slot.done.load(Ordering::Acquire);
-    let under_way = slot.under_way.iter();
+    let under_way = slot.under_way.iter().zip(&slot.state_since_ns);
     let oldest = under_way
-        .map(|step| step.load(Ordering::Acquire))
-        .filter(|step| *step != 0)
-        .min_by_key(|step| step >> 8);
+        .map(|(step, since)| (step.load(Ordering::Acquire), since.load(Ordering::Relaxed)))
+        .filter(|(step, _)| *step != 0)
+        .min_by_key(|(step, _)| step >> 8);
     let has_steps = slot.has_steps.load(Ordering::Relaxed) != 0;
+    let has_credit_state = slot.has_credit_state.load(Ordering::Relaxed) != 0;
+    let ms = |since: u64| now.saturating_sub(since) / 1_000_000;
     ObservedTransfer {
         peer: slot.peer.load(Ordering::Relaxed),
         channel: slot.channel.load(Ordering::Relaxed),
@@ -207,7 +316,11 @@ fn read_transfer(slot: &Transfer, now: u64) -> ObservedTransfer {
         steps: slot.steps.load(Ordering::Relaxed).unsigned_abs(),
         done: has_steps.then_some(done),
         is_over,
-        waits_for: oldest.and_then(|step| WaitsFor::of_state((step & 0xff) as u8)),
-        still_ms: now.saturating_sub(slot.moved_ns.load(Ordering::Relaxed)) / 1_000_000,
+        waits_for: oldest
+            .and_then(|(step, _)| WaitsFor::of_state((step & 0xff) as u8, has_credit_state)),
+        still_ms: ms(slot.moved_ns.load(Ordering::Relaxed)),
+        waits_ms: oldest.map_or(0, |(_, since)| ms(since)),
+        age_ms: ms(slot.since_ns.load(Ordering::Relaxed)),
+        network_ms: slot.network_ns(now) / 1_000_000,
     }
 }

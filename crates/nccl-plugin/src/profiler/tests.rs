@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicI32;
 
 use super::abi::{
     CollectiveV1, CollectiveV2, CollectiveV3, CollectiveV4, Descriptor, InitV1, InitV4, InitV5,
-    KernelChannel, POINT_TO_POINT, PointToPointV1, PointToPointV2, PointToPointV4, ProxyOperation,
-    ProxyStep, Table,
+    KernelChannel, KernelChannelV4, KernelEnd, POINT_TO_POINT, PointToPointV1, PointToPointV2,
+    PointToPointV4, ProxyOperation, ProxyStep, Table,
 };
 use super::*;
 
@@ -78,7 +78,19 @@ impl<Init, T: Copy + TryFrom<u64>> Nccl<Init, T> {
     }
 
     fn state(&self, handle: *mut c_void, state: c_int) {
-        assert_eq!((self.table.record_event_state)(handle, state, null()), 0);
+        // SAFETY: as NCCL calls it.
+        let code = unsafe { (self.table.record_event_state)(handle, state, null()) };
+        assert_eq!(code, 0);
+    }
+
+    fn end_kernel(&self, handle: *mut c_void, time: u64) {
+        let end = KernelEnd { time };
+        // SAFETY: as NCCL calls it.
+        let code = unsafe {
+            (self.table.record_event_state)(handle, abi::KERNEL_STOP, (&raw const end).cast())
+        };
+        assert_eq!(code, 0);
+        self.stop(handle);
     }
 
     fn finalize(&self) {
@@ -180,7 +192,7 @@ fn seen(name: &str, rank: usize) -> Option<Vec<ObservedOperation>> {
         rank,
         world_size: 8,
     };
-    operations_of(query, 0)
+    observe(query, 0).map(|seen| seen.operations)
 }
 
 /// The mask is of the process: tests that set it take turns.
@@ -204,7 +216,10 @@ fn an_operation_its_kernel_and_its_transfers_are_seen() {
     assert!(taken_by() >= Some(4));
     let operation = nccl.start(abi::COLLECTIVE, null_mut(), all_reduce());
     nccl.stop(operation);
-    let kernel = |channel| nccl.start(abi::KERNEL_CHANNEL, operation, KernelChannel { channel });
+    let kernel = |channel| {
+        let body = KernelChannelV4 { channel, time: 0 };
+        nccl.start(abi::KERNEL_CHANNEL, operation, body)
+    };
     let (first, _second) = (kernel(0), kernel(63));
     nccl.stop(first);
     let receives = nccl.start(abi::PROXY_OPERATION, operation, transfer(2, false));
@@ -362,7 +377,7 @@ fn the_mask_is_written_where_nccl_reads_it() {
         steps: true,
         ..Events::default()
     };
-    add_events(steps);
+    set_events(steps);
     assert_eq!(value(), 0b1_1110);
     // A kernel that is asked for afterwards is not believed.
     set_events(ALL);
@@ -388,7 +403,7 @@ fn old_and_foreign_handles_are_ignored() {
     let receives = nccl.start(abi::PROXY_OPERATION, operation, transfer(2, false));
     let step = nccl.start(abi::PROXY_STEP, receives, ProxyStep { step: 0 });
     // A kind without an interest, no parent, a parent of another kind, and values that are no handles.
-    assert!(nccl.start(1, null_mut(), [0u64; 16]).is_null());
+    assert!(nccl.start(1 << 5, null_mut(), [0u64; 16]).is_null());
     let none = nccl.start(abi::PROXY_OPERATION, null_mut(), transfer(2, false));
     assert!(none.is_null());
     let none = nccl.start(abi::PROXY_STEP, operation, ProxyStep { step: 0 });
@@ -396,9 +411,19 @@ fn old_and_foreign_handles_are_ignored() {
     let none = nccl.start(
         abi::KERNEL_CHANNEL,
         operation,
-        KernelChannel { channel: 200 },
+        KernelChannelV4 {
+            channel: 200,
+            time: 0,
+        },
     );
     assert!(none.is_null());
+    // Version 4 reports no operation of a group without a handle; of later versions nothing depends on it.
+    let group = nccl.start(abi::GROUP, null_mut(), [0u64; 16]);
+    assert!(!group.is_null());
+    nccl.stop(group);
+    let newer = nccl_v5(5, c"newer", 3);
+    assert!(newer.start(abi::GROUP, null_mut(), [0u64; 16]).is_null());
+    newer.finalize();
     for value in [0usize, 1, 77, usize::MAX, 0x4fff_ffff_ffff_ffff, 5 << 60] {
         let value = std::ptr::without_provenance_mut(value);
         nccl.stop(value);
@@ -418,6 +443,161 @@ fn old_and_foreign_handles_are_ignored() {
     assert!(operations.len() > events::OPERATIONS / 2);
     assert!(operations.iter().all(|one| one.transfers.is_empty()));
     nccl.finalize();
+}
+
+#[test]
+fn transfers_that_are_lost_are_missed_and_their_handles_ignored() {
+    let _turn = MASK.lock().unwrap();
+    set_events(ALL);
+    let nccl = nccl_v4(c"lost", 3);
+    let operation = nccl.start(abi::COLLECTIVE, null_mut(), all_reduce());
+    let first = nccl.start(abi::PROXY_OPERATION, operation, transfer(2, false));
+    let step = nccl.start(abi::PROXY_STEP, first, ProxyStep { step: 0 });
+    let query = CommunicatorQuery {
+        name: "lost",
+        rank: 3,
+        world_size: 8,
+    };
+    let seen = observe(query, 0).unwrap();
+    assert!(!seen.operations[0].is_incomplete);
+    let later = nccl.start(abi::COLLECTIVE, null_mut(), all_reduce());
+    for _ in 0..events::TRANSFERS {
+        nccl.start(abi::PROXY_OPERATION, later, transfer(4, true));
+    }
+    nccl.state(step, abi::RECV_WAIT);
+    nccl.stop(step);
+    nccl.stop(first);
+    let seen = observe(query, 0).unwrap();
+    assert!(seen.operations[0].is_incomplete);
+    assert!(!seen.operations[1].is_incomplete);
+    let later = &seen.operations[1].transfers;
+    assert_eq!(later.len(), events::TRANSFERS);
+    assert!(later.iter().all(|one| one.done.is_none() && !one.is_over));
+    nccl.finalize();
+}
+
+#[test]
+fn the_time_of_a_state_and_of_the_network_is_taken() {
+    let _turn = MASK.lock().unwrap();
+    set_events(ALL);
+    let pause = || std::thread::sleep(std::time::Duration::from_millis(40));
+    let nccl = nccl_v4(c"times", 3);
+    let operation = nccl.start(abi::COLLECTIVE, null_mut(), all_reduce());
+    let sends = nccl.start(abi::PROXY_OPERATION, operation, transfer(2, true));
+    let step = |step| nccl.start(abi::PROXY_STEP, sends, ProxyStep { step });
+    let (one, two) = (step(0), step(1));
+    nccl.state(one, abi::SEND_GPU_WAIT);
+    pause();
+    nccl.state(one, abi::SEND_WAIT);
+    nccl.state(two, abi::SEND_WAIT);
+    pause();
+    nccl.stop(one);
+    pause();
+    let sent = seen("times", 3).unwrap()[0].transfers[0].clone();
+    assert_eq!(sent.waits_for, Some(WaitsFor::NetworkSend));
+    // Two of three pauses, not one per step.
+    assert!((80..sent.age_ms).contains(&sent.network_ms), "{sent:?}");
+    assert!(sent.network_ms <= sent.age_ms - 40, "{sent:?}");
+    assert!(
+        sent.waits_ms >= 80 && sent.still_ms < sent.waits_ms,
+        "{sent:?}"
+    );
+    nccl.stop(two);
+    pause();
+    let sent = seen("times", 3).unwrap()[0].transfers[0].clone();
+    assert!(sent.network_ms <= sent.age_ms - 80, "{sent:?}");
+    nccl.finalize();
+}
+
+#[test]
+fn a_finished_kernel_is_returned_once_with_its_time() {
+    let _turn = MASK.lock().unwrap();
+    set_events(ALL);
+    let nccl = nccl_v5(7, c"finished", 3);
+    let begin = |operation, channel, time| {
+        nccl.start(
+            abi::KERNEL_CHANNEL,
+            operation,
+            KernelChannelV4 { channel, time },
+        )
+    };
+    let finished = || {
+        let mut all = take_finished();
+        all.retain(|one| one.communicator == "finished");
+        all
+    };
+    let operation = nccl.start(abi::COLLECTIVE, null_mut(), all_reduce());
+    let (one, two) = (begin(operation, 0, 5000), begin(operation, 1, 4000));
+    nccl.end_kernel(one, 9000);
+    assert_eq!(finished(), []);
+    nccl.end_kernel(two, 7000);
+    let expected = FinishedOperation {
+        communicator: String::from("finished"),
+        world_size: 8,
+        function: "AllReduce",
+        algorithm: "RING",
+        protocol: "SIMPLE",
+        bytes: 4000,
+        kernel_ns: 5000,
+    };
+    assert_eq!(finished(), [expected]);
+    assert_eq!(finished(), []);
+    nccl.finalize();
+    // Version 3 has no times.
+    let nccl = nccl_v1(3, 7);
+    let v3 = CollectiveV3 {
+        name: null(),
+        hash: 0,
+        common: all_reduce(),
+    };
+    let operation = nccl.start(abi::COLLECTIVE, null_mut(), v3);
+    let kernel = nccl.start(abi::KERNEL_CHANNEL, operation, KernelChannel { channel: 0 });
+    nccl.stop(kernel);
+    assert_eq!(seen("any name", 7).unwrap()[0].kernel.unwrap().ended, 1);
+    nccl.finalize();
+}
+
+#[test]
+fn before_version_4_a_wait_for_credit_is_not_told_from_one_for_the_gpu() {
+    let _turn = MASK.lock().unwrap();
+    set_events(ALL);
+    let nccl = nccl_v1(3, 7);
+    let v3 = CollectiveV3 {
+        name: null(),
+        hash: 0,
+        common: all_reduce(),
+    };
+    let operation = nccl.start(abi::COLLECTIVE, null_mut(), v3);
+    let sends = nccl.start(abi::PROXY_OPERATION, operation, transfer(2, true));
+    let step = nccl.start(abi::PROXY_STEP, sends, ProxyStep { step: 0 });
+    nccl.state(step, abi::SEND_GPU_WAIT);
+    let sent = seen("any name", 7).unwrap()[0].transfers[0].clone();
+    assert_eq!(sent.waits_for, Some(WaitsFor::OwnGpuOrPeerCredit));
+    nccl.finalize();
+}
+
+/// Offsets in the headers of NCCL, counted by hand.
+#[test]
+fn the_layouts_are_those_of_the_headers() {
+    macro_rules! offsets {
+        ($type:ty: $($field:ident $offset:expr),*) => {
+            $(assert_eq!(offset_of!($type, $field), $offset, stringify!($type, $field));)*
+        };
+    }
+    offsets!(Descriptor<u8>: kind 0, parent 8, rank 16, body 24);
+    offsets!(Descriptor<u64>: kind 0, parent 8, rank 16, body 24);
+    offsets!(CollectiveV1: name 0, hash 8, sequence 16, function 24, send 32, recv 40, count 48, root 56, data_type 60, op 64,
+        traffic 72, channels 80, warps 81, algorithm 82, protocol 83);
+    offsets!(CollectiveV2: name 0, hash 8, sequence 16, function 24, send 32, recv 40, count 48, root 56, data_type 64,
+        traffic 72, channels 80, warps 81, algorithm 88, protocol 96);
+    offsets!(CollectiveV3: name 0, hash 8, common 16);
+    offsets!(CollectiveV4: sequence 0, function 8, send 16, recv 24, count 32, root 40, data_type 48, channels 56, warps 57,
+        algorithm 64, protocol 72);
+    offsets!(PointToPointV1: name 0, hash 8, function 16, buffer 24, data_type 32, count 40, peer 48);
+    offsets!(PointToPointV2: name 0, hash 8, function 16, buffer 24, data_type 32, count 40, peer 48);
+    offsets!(PointToPointV4: function 0, buffer 8, data_type 16, count 24, peer 32, channels 36);
+    offsets!(KernelChannelV4: channel 0, time 8);
+    offsets!(ProxyOperation: pid 0, channel 4, peer 8, steps 12, chunk_size 16, is_send 20);
 }
 
 #[test]

@@ -214,6 +214,7 @@ impl KernelLogs {
             let logs: Vec<_> = logs.collect();
             is_known |= !logs.is_empty();
             let events = logs.iter().flat_map(|log| &log.events);
+            is_clean &= logs.iter().all(|log| log.omitted == 0);
             is_clean &= !events.map(|event| &event.kind).any(is_xid);
             if !logs.iter().any(|log| log.access == LogAccess::Read) {
                 let why = logs.first().map(|log| log.access.clone());

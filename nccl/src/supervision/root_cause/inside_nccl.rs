@@ -1,9 +1,10 @@
 //! What NCCL reported of the stalled operation, on each rank: a network that does not carry it, a device that does not go on
 //! with it, and sentences for what was seen.
 //!
-//! Only what was observed on both ends decides. The ranks look at different times, within the time of one timeout: a transfer
-//! that has not moved for a while on both ends stands still, and one that moves is slow only while its sender waits for the
-//! network.
+//! Only what was observed on both ends decides, and only where all of it is known. The ranks look at different times, within the
+//! time of one timeout. So a network counts as stopped when both ends have stood still for a while, and as slow when it was what
+//! the sender waited for nearly all the time, for a good part of the timeout: a step that is on its way in the moment of the look
+//! proves nothing.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -27,13 +28,32 @@ struct Link<'r> {
 }
 
 impl Link<'_> {
-    fn still_ms(&self) -> u64 {
-        self.sender.still_ms.min(self.receiver.still_ms)
-    }
-
     /// Returns the number of steps that were handed to the network, and the number that arrived.
     fn done(&self) -> Option<(u32, u32)> {
         self.sender.done.zip(self.receiver.done)
+    }
+
+    /// Returns whether the receiver waits for data, and the network has some for it: for how long nothing has moved.
+    fn stopped_ms(&self) -> Option<u64> {
+        let (sent, arrived) = self.done()?;
+        let waits_for_data = self.receiver.waits_for == Some(Wait::PeerData);
+        let is_held = !self.sender.is_over && self.sender.waits_for == Some(Wait::Network);
+        let since = match (is_held, sent > arrived) {
+            (true, _) => self.sender.waits_ms.min(self.sender.still_ms),
+            (false, true) => self.sender.still_ms,
+            (false, false) => return None,
+        };
+        waits_for_data.then(|| since.min(self.receiver.still_ms))
+    }
+
+    /// Returns whether the network was what the sender waited for, nearly all the time, since at least `since_ms`, and data has
+    /// arrived meanwhile.
+    fn is_slow(&self, since_ms: u64) -> bool {
+        let sender = self.sender;
+        let is_limited = sender.network_ms >= sender.age_ms / 10 * 9;
+        let has_moved = self.receiver.still_ms + 1 < self.receiver.age_ms;
+        let is_waited_for = self.receiver.waits_for == Some(Wait::PeerData);
+        !sender.is_over && sender.age_ms >= since_ms && is_limited && has_moved && is_waited_for
     }
 }
 
@@ -45,26 +65,40 @@ fn inside<'r>(input: &DiagnosisInput<'_>, report: &'r RankReport) -> Option<&'r 
     (front.collective_index.is_some() && is_stalled).then_some(inside)
 }
 
+/// Returns the transfers of a call with this peer, channel and direction.
+fn transfers(
+    call: &CallInside,
+    (peer, channel, is_send): (usize, u8, bool),
+) -> impl Iterator<Item = &TransferInside> {
+    let all = call.operations.iter().flat_map(|one| &one.transfers);
+    all.filter(move |one| (one.peer, one.channel, one.is_send) == (peer, channel, is_send))
+}
+
+/// Returns the connections of which both ends are known. Where a call has several transfers between two ranks on one channel, it
+/// is not known which belong to each other.
 fn links<'r>(input: &DiagnosisInput<'r>) -> Vec<Link<'r>> {
     let reports: &'r _ = input.reports;
     let mut links = Vec::new();
-    for (to, report) in reports {
+    for (&to, report) in reports {
         let Some(call) = inside(input, report) else {
             continue;
         };
         for receiver in call.open_transfers().filter(|one| !one.is_send) {
-            let from = receiver.peer;
-            let other = reports.get(&from).and_then(|report| inside(input, report));
-            let sends = other.into_iter().flat_map(|call| &call.operations);
-            let sends = sends.flat_map(|one| &one.transfers);
-            let sender = sends.filter(|one| {
-                (one.is_send, one.peer, one.channel) == (true, *to, receiver.channel)
-            });
-            // One that is over has sent all; of several, the first that is under way.
-            if let Some(sender) = sender.min_by_key(|one| one.is_over) {
+            let (from, channel) = (receiver.peer, receiver.channel);
+            let Some(other) = reports
+                .get(&from)
+                .and_then(|report| inside(input, report))
+                .filter(|_| from != to)
+            else {
+                continue;
+            };
+            let mut receivers = transfers(call, (from, channel, false));
+            let mut senders = transfers(other, (to, channel, true));
+            let is_only = receivers.nth(1).is_none();
+            if let (true, Some(sender), None) = (is_only, senders.next(), senders.next()) {
                 links.push(Link {
                     from,
-                    to: *to,
+                    to,
                     sender,
                     receiver,
                 });
@@ -74,32 +108,34 @@ fn links<'r>(input: &DiagnosisInput<'r>) -> Vec<Link<'r>> {
     links
 }
 
+fn timeout(input: &DiagnosisInput<'_>) -> Duration {
+    let timeout = input.symptoms.iter().find_map(Fault::timeout);
+    timeout.unwrap_or_default()
+}
+
 /// Returns how long a transfer stands still before it counts as stopped: a part of the time that the ranks waited.
 fn standstill(input: &DiagnosisInput<'_>) -> u64 {
-    let timeout = input.symptoms.iter().find_map(Fault::timeout);
-    let part = timeout.map_or(Duration::ZERO, |timeout| timeout / 4);
+    let part = timeout(input) / 4;
     u64::try_from(part.as_millis()).map_or(2000, |part| part.clamp(500, 2000))
 }
 
 /// Finds a network connection on which data is under way that does not arrive, or not fast enough.
 pub(super) fn slow_network(input: &DiagnosisInput<'_>) -> Option<Candidate> {
     let limit = standstill(input);
-    let is_slow = |link: &Link<'_>| {
-        let Some((sent, arrived)) = link.done() else {
-            return false;
-        };
-        let waits_for_peer = link.receiver.waits_for == Some(Wait::PeerData);
-        let is_blocked = link.sender.waits_for == Some(Wait::Network);
-        let is_still = link.still_ms() >= limit;
-        waits_for_peer && (is_blocked || (is_still && sent > arrived))
-    };
-    let slow: Vec<_> = links(input).into_iter().filter(is_slow).collect();
-    let link = *slow.iter().min_by_key(|link| {
-        let is_moving = link.still_ms() < limit;
-        (is_moving, link.receiver.done, link.from, link.to)
-    })?;
+    let half = u64::try_from(timeout(input).as_millis()).unwrap_or(u64::MAX) / 2;
+    let all = links(input);
+    let stopped_ms = |link: &Link<'_>| link.stopped_ms().filter(|ms| *ms >= limit);
+    let stopped = all.iter().filter(|link| stopped_ms(link).is_some());
+    let mut affected: Vec<_> = stopped.collect();
+    let is_moving = affected.is_empty();
+    if is_moving {
+        let slow = all.iter().filter(|link| link.is_slow(half.max(limit)));
+        affected.extend(slow);
+    }
+    let link = **affected
+        .iter()
+        .min_by_key(|link| (link.receiver.done, link.from, link.to))?;
     let (sent, arrived) = link.done()?;
-    let is_moving = link.still_ms() < limit;
     let steps = link.receiver.steps;
     let (from, to) = (input.roster.who(&[link.from]), input.roster.who(&[link.to]));
     let (from_host, to_host) = (&input.hosts[link.from], &input.hosts[link.to]);
@@ -108,21 +144,24 @@ pub(super) fn slow_network(input: &DiagnosisInput<'_>) -> Option<Candidate> {
     );
     let text = match is_moving {
         true => format!(
-            "the network from {from} ({from_host}) to {to} ({to_host}) is slow: {handed}; {}",
+            "the network from {from} ({from_host}) to {to} ({to_host}) is slow: {handed}, and it was what {from} waited for during {:.1} \
+             of {:.1} s; {}",
+            link.sender.network_ms as f64 / 1e3,
+            link.sender.age_ms as f64 / 1e3,
             input.symptom_text()
         ),
         false => format!(
-            "the network from {from} ({from_host}) to {to} ({to_host}) does not carry data: {handed}, the last {:.1} s ago; {}",
-            link.still_ms() as f64 / 1e3,
+            "the network from {from} ({from_host}) to {to} ({to_host}) does not carry data: {handed}, and for {:.1} s neither has changed; {}",
+            stopped_ms(&link).unwrap_or_default() as f64 / 1e3,
             input.symptom_text()
         ),
     };
     let mut evidence = Vec::new();
-    let ends: BTreeSet<_> = slow.iter().map(|link| (link.from, link.to)).collect();
+    let ends: BTreeSet<_> = affected.iter().map(|link| (link.from, link.to)).collect();
     let others = ends.len() - 1;
     if others > 0 {
         evidence.push(format!(
-            "{others} other connections between the ranks wait for the network as well"
+            "{others} other connections between the ranks are in the same state"
         ));
     }
     Some(Candidate {
@@ -157,6 +196,12 @@ pub(super) fn slow_rank(input: &DiagnosisInput<'_>) -> Option<Candidate> {
     let calls: Vec<_> = (0..input.hosts.len())
         .map(|rank| inside(input, input.reports.get(&rank)?))
         .collect::<Option<_>>()?;
+    let is_known = |call: &&CallInside| {
+        call.omitted == 0 && !call.operations.iter().any(|one| one.is_incomplete)
+    };
+    if !calls.iter().all(is_known) {
+        return None;
+    }
     let (rank, what) = kernel_not_started(&calls).or_else(|| takes_no_data(input, &calls))?;
     let report = input.reports.get(&rank)?;
     let operation = input.front(report)?.name();
@@ -169,9 +214,7 @@ pub(super) fn slow_rank(input: &DiagnosisInput<'_>) -> Option<Candidate> {
             input.symptom_text()
         ),
         root: RootCause::SlowRank { operation },
-        evidence: vec![String::from(
-            "all other ranks wait for data from other ranks",
-        )],
+        evidence: Vec::new(),
         hint: String::from(
             "look at what that rank's GPU does: work of other streams or processes, its clocks and its Xid messages \
              (nccl-doctor, nvidia-smi)",
@@ -181,18 +224,22 @@ pub(super) fn slow_rank(input: &DiagnosisInput<'_>) -> Option<Candidate> {
 
 /// Finds the one rank on which no kernel of the call has started, while one runs on each of the others.
 fn kernel_not_started(calls: &[&CallInside]) -> Option<(usize, String)> {
-    let started: Vec<u32> = (calls.iter())
-        .map(|call| {
-            let kernels = call.operations.iter().map(|one| one.kernel);
-            let started = kernels.map(|kernel| kernel.map(|(started, _)| started));
-            started.sum::<Option<u32>>()
-        })
-        .collect::<Option<_>>()?;
-    let mut waiting = (0..started.len()).filter(|rank| started[*rank] == 0);
-    match (waiting.next(), waiting.next()) {
-        (Some(rank), None) if started.len() > 1 => Some((
+    let mut waiting = Vec::new();
+    for (rank, call) in calls.iter().enumerate() {
+        // With several operations it is not known which of them the others need.
+        let [operation] = &call.operations[..] else {
+            return None;
+        };
+        match operation.kernel? {
+            (0, _) => waiting.push(rank),
+            (started, ended) if ended < started => {}
+            _ => return None,
+        }
+    }
+    match waiting[..] {
+        [rank] if calls.len() > 1 => Some((
             rank,
-            String::from("its kernel has not started, and on all other ranks one runs"),
+            String::from("its kernel has not started, and one runs on each of the other ranks"),
         )),
         _ => None,
     }
@@ -207,12 +254,8 @@ fn takes_no_data(input: &DiagnosisInput<'_>, calls: &[&CallInside]) -> Option<(u
     }
     let limit = standstill(input);
     let waits_for_rank = |call: &CallInside| {
-        call.open_transfers().any(|one| {
-            matches!(
-                one.waits_for,
-                Some(Wait::PeerData | Wait::PeerCredit | Wait::Network)
-            )
-        })
+        let mut waits = call.open_transfers().map(|one| one.waits_for);
+        waits.any(|wait| wait.is_some_and(Wait::is_for_others))
     };
     let is_observed = |call: &&CallInside| {
         let mut open = call.open_transfers();
@@ -234,14 +277,16 @@ fn takes_no_data(input: &DiagnosisInput<'_>, calls: &[&CallInside]) -> Option<(u
     });
     let first = stopped.min_by_key(|one| (one.is_send, one.channel))?;
     let peer = input.roster.who(&[first.peer]);
-    let seconds = first.still_ms as f64 / 1e3;
+    let seconds = first.waits_ms as f64 / 1e3;
     let what = match first.is_send {
-        true => {
-            format!("it has had no data for {peer} for {seconds:.1} s, and waits for no other rank")
-        }
-        false => format!("data from {peer} has arrived, and was not taken for {seconds:.1} s"),
+        true => format!(
+            "it has had no data for {peer} for {seconds:.1} s and waits for no other rank, and all others wait for one"
+        ),
+        false => format!(
+            "data from {peer} has arrived and was not taken for {seconds:.1} s, and all others wait for a rank"
+        ),
     };
-    (first.still_ms >= limit).then_some((rank, what))
+    (first.waits_ms.min(first.still_ms) >= limit).then_some((rank, what))
 }
 
 /// Returns what the ranks do inside NCCL, in the calls in which they wait.

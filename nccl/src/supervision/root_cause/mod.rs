@@ -74,6 +74,11 @@ pub(super) fn find_root_cause(input: &DiagnosisInput<'_>) -> Diagnosis {
     let mut evidence = candidate.evidence;
     evidence.extend(late_arrivals::usual_straggler(input));
     evidence.extend(inside_nccl::sentences(input));
+    let ras = input
+        .reports
+        .values()
+        .find_map(|report| report.ras.as_ref());
+    evidence.extend(ras.map(|ras| ras.text(input.roster)));
     evidence.extend(nccl_warning_text(input, &candidate.root));
     Diagnosis {
         rank: candidate.rank,

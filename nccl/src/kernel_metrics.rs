@@ -1,0 +1,175 @@
+//! Bandwidth and time of NCCL's kernels as metrics, under the names that NCCL's Inspector gives them.
+//!
+//! A sample has the operations that have ended since the one before: the mean of their times, and the geometric mean of their bus
+//! bandwidths, by communicator, function, algorithm and size. There are none unless NCCL reports kernels (`NCCL_RUN_PROFILER`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ::metrics::{Unit, describe_gauge, gauge};
+
+use nccl_plugin::profiler::{FinishedOperation, take_finished};
+
+/// The most series of a metric in the life of a process.
+const SERIES: usize = 1024;
+
+pub(crate) fn describe() {
+    let seconds = "of one operation on the GPU, the mean since the last sample";
+    let bandwidth = "of operations on the GPU, the geometric mean since the last sample, in GB/s";
+    for name in [
+        "nccl_collective_exec_time_microseconds",
+        "nccl_p2p_exec_time_microseconds",
+    ] {
+        describe_gauge!(name, Unit::Microseconds, seconds);
+    }
+    for name in ["nccl_bus_bandwidth_gbs", "nccl_p2p_bus_bandwidth_gbs"] {
+        describe_gauge!(name, Unit::Count, bandwidth);
+    }
+}
+
+/// Labels of a series.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Series {
+    communicator: String,
+    ranks: usize,
+    function: &'static str,
+    algorithm: String,
+    size: String,
+}
+
+impl Series {
+    fn of(operation: &FinishedOperation) -> Self {
+        let algorithm = match operation.algorithm.is_empty() {
+            true => String::new(),
+            false => format!("{}_{}", operation.algorithm, operation.protocol),
+        };
+        Self {
+            communicator: operation.communicator.clone(),
+            ranks: operation.world_size,
+            function: operation.function,
+            algorithm,
+            size: size_range(traffic(operation)),
+        }
+    }
+
+    fn is_message(&self) -> bool {
+        matches!(self.function, "Send" | "Recv" | "SendRecv")
+    }
+}
+
+/// Returns the bytes of an operation as Inspector counts them: the whole, where each rank has a part.
+fn traffic(operation: &FinishedOperation) -> u64 {
+    match operation.function {
+        "AllGather" | "ReduceScatter" | "AlltoAll" | "Gather" | "Scatter" => {
+            operation.bytes.saturating_mul(operation.world_size as u64)
+        }
+        _ => operation.bytes,
+    }
+}
+
+/// Returns the bus bandwidth in GB/s: what a link carries, whatever the number of ranks.
+fn bus_bandwidth(operation: &FinishedOperation) -> f64 {
+    let ranks = operation.world_size.max(1) as f64;
+    let factor = match operation.function {
+        "AllReduce" => 2.0 * (ranks - 1.0) / ranks,
+        "AllGather" | "ReduceScatter" | "AlltoAll" | "Gather" | "Scatter" => (ranks - 1.0) / ranks,
+        _ => 1.0,
+    };
+    traffic(operation) as f64 / operation.kernel_ns.max(1) as f64 * factor
+}
+
+/// Returns the powers of two between which a size is: `64-128KB`.
+fn size_range(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KB", "MB", "GB", "TB"];
+    let Some(power) = bytes.checked_ilog2() else {
+        return String::from("0B");
+    };
+    let unit = (power / 10).min(4);
+    let lower = 1u64 << (power - 10 * unit);
+    format!("{lower}-{}{}", 2 * lower, UNITS[unit as usize])
+}
+
+#[derive(Default)]
+struct Sums {
+    operations: f64,
+    microseconds: f64,
+    logarithms: f64,
+}
+
+/// Passes on what has ended since the last time; `exported` are the series that were passed on before.
+pub(crate) fn export(exported: &mut BTreeSet<Series>) {
+    let mut all: BTreeMap<Series, Sums> = BTreeMap::new();
+    for operation in take_finished() {
+        let sums = all.entry(Series::of(&operation)).or_default();
+        sums.operations += 1.0;
+        sums.microseconds += operation.kernel_ns as f64 / 1e3;
+        sums.logarithms += bus_bandwidth(&operation).max(f64::MIN_POSITIVE).ln();
+    }
+    for (series, sums) in all {
+        if !exported.contains(&series) && exported.len() >= SERIES {
+            continue;
+        }
+        let (time, bandwidth) = match series.is_message() {
+            true => (
+                "nccl_p2p_exec_time_microseconds",
+                "nccl_p2p_bus_bandwidth_gbs",
+            ),
+            false => (
+                "nccl_collective_exec_time_microseconds",
+                "nccl_bus_bandwidth_gbs",
+            ),
+        };
+        let labels = [
+            ("comm_name", series.communicator.clone()),
+            ("nranks", series.ranks.to_string()),
+            ("collective", series.function.to_owned()),
+            ("message_size", series.size.clone()),
+            ("algo_proto", series.algorithm.clone()),
+        ];
+        gauge!(time, &labels).set(sums.microseconds / sums.operations);
+        gauge!(bandwidth, &labels).set((sums.logarithms / sums.operations).exp());
+        exported.insert(series);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn operation(function: &'static str, bytes: u64) -> FinishedOperation {
+        FinishedOperation {
+            communicator: String::from("tp"),
+            world_size: 4,
+            function,
+            algorithm: "RING",
+            protocol: "LL",
+            bytes,
+            kernel_ns: 1000,
+        }
+    }
+
+    #[test]
+    fn bandwidths_are_those_of_links() {
+        let bandwidth = |function, bytes| bus_bandwidth(&operation(function, bytes));
+        // 4000 bytes in a microsecond are 4 GB/s.
+        assert_eq!(bandwidth("AllReduce", 4000), 6.0);
+        assert_eq!(bandwidth("AllGather", 1000), 3.0);
+        assert_eq!(bandwidth("Broadcast", 4000), 4.0);
+        assert_eq!(bandwidth("Send", 4000), 4.0);
+        let series = Series::of(&operation("AllGather", 1 << 14));
+        assert_eq!((&*series.size, &*series.algorithm), ("64-128KB", "RING_LL"));
+    }
+
+    #[test]
+    fn sizes_are_ranges_between_powers_of_two() {
+        for (bytes, expected) in [
+            (0, "0B"),
+            (1, "1-2B"),
+            (1023, "512-1024B"),
+            (1024, "1-2KB"),
+            ((1 << 20) + 5, "1-2MB"),
+            (u64::MAX, "8388608-16777216TB"),
+        ] {
+            assert_eq!(size_range(bytes), expected);
+        }
+    }
+}
