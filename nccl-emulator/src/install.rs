@@ -1,4 +1,4 @@
-//! The installation: the emulator replaces libcuda and libnccl in this process.
+//! The installation: the emulator replaces libcuda, libnccl and libnvidia-ml in this process.
 //!
 //! For each name by which programs load the libraries, the installation makes and loads a shared object without
 //! code ([`cuda_emulator::stand_in`]). From then on the dynamic linker treats that name as loaded, and `dlsym`
@@ -20,6 +20,8 @@ use crate::{expert_parallel, faults};
 /// The replaced names.
 const CUDA: [&CStr; 2] = [c"libcuda.so", c"libcuda.so.1"];
 const NCCL: [&CStr; 2] = [c"libnccl.so", c"libnccl.so.2"];
+/// NVML, which NVIDIA's NCCL asks about devices, and programs about their health.
+const NVML: [&CStr; 2] = [c"libnvidia-ml.so.1", c"libnvidia-ml.so"];
 
 /// The present installation.
 static INSTALLED: Mutex<Option<Installation>> = Mutex::new(None);
@@ -41,6 +43,14 @@ pub(crate) fn install(wishes: &Wishes) -> Result<Installation, InstallError> {
             expected: format!("a release in which all faults can strike: {reason}"),
         },
     })?;
+    if let Some(states) = std::env::var_os(faults::NVML_VARIABLE) {
+        let states = states.to_string_lossy();
+        faults::nvml(&states).map_err(|error| InstallError::BadOption {
+            name: faults::NVML_VARIABLE,
+            value: states.to_string(),
+            expected: format!("states of devices: {error}"),
+        })?;
+    }
     settings::fix(Settings {
         devices: options.devices,
         memory: options.memory,
@@ -57,6 +67,10 @@ pub(crate) fn install(wishes: &Wishes) -> Result<Installation, InstallError> {
         real_nccl: None,
     };
     installation.take(&CUDA, &cuda_emulator::driver::symbols())?;
+    // What the program has loaded already stays: it says nothing about the emulator's devices, and no more is lost.
+    if NVML.iter().all(|soname| loaded_from(soname).is_none()) {
+        installation.take(&NVML, &cuda_emulator::nvml::symbols())?;
+    }
     match &options.nccl {
         None => installation.take(&NCCL, &crate::nccl::symbols())?,
         Some(path) => installation.real_nccl = Some(carry(path, &mut installation)?),

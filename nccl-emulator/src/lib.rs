@@ -34,6 +34,7 @@
 //! | `NCCL_EMULATOR_PROXY_POLL_MS` | time of `ncclCommAbort` with connections to other processes, in milliseconds | 500, as NCCL's |
 //! | `NCCL_EMULATOR_RAS_SECOND_MS` | the second of RAS's timeouts, in milliseconds | 1000 |
 //! | `NCCL_EMULATOR_FAULTS` | injected faults, see [`faults`] | none |
+//! | `NCCL_EMULATOR_NVML` | states of devices that NVML reports, see [`faults`] | all healthy |
 //! | `NCCL_EMULATOR_VERSION` | the emulated release of NCCL, `2.18.3` for instance | the newest |
 //! | `NCCL_EMULATOR_NCCL` | the file of NVIDIA's own library, to run on the emulator's driver | none |
 //! | `CUDA_VISIBLE_DEVICES` | which of the devices a process sees, as with CUDA | all |

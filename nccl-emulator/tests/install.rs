@@ -33,7 +33,14 @@ fn the_child() {
             assert!(first.symbols() > 100);
             assert_eq!(
                 first.sonames(),
-                ["libcuda.so", "libcuda.so.1", "libnccl.so", "libnccl.so.2"]
+                [
+                    "libcuda.so",
+                    "libcuda.so.1",
+                    "libnvidia-ml.so.1",
+                    "libnvidia-ml.so",
+                    "libnccl.so",
+                    "libnccl.so.2"
+                ]
             );
             let again = nccl_emulator::install().unwrap();
             assert_eq!(first.to_string(), again.to_string());

@@ -68,6 +68,7 @@
 //! - `half` (default): `half::f16` and `half::bf16` as elements.
 //! - `moe` (default): [`moe::ExpertParallel`].
 //! - `float8`: the types of the crate `float8` as elements, as cudarc's feature `f8` has them.
+//! - `nvml`: what NVIDIA's management library says of the devices, in faults and checks; it is loaded at run time.
 //! - `metrics`: [`stats()`] as counters, gauges and histograms of the facade crate `metrics`.
 //!
 //! cudarc is re-exported as [`cudarc`]; this crate selects neither a CUDA version of it nor a way to link,
@@ -161,15 +162,17 @@ pub mod fault {
 #[cfg(feature = "world")]
 pub mod host_evidence {
     //! What the host shows of a failure: NVIDIA's messages in the kernel's log (Xid, SXid), processes that the out-of-memory
-    //! killer ended, memory that is short, threads that do not come back from the kernel.
+    //! killer ended, memory that is short, threads that do not come back from the kernel, devices in trouble.
     //!
     //! Every rank gathers this when a communicator fails, and the [`Fault`](crate::fault::Fault) has what was seen
     //! ([`Fault::host_evidence`](crate::fault::Fault::host_evidence)); `docs/root-cause.md` describes it. A program asks by
-    //! [`HostEvidence::gather`]. `NCCL_RUN_KMSG` names a file that is read in the place of `/dev/kmsg`.
+    //! [`HostEvidence::gather`]. `NCCL_RUN_KMSG` names a file that is read in the place of `/dev/kmsg`. Devices are
+    //! asked with the feature `nvml`, through NVIDIA's management library; `NCCL_RUN_NVML` names another one, or with 0 none.
 
     pub use nccl_diagnose::host_evidence::{
-        HostEvidence, KernelEvent, KernelEventKind, KernelLog, LogAccess, Memory, OomKill,
-        ThreadState, Xid, build_id,
+        DeviceState, DeviceTrouble, Devices, HostEvidence, KernelEvent, KernelEventKind, KernelLog,
+        LogAccess, Memory, NvlinkError, NvmlAccess, OomKill, ThreadState, ThrottleReason, Xid,
+        build_id,
     };
 }
 #[cfg(feature = "world")]

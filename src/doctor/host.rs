@@ -1,8 +1,12 @@
-//! What this host shows by itself: failed devices and killed processes in the kernel's log, and whether memory is short.
+//! What this host shows by itself: failed devices and killed processes in the kernel's log, whether memory is short, and what
+//! NVML says of its devices.
 
 use std::time::Duration;
 
-use nccl::host_evidence::{HostEvidence, KernelEvent, KernelEventKind, LogAccess, Memory, Xid};
+use nccl::host_evidence::{
+    DeviceState, DeviceTrouble, Devices, HostEvidence, KernelEvent, KernelEventKind, LogAccess,
+    Memory, NvmlAccess, Xid,
+};
 use nccl::preflight::{Finding, Severity};
 
 /// A device that failed within this time may fail the next job as well.
@@ -10,6 +14,9 @@ const RECENT: Duration = Duration::from_secs(3600);
 
 /// A process that was killed before is hardly of interest.
 const OLD: Duration = Duration::from_secs(24 * 3600);
+
+/// The check of what NVML says of a device; preflight's `device` is about which one a rank has.
+const DEVICE: &str = "device-state";
 
 /// The most findings of one check.
 const MOST: usize = 16;
@@ -34,7 +41,56 @@ fn of(evidence: &HostEvidence) -> Vec<Finding> {
     entries.extend(bounded(log.events.iter().filter_map(xid)));
     entries.extend(bounded(log.events.iter().filter_map(oom_kill)));
     entries.push(memory(&evidence.memory));
+    entries.extend(devices(&evidence.devices));
     entries
+}
+
+/// What NVML says of the devices of the host; nothing where it is not asked.
+fn devices(devices: &Devices) -> Vec<Finding> {
+    match &devices.access {
+        NvmlAccess::NotAsked => return Vec::new(),
+        NvmlAccess::NoAnswer => {
+            let what = format!(
+                "{}: a device or the driver of the host may hang",
+                devices.access
+            );
+            let fix = "look whether nvidia-smi comes back, and at the kernel's log for Xid messages; reset the device \
+                       (nvidia-smi -r), or the host";
+            return vec![Finding::error(DEVICE, what).fix(fix)];
+        }
+        NvmlAccess::Answered => {}
+        access => return vec![Finding::ok(DEVICE, format!("nothing is known: {access}"))],
+    }
+    let in_trouble: Vec<Finding> = devices.list.iter().filter_map(device).collect();
+    match (in_trouble.is_empty(), devices.list.len()) {
+        (false, _) => in_trouble,
+        (true, 0) => vec![Finding::ok(DEVICE, "NVML shows no device")],
+        (true, count) => {
+            let of = if count == 1 { "device" } else { "devices" };
+            let what = format!("NVML shows nothing wrong with {count} {of}");
+            vec![Finding::ok(DEVICE, what)]
+        }
+    }
+}
+
+fn device(device: &DeviceState) -> Option<Finding> {
+    let is_severe = |trouble: &DeviceTrouble| {
+        matches!(
+            trouble,
+            DeviceTrouble::Lost | DeviceTrouble::Unreadable(_) | DeviceTrouble::RowRemapFailed
+        )
+    };
+    let troubles = &device.troubles;
+    let what = device.to_string();
+    if troubles.iter().any(is_severe) {
+        let fix = "take the device or the host out of use until it was reset (nvidia-smi -r) or repaired: nvidia-smi -q shows its \
+                   state";
+        return Some(Finding::error(DEVICE, what).fix(fix));
+    }
+    (!troubles.is_empty()).then(|| {
+        let fix = "nvidia-smi -q shows its state; a reset (nvidia-smi -r) repairs memory that waits for it";
+        Finding::warning(DEVICE, what).fix(fix)
+    })
 }
 
 /// The newest findings.
@@ -112,7 +168,12 @@ pub(super) fn of_stuck_call() -> (String, String) {
     let log = &evidence.kernel_log;
     let events = log.events.iter().map(ToString::to_string);
     let threads = evidence.threads.iter().map(ToString::to_string);
-    let seen: Vec<String> = events.chain(threads).collect();
+    let devices = evidence.devices.list.iter();
+    let devices = devices.filter(|device| !device.troubles.is_empty());
+    let seen: Vec<String> = events
+        .chain(threads)
+        .chain(devices.map(ToString::to_string))
+        .collect();
     let seen = match seen.is_empty() {
         true => String::new(),
         false => format!("; {}", seen.join("; ")),
@@ -178,6 +239,46 @@ mod tests {
                 "memory-pressure warning",
             ]
         );
+    }
+
+    #[test]
+    fn a_device_that_is_lost_is_an_error_and_a_healthy_host_is_told_in_one_line() {
+        let device = |bus_id: &str, troubles: serde_json::Value| json!({"bus_id": bus_id, "troubles": troubles});
+        let said = |access: serde_json::Value, list: serde_json::Value| -> Vec<String> {
+            let evidence = json!({"devices": {"access": access, "list": list}});
+            let evidence: HostEvidence = serde_json::from_value(evidence).unwrap();
+            let found = of(&evidence).into_iter();
+            let found = found.filter(|entry| entry.check == DEVICE);
+            found
+                .map(|entry| format!("{} {}", entry.severity, entry.what))
+                .collect()
+        };
+        let healthy = json!([
+            device("0000:01:00.0", json!([])),
+            device("0000:02:00.0", json!([]))
+        ]);
+        assert_eq!(
+            said(json!("answered"), healthy),
+            ["ok NVML shows nothing wrong with 2 devices"]
+        );
+        let ecc = json!([{"uncorrected_ecc": {"errors": 1, "since_driver_start": true}}]);
+        let bad = json!([
+            device("0000:01:00.0", ecc),
+            device("number 1", json!(["lost"]))
+        ]);
+        assert_eq!(
+            said(json!("answered"), bad),
+            [
+                "warning device 0000:01:00.0: 1 uncorrected ECC error since the driver was started",
+                "error device number 1: the driver does not reach it any more (GPU is lost)",
+            ]
+        );
+        assert_eq!(said(json!("no_answer"), json!([])).len(), 1);
+        assert_eq!(
+            said(json!({"absent": "no library"}), json!([])),
+            ["ok nothing is known: there is no NVML here: no library"]
+        );
+        assert!(said(json!("not_asked"), json!([])).is_empty());
     }
 
     #[test]

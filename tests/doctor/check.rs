@@ -2,6 +2,8 @@
 
 use std::process::Stdio;
 
+use nccl_tools::gpu_check::not_tested;
+
 use super::{Ranks, code, doctor, doctor_behind, finish, json, meeting, named, one, run, text};
 
 #[test]
@@ -98,6 +100,80 @@ fn a_device_that_failed_and_a_process_that_was_killed_are_found_in_the_kernels_l
     let value = json(&run(command));
     let what = one(&value, "kernel-log")["what"].as_str().unwrap();
     assert!(what.starts_with("nothing is known: "), "{what}");
+}
+
+#[test]
+fn a_device_in_trouble_is_found_by_nvml_and_healthy_ones_are_one_line() {
+    if !cfg!(feature = "nvml") {
+        not_tested("what NVML says of devices: it was built without the feature `nvml`");
+        return;
+    }
+    let value = json(&run(doctor(&["--emulator", "--json"])));
+    let state = one(&value, "device-state");
+    assert_eq!(state["severity"], "ok");
+    assert_eq!(state["what"], "NVML shows nothing wrong with 8 devices");
+
+    let mut command = doctor(&["--emulator", "--json"]);
+    command.env(
+        "NCCL_EMULATOR_NVML",
+        "device=1,ecc=1; device=2,row-remap=failed,pcie-width=8; device=5,lost",
+    );
+    let output = run(command);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let value = json(&output);
+    let said: Vec<_> = named(&value, "device-state")
+        .iter()
+        .map(|one| {
+            (
+                one["severity"].as_str().unwrap(),
+                one["what"].as_str().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        said,
+        [
+            (
+                "error",
+                "device 0000:03:00.0: a faulty row of its memory could not be remapped, its PCIe link has 8 of 16 lanes"
+            ),
+            (
+                "error",
+                "device number 5: the driver does not reach it any more (GPU is lost)"
+            ),
+            (
+                "warning",
+                "device 0000:02:00.0: 1 uncorrected ECC error since the driver was started"
+            ),
+        ]
+    );
+    let mut command = doctor(&["--emulator"]);
+    command.env("NCCL_EMULATOR_NVML", "device=5,lost");
+    let said = text(&run(command).stdout);
+    assert!(said.contains("✗ device-state: device number 5: "), "{said}");
+
+    // Preflight says it of the device of a rank, and NVML that hangs does not keep the doctor from its report.
+    let mut command = doctor(&["--emulator", "--json"]);
+    command.env("NCCL_EMULATOR_NVML", "device=0,row-remap=failed");
+    let value = json(&run(command));
+    let warned = named(&value, "device-state").iter().any(|one| {
+        one["severity"] == "warning" && one["what"].as_str().unwrap().starts_with("this host (")
+    });
+    assert!(warned, "{value:#}");
+    let mut command = doctor(&["--emulator", "--json"]);
+    command.env("NCCL_EMULATOR_NVML", "hang");
+    let value = json(&run(command));
+    let said = named(&value, "device-state");
+    assert_eq!(said.len(), 2, "{value:#}");
+    for one in said {
+        assert!(
+            one["what"]
+                .as_str()
+                .unwrap()
+                .contains("NVML did not answer"),
+            "{one}"
+        );
+    }
 }
 
 /// Three ranks of this host communicate; `fault` stops one of them.

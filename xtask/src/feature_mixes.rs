@@ -68,6 +68,7 @@ const MIXES: &[Mix] = &[
     Mix::only("core-metrics", &["float8", "metrics"]),
     Mix::only("core-moe", &["moe"]),
     Mix::only("world", &["world"]),
+    Mix::only("world-nvml", &["nvml"]),
     Mix::cudarc("dynamic-linking", &["driver", "dynamic-linking"]),
     Mix::cudarc("dynamic-loading", &["driver", "dynamic-loading"]),
     Mix::cudarc("cuda-12090", &["driver", "cuda-12090"]),

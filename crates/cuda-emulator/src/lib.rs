@@ -10,7 +10,7 @@
 //! | [`stand_in`] | stand-ins that make the dynamic linker of this process find these functions |
 //! | [`violations`](mod@violations) | misuse that was caught |
 //! | `runtime` | with the feature `runtime`: functions of the CUDA runtime |
-//! | `nvml` | with the feature `runtime`: functions of libnvidia-ml |
+//! | [`nvml`] | functions of libnvidia-ml, and injected states of devices |
 //! | [`hooks`] | fault injection |
 //! | [`settings`] | number of devices and their memory |
 #![cfg(not(loom))]
@@ -33,7 +33,6 @@ pub mod exec;
 pub mod hooks;
 pub mod kernels;
 pub mod memory;
-#[cfg(feature = "runtime")]
 pub mod nvml;
 pub mod registry;
 mod result;

@@ -1,5 +1,4 @@
 //! Functions of libnvidia-ml, by name.
-#![cfg(feature = "runtime")]
 
 mod functions;
 
@@ -231,4 +230,94 @@ fn what_is_no_device_or_has_no_room_is_an_error() {
         nvml!(c"nvmlDeviceGetIndex", one => Handle, &raw mut index => *mut c_uint),
         UNINITIALIZED
     );
+}
+
+/// What NVML says of a device: uncorrected errors, whether link 3 is up, errors of link 3, throttle reasons, PCIe width.
+fn health(device: Handle) -> [Result<u64, u32>; 5] {
+    let (mut ecc, mut state, mut errors, mut reasons, mut width) = (9u64, 9, 9u64, 9u64, 9);
+    let said = |code: u32, value: u64| match code {
+        0 => Ok(value),
+        code => Err(code),
+    };
+    [
+        said(
+            nvml!(c"nvmlDeviceGetTotalEccErrors", device => Handle, 1 => c_uint, 0 => c_uint, &raw mut ecc => *mut u64),
+            ecc,
+        ),
+        said(
+            nvml!(c"nvmlDeviceGetNvLinkState", device => Handle, 3 => c_uint, &raw mut state => *mut c_uint),
+            u64::from(state),
+        ),
+        said(
+            nvml!(c"nvmlDeviceGetNvLinkErrorCounter", device => Handle, 3 => c_uint, 2 => c_uint,
+                &raw mut errors => *mut u64),
+            errors,
+        ),
+        said(
+            nvml!(c"nvmlDeviceGetCurrentClocksThrottleReasons", device => Handle, &raw mut reasons => *mut u64),
+            reasons,
+        ),
+        said(
+            nvml!(c"nvmlDeviceGetCurrPcieLinkWidth", device => Handle, &raw mut width => *mut c_uint),
+            u64::from(width),
+        ),
+    ]
+}
+
+#[test]
+fn a_device_is_healthy_but_for_what_was_injected() {
+    const LOST: u32 = 15;
+    let _turn = turn();
+    let (one, other) = (device(1), device(2));
+    let unsupported = Err(NOT_SUPPORTED);
+    let healthy = [Ok(0), unsupported, unsupported, Ok(0), Ok(16)];
+    assert_eq!(health(one), healthy);
+    let text =
+        "device=1,ecc=2,nvlink=3:down; device=1,nvlink=3:crc:7,throttle=power-brake,pcie-width=8";
+    cuda_emulator::nvml::faults::set(text).unwrap();
+    assert_eq!(health(one), [Ok(2), Ok(0), Ok(7), Ok(0x80), Ok(8)]);
+    assert_eq!(health(other), healthy);
+    // The fields of remapped rows, and of something else.
+    cuda_emulator::nvml::faults::set("device=1,row-remap=failed").unwrap();
+    let mut values = [[0u32; 10]; 3];
+    for (value, field) in values.iter_mut().zip([144, 145, 1]) {
+        value[0] = field;
+    }
+    assert_eq!(
+        nvml!(c"nvmlDeviceGetFieldValues", one => Handle, 3 => c_int, values.as_mut_ptr().cast() => *mut c_void),
+        0
+    );
+    let said = values.map(|value| (value[7], value[8]));
+    assert_eq!(said, [(0, 0), (0, 1), (NOT_SUPPORTED, 0)]);
+    cuda_emulator::nvml::faults::set("device=1,lost").unwrap();
+    assert_eq!(health(one), [Err(LOST); 5]);
+    let mut place = NULL;
+    assert_eq!(
+        nvml!(c"nvmlDeviceGetHandleByIndex_v2", 1 => c_uint, &raw mut place => *mut Handle),
+        LOST
+    );
+    cuda_emulator::nvml::faults::set("").unwrap();
+    assert_eq!(health(one), healthy);
+}
+
+#[test]
+fn this_process_is_on_a_device_and_injected_ones_are() {
+    let _turn = turn();
+    let one = device(1);
+    cuda_emulator::nvml::faults::set("device=1,process=4711").unwrap();
+    let mut count: c_uint = 0;
+    assert_eq!(
+        nvml!(c"nvmlDeviceGetComputeRunningProcesses_v3", one => Handle, &raw mut count => *mut c_uint,
+            std::ptr::null_mut() => *mut c_void),
+        INSUFFICIENT_SIZE
+    );
+    assert_eq!(count, 2);
+    let mut places = [[0u32; 6]; 2];
+    assert_eq!(
+        nvml!(c"nvmlDeviceGetComputeRunningProcesses_v3", one => Handle, &raw mut count => *mut c_uint,
+            places.as_mut_ptr().cast() => *mut c_void),
+        0
+    );
+    assert_eq!(places.map(|place| place[0]), [std::process::id(), 4711]);
+    cuda_emulator::nvml::faults::set("").unwrap();
 }

@@ -46,16 +46,37 @@
 //! With NVIDIA's own library (`NCCL_EMULATOR_NCCL`) faults at calls work, but faults at operations do not: they are
 //! refused when they are activated, or by [`install()`](crate::install()).
 //!
+//! What NVML says of the devices is another variable, `NCCL_EMULATOR_NVML`, and [`nvml()`]:
+//!
+//! ```text
+//! NCCL_EMULATOR_NVML="device=1,ecc=2; device=0,nvlink=3:down; device=1,after=500,lost"
+//! ```
+//!
+//! | item | what NVML says of the device |
+//! |---|---|
+//! | `lost` | `NVML_ERROR_GPU_IS_LOST`, whatever is asked |
+//! | `hang` | nothing: calls do not return; without `device=N` of all devices |
+//! | `ecc=N` | uncorrected errors of its memory |
+//! | `row-remap=pending`, `row-remap=failed`, `retired-pages=pending` | the state of its memory's repair |
+//! | `nvlink=up`, `nvlink=LINK:down`, `nvlink=LINK:KIND:N` | it has 18 links, which are up; errors of a kind: `replay`, `recovery`, `crc`, `crc-data` |
+//! | `pcie-width=N`, `pcie-generation=N`, `pcie-replays=N` | its PCIe link, of at most 16 lanes and generation 5 |
+//! | `throttle=thermal`, `software-thermal`, `power-brake`, `slowdown` | a reason for slow clocks |
+//! | `temperature=N` | in degrees Celsius |
+//! | `process=PID` | a process that uses it, beside this one |
+//! | `after=MS` | the other items of the entry begin that many milliseconds after they were set |
+//!
 //! `ncclCommGetAsyncError` with `fail=CODE` succeeds, and from then on reports the code as the communicator's
 //! state.
 
 // - `choosing`: the builder of a fault; `specification`: its textual form;
 // - `guard`: the owner's hold on an active fault; `in_force`: all active faults;
+// - `nvml`: states of devices that NVML reports;
 // - `point`: a fault's place and action; `rule`: one active fault; `strikes`: the checks at calls and operations.
 
 mod choosing;
 mod guard;
 mod in_force;
+mod nvml;
 mod point;
 mod rule;
 mod specification;
@@ -67,6 +88,8 @@ mod tests;
 pub use choosing::{Fault, at_call, at_operation, specify};
 pub use guard::{FaultGuard, LateGuard, late};
 pub(crate) use in_force::{any, check_environment, check_for, lateness};
+pub(crate) use nvml::VARIABLE as NVML_VARIABLE;
+pub use nvml::nvml;
 pub(crate) use rule::{OperationFault, Subject};
 pub use specification::SpecificationError;
 pub(crate) use strikes::{check_call, check_driver_call, check_operation};

@@ -1,11 +1,11 @@
-//! Puts NVIDIA's library on the emulator's driver: runtime and NVML in their places, its kernels known to the driver.
+//! Puts NVIDIA's library on the emulator's driver: the runtime in its place, its kernels known to the driver.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use cuda_emulator::kernels::program::{self, Attributes};
-use cuda_emulator::{nvml, runtime, stand_in};
+use cuda_emulator::{runtime, stand_in};
 
 use super::cache::CacheUse;
 use super::coverage;
@@ -15,8 +15,6 @@ use super::program::Kernel;
 use super::types::Types;
 use crate::installation::{InstallError, Installation, RealLibrary};
 
-/// The names of NVML.
-const NVML: [&CStr; 2] = [c"libnvidia-ml.so.1", c"libnvidia-ml.so"];
 /// The name that NVIDIA's library has not; what asks for it finds the same functions.
 const OTHER_NAME: &CStr = c"libnccl.so";
 
@@ -34,7 +32,6 @@ pub(crate) fn install(
     path: &Path,
     installation: &mut Installation,
 ) -> Result<RealLibrary, InstallError> {
-    installation.take(&NVML, &nvml::symbols())?;
     let provided = Provided {
         functions: &runtime_of,
         refused,

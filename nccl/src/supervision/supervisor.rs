@@ -32,6 +32,7 @@ use nccl_base::fault::cause::Waiting;
 use nccl_base::fault::{Fault, FaultClass};
 use nccl_base::roster::Roster;
 use nccl_control::RankSession;
+use nccl_diagnose::host_evidence;
 
 /// See the module.
 pub(crate) struct ControlPlaneSupervisor {
@@ -135,6 +136,8 @@ impl ControlPlaneSupervisor {
         request: SupervisionRequest<'_>,
     ) -> Arc<Self> {
         let fault_listener = session.fault_listener();
+        // Here, because a diagnosis calls nothing of CUDA's.
+        host_evidence::watch_device(request.context);
         let supervisor = Arc::new(Self {
             key: request.key,
             name: Arc::clone(request.name),

@@ -12,7 +12,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::CudaStream;
+use cudarc::driver::{CudaContext, CudaStream};
 use once_cell::sync::OnceCell;
 
 use nccl_base::departure::EndOutcome;
@@ -93,6 +93,8 @@ pub struct SupervisionRequest<'w> {
     pub rank: usize,
     /// How long the other ranks may take to confirm its end.
     pub confirm_timeout: Duration,
+    /// The context of its device.
+    pub context: &'w Arc<CudaContext>,
 }
 
 /// Ends one communicator on all of its ranks.

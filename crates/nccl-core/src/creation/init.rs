@@ -333,6 +333,7 @@ impl PreparedInit {
                 roster: self.roster,
                 rank: self.rank,
                 confirm_timeout: self.timeouts.confirm,
+                context: &self.context,
             })
         });
         let handle = Handle {

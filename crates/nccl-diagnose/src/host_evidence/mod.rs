@@ -1,9 +1,10 @@
-//! What the host shows of a failure: the kernel's log, the memory of the control group, the threads of this process, and
-//! the identity of the loaded library.
+//! What the host shows of a failure: the kernel's log, the memory of the control group, the threads of this process, its
+//! devices, and the identity of the loaded library.
 //!
 //! - `kernel_log` reads `/dev/kmsg`, `kernel_line` understands its lines and makes `kernel_event`s of them, `xid` knows NVIDIA's
 //!   numbers;
 //! - `memory`: the control group; `threads`: `/proc/self/task`;
+//! - `devices`: what NVML says of the devices on which communicators were made, with the feature `nvml`;
 //! - `library`: the build id of libnccl, which preflight compares among ranks.
 //!
 //! A rank gathers this when a diagnosis asks for its report, and when a communicator of it has ended by a fault. Reading
@@ -13,6 +14,7 @@
 //! Only what has happened since this process was started is evidence. The log's clock is not adjusted as other clocks are,
 //! so that after a month it may be seconds away from them.
 
+mod devices;
 mod kernel_event;
 mod kernel_line;
 mod kernel_log;
@@ -21,6 +23,9 @@ mod memory;
 mod threads;
 mod xid;
 
+pub use devices::{DeviceState, DeviceTrouble, Devices, NvlinkError, NvmlAccess, ThrottleReason};
+#[doc(hidden)]
+pub use devices::{bound as bound_devices, bus_id, of_device, watch as watch_device};
 pub use kernel_event::{KernelEvent, KernelEventKind, OomKill, Xid};
 pub use kernel_log::{KernelLog, LogAccess};
 pub use library::build_id;
@@ -38,6 +43,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::sync::Mutex;
+use devices::{Question, Which};
 use nccl_base::system::System;
 
 /// The time within which evidence is gathered.
@@ -66,6 +72,9 @@ pub struct HostEvidence {
     /// Threads of this process that are stuck in the kernel, or in a call that has not returned.
     #[serde(default)]
     pub threads: Vec<ThreadState>,
+    /// The devices on which communicators of this process were made; those of the host in [`of_host`](Self::of_host).
+    #[serde(default)]
+    pub devices: Devices,
 }
 
 impl HostEvidence {
@@ -98,7 +107,16 @@ impl HostEvidence {
     #[must_use]
     pub fn of_host() -> Self {
         const PATIENCE: Duration = Duration::from_secs(2);
-        within(PATIENCE, |deadline| read(Duration::ZERO, deadline))
+        // NVML takes some seconds to start where no process keeps the driver awake.
+        const START: Duration = Duration::from_secs(6);
+        within(PATIENCE + START, |deadline| {
+            let question = Question::ask(Which::All);
+            let evidence = read(Duration::ZERO, Instant::now() + PATIENCE);
+            HostEvidence {
+                devices: question.wait(deadline),
+                ..evidence
+            }
+        })
     }
 
     /// Returns whether the kernel's log was read to its end, and has nothing of interest.
@@ -145,6 +163,7 @@ impl HostEvidence {
         self.kernel_log.bound();
         self.memory.bound();
         threads::bound(&mut self.threads);
+        devices::bound(&mut self.devices);
         self
     }
 }
@@ -195,9 +214,16 @@ fn shared(deadline: Instant) -> HostEvidence {
         Some((at, evidence)) if at.elapsed() < FRESH => evidence.clone(),
         _ => {
             let system = System::real();
+            // NVML answers on a thread of its own meanwhile.
+            let question = Question::ask(Which::Watched);
             let evidence = HostEvidence {
                 threads: threads::gather(&system, ThreadsOfInterest::default()),
                 ..read(started(&system).unwrap_or_default(), deadline)
+            };
+            let evidence = HostEvidence {
+                // What else is gathered needs some of the time.
+                devices: question.wait(deadline - LIMIT / 4),
+                ..evidence
             };
             *kept = Some((Instant::now(), evidence.clone()));
             evidence
@@ -213,6 +239,7 @@ fn read(since: Duration, deadline: Instant) -> HostEvidence {
         kernel_log: KernelLog::read(&path, since, clock(ClockId::Monotonic), deadline),
         memory: Memory::gather(&System::real(), memory::baseline()),
         threads: Vec::new(),
+        devices: Devices::default(),
     }
 }
 

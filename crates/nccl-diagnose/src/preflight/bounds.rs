@@ -4,6 +4,7 @@ use nccl_base::departure::cut;
 use nccl_base::report::Report;
 
 use super::facts::Facts;
+use crate::host_evidence::bound_devices;
 
 /// Bytes of the longest text: a path.
 pub(super) const LONGEST_TEXT: usize = 4096;
@@ -24,6 +25,9 @@ impl Bounded for Facts {
             let texts = [&mut library.version, &mut library.path].into_iter();
             let texts = texts.chain(&mut library.build_id);
             texts.for_each(|text| cut(text, LONGEST_TEXT));
+        }
+        if let Some(device) = &mut self.device {
+            bound_devices(&mut device.nvml);
         }
         let Some(process) = &mut self.process else {
             return self;

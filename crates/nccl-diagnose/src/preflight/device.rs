@@ -1,9 +1,15 @@
-//! The device of a communicator's stream, and the device of this thread's context.
+//! The device of a communicator's stream, how NVML says that it is, and the device of this thread's context.
 
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, result, sys};
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+use crate::host_evidence::{self, Devices};
+
+/// How long NVML may take to say how the device is.
+const LIMIT: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Device {
@@ -17,6 +23,8 @@ pub(super) struct Device {
     pub(super) count: u64,
     /// The driver's version as it is usually written: `12.4`.
     pub(super) driver: String,
+    /// What NVML says of it.
+    pub(super) nvml: Devices,
 }
 
 /// `None` where CUDA does not answer: the first use of the stream reports that.
@@ -34,6 +42,9 @@ pub(super) fn gather(stream: &Arc<CudaStream>) -> Option<Device> {
             .and_then(|count| u64::try_from(count).ok())
             .unwrap_or_default(),
         driver: version.unwrap_or_default(),
+        nvml: host_evidence::bus_id(context).map_or_else(Devices::default, |bus_id| {
+            host_evidence::of_device(&bus_id, LIMIT)
+        }),
     })
 }
 

@@ -12,7 +12,7 @@ use nccl_control::Own;
 use serde::{Deserialize, Serialize};
 
 /// The version of the facts' encoding; ranks need the same one to read each other's facts.
-pub(super) const PROTOCOL: u64 = 4;
+pub(super) const PROTOCOL: u64 = 5;
 
 /// The facts of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

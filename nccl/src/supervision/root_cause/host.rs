@@ -3,13 +3,16 @@
 //! Several processes of one host have read the same log: an event is said once, with the age that the first of them saw.
 
 use std::collections::BTreeMap;
+use std::mem::discriminant;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::input::DiagnosisInput;
 use nccl_base::fault::Roster;
-use nccl_diagnose::host_evidence::{HostEvidence, KernelEvent, KernelEventKind, LogAccess};
+use nccl_diagnose::host_evidence::{
+    DeviceState, DeviceTrouble, HostEvidence, KernelEvent, KernelEventKind, LogAccess, NvmlAccess,
+};
 
 /// The most hosts, and the most sentences about each.
 const MOST_HOSTS: usize = 12;
@@ -98,6 +101,7 @@ fn of_host(
             format!("{event}{rank}, {} ago", age_text(event.age))
         })
         .collect();
+    said.extend(devices(seen, &pids, roster));
     let kills = seen.iter().filter_map(|one| one.evidence.memory.oom_kills);
     if let Some(kills) = kills.max().filter(|kills| *kills > 0 && !has_victim) {
         let who = if kills == 1 { "process" } else { "processes" };
@@ -111,6 +115,55 @@ fn of_host(
         let threads = one.evidence.threads.iter();
         let threads = threads.filter(|thread| one.is_stuck || thread.is_stuck());
         said.extend(threads.map(|thread| format!("{}: {thread}", roster.who(&[one.rank]))));
+    }
+    said
+}
+
+/// Returns a sentence for each device in trouble, and one for the ranks that NVML did not answer; `pids` are the processes of the
+/// ranks of the host.
+fn devices(seen: &[SeenByRank<'_>], pids: &[u32], roster: &Roster) -> Vec<String> {
+    // A device, its troubles, and the ranks whose processes use it.
+    let mut found: Vec<(&DeviceState, Vec<&DeviceTrouble>, Vec<usize>)> = Vec::new();
+    let is_foreign = |trouble: &&DeviceTrouble| !matches!(trouble, DeviceTrouble::OtherProcess { pid, .. } if pids.contains(pid));
+    for one in seen {
+        for device in &one.evidence.devices.list {
+            let troubles = device.troubles.iter().filter(is_foreign);
+            let known = found
+                .iter_mut()
+                .find(|(known, ..)| known.bus_id == device.bus_id);
+            match known {
+                Some((_, all, ranks)) => {
+                    ranks.push(one.rank);
+                    // Each rank counts from its own first communicator on.
+                    let kinds: Vec<_> = all.iter().copied().map(discriminant).collect();
+                    all.extend(troubles.filter(|trouble| !kinds.contains(&discriminant(*trouble))));
+                }
+                None => found.push((device, troubles.collect(), vec![one.rank])),
+            }
+        }
+    }
+    let in_trouble = found.iter().filter(|(_, troubles, _)| !troubles.is_empty());
+    let mut said: Vec<String> = in_trouble
+        .map(|(device, troubles, ranks)| {
+            let troubles: Vec<String> = troubles.iter().map(ToString::to_string).collect();
+            format!(
+                "device {} of {}: {}",
+                device.bus_id,
+                roster.who(ranks),
+                troubles.join(", ")
+            )
+        })
+        .collect();
+    let silent = seen
+        .iter()
+        .filter(|one| one.evidence.devices.access == NvmlAccess::NoAnswer);
+    let silent: Vec<usize> = silent.map(|one| one.rank).collect();
+    if !silent.is_empty() {
+        said.push(format!(
+            "{} ({})",
+            NvmlAccess::NoAnswer,
+            roster.who(&silent)
+        ));
     }
     said
 }
@@ -230,6 +283,7 @@ impl EvidencePart {
         let is_empty = evidence.kernel_log.events.is_empty()
             && evidence.threads.is_empty()
             && !evidence.memory.is_short()
+            && !evidence.devices.shows_trouble()
             && evidence.memory.oom_kills.unwrap_or(0) == 0;
         Self {
             evidence: (!is_empty).then_some(evidence),

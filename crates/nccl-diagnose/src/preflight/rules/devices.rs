@@ -1,14 +1,21 @@
-//! Devices: whether ranks share one, and whether a thread's context is that of its stream's device.
+//! Devices: whether ranks share one, what NVML says of their state, and whether a thread's context is that of its stream's
+//! device.
 
 use std::collections::BTreeMap;
 
 use super::view::FactsView;
+use crate::host_evidence::NvmlAccess;
 use crate::preflight::device::Device;
+use crate::preflight::facts::ProcessFacts;
 use nccl_base::report::{Finding, Severity};
+
+/// The name of the check of what NVML says.
+const STATE: &str = "device-state";
 
 pub(super) fn check(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let before = found.len();
     shared(view, found);
+    defects(view, found);
     bound(view, found);
     visible(view, found);
     let ranks: Vec<usize> = view
@@ -105,6 +112,56 @@ fn knows_shared_devices(version: &str) -> bool {
     numbers >= vec![2, 30, 3]
 }
 
+/// Devices that should not be used before they were reset or repaired, or that work with less than they have.
+fn defects(view: &FactsView<'_>, found: &mut Vec<Finding>) {
+    let nvml = |rank| device(view, rank).map(|device| &device.nvml);
+    let state = |rank| nvml(rank)?.list.first();
+    let silent: Vec<usize> = view
+        .ranks()
+        .filter(|&rank| nvml(rank).is_some_and(|nvml| nvml.access == NvmlAccess::NoAnswer))
+        .collect();
+    if !silent.is_empty() {
+        let what = format!(
+            "{}: {}: a device or the driver of the host may hang",
+            view.who(&silent),
+            NvmlAccess::NoAnswer
+        );
+        let fix =
+            "look whether nvidia-smi comes back there, and at the kernel's log for Xid messages";
+        found.push(view.about(&silent, Finding::warning(STATE, what).fix(fix)));
+    }
+    // Hosts on which links are active: there a device without one has lost its own.
+    let has_links = |&rank: &usize| state(rank).is_some_and(|state| state.active_nvlinks > 0);
+    let host = |rank: usize| view.process(rank).map(ProcessFacts::nccl_host);
+    let with_links: Vec<String> = view.ranks().filter(has_links).filter_map(host).collect();
+    for rank in view.ranks() {
+        let Some(state) = state(rank) else {
+            continue;
+        };
+        let troubles = state.troubles.iter();
+        let troubles = troubles.filter(|trouble| trouble.is_defect());
+        let mut said: Vec<String> = troubles.map(ToString::to_string).collect();
+        let is_cut_off = state.nvlinks > 0 && state.active_nvlinks == 0;
+        if is_cut_off && host(rank).is_some_and(|host| with_links.contains(&host)) {
+            said.push(String::from(
+                "none of its NVLink links is active, and those of other devices of the host are",
+            ));
+        }
+        if said.is_empty() {
+            continue;
+        }
+        let what = format!(
+            "{}: device {}: {}",
+            view.who(&[rank]),
+            state.bus_id,
+            said.join(", ")
+        );
+        let fix = "take the device out of use until it was reset (nvidia-smi -r), or its slot and links were repaired: \
+                   nvidia-smi -q shows its state";
+        found.push(view.about(&[rank], Finding::warning(STATE, what).fix(fix)));
+    }
+}
+
 /// Threads with a context of another device: this crate binds its calls to the stream's device; other code does not.
 fn bound(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     for rank in view.ranks() {
@@ -151,6 +208,7 @@ fn visible(view: &FactsView<'_>, found: &mut Vec<Finding>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host_evidence::{DeviceState, DeviceTrouble, Devices};
     use crate::preflight::facts::Facts;
     use crate::preflight::tests::ranks_on;
     use nccl_base::report::Report;
@@ -225,6 +283,54 @@ mod tests {
         assert_eq!(
             checked(&facts).of(Severity::Error).next().unwrap().ranks,
             [0, 2]
+        );
+    }
+
+    #[test]
+    fn a_device_in_a_bad_state_is_warned_of_and_a_healthy_one_is_not() {
+        let mut facts = with_devices(&["h1", "h1", "h1", "h2", "h2"], &[0, 1, 2, 0, 1]);
+        for (rank, facts) in facts.iter_mut().enumerate() {
+            let nvml = &mut facts.device.as_mut().unwrap().nvml;
+            nvml.access = NvmlAccess::Answered;
+            nvml.list = vec![DeviceState {
+                bus_id: format!("0000:0{rank}:00.0"),
+                nvlinks: 18,
+                active_nvlinks: 18,
+                // What has happened is no defect.
+                troubles: vec![DeviceTrouble::PcieReplays(3)],
+            }];
+        }
+        assert_eq!(checked(&facts).worst(), Severity::Ok);
+        let state = |facts: &mut Vec<Facts>, rank: usize, change: &dyn Fn(&mut DeviceState)| {
+            change(&mut facts[rank].device.as_mut().unwrap().nvml.list[0]);
+        };
+        state(&mut facts, 0, &|state| {
+            state.troubles = vec![
+                DeviceTrouble::RowRemapFailed,
+                DeviceTrouble::PcieWidth { lanes: 8, most: 16 },
+            ];
+        });
+        state(&mut facts, 1, &|state| state.active_nvlinks = 0);
+        // On this host nothing is connected.
+        state(&mut facts, 3, &|state| state.active_nvlinks = 0);
+        state(&mut facts, 4, &|state| state.active_nvlinks = 0);
+        facts[2].device.as_mut().unwrap().nvml = Devices::default();
+        facts[2].device.as_mut().unwrap().nvml.access = NvmlAccess::NoAnswer;
+        state(&mut facts, 0, &|state| state.active_nvlinks = 4);
+        let report = checked(&facts);
+        let said: Vec<String> = report
+            .of(Severity::Warning)
+            .map(|finding| format!("{} {:?} {}", finding.check, finding.ranks, finding.what))
+            .collect();
+        assert_eq!(
+            said,
+            [
+                "device-state [0] rank 0 (h1): device 0000:00:00.0: a faulty row of its memory could not be remapped, its \
+                 PCIe link has 8 of 16 lanes",
+                "device-state [1] rank 1 (h1): device 0000:01:00.0: none of its NVLink links is active, and those of other \
+                 devices of the host are",
+                "device-state [2] rank 2 (h1): NVML did not answer: a device or the driver of the host may hang",
+            ]
         );
     }
 

@@ -1,6 +1,7 @@
 //! Random ranks: whatever they report, comparing them ends, does not panic, and gives the same findings in whatever
 //! order the reports came.
 
+use crate::host_evidence::{DeviceState, DeviceTrouble, Devices, NvmlAccess};
 use crate::preflight::Loaded;
 use crate::preflight::device::Device;
 use crate::preflight::facts::{Facts, LoopbackName, Namespaces, PROTOCOL, ProcessFacts};
@@ -139,6 +140,34 @@ fn process(random: &mut fastrand::Rng) -> ProcessFacts {
     }
 }
 
+fn nvml(random: &mut fastrand::Rng) -> Devices {
+    let trouble = |random: &mut fastrand::Rng| match random.u8(..5) {
+        0 => DeviceTrouble::Lost,
+        1 => DeviceTrouble::InactiveNvlinks(several(random, 3, |random| random.u32(..18))),
+        2 => DeviceTrouble::PcieWidth { lanes: 8, most: 16 },
+        3 => DeviceTrouble::Unreadable(word(random)),
+        _ => DeviceTrouble::OtherProcess {
+            pid: random.u32(..),
+            name: word(random),
+        },
+    };
+    let device = |random: &mut fastrand::Rng| DeviceState {
+        bus_id: word(random),
+        troubles: several(random, 2, trouble),
+        nvlinks: random.u32(..3),
+        active_nvlinks: random.u32(..3),
+    };
+    Devices {
+        access: match random.u8(..4) {
+            0 => NvmlAccess::NoAnswer,
+            1 => NvmlAccess::Absent(word(random)),
+            2 => NvmlAccess::Answered,
+            _ => NvmlAccess::NotAsked,
+        },
+        list: several(random, 2, device),
+    }
+}
+
 pub(super) fn facts(random: &mut fastrand::Rng) -> Facts {
     Facts {
         protocol: PROTOCOL,
@@ -157,6 +186,7 @@ pub(super) fn facts(random: &mut fastrand::Rng) -> Facts {
             bound_to: maybe(random, number),
             count: number(random),
             driver: word(random),
+            nvml: nvml(random),
         }),
     }
 }

@@ -102,6 +102,45 @@ fn a_rank_that_is_inside_a_call_has_the_place_of_its_threads() {
 }
 
 #[test]
+fn a_device_in_trouble_is_said_once_with_its_ranks_and_a_healthy_one_is_not() {
+    let device =
+        |bus_id: &str, troubles: serde_json::Value| json!({"bus_id": bus_id, "troubles": troubles});
+    let of = |access: &str, list: serde_json::Value| {
+        evidence(json!({"devices": {"access": access, "list": list}}))
+    };
+    let other = |pid: u32| json!({"other_process": {"pid": pid, "name": "python"}});
+    let ecc = json!({"uncorrected_ecc": {"errors": 2, "since_driver_start": false}});
+    let all = [
+        of("answered", json!([device("0000:01:00.0", json!([]))])),
+        of(
+            "answered",
+            json!([device("0000:02:00.0", json!([ecc, other(11)]))]),
+        ),
+        // Two ranks of one process have the same devices.
+        of("answered", json!([device("0000:03:00.0", json!(["lost"]))])),
+        of("answered", json!([device("0000:03:00.0", json!(["lost"]))])),
+        of("no_answer", json!([])),
+        of(
+            "answered",
+            json!([device("0000:04:00.0", json!([other(99), other(11)]))]),
+        ),
+    ];
+    let hosts = [11, 12, 13, 13, 14, 15].map(|pid| ("node-a", pid));
+    let said = sentences(&seen(&all), &places(&hosts), &Roster::default());
+    assert_eq!(
+        said,
+        [
+            "host node-a: device 0000:02:00.0 of rank 1: 2 uncorrected ECC errors since the first communicator; device \
+             0000:03:00.0 of ranks 2-3: the driver does not reach it any more (GPU is lost); device 0000:04:00.0 of rank 5: \
+             process 99 (python), which is not of the job, uses it; NVML did not answer (rank 4)"
+        ]
+    );
+    let healthy = [of("answered", json!([device("0000:01:00.0", json!([]))]))];
+    let said = sentences(&seen(&healthy), &places(&hosts[..1]), &Roster::default());
+    assert!(said.is_empty(), "{said:?}");
+}
+
+#[test]
 fn the_number_of_hosts_and_of_sentences_about_each_is_bounded() {
     let events: Vec<_> = (200..300).map(|number| xid(number, 1000)).collect();
     let all = vec![log(&events); 100];

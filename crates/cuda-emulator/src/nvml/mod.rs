@@ -2,8 +2,11 @@
 //!
 //! NVML knows all devices of the host by their number there, whatever `CUDA_VISIBLE_DEVICES` says. They are on PCI
 //! buses of their own, reach each other over these, and have no NVLink: machines with NVLink are shown to NCCL by a
-//! topology file. What only a GPU has, such as a temperature, is not supported. Whether a device is there, every
-//! function learns from one place, `device_of`.
+//! topology file. Of what only a GPU has, there is what says whether it is healthy (`health`); the rest is not supported. Whether
+//! a device is there, every function learns from one place, `device_of`. `faults` injects states of devices.
+
+pub mod faults;
+mod health;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -27,6 +30,7 @@ impl Code {
     const NOT_FOUND: Self = Self(6);
     const INSUFFICIENT_SIZE: Self = Self(7);
     const DRIVER_NOT_LOADED: Self = Self(9);
+    const GPU_IS_LOST: Self = Self(15);
     const ARGUMENT_VERSION_MISMATCH: Self = Self(25);
     const UNKNOWN: Self = Self(999);
 
@@ -67,12 +71,11 @@ macro_rules! not_supported {
 }
 
 not_supported! {
-    nvmlDeviceGetNvLinkState nvmlDeviceGetNvLinkVersion nvmlDeviceGetNvLinkCapability
+    nvmlDeviceGetNvLinkVersion nvmlDeviceGetNvLinkCapability
     nvmlDeviceGetNvLinkRemotePciInfo nvmlDeviceGetNvLinkRemotePciInfo_v2 nvmlDeviceGetNvLinkRemoteDeviceType
-    nvmlDeviceGetNvLinkErrorCounter nvmlDeviceGetPlatformInfo
-    nvmlDeviceGetTemperature nvmlDeviceGetTemperatureV nvmlDeviceGetFanSpeed nvmlDeviceGetPowerUsage
+    nvmlDeviceGetPlatformInfo nvmlDeviceGetTemperatureV nvmlDeviceGetFanSpeed nvmlDeviceGetPowerUsage
     nvmlDeviceGetEnforcedPowerLimit nvmlDeviceGetPowerManagementLimit nvmlDeviceGetUtilizationRates
-    nvmlDeviceGetClockInfo nvmlDeviceGetMaxClockInfo nvmlDeviceGetEccMode nvmlDeviceGetTotalEccErrors
+    nvmlDeviceGetClockInfo nvmlDeviceGetMaxClockInfo nvmlDeviceGetEccMode
     nvmlDeviceGetMemoryErrorCounter nvmlDeviceGetRetiredPages nvmlDeviceGetMigMode nvmlDeviceGetSerial
 }
 
@@ -125,31 +128,7 @@ pub fn symbols() -> Vec<Symbol> {
         (c"nvmlDeviceGetPciInfo_v2", get_pci as *const c_void),
         (c"nvmlDeviceGetPciInfo_v3", get_pci as *const c_void),
         (c"nvmlDeviceGetPciInfoExt", get_pci_ext as *const c_void),
-        (
-            c"nvmlDeviceGetPcieLinkMaxSpeed",
-            get_link_speed as *const c_void,
-        ),
-        (
-            c"nvmlDeviceGetCurrPcieLinkGeneration",
-            get_link_generation as *const c_void,
-        ),
-        (
-            c"nvmlDeviceGetMaxPcieLinkGeneration",
-            get_link_generation as *const c_void,
-        ),
-        (
-            c"nvmlDeviceGetCurrPcieLinkWidth",
-            get_link_width as *const c_void,
-        ),
-        (
-            c"nvmlDeviceGetMaxPcieLinkWidth",
-            get_link_width as *const c_void,
-        ),
         (c"nvmlDeviceGetP2PStatus", get_p2p_status as *const c_void),
-        (
-            c"nvmlDeviceGetFieldValues",
-            get_field_values as *const c_void,
-        ),
         (
             c"nvmlDeviceGetGpuFabricInfo",
             get_fabric_info as *const c_void,
@@ -159,6 +138,7 @@ pub fn symbols() -> Vec<Symbol> {
             get_fabric_info_of_version as *const c_void,
         ),
     ];
+    all.extend(health::symbols());
     all.extend(refused());
     all
 }
@@ -298,13 +278,28 @@ fn handle_of(device: u32) -> *mut c_void {
     std::ptr::without_provenance_mut(FIRST + device as usize * 16)
 }
 
-/// The number on this host of the device of a handle.
+/// The number on this host of the device of a handle, which has to be reachable.
 fn device_of(handle: *mut c_void) -> Result<u32, Code> {
     let distance = handle.addr().wrapping_sub(FIRST);
-    u32::try_from(distance / 16)
+    let device = u32::try_from(distance / 16)
         .ok()
         .filter(|&device| distance.is_multiple_of(16) && device < settings().devices)
-        .ok_or(Code::INVALID_ARGUMENT)
+        .ok_or(Code::INVALID_ARGUMENT)?;
+    reachable(device)
+}
+
+/// Fails for a device that was lost, and does not return for one that hangs.
+fn reachable(device: u32) -> Result<u32, Code> {
+    let state = faults::state_of(device);
+    if state.hangs {
+        loop {
+            std::thread::park();
+        }
+    }
+    match state.is_lost {
+        true => Err(Code::GPU_IS_LOST),
+        false => Ok(device),
+    }
 }
 
 unsafe extern "C" fn by_index(index: c_uint, place: *mut *mut c_void) -> Code {
@@ -312,6 +307,7 @@ unsafe extern "C" fn by_index(index: c_uint, place: *mut *mut c_void) -> Code {
         if index >= settings().devices {
             return Err(Code::INVALID_ARGUMENT);
         }
+        reachable(index)?;
         // SAFETY: the caller passes null or a place for the handle.
         unsafe { store(place, handle_of(index)) }
     })
@@ -350,6 +346,7 @@ unsafe extern "C" fn by_bus(id: *const c_char, place: *mut *mut c_void) -> Code 
         let device = (0..settings().devices)
             .find(|&device| device::bus_of(device) == bus)
             .ok_or(Code::NOT_FOUND)?;
+        reachable(device)?;
         // SAFETY: the caller passes null or a place for the handle.
         unsafe { store(place, handle_of(device)) }
     })
@@ -362,6 +359,7 @@ unsafe extern "C" fn by_uuid(uuid: *const c_char, place: *mut *mut c_void) -> Co
         let device = (0..settings().devices)
             .find(|&device| visible::text(device::uuid(device)).eq_ignore_ascii_case(&uuid))
             .ok_or(Code::NOT_FOUND)?;
+        reachable(device)?;
         // SAFETY: the caller passes null or a place for the handle.
         unsafe { store(place, handle_of(device)) }
     })
@@ -494,34 +492,6 @@ unsafe extern "C" fn get_pci_ext(handle: *mut c_void, place: *mut PciExt) -> Cod
     })
 }
 
-/// As wide and fast as the PCI of a Hopper.
-const LINK: (c_uint, c_uint, c_uint) = (32_000, 5, 16);
-
-/// # Safety
-/// `place` is null or may be written.
-unsafe fn link(handle: *mut c_void, place: *mut c_uint, value: c_uint) -> Code {
-    run(|| {
-        device_of(handle)?;
-        // SAFETY: the caller's promise.
-        unsafe { store(place, value) }
-    })
-}
-
-unsafe extern "C" fn get_link_speed(handle: *mut c_void, place: *mut c_uint) -> Code {
-    // SAFETY: the caller passes null or a place for the number.
-    unsafe { link(handle, place, LINK.0) }
-}
-
-unsafe extern "C" fn get_link_generation(handle: *mut c_void, place: *mut c_uint) -> Code {
-    // SAFETY: the caller passes null or a place for the number.
-    unsafe { link(handle, place, LINK.1) }
-}
-
-unsafe extern "C" fn get_link_width(handle: *mut c_void, place: *mut c_uint) -> Code {
-    // SAFETY: the caller passes null or a place for the number.
-    unsafe { link(handle, place, LINK.2) }
-}
-
 unsafe extern "C" fn get_p2p_status(
     handle: *mut c_void,
     peer: *mut c_void,
@@ -540,38 +510,6 @@ unsafe extern "C" fn get_p2p_status(
         };
         // SAFETY: the caller passes null or a place for the status.
         unsafe { store(place, status) }
-    })
-}
-
-/// `nvmlFieldValue_t`.
-#[repr(C)]
-struct FieldValue {
-    field: c_uint,
-    scope: c_uint,
-    timestamp: i64,
-    latency: i64,
-    kind: c_uint,
-    code: Code,
-    value: u64,
-}
-
-/// Each field has its own answer; these devices have none of them.
-unsafe extern "C" fn get_field_values(
-    handle: *mut c_void,
-    count: c_int,
-    values: *mut FieldValue,
-) -> Code {
-    run(|| {
-        device_of(handle)?;
-        let count = usize::try_from(count).map_err(|_| Code::INVALID_ARGUMENT)?;
-        if values.is_null() {
-            return Err(Code::INVALID_ARGUMENT);
-        }
-        for at in 0..count {
-            // SAFETY: not null, and the caller passes `count` of them.
-            unsafe { (*values.add(at)).code = Code::NOT_SUPPORTED };
-        }
-        Ok(())
     })
 }
 
@@ -602,7 +540,6 @@ mod tests {
     fn structures_have_the_sizes_that_their_versions_say() {
         assert_eq!(size_of::<PciExt>(), 0x40);
         assert_eq!(size_of::<Pci>(), 68);
-        assert_eq!(size_of::<FieldValue>(), 40);
     }
 
     #[test]
