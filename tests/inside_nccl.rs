@@ -11,6 +11,7 @@ mod delayed_cable;
 #[path = "support/switch.rs"]
 mod switch;
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, Command, Stdio};
@@ -129,6 +130,56 @@ fn as_a_rule_transfers_are_observed_and_kernels_are_not() {
         let fault = one_is_late(&world, &[NAMED, " waits for ", "channel "])?;
         let all = inside(&fault).join("\n");
         assert!(!all.contains("kernel"), "{all}");
+        Ok::<_, Box<dyn Error>>(())
+    });
+}
+
+/// What the recordings of all ranks have of the ranks inside NCCL.
+fn recorded(world: &World) -> BTreeMap<usize, String> {
+    let timeline = world.recordings(Duration::from_secs(20));
+    let standings = timeline.standings().into_iter();
+    let work = standings.filter(|one| one.communicator == "work");
+    work.flat_map(|one| one.inside_nccl).collect()
+}
+
+#[test]
+fn the_recordings_of_a_job_that_hangs_have_it_before_the_timeout_and_after_it() {
+    Ranks::new(RANKS).ranks_per_host(1).processes(|world| {
+        let (comm, mut y) = connected(&world)?;
+        assert_eq!(recorded(&world), BTreeMap::new());
+        world.barrier("nothing is under way")?;
+        if world.rank() == 1 {
+            let waits = |seen: &BTreeMap<usize, String>, rank| {
+                let said: Option<&String> = seen.get(&rank);
+                said.is_some_and(|said| {
+                    said.starts_with("all_reduce #2, AllReduce (") && said.contains(" waits for ")
+                })
+            };
+            let begun = Instant::now();
+            loop {
+                let seen = recorded(&world);
+                if waits(&seen, 0) && waits(&seen, 2) {
+                    assert!(!seen.contains_key(&1), "{seen:?}");
+                    break;
+                }
+                assert!(begun.elapsed() < Duration::from_secs(60), "{seen:?}");
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            world.barrier("the others have given it up")?;
+            return Ok(());
+        }
+        let limited = comm.within(Duration::from_secs(8));
+        let done = limited.all_reduce_in_place(&mut y, ReduceOp::Sum);
+        fault_of(done.and_then(|done| done.wait()));
+        // The abort has ended the transfers; they were looked at before.
+        let snapshot = nccl::recorder::snapshot();
+        let mut calls = snapshot.communicators.iter().flat_map(|one| &one.calls);
+        let said = calls.find_map(|call| call.inside_nccl.as_deref());
+        assert!(
+            said.is_some_and(|said| said.contains(" waits for ")),
+            "{said:?}"
+        );
+        world.barrier("the others have given it up")?;
         Ok::<_, Box<dyn Error>>(())
     });
 }

@@ -1,7 +1,7 @@
 //! Bandwidth and time of NCCL's kernels as metrics, under the names that NCCL's Inspector gives them.
 //!
 //! A sample has the operations that have ended since the one before: the mean of their times, and the geometric mean of their bus
-//! bandwidths, by communicator, function, algorithm and size. There are none unless NCCL reports kernels (`NCCL_RUN_PROFILER`).
+//! bandwidths, by communicator, function, size, and algorithm or peer. There are none unless NCCL reports kernels (`NCCL_RUN_PROFILER`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,28 +32,37 @@ pub(crate) struct Series {
     communicator: String,
     ranks: usize,
     function: &'static str,
-    algorithm: String,
     size: String,
+    /// The name and value of the last label: how a collective operation works, or with which rank a message is exchanged.
+    detail: (&'static str, String),
 }
 
 impl Series {
     fn of(operation: &FinishedOperation) -> Self {
-        let algorithm = match operation.algorithm.is_empty() {
-            true => String::new(),
-            false => format!("{}_{}", operation.algorithm, operation.protocol),
+        let FinishedOperation {
+            algorithm,
+            protocol,
+            peer,
+            ..
+        } = operation;
+        let detail = match (is_message(operation.function), peer, algorithm.is_empty()) {
+            (true, Some(peer), _) => ("p2p_peer", peer.to_string()),
+            (true, None, _) => ("p2p_peer", String::new()),
+            (false, _, true) => ("algo_proto", String::new()),
+            (false, _, false) => ("algo_proto", format!("{algorithm}_{protocol}")),
         };
         Self {
             communicator: operation.communicator.clone(),
             ranks: operation.world_size,
             function: operation.function,
-            algorithm,
             size: size_range(traffic(operation)),
+            detail,
         }
     }
+}
 
-    fn is_message(&self) -> bool {
-        matches!(self.function, "Send" | "Recv" | "SendRecv")
-    }
+fn is_message(function: &str) -> bool {
+    matches!(function, "Send" | "Recv" | "SendRecv")
 }
 
 /// Returns the bytes of an operation as Inspector counts them: the whole, where each rank has a part.
@@ -108,22 +117,25 @@ pub(crate) fn export(exported: &mut BTreeSet<Series>) {
         if !exported.contains(&series) && exported.len() >= SERIES {
             continue;
         }
-        let (time, bandwidth) = match series.is_message() {
+        let (time, bandwidth, function) = match is_message(series.function) {
             true => (
                 "nccl_p2p_exec_time_microseconds",
                 "nccl_p2p_bus_bandwidth_gbs",
+                "p2p_operation",
             ),
             false => (
                 "nccl_collective_exec_time_microseconds",
                 "nccl_bus_bandwidth_gbs",
+                "collective",
             ),
         };
+        let (name, value) = series.detail.clone();
         let labels = [
             ("comm_name", series.communicator.clone()),
             ("nranks", series.ranks.to_string()),
-            ("collective", series.function.to_owned()),
+            (function, series.function.to_owned()),
             ("message_size", series.size.clone()),
-            ("algo_proto", series.algorithm.clone()),
+            (name, value),
         ];
         gauge!(time, &labels).set(sums.microseconds / sums.operations);
         gauge!(bandwidth, &labels).set((sums.logarithms / sums.operations).exp());
@@ -140,6 +152,7 @@ mod tests {
             communicator: String::from("tp"),
             world_size: 4,
             function,
+            peer: Some(3),
             algorithm: "RING",
             protocol: "LL",
             bytes,
@@ -156,7 +169,11 @@ mod tests {
         assert_eq!(bandwidth("Broadcast", 4000), 4.0);
         assert_eq!(bandwidth("Send", 4000), 4.0);
         let series = Series::of(&operation("AllGather", 1 << 14));
-        assert_eq!((&*series.size, &*series.algorithm), ("64-128KB", "RING_LL"));
+        let named = |value: &str| value.to_owned();
+        assert_eq!(series.size, "64-128KB");
+        assert_eq!(series.detail, ("algo_proto", named("RING_LL")));
+        let series = Series::of(&operation("Recv", 1 << 14));
+        assert_eq!(series.detail, ("p2p_peer", named("3")));
     }
 
     #[test]

@@ -89,6 +89,9 @@ fn write_for_pytorch(directory: &Path, timeline: &Timeline) -> Result<(), String
     Ok(())
 }
 
+/// The most ranks of a communicator of which the summary says what NCCL does.
+const RANKS_INSIDE_NCCL: usize = 16;
+
 /// The summary of a timeline.
 #[must_use]
 pub fn summary(timeline: &Timeline) -> String {
@@ -102,6 +105,13 @@ pub fn summary(timeline: &Timeline) -> String {
     }
     for standing in timeline.standings() {
         text.push_str(&format!("  {}: {}\n", standing.named, standing.sentence));
+        for (rank, inside) in standing.inside_nccl.iter().take(RANKS_INSIDE_NCCL) {
+            text.push_str(&format!("    rank {rank} inside NCCL, {inside}\n"));
+        }
+        let more = standing.inside_nccl.len().saturating_sub(RANKS_INSIDE_NCCL);
+        if more > 0 {
+            text.push_str(&format!("    and {more} more ranks, which --json has\n"));
+        }
     }
     for why in &timeline.left_out {
         text.push_str(&format!("  left out: {why}\n"));

@@ -6,6 +6,7 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use super::fault_listener::CommunicatorFaultListener;
+use super::inside_nccl;
 use super::scope_recorder::{ScopeRecorder, scope_of, to_json_bytes};
 use crate::drop_queue;
 use crate::forked;
@@ -22,6 +23,7 @@ pub(crate) fn register_with_control() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         set_application(&NcclApplication);
+        recorder::set_inside_nccl(inside_nccl::sentences);
         drop_queue::set_exit_hook(leave_all);
     });
 }

@@ -418,6 +418,18 @@ pub(super) fn keep(key: &str, rank: usize) {
     all.push_back((key.to_owned(), rank, seen));
 }
 
+/// Returns the sentences about the calls of a communicator that are not done, for its recording.
+pub(super) fn sentences(track: &Track) -> Vec<(u64, String)> {
+    let seen = match track.identity.key.as_deref() {
+        Some(key) => of(key, track.identity.rank),
+        None => InsideNccl::of(track),
+    };
+    let calls = seen.map_or_else(Vec::new, |seen| seen.calls);
+    let roster = &track.identity.roster;
+    let sentence = |call: &CallInside| (call.number, call.text(roster));
+    calls.iter().map(sentence).collect()
+}
+
 /// Returns what was kept of a communicator, or what is to be seen now.
 pub(super) fn of(key: &str, rank: usize) -> Option<InsideNccl> {
     let kept = {

@@ -53,7 +53,7 @@ pub use snapshot::{
     Call, CallState, RecordedOperation, RecordedReduction, Recording, Snapshot, snapshot,
 };
 #[doc(hidden)]
-pub use snapshot::{ras_address, set_ras_address};
+pub use snapshot::{ras_address, set_inside_nccl, set_ras_address};
 pub use spans::{CallSpan, describe_spans};
 #[doc(hidden)]
 pub use track::Track;

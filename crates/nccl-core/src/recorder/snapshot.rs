@@ -165,6 +165,10 @@ pub struct Call {
     /// The span of `tracing` in which it was called; `None` outside of any span, and without a subscriber.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub span: Option<CallSpan>,
+    /// What NCCL itself has reported of the call, where that is observed and it is not done: algorithm and protocol, on which
+    /// channels its kernel runs, and whom its transfers wait for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inside_nccl: Option<String>,
     /// Its operations, in the order of the calls into NCCL. Empty for a replay.
     pub operations: Vec<RecordedOperation>,
     /// How many operations are not listed: they were overwritten, or are not called yet.
@@ -289,6 +293,32 @@ pub fn ras_address() -> Option<String> {
     RAS_ADDRESS.get().and_then(|address| address())
 }
 
+/// Returns what NCCL has reported of the calls of a communicator that are not done, by their sequence numbers.
+type InsideNccl = fn(&Track) -> Vec<(u64, String)>;
+
+static INSIDE_NCCL: OnceLock<InsideNccl> = OnceLock::new();
+
+/// Sets what returns what NCCL has reported of calls; the first one stays.
+#[doc(hidden)]
+pub fn set_inside_nccl(inside: InsideNccl) {
+    let _ = INSIDE_NCCL.set(inside);
+}
+
+/// As [`read`], with what NCCL has reported.
+fn read_with_inside(track: &Track, spans: &mut SpanReader) -> Recording {
+    let mut recording = read(track, spans);
+    for (sequence, text) in INSIDE_NCCL
+        .get()
+        .map_or_else(Vec::new, |inside| inside(track))
+    {
+        let mut calls = recording.calls.iter_mut();
+        if let Some(call) = calls.find(|call| call.sequence == sequence) {
+            call.inside_nccl = Some(text);
+        }
+    }
+    recording
+}
+
 fn take(place: Option<WorldRank>, belongs: impl Fn(&Track) -> bool) -> Snapshot {
     let tracks = track::tracks();
     let tracks = tracks.iter().filter(|track| belongs(track));
@@ -301,7 +331,9 @@ fn take(place: Option<WorldRank>, belongs: impl Fn(&Track) -> bool) -> Snapshot 
         place,
         origin,
         ras_address: ras_address(),
-        communicators: tracks.map(|track| read(track, &mut spans)).collect(),
+        communicators: tracks
+            .map(|track| read_with_inside(track, &mut spans))
+            .collect(),
         notes: notes::all(),
         notes_left_out: 0,
         // Read last, so that no time in the snapshot is later.
@@ -472,6 +504,7 @@ fn call(
         state,
         done: (raw.done > 0).then(|| Duration::from_nanos(raw.done)),
         span: spans.read(raw.span),
+        inside_nccl: None,
         missing: usize::try_from(raw.count)
             .unwrap_or(usize::MAX)
             .saturating_sub(operations.len()),

@@ -104,6 +104,9 @@ pub(super) fn fingerprint(recording: &Recording, call: &Call) -> String {
     if let Some(span) = &call.span {
         let _ = write!(text, "\nin {}", in_span(span));
     }
+    if let Some(inside) = &call.inside_nccl {
+        let _ = write!(text, "\ninside NCCL, {inside}");
+    }
     for one in call.operations.iter().take(LISTED) {
         let _ = write!(text, "\n  {}", operation(one));
     }

@@ -273,6 +273,9 @@ fn last(snapshot: &Snapshot) -> (&'static str, String) {
     if let Some(span) = &call.span {
         let _ = write!(did, ", in {}", describe::in_span(span));
     }
+    if let Some(inside) = &call.inside_nccl {
+        let _ = write!(did, "; inside NCCL, {inside}");
+    }
     if let Some(reason) = &recording.reason {
         let _ = write!(did, "; the communicator is {}: {reason}", recording.life);
     }

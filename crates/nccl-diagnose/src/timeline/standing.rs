@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{RankRecording, Timeline, describe};
 use nccl_base::fault::short_key;
-use nccl_core::recorder::{CallState, Recording, Snapshot};
+use nccl_core::recorder::{Call, CallState, Recording, Snapshot};
 
 /// How far the ranks of one communicator have come.
 ///
@@ -35,6 +35,8 @@ pub struct Standing {
     pub behind: Vec<usize>,
     /// The standing as a sentence.
     pub sentence: String,
+    /// What NCCL has reported of the first call that is not done, where it is observed, by rank in the communicator.
+    pub inside_nccl: BTreeMap<usize, String>,
 }
 
 /// What identifies a communicator on all ranks: its key, or the closest substitute.
@@ -161,6 +163,10 @@ impl Timeline {
             last,
             behind,
             sentence: parts.join("; "),
+            inside_nccl: group
+                .iter()
+                .filter_map(|(_, recording)| Some((recording.rank, inside(recording)?)))
+                .collect(),
         }
     }
 
@@ -176,6 +182,18 @@ impl Timeline {
             _ => roster.who(those),
         }
     }
+}
+
+/// `all_reduce #3, AllReduce (RING, SIMPLE): its kernel runs on 2 of 2 channels`
+fn inside(recording: &Recording) -> Option<String> {
+    let said = |call: &Call| {
+        Some(format!(
+            "{}, {}",
+            describe::title(call),
+            call.inside_nccl.as_ref()?
+        ))
+    };
+    recording.calls.iter().find_map(said)
 }
 
 /// The name of call `number`, and how far it has come on the ranks that made it.

@@ -183,6 +183,8 @@ pub struct FinishedOperation {
     pub world_size: usize,
     /// NCCL's name for it.
     pub function: &'static str,
+    /// The other rank of a message, in the communicator.
+    pub peer: Option<usize>,
     /// Empty for messages.
     pub algorithm: &'static str,
     /// Empty for messages.
@@ -209,10 +211,12 @@ pub fn take_finished() -> Vec<FinishedOperation> {
         }
         let owner = ALL_COMMUNICATORS.get(slot.communicator.load(Ordering::Relaxed))?;
         let (_, operation) = read_operation(slot, 0);
+        let peer = usize::try_from(slot.peer.load(Ordering::Relaxed)).ok();
         Some(FinishedOperation {
             communicator: name_of(owner),
             world_size: usize::try_from(owner.world_size.load(Ordering::Relaxed)).unwrap_or(0),
             function: operation.function,
+            peer: peer.filter(|_| operation.algorithm.is_empty()),
             algorithm: operation.algorithm,
             protocol: operation.protocol,
             bytes: operation.count.saturating_mul(element_size),

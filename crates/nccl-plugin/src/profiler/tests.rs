@@ -382,7 +382,11 @@ fn the_mask_is_written_where_nccl_reads_it() {
     // A kernel that is asked for afterwards is not believed.
     set_events(ALL);
     let operation = nccl.start(abi::COLLECTIVE, null_mut(), all_reduce());
-    nccl.start(abi::KERNEL_CHANNEL, operation, KernelChannel { channel: 0 });
+    let kernel = KernelChannelV4 {
+        channel: 0,
+        time: 0,
+    };
+    nccl.start(abi::KERNEL_CHANNEL, operation, kernel);
     assert_eq!(seen("mask", 3).unwrap()[0].kernel, None);
     nccl.finalize();
 }
@@ -535,6 +539,7 @@ fn a_finished_kernel_is_returned_once_with_its_time() {
         communicator: String::from("finished"),
         world_size: 8,
         function: "AllReduce",
+        peer: None,
         algorithm: "RING",
         protocol: "SIMPLE",
         bytes: 4000,
