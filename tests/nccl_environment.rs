@@ -1,14 +1,17 @@
-//! What NCCL reads as its environment: the interface of the rendezvous, without a variable.
+//! What NCCL reads as its environment: the interface of the rendezvous and the program's retries, without a variable.
 
 mod support;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use nccl::preflight::nccl_variables_for;
-use nccl::{ErrorKind, ReduceOp, Rendezvous, Version, World};
+use nccl::process::NetworkRetries;
+use nccl::{Communicator, ErrorKind, Library, ReduceOp, Rendezvous, UniqueId, Version, World};
 use nccl_tools::gpu_check::not_tested;
+use nccl_tools::testing::{again, name};
 use support::Ranks;
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::{Context, SubscriberExt as _};
@@ -55,7 +58,7 @@ fn log() -> Outcome<String> {
 
 /// Whether the library reads its environment through a plugin.
 fn takes_plugins() -> Outcome<bool> {
-    Ok(nccl::Library::load()?.version() >= Version::new(2, 28, 7))
+    Ok(Library::load()?.version() >= Version::new(2, 28, 7))
 }
 
 #[test]
@@ -160,6 +163,71 @@ fn a_plugin_of_the_users_is_not_replaced() {
         let log = log()?;
         let mut lines = log.lines().filter(|line| !line.contains("PROFILER/"));
         assert!(!lines.any(|line| line.contains("nccl-rs")), "{log}");
+        Ok(())
+    });
+}
+
+/// The id of a root that is gone when this returns: whoever dials it is refused.
+fn id_of_a_root_that_is_gone(test: &str) -> Outcome<UniqueId> {
+    let root = again(test, "root").env(ROOT, "1").output()?;
+    let said = String::from_utf8(root.stdout)?;
+    let id = said.lines().find_map(|line| line.strip_prefix("id "));
+    let bytes: Vec<u8> = serde_json::from_str(id.ok_or_else(|| said.clone())?)?;
+    Ok(UniqueId::from_bytes(bytes.try_into().map_err(|_| said)?))
+}
+
+/// Set for a process that is a root alone.
+const ROOT: &str = "NCCL_TEST_ROOT";
+
+#[test]
+fn nccl_gives_up_after_as_many_retries_as_the_program_wants() {
+    if std::env::var_os(ROOT).is_some() {
+        nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
+        let id = Library::load().and_then(|library| UniqueId::new(&library));
+        println!("\nid {:?}", id.expect("an id").as_bytes());
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    ranks(directory.path()).processes(|world: World| -> Outcome {
+        let retries = |sockets| {
+            NetworkRetries::default().with(|retries| {
+                retries.sockets = Some(sockets);
+                retries.socket_pause = Some(Duration::from_millis(10));
+            })
+        };
+        if !takes_plugins()? {
+            let error = retries(2).apply().unwrap_err();
+            assert!(
+                matches!(error.kind(), ErrorKind::Unsupported { .. }),
+                "{error}"
+            );
+            return Ok(());
+        }
+        retries(2).apply()?;
+        retries(2).apply()?;
+        let error = retries(3).apply().unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::InvalidConfig { .. }),
+            "{error}"
+        );
+        assert!(
+            error.to_string().contains("NCCL_SOCKET_RETRY_CNT=2"),
+            "{error}"
+        );
+        let test = name(&nccl_gives_up_after_as_many_retries_as_the_program_wants);
+        let id = id_of_a_root_that_is_gone(&test)?;
+        let stream = support::device(&world)?.new_stream()?;
+        let builder = Communicator::builder("orphan", id, 1, 2).stream(&stream);
+        let error = builder
+            .with(|comm| comm.timeouts.init = Duration::from_secs(60))
+            .build()
+            .unwrap_err();
+        assert!(!error.is_timeout(), "{error:#}");
+        let log = log()?;
+        assert!(
+            log.contains("retrying (2/2) after sleep for 20 msec"),
+            "{log}"
+        );
         Ok(())
     });
 }

@@ -251,10 +251,14 @@ mod nccl_environment;
 #[cfg(feature = "world")]
 mod nccl_profiler;
 #[cfg(feature = "world")]
+mod network_retries;
+#[cfg(feature = "world")]
 pub mod preflight;
 pub mod process {
-    //! All communicators of this process, and its end when it cannot continue.
+    //! All communicators of this process, its end when it cannot continue, and settings that NCCL has for a process.
 
+    #[cfg(feature = "world")]
+    pub use crate::network_retries::NetworkRetries;
     #[cfg(feature = "world")]
     pub use nccl_control::install_panic_hook;
     pub use nccl_core::{

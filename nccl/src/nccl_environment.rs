@@ -110,8 +110,21 @@ pub(crate) fn use_interface_of(rendezvous: &Rendezvous) -> Result<()> {
     Ok(())
 }
 
+/// Returns why NCCL does not read its environment here, where it does not.
+pub(crate) fn is_read() -> std::result::Result<(), &'static str> {
+    match environment::install() {
+        Offer::Made => Ok(()),
+        Offer::UserHasOne(_) => Err(
+            "NCCL reads its environment through a plugin of the user's: export the variables (docs/nccl-environment.md)",
+        ),
+        Offer::Failed(_) => Err(
+            "NCCL reads its environment from the process alone here: export the variables (docs/nccl-environment.md)",
+        ),
+    }
+}
+
 /// The first release that reads its environment through a plugin.
-const SINCE: Version = Version::new(2, 28, 7);
+pub(crate) const SINCE: Version = Version::new(2, 28, 7);
 
 /// Returns the variables by which a library of this release gets the interface of the rendezvous.
 pub(crate) fn interface_variables(version: Version) -> Vec<(String, String)> {

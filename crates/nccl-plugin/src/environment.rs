@@ -29,11 +29,27 @@ pub enum Variable {
     SocketFamily,
     /// `NCCL_RAS_ADDR`: where its RAS thread listens for clients.
     RasAddress,
+    /// `NCCL_SOCKET_RETRY_CNT`: how often a connection of its sockets is tried again.
+    SocketRetries,
+    /// `NCCL_SOCKET_RETRY_SLEEP_MSEC`: the pause before the first of these.
+    SocketRetryPause,
+    /// `NCCL_IB_TIMEOUT`: the exponent of the time in which a packet is acknowledged.
+    InfinibandTimeout,
+    /// `NCCL_IB_RETRY_CNT`: how often a packet is sent again.
+    InfinibandRetries,
 }
 
 impl Variable {
     /// All variables that can be set.
-    pub const ALL: [Self; 3] = [Self::SocketInterface, Self::SocketFamily, Self::RasAddress];
+    pub const ALL: [Self; 7] = [
+        Self::SocketInterface,
+        Self::SocketFamily,
+        Self::RasAddress,
+        Self::SocketRetries,
+        Self::SocketRetryPause,
+        Self::InfinibandTimeout,
+        Self::InfinibandRetries,
+    ];
 
     /// Returns the variable that NCCL knows by this name.
     #[must_use]
@@ -83,10 +99,14 @@ impl Entry {
 }
 
 /// In the order of [`Variable`].
-static ENTRIES: [Entry; 3] = [
+static ENTRIES: [Entry; 7] = [
     Entry::new(c"NCCL_SOCKET_IFNAME"),
     Entry::new(c"NCCL_SOCKET_FAMILY"),
     Entry::new(c"NCCL_RAS_ADDR"),
+    Entry::new(c"NCCL_SOCKET_RETRY_CNT"),
+    Entry::new(c"NCCL_SOCKET_RETRY_SLEEP_MSEC"),
+    Entry::new(c"NCCL_IB_TIMEOUT"),
+    Entry::new(c"NCCL_IB_RETRY_CNT"),
 ];
 
 /// Why a value is not the one that NCCL reads.
