@@ -335,7 +335,9 @@ fn to_table(hang: &str, transport: &str, fault: &Fault) {
         .append(true)
         .create(true)
         .open(file);
-    let row = format!("| {hang} | {transport} | {} | {line} |\n", fault.cause);
+    let root = format!("{:?}", fault.root);
+    let root = root.split([' ', '(']).next().unwrap_or_default();
+    let row = format!("| {hang} | {transport} | {root}: {} | {line} |\n", fault.cause);
     let written = file.and_then(|mut file| file.write_all(row.as_bytes()));
     written.expect("a file for the table");
 }
