@@ -86,7 +86,7 @@ pub use nccl_base::operation::{Operation, OperationKind};
 #[cfg(feature = "world")]
 pub use nccl_control::Rendezvous;
 pub use nccl_core::{
-    AbortSignal, AtRunTime, Buffer, Capability, Communicator, CommunicatorBuilder,
+    AbortSignal, AtRunTime, BackgroundCall, Buffer, Capability, Communicator, CommunicatorBuilder,
     CommunicatorState, Config, CtaPolicy, DataType, Element, Erased, ErasedMut, Group, Groups,
     LaunchMode, Library, NcclType, OwnedBuffer, PreMulSum, RecvBuffer, ReduceOp, Reduction,
     Registered, Request, Requests, ResizeWay, Resized, SendBuffer, Timeouts, UniqueId, device,

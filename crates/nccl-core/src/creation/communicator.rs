@@ -6,6 +6,7 @@ use cudarc::driver::CudaStream;
 use nccl_sys as sys;
 
 use super::{CommunicatorBuilder, Resized, grow, init_all, raw, shrink, split};
+use crate::background_call::BackgroundCall;
 use crate::communicator::Communicator;
 #[cfg(doc)]
 use crate::communicator::Timeouts;
@@ -319,6 +320,19 @@ impl Communicator {
     /// ```
     pub fn shrink(&self, name: &str, without: &[usize]) -> Result<Resized> {
         shrink::shrink(self, name, without, false)
+    }
+
+    /// As [`shrink`](Self::shrink), without blocking the calling thread: for tasks of an executor.
+    ///
+    /// ```
+    /// # async fn example(comm: nccl::Communicator) -> nccl::Result<()> {
+    /// let smaller = comm.shrink_async("model", &[]).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn shrink_async(&self, name: &str, without: &[usize]) -> BackgroundCall<Resized> {
+        let (comm, name, without) = (self.clone(), name.to_owned(), without.to_owned());
+        BackgroundCall::start(move || comm.shrink(&name, &without))
     }
 
     /// Does the same as [`shrink`](Self::shrink), but ends operations that are under way, and with them
