@@ -301,9 +301,9 @@ fn a_stopped_process_is_unresponsive_until_it_goes_on_and_dead_after_a_minute() 
             let mut client = Client::connect(&own);
             assert_eq!(client.ask("TIMEOUT 3"), "OK");
             client.say("SET FORMAT json");
+            let asked = Instant::now();
             client.say("STATUS");
             assert_eq!(client.line(), "OK");
-            let asked = Instant::now();
             let answer: Value = serde_json::from_str(&client.rest()).unwrap();
             assert!(asked.elapsed() >= Duration::from_millis(100));
             assert_eq!(answer["ras"]["timeouts_count"], 1);

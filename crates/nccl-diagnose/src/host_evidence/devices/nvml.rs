@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::sync::OnceLock;
 
 use nvml_wrapper::Device;
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
@@ -39,7 +40,10 @@ const REASONS: [(ThrottleReasons, ThrottleReason); 4] = [
     (ThrottleReasons::HW_SLOWDOWN, ThrottleReason::Hardware),
 ];
 
-/// NVML, which is never shut down: its calls may still be under way when the process ends.
+/// The library that was started first, which is never shut down: its calls may still be under way when the process ends.
+static STARTED: OnceLock<nvml_wrapper::Nvml> = OnceLock::new();
+
+/// NVML of this process.
 pub(super) struct Nvml {
     library: &'static nvml_wrapper::Nvml,
     /// A device that is lost is found no more, and neither are, by some releases, those beside it.
@@ -61,7 +65,7 @@ impl Nvml {
             match nvml_wrapper::Nvml::builder().lib_path(name).init() {
                 Ok(library) => {
                     return Ok(Self {
-                        library: Box::leak(Box::new(library)),
+                        library: STARTED.get_or_init(|| library),
                         found: HashMap::new(),
                     });
                 }
