@@ -94,6 +94,20 @@ async fn rank_as_a_task(world: World) -> Outcome<usize> {
     let comm = comm.await?;
     world.barrier_async("the communicator is there").await?;
     exchange(comm.clone(), stream.clone(), 20).await?;
+    // Operations and sizes for which NCCL chooses other algorithms.
+    for count in [64, 1 << 12, 1 << 16, 1 << 20] {
+        let x = stream.alloc_zeros::<u32>(count)?;
+        let mut both = stream.alloc_zeros::<u32>(2 * count)?;
+        comm.all_gather(&x, &mut both)?.await?;
+        comm.all_reduce_in_place(&mut both, ReduceOp::Sum)?.await?;
+        comm.broadcast(Some(&x), &mut both.slice_mut(..count), 1)?
+            .await?;
+        let mut half = stream.alloc_zeros::<u32>(count)?;
+        comm.reduce_scatter(&both, &mut half, ReduceOp::Max)?
+            .await?;
+        comm.all_to_all(&both, &mut stream.alloc_zeros::<u32>(2 * count)?)?
+            .await?;
+    }
     // Each message waits for the other rank.
     let mut y = stream.clone_htod(&[world.rank() as u32; 4096])?;
     match world.rank() {
