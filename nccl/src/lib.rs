@@ -305,4 +305,6 @@ pub mod stats;
 #[cfg(feature = "world")]
 mod supervision;
 #[cfg(feature = "world")]
+pub mod testing;
+#[cfg(feature = "world")]
 mod world;
