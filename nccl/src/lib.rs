@@ -81,6 +81,7 @@ compile_error!("the nccl crate works on Linux only, as NCCL does");
 pub use cudarc;
 pub use nccl_sys::Version;
 
+pub use mesh::Mesh;
 pub use nccl_base::error::{Error, ErrorKind, Result};
 pub use nccl_base::operation::{Operation, OperationKind};
 #[cfg(feature = "world")]
@@ -220,6 +221,7 @@ pub mod launch {
     //! an `Observer`, so that their errors say "killed by SIGKILL" and what the dead rank wrote
     //! last, rather than that its connection closed.
 
+    pub use crate::local_ranks::local_ranks;
     pub use nccl_base::departure::Signal;
     pub use nccl_launch::{
         Event, Events, Exit, Fleet, FleetBuilder, Line, OomKill, Output, RankEnd, Report, Stream,
@@ -246,6 +248,9 @@ pub mod plan {
 
     pub use nccl_core::{Capture, CapturedPlan, PlanBuffers};
 }
+#[cfg(feature = "world")]
+mod local_ranks;
+mod mesh;
 #[cfg(feature = "world")]
 mod nccl_environment;
 #[cfg(feature = "world")]

@@ -11,7 +11,7 @@ use crate::peers::{AsWorld, InitSetup, PreflightCheck, WorldParameters};
 use crate::preflight::{Checks, Report, Settings};
 use crate::recorder::Timeline;
 use crate::supervision::{SessionExt as _, WorldPeers, recordings, register_with_control};
-use crate::{BackgroundCall, CommunicatorBuilder};
+use crate::{BackgroundCall, CommunicatorBuilder, Mesh};
 #[cfg(doc)]
 use nccl_base::error::ErrorKind;
 use nccl_base::error::Result;
@@ -227,6 +227,20 @@ impl World {
     #[must_use]
     pub fn local_rank(&self) -> usize {
         self.control.local_rank()
+    }
+
+    /// Arranges the ranks along named axes, of which the last varies fastest.
+    ///
+    /// # Errors
+    /// As [`Mesh::new`].
+    ///
+    /// ```
+    /// let mesh = nccl::World::single().mesh(&[("dp", 1), ("tp", 1)])?;
+    /// assert_eq!(mesh.ranks(&["tp"]), [0]);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn mesh(&self, axes: &[(&str, usize)]) -> Result<Mesh> {
+        Mesh::new(self.rank(), self.size(), axes)
     }
 
     /// Starts to make a communicator of all ranks. Every rank has to make it, under the same name.

@@ -101,6 +101,7 @@ pub use application::{Application, ClockReading, FaultListener, RankRecorder, se
 pub use discovery::Discovery;
 pub use inbox::Notice;
 pub use interface::{Interface, Own, is_within, own as own_addresses};
+pub use launcher::launched_rank;
 pub use process_state::ProcessState;
 pub use rank_process::{RankProcess, launcher_ranks};
 pub use refusal::refused_connections;

@@ -58,7 +58,7 @@ impl World {
         }
         rendezvous.identity().check()?;
         EnvTimeouts::of_process()?;
-        launcher::own_rank()?;
+        launcher::launched_rank()?;
         let deadline = deadline_after(world_timeout(rendezvous.timeout));
         let (rank, nranks) = (rendezvous.rank, rendezvous.world_size);
         let generation = rendezvous.generation;

@@ -111,7 +111,7 @@ pub(super) struct Launch {
 ///
 /// # Errors
 /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) for a launcher's variable that is not text.
-pub(crate) fn own_rank() -> Result<Option<usize>> {
+pub fn launched_rank() -> Result<Option<usize>> {
     rank(|name| std::env::var_os(name))
 }
 

@@ -108,7 +108,7 @@ fn random() -> u64 {
 /// Returns this process's identity for the others.
 fn peer(slot: usize, at: &str) -> Result<Peer> {
     let incarnation = random().max(1);
-    let launcher_rank = launcher::own_rank()?;
+    let launcher_rank = launcher::launched_rank()?;
     Ok(Peer {
         id: MemberId {
             slot: slot as u32,
