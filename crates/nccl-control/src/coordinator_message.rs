@@ -86,8 +86,6 @@ pub(super) enum Push {
     },
     /// For observers, at first: the number of ranks.
     WorldSize(usize),
-    /// To an observer: the ranks have formed that generation.
-    Reconfigured(u64),
     /// For observers: the state of a rank, at first and whenever it changes.
     Rank(RankRecord),
 }

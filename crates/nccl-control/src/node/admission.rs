@@ -18,12 +18,12 @@ pub(super) trait Admission: Send + Sync + UnwindSafe + RefUnwindSafe {
     fn admit(&self, hello: &Hello) -> Result<HandshakeMessage, Refusal>;
     /// Takes over the connection of a process that has proved its identity: it carries frames of the machines from now on.
     fn accept_peer(&self, connection: Arc<Connection>, decoder: Decoder) -> Arc<PeerConnection>;
-    /// Handles a request of a peer that only asks for recordings. Returns whether it stays.
+    /// Handles a request of a peer that only asks for recordings; the error is why it is refused.
     fn answer_recording_request(
         &self,
         connection: &Arc<Connection>,
         frame: &Frame,
-    ) -> Result<bool, String>;
+    ) -> Result<(), String>;
     /// Records a refused peer for the errors of ranks that wait.
     fn note_for_errors(&self, text: String);
 }
@@ -117,7 +117,7 @@ impl Admission for Node {
         &self,
         connection: &Arc<Connection>,
         frame: &Frame,
-    ) -> Result<bool, String> {
+    ) -> Result<(), String> {
         self.answer(connection, frame)
     }
 

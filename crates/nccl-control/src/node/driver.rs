@@ -374,10 +374,6 @@ impl Node {
                 session.outbox.add_direct(to, bytes.clone());
                 Command::SendDirect { to: peer, bytes }
             }
-            // The session of an earlier generation ends without a leave message.
-            Request::Leave if !is_last => return,
-            Request::Leave => Command::Leave(Departure::Left),
-            Request::Fail { why } => Command::Leave(Departure::Failed(why)),
             Request::LeaveWorld { why } => {
                 if let Some(why) = why.clone() {
                     let failed = BroadcastContent::Failed { generation, why };

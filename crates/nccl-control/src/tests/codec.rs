@@ -179,14 +179,6 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             }
             .encode(6),
         ),
-        (
-            "fail",
-            Request::Fail {
-                why: Failure::Said(String::from("a: b")),
-            }
-            .encode(0),
-        ),
-        ("goodbye", Request::Leave.encode(0)),
         ("clock", Request::Clock.encode(1)),
         ("recording", Request::Recording { bytes: 1 << 20 }.encode(2)),
         (
@@ -385,7 +377,6 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         ),
         ("newcomers", Push::Joiners(2).encode()),
         ("size", Push::WorldSize(4).encode()),
-        ("goes-on", Push::Reconfigured(3).encode()),
         (
             "member",
             Push::Rank(RankRecord {
