@@ -72,16 +72,16 @@ pub(super) enum Push {
         skew: Duration,
         last: usize,
     },
-    /// For a process on the host of a silent rank: asks for the state of that rank's process.
+    /// For a process on the host of a suspect: asks for the state of that rank's process.
     ProbeProcess {
         rank: usize,
         pid: u64,
     },
-    /// A rank is alive, and has been silent for so long; `None` when it answers again.
+    /// A rank is alive, and has not answered for so long; `None` when it answers again.
     Suspected {
         rank: usize,
         #[serde(deserialize_with = "clean")]
-        silent: Option<Duration>,
+        silence: Option<Duration>,
         state: Option<ProcessState>,
     },
     /// For observers, at first: the number of ranks.

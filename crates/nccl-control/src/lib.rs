@@ -105,7 +105,9 @@ pub use process_state::ProcessState;
 pub use rank_process::{RankProcess, launcher_ranks};
 pub use refusal::refused_connections;
 pub use session::{RankSession, leave_all, sessions};
-pub use straggler::{EntryReport, LateRank, QueriedOperation, StragglerReport, StragglerSuspicion};
+pub use straggler::{
+    EntryReport, LateRank, QueriedOperation, StragglerQueryRequest, StragglerReport,
+};
 
 pub use channel::{Channel, ChannelMessage};
 pub use environment::Rendezvous;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::frame::{Broken, Frame, Outgoing};
 use super::process_state::ProcessState;
 use super::round::Round;
-use super::straggler::{EntryReport, StragglerSuspicion};
+use super::straggler::{EntryReport, StragglerQueryRequest};
 use crate::departure::{Failure, ProcessEnd, Reason};
 
 /// The coordinator answers those that need one with an [`Answer`](super::coordinator_message::Answer) of the same
@@ -73,8 +73,8 @@ pub(super) enum Request {
     /// Asks for the last operations of the receiver's communicators, in about `bytes` bytes at most. Sent only by
     /// [`PeerRole::RecordingReader`](super::handshake::PeerRole::RecordingReader).
     Recording { bytes: usize },
-    /// This rank waits in an operation that another rank may not have entered.
-    SuspectStragglers(StragglerSuspicion),
+    /// This rank waits in an operation that another rank may not have entered: asks for a straggler query about it.
+    QueryStragglers(StragglerQueryRequest),
     /// Whether this rank has entered an operation: the answer to
     /// [`Push::StragglerQuery`](super::coordinator_message::Push::StragglerQuery), and once more when it has.
     EntryReport(EntryReport),

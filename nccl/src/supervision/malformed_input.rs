@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::rank_report::RankReport;
 use super::root_cause::{DiagnosisInput, SeenByRank, completed_calls, find_root_cause, sentences};
-use nccl_base::departure::{Failure, ProcessEnd, SilenceEvidence};
+use nccl_base::departure::{Failure, ProcessEnd, UnreachableEvidence};
 use nccl_base::fault::{Cause, Fault};
 use nccl_base::roster::Roster;
 use nccl_diagnose::host_evidence::HostEvidence;
@@ -43,7 +43,7 @@ fn no_bytes_of_a_fault_make_a_rank_panic_and_what_is_understood_survives_its_way
             "node-b",
             vec![1, 2],
             &Roster::default(),
-            &SilenceEvidence::Error(String::from("timed out")).into(),
+            &UnreachableEvidence::Error(String::from("timed out")).into(),
         ),
         Cause::cut_off("cut off", &[0, 2], &Roster::default()),
         Cause::asked("enough"),

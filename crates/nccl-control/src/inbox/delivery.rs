@@ -42,12 +42,12 @@ impl Inbox {
             }
             Push::Suspected {
                 rank,
-                silent,
+                silence,
                 state: seen,
             } => {
                 if !state.departed.contains_key(&rank) {
-                    state.suspects.learn(rank, silent, seen.as_ref());
-                    state.record_event(|| match silent {
+                    state.suspects.learn(rank, silence, seen.as_ref());
+                    state.record_event(|| match silence {
                         Some(silent) => WorldEvent::Silent {
                             rank,
                             silent,

@@ -17,10 +17,10 @@ use crate::application::{RankRecorder, application};
 use crate::clock::Clock;
 use crate::connect;
 use crate::coordinator_message::{CoordinatorMessage, Push, RankRecord};
-use crate::departure::{Departure, LossKind, Lost, ProcessEnd, SilenceEvidence, cut};
+use crate::departure::{Departure, LossKind, Lost, ProcessEnd, UnreachableEvidence, cut};
 use crate::discovery::DiscoveryHandle;
 use crate::environment::Rendezvous;
-use crate::heartbeat::{LivenessChange, Silence};
+use crate::heartbeat::{LivenessChange, Suspicion};
 use crate::inbox::Inbox;
 use crate::job::Job;
 use crate::process;
@@ -126,8 +126,8 @@ pub(super) struct GenerationSession {
 /// The heartbeats of the coordinator, as this process receives them.
 pub(super) struct CoordinatorHeartbeat {
     last_heartbeat: Instant,
-    /// Since when it is silent, if that was reported to the program.
-    silent_since: Option<Instant>,
+    /// Since when it has not answered, if that was reported to the program.
+    suspected_since: Option<Instant>,
 }
 
 /// The progress of NCCL in a generation.
@@ -141,10 +141,10 @@ struct ProgressSample {
 /// The shortest time between two checks of it.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(400);
 
-/// After how long without a heartbeat a coordinator is silent. Nothing ends because of that.
-const SILENT_AFTER: Duration = Duration::from_secs(2);
+/// After how long without a heartbeat a coordinator is a suspect. Nothing ends because of that.
+const SUSPECT_AFTER: Duration = Duration::from_secs(2);
 
-/// A process that checks this late was delayed itself, and reports no member as silent.
+/// A process that checks this late was delayed itself, and reports no member as a suspect.
 const OWN_DELAY: Duration = Duration::from_millis(500);
 
 /// How long a launcher may take to stand in for the initial coordinator.
@@ -299,7 +299,7 @@ impl Node {
             return Vec::new();
         };
         let now = state.clock.time(Instant::now());
-        let ages = state.member.silences(now).into_iter();
+        let ages = state.member.heartbeat_ages(now).into_iter();
         ages.filter_map(|(id, age)| {
             Some((session.membership.rank_of(id)?, Duration::from_nanos(age)))
         })
@@ -450,10 +450,10 @@ impl Node {
             Event::Request(from, bytes) => state.receive_request(from, &bytes),
             Event::Reply(bytes) => state.decode_reply(&bytes),
             Event::Suspected(member, nanos) => {
-                state.report_silence(member, Silence::Lasts(Duration::from_nanos(nanos)));
+                state.report_suspicion(member, Suspicion::Lasts(Duration::from_nanos(nanos)));
             }
             Event::Heard(member, nanos) => {
-                state.report_silence(member, Silence::Ended(Duration::from_nanos(nanos)));
+                state.report_suspicion(member, Suspicion::Ended(Duration::from_nanos(nanos)));
             }
             Event::Resumed(member, nanos) => {
                 let outage_ms = nanos / 1_000_000;
@@ -574,7 +574,7 @@ impl Node {
         let me = self.me;
         state.coordinator_heartbeat = (id != me).then(|| CoordinatorHeartbeat {
             last_heartbeat: Instant::now(),
-            silent_since: None,
+            suspected_since: None,
         });
         if id == me {
             let is_first = before.is_none();
@@ -750,12 +750,12 @@ impl MachineDriver for Node {
             self.check_progress(&mut state, Instant::now());
         }
         // Why a process that may live is out of reach; the end of a connection alone shows nothing about the process.
-        let silent = lost.clone().map(|lost| match lost.how {
-            LossKind::Closed => SilenceEvidence::Closed.into(),
+        let evidence = lost.clone().map(|lost| match lost.how {
+            LossKind::Closed => UnreachableEvidence::Closed.into(),
             _ => lost,
         });
-        let silent = silent.filter(Lost::may_live);
-        if let (Some(peer), Some(lost)) = (state.member.peer_of(number), silent) {
+        let evidence = evidence.filter(Lost::may_live);
+        if let (Some(peer), Some(lost)) = (state.member.peer_of(number), evidence) {
             state.handle(Input::Evidence(peer, lost));
         }
         for input in state.connections.inputs(number, frames, lost.is_some()) {
@@ -911,36 +911,36 @@ impl State {
         let machine = self.clock.instant(self.member.next_timeout());
         let deferred_ends = self.deferred_ends.iter().map(|(until, ..)| *until).min();
         let heard = self.coordinator_heartbeat.as_ref();
-        let heard = heard.filter(|heard| heard.silent_since.is_none());
+        let heard = heard.filter(|heard| heard.suspected_since.is_none());
         machine
             .into_iter()
             .chain(self.services.next_timeout())
             .chain(deferred_ends)
-            .chain(heard.map(|heard| heard.last_heartbeat + SILENT_AFTER))
+            .chain(heard.map(|heard| heard.last_heartbeat + SUSPECT_AFTER))
             .min()
     }
 
-    /// Reports a silent coordinator, as a coordinator reports others: its process may be stopped.
+    /// Reports a coordinator that is a suspect, as a coordinator reports others: its process may be stopped.
     fn check_coordinator_heartbeat(&mut self, now: Instant) {
         let has_coordinator = self.member.has_coordinator();
         let heard = self.coordinator_heartbeat.as_mut();
-        let Some(heard) = heard.filter(|heard| heard.silent_since.is_none()) else {
+        let Some(heard) = heard.filter(|heard| heard.suspected_since.is_none()) else {
             return;
         };
-        let late = now.checked_duration_since(heard.last_heartbeat + SILENT_AFTER);
+        let late = now.checked_duration_since(heard.last_heartbeat + SUSPECT_AFTER);
         match late {
             None => {}
             // A coordinator that this process has lost is not reported as alive.
             Some(late) if late > OWN_DELAY || !has_coordinator => heard.last_heartbeat = now,
             Some(late) => {
-                heard.silent_since = Some(heard.last_heartbeat);
-                self.report_coordinator_silence(Silence::Lasts(SILENT_AFTER + late));
+                heard.suspected_since = Some(heard.last_heartbeat);
+                self.report_coordinator_suspicion(Suspicion::Lasts(SUSPECT_AFTER + late));
             }
         }
     }
 
-    /// Reports that the coordinator is silent, or answers again.
-    fn report_coordinator_silence(&mut self, silence: Silence) {
+    /// Reports that the coordinator is a suspect, or answers again.
+    fn report_coordinator_suspicion(&mut self, suspicion: Suspicion) {
         let Some(session) = self.sessions.last() else {
             return;
         };
@@ -951,13 +951,13 @@ impl State {
             return;
         };
         let peer = &session.membership.members[rank];
-        let silent = silence.lasting();
-        let state = silent.and_then(|_| state_here(peer));
-        let change = LivenessChange::of(rank, silence, state.clone());
+        let silence = suspicion.lasting();
+        let state = silence.and_then(|_| state_here(peer));
+        let change = LivenessChange::of(rank, suspicion, state.clone());
         self.work.liveness_changes.push(change);
         session.inbox.push(Push::Suspected {
             rank,
-            silent,
+            silence,
             state,
         });
         self.work.inboxes.push(Arc::clone(&session.inbox));
@@ -988,9 +988,9 @@ impl State {
         let now = Instant::now();
         if let Some(heard) = &mut self.coordinator_heartbeat {
             heard.last_heartbeat = now;
-            if let Some(since) = heard.silent_since.take() {
-                let silent = now.saturating_duration_since(since);
-                self.report_coordinator_silence(Silence::Ended(silent));
+            if let Some(since) = heard.suspected_since.take() {
+                let silence = now.saturating_duration_since(since);
+                self.report_coordinator_suspicion(Suspicion::Ended(silence));
             }
         }
         if let Some(session) = self.sessions.last() {
@@ -1367,8 +1367,8 @@ impl State {
         self.deliver_service_output(generation, output, membership.members[rank].id);
     }
 
-    /// Handles that a member is silent, or answers again.
-    fn report_silence(&mut self, member: MemberId, silence: Silence) {
+    /// Handles that a member is a suspect, or answers again.
+    fn report_suspicion(&mut self, member: MemberId, suspicion: Suspicion) {
         let Some(session) = self.sessions.last() else {
             return;
         };
@@ -1377,11 +1377,11 @@ impl State {
         };
         let peer = &session.membership.members[rank];
         let pid = u64::from(peer.pid);
-        let silent = silence.lasting();
-        let state = silent.and_then(|_| state_here(peer));
-        let change = LivenessChange::of(rank, silence, state.clone());
+        let silence = suspicion.lasting();
+        let state = silence.and_then(|_| state_here(peer));
+        let change = LivenessChange::of(rank, suspicion, state.clone());
         self.work.liveness_changes.push(change);
-        if silent.is_some() && !is_here(peer) && peer.kernel != 0 {
+        if silence.is_some() && !is_here(peer) && peer.kernel != 0 {
             // A member of the same kernel can read the state.
             let beside = session.membership.members.iter().find(|other| {
                 let has_departed = self.departed.iter().any(|(id, _)| *id == other.id);
@@ -1396,7 +1396,7 @@ impl State {
         }
         self.push_all(&Push::Suspected {
             rank,
-            silent,
+            silence,
             state,
         });
     }

@@ -185,7 +185,7 @@ impl Services {
                 if rank < generation_service.membership.members.len() =>
             {
                 state.cut(LONGEST_NAME);
-                let silent = Some(Duration::ZERO);
+                let silence = Some(Duration::ZERO);
                 let to = generation_service
                     .membership
                     .members
@@ -194,7 +194,7 @@ impl Services {
                     .collect();
                 let push = Push::Suspected {
                     rank,
-                    silent,
+                    silence,
                     state: Some(state),
                 };
                 self.direct_outputs

@@ -10,7 +10,7 @@ use super::log::{Broadcast, Entry, Log, OperatorDecision};
 use super::message::{Ended, Exclusion, Heartbeat, Message, Proof, ReconfigureRequest, VoteReport};
 use super::mistake::{Mistake, Mistakes};
 use super::timing::Timing;
-use crate::departure::{Departure, LossKind, Lost, SilenceEvidence};
+use crate::departure::{Departure, LossKind, Lost, UnreachableEvidence};
 
 /// An event for the program of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,9 +39,9 @@ pub enum Event {
     /// To an observer: the first generation, which has this number, is being formed. The program of the initial coordinator
     /// accepts requests; those without a reply have to be repeated when this event is emitted again.
     Forming(u64),
-    /// A member has been silent for so many nanoseconds. Nothing ends because of that.
+    /// A member is a suspect: it has not answered for so many nanoseconds. Nothing ends because of that.
     Suspected(MemberId, u64),
-    /// A suspected member answers again, after a silence of so many nanoseconds.
+    /// A suspect answers again, after a silence of so many nanoseconds.
     Heard(MemberId, u64),
     /// The connection to a member was lost for so many nanoseconds, and the link is ready again.
     Resumed(MemberId, u64),
@@ -377,7 +377,7 @@ impl Core {
     /// A member that abstains or leaves has no lease from the moment at which it reports that, and never gets one again in this
     /// generation. That allows a coordinator to leave it out at once:
     ///
-    /// - Until then it was a member like any other, which no coordinator leaves out before it has been silent for longer than a
+    /// - Until then it was a member like any other, which no coordinator leaves out before it has not answered for longer than a
     ///   lease. A coordinator learns of the ends that the member has counted before it learns of its abstention: they precede it in the
     ///   same link, or are in the same report. The votes of these processes do not count for the successor.
     /// - From then on the ends that it sees count for no other member on its testimony. Ends that others have counted count for it, based
@@ -547,7 +547,7 @@ impl Core {
         let lost = evidence.map(|(_, lost)| lost.clone());
         Departure::Lost(lost.unwrap_or_else(|| {
             let unheard = Duration::from_nanos(unheard);
-            Lost::from(SilenceEvidence::Unheard {
+            Lost::from(UnreachableEvidence::Unheard {
                 unheard,
                 unacknowledged: unheard,
             })

@@ -301,9 +301,9 @@ impl Member {
 
     /// Returns for how many nanoseconds each of the other members has not been heard, if this process coordinates.
     #[must_use]
-    pub fn silences(&self, now: Time) -> Vec<(MemberId, u64)> {
+    pub fn heartbeat_ages(&self, now: Time) -> Vec<(MemberId, u64)> {
         match &self.role {
-            Role::Coordinating(coordinator) => coordinator.silences(now),
+            Role::Coordinating(coordinator) => coordinator.heartbeat_ages(now),
             _ => Vec::new(),
         }
     }
@@ -1321,7 +1321,7 @@ impl Member {
                 let timeout = if unresponsive {
                     core.timing.heartbeat_interval * 2
                 } else {
-                    core.timing.suspect
+                    core.timing.suspect_after
                 };
                 let coordinator_id = core.synced.coordinator;
                 let is_heard =

@@ -182,14 +182,14 @@ impl Observer {
                 if now.since(self.next) > self.timing.heartbeat_interval {
                     self.heard = now;
                 }
-                let silent = now.since(self.heard);
+                let silence = now.since(self.heard);
                 let was_there = self.membership.is_some() || self.forming.is_some();
-                if was_there && silent >= self.timing.majority_timeout {
+                if was_there && silence >= self.timing.majority_timeout {
                     let membership = self.membership.iter();
                     let all = membership.flat_map(|membership| &membership.members);
                     let open = all.map(|peer| peer.id).filter(|id| !self.is_departed(*id));
                     self.end(Event::JobUnreachable(open.collect()));
-                } else if silent < self.timing.unresponsive && self.is_forming(self.asked) {
+                } else if silence < self.timing.unresponsive && self.is_forming(self.asked) {
                     self.send(self.asked, Message::Observe(self.me.clone()));
                     self.next = now.after(self.timing.unresponsive / 2);
                 } else {

@@ -16,7 +16,7 @@ use crate::phase::Phase;
 use crate::refusal::HANDSHAKE_TIMEOUT;
 use crate::request::Request;
 use crate::round::{Missing, RequestError, Round};
-use crate::straggler::{EntryReport, StragglerSuspicion};
+use crate::straggler::{EntryReport, StragglerQueryRequest};
 
 /// How long the coordinator may take to report how an exchange ended that a rank has given up.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -81,7 +81,7 @@ impl RankSession {
                 WaitOutcome::Late if timeout == deadline => timeout = deadline + HANDSHAKE_TIMEOUT,
                 // The coordinator itself does not answer.
                 WaitOutcome::Late => {
-                    let silent = RequestError::TimedOut {
+                    let timed_out = RequestError::TimedOut {
                         missing: vec![Missing {
                             rank: self.coordinator(),
                             phase: Some((
@@ -93,7 +93,7 @@ impl RankSession {
                         notes: Vec::new(),
                     };
                     let by = self.coordinator();
-                    let gave_up: Result<Answer> = give_up(&silent, Reason::Unanswered);
+                    let gave_up: Result<Answer> = give_up(&timed_out, Reason::Unanswered);
                     let unanswered = Some(UnfinishedExchange::Unanswered { by });
                     return gave_up.map_err(|error| error.of_exchange(unanswered));
                 }
@@ -233,8 +233,8 @@ impl RankSession {
     }
 
     /// Reports that this rank waits in an operation that another rank may not have entered: all ranks receive which.
-    pub fn suspect_stragglers(&self, suspicion: StragglerSuspicion) {
-        self.send(u64::MAX, Request::SuspectStragglers(suspicion));
+    pub fn query_stragglers(&self, query: StragglerQueryRequest) {
+        self.send(u64::MAX, Request::QueryStragglers(query));
     }
 
     /// Reports whether this rank has entered an operation, for the ranks that wait in it.

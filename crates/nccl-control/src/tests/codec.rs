@@ -9,7 +9,7 @@ use super::*;
 use crate::coordinator_message::{Answer, CoordinatorMessage, Push, RankRecord};
 use crate::departure::{
     Departure, Exit, Failure, HeardOnly, LastCall, LossKind, Lost, OomKill, ProcessEnd, Reason,
-    Signal, Silence, SilenceEvidence,
+    Signal, UnreachableEvidence, UnreachableHost,
 };
 use crate::endpoint::Endpoint;
 use crate::frame::{Decoder, Frame, HEADER, LARGEST_FRAME, LARGEST_HANDSHAKE_MESSAGE, Outgoing};
@@ -21,7 +21,7 @@ use crate::process_state::{Held, ProcessState};
 use crate::request::Request;
 use crate::round::{Missing, RequestError};
 use crate::secret::Secret;
-use crate::{EntryReport, LateRank, QueriedOperation, StragglerReport, StragglerSuspicion};
+use crate::{EntryReport, LateRank, QueriedOperation, StragglerQueryRequest, StragglerReport};
 use crate::{interface, tcp};
 
 fn bytes_of(frames: &[Outgoing]) -> Vec<u8> {
@@ -86,7 +86,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         kind: OperationKind::AllReduce,
         sequence: 42,
     };
-    let suspicion = StragglerSuspicion {
+    let query = StragglerQueryRequest {
         subject: subject.clone(),
         members: vec![2, 0],
         since: Duration::from_millis(1500),
@@ -215,7 +215,10 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             }
             .encode(0),
         ),
-        ("suspect", Request::SuspectStragglers(suspicion).encode(0)),
+        (
+            "query-stragglers",
+            Request::QueryStragglers(query).encode(0),
+        ),
         ("attends", Request::EntryReport(attends).encode(0)),
         (
             "inquire",
@@ -241,7 +244,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             "suspected",
             Push::Suspected {
                 rank: 2,
-                silent: Some(Duration::from_millis(3200)),
+                silence: Some(Duration::from_millis(3200)),
                 state: Some(ProcessState::stopped()),
             }
             .encode(),
@@ -418,11 +421,11 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             .encode(),
         ),
         (
-            "push-silent",
+            "push-unreachable",
             Push::Departed {
                 rank: 1,
-                departure: Departure::lost(LossKind::Silent(Box::new(Silence {
-                    evidence: SilenceEvidence::Unheard {
+                departure: Departure::lost(LossKind::Unreachable(Box::new(UnreachableHost {
+                    evidence: UnreachableEvidence::Unheard {
                         unheard: Duration::from_secs(3),
                         unacknowledged: Duration::from_secs(4),
                     },
@@ -697,7 +700,7 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
             timeout: time,
             bytes: Vec::new(),
         },
-        Request::SuspectStragglers(StragglerSuspicion {
+        Request::QueryStragglers(StragglerQueryRequest {
             subject: subject.clone(),
             members: Vec::new(),
             since: time,
@@ -755,7 +758,7 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
         },
         Push::Suspected {
             rank: 2,
-            silent: Some(time),
+            silence: Some(time),
             state: Some(state(Held::Frozen { cgroup: text() })),
         },
         Push::Rank(RankRecord {

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::driver::MachineDriver;
 use crate::address::Address;
 use crate::connect::{self, AttemptOutcome, Identity};
-use crate::departure::{LossKind, Lost, SilenceEvidence};
+use crate::departure::{LossKind, Lost, UnreachableEvidence};
 use crate::proto::MemberId;
 use crate::sync::Mutex;
 
@@ -90,9 +90,9 @@ fn connect(driver: &dyn MachineDriver, at: &str) -> Result<connect::Authenticate
         }
         AttemptOutcome::NotYet(error, _) => Err(match error.kind() {
             std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound => {
-                SilenceEvidence::Refused.into()
+                UnreachableEvidence::Refused.into()
             }
-            _ => SilenceEvidence::Error(error.to_string()).into(),
+            _ => UnreachableEvidence::Error(error.to_string()).into(),
         }),
     }
 }

@@ -8,7 +8,7 @@ use nccl_base::wire;
 
 use super::driver::MachineDriver;
 use crate::connection::{Connection, Received};
-use crate::departure::{LossKind, Lost, SilenceEvidence};
+use crate::departure::{LossKind, Lost, UnreachableEvidence};
 use crate::frame::{Broken, Decoder, LARGEST_FRAME, Outgoing};
 use crate::proto;
 use crate::reactor::{EventFlags, Reactor, Source};
@@ -185,11 +185,11 @@ fn loss_of(connection: &Connection, error: Option<&io::Error>) -> Lost {
     use io::ErrorKind::{BrokenPipe, ConnectionReset};
     let failed = error.filter(|error| !matches!(error.kind(), ConnectionReset | BrokenPipe));
     match (failed, connection.unacknowledged_for(Instant::now())) {
-        (Some(error), _) => Lost::from(SilenceEvidence::Error(error.to_string())),
+        (Some(error), _) => Lost::from(UnreachableEvidence::Error(error.to_string())),
         // Reported by the peer's kernel.
         (None, None) => Lost::from(LossKind::Closed),
         // The same, but of a host that does not receive this one's packets: it gives up a connection that works as far as it can see.
-        (None, Some(unacknowledged)) => Lost::from(SilenceEvidence::GaveUp { unacknowledged }),
+        (None, Some(unacknowledged)) => Lost::from(UnreachableEvidence::GaveUp { unacknowledged }),
     }
 }
 

@@ -178,7 +178,13 @@ pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
 
     /// Queries which ranks have not entered a collective that this rank entered `since` ago; of a sample, only how far apart
     /// they arrived.
-    fn suspect(&self, collective_index: u64, call: &IndexedCall, since: Duration, is_sample: bool);
+    fn query_stragglers(
+        &self,
+        collective_index: u64,
+        call: &IndexedCall,
+        since: Duration,
+        is_sample: bool,
+    );
 }
 
 /// How far a rank has released a communicator that is being aborted.

@@ -13,7 +13,7 @@ use crate::supervision::local_evidence;
 use crate::supervision::pending_diagnoses::FAULT_TOPIC;
 use nccl_base::departure::EndOutcome;
 use nccl_base::fault::{Cause, Fault};
-use nccl_control::{QueriedOperation, RankProcess, StragglerSuspicion};
+use nccl_control::{QueriedOperation, RankProcess, StragglerQueryRequest};
 use nccl_core::recorder::IndexedCall;
 
 impl Supervisor for ControlPlaneSupervisor {
@@ -214,9 +214,15 @@ impl Supervisor for ControlPlaneSupervisor {
         Some(past_conclusion)
     }
 
-    fn suspect(&self, collective_index: u64, call: &IndexedCall, since: Duration, is_sample: bool) {
+    fn query_stragglers(
+        &self,
+        collective_index: u64,
+        call: &IndexedCall,
+        since: Duration,
+        is_sample: bool,
+    ) {
         let is_whole_world = self.members.iter().copied().eq(0..self.session.size());
-        self.session.suspect_stragglers(StragglerSuspicion {
+        self.session.query_stragglers(StragglerQueryRequest {
             subject: QueriedOperation {
                 key: String::from(&*self.key),
                 name: String::from(&*self.name),

@@ -8,7 +8,7 @@ use nccl_base::wire::{decode, encode};
 
 use super::super::*;
 use crate::departure::{
-    Departure, Exit, Failure, LastCall, LossKind, Lost, ProcessEnd, SilenceEvidence,
+    Departure, Exit, Failure, LastCall, LossKind, Lost, ProcessEnd, UnreachableEvidence,
 };
 
 fn text(random: &mut Rng) -> String {
@@ -99,8 +99,8 @@ fn departure(random: &mut Rng) -> Departure {
         6 => LossKind::Said(text(random)),
         7 => {
             let evidence = match random.bool() {
-                true => SilenceEvidence::Error(text(random)),
-                false => SilenceEvidence::Unheard {
+                true => UnreachableEvidence::Error(text(random)),
+                false => UnreachableEvidence::Unheard {
                     unheard: duration(random),
                     unacknowledged: duration(random),
                 },

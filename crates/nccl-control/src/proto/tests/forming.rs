@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::super::*;
-use crate::departure::{Departure, Failure, LossKind, Lost, ProcessEnd, SilenceEvidence};
+use crate::departure::{Departure, Failure, LossKind, Lost, ProcessEnd, UnreachableEvidence};
 
 /// Processes whose connections deliver everything at once. The slot is the address.
 #[derive(Default)]
@@ -261,7 +261,7 @@ fn evidence_that_is_newer_than_the_last_word_goes_before_silence() {
             net.rank(slot, 5);
         }
         net.wait(1100 * MILLI);
-        let refused = Lost::from(SilenceEvidence::Refused);
+        let refused = Lost::from(UnreachableEvidence::Refused);
         if is_older {
             net.give(0, Input::Evidence(id(2, 5), refused.clone()));
             net.wait(1100 * MILLI);
@@ -313,13 +313,13 @@ fn is_gone(event: &Event, is_older: bool) -> bool {
     else {
         return false;
     };
-    let evidence = lost.silence().map(|it| &it.evidence);
+    let evidence = lost.unreachable_host().map(|it| &it.evidence);
     match is_older {
         true => assert!(
-            matches!(evidence, Some(SilenceEvidence::Unheard { .. })),
+            matches!(evidence, Some(UnreachableEvidence::Unheard { .. })),
             "{evidence:?}"
         ),
-        false => assert_eq!(evidence, Some(&SilenceEvidence::Refused)),
+        false => assert_eq!(evidence, Some(&UnreachableEvidence::Refused)),
     }
     true
 }
@@ -356,7 +356,7 @@ fn an_observer_asks_the_process_that_forms_and_hears_when_that_is_done() {
     let (to, bytes) = (id(99, 9), Arc::clone(&words));
     net.command(0, Command::Reply { to, bytes });
     assert_eq!(net.take_events(OBSERVER), [Event::Reply(words)]);
-    // Longer than the wait for a silent process.
+    // Longer than the wait for a process that does not answer.
     net.wait(60_000 * MILLI);
     assert_eq!(net.take_events(OBSERVER), []);
     net.rank(1, 5);
