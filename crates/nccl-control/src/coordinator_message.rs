@@ -10,7 +10,7 @@ use super::frame::{Broken, Frame, Outgoing};
 use super::phase::Phase;
 use super::process;
 use super::process_state::ProcessState;
-use super::proto::Peer;
+use super::proto::ProcessInfo;
 use super::round::{Parts, RequestError};
 use super::straggler::StragglerReport;
 use crate::departure::Departure;
@@ -109,18 +109,18 @@ pub(super) struct RankRecord {
 
 impl RankRecord {
     /// The state of a member of an active generation.
-    pub(super) fn of(rank: usize, peer: &Peer) -> Self {
-        let is_here = peer.kernel != 0 && peer.kernel == process::kernel_sum();
+    pub(super) fn of(rank: usize, process: &ProcessInfo) -> Self {
+        let is_here = process.kernel != 0 && process.kernel == process::kernel_sum();
         let kernel = match is_here {
             true => process::kernel().to_owned(),
-            false => format!("{:x}", peer.kernel),
+            false => format!("{:x}", process.kernel),
         };
         Self {
             rank,
-            host: sanitize::name(&peer.host),
-            pid: peer.pid.into(),
+            host: sanitize::name(&process.host),
+            pid: process.pid.into(),
             kernel,
-            at: peer.at.clone(),
+            at: process.at.clone(),
             phase: Some((Phase::Joined, Duration::ZERO)),
             departure: None,
         }

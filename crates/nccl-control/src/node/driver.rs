@@ -30,7 +30,7 @@ use crate::program_message::{
 };
 use crate::proto::{
     self, Command, ConnectionRequest, Entry, Event, Exclusion, Generation, Input, Member, MemberId,
-    Membership, OperatorDecision, Output, Peer, Proof, SharedMembership,
+    Membership, OperatorDecision, Output, ProcessInfo, Proof, SharedMembership,
 };
 use crate::reactor::{Reactor, Source};
 use crate::request::Request;
@@ -166,7 +166,7 @@ impl Node {
     /// Makes a node, with a machine in this role.
     pub(super) fn new(
         rendezvous: &Rendezvous,
-        me: Peer,
+        me: ProcessInfo,
         role: proto::StartRole,
         first: Option<connect::AuthenticatedConnection>,
     ) -> Arc<Self> {
@@ -277,10 +277,10 @@ impl Node {
         let Some(session) = state.session(generation) else {
             return;
         };
-        let peers = ranks
+        let processes = ranks
             .iter()
             .filter_map(|rank| session.membership.members.get(*rank));
-        let members = peers.map(|peer| peer.id).collect();
+        let members = processes.map(|process| process.id).collect();
         let decision = OperatorDecision {
             generation,
             members,
@@ -315,7 +315,7 @@ impl Node {
         };
         let members = later.members.iter();
         members
-            .map(|peer| session.membership.rank_of(peer.id))
+            .map(|process| session.membership.rank_of(process.id))
             .collect()
     }
 
@@ -482,8 +482,8 @@ impl Node {
             Event::Joined(id) => {
                 if state.formation_error.is_some() {
                     state.formation_error_received.insert(id.slot);
-                } else if let Some(peer) = state.joined(id.slot as usize) {
-                    let known = RankRecord::of(id.slot as usize, peer);
+                } else if let Some(process) = state.joined(id.slot as usize) {
+                    let known = RankRecord::of(id.slot as usize, process);
                     state.send_to_observers(state.generation(), &Push::Rank(known));
                 }
                 self.changed.notify_all();
@@ -523,15 +523,15 @@ impl Node {
         state.process_watches.retain(|id, _| membership.votes(*id));
         state.exit_reports.retain(|id, _| membership.votes(*id));
         let unwatched: Vec<_> = process_watch::of_this_kernel(&membership.members)
-            .filter(|peer| !state.process_watches.contains_key(&peer.id))
+            .filter(|process| !state.process_watches.contains_key(&process.id))
             .collect();
-        for peer in unwatched {
-            match self.watch(peer) {
+        for process in unwatched {
+            match self.watch(process) {
                 process_watch::WatchOutcome::Watched(watch) => {
-                    _ = state.process_watches.insert(peer.id, watch)
+                    _ = state.process_watches.insert(process.id, watch)
                 }
                 process_watch::WatchOutcome::Ended => {
-                    state.handle(Input::Ended(peer.id, Proof::Kernel))
+                    state.handle(Input::Ended(process.id, Proof::Kernel))
                 }
                 process_watch::WatchOutcome::NotWatched => {}
             }
@@ -540,9 +540,9 @@ impl Node {
     }
 
     /// Watches the process of a member.
-    fn watch(&self, peer: &Peer) -> process_watch::WatchOutcome {
-        let (this, member) = (Weak::clone(&self.this), peer.id);
-        process_watch::watch_process(peer, move || {
+    fn watch(&self, process: &ProcessInfo) -> process_watch::WatchOutcome {
+        let (this, member) = (Weak::clone(&self.this), process.id);
+        process_watch::watch_process(process, move || {
             if let Some(node) = this.upgrade() {
                 node.process_ended(member);
             }
@@ -950,9 +950,9 @@ impl State {
         let Some(rank) = rank else {
             return;
         };
-        let peer = &session.membership.members[rank];
+        let process = &session.membership.members[rank];
         let silence = suspicion.lasting();
-        let state = silence.and_then(|_| state_here(peer));
+        let state = silence.and_then(|_| state_here(process));
         let change = LivenessChange::of(rank, suspicion, state.clone());
         self.work.liveness_changes.push(change);
         session.inbox.push(Push::Suspected {
@@ -965,15 +965,16 @@ impl State {
 
     /// Whether a launcher will report how a member ends: the member stated it itself, or an observer did.
     fn has_exit_reporter(&self, member: MemberId) -> bool {
-        let peer = self.member.membership().peer(member);
-        peer.is_some_and(|peer| peer.observed) || self.exit_reported_by_observer.contains(&member)
+        let process = self.member.membership().process(member);
+        process.is_some_and(|process| process.observed)
+            || self.exit_reported_by_observer.contains(&member)
     }
 
     /// Reports to newly joined members whose ends launchers will report.
     fn broadcast_watched(&mut self) {
         let members = self.member.membership().members.iter();
         let watched = members
-            .map(|peer| peer.id)
+            .map(|process| process.id)
             .filter(|id| self.exit_reported_by_observer.contains(id));
         let watched: Vec<_> = watched.collect();
         if !watched.is_empty() {
@@ -1155,7 +1156,10 @@ impl State {
             let size = self.services.size;
             self.send_to_observer(observer, generation, &Push::WorldSize(size));
             for rank in 0..size {
-                if let Some(known) = self.joined(rank).map(|peer| RankRecord::of(rank, peer)) {
+                if let Some(known) = self
+                    .joined(rank)
+                    .map(|process| RankRecord::of(rank, process))
+                {
                     self.send_to_observer(observer, generation, &Push::Rank(known));
                 }
             }
@@ -1164,10 +1168,10 @@ impl State {
         let Some(session) = self.session(generation) else {
             return;
         };
-        let peers = &session.membership.members;
+        let processes = &session.membership.members;
         // A process with another id has started the one that is the rank.
-        let members = ranks.iter().filter_map(|(rank, _)| peers.get(*rank));
-        let members: Vec<_> = members.map(|peer| peer.id).collect();
+        let members = ranks.iter().filter_map(|(rank, _)| processes.get(*rank));
+        let members: Vec<_> = members.map(|process| process.id).collect();
         if members
             .iter()
             .any(|id| !self.exit_reported_by_observer.contains(id))
@@ -1187,7 +1191,7 @@ impl State {
     }
 
     /// Returns the process of a rank that has joined the generation that this process is forming.
-    fn joined(&self, rank: usize) -> Option<&Peer> {
+    fn joined(&self, rank: usize) -> Option<&ProcessInfo> {
         let slot = u32::try_from(rank).ok()?;
         self.member
             .joined(slot)
@@ -1207,8 +1211,8 @@ impl State {
         }
         match self.joined(rank) {
             // Its leave message or its failure may still be on its way.
-            Some(peer) if u64::from(peer.pid) == pid => {
-                let (until, id) = (Instant::now() + EXIT_REPORT_WAIT, peer.id);
+            Some(process) if u64::from(process.pid) == pid => {
+                let (until, id) = (Instant::now() + EXIT_REPORT_WAIT, process.id);
                 let proof = Proof::Launcher(Box::new(end));
                 self.deferred_ends.push((until, id, proof));
             }
@@ -1223,11 +1227,11 @@ impl State {
 
     /// Reports to all members how the process that started a rank's process ended; they report it with that rank's end.
     fn broadcast_exit_report(&mut self, generation: u64, rank: usize, pid: u64, end: ProcessEnd) {
-        let peer = self
+        let process = self
             .session(generation)
             .and_then(|session| session.membership.members.get(rank));
-        if let Some(peer) = peer.filter(|peer| u64::from(peer.pid) != pid) {
-            let member = peer.id;
+        if let Some(process) = process.filter(|process| u64::from(process.pid) != pid) {
+            let member = process.id;
             let content = BroadcastContent::Exit { member, end };
             self.handle(Input::Command(broadcast(&content)));
         }
@@ -1359,7 +1363,11 @@ impl State {
         };
         let membership = Arc::clone(&session.membership);
         let (generation, rank) = (session.generation, session.rank);
-        let to = membership.members.iter().map(|peer| peer.id).collect();
+        let to = membership
+            .members
+            .iter()
+            .map(|process| process.id)
+            .collect();
         let output = services::Output::Push {
             to,
             push: push.clone(),
@@ -1375,19 +1383,19 @@ impl State {
         let Some(rank) = session.membership.rank_of(member) else {
             return;
         };
-        let peer = &session.membership.members[rank];
-        let pid = u64::from(peer.pid);
+        let process = &session.membership.members[rank];
+        let pid = u64::from(process.pid);
         let silence = suspicion.lasting();
-        let state = silence.and_then(|_| state_here(peer));
+        let state = silence.and_then(|_| state_here(process));
         let change = LivenessChange::of(rank, suspicion, state.clone());
         self.work.liveness_changes.push(change);
-        if silence.is_some() && !is_here(peer) && peer.kernel != 0 {
+        if silence.is_some() && !is_here(process) && process.kernel != 0 {
             // A member of the same kernel can read the state.
             let beside = session.membership.members.iter().find(|other| {
                 let has_departed = self.departed.iter().any(|(id, _)| *id == other.id);
-                other.kernel == peer.kernel && other.id != member && !has_departed
+                other.kernel == process.kernel && other.id != member && !has_departed
             });
-            if let Some(beside) = beside.map(|peer| peer.id) {
+            if let Some(beside) = beside.map(|process| process.id) {
                 let push = Push::ProbeProcess { rank, pid };
                 let bytes =
                     program_message::encode_reply(session.generation, 0, &push.encode().payload);
@@ -1418,7 +1426,7 @@ impl State {
             Exclusion::NoMajority { unreached, .. } => {
                 let from = ranks(unreached);
                 let mut all = membership.members.iter();
-                let is_on_one_host = all.all(|peer| peer.at.starts_with("unix:"));
+                let is_on_one_host = all.all(|process| process.at.starts_with("unix:"));
                 let why = describe_cut(&from, is_on_one_host);
                 session.inbox.cut_off(from, &why);
             }
@@ -1479,13 +1487,13 @@ impl fmt::Debug for Node {
 }
 
 /// Whether a process runs on this kernel.
-fn is_here(peer: &Peer) -> bool {
-    peer.kernel != 0 && peer.kernel == process::kernel_sum()
+fn is_here(process: &ProcessInfo) -> bool {
+    process.kernel != 0 && process.kernel == process::kernel_sum()
 }
 
 /// Returns the state of a process of this kernel.
-fn state_here(peer: &Peer) -> Option<ProcessState> {
-    is_here(peer)
-        .then(|| process::state_of(peer.pid.into()))
+fn state_here(process: &ProcessInfo) -> Option<ProcessState> {
+    is_here(process)
+        .then(|| process::state_of(process.pid.into()))
         .flatten()
 }

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::inbox::Inbox;
 use crate::launcher;
 use crate::process;
-use crate::proto::{Command, Input, MemberId, Peer, SharedMembership, StartRole};
+use crate::proto::{Command, Input, MemberId, ProcessInfo, SharedMembership, StartRole};
 use crate::rank_process::RankProcess;
 #[cfg(test)]
 use crate::round::Round;
@@ -80,24 +80,27 @@ impl ActiveGeneration {
 
     /// Returns the identities of all ranks.
     pub(crate) fn members(&self) -> Vec<RankProcess> {
-        let peers = &self.membership.members;
-        let mut ranks: Vec<_> = peers.iter().filter_map(|peer| peer.launcher_rank).collect();
+        let processes = &self.membership.members;
+        let mut ranks: Vec<_> = processes
+            .iter()
+            .filter_map(|process| process.launcher_rank)
+            .collect();
         let known = ranks.len();
         ranks.sort_unstable();
         ranks.dedup();
         // Processes that were started by hand under a launcher all have its variables of one rank.
         let are_distinct = ranks.len() == known;
-        let member = |peer: &Peer| RankProcess {
-            host: sanitize::name(&peer.host),
-            pid: peer.pid,
-            launcher_rank: peer
+        let member = |process: &ProcessInfo| RankProcess {
+            host: sanitize::name(&process.host),
+            pid: process.pid,
+            launcher_rank: process
                 .launcher_rank
                 .filter(|_| are_distinct)
                 .map(|rank| rank as usize),
-            at: Some(peer.at.clone()),
-            kernel: peer.kernel,
+            at: Some(process.at.clone()),
+            kernel: process.kernel,
         };
-        peers.iter().map(member).collect()
+        processes.iter().map(member).collect()
     }
 }
 
@@ -106,10 +109,10 @@ fn random() -> u64 {
 }
 
 /// Returns this process's identity for the others.
-fn peer(slot: usize, at: &str) -> Result<Peer> {
+fn process_info(slot: usize, at: &str) -> Result<ProcessInfo> {
     let incarnation = random().max(1);
     let launcher_rank = launcher::own_rank()?;
-    Ok(Peer {
+    Ok(ProcessInfo {
         id: MemberId {
             slot: slot as u32,
             incarnation,
@@ -171,7 +174,7 @@ impl Node {
             first = Some(authenticated);
         }
         let unreachable = socket::unreachable(address, &listener);
-        let me = peer(*rank, &listener.at)?;
+        let me = process_info(*rank, &listener.at)?;
         let node = Self::new(rendezvous, me, role, first);
         {
             let mut state = node.state.lock();
@@ -200,7 +203,7 @@ impl Node {
         let listener =
             socket::listen_beside(address, &format!("{slot}"), authenticated.connection.fd())?;
         let at = address.to_string();
-        let me = peer(slot as usize, &listener.at)?;
+        let me = process_info(slot as usize, &listener.at)?;
         let number = rendezvous.generation;
         let node = Self::new(
             rendezvous,
@@ -378,7 +381,7 @@ impl Node {
             // Other processes may have asked to join as the same rank, and this process too.
             let name = format!("{slot}-{:x}", random() as u32);
             let listener = socket::listen_beside(&found, &name, authenticated.connection.fd())?;
-            let me = peer(slot, &listener.at)?;
+            let me = process_info(slot, &listener.at)?;
             let at = vec![found.to_string()];
             let node = Self::new(
                 rendezvous,

@@ -88,8 +88,8 @@ impl Services {
         }
         let now = Instant::now();
         let mut service = Service::new(membership.members.len());
-        for (rank, peer) in membership.members.iter().enumerate() {
-            service.arrive(now, rank, &peer.host, peer.pid.into());
+        for (rank, process) in membership.members.iter().enumerate() {
+            service.arrive(now, rank, &process.host, process.pid.into());
         }
         for text in std::mem::take(&mut self.notes) {
             service.note_for_errors(text);
@@ -113,7 +113,11 @@ impl Services {
             }
         }
         if let Some((rank, departure)) = generation_service.service.channels_closed_by().cloned() {
-            let to = membership.members.iter().map(|peer| peer.id).collect();
+            let to = membership
+                .members
+                .iter()
+                .map(|process| process.id)
+                .collect();
             let push = Push::ChannelsClosed { rank, departure };
             self.direct_outputs
                 .push_back((generation, Output::Push { to, push }));
@@ -190,7 +194,7 @@ impl Services {
                     .membership
                     .members
                     .iter()
-                    .map(|peer| peer.id)
+                    .map(|process| process.id)
                     .collect();
                 let push = Push::Suspected {
                     rank,
@@ -320,7 +324,7 @@ impl Services {
     /// Returns what is known of one rank.
     pub(super) fn known_of(&self, generation: u64, rank: usize) -> Option<RankRecord> {
         let generation_service = self.services.get(&generation)?;
-        let peer = generation_service.membership.members.get(rank)?;
+        let process = generation_service.membership.members.get(rank)?;
         let known = generation_service.service.rank(rank);
         let (now, phase) = (Instant::now(), known.phase.as_ref());
         Some(RankRecord {
@@ -330,7 +334,7 @@ impl Services {
                 .departure
                 .clone()
                 .filter(|departure| *departure != Departure::Left || known.is_closed()),
-            ..RankRecord::of(rank, peer)
+            ..RankRecord::of(rank, process)
         })
     }
 

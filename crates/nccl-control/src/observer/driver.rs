@@ -19,7 +19,7 @@ use crate::process;
 use crate::program_message::{BroadcastContent, NumberedRequest, decode_reply};
 use crate::proto::{
     self, Command, Entry, Event, Input, MemberId, Mistakes, Observer, OperatorDecision, Output,
-    Peer, Proof, SharedMembership, Timing,
+    ProcessInfo, Proof, SharedMembership, Timing,
 };
 use crate::reactor::{EventFlags, Reactor, Source};
 use crate::request::Request;
@@ -77,7 +77,7 @@ enum Observation {
 
 impl ObserverDriver {
     fn new(shared: &Arc<Shared>, connection: AuthenticatedConnection, found: &str) -> Arc<Self> {
-        let me = Peer {
+        let me = ProcessInfo {
             id: MemberId {
                 slot: u32::MAX / 2,
                 incarnation: RandomState::new().build_hasher().finish().max(1),
@@ -198,8 +198,8 @@ impl ObserverDriver {
                         report_again |= was_formed;
                         state.set_generation(membership.generation.number);
                         state.view.set_size(membership.members.len());
-                        for (rank, peer) in membership.members.iter().enumerate() {
-                            state.view.learn(RankRecord::of(rank, peer));
+                        for (rank, process) in membership.members.iter().enumerate() {
+                            state.view.learn(RankRecord::of(rank, process));
                         }
                         state.was_connected = true;
                     }
@@ -238,11 +238,11 @@ impl ObserverDriver {
                 };
                 match &membership {
                     Some(membership) => {
-                        let Some(peer) = membership.members.get(rank) else {
+                        let Some(process) = membership.members.get(rank) else {
                             continue;
                         };
-                        if u64::from(peer.pid) == pid {
-                            ends.push((peer.id, end));
+                        if u64::from(process.pid) == pid {
+                            ends.push((process.id, end));
                         } else {
                             requests.push(Request::ExitReport { rank, pid, end });
                         }
@@ -259,12 +259,12 @@ impl ObserverDriver {
             }
         }
         if let (Some(ranks), Some(membership)) = (decision, &membership) {
-            let peers = ranks
+            let processes = ranks
                 .iter()
                 .filter_map(|rank| membership.members.get(*rank));
             let decision = OperatorDecision {
                 generation: membership.generation.number,
-                members: peers.map(|peer| peer.id).collect(),
+                members: processes.map(|process| process.id).collect(),
             };
             self.input(Input::Command(Command::OperatorDecision(decision)));
         }
@@ -290,16 +290,16 @@ impl ObserverDriver {
         let ranks = membership.members.iter().enumerate();
         let (last, others): (Vec<_>, Vec<_>) =
             ranks.partition(|(rank, _)| coordinators.contains(rank));
-        for (rank, peer) in others.into_iter().chain(last) {
-            let pid = u64::from(peer.pid);
+        for (rank, process) in others.into_iter().chain(last) {
+            let pid = u64::from(process.pid);
             let mut exit_reports = shared.exit_reports.iter();
             let report = exit_reports.find(|report| {
                 report.pid == pid && shared.rank_now(report.rank, report.pid) == Some(rank)
             });
-            let is_here = peer.kernel != 0 && peer.kernel == process::kernel_sum();
+            let is_here = process.kernel != 0 && process.kernel == process::kernel_sum();
             let how = match report {
                 Some(report) => Some(Lost::from(report.end.clone())),
-                None => (is_here && process::find(peer.pid, peer.start_time).has_ended())
+                None => (is_here && process::find(process.pid, process.start_time).has_ended())
                     .then(|| LossKind::Exited { pid }.into()),
             };
             if let Some(how) = how {

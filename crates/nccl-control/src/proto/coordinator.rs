@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::core::{Core, Event};
-use super::id::{Generation, MemberId, Membership, Peer, SharedMembership, Term, Time};
+use super::id::{Generation, MemberId, Membership, ProcessInfo, SharedMembership, Term, Time};
 use super::log::{Broadcast, Entry};
 use super::message::{
     Ended, Exclusion, Frame, Heartbeat, HeartbeatReply, JoinRole, Message, Proof,
@@ -155,8 +155,8 @@ impl Coordinator {
         let mut this = Self::new(core, now, usize::MAX / 2);
         for id in core.others() {
             this.followers.insert(id, Follower::new(now, 0, true));
-            if let Some(peer) = core.membership.peer(id) {
-                core.links.open(now, id, &peer.at);
+            if let Some(process) = core.membership.process(id) {
+                core.links.open(now, id, &process.at);
             }
             core.links.keep(id, true);
         }
@@ -576,14 +576,14 @@ impl Coordinator {
                 self.handle_leave(core, from, Departure::lost(LossKind::LeftBehind { after }));
             }
             Message::Join {
-                peer,
+                process,
                 role: JoinRole::Joiner,
             } => {
                 core.links.keep(from, true);
-                core.joiners.insert(from, peer);
+                core.joiners.insert(from, process);
                 core.events.push_back(Event::Joiners(core.joiners.len()));
             }
-            Message::Observe(peer) => self.observe(core, from, peer),
+            Message::Observe(process) => self.observe(core, from, process),
             Message::Accepted { term, generation } => {
                 if let Some(proposal) = &mut self.proposal
                     && term == self.term
@@ -690,9 +690,9 @@ impl Coordinator {
         self.leaving.is_some()
     }
 
-    fn observe(&mut self, core: &mut Core, from: MemberId, peer: Peer) {
+    fn observe(&mut self, core: &mut Core, from: MemberId, process: ProcessInfo) {
         core.links.keep(from, true);
-        core.observers.insert(from, peer);
+        core.observers.insert(from, process);
         self.inform(core, from);
     }
 
@@ -781,7 +781,7 @@ impl Coordinator {
         self.pending_entries.retain(|pending| {
             !(pending.needs.is_some() && departing_member(&pending.entry) == Some(id))
         });
-        let pid = core.membership.peer(id).map_or(0, |peer| peer.pid);
+        let pid = core.membership.process(id).map_or(0, |process| process.pid);
         let departure = ended.proof.departure(pid);
         let proven = true;
         self.enqueue_entry(
@@ -1123,7 +1123,7 @@ impl Coordinator {
         let mut requesting: BTreeSet<_> = requesting.map(|(id, _)| *id).collect();
         requesting.extend(own.map(|_| me));
         let before = Arc::clone(&core.membership);
-        let members = before.members.iter().map(|peer| peer.id);
+        let members = before.members.iter().map(|process| process.id);
         let missing: Vec<_> = members
             .filter(|id| !requesting.contains(id) && !core.is_departed(*id))
             .filter(|id| !self.abstaining.contains(id) && (*id != me || !core.abstains))
@@ -1154,7 +1154,7 @@ impl Coordinator {
         if core.abstains {
             return self.step_aside(core);
         }
-        let unproven = before.voters().map(|peer| peer.id);
+        let unproven = before.voters().map(|process| process.id);
         let unproven = unproven
             .filter(|id| core.log.departure_proven(*id) == Some(false) && !core.has_ended(*id));
         // A witness that does not follow may have received other entries.
@@ -1162,7 +1162,7 @@ impl Coordinator {
             let follower = self.followers.get(id);
             follower.is_some_and(|follower| follower.admitted)
         };
-        let witnesses = before.witnesses.iter().map(|peer| peer.id);
+        let witnesses = before.witnesses.iter().map(|process| process.id);
         let not_following = witnesses.filter(|id| !follows(id) && !core.has_ended(*id));
         if !unproven
             .chain(missing.iter().copied())
@@ -1174,7 +1174,7 @@ impl Coordinator {
         let kept = before
             .members
             .iter()
-            .filter(|peer| requesting.contains(&peer.id) && !core.is_departed(peer.id));
+            .filter(|process| requesting.contains(&process.id) && !core.is_departed(process.id));
         let mut kept: Vec<_> = kept.cloned().collect();
         let ready = core
             .joiners
@@ -1188,7 +1188,8 @@ impl Coordinator {
             proposer: me,
         };
         let witnesses = before.witnesses.iter();
-        let witnesses = witnesses.filter(|peer| follows(&peer.id) && !core.is_departed(peer.id));
+        let witnesses =
+            witnesses.filter(|process| follows(&process.id) && !core.is_departed(process.id));
         let membership = Membership::new(generation, kept, witnesses.cloned().collect());
         self.propose(core, Arc::new(membership), false)
     }
@@ -1224,7 +1225,7 @@ impl Coordinator {
             is_own || (*id != me && is_heard && core.membership.votes(*id) && !core.has_ended(*id))
         };
         let votes: BTreeSet<_> = proposal.accepted.iter().filter(|id| is_vote(id)).collect();
-        let mut others = proposal.membership.voters().map(|peer| peer.id);
+        let mut others = proposal.membership.voters().map(|process| process.id);
         let all = others.all(|id| {
             // A new member needs its lease as well, and gets some time for it.
             let is_new = !core.membership.votes(id);
@@ -1305,7 +1306,7 @@ impl Coordinator {
             .membership
             .voters()
             .chain(&membership.members)
-            .map(|peer| peer.id);
+            .map(|process| process.id);
         let others: BTreeSet<_> = others.filter(|id| *id != me).collect();
         for id in others {
             let (term, membership) = (self.term, Arc::clone(&membership));
@@ -1330,7 +1331,7 @@ impl Coordinator {
         let me = core.id();
         for id in membership
             .voters()
-            .map(|peer| peer.id)
+            .map(|process| process.id)
             .filter(|id| *id != me)
         {
             let activate = Message::Activate {
@@ -1415,7 +1416,7 @@ mod tests {
 
     #[test]
     fn a_member_that_answers_again_is_reported_with_the_length_of_its_silence() {
-        let peer = |slot| Peer {
+        let process = |slot| ProcessInfo {
             id: MemberId {
                 slot,
                 incarnation: 1,
@@ -1428,7 +1429,7 @@ mod tests {
             launcher_rank: None,
             observed: false,
         };
-        let [me, other] = [peer(0), peer(1)];
+        let [me, other] = [process(0), process(1)];
         let (proposer, suspect) = (me.id, other.id);
         let generation = Generation {
             number: 0,

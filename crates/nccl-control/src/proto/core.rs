@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::id::{Generation, MemberId, Peer, SharedMembership, Term, Time};
+use super::id::{Generation, MemberId, ProcessInfo, SharedMembership, Term, Time};
 use super::link::Links;
 use super::log::{Broadcast, Entry, Log, OperatorDecision};
 use super::message::{Ended, Exclusion, Heartbeat, Message, Proof, ReconfigureRequest, VoteReport};
@@ -129,7 +129,7 @@ impl Lease {
 /// The state of a member; see the module.
 #[derive(Debug)]
 pub(super) struct Core {
-    pub(super) me: Peer,
+    pub(super) me: ProcessInfo,
     pub(super) timing: Timing,
     pub(super) mistakes: Mistakes,
     pub(super) now: Time,
@@ -158,8 +158,8 @@ pub(super) struct Core {
     pub(super) reconfigure_request: Option<(ReconfigureRequest, Time)>,
     reconfigure_requests: u64,
     /// Processes that wait to be taken into the next generation, and observers.
-    pub(super) joiners: BTreeMap<MemberId, Peer>,
-    pub(super) observers: BTreeMap<MemberId, Peer>,
+    pub(super) joiners: BTreeMap<MemberId, ProcessInfo>,
+    pub(super) observers: BTreeMap<MemberId, ProcessInfo>,
     /// The program's departure, until it is acknowledged.
     pub(super) leaving: Option<Departure>,
     /// When this process asked to join, or accepted the proposal that it knows.
@@ -190,7 +190,7 @@ pub(super) struct Core {
 
 impl Core {
     pub(super) fn new(
-        me: Peer,
+        me: ProcessInfo,
         membership: SharedMembership,
         timing: Timing,
         mistakes: Mistakes,
@@ -263,15 +263,15 @@ impl Core {
         to: MemberId,
         message: Message,
     ) {
-        if let Some(peer) = membership.peer(to) {
-            self.links.open(self.now, to, &peer.at);
+        if let Some(process) = membership.process(to) {
+            self.links.open(self.now, to, &process.at);
         }
         self.send(to, message);
     }
 
     /// Returns the voters except this one.
     pub(super) fn others(&self) -> Vec<MemberId> {
-        let voters = self.membership.voters().map(|peer| peer.id);
+        let voters = self.membership.voters().map(|process| process.id);
         voters.filter(|id| *id != self.id()).collect()
     }
 

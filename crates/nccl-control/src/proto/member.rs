@@ -19,7 +19,7 @@ use super::candidate::{Candidate, Outcome, no_majority};
 use super::coordinator::{Coordinator, Transition};
 use super::core::{Core, Event};
 use super::forming::Forming;
-use super::id::{Generation, MemberId, Membership, Peer, SharedMembership, Term, Time};
+use super::id::{Generation, MemberId, Membership, ProcessInfo, SharedMembership, Term, Time};
 use super::link::{Connection, ConnectionRequest, LinkEvent, Links};
 use super::log::{Entry, OperatorDecision};
 use super::message::{
@@ -203,9 +203,15 @@ pub struct Member {
 }
 
 impl Member {
-    /// Makes a machine; `me` is its identity for the others.
+    /// Makes a machine; `me` is what the others receive about it.
     #[must_use]
-    pub fn new(me: Peer, role: StartRole, timing: Timing, mistakes: Mistakes, now: Time) -> Self {
+    pub fn new(
+        me: ProcessInfo,
+        role: StartRole,
+        timing: Timing,
+        mistakes: Mistakes,
+        now: Time,
+    ) -> Self {
         let number = match &role {
             StartRole::InitialCoordinator { number, .. }
             | StartRole::Rank { number, .. }
@@ -310,7 +316,7 @@ impl Member {
 
     /// Returns the process that has joined with that slot, if this process is the initial coordinator.
     #[must_use]
-    pub fn joined(&self, slot: u32) -> Option<&Peer> {
+    pub fn joined(&self, slot: u32) -> Option<&ProcessInfo> {
         match &self.role {
             Role::Forming(forming) => forming.joined(slot),
             _ => None,
@@ -710,25 +716,28 @@ impl Member {
     fn failover_order(&self) -> Vec<MemberId> {
         let core = &self.core;
         let lost = core.synced.coordinator;
-        let kernel = core.membership.peer(lost).map_or(0, |peer| peer.kernel);
-        let is_beside = |peer: &Peer| {
+        let kernel = core
+            .membership
+            .process(lost)
+            .map_or(0, |process| process.kernel);
+        let is_beside = |process: &ProcessInfo| {
             kernel != 0
-                && peer.kernel == kernel
+                && process.kernel == kernel
                 && core.me.kernel != kernel
                 && !core.has_ended(lost)
         };
         let members = core.membership.members.iter();
         let mut order: Vec<_> = members
-            .filter(|peer| peer.id != lost && !core.is_departed(peer.id))
+            .filter(|process| process.id != lost && !core.is_departed(process.id))
             .collect();
-        order.sort_by_key(|peer| is_beside(peer));
-        order.into_iter().map(|peer| peer.id).collect()
+        order.sort_by_key(|process| is_beside(process));
+        order.into_iter().map(|process| process.id).collect()
     }
 
     fn ended(&mut self, member: MemberId, proof: Proof) {
         if matches!(self.role, Role::Forming(_)) {
             self.core.links.close(member);
-            return self.join_revoked(member, |_, peer| proof.departure(peer.pid));
+            return self.join_revoked(member, |_, process| proof.departure(process.pid));
         }
         let reduces_electorate = self.core.holds_lease();
         self.handle_proven_end(Ended {
@@ -798,11 +807,11 @@ impl Member {
     }
 
     /// Handles the end of a process that may have joined, before the first generation is active.
-    fn join_revoked(&mut self, id: MemberId, why: impl FnOnce(&Core, &Peer) -> Departure) {
+    fn join_revoked(&mut self, id: MemberId, why: impl FnOnce(&Core, &ProcessInfo) -> Departure) {
         if let Role::Forming(forming) = &mut self.role
-            && let Some(peer) = forming.remove(id)
+            && let Some(process) = forming.remove(id)
         {
-            let departure = why(&self.core, &peer);
+            let departure = why(&self.core, &process);
             self.core
                 .events
                 .push_back(Event::JoinRevoked(id.slot, departure));
@@ -878,9 +887,9 @@ impl Member {
                 accepted,
             } if self.is_in() => return self.activated(from, membership, accepted),
             Message::NewerGeneration(membership) => return self.ahead(membership),
-            Message::Redirect(peer) => {
+            Message::Redirect(process) => {
                 if let Role::Joining(joining) = &mut self.role {
-                    joining.redirect(&mut self.core, &peer);
+                    joining.redirect(&mut self.core, &process);
                 }
                 return;
             }
@@ -889,8 +898,8 @@ impl Member {
                 self.core.events.push_back(Event::Joined(from));
                 return self.core.send(from, Message::FormationAborted(bytes));
             }
-            Message::Join { peer, role } => return self.join(from, peer, role),
-            Message::Observe(peer) => return self.observe(from, peer),
+            Message::Join { process, role } => return self.join(from, process, role),
+            Message::Observe(process) => return self.observe(from, process),
             Message::FormationAborted(bytes) => {
                 if matches!(self.role, Role::Joining(_)) {
                     self.role = Role::Excluded;
@@ -1171,21 +1180,24 @@ impl Member {
         }
     }
 
-    fn join(&mut self, from: MemberId, peer: Peer, role: JoinRole) {
+    fn join(&mut self, from: MemberId, process: ProcessInfo, role: JoinRole) {
         match (&mut self.role, role) {
             (Role::Forming(_), JoinRole::Absent) => self.core.links.keep(from, true),
-            (Role::Forming(forming), role) if peer.id == from => match forming.join(peer, role) {
-                Some(is_new) => {
-                    self.core.links.keep(from, true);
-                    if is_new {
-                        self.core.events.push_back(Event::Joined(from));
+            (Role::Forming(forming), role) if process.id == from => {
+                match forming.join(process, role) {
+                    Some(is_new) => {
+                        self.core.links.keep(from, true);
+                        if is_new {
+                            self.core.events.push_back(Event::Joined(from));
+                        }
+                        self.form();
                     }
-                    self.form();
+                    None => self.core.links.close(from),
                 }
-                None => self.core.links.close(from),
-            },
+            }
             (Role::Coordinating(coordinator), JoinRole::Joiner) => {
-                let next = coordinator.message(&mut self.core, from, Message::Join { peer, role });
+                let next =
+                    coordinator.message(&mut self.core, from, Message::Join { process, role });
                 self.transition(next);
             }
             (Role::Following { .. }, JoinRole::Joiner) => self.redirect(from),
@@ -1195,17 +1207,17 @@ impl Member {
     }
 
     /// Handles a process that is no member and wants to observe.
-    fn observe(&mut self, from: MemberId, peer: Peer) {
+    fn observe(&mut self, from: MemberId, process: ProcessInfo) {
         match &mut self.role {
             Role::Coordinating(coordinator) => {
-                let next = coordinator.message(&mut self.core, from, Message::Observe(peer));
+                let next = coordinator.message(&mut self.core, from, Message::Observe(process));
                 self.transition(next);
             }
             // It is redirected when another coordinates, which may be this member: the coordinator may have ended a moment ago.
             Role::Following { .. } => {
                 self.redirect(from);
                 self.core.links.keep(from, true);
-                self.core.observers.insert(from, peer);
+                self.core.observers.insert(from, process);
             }
             Role::Waiting(_) | Role::Candidate(_) => {
                 // The observer may have an operator's decision for these members, which have no coordinator without it.
@@ -1219,11 +1231,11 @@ impl Member {
                     },
                 );
                 self.core.links.keep(from, true);
-                self.core.observers.insert(from, peer);
+                self.core.observers.insert(from, process);
             }
             Role::Forming(_) => {
                 self.core.links.keep(from, true);
-                self.core.observers.insert(from, peer);
+                self.core.observers.insert(from, process);
                 let generation = self.core.generation();
                 self.core.send(from, Message::Forming(generation));
             }
@@ -1243,8 +1255,8 @@ impl Member {
     /// Refers a process to the coordinator.
     fn redirect(&mut self, to: MemberId) {
         let coordinator_id = self.core.synced.coordinator;
-        if let Some(peer) = self.core.membership.peer(coordinator_id).cloned() {
-            self.core.send(to, Message::Redirect(peer));
+        if let Some(process) = self.core.membership.process(coordinator_id).cloned() {
+            self.core.send(to, Message::Redirect(process));
         }
     }
 
@@ -1259,14 +1271,14 @@ impl Member {
         };
         let membership = Arc::new(membership);
         let me = self.core.id();
-        for peer in membership.voters().filter(|peer| peer.id != me) {
+        for process in membership.voters().filter(|process| process.id != me) {
             let (now, number) = (self.core.now, generation.number);
-            self.core.links.open(now, peer.id, &peer.at);
+            self.core.links.open(now, process.id, &process.at);
             let activate = Message::Activate {
                 membership: Arc::clone(&membership),
                 accepted: true,
             };
-            self.core.links.send(peer.id, number, activate);
+            self.core.links.send(process.id, number, activate);
         }
         let now = self.core.now;
         self.enter(membership, now, None);
@@ -1654,16 +1666,16 @@ impl Joining {
         self.send(core, &at);
     }
 
-    fn redirect(&mut self, core: &mut Core, peer: &Peer) {
-        self.asked = peer.id;
-        self.send(core, &peer.at);
+    fn redirect(&mut self, core: &mut Core, process: &ProcessInfo) {
+        self.asked = process.id;
+        self.send(core, &process.at);
     }
 
     fn send(&self, core: &mut Core, at: &str) {
         core.consented = core.now;
-        let (peer, role) = (core.me.clone(), self.role);
+        let (process, role) = (core.me.clone(), self.role);
         core.links.open(core.now, self.asked, at);
         core.links.keep(self.asked, true);
-        core.send(self.asked, Message::Join { peer, role });
+        core.send(self.asked, Message::Join { process, role });
     }
 }

@@ -40,7 +40,7 @@ mod timing;
 mod tests;
 
 pub use self::core::Event;
-pub use self::id::{Generation, MemberId, Membership, Peer, SharedMembership, Term, Time};
+pub use self::id::{Generation, MemberId, Membership, ProcessInfo, SharedMembership, Term, Time};
 pub use self::link::{Connection, ConnectionRequest};
 pub use self::log::{Broadcast, Entry, LogPart, OperatorDecision};
 pub use self::member::{Command, Input, Member, Output, StartRole};

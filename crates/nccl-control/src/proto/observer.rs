@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::core::Event;
-use super::id::{MemberId, Peer, SharedMembership, Term, Time};
+use super::id::{MemberId, ProcessInfo, SharedMembership, Term, Time};
 use super::link::{LinkEvent, Links};
 use super::log::{Entry, Log, OperatorDecision};
 use super::member::{Command, Input, Output};
@@ -25,7 +25,7 @@ use super::timing::Timing;
 /// The state of an observer; see the module.
 #[derive(Debug)]
 pub struct Observer {
-    me: Peer,
+    me: ProcessInfo,
     timing: Timing,
     now: Time,
     links: Links,
@@ -60,7 +60,13 @@ const MAX_REDIRECTS: u32 = 4;
 impl Observer {
     /// Makes an observer that looks for the coordinator at these addresses, at least one.
     #[must_use]
-    pub fn new(me: Peer, at: Vec<String>, timing: Timing, mistakes: Mistakes, now: Time) -> Self {
+    pub fn new(
+        me: ProcessInfo,
+        at: Vec<String>,
+        timing: Timing,
+        mistakes: Mistakes,
+        now: Time,
+    ) -> Self {
         let mut this = Self {
             links: Links::new(me.id, timing, mistakes),
             me,
@@ -187,7 +193,9 @@ impl Observer {
                 if was_there && silence >= self.timing.majority_timeout {
                     let membership = self.membership.iter();
                     let all = membership.flat_map(|membership| &membership.members);
-                    let open = all.map(|peer| peer.id).filter(|id| !self.is_departed(*id));
+                    let open = all
+                        .map(|process| process.id)
+                        .filter(|id| !self.is_departed(*id));
                     self.end(Event::JobUnreachable(open.collect()));
                 } else if silence < self.timing.unresponsive && self.is_forming(self.asked) {
                     self.send(self.asked, Message::Observe(self.me.clone()));
@@ -266,11 +274,11 @@ impl Observer {
             (self.tries..self.tries + size).map(|index| &membership.members[index % size]);
         let next = members
             .zip(1..)
-            .find(|(peer, _)| !self.is_departed(peer.id));
-        match next.map(|(peer, skipped)| (peer.clone(), skipped)) {
-            Some((peer, skipped)) => {
+            .find(|(process, _)| !self.is_departed(process.id));
+        match next.map(|(process, skipped)| (process.clone(), skipped)) {
+            Some((process, skipped)) => {
                 self.tries += skipped;
-                self.contact(peer.id, &peer.at);
+                self.contact(process.id, &process.at);
             }
             None => self.end(Event::JobUnreachable(Vec::new())),
         }
@@ -362,14 +370,14 @@ impl Observer {
                     false => self.append_entries(at, vec![entry]),
                 }
             }
-            Message::Redirect(peer) if watched || self.coordinator.is_none() => {
+            Message::Redirect(process) if watched || self.coordinator.is_none() => {
                 self.redirects += 1;
-                let is_new = peer.id != from && !self.is_departed(peer.id);
+                let is_new = process.id != from && !self.is_departed(process.id);
                 if self.redirects <= MAX_REDIRECTS && is_new {
                     if self.coordinator.take().is_some() {
                         self.since = self.now;
                     }
-                    self.contact(peer.id, &peer.at);
+                    self.contact(process.id, &process.at);
                 }
             }
             Message::NewerGeneration(membership) if self.is_later(&membership) => {

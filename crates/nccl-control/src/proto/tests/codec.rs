@@ -55,8 +55,8 @@ fn term(random: &mut Rng) -> Term {
     }
 }
 
-fn peer(random: &mut Rng) -> Peer {
-    Peer {
+fn process_info(random: &mut Rng) -> ProcessInfo {
+    ProcessInfo {
         id: id(random),
         host: text(random),
         pid: random.u32(..),
@@ -69,7 +69,7 @@ fn peer(random: &mut Rng) -> Peer {
 }
 
 fn membership(random: &mut Rng) -> SharedMembership {
-    let (members, witnesses) = (many(random, peer), many(random, peer));
+    let (members, witnesses) = (many(random, process_info), many(random, process_info));
     Arc::new(Membership::new(generation(random), members, witnesses))
 }
 
@@ -192,7 +192,7 @@ fn message(random: &mut Rng, kind: u8) -> Message {
     let shared = |random: &mut Rng| Arc::from(bytes(random));
     match kind {
         0 => Message::Join {
-            peer: peer(random),
+            process: process_info(random),
             role: [
                 JoinRole::Rank,
                 JoinRole::Witness,
@@ -201,7 +201,7 @@ fn message(random: &mut Rng, kind: u8) -> Message {
             ][random.usize(0..4)],
         },
         1 => Message::FormationAborted(shared(random)),
-        2 => Message::Redirect(peer(random)),
+        2 => Message::Redirect(process_info(random)),
         3 => Message::Activate {
             membership: membership(random),
             accepted: random.bool(),
@@ -272,7 +272,7 @@ fn message(random: &mut Rng, kind: u8) -> Message {
             term: term(random),
             membership: membership(random),
         },
-        28 => Message::Observe(peer(random)),
+        28 => Message::Observe(process_info(random)),
         29 => Message::OperatorDecision(decision_of(random)),
         30 => Message::Forming(number(random)),
         _ => unreachable!("no such kind"),

@@ -20,8 +20,8 @@ struct Net {
 const OBSERVER: usize = 100;
 
 impl Net {
-    fn peer(&self, slot: u32, incarnation: u64) -> Peer {
-        Peer {
+    fn process_info(&self, slot: u32, incarnation: u64) -> ProcessInfo {
+        ProcessInfo {
             id: id(slot, incarnation),
             host: String::from("host"),
             pid: 1000 + slot,
@@ -35,14 +35,14 @@ impl Net {
 
     /// Observes at the first member.
     fn observe(&mut self) {
-        let (me, at) = (self.peer(99, 9), vec![String::from("0")]);
+        let (me, at) = (self.process_info(99, 9), vec![String::from("0")]);
         let observer = Observer::new(me, at, Timing::default(), Mistakes::default(), self.now);
         self.observer = Some((observer, Vec::new()));
         self.run();
     }
 
     fn start(&mut self, slot: u32, incarnation: u64, role: StartRole) -> usize {
-        let me = self.peer(slot, incarnation);
+        let me = self.process_info(slot, incarnation);
         let member = Member::new(me, role, Timing::default(), Mistakes::default(), self.now);
         self.members.push((member, Vec::new()));
         self.run();
@@ -205,7 +205,7 @@ fn a_slot_that_is_taken_is_another_processes_only_when_that_is_gone() {
     for of in [one, other] {
         assert!(!net.take_events(of).iter().any(is_active));
     }
-    let taken = net.members[0].0.joined(1).map(|peer| peer.id);
+    let taken = net.members[0].0.joined(1).map(|process| process.id);
     assert!(taken.is_some(), "one of them has asked again");
 }
 
