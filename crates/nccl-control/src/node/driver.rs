@@ -29,8 +29,8 @@ use crate::program_message::{
     self, BroadcastContent, DirectContent, NumberedRequest, decode_reply,
 };
 use crate::proto::{
-    self, Command, ConnectionRequest, Entry, Event, Exclusion, Generation, Input, Member, MemberId,
-    Membership, OperatorDecision, Output, ProcessInfo, Proof, SharedMembership,
+    self, Command, ConnectionRequest, Entry, Event, Exclusion, Generation, Input, MemberId,
+    MemberMachine, Membership, OperatorDecision, Output, ProcessInfo, Proof, SharedMembership,
 };
 use crate::reactor::{Reactor, Source};
 use crate::request::Request;
@@ -70,7 +70,7 @@ pub(crate) struct Node {
 }
 
 pub(super) struct State {
-    pub(super) member: Member,
+    pub(super) machine: MemberMachine,
     pub(super) clock: Clock,
     pub(super) connections: PeerConnections,
     /// The inbox of the session of the first generation, which exists before that session.
@@ -175,9 +175,10 @@ impl Node {
             majority_timeout: rendezvous.bounded_majority_timeout().as_nanos() as u64,
             ..proto::Timing::default()
         };
-        let member = Member::new(me, role, timing, proto::Mistakes::default(), Clock::ORIGIN);
+        let machine =
+            MemberMachine::new(me, role, timing, proto::Mistakes::default(), Clock::ORIGIN);
         let state = State {
-            member,
+            machine,
             clock: Clock::start(),
             connections: PeerConnections::starting_with(first),
             inbox: None,
@@ -299,7 +300,7 @@ impl Node {
             return Vec::new();
         };
         let now = state.clock.time(Instant::now());
-        let ages = state.member.heartbeat_ages(now).into_iter();
+        let ages = state.machine.heartbeat_ages(now).into_iter();
         ages.filter_map(|(id, age)| {
             Some((session.membership.rank_of(id)?, Duration::from_nanos(age)))
         })
@@ -398,7 +399,7 @@ impl Node {
             request,
         };
         let bytes = session.outbox.add(&numbered, &session.inbox);
-        if state.member.has_coordinator() {
+        if state.machine.has_coordinator() {
             state.handle(Input::Command(Command::Request(bytes)));
         } else {
             session.outbox.defer(&numbered, bytes);
@@ -408,7 +409,7 @@ impl Node {
     /// Carries out the outputs of the machine and the services, until there are none.
     pub(super) fn run_outputs(&self, state: &mut State) {
         loop {
-            if let Some(output) = state.member.poll() {
+            if let Some(output) = state.machine.poll() {
                 match output {
                     Output::Connection(request) => self.handle_connection_request(state, request),
                     Output::Event(event) => self.event(state, event),
@@ -660,7 +661,7 @@ impl Node {
     pub(super) fn process_ended(&self, member: MemberId) {
         let peer_connection = {
             let state = self.state.lock();
-            let connection = state.member.connection_of(member);
+            let connection = state.machine.connection_of(member);
             connection.and_then(|number| state.connections.get(number).cloned())
         };
         // Its last messages may have arrived: a leave message, perhaps.
@@ -705,7 +706,7 @@ impl Node {
             &mut state.progress,
             ProgressSample {
                 at: Some(now),
-                generation: state.member.membership().generation.number,
+                generation: state.machine.membership().generation.number,
                 progress: recorder.progress(),
             },
         );
@@ -755,7 +756,7 @@ impl MachineDriver for Node {
             _ => lost,
         });
         let evidence = evidence.filter(Lost::may_live);
-        if let (Some(peer), Some(lost)) = (state.member.peer_of(number), evidence) {
+        if let (Some(peer), Some(lost)) = (state.machine.peer_of(number), evidence) {
             state.handle(Input::Evidence(peer, lost));
         }
         for input in state.connections.inputs(number, frames, lost.is_some()) {
@@ -845,8 +846,8 @@ impl Source for Node {
         }
         self.check_progress(&mut state, now);
         let time = state.clock.time(now);
-        if state.member.next_timeout() <= time {
-            state.member.handle_timeout(time);
+        if state.machine.next_timeout() <= time {
+            state.machine.handle_timeout(time);
         }
         state.check_coordinator_heartbeat(now);
         state.services.handle_timeout(now);
@@ -876,7 +877,7 @@ impl DeferredWork {
 
 impl State {
     pub(super) fn handle(&mut self, input: Input) {
-        self.member.handle(self.clock.time(Instant::now()), input);
+        self.machine.handle(self.clock.time(Instant::now()), input);
     }
 
     /// Whether this process behaves as if dead, and `frame` is not sent.
@@ -904,11 +905,11 @@ impl State {
     }
 
     pub(super) fn generation(&self) -> u64 {
-        self.member.membership().generation.number
+        self.machine.membership().generation.number
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        let machine = self.clock.instant(self.member.next_timeout());
+        let machine = self.clock.instant(self.machine.next_timeout());
         let deferred_ends = self.deferred_ends.iter().map(|(until, ..)| *until).min();
         let heard = self.coordinator_heartbeat.as_ref();
         let heard = heard.filter(|heard| heard.suspected_since.is_none());
@@ -922,7 +923,7 @@ impl State {
 
     /// Reports a coordinator that is a suspect, as a coordinator reports others: its process may be stopped.
     fn check_coordinator_heartbeat(&mut self, now: Instant) {
-        let has_coordinator = self.member.has_coordinator();
+        let has_coordinator = self.machine.has_coordinator();
         let heard = self.coordinator_heartbeat.as_mut();
         let Some(heard) = heard.filter(|heard| heard.suspected_since.is_none()) else {
             return;
@@ -965,14 +966,14 @@ impl State {
 
     /// Whether a launcher will report how a member ends: the member stated it itself, or an observer did.
     fn has_exit_reporter(&self, member: MemberId) -> bool {
-        let process = self.member.membership().process(member);
+        let process = self.machine.membership().process(member);
         process.is_some_and(|process| process.observed)
             || self.exit_reported_by_observer.contains(&member)
     }
 
     /// Reports to newly joined members whose ends launchers will report.
     fn broadcast_watched(&mut self) {
-        let members = self.member.membership().members.iter();
+        let members = self.machine.membership().members.iter();
         let watched = members
             .map(|process| process.id)
             .filter(|id| self.exit_reported_by_observer.contains(id));
@@ -1068,7 +1069,7 @@ impl State {
                     let is_deferred = |(_, id, _): &mut (Instant, MemberId, Proof)| *id == member;
                     if self.deferred_ends.extract_if(.., is_deferred).count() > 0 {
                         self.handle(Input::Ended(member, Proof::Launcher(Box::new(end))));
-                    } else if self.member.membership().votes(member) {
+                    } else if self.machine.membership().votes(member) {
                         self.exit_reports.insert(member, end);
                     }
                 }
@@ -1110,7 +1111,7 @@ impl State {
     /// generation without this side.
     fn count_majority(&mut self) {
         let time = self.clock.time(Instant::now());
-        self.services.set_majority(self.member.holds_lease(time));
+        self.services.set_majority(self.machine.holds_lease(time));
     }
 
     fn receive_request(&mut self, from: MemberId, bytes: &[u8]) {
@@ -1187,13 +1188,13 @@ impl State {
 
     /// Whether this process is forming this generation.
     fn is_forming(&self, generation: u64) -> bool {
-        self.member.is_joining() && generation == self.generation()
+        self.machine.is_joining() && generation == self.generation()
     }
 
     /// Returns the process of a rank that has joined the generation that this process is forming.
     fn joined(&self, rank: usize) -> Option<&ProcessInfo> {
         let slot = u32::try_from(rank).ok()?;
-        self.member
+        self.machine
             .joined(slot)
             .filter(|_| rank < self.services.size)
     }
@@ -1240,7 +1241,7 @@ impl State {
     /// Gives up the first generation.
     pub(super) fn abort_formation(&mut self, why: &RequestError) {
         let all = 0..self.services.size as u32;
-        let joined = all.filter(|slot| self.member.joined(*slot).is_some());
+        let joined = all.filter(|slot| self.machine.joined(*slot).is_some());
         self.formation_error_received.extend(joined);
         let bytes = wire::encode(why).into();
         self.handle(Input::Command(Command::AbortFormation(bytes)));
@@ -1262,7 +1263,7 @@ impl State {
 
     /// Sends to all observers.
     fn send_to_observers(&mut self, generation: u64, push: &Push) {
-        let observers = self.member.observers();
+        let observers = self.machine.observers();
         if observers.is_empty() {
             return;
         }
@@ -1274,7 +1275,7 @@ impl State {
 
     /// Sends the state of a member to the observers.
     fn send_rank_to_observers(&mut self, generation: u64, member: MemberId) {
-        if self.member.observers().is_empty() {
+        if self.machine.observers().is_empty() {
             return;
         }
         let Some(rank) = self

@@ -364,7 +364,7 @@ impl Node {
     /// Returns the ranks that have not joined, before the first generation is active.
     fn absent(&self, state: &State) -> Vec<usize> {
         let all = 0..state.services.size;
-        all.filter(|&rank| rank != self.slot() && state.member.joined(rank as u32).is_none())
+        all.filter(|&rank| rank != self.slot() && state.machine.joined(rank as u32).is_none())
             .collect()
     }
 
@@ -496,7 +496,7 @@ impl Node {
         }
         // The coordinator leaves last: most leave together, and each of them has to report it to a coordinator.
         let linger_deadline = Instant::now() + COORDINATOR_LINGER;
-        while state.member.is_coordinator()
+        while state.machine.is_coordinator()
             && !self.is_alone(&state)
             && Instant::now() < linger_deadline
         {
@@ -504,8 +504,8 @@ impl Node {
         }
         // The machine waits a second for the receivers of its leave message, whatever is sent before that.
         self.wait_while_sending(&mut state, LARGE_ANSWER_TIMEOUT, |state| {
-            !state.member.is_coordinator()
-                || (state.connections.backlog() == 0 && !state.member.sends_large())
+            !state.machine.is_coordinator()
+                || (state.connections.backlog() == 0 && !state.machine.sends_large())
         });
         state.handle(Input::Command(Command::Leave(final_departure)));
         self.run_outputs(&mut state);
@@ -539,7 +539,7 @@ impl Node {
 
     /// Whether all other members of the generation have departed.
     fn is_alone(&self, state: &State) -> bool {
-        state.departed.len() + 1 >= state.member.membership().members.len()
+        state.departed.len() + 1 >= state.machine.membership().members.len()
     }
 
     /// Closes everything: nothing is sent or received any more.
@@ -575,7 +575,7 @@ impl Node {
 
     #[cfg(test)]
     pub(crate) fn is_coordinator_for_a_test(&self) -> bool {
-        self.state.lock().member.is_coordinator()
+        self.state.lock().machine.is_coordinator()
     }
 
     /// Simulates the death of this process, as seen by the others of its kernel.

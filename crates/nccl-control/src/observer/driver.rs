@@ -18,8 +18,8 @@ use crate::node::Node;
 use crate::process;
 use crate::program_message::{BroadcastContent, NumberedRequest, decode_reply};
 use crate::proto::{
-    self, Command, Entry, Event, Input, MemberId, Mistakes, Observer, OperatorDecision, Output,
-    ProcessInfo, Proof, SharedMembership, Timing,
+    self, Command, Entry, Event, Input, MemberId, Mistakes, ObserverMachine, OperatorDecision,
+    Output, ProcessInfo, Proof, SharedMembership, Timing,
 };
 use crate::reactor::{EventFlags, Reactor, Source};
 use crate::request::Request;
@@ -46,7 +46,7 @@ struct ObserverDriver {
 }
 
 struct State {
-    observer: Observer,
+    machine: ObserverMachine,
     clock: Clock,
     connections: PeerConnections,
     alarm: Option<Instant>,
@@ -91,7 +91,7 @@ impl ObserverDriver {
             observed: false,
         };
         let at = vec![found.to_owned()];
-        let observer = Observer::new(
+        let machine = ObserverMachine::new(
             me,
             at,
             Timing::default(),
@@ -104,7 +104,7 @@ impl ObserverDriver {
             dialer: Dialer::default(),
             shared: Arc::clone(shared),
             state: Mutex::new(State {
-                observer,
+                machine,
                 clock: Clock::start(),
                 connections: PeerConnections::starting_with(Some(connection)),
                 alarm: None,
@@ -131,7 +131,7 @@ impl ObserverDriver {
     }
 
     fn run_outputs(&self, state: &mut State) {
-        while let Some(output) = state.observer.poll() {
+        while let Some(output) = state.machine.poll() {
             match output {
                 Output::Connection(request) => {
                     let connections = &mut state.connections;
@@ -169,7 +169,7 @@ impl ObserverDriver {
         let (observations, membership, has_coordinator, is_flushed) = {
             let mut state = self.state.lock();
             let observations = std::mem::take(&mut state.observations);
-            let is_flushed = state.observer.is_flushed();
+            let is_flushed = state.machine.is_flushed();
             (
                 observations,
                 state.membership.clone(),
@@ -357,7 +357,7 @@ impl MachineDriver for ObserverDriver {
             let mut state = self.state.lock();
             let work = std::mem::take(&mut state.connections.work);
             if work.is_empty() {
-                let next = state.clock.instant(state.observer.next_timeout());
+                let next = state.clock.instant(state.machine.next_timeout());
                 let next = next.filter(|next| state.alarm.is_none_or(|alarm| alarm > *next));
                 if let (Some(next), Ok(reactor)) = (next, Reactor::get()) {
                     state.alarm = Some(next);
@@ -408,8 +408,8 @@ impl Source for ObserverDriver {
         let mut state = self.state.lock();
         state.alarm.take_if(|alarm| *alarm <= now);
         let time = state.clock.time(now);
-        if state.observer.next_timeout() <= time {
-            state.observer.handle_timeout(time);
+        if state.machine.next_timeout() <= time {
+            state.machine.handle_timeout(time);
         }
         self.run_outputs(&mut state);
         drop(state);
@@ -419,7 +419,7 @@ impl Source for ObserverDriver {
 
 impl State {
     fn handle(&mut self, input: Input) {
-        self.observer.handle(self.clock.time(Instant::now()), input);
+        self.machine.handle(self.clock.time(Instant::now()), input);
     }
 
     /// Whether there is something for the observer's thread.

@@ -195,14 +195,14 @@ struct Waiting {
     bound: Time,
 }
 
-/// The machine of a process; see the module.
+/// The machine of a member or of a joiner; see the module.
 #[derive(Debug)]
-pub struct Member {
+pub struct MemberMachine {
     core: Core,
     role: Role,
 }
 
-impl Member {
+impl MemberMachine {
     /// Makes a machine; `me` is what the others receive about it.
     #[must_use]
     pub fn new(

@@ -24,7 +24,7 @@ use super::timing::Timing;
 
 /// The state of an observer; see the module.
 #[derive(Debug)]
-pub struct Observer {
+pub struct ObserverMachine {
     me: ProcessInfo,
     timing: Timing,
     now: Time,
@@ -57,7 +57,7 @@ pub struct Observer {
 /// How many members in a row may refer to another coordinator, before the next one is asked.
 const MAX_REDIRECTS: u32 = 4;
 
-impl Observer {
+impl ObserverMachine {
     /// Makes an observer that looks for the coordinator at these addresses, at least one.
     #[must_use]
     pub fn new(

@@ -8,8 +8,9 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use nccl_control::proto::{
-    Command, Connection, ConnectionRequest, Event, Frame, Input, MILLI, Member, MemberId, Mistakes,
-    Observer, Output, ProcessInfo, Proof, SharedMembership, StartRole, Time, Timing,
+    Command, Connection, ConnectionRequest, Event, Frame, Input, MILLI, MemberId, MemberMachine,
+    Mistakes, ObserverMachine, Output, ProcessInfo, Proof, SharedMembership, StartRole, Time,
+    Timing,
 };
 
 use nccl_base::departure::ProcessEnd;
@@ -28,8 +29,8 @@ pub(crate) enum Path {
 /// The machine of a process.
 #[allow(clippy::large_enum_variant, reason = "nearly all are the large one")]
 pub(crate) enum Machine {
-    Member(Member),
-    Observer(Observer),
+    Member(MemberMachine),
+    Observer(ObserverMachine),
 }
 
 /// Calls a method that both machines have.
@@ -65,7 +66,7 @@ pub(crate) struct Process {
 
 impl Process {
     /// The machine of a process that is no observer.
-    pub(crate) fn member(&self) -> &Member {
+    pub(crate) fn member(&self) -> &MemberMachine {
         match &self.machine {
             Machine::Member(member) => member,
             Machine::Observer(_) => unreachable!("an observer is no member"),
@@ -216,7 +217,7 @@ impl Network {
         role: StartRole,
     ) -> usize {
         let (timing, mistakes, now) = (self.timing, self.mistakes, Time(self.now));
-        let member = |info| Machine::Member(Member::new(info, role, timing, mistakes, now));
+        let member = |info| Machine::Member(MemberMachine::new(info, role, timing, mistakes, now));
         self.start_with(slot, incarnation, kernel, false, member)
     }
 
@@ -224,7 +225,8 @@ impl Network {
     pub(crate) fn observe(&mut self, slot: u32, kernel: usize, parent: bool, ranks: u32) -> usize {
         let (timing, mistakes, now) = (self.timing, self.mistakes, Time(self.now));
         let at = (0..ranks).map(|slot| slot.to_string()).collect();
-        let observer = |info| Machine::Observer(Observer::new(info, at, timing, mistakes, now));
+        let observer =
+            |info| Machine::Observer(ObserverMachine::new(info, at, timing, mistakes, now));
         self.start_with(slot, 1, kernel, parent, observer)
     }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use nccl_control::proto::{
-    Command, Entry, Event, Exclusion, Generation, Input, MILLI, Member, MemberId, Mistakes,
+    Command, Entry, Event, Exclusion, Generation, Input, MILLI, MemberId, MemberMachine, Mistakes,
     OperatorDecision, SharedMembership, StartRole, Timing,
 };
 
@@ -632,7 +632,7 @@ impl<'s> Run<'s> {
                     let of = of.map(|of| &self.net.processes[of]);
                     let of = of.filter(|of| of.alive).map(Process::member);
                     let number = of.map(|of| of.membership().generation.number);
-                    of.is_some_and(Member::is_in) && number == latest
+                    of.is_some_and(MemberMachine::is_in) && number == latest
                 };
                 let known = match &self.net.processes[process].machine {
                     Machine::Observer(observer) => observer.membership().cloned(),

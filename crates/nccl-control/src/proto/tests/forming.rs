@@ -9,8 +9,8 @@ use crate::departure::{Departure, Failure, LossKind, Lost, ProcessEnd, Unreachab
 /// Processes whose connections deliver everything at once. The slot is the address.
 #[derive(Default)]
 struct Net {
-    members: Vec<(Member, Vec<Event>)>,
-    observer: Option<(Observer, Vec<Event>)>,
+    members: Vec<(MemberMachine, Vec<Event>)>,
+    observer: Option<(ObserverMachine, Vec<Event>)>,
     /// The two ends of each connection.
     lines: Vec<[usize; 2]>,
     now: Time,
@@ -36,14 +36,15 @@ impl Net {
     /// Observes at the first member.
     fn observe(&mut self) {
         let (me, at) = (self.process_info(99, 9), vec![String::from("0")]);
-        let observer = Observer::new(me, at, Timing::default(), Mistakes::default(), self.now);
+        let observer =
+            ObserverMachine::new(me, at, Timing::default(), Mistakes::default(), self.now);
         self.observer = Some((observer, Vec::new()));
         self.run();
     }
 
     fn start(&mut self, slot: u32, incarnation: u64, role: StartRole) -> usize {
         let me = self.process_info(slot, incarnation);
-        let member = Member::new(me, role, Timing::default(), Mistakes::default(), self.now);
+        let member = MemberMachine::new(me, role, Timing::default(), Mistakes::default(), self.now);
         self.members.push((member, Vec::new()));
         self.run();
         self.members.len() - 1
