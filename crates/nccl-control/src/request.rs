@@ -11,6 +11,9 @@ use super::round::Round;
 use super::straggler::{EntryReport, StragglerQueryRequest};
 use crate::departure::{Failure, ProcessEnd, Reason};
 
+/// The number of a request to which its sender wants no answer.
+pub(super) const NO_ANSWER: u64 = u64::MAX;
+
 /// The coordinator answers those that need one with an [`Answer`](super::coordinator_message::Answer) of the same
 /// number, in any order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -163,7 +163,7 @@ impl ThreadWorld {
         let stays_silently = keeps_communicators && departure == Departure::Left;
         if !state
             .service
-            .leave(rank, departure.clone(), keeps_communicators)
+            .record_departure(rank, departure.clone(), keeps_communicators)
         {
             return;
         }

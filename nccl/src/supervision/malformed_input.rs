@@ -38,7 +38,7 @@ fn like(seed: &[u8], random: &mut fastrand::Rng) -> Vec<u8> {
 fn no_bytes_of_a_fault_make_a_rank_panic_and_what_is_understood_survives_its_way() {
     let causes = [
         Cause::died(&ProcessEnd::in_words("killed by SIGKILL", "out").into()),
-        Cause::failed(&Failure::Said(String::from("no such file: weights"))),
+        Cause::failed(&Failure::Error(String::from("no such file: weights"))),
         Cause::host_lost(
             "node-b",
             vec![1, 2],

@@ -18,7 +18,7 @@ mod tests;
 
 pub use exit::{Exit, OomKill, Signal};
 #[doc(hidden)]
-pub use unfinished::{EndOutcome, Reason, UnfinishedExchange};
+pub use unfinished::{GatherOutcome, Reason, UnfinishedExchange};
 #[doc(hidden)]
 pub use value::{
     Departure, ExitReport, Failure, HeardOnly, LastCall, LossKind, Lost, ProcessEnd,

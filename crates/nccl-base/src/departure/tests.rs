@@ -61,7 +61,7 @@ fn all() -> Vec<(Departure, &'static str)> {
     vec![
         (Departure::Left, "it left the world"),
         (
-            Departure::Failed(Failure::Said(String::from("no weights: no such file"))),
+            Departure::Failed(Failure::Error(String::from("no weights: no such file"))),
             "it failed: no weights: no such file",
         ),
         (
@@ -87,7 +87,9 @@ fn all() -> Vec<(Departure, &'static str)> {
         ),
         (lost(LossKind::NoAddress), "it has no address"),
         (
-            lost(LossKind::Sent(text("a frame that is too long"))),
+            lost(LossKind::ProtocolViolation(text(
+                "a frame that is too long",
+            ))),
             "it sent a frame that is too long",
         ),
         (
@@ -102,7 +104,7 @@ fn all() -> Vec<(Departure, &'static str)> {
             "it cannot be reached: this rank is cut off from rank 2",
         ),
         (lost(LossKind::Unknown), "it died"),
-        (lost(LossKind::Said(text("it gave up"))), "it gave up"),
+        (lost(LossKind::Reported(text("it gave up"))), "it gave up"),
         (
             Departure::Lost(seen(Exit::Code(3), None, None, "")),
             "its process ended: exit code 3",
@@ -230,10 +232,10 @@ fn nothing_that_another_process_says_moves_a_cursor_or_overflows_a_clock() {
             sent: None,
             oom: Some(oom),
         }),
-        LossKind::Sent(text()),
+        LossKind::ProtocolViolation(text()),
         LossKind::LeftBehind { after: time },
         LossKind::CutOff(text()),
-        LossKind::Said(text()),
+        LossKind::Reported(text()),
         unreachable(UnreachableEvidence::Error(text())),
         unreachable(UnreachableEvidence::GaveUp {
             unacknowledged: time,
@@ -252,7 +254,7 @@ fn nothing_that_another_process_says_moves_a_cursor_or_overflows_a_clock() {
             }),
         })
     });
-    let failed = Departure::Failed(Failure::Said(text()));
+    let failed = Departure::Failed(Failure::Error(text()));
     for departure in lost.into_iter().chain([failed]) {
         let heard: Departure = wire::decode(&wire::encode(&departure)).unwrap();
         let (said, heard) = (format!("{departure:?}"), format!("{heard:?}"));
@@ -284,7 +286,7 @@ fn only_an_unreachable_host_may_have_a_rank_that_lives() {
 fn the_word_of_the_parent_is_the_best_account_and_an_unreachable_host_the_worst() {
     let word = seen(Exit::Code(3), None, None, "");
     let unreachable = Lost::from(UnreachableEvidence::Error(String::from("no route")));
-    for how in [LossKind::Closed, LossKind::Said(String::new())] {
+    for how in [LossKind::Closed, LossKind::Reported(String::new())] {
         let closed = Lost::from(how);
         assert!(word < closed && closed < unreachable, "{closed:?}");
     }

@@ -25,7 +25,7 @@ pub enum Departure {
 #[doc(hidden)]
 pub enum Failure {
     /// The whole chain of its program's error, or the message of a panic.
-    Said(#[serde(deserialize_with = "clean")] String),
+    Error(#[serde(deserialize_with = "clean")] String),
     /// Its process ends with this exit status, which is not 0.
     Exits(i32),
 }
@@ -64,7 +64,7 @@ pub enum LossKind {
     /// The address at which it listens is not known.
     NoAddress,
     /// It violated the protocol, and its connection was closed.
-    Sent(#[serde(deserialize_with = "clean")] String),
+    ProtocolViolation(#[serde(deserialize_with = "clean")] String),
     /// It did not join the next generation within `after`, and the others formed it without this rank.
     LeftBehind {
         #[serde(deserialize_with = "clean")]
@@ -77,7 +77,7 @@ pub enum LossKind {
     /// It has departed, and nothing else is known.
     Unknown,
     /// What the system or another process reported about it.
-    Said(#[serde(deserialize_with = "clean")] String),
+    Reported(#[serde(deserialize_with = "clean")] String),
     /// Its host does not answer: it may be alive.
     Unreachable(Box<UnreachableHost>),
 }
@@ -201,10 +201,10 @@ impl From<UnreachableEvidence> for Lost {
 }
 
 impl Lost {
-    /// Returns a loss that is known from the words of the system or of another process.
+    /// Returns a loss that is known from a text of the system or of another process.
     #[doc(hidden)]
-    pub fn said(text: impl Into<String>) -> Self {
-        LossKind::Said(text.into()).into()
+    pub fn reported(text: impl Into<String>) -> Self {
+        LossKind::Reported(text.into()).into()
     }
 
     /// Returns whether the rank may be alive all the same, out of reach.
@@ -345,7 +345,7 @@ impl fmt::Display for Departure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Said(chain) => f.write_str(chain),
+            Self::Error(chain) => f.write_str(chain),
             Self::Exits(status) => write!(f, "its process ended with exit status {status}"),
         }
     }
@@ -381,7 +381,7 @@ impl fmt::Display for LossKind {
                 write!(f, "its process (pid {pid}) ended without goodbye: it died")
             }
             Self::NoAddress => f.write_str("it has no address"),
-            Self::Sent(what) => write!(f, "it sent {what}"),
+            Self::ProtocolViolation(what) => write!(f, "it sent {what}"),
             Self::LeftBehind { after } => write!(
                 f,
                 "it did not come to the next generation within {:.1} s, and was left behind",
@@ -390,7 +390,7 @@ impl fmt::Display for LossKind {
             Self::Superseded => f.write_str("the others went on without it"),
             Self::CutOff(why) => write!(f, "it cannot be reached: this rank is {why}"),
             Self::Unknown => f.write_str("it died"),
-            Self::Said(text) => f.write_str(text),
+            Self::Reported(text) => f.write_str(text),
             Self::Unreachable(host) => host.fmt(f),
         }
     }

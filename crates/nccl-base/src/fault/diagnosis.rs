@@ -100,7 +100,7 @@ impl Cause {
                 ending: Some(Ending::Code(*status)),
                 out_of_memory: false,
             },
-            Failure::Said(chain) => RootCause::ProgramFailed {
+            Failure::Error(chain) => RootCause::ProgramFailed {
                 reason: chain.clone(),
             },
         };

@@ -169,7 +169,7 @@ fn a_rank_that_fails_or_exits_is_told_apart_from_one_that_dies() {
         out_of_memory: false,
     };
     assert_eq!(exits.root, root);
-    let fails = Cause::failed(&Failure::Said(String::from("no such file: model.bin")));
+    let fails = Cause::failed(&Failure::Error(String::from("no such file: model.bin")));
     assert!(matches!(fails.root, RootCause::ProgramFailed { .. }));
 }
 

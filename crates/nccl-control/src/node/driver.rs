@@ -19,21 +19,19 @@ use crate::connect;
 use crate::coordinator_message::{CoordinatorMessage, Push, RankRecord};
 use crate::departure::{Departure, LossKind, Lost, ProcessEnd, UnreachableEvidence, cut};
 use crate::discovery::DiscoveryHandle;
+use crate::driver_message::{self, BroadcastContent, DirectContent, NumberedRequest, decode_reply};
 use crate::environment::Rendezvous;
 use crate::heartbeat::{LivenessChange, Suspicion};
 use crate::inbox::Inbox;
 use crate::job::Job;
 use crate::process;
 use crate::process_state::ProcessState;
-use crate::program_message::{
-    self, BroadcastContent, DirectContent, NumberedRequest, decode_reply,
-};
 use crate::proto::{
     self, Command, ConnectionRequest, Entry, Event, Exclusion, Generation, Input, MemberId,
     MemberMachine, Membership, OperatorDecision, Output, ProcessInfo, Proof, SharedMembership,
 };
 use crate::reactor::{Reactor, Source};
-use crate::request::Request;
+use crate::request::{NO_ANSWER, Request};
 use crate::round::RequestError;
 use crate::service::LONGEST_NAME;
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -207,7 +205,7 @@ impl Node {
         };
         let node = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
-            job: rendezvous.identity(),
+            job: rendezvous.job_identity(),
             me: id,
             dialer: Dialer::default(),
             acceptor: OnceLock::new(),
@@ -1002,7 +1000,7 @@ impl State {
         if let (Some(call), Some(session)) = (call, self.sessions.last()) {
             let numbered = NumberedRequest {
                 generation: session.generation,
-                id: u64::MAX,
+                id: NO_ANSWER,
                 request: Request::LastCall { call },
             };
             self.handle(Input::Command(Command::Request(numbered.encode())));
@@ -1036,7 +1034,7 @@ impl State {
                         self.work.inboxes.push(Arc::clone(&session.inbox));
                     }
                 }
-                self.services.leave(*member, departure, false);
+                self.services.record_departure(*member, departure, false);
             }
             Entry::Broadcast(sent) => match wire::decode(&sent.bytes) {
                 Ok(BroadcastContent::Announced {
@@ -1060,7 +1058,8 @@ impl State {
                         rank,
                         departure: reported,
                     });
-                    self.services.leave_in(generation, from, &departure);
+                    self.services
+                        .record_failure_in(generation, from, &departure);
                 }
                 Ok(BroadcastContent::Watched(members)) => {
                     self.exit_reported_by_observer.extend(members)
@@ -1257,7 +1256,7 @@ impl State {
     }
 
     fn send_to_observer(&mut self, observer: MemberId, generation: u64, push: &Push) {
-        let bytes = program_message::encode_reply(generation, 0, &push.encode().payload);
+        let bytes = driver_message::encode_reply(generation, 0, &push.encode().payload);
         self.reply(observer, bytes);
     }
 
@@ -1267,7 +1266,7 @@ impl State {
         if observers.is_empty() {
             return;
         }
-        let bytes = program_message::encode_reply(generation, 0, &push.encode().payload);
+        let bytes = driver_message::encode_reply(generation, 0, &push.encode().payload);
         for observer in observers {
             self.reply(observer, Arc::clone(&bytes));
         }
@@ -1310,7 +1309,7 @@ impl State {
                 if let Some(state) = process::state_of(pid) {
                     let numbered = NumberedRequest {
                         generation,
-                        id: u64::MAX,
+                        id: NO_ANSWER,
                         request: Request::ProcessProbed { rank, state },
                     };
                     self.handle(Input::Command(Command::Request(numbered.encode())));
@@ -1334,14 +1333,14 @@ impl State {
                     } else {
                         self.reply(
                             member,
-                            program_message::encode_reply(generation, id, &payload),
+                            driver_message::encode_reply(generation, id, &payload),
                         );
                     }
                 }
             }
             services::Output::Observe(push) => self.send_to_observers(generation, &push),
             services::Output::Push { to, push } => {
-                let bytes = program_message::encode_reply(generation, 0, &push.encode().payload);
+                let bytes = driver_message::encode_reply(generation, 0, &push.encode().payload);
                 for member in to {
                     if member == me {
                         self.receive(generation, 0, CoordinatorMessage::Push(push.clone()));
@@ -1399,7 +1398,7 @@ impl State {
             if let Some(beside) = beside.map(|process| process.id) {
                 let push = Push::ProbeProcess { rank, pid };
                 let bytes =
-                    program_message::encode_reply(session.generation, 0, &push.encode().payload);
+                    driver_message::encode_reply(session.generation, 0, &push.encode().payload);
                 self.reply(beside, bytes);
             }
         }
@@ -1440,7 +1439,7 @@ impl State {
             }
             Exclusion::LeftBehind(_) => {
                 let rank = session.rank;
-                let lost = Lost::said(
+                let lost = Lost::reported(
                     "it was left behind: the other ranks have formed a later generation",
                 );
                 let departure = Departure::Lost(lost.clone());

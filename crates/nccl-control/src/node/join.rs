@@ -11,7 +11,7 @@ use nccl_base::ranges::ranges;
 
 use super::acceptor::Acceptor;
 use super::driver::{GenerationSession, Node, State};
-use crate::connect::{self, Identity};
+use crate::connect::{self, ClaimedRole};
 use crate::coordinator_search::CoordinatorSearch;
 use crate::departure::{Departure, Failure, LossKind};
 use crate::environment::Rendezvous;
@@ -33,6 +33,9 @@ use crate::transport::MachineDriver as _;
 
 /// How long a rank waits beyond its timeout for the coordinator to report which ranks are missing.
 const COORDINATOR_GRACE: Duration = Duration::from_secs(2);
+
+/// The generation of a process that leaves and has no session.
+pub(crate) const NO_GENERATION: u64 = u64::MAX;
 
 /// How long a leave message may take to arrive.
 const LEAVE_SEND_TIMEOUT: Duration = Duration::from_secs(1);
@@ -78,7 +81,7 @@ impl ActiveGeneration {
         }
     }
 
-    /// Returns the identities of all ranks.
+    /// Returns the processes of all ranks.
     pub(crate) fn members(&self) -> Vec<RankProcess> {
         let processes = &self.membership.members;
         let mut ranks: Vec<_> = processes
@@ -108,7 +111,7 @@ fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// Returns this process's identity for the others.
+/// Returns what the others receive about this process.
 fn process_info(slot: usize, at: &str) -> Result<ProcessInfo> {
     let incarnation = random().max(1);
     let launcher_rank = launcher::own_rank()?;
@@ -160,9 +163,13 @@ impl Node {
             };
             first = None;
         } else {
-            let identity = Identity::rank(*rank, size);
-            let authenticated =
-                connect::connect_to_rank_0(address, &rendezvous.identity(), identity, deadline)?;
+            let claimed_role = ClaimedRole::rank(*rank, size);
+            let authenticated = connect::connect_to_rank_0(
+                address,
+                &rendezvous.job_identity(),
+                claimed_role,
+                deadline,
+            )?;
             let fd = authenticated.connection.fd();
             listener = socket::listen_beside(address, &rank.to_string(), fd)?;
             initial_coordinator = fd.try_clone_to_owned().ok();
@@ -197,9 +204,13 @@ impl Node {
         deadline: Instant,
     ) -> Result<Arc<Self>> {
         let address = &rendezvous.address;
-        let identity = Identity::member(slot as usize);
-        let authenticated =
-            connect::connect_to_rank_0(address, &rendezvous.identity(), identity, deadline)?;
+        let claimed_role = ClaimedRole::member(slot as usize);
+        let authenticated = connect::connect_to_rank_0(
+            address,
+            &rendezvous.job_identity(),
+            claimed_role,
+            deadline,
+        )?;
         let listener =
             socket::listen_beside(address, &format!("{slot}"), authenticated.connection.fd())?;
         let at = address.to_string();
@@ -225,7 +236,7 @@ impl Node {
                 }
             };
             drop(state);
-            node.leave(u64::MAX, Departure::Left);
+            node.leave(NO_GENERATION, Departure::Left);
             return Err(Error::rendezvous(format!("no witness at {address}: {why}")));
         }
         drop(state);
@@ -296,7 +307,7 @@ impl Node {
                     false => vec![0],
                 };
                 let phase = (!coordinates).then(|| {
-                    let phase = crate::phase::Phase::Said(String::from("no answer"));
+                    let phase = crate::phase::Phase::Named(String::from("no answer"));
                     (phase, begun.elapsed())
                 });
                 let missing = missing.into_iter().map(|rank| Missing {
@@ -374,7 +385,7 @@ impl Node {
         deadline: Instant,
     ) -> Result<ActiveGeneration> {
         let begun = Instant::now();
-        let mut search = CoordinatorSearch::new(rendezvous, Identity::joiner());
+        let mut search = CoordinatorSearch::new(rendezvous, ClaimedRole::joiner());
         loop {
             let (authenticated, found) = search.run(deadline)?;
             let slot = rendezvous.rank;
@@ -404,7 +415,7 @@ impl Node {
                 node.wait(&mut state, deadline);
             };
             drop(state);
-            node.leave(u64::MAX, Departure::Left);
+            node.leave(NO_GENERATION, Departure::Left);
             if timed_out {
                 return Err(Error::rendezvous(format!(
                     "the world at {found} did not form a next generation within {:.1} s, so that this \
@@ -484,7 +495,7 @@ impl Node {
         })
     }
 
-    /// Ends the session of a generation. With the last one, this process leaves, and waits until the others know, at most for
+    /// Ends the session of a generation, or none for [`NO_GENERATION`]. With the last one, this process leaves, and waits until the others know, at most for
     /// [`LEAVE_SEND_TIMEOUT`].
     pub(crate) fn leave(&self, generation: u64, final_departure: Departure) {
         let mut state = self.state.lock();
@@ -598,7 +609,7 @@ impl Node {
     /// Reports to the other ranks of the first generation why this one will not join.
     pub(crate) fn report_failure(rendezvous: &Rendezvous, chain: String) -> Result<()> {
         let deadline = deadline_after(rendezvous.timeout);
-        let departure = Departure::Failed(Failure::Said(chain));
+        let departure = Departure::Failed(Failure::Error(chain));
         if rendezvous.rank == 0 {
             return Self::report_absent_rank_0(rendezvous, departure, || {
                 Instant::now() >= deadline

@@ -29,4 +29,4 @@ mod recording_requests;
 mod services;
 
 pub(crate) use driver::Node;
-pub(crate) use join::{ActiveGeneration, NextGenerationError};
+pub(crate) use join::{ActiveGeneration, NO_GENERATION, NextGenerationError};

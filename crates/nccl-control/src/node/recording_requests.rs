@@ -42,7 +42,7 @@ impl Node {
         let refuse = |reason: &str| {
             let why = RequestError::GivenUp {
                 rank: self.slot(),
-                reason: Reason::Said(reason.to_owned()),
+                reason: Reason::Text(reason.to_owned()),
             };
             answer(connection, id, &Answer::Failed(Arc::new(why)));
         };

@@ -9,7 +9,7 @@ use nccl_base::clock;
 use crate::coordinator_message::{Answer, Push, RankRecord};
 use crate::departure::Departure;
 use crate::proto::{MemberId, SharedMembership};
-use crate::request::Request;
+use crate::request::{NO_ANSWER, Request};
 use crate::round::RequestError;
 #[cfg(test)]
 use crate::round::Round;
@@ -63,12 +63,17 @@ impl GenerationService {
         }
     }
 
-    fn leave(&mut self, member: MemberId, departure: &Departure, keeps_communicators: bool) {
+    fn record_departure(
+        &mut self,
+        member: MemberId,
+        departure: &Departure,
+        keeps_communicators: bool,
+    ) {
         if let Some(rank) = self.membership.rank_of(member) {
             self.first_departure
                 .get_or_insert_with(|| (rank, departure.clone()));
             self.service
-                .leave(rank, departure.clone(), keeps_communicators);
+                .record_departure(rank, departure.clone(), keeps_communicators);
         }
     }
 }
@@ -162,7 +167,7 @@ impl Services {
         let Some(generation_service) = self.services.get_mut(&generation) else {
             // The request is of a generation in which this process was no member.
             let why = Answer::Failed(Arc::new(RequestError::Interrupted));
-            if id != u64::MAX {
+            if id != NO_ANSWER {
                 self.direct_outputs.push_back(answer(why));
             }
             return;
@@ -218,7 +223,7 @@ impl Services {
             }
             Request::LeaveWorld { why } => {
                 let departure = why.map_or(Departure::Left, Departure::Failed);
-                generation_service.leave(from, &departure, true);
+                generation_service.record_departure(from, &departure, true);
             }
             // The store was lost with the previous coordinator.
             Request::Set { .. } | Request::Get { .. }
@@ -236,21 +241,26 @@ impl Services {
     }
 
     /// Records that a member has departed.
-    pub(super) fn leave(
+    pub(super) fn record_departure(
         &mut self,
         member: MemberId,
         departure: &Departure,
         keeps_communicators: bool,
     ) {
         for generation_service in self.services.values_mut() {
-            generation_service.leave(member, departure, keeps_communicators);
+            generation_service.record_departure(member, departure, keeps_communicators);
         }
     }
 
     /// Records that a member fails, and keeps its communicators until their ends.
-    pub(super) fn leave_in(&mut self, generation: u64, member: MemberId, departure: &Departure) {
+    pub(super) fn record_failure_in(
+        &mut self,
+        generation: u64,
+        member: MemberId,
+        departure: &Departure,
+    ) {
         if let Some(generation_service) = self.services.get_mut(&generation) {
-            generation_service.leave(member, departure, true);
+            generation_service.record_departure(member, departure, true);
         }
     }
 

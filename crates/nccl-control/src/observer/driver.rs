@@ -9,20 +9,20 @@ use nccl_base::wire;
 
 use super::state::{ExitReport, Shared};
 use crate::clock::Clock;
-use crate::connect::{AuthenticatedConnection, Identity};
+use crate::connect::{AuthenticatedConnection, ClaimedRole};
 use crate::coordinator_message::{CoordinatorMessage, Push, RankRecord};
 use crate::coordinator_search::{CoordinatorSearch, SearchOutcome};
 use crate::departure::{Departure, LossKind, Lost, ProcessEnd};
+use crate::driver_message::{BroadcastContent, NumberedRequest, decode_reply};
 use crate::job::Job;
 use crate::node::Node;
 use crate::process;
-use crate::program_message::{BroadcastContent, NumberedRequest, decode_reply};
 use crate::proto::{
     self, Command, Entry, Event, Input, MemberId, Mistakes, ObserverMachine, OperatorDecision,
     Output, ProcessInfo, Proof, SharedMembership, Timing,
 };
 use crate::reactor::{EventFlags, Reactor, Source};
-use crate::request::Request;
+use crate::request::{NO_ANSWER, Request};
 use crate::round::RequestError;
 use crate::sync::Mutex;
 use crate::time::deadline_after;
@@ -100,7 +100,7 @@ impl ObserverDriver {
         );
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
-            job: shared.rendezvous.identity(),
+            job: shared.rendezvous.job_identity(),
             dialer: Dialer::default(),
             shared: Arc::clone(shared),
             state: Mutex::new(State {
@@ -146,7 +146,7 @@ impl ObserverDriver {
         }
     }
 
-    /// Sends a request to the coordinator's program, for the generation that is watched or formed.
+    /// Sends a request to the coordinator's driver, for the generation that is watched or formed.
     fn ask(&self, request: Request) {
         let mut state = self.state.lock();
         let active = state.membership.as_ref();
@@ -154,7 +154,7 @@ impl ObserverDriver {
         if let Some(generation) = active.or(state.forming) {
             let numbered = NumberedRequest {
                 generation,
-                id: u64::MAX,
+                id: NO_ANSWER,
                 request,
             };
             state.handle(Input::Command(Command::Request(numbered.encode())));
@@ -216,7 +216,7 @@ impl ObserverDriver {
                     Observation::Decided(ranks) => state.view.decided(ranks),
                 }
             }
-            // Reports to the program of the initial coordinator may have been lost.
+            // Reports to the driver of the initial coordinator may have been lost.
             if report_again {
                 reported.clear();
                 state
@@ -591,7 +591,7 @@ fn find_process(
 ) -> Result<(AuthenticatedConnection, String), String> {
     let rendezvous = &shared.rendezvous;
     let mut search =
-        CoordinatorSearch::new(rendezvous, Identity::new_observer(rendezvous.world_size));
+        CoordinatorSearch::new(rendezvous, ClaimedRole::new_observer(rendezvous.world_size));
     let mut pause = Duration::from_millis(2);
     loop {
         let is_alive = match search.step(deadline) {

@@ -795,7 +795,7 @@ impl Coordinator {
         );
     }
 
-    /// Handles that the program of this member leaves.
+    /// Handles that this process leaves.
     pub(super) fn leave(&mut self, core: &mut Core, departure: Departure) -> Option<Transition> {
         let me = core.id();
         self.handle_leave(core, me, departure);
@@ -1073,7 +1073,7 @@ impl Coordinator {
 
     // --- the next generation ---
 
-    /// Handles a new or withdrawn request of this member's program for the next generation.
+    /// Handles a new or withdrawn request of this member's driver for the next generation.
     pub(super) fn own_reconfigure_request(&mut self, core: &mut Core) -> Option<Transition> {
         self.advance(core)
     }

@@ -1,4 +1,4 @@
-//! The state of a member in every role: its generation, its log, its vote, the ends that it knows, and its program's requests.
+//! The state of a member in every role: its generation, its log, its vote, the ends that it knows, and its driver's requests.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::mistake::{Mistake, Mistakes};
 use super::timing::Timing;
 use crate::departure::{Departure, LossKind, Lost, UnreachableEvidence};
 
-/// An event for the program of a machine.
+/// An event for the driver of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// This generation is active, and this process is part of it or observes it.
@@ -24,11 +24,11 @@ pub enum Event {
     /// A message of a member to this one alone.
     Direct(MemberId, Vec<u8>),
     /// The member that coordinates from now on. Emitted for each generation, after [`Active`](Self::Active), and for each term in
-    /// which this process follows or coordinates: the program has to repeat its requests without a reply.
+    /// which this process follows or coordinates: the driver has to repeat its requests without a reply.
     Coordinator(MemberId),
-    /// To the coordinator, or to the initial coordinator: a request of a process's program, which may be this one.
+    /// To the coordinator, or to the initial coordinator: a request of a process's driver, which may be this one.
     Request(MemberId, Arc<[u8]>),
-    /// A reply of the coordinator's program.
+    /// A reply of the coordinator's driver.
     Reply(Arc<[u8]>),
     /// To the initial coordinator: another process has joined the first generation, or has received why there is none.
     Joined(MemberId),
@@ -36,7 +36,7 @@ pub enum Event {
     JoinRevoked(u32, Departure),
     /// There will be no first generation, for the reason in these bytes. This process takes part no more.
     FormationAborted(Arc<[u8]>),
-    /// To an observer: the first generation, which has this number, is being formed. The program of the initial coordinator
+    /// To an observer: the first generation, which has this number, is being formed. The driver of the initial coordinator
     /// accepts requests; those without a reply have to be repeated when this event is emitted again.
     Forming(u64),
     /// A member is a suspect: it has not answered for so many nanoseconds. Nothing ends because of that.
@@ -160,7 +160,7 @@ pub(super) struct Core {
     /// Processes that wait to be taken into the next generation, and observers.
     pub(super) joiners: BTreeMap<MemberId, ProcessInfo>,
     pub(super) observers: BTreeMap<MemberId, ProcessInfo>,
-    /// The program's departure, until it is acknowledged.
+    /// The departure of this process, until it is acknowledged.
     pub(super) leaving: Option<Departure>,
     /// When this process asked to join, or accepted the proposal that it knows.
     pub(super) consented: Time,
@@ -176,9 +176,9 @@ pub(super) struct Core {
     pub(super) departed: usize,
     /// The driver's evidence about unreachable peers, and its time.
     pub(super) evidence: BTreeMap<MemberId, (Time, Lost)>,
-    /// The last calls of the members' programs, as reported to the coordinator's, and when.
+    /// The last calls of the members' programs, as reported to the coordinator's driver, and when.
     pub(super) calls: BTreeMap<MemberId, (Time, String)>,
-    /// Whether the program takes part in no later generation.
+    /// Whether this process takes part in no later generation.
     pub(super) abstains: bool,
     /// Whether this process has reported to another one that it abstains or leaves.
     renounced_lease: bool,
@@ -554,7 +554,7 @@ impl Core {
         }))
     }
 
-    /// Appends an entry to the log, and emits it to the program.
+    /// Appends an entry to the log, and emits it to the driver.
     pub(super) fn deliver(&mut self, entry: Arc<Entry>) {
         if let Entry::Departed { member, .. } = &*entry
             && self.log.departure_proven(*member).is_none()
@@ -591,7 +591,7 @@ impl Core {
         self.events.push_back(Event::Entry(entry));
     }
 
-    /// Makes the program's message to all members.
+    /// Makes the driver's message to all members.
     pub(super) fn make_broadcast(&mut self, topic: String, bytes: Vec<u8>) -> Arc<Broadcast> {
         self.broadcasts_sent += 1;
         let broadcast = Arc::new(Broadcast {
@@ -604,7 +604,7 @@ impl Core {
         broadcast
     }
 
-    /// Records the program's request for the next generation.
+    /// Records the driver's request for the next generation.
     pub(super) fn request_reconfigure(
         &mut self,
         timeout: u64,

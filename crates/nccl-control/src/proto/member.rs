@@ -48,11 +48,11 @@ pub enum Input {
     Evidence(MemberId, Lost),
     /// An operation of NCCL with the other members has made progress.
     Progress,
-    /// A command of the program.
+    /// A command of the driver.
     Command(Command),
 }
 
-/// A command of the program.
+/// A command of the driver.
 #[derive(Clone, Debug)]
 pub enum Command {
     /// Sends a message to all members, in one order.
@@ -69,10 +69,10 @@ pub enum Command {
         /// The content.
         bytes: Vec<u8>,
     },
-    /// Sends a request to the coordinator's program, which may be this process's. Lost with the coordinator, and dropped while there is
-    /// none: the program has to repeat it at [`Event::Coordinator`].
+    /// Sends a request to the coordinator's driver, which may be this process's. Lost with the coordinator, and dropped while there is
+    /// none: the driver has to repeat it at [`Event::Coordinator`].
     Request(Arc<[u8]>),
-    /// Replies from the coordinator's program to one process. Dropped if this one is neither the coordinator nor the initial one.
+    /// Replies from the coordinator's driver to one process. Dropped if this one is neither the coordinator nor the initial one.
     Reply {
         /// The receiver.
         to: MemberId,
@@ -108,7 +108,7 @@ pub enum Command {
 pub enum Output {
     /// A request of the links.
     Connection(ConnectionRequest),
-    /// An event for the program.
+    /// An event for the driver.
     Event(Event),
 }
 
@@ -180,6 +180,9 @@ struct Joining {
     /// Since when it gives up, and waits until the processes that it has asked know that.
     cancelled_since: Option<Time>,
 }
+
+/// Stands for any generation that is later than that of this process.
+const LATER_GENERATION: u64 = u64::MAX;
 
 /// For how long a process that gives up joining waits until that is known, in nanoseconds.
 const JOIN_CANCEL_WAIT_NS: u64 = 1_000_000_000;
@@ -299,7 +302,7 @@ impl MemberMachine {
         self.core.links.peer_of(connection)
     }
 
-    /// Whether it coordinates or follows a coordinator: requests of its program are not dropped.
+    /// Whether it coordinates or follows a coordinator: requests of its driver are not dropped.
     #[must_use]
     pub fn has_coordinator(&self) -> bool {
         matches!(self.role, Role::Following { .. } | Role::Coordinating(_))
@@ -1240,7 +1243,7 @@ impl MemberMachine {
                 self.core.send(from, Message::Forming(generation));
             }
             Role::Joining(_) => self.core.links.close(from),
-            Role::Excluded | Role::Left => self.core.send_exclusion(from, u64::MAX),
+            Role::Excluded | Role::Left => self.core.send_exclusion(from, LATER_GENERATION),
         }
     }
 

@@ -244,9 +244,9 @@ pub enum Message {
         #[serde(with = "bytes")]
         bytes: Vec<u8>,
     },
-    /// To the coordinator's program. Lost with the coordinator: the program asks the next one again.
+    /// To the coordinator's driver. Lost with the coordinator: the driver asks the next one again.
     Request(#[serde(with = "bytes")] Arc<[u8]>),
-    /// From the coordinator's program.
+    /// From the coordinator's driver.
     Reply(#[serde(with = "bytes")] Arc<[u8]>),
     /// An end that the sender knows for certain.
     ReportEnd(Ended),

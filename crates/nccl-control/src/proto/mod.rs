@@ -1,7 +1,7 @@
 //! The control plane as machines: no clock, lock, thread, socket, cipher or log.
 //!
 //! A machine is given inputs ([`MemberMachine::handle`], [`MemberMachine::handle_timeout`]) and asked for outputs ([`MemberMachine::poll`]) and for the
-//! time of its next timeout ([`MemberMachine::next_timeout`]). A driver connects it to sockets and clocks; the simulator in `tests/sim`
+//! time of its next timeout ([`MemberMachine::next_timeout`]). A driver (`Node`, with its services) connects it to sockets and clocks; the simulator in `tests/sim`
 //! connects many of them to each other in virtual time.
 //!
 //! - `id`: members, generations and terms; `member_list`: how a list of members is encoded; `timing`: all durations;

@@ -1,11 +1,11 @@
 //! The machine of a process that is no member and does not vote: it receives the log, reports the ends that it knows, asks the
-//! coordinator's program, and forwards the operator's decision.
+//! coordinator's driver, and forwards the operator's decision.
 //!
 //! ```text
 //! looking ──a member reports that it coordinates──▶ watching ──lost, unresponsive, departed, redirected──▶ looking ──no answer──▶ over
 //! ```
 //!
-//! The observer asks the initial coordinator repeatedly until the first generation is active; the program of the initial
+//! The observer asks the initial coordinator repeatedly until the first generation is active; the driver of the initial
 //! coordinator can be asked as well. While looking, the observer asks one address or member after the other, and reports to
 //! each what all have to know. A member that follows names the coordinator. An observer may receive an entry that no member
 //! has, if the coordinator ended with it: then other entries with the same indices follow.

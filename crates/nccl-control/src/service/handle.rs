@@ -56,7 +56,7 @@ impl Service {
             Request::Get { key, timeout } => self.get(now, (rank, id), key, timeout),
             Request::Phase { mut name } => {
                 cut(&mut name, LONGEST_NAME);
-                self.ranks[rank].phase = Some((Phase::Said(name), now));
+                self.ranks[rank].phase = Some((Phase::Named(name), now));
             }
             Request::Send {
                 channel,
@@ -73,7 +73,7 @@ impl Service {
 
     /// Records that `rank` takes part in no round any more; a rank that `keeps_communicators` still takes part in those of
     /// ends, and leaves a second time after them. Returns whether that is new.
-    pub(crate) fn leave(
+    pub(crate) fn record_departure(
         &mut self,
         rank: usize,
         departure: Departure,

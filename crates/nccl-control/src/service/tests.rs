@@ -51,7 +51,7 @@ impl World {
     }
 
     fn leave(&mut self, rank: usize, departure: Departure, stays: bool) -> Vec<Output> {
-        self.service.leave(rank, departure, stays);
+        self.service.record_departure(rank, departure, stays);
         self.outputs()
     }
 
@@ -133,7 +133,7 @@ fn attend(key: &str, collective_index: u64, entered: Option<u64>) -> Request {
 }
 
 fn failed() -> Departure {
-    Departure::Failed(Failure::Said(String::from("out of paper")))
+    Departure::Failed(Failure::Error(String::from("out of paper")))
 }
 
 fn answer(to: &[(usize, u64)], answer: Answer) -> Output {
@@ -169,7 +169,7 @@ fn message(to: &[usize], from: usize, byte: u8) -> Output {
 
 fn missing(rank: usize, phase: Option<(&str, u64)>) -> Missing {
     let phase =
-        phase.map(|(name, millis)| (Phase::Said(name.to_owned()), Duration::from_millis(millis)));
+        phase.map(|(name, millis)| (Phase::Named(name.to_owned()), Duration::from_millis(millis)));
     Missing { rank, phase }
 }
 
@@ -247,7 +247,7 @@ fn a_round_ends_with_all_parts_with_a_rank_that_leaves_or_with_one_that_gives_up
     );
     let never = world.ask(0, 5, collect("never", 60, None));
     assert_eq!(never, [error_answer(&[(0, 5)], gone(1))]);
-    assert!(!world.service.leave(1, Departure::Left, false));
+    assert!(!world.service.record_departure(1, Departure::Left, false));
 }
 
 /// The ranks could be on the side of a cut network that does not continue.

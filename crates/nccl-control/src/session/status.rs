@@ -56,7 +56,7 @@ impl RankSession {
         &self.recorder
     }
 
-    /// The identities of the ranks; set when the generation is formed.
+    /// The processes of the ranks; set when the generation is formed.
     pub fn members(&self) -> Arc<OnceLock<Vec<RankProcess>>> {
         Arc::clone(&self.members)
     }

@@ -150,7 +150,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         (
             "cancel",
             Request::Cancel {
-                reason: Reason::Said(text("x")),
+                reason: Reason::Text(text("x")),
             }
             .encode(1),
         ),
@@ -253,7 +253,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         (
             "stay-failed",
             Request::LeaveWorld {
-                why: Some(Failure::Said(String::from("a: b"))),
+                why: Some(Failure::Error(String::from("a: b"))),
             }
             .encode(0),
         ),
@@ -324,7 +324,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
                     },
                     Missing {
                         rank: 2,
-                        phase: Some((Phase::Said(text("load")), Duration::from_secs(3))),
+                        phase: Some((Phase::Named(text("load")), Duration::from_secs(3))),
                     },
                 ],
                 waited: Duration::from_secs(9),
@@ -344,7 +344,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             "given-up",
             error(RequestError::GivenUp {
                 rank: 1,
-                reason: Reason::Said(text("x")),
+                reason: Reason::Text(text("x")),
             }),
         ),
         ("other-members", error(RequestError::OtherMembers)),
@@ -374,7 +374,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             "push-failed",
             Push::Departed {
                 rank: 1,
-                departure: Departure::Failed(Failure::Said(String::from("a: b"))),
+                departure: Departure::Failed(Failure::Error(String::from("a: b"))),
             }
             .encode(),
         ),
@@ -388,7 +388,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
                 pid: 77,
                 kernel: text("boot 4026531836"),
                 at: text("unix:@a"),
-                phase: Some((Phase::Said(text("load")), Duration::from_secs(3))),
+                phase: Some((Phase::Named(text("load")), Duration::from_secs(3))),
                 departure: Some(Departure::Left),
             })
             .encode(),
@@ -663,7 +663,7 @@ fn texts_that_people_write_make_no_parser_panic() {
 fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
     let text = || String::from("\x1b[2Jline\r\n");
     let time = Duration::MAX;
-    let phase = Some((Phase::Said(text()), time));
+    let phase = Some((Phase::Named(text()), time));
     let subject = QueriedOperation {
         key: String::from("k"),
         name: String::from("model/tp"),
@@ -687,7 +687,7 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
             part: Vec::new(),
         },
         Request::Cancel {
-            reason: Reason::Said(text()),
+            reason: Reason::Text(text()),
         },
         Request::Get {
             key: String::from("k"),

@@ -93,7 +93,7 @@ impl PeerConnection {
     pub(crate) fn fail(&self, error: &io::Error) {
         self.close();
         if let Some(driver) = self.driver.upgrade() {
-            let lost = Lost::said(error.to_string());
+            let lost = Lost::reported(error.to_string());
             driver.frames_arrived(self.number, Vec::new(), Some(lost));
             driver.run_deferred_work();
         }
@@ -159,7 +159,7 @@ impl PeerConnection {
                 Ok(None) => break,
                 Ok(Some(frame)) => frames.push(frame),
                 Err(why) => {
-                    broken = Some(Lost::from(LossKind::Sent(why.0.to_owned())));
+                    broken = Some(Lost::from(LossKind::ProtocolViolation(why.0.to_owned())));
                     break;
                 }
             }

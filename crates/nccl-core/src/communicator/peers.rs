@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaContext, CudaStream};
 use once_cell::sync::OnceCell;
 
-use nccl_base::departure::EndOutcome;
+use nccl_base::departure::GatherOutcome;
 use nccl_base::launch_mode::{LaunchMode, LaunchPreference};
 
 use crate::communicator::{Inner, Timeouts};
@@ -162,7 +162,7 @@ pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
         part: &[u8],
         timeout: Duration,
         interrupted: &dyn Fn() -> bool,
-    ) -> EndOutcome;
+    ) -> GatherOutcome;
 
     /// Returns the number of the next call to be compared, from 1.
     fn next_check(&self) -> u64;

@@ -87,7 +87,7 @@ fn end(random: &mut Rng) -> ProcessEnd {
 fn departure(random: &mut Rng) -> Departure {
     let how = match random.u8(0..9) {
         0 => return Departure::Left,
-        1 => return Departure::Failed(Failure::Said(text(random))),
+        1 => return Departure::Failed(Failure::Error(text(random))),
         2 => return Departure::Failed(Failure::Exits(random.i32(..))),
         3 => LossKind::Ended(Box::new(end(random))),
         4 => LossKind::Exited {
@@ -96,7 +96,7 @@ fn departure(random: &mut Rng) -> Departure {
         5 => LossKind::LeftBehind {
             after: duration(random),
         },
-        6 => LossKind::Said(text(random)),
+        6 => LossKind::Reported(text(random)),
         7 => {
             let evidence = match random.bool() {
                 true => UnreachableEvidence::Error(text(random)),

@@ -1,4 +1,4 @@
-//! A generation that forms, and the events for its coordinator's program; the effect of an observer's reports.
+//! A generation that forms, and the events for its coordinator's driver; the effect of an observer's reports.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -231,7 +231,7 @@ fn all_hear_why_there_will_be_no_generation_also_those_that_come_later() {
     let why: Arc<[u8]> = Arc::from(&b"rank 3 did not come"[..]);
     net.command(0, Command::AbortFormation(Arc::clone(&why)));
     let late = net.rank(2, 6);
-    // The program learns that the late process has connected and has received why there is no first generation.
+    // The driver learns that the late process has connected and has received why there is no first generation.
     assert_eq!(net.members[0].1.pop(), Some(Event::Joined(id(2, 6))));
     for of in [0, rank, late] {
         let heard = net.take_events(of);
@@ -246,7 +246,7 @@ fn all_hear_why_there_will_be_no_generation_also_those_that_come_later() {
 #[test]
 fn a_process_that_comes_only_to_say_that_it_fails_is_no_member_and_its_reason_is_heard() {
     let mut net = Net::first(2, 0);
-    let failed = Departure::Failed(Failure::Said(String::from("no weights")));
+    let failed = Departure::Failed(Failure::Error(String::from("no weights")));
     let (number, at, why) = (3, String::from("0"), failed.clone());
     let absent = net.start(1, 5, StartRole::Absent { number, at, why });
     assert_eq!(net.take_events(absent), [Event::Left]);
