@@ -228,12 +228,12 @@ impl<'a> Group<'a> {
             return Ok(());
         }
         let messages = self_messages.iter().map(|&at| &queued[at]);
-        let bytes = |message: &QueuedOp| message.op.bytes();
+        let bytes = |message: &QueuedOp| message.descriptor.bytes();
         // A collective that NCCL implements as messages has one of each.
         let all_but = |function| {
             let of_side = messages
                 .clone()
-                .filter(move |message| message.op.function() != function);
+                .filter(move |message| message.descriptor.function() != function);
             of_side.map(bytes)
         };
         if all_but(Function::Recv).eq(all_but(Function::Send)) {
