@@ -85,6 +85,57 @@ fn tokio_awaits_on_one_thread_and_on_several() {
     });
 }
 
+/// A rank whose every call is a future. Returns the rank that it has in the generation after.
+async fn rank_as_a_task(world: World) -> Outcome<usize> {
+    let world = Arc::new(world);
+    let stream = support::device(&world)?.new_stream()?;
+    let theirs = stream.clone();
+    let comm = world.communicator_async("task", move |comm| comm.stream(&theirs));
+    let comm = comm.await?;
+    world.barrier_async("the communicator is there").await?;
+    exchange(comm.clone(), stream.clone(), 20).await?;
+    // Operations and sizes for which NCCL chooses other algorithms.
+    for count in [64, 1 << 12, 1 << 16, 1 << 20] {
+        let x = stream.alloc_zeros::<u32>(count)?;
+        let mut both = stream.alloc_zeros::<u32>(2 * count)?;
+        comm.all_gather(&x, &mut both)?.await?;
+        comm.all_reduce_in_place(&mut both, ReduceOp::Sum)?.await?;
+        comm.broadcast(Some(&x), &mut both.slice_mut(..count), 1)?
+            .await?;
+        let mut half = stream.alloc_zeros::<u32>(count)?;
+        comm.reduce_scatter(&both, &mut half, ReduceOp::Max)?
+            .await?;
+        comm.all_to_all(&both, &mut stream.alloc_zeros::<u32>(2 * count)?)?
+            .await?;
+    }
+    // Each message waits for the other rank.
+    let mut y = stream.clone_htod(&[world.rank() as u32; 4096])?;
+    match world.rank() {
+        0 => comm.send(&y, 1)?.await?,
+        _ => comm.recv(&mut y, 0)?.await?,
+    }
+    assert_eq!(stream.clone_dtoh(&y)?, [0; 4096]);
+    comm.warm_up_async(SOON).await?;
+    comm.barrier_async().await?;
+    let split = comm.split_async("split", Some(0), 0).await?;
+    exchange(split.ok_or("it is in it")?, stream.clone(), 5).await?;
+    let smaller = comm.shrink_async("smaller", &[]).await?;
+    exchange(smaller.communicator, stream, 5).await?;
+    drop(comm);
+    let next = world.next_generation_async(SOON).await?;
+    Ok(next.rank())
+}
+
+#[test]
+fn two_ranks_are_tasks_of_one_thread_and_no_call_keeps_the_other_from_running() {
+    // On threads of another executor they would not show it: here a call that waits for the other rank waits for ever.
+    nccl_tools::perf::install(2).expect("an emulator or GPUs");
+    let mut worlds = World::threads(2).into_iter();
+    let mut task = || rank_as_a_task(worlds.next().expect("two ranks"));
+    let (one, other) = tokio(0).block_on(smol::future::zip(task(), task()));
+    assert_eq!((one.unwrap(), other.unwrap()), (0, 1));
+}
+
 #[test]
 fn smol_awaits_beside_other_tasks() {
     ranks_as_threads(2, |world| -> Outcome {

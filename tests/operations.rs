@@ -3,6 +3,8 @@
 mod support;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use nccl::all_to_all::AllToAllAlgorithm;
 use nccl::cudarc::driver::CudaStream;
@@ -335,6 +337,65 @@ fn one_communicator_serves_several_threads() {
                     });
                 }
             });
+        }
+        Ok(())
+    });
+}
+
+/// A value that goes through all ranks, each of which adds one; then all meet.
+fn pipeline(world: &World) -> Outcome {
+    let (stream, comm) = start(world)?;
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    for count in [1, 1000, 100_003] {
+        let mut y = stream.alloc_zeros::<u32>(count)?;
+        if rank > 0 {
+            comm.recv(&mut y, rank - 1)?.wait()?;
+            let one_more: Vec<u32> = stream.clone_dtoh(&y)?.iter().map(|one| one + 1).collect();
+            stream.memcpy_htod(&one_more, &mut y)?;
+        }
+        if rank + 1 < ranks {
+            comm.send(&y, rank + 1)?.wait()?;
+        }
+        assert_eq!(stream.clone_dtoh(&y)?, vec![rank as u32; count]);
+        comm.barrier()?;
+    }
+    let x = stream.alloc_zeros::<u32>(4)?;
+    let error = comm.send(&x, ranks).unwrap_err();
+    assert!(
+        matches!(error.kind(), ErrorKind::NoSuchRank { .. }),
+        "{error}"
+    );
+    // Its counterpart can be in the same group alone.
+    let error = comm.send(&x, rank).unwrap_err();
+    assert!(
+        matches!(error.kind(), ErrorKind::UnpairedOwnMessages { .. }),
+        "{error}"
+    );
+    comm.barrier()?;
+    Ok(())
+}
+
+#[test]
+fn single_messages_go_through_all_ranks() {
+    for ranks in [1, 2, 4] {
+        ranks_as_threads(ranks, |world| pipeline(&world));
+    }
+    ranks_as_processes(3, |world| pipeline(&world));
+}
+
+#[test]
+fn a_barrier_returns_on_no_rank_before_all_have_called_it() {
+    static CALLED: AtomicUsize = AtomicUsize::new(0);
+    ranks_as_threads(3, |world| -> Outcome {
+        let (_stream, comm) = start(&world)?;
+        for round in 1..=20 {
+            if comm.rank() == round % 3 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            CALLED.fetch_add(1, Ordering::SeqCst);
+            comm.barrier()?;
+            let called = CALLED.load(Ordering::SeqCst);
+            assert!(called >= 3 * round, "{called} of {}", 3 * round);
         }
         Ok(())
     });

@@ -81,12 +81,13 @@ compile_error!("the nccl crate works on Linux only, as NCCL does");
 pub use cudarc;
 pub use nccl_sys::Version;
 
+pub use mesh::Mesh;
 pub use nccl_base::error::{Error, ErrorKind, Result};
 pub use nccl_base::operation::{Operation, OperationKind};
 #[cfg(feature = "world")]
 pub use nccl_control::Rendezvous;
 pub use nccl_core::{
-    AbortSignal, AtRunTime, Buffer, Capability, Communicator, CommunicatorBuilder,
+    AbortSignal, AtRunTime, BackgroundCall, Buffer, Capability, Communicator, CommunicatorBuilder,
     CommunicatorState, Config, CtaPolicy, DataType, Element, Erased, ErasedMut, Group, Groups,
     LaunchMode, Library, NcclType, OwnedBuffer, PreMulSum, RecvBuffer, ReduceOp, Reduction,
     Registered, Request, Requests, ResizeWay, Resized, SendBuffer, Timeouts, UniqueId, device,
@@ -220,6 +221,7 @@ pub mod launch {
     //! an `Observer`, so that their errors say "killed by SIGKILL" and what the dead rank wrote
     //! last, rather than that its connection closed.
 
+    pub use crate::local_ranks::local_ranks;
     pub use nccl_base::departure::Signal;
     pub use nccl_launch::{
         Event, Events, Exit, Fleet, FleetBuilder, Line, OomKill, Output, RankEnd, Report, Stream,
@@ -246,6 +248,9 @@ pub mod plan {
 
     pub use nccl_core::{Capture, CapturedPlan, PlanBuffers};
 }
+#[cfg(feature = "world")]
+mod local_ranks;
+mod mesh;
 #[cfg(feature = "world")]
 mod nccl_environment;
 #[cfg(feature = "world")]
@@ -304,5 +309,7 @@ pub mod recorder {
 pub mod stats;
 #[cfg(feature = "world")]
 mod supervision;
+#[cfg(feature = "world")]
+pub mod testing;
 #[cfg(feature = "world")]
 mod world;

@@ -4,7 +4,6 @@ use std::error::Error as StdError;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::CommunicatorBuilder;
 use crate::communicator::{Communicator, LaunchMode, Timeouts};
 use crate::forked;
 use crate::nccl_environment;
@@ -12,6 +11,7 @@ use crate::peers::{AsWorld, InitSetup, PreflightCheck, WorldParameters};
 use crate::preflight::{Checks, Report, Settings};
 use crate::recorder::Timeline;
 use crate::supervision::{SessionExt as _, WorldPeers, recordings, register_with_control};
+use crate::{BackgroundCall, CommunicatorBuilder, Mesh};
 #[cfg(doc)]
 use nccl_base::error::ErrorKind;
 use nccl_base::error::Result;
@@ -76,6 +76,19 @@ impl World {
         register_with_control();
         nccl_environment::use_interface_of(&rendezvous)?;
         nccl_control::World::join(rendezvous).map(Self::of)
+    }
+
+    /// As [`join`](Self::join), without blocking the calling thread: for tasks of an executor.
+    ///
+    /// ```
+    /// # use nccl::{Rendezvous, World};
+    /// # async fn example() -> nccl::Result<()> {
+    /// let world = World::join_async(Rendezvous::from_env()?).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn join_async(rendezvous: Rendezvous) -> BackgroundCall<Self> {
+        BackgroundCall::start(move || Self::join(rendezvous))
     }
 
     /// Returns the worlds of `size` ranks that are threads of this process.
@@ -216,6 +229,20 @@ impl World {
         self.control.local_rank()
     }
 
+    /// Arranges the ranks along named axes, of which the last varies fastest.
+    ///
+    /// # Errors
+    /// As [`Mesh::new`].
+    ///
+    /// ```
+    /// let mesh = nccl::World::single().mesh(&[("dp", 1), ("tp", 1)])?;
+    /// assert_eq!(mesh.ranks(&["tp"]), [0]);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn mesh(&self, axes: &[(&str, usize)]) -> Result<Mesh> {
+        Mesh::new(self.rank(), self.size(), axes)
+    }
+
     /// Starts to make a communicator of all ranks. Every rank has to make it, under the same name.
     ///
     /// ```
@@ -230,6 +257,41 @@ impl World {
     /// ```
     pub fn communicator<'a>(&'a self, name: &'a str) -> CommunicatorBuilder<'a> {
         CommunicatorBuilder::with_world(name, self.parameters())
+    }
+
+    /// Makes a communicator of all ranks, and connects them, without blocking the calling thread: for tasks of an executor. `set`
+    /// configures it, as between [`communicator`](Self::communicator) and its `build`; on which thread it runs is not said.
+    ///
+    /// The ranks are connected as by [`Communicator::warm_up`], within the time that the builder has for making it
+    /// (`timeouts.init`): afterwards the call of an operation does not wait for other ranks. What connects later all the same, and
+    /// then waits in the call, is in `docs/async.md`.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use nccl::{ReduceOp, Rendezvous, World};
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let world = Arc::new(World::join_async(Rendezvous::from_env()?).await?);
+    /// let stream = nccl::device(world.local_rank())?.new_stream()?;
+    /// let theirs = stream.clone();
+    /// let comm = world.communicator_async("model/tp", move |comm| comm.stream(&theirs)).await?;
+    /// let mut y = stream.clone_htod(&[1.0f32; 8])?;
+    /// comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn communicator_async(
+        self: &Arc<Self>,
+        name: &str,
+        set: impl FnOnce(CommunicatorBuilder<'_>) -> CommunicatorBuilder<'_> + Send + 'static,
+    ) -> BackgroundCall<Communicator> {
+        let (world, name) = (Arc::clone(self), name.to_owned());
+        BackgroundCall::start(move || {
+            let builder = set(world.communicator(&name));
+            let timeout = builder.timeouts.init;
+            let comm = builder.build()?;
+            comm.warm_up(timeout)?;
+            Ok(comm)
+        })
     }
 
     /// Returns why the communicator of this world that ended last on this rank was ended; `None` while there is none.
@@ -291,6 +353,19 @@ impl World {
     /// ```
     pub fn barrier(&self, name: &str) -> Result<()> {
         self.control.barrier(name)
+    }
+
+    /// As [`barrier`](Self::barrier), without blocking the calling thread: for tasks of an executor.
+    ///
+    /// ```
+    /// # async fn example(world: std::sync::Arc<nccl::World>) -> nccl::Result<()> {
+    /// world.barrier_async("weights are loaded").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn barrier_async(self: &Arc<Self>, name: &str) -> BackgroundCall<()> {
+        let (world, name) = (Arc::clone(self), name.to_owned());
+        BackgroundCall::start(move || world.barrier(&name))
     }
 
     /// Sends `bytes` to every rank, and returns those of all ranks, by rank.
@@ -450,6 +525,20 @@ impl World {
     /// ```
     pub fn next_generation(&self, timeout: Duration) -> Result<Self> {
         self.reconfigure(timeout, false, &[])
+    }
+
+    /// As [`next_generation`](Self::next_generation), without blocking the calling thread: for tasks of an executor.
+    ///
+    /// ```
+    /// # use std::{sync::Arc, time::Duration};
+    /// # async fn example(world: Arc<nccl::World>) -> nccl::Result<()> {
+    /// let next = Arc::new(world.next_generation_async(Duration::from_secs(20)).await?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn next_generation_async(self: &Arc<Self>, timeout: Duration) -> BackgroundCall<Self> {
+        let world = Arc::clone(self);
+        BackgroundCall::start(move || world.next_generation(timeout))
     }
 
     /// As [`next_generation`](Self::next_generation), and without the ranks that make no such call within `timeout`: they

@@ -33,9 +33,8 @@ mod hosts;
 pub mod sums;
 pub mod table;
 
-use std::collections::HashMap;
 use std::ffi::OsString;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nccl::cudarc::driver::{CudaContext, DriverError};
@@ -43,7 +42,7 @@ use nccl::{Communicator, CommunicatorBuilder, LaunchMode, Rendezvous, World};
 use nccl_tools::gpu_check::{ARRANGEMENTS, MOST_RANKS, not_tested, tested};
 use nccl_tools::perf;
 use nccl_tools::spawn::{Ended, Job, Outcome, Output, describe_process, threads as rank_threads};
-use nccl_tools::testing::{Role, Verdict, again, end_with, name};
+use nccl_tools::testing::{Call, Place, Verdict, again, end_with};
 
 /// How long a test may take by default.
 pub const DEADLINE: Duration = Duration::from_secs(60);
@@ -327,48 +326,6 @@ impl Ranks {
             command
         });
         ended.unwrap_or_else(|error| panic!("the ranks could not be started: {error:#}"))
-    }
-}
-
-/// One call of the functions above: the test, and the number of calls before it.
-struct Call {
-    test: String,
-    number: usize,
-}
-
-/// The process that a call runs in.
-#[derive(PartialEq)]
-enum Place {
-    /// The test: the ranks are to be started.
-    Parent,
-    /// A rank that this call started.
-    Rank,
-    /// A rank that a later call started: this one succeeded, else there would be no later one.
-    Past,
-}
-
-impl Call {
-    fn of<F>(body: &F) -> Self {
-        static CALLS: Mutex<Option<HashMap<String, usize>>> = Mutex::new(None);
-        let test = name(body);
-        let mut calls = CALLS
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
-        let next = calls
-            .get_or_insert_default()
-            .entry(test.clone())
-            .or_default();
-        let number = *next;
-        *next += 1;
-        Self { test, number }
-    }
-
-    fn place(&self) -> Place {
-        match Role::of(&self.test) {
-            Role::Test => Place::Parent,
-            Role::Child(number) if number == self.number.to_string() => Place::Rank,
-            Role::Child(_) => Place::Past,
-        }
     }
 }
 

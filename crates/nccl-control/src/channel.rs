@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::exchange::check_rank;
 use super::inbox::ReceiveOutcome;
-use super::request::Request;
+use super::request::{NO_ANSWER, Request};
 use super::round::RequestError;
 use super::service::{CAPACITY, LARGEST_MESSAGE};
 use super::world::World;
@@ -132,7 +132,7 @@ impl Channel<'_> {
             ReceiveOutcome::Message { from, bytes, took } => {
                 if let Some(count) = took {
                     let channel = self.name.clone();
-                    session.send(u64::MAX, Request::Consumed { channel, count });
+                    session.send(NO_ANSWER, Request::Consumed { channel, count });
                 }
                 Ok(Some(ChannelMessage { from, bytes }))
             }

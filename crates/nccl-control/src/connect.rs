@@ -20,13 +20,13 @@ use crate::error::{Error, Result};
 
 /// The role, the rank and the world size that a joining process states.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Identity {
+pub(super) struct ClaimedRole {
     pub(super) role: PeerRole,
     pub(super) rank: usize,
     pub(super) size: usize,
 }
 
-impl Identity {
+impl ClaimedRole {
     pub(super) fn rank(rank: usize, size: usize) -> Self {
         Self {
             role: PeerRole::Rank,
@@ -70,7 +70,7 @@ impl Identity {
     }
 }
 
-impl Identity {
+impl ClaimedRole {
     pub(super) fn recording_reader(size: usize) -> Self {
         Self {
             role: PeerRole::RecordingReader,
@@ -80,7 +80,7 @@ impl Identity {
     }
 }
 
-impl fmt::Display for Identity {
+impl fmt::Display for ClaimedRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.role {
             PeerRole::Rank => write!(f, "rank {}", self.rank),
@@ -124,7 +124,7 @@ pub(super) const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) fn attempt(
     address: &Address,
     job: &Job,
-    identity: Identity,
+    claimed_role: ClaimedRole,
     attempt_number: usize,
     deadline: Instant,
 ) -> AttemptOutcome {
@@ -150,7 +150,7 @@ pub(super) fn attempt(
         &connection,
         &mut decoder,
         job,
-        identity,
+        claimed_role,
         dialled,
         attempt_deadline,
     );
@@ -168,9 +168,9 @@ pub(super) fn attempt(
             Retry::Elsewhere if has_several_ports => {
                 AttemptOutcome::NotYet(io::Error::other(why.clone()), Some(why))
             }
-            Retry::Elsewhere | Retry::Never => {
-                AttemptOutcome::Refused(format!("{identity} could not join at {address}: {why}"))
-            }
+            Retry::Elsewhere | Retry::Never => AttemptOutcome::Refused(format!(
+                "{claimed_role} could not join at {address}: {why}"
+            )),
         },
         Err(error) if error.kind() == io::ErrorKind::TimedOut => {
             let text = "a process accepted the connection and does not answer";
@@ -184,7 +184,7 @@ pub(super) fn attempt(
 pub(super) fn connect_to_rank_0(
     address: &Address,
     job: &Job,
-    identity: Identity,
+    claimed_role: ClaimedRole,
     deadline: Instant,
 ) -> Result<AuthenticatedConnection> {
     let mut pause = Duration::from_millis(2);
@@ -193,11 +193,11 @@ pub(super) fn connect_to_rank_0(
     let mut last_error: Option<String> = None;
     let mut report = Instant::now() + WAIT_LOG_INTERVAL;
     for attempt_number in 0.. {
-        let error = match attempt(address, job, identity, attempt_number, deadline) {
+        let error = match attempt(address, job, claimed_role, attempt_number, deadline) {
             AttemptOutcome::Connected(connection) => return Ok(connection),
             AttemptOutcome::Refused(why) => return Err(Error::rendezvous(why)),
             AttemptOutcome::Follows { why, .. } => {
-                let why = format!("{identity} could not join at {address}: {why}");
+                let why = format!("{claimed_role} could not join at {address}: {why}");
                 return Err(Error::rendezvous(why));
             }
             AttemptOutcome::NotYet(error, why) => {
@@ -225,7 +225,7 @@ pub(super) fn connect_to_rank_0(
         // The coordinator, which logs for all ranks that wait, does not know of this process.
         if Instant::now() >= report {
             report += WAIT_LOG_INTERVAL;
-            tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {identity} does not reach rank 0 at {address}: {error}");
+            tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {claimed_role} does not reach rank 0 at {address}: {error}");
         }
         let remaining = deadline.saturating_duration_since(Instant::now());
         std::thread::sleep(pause.min(remaining));
@@ -244,7 +244,7 @@ fn authenticate(
     connection: &Connection,
     decoder: &mut Decoder,
     job: &Job,
-    identity: Identity,
+    claimed_role: ClaimedRole,
     dialled: Option<Endpoint>,
     deadline: Instant,
 ) -> io::Result<HandshakeOutcome> {
@@ -252,9 +252,9 @@ fn authenticate(
     let hello = Hello {
         job: job.name.clone(),
         generation: job.generation,
-        world_size: identity.size,
-        role: identity.role,
-        rank: identity.rank,
+        world_size: claimed_role.size,
+        role: claimed_role.role,
+        rank: claimed_role.rank,
         host: crate::host::name().to_string(),
         pid: std::process::id().into(),
         kernel: process::kernel().to_owned(),

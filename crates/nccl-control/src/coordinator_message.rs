@@ -10,7 +10,7 @@ use super::frame::{Broken, Frame, Outgoing};
 use super::phase::Phase;
 use super::process;
 use super::process_state::ProcessState;
-use super::proto::Peer;
+use super::proto::ProcessInfo;
 use super::round::{Parts, RequestError};
 use super::straggler::StragglerReport;
 use crate::departure::Departure;
@@ -72,22 +72,20 @@ pub(super) enum Push {
         skew: Duration,
         last: usize,
     },
-    /// For a process on the host of a silent rank: asks for the state of that rank's process.
+    /// For a process on the host of a suspect: asks for the state of that rank's process.
     ProbeProcess {
         rank: usize,
         pid: u64,
     },
-    /// A rank is alive, and has been silent for so long; `None` when it answers again.
+    /// A rank is alive, and has not answered for so long; `None` when it answers again.
     Suspected {
         rank: usize,
         #[serde(deserialize_with = "clean")]
-        silent: Option<Duration>,
+        silence: Option<Duration>,
         state: Option<ProcessState>,
     },
     /// For observers, at first: the number of ranks.
     WorldSize(usize),
-    /// To an observer: the ranks have formed that generation.
-    Reconfigured(u64),
     /// For observers: the state of a rank, at first and whenever it changes.
     Rank(RankRecord),
 }
@@ -111,18 +109,18 @@ pub(super) struct RankRecord {
 
 impl RankRecord {
     /// The state of a member of an active generation.
-    pub(super) fn of(rank: usize, peer: &Peer) -> Self {
-        let is_here = peer.kernel != 0 && peer.kernel == process::kernel_sum();
+    pub(super) fn of(rank: usize, process: &ProcessInfo) -> Self {
+        let is_here = process.kernel != 0 && process.kernel == process::kernel_sum();
         let kernel = match is_here {
             true => process::kernel().to_owned(),
-            false => format!("{:x}", peer.kernel),
+            false => format!("{:x}", process.kernel),
         };
         Self {
             rank,
-            host: sanitize::name(&peer.host),
-            pid: peer.pid.into(),
+            host: sanitize::name(&process.host),
+            pid: process.pid.into(),
             kernel,
-            at: peer.at.clone(),
+            at: process.at.clone(),
             phase: Some((Phase::Joined, Duration::ZERO)),
             departure: None,
         }

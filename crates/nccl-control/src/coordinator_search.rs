@@ -19,7 +19,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::address::Address;
-use super::connect::{self, AttemptOutcome, AuthenticatedConnection, Identity};
+use super::connect::{self, AttemptOutcome, AuthenticatedConnection, ClaimedRole};
 use super::environment::Rendezvous;
 use super::job::Job;
 use super::service::WAIT_LOG_INTERVAL;
@@ -35,7 +35,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub(super) struct CoordinatorSearch {
     addresses: Vec<Address>,
     job: Job,
-    identity: Identity,
+    claimed_role: ClaimedRole,
     /// How many attempts at an address of the list there were.
     attempts: usize,
     /// The coordinator's address as the last answer named it, and how many referrals there were in a row.
@@ -58,13 +58,13 @@ pub(super) enum SearchOutcome {
 }
 
 impl CoordinatorSearch {
-    pub(super) fn new(rendezvous: &Rendezvous, identity: Identity) -> Self {
+    pub(super) fn new(rendezvous: &Rendezvous, claimed_role: ClaimedRole) -> Self {
         let addresses = rendezvous.addresses();
         Self {
             last_results: vec![None; addresses.len()],
             addresses,
-            job: rendezvous.identity(),
-            identity,
+            job: rendezvous.job_identity(),
+            claimed_role,
             attempts: 0,
             referral: None,
             referrals: 0,
@@ -86,7 +86,13 @@ impl CoordinatorSearch {
             }
         };
         let attempt_deadline = deadline.min(Instant::now() + connect::ATTEMPT_TIMEOUT);
-        match connect::attempt(&address, &self.job, self.identity, port, attempt_deadline) {
+        match connect::attempt(
+            &address,
+            &self.job,
+            self.claimed_role,
+            port,
+            attempt_deadline,
+        ) {
             AttemptOutcome::Connected(connection) => SearchOutcome::Connected(connection, address),
             AttemptOutcome::Follows { at, why, .. } => {
                 let referral = Address::parse(&at).filter(|referral| *referral != address);
@@ -139,16 +145,16 @@ impl CoordinatorSearch {
         let last_answer = self.last_answer.as_ref();
         let last_answer =
             last_answer.map_or_else(String::new, |why| format!("; last answer: {why}"));
-        let (job, identity) = (&self.job.name, self.identity);
+        let (job, claimed_role) = (&self.job.name, self.claimed_role);
         match &self.addresses[..] {
             [_] => format!(
-                "neither rank 0 nor a rank that took over from it answers {identity} at {}: is it running? If the \
+                "neither rank 0 nor a rank that took over from it answers {claimed_role} at {}: is it running? If the \
                  coordinator of job {job:?} is now on another host, add its address to NCCL_RUN_RENDEZVOUS (several \
                  addresses, separated by commas){last_answer}",
                 results.join("")
             ),
             _ => format!(
-                "no coordinator of job {job:?} answers {identity} at any of {}: is the job running? If all of its \
+                "no coordinator of job {job:?} answers {claimed_role} at any of {}: is the job running? If all of its \
                  ranks have ended, start it again{last_answer}",
                 results.join(", ")
             ),
@@ -179,8 +185,8 @@ impl CoordinatorSearch {
             // The coordinator does not know of this process, so its own log lines do not mention it.
             if now >= report {
                 report += WAIT_LOG_INTERVAL;
-                let identity = self.identity;
-                tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {identity} finds no coordinator: {why}");
+                let claimed_role = self.claimed_role;
+                tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {claimed_role} finds no coordinator: {why}");
             }
             // Pauses once all addresses have been tried.
             if self.attempts.is_multiple_of(self.addresses.len()) {

@@ -273,7 +273,7 @@ impl Rendezvous {
     }
 
     /// Returns what identifies the job in every handshake.
-    pub(super) fn identity(&self) -> Job {
+    pub(super) fn job_identity(&self) -> Job {
         Job {
             name: self.job.clone(),
             generation: self.generation,

@@ -8,7 +8,7 @@ use super::coordinator_message::Answer;
 use super::environment::Rendezvous;
 use super::frame::LARGEST;
 use super::node::Node;
-use super::request::Request;
+use super::request::{NO_ANSWER, Request};
 use super::round::RequestError;
 use super::world::World;
 use crate::departure::{Departure, Failure, cut};
@@ -78,7 +78,7 @@ impl World {
         }
         self.session.set_phase(name);
         let name = name.to_owned();
-        self.send(u64::MAX, Request::Phase { name });
+        self.send(NO_ANSWER, Request::Phase { name });
     }
 
     /// Leaves, and reports the reason to every rank: requests that wait for this rank end at once, with this error and the
@@ -86,7 +86,7 @@ impl World {
     pub fn fails(&mut self, error: &(dyn StdError + 'static)) {
         let mut chain = chain(error);
         cut(&mut chain, LONGEST_CHAIN);
-        self.set_final_departure(Departure::Failed(Failure::Said(chain)));
+        self.set_final_departure(Departure::Failed(Failure::Error(chain)));
     }
 
     /// Returns a group of some ranks, in this order, under a name. All of them must give the same list.
@@ -162,7 +162,7 @@ impl Rendezvous {
     pub fn fail(self, error: &(dyn StdError + 'static)) -> Result<()> {
         let mut chain = chain(error);
         cut(&mut chain, LONGEST_CHAIN);
-        self.identity().check()?;
+        self.job_identity().check()?;
         Node::report_failure(&self, chain)
     }
 }

@@ -51,7 +51,7 @@ impl World {
 
     /// Joins a running world as a new rank: in the place of a process that died, or in addition.
     pub fn join_running(rendezvous: Rendezvous) -> Result<Self> {
-        rendezvous.identity().check()?;
+        rendezvous.job_identity().check()?;
         EnvTimeouts::of_process()?;
         let deadline = deadline_after(world_timeout(rendezvous.timeout));
         let active = Node::join_running_world(&rendezvous, deadline)?;

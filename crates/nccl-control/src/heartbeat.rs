@@ -1,4 +1,4 @@
-//! Processes that are silent although their kernel answers.
+//! Suspects: processes that do not answer heartbeats, although their kernel answers.
 //!
 //! The kernels report that a process or a host has ended, without CPU time of the process. Heartbeats (`proto`) show only that a
 //! process does not answer: it was stopped, it is frozen, or it gets no CPU time. Such a rank is a *suspect*, which may
@@ -13,21 +13,21 @@ use super::process_state::ProcessState;
 /// How long the suspects of one coordinator stay valid when another takes over, which finds its own.
 const SUSPECTS_HELD: Duration = Duration::from_secs(3);
 
-/// A rank that is alive, as far as the kernels know, and silent.
+/// A rank that is alive, as far as the kernels know, and does not answer heartbeats.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub struct Suspect {
     pub rank: usize,
-    /// For how long.
-    pub silent: Duration,
+    /// For how long it has not answered.
+    pub silence: Duration,
     /// The state of its process according to its kernel, if a process on its host could look.
     pub state: Option<ProcessState>,
 }
 
 impl fmt::Display for Suspect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { silent, state, .. } = self;
-        write!(f, "alive, but silent for {:.1} s", silent.as_secs_f64())?;
+        let Self { silence, state, .. } = self;
+        write!(f, "alive, but silent for {:.1} s", silence.as_secs_f64())?;
         match state {
             Some(state) => write!(f, ": {state}"),
             None => Ok(()),
@@ -35,18 +35,18 @@ impl fmt::Display for Suspect {
     }
 }
 
-/// Whether a rank is silent, or answers again, and for how long it is or was silent.
+/// Whether a rank is a suspect, or answers again, and for how long it has not answered or had not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Silence {
+pub(super) enum Suspicion {
     Lasts(Duration),
     Ended(Duration),
 }
 
-impl Silence {
-    /// For how long the rank is silent; `None` if it answers.
+impl Suspicion {
+    /// For how long the rank has not answered; `None` if it answers.
     pub(super) fn lasting(self) -> Option<Duration> {
         match self {
-            Self::Lasts(silent) => Some(silent),
+            Self::Lasts(silence) => Some(silence),
             Self::Ended(_) => None,
         }
     }
@@ -55,33 +55,33 @@ impl Silence {
 /// Lines for the log, written with no lock held: a subscriber may query the world, or be slow.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LivenessChange {
-    /// A rank, for how long it is silent, and the state of its process.
-    Silent(usize, Duration, Option<ProcessState>),
-    /// A rank that answers again, and for how long it was silent.
+    /// A rank that is a suspect, for how long it has not answered, and the state of its process.
+    Suspected(usize, Duration, Option<ProcessState>),
+    /// A rank that answers again, and for how long it had not answered.
     HeardAgain(usize, Duration),
     /// This rank has taken over as coordinator.
     Coordinates(usize),
 }
 
 impl LivenessChange {
-    pub(super) fn of(rank: usize, silence: Silence, state: Option<ProcessState>) -> Self {
-        match silence {
-            Silence::Lasts(silent) => Self::Silent(rank, silent, state),
-            Silence::Ended(silent) => Self::HeardAgain(rank, silent),
+    pub(super) fn of(rank: usize, suspicion: Suspicion, state: Option<ProcessState>) -> Self {
+        match suspicion {
+            Suspicion::Lasts(silence) => Self::Suspected(rank, silence, state),
+            Suspicion::Ended(silence) => Self::HeardAgain(rank, silence),
         }
     }
 
     pub(super) fn log(self) {
-        let millis = |silent: Duration| silent.as_millis() as u64;
+        let millis = |silence: Duration| silence.as_millis() as u64;
         match self {
-            Self::Silent(rank, silent, state) => {
-                let silent_ms = millis(silent);
+            Self::Suspected(rank, silence, state) => {
+                let silent_ms = millis(silence);
                 let state =
                     state.map_or_else(|| String::from("unknown"), |state| state.to_string());
                 tracing::warn!(name: "nccl.rendezvous.silent", target: "nccl", rank, silent_ms, state, "a rank does not answer heartbeats, although its process is alive");
             }
-            Self::HeardAgain(rank, silent) => {
-                let silent_ms = millis(silent);
+            Self::HeardAgain(rank, silence) => {
+                let silent_ms = millis(silence);
                 tracing::info!(name: "nccl.rendezvous.heard_again", target: "nccl", rank, silent_ms, "a silent rank answers again");
             }
             Self::Coordinates(rank) => {
@@ -94,29 +94,29 @@ impl LivenessChange {
 /// The suspects known to a rank, reported by the coordinator or found by this rank.
 #[derive(Debug, Default)]
 pub(super) struct Suspects {
-    known: Vec<SilentRank>,
+    known: Vec<SuspectEntry>,
     /// The suspects of the previous coordinator, until this one has had time to find its own.
-    before: Vec<SilentRank>,
+    before: Vec<SuspectEntry>,
     until: Option<Instant>,
     /// When the coordinator was last heard.
     coordinator: Option<Instant>,
 }
 
-/// A rank, since when it is silent, and the state of its process.
-type SilentRank = (usize, Instant, Option<ProcessState>);
+/// A rank, since when it has not answered, and the state of its process.
+type SuspectEntry = (usize, Instant, Option<ProcessState>);
 
 impl Suspects {
-    /// Records that `rank` is silent for so long, or answers again (`None`).
+    /// Records that `rank` has not answered for so long, or answers again (`None`).
     pub(super) fn learn(
         &mut self,
         rank: usize,
-        silent: Option<Duration>,
+        silence: Option<Duration>,
         state: Option<&ProcessState>,
     ) {
         self.forget(rank);
-        if let Some(silent) = silent {
+        if let Some(silence) = silence {
             let now = Instant::now();
-            let since = now.checked_sub(silent).unwrap_or(now);
+            let since = now.checked_sub(silence).unwrap_or(now);
             self.known.push((rank, since, state.cloned()));
         }
     }
@@ -138,7 +138,7 @@ impl Suspects {
         };
     }
 
-    fn all_known(&self, now: Instant) -> Vec<SilentRank> {
+    fn all_known(&self, now: Instant) -> Vec<SuspectEntry> {
         let held = self.until.is_some_and(|until| now < until);
         let before = self.before.iter().filter(|_| held);
         self.known.iter().chain(before).cloned().collect()
@@ -157,9 +157,9 @@ impl Suspects {
     }
 
     fn all_at(&self, now: Instant) -> Vec<Suspect> {
-        let suspect = |(rank, since, state): SilentRank| Suspect {
+        let suspect = |(rank, since, state): SuspectEntry| Suspect {
             rank,
-            silent: now.saturating_duration_since(since),
+            silence: now.saturating_duration_since(since),
             state,
         };
         let mut all: Vec<_> = self.all_known(now).into_iter().map(suspect).collect();
@@ -193,15 +193,15 @@ mod tests {
 
     #[test]
     fn a_rank_that_answers_again_is_logged_with_the_length_of_its_silence() {
-        let silent = Duration::from_millis(2300);
-        let change = |silence| LivenessChange::of(1, silence, None);
+        let silence = Duration::from_millis(2300);
+        let change = |suspicion| LivenessChange::of(1, suspicion, None);
         assert_eq!(
-            change(Silence::Ended(silent)),
-            LivenessChange::HeardAgain(1, silent)
+            change(Suspicion::Ended(silence)),
+            LivenessChange::HeardAgain(1, silence)
         );
         assert_eq!(
-            change(Silence::Lasts(silent)),
-            LivenessChange::Silent(1, silent, None)
+            change(Suspicion::Lasts(silence)),
+            LivenessChange::Suspected(1, silence, None)
         );
     }
 
@@ -209,7 +209,7 @@ mod tests {
     fn a_suspect_is_described_as_alive_with_its_state() {
         let mut suspect = Suspect {
             rank: 3,
-            silent: Duration::from_millis(3240),
+            silence: Duration::from_millis(3240),
             state: Some(ProcessState::stopped()),
         };
         let text = "alive, but silent for 3.2 s: process state T (stopped)";

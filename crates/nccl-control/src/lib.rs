@@ -7,11 +7,11 @@
 //!   the address to which the handshake is bound; `refusal`: why connections are refused;
 //! - `reactor`, `connection`: one thread per process that reads all connections; `ack_tracker`: whether the peer's host
 //!   acknowledges sent data;
-//! - `process`: processes of this kernel and their state; `heartbeat`: which processes are silent;
+//! - `process`: processes of this kernel and their state; `heartbeat`: which processes are suspects;
 //! - `proto`: membership, coordinator and failover, as state machines;
 //! - `service`: what a coordinator does for the ranks beside their membership, as a state machine: rounds, the store, channels,
 //!   straggler queries;
-//! - `transport`: the connections of a driver of machines; `clock`: the time of machines; `program_message`: what programs send each other
+//! - `transport`: the connections of a driver of machines; `clock`: the time of machines; `driver_message`: what drivers send each other
 //!   through them;
 //! - `node`: the driver of a process's machines; `thread_world`: worlds whose ranks are threads of one process;
 //! - `connect`: joining; `coordinator_search`: how a new process finds the current coordinator; `job`: what all ranks have in common;
@@ -51,6 +51,7 @@ mod connection;
 mod coordinator_message;
 mod coordinator_search;
 mod discovery;
+mod driver_message;
 mod endpoint;
 mod environment;
 mod events;
@@ -72,7 +73,6 @@ mod phase;
 mod port_owner;
 mod process;
 mod process_state;
-mod program_message;
 #[doc(hidden)]
 pub mod proto;
 mod rank_process;
@@ -101,11 +101,14 @@ pub use application::{Application, ClockReading, FaultListener, RankRecorder, se
 pub use discovery::Discovery;
 pub use inbox::Notice;
 pub use interface::{Interface, Own, is_within, own as own_addresses};
+pub use launcher::launched_rank;
 pub use process_state::ProcessState;
 pub use rank_process::{RankProcess, launcher_ranks};
 pub use refusal::refused_connections;
 pub use session::{RankSession, leave_all, sessions};
-pub use straggler::{EntryReport, LateRank, QueriedOperation, StragglerReport, StragglerSuspicion};
+pub use straggler::{
+    EntryReport, LateRank, QueriedOperation, StragglerQueryRequest, StragglerReport,
+};
 
 pub use channel::{Channel, ChannelMessage};
 pub use environment::Rendezvous;

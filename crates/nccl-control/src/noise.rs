@@ -2,7 +2,7 @@
 //! messages after it.
 //!
 //! The pattern is NNpsk0 with X25519, ChaCha20-Poly1305 and SHA-256 (revision 34 of the Noise protocol framework); the
-//! pre-shared key is derived from the job's secret. [`handshake`](super::handshake_message) defines the messages of the two
+//! pre-shared key is derived from the job's secret. [`handshake`](super::handshake) defines the messages of the two
 //! sides, [`Connection`] seals and [`Decoder`] opens what follows.
 //!
 //! - [`Initiator`] is the side that connects. Its first message was made with the secret, but may be a replay:

@@ -9,7 +9,7 @@ pub(super) enum Phase {
     /// The rank has joined, and has set no phase yet.
     Joined,
     /// The phase that it has set.
-    Said(String),
+    Named(String),
 }
 
 impl Phase {
@@ -17,14 +17,14 @@ impl Phase {
     pub(super) fn name(&self) -> &str {
         match self {
             Self::Joined => "joined",
-            Self::Said(name) => name,
+            Self::Named(name) => name,
         }
     }
 }
 
 impl Clean for Phase {
     fn clean(&mut self) {
-        if let Self::Said(name) = self {
+        if let Self::Named(name) = self {
             name.clean();
         }
     }

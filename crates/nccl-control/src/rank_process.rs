@@ -1,11 +1,11 @@
-//! The identity of a rank: its host, its process, and where it listens.
+//! The process of a rank: its host, its process, and where it listens.
 
 use std::net::{IpAddr, SocketAddr};
 
 use crate::process;
 use crate::process_state::ProcessState;
 
-/// The identity of a rank.
+/// The process of a rank.
 #[derive(Clone, Debug)]
 #[doc(hidden)]
 pub struct RankProcess {
@@ -39,7 +39,7 @@ impl RankProcess {
         own.is_some() && own == other.address()
     }
 
-    /// The identity of a thread of this process.
+    /// The process of a thread of this process.
     pub(crate) fn here() -> Self {
         Self {
             host: crate::host::name().to_string(),

@@ -20,7 +20,7 @@ use nccl_base::clock;
 
 use super::address::Address;
 use super::application::ClockReading;
-use super::connect::{self, AttemptOutcome, Identity};
+use super::connect::{self, AttemptOutcome, ClaimedRole};
 use super::connection::Connection;
 use super::coordinator_message::{Answer, CoordinatorMessage};
 use super::frame::{Decoder, Frame};
@@ -213,9 +213,10 @@ impl RecordingQuery<'_> {
         decode: &Decode<'_, T>,
     ) -> Result<T, QueryError> {
         use std::io::ErrorKind::{ConnectionRefused, NotFound};
-        let identity = Identity::recording_reader(self.size);
+        let claimed_role = ClaimedRole::recording_reader(self.size);
         let soon = deadline.min(Instant::now() + connect::ATTEMPT_TIMEOUT);
-        let (connection, decoder) = match connect::attempt(address, self.job, identity, 0, soon) {
+        let (connection, decoder) = match connect::attempt(address, self.job, claimed_role, 0, soon)
+        {
             AttemptOutcome::Connected(established)
                 if established.accepted_by_rank == target.rank =>
             {

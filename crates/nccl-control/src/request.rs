@@ -8,8 +8,11 @@ use serde::{Deserialize, Serialize};
 use super::frame::{Broken, Frame, Outgoing};
 use super::process_state::ProcessState;
 use super::round::Round;
-use super::straggler::{EntryReport, StragglerSuspicion};
+use super::straggler::{EntryReport, StragglerQueryRequest};
 use crate::departure::{Failure, ProcessEnd, Reason};
+
+/// The number of a request to which its sender wants no answer.
+pub(super) const NO_ANSWER: u64 = u64::MAX;
 
 /// The coordinator answers those that need one with an [`Answer`](super::coordinator_message::Answer) of the same
 /// number, in any order.
@@ -24,9 +27,7 @@ pub(super) enum Request {
         part: Vec<u8>,
     },
     /// Gives up the request of the same number, and with it the exchange for all.
-    Cancel {
-        reason: Reason,
-    },
+    Cancel { reason: Reason },
     Set {
         key: String,
         #[serde(with = "bytes")]
@@ -56,16 +57,9 @@ pub(super) enum Request {
         #[serde(with = "bytes")]
         bytes: Vec<u8>,
     },
-    /// This rank ends with an error.
-    Fail {
-        why: Failure,
-    },
     /// This rank has dropped its world and still has communicators: it takes part only in the ends of these. With a reason, it
     /// fails.
-    LeaveWorld {
-        why: Option<Failure>,
-    },
-    Leave,
+    LeaveWorld { why: Option<Failure> },
     /// A message of a channel, to one rank or to all others; answered when all of them have room for it.
     Send {
         channel: String,
@@ -76,19 +70,14 @@ pub(super) enum Request {
         bytes: Vec<u8>,
     },
     /// This rank has received this many messages.
-    Consumed {
-        channel: String,
-        count: usize,
-    },
+    Consumed { channel: String, count: usize },
     /// Asks for the clock of the receiver's recorder; answered at once.
     Clock,
     /// Asks for the last operations of the receiver's communicators, in about `bytes` bytes at most. Sent only by
     /// [`PeerRole::RecordingReader`](super::handshake::PeerRole::RecordingReader).
-    Recording {
-        bytes: usize,
-    },
-    /// This rank waits in an operation that another rank may not have entered.
-    SuspectStragglers(StragglerSuspicion),
+    Recording { bytes: usize },
+    /// This rank waits in an operation that another rank may not have entered: asks for a straggler query about it.
+    QueryStragglers(StragglerQueryRequest),
     /// Whether this rank has entered an operation: the answer to
     /// [`Push::StragglerQuery`](super::coordinator_message::Push::StragglerQuery), and once more when it has.
     EntryReport(EntryReport),
@@ -98,14 +87,9 @@ pub(super) enum Request {
         call: String,
     },
     /// The answer to a [`Push::ProbeProcess`](super::coordinator_message::Push::ProbeProcess): the state of that rank's process.
-    ProcessProbed {
-        rank: usize,
-        state: ProcessState,
-    },
+    ProcessProbed { rank: usize, state: ProcessState },
     /// From an observer: it has started these ranks, as these processes, and will report how they end.
-    WatchRanks {
-        ranks: Vec<(usize, u64)>,
-    },
+    WatchRanks { ranks: Vec<(usize, u64)> },
     /// From an observer: how a process that it has started ended.
     ExitReport {
         rank: usize,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! a rank that waits          coordinator                        every other member
-//!   suspects a rank ──────▶    opens a query ─────asks───────▶
+//!   asks for a query ─────▶    opens a query ─────asks───────▶
 //!                              (once for an operation)            answers at once, and once more when it enters,
 //!                              ◀───────────────────────────────   if it has not
 //!                 all have answered, or its timeout is over
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::operation::OperationKind;
 
-/// The operation in question, as named by the rank whose suspicion opened the query.
+/// The operation in question, as named by the rank whose request opened the query.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct QueriedOperation {
@@ -38,17 +38,17 @@ pub struct QueriedOperation {
     pub sequence: u64,
 }
 
-/// A rank waits in an operation.
+/// A request for a straggler query, of a rank that waits in an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
-pub struct StragglerSuspicion {
+pub struct StragglerQueryRequest {
     pub subject: QueriedOperation,
     /// The ranks of the communicator in the world; empty for all in order.
     pub members: Vec<usize>,
     /// How long ago the rank entered.
     #[serde(deserialize_with = "clean")]
     pub since: Duration,
-    /// No rank is suspected: the query only measures how far apart the ranks entered.
+    /// Whether the query only measures how far apart the ranks entered.
     pub is_sample: bool,
 }
 

@@ -127,14 +127,10 @@ impl ThreadWorld {
                     &Push::Direct { from, topic, bytes },
                 );
             }
-            Request::Fail { why } => {
-                self.rank_leaves(&mut state, rank, Departure::Failed(why), false)
-            }
             Request::LeaveWorld { why } => {
                 let departure = why.map_or(Departure::Left, Departure::Failed);
                 self.rank_leaves(&mut state, rank, departure, true);
             }
-            Request::Leave => self.rank_leaves(&mut state, rank, Departure::Left, false),
             Request::Clock => {
                 let now = clock::clock().to_le_bytes();
                 self.inboxes[rank].answer(id, Answer::Value(now.as_slice().into()));
@@ -167,7 +163,7 @@ impl ThreadWorld {
         let stays_silently = keeps_communicators && departure == Departure::Left;
         if !state
             .service
-            .leave(rank, departure.clone(), keeps_communicators)
+            .record_departure(rank, departure.clone(), keeps_communicators)
         {
             return;
         }

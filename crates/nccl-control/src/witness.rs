@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::environment::Rendezvous;
-use super::node::Node;
+use super::node::{NO_GENERATION, Node};
 use crate::departure::Departure;
 use crate::error::Result;
 use crate::forked::{self, ForkGuarded};
@@ -51,7 +51,7 @@ impl Witness {
     /// ```
     pub fn join(rendezvous: Rendezvous, number: u32) -> Result<Self> {
         forked::begin()?;
-        rendezvous.identity().check()?;
+        rendezvous.job_identity().check()?;
         EnvTimeouts::of_process()?;
         let timeout: Duration = world_timeout(rendezvous.timeout);
         let slot = FIRST_SLOT.saturating_add(number);
@@ -82,7 +82,7 @@ impl Witness {
 impl Drop for Witness {
     fn drop(&mut self) {
         if !forked::is_child() {
-            self.node.leave(u64::MAX, Departure::Left);
+            self.node.leave(NO_GENERATION, Departure::Left);
         }
     }
 }

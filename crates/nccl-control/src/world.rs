@@ -56,9 +56,9 @@ impl World {
                 "an observer's rendezvous has no rank to join as: use Observer::join",
             ));
         }
-        rendezvous.identity().check()?;
+        rendezvous.job_identity().check()?;
         EnvTimeouts::of_process()?;
-        launcher::own_rank()?;
+        launcher::launched_rank()?;
         let deadline = deadline_after(world_timeout(rendezvous.timeout));
         let (rank, nranks) = (rendezvous.rank, rendezvous.world_size);
         let generation = rendezvous.generation;
@@ -83,7 +83,7 @@ impl World {
         Ok(world)
     }
 
-    /// Sets what follows from the rendezvous and the identities of the ranks.
+    /// Sets what follows from the rendezvous and the processes of the ranks.
     pub(super) fn apply_rendezvous(&mut self, rendezvous: &Rendezvous) {
         if let (true, Some(members)) = (rendezvous.counts_local_rank, self.session.members().get())
         {
@@ -262,7 +262,7 @@ impl Drop for World {
         }
         let mut final_departure = std::mem::replace(&mut self.final_departure, Departure::Left);
         if final_departure == Departure::Left && std::thread::panicking() {
-            final_departure = Departure::Failed(Failure::Said(panics::of_this_thread()));
+            final_departure = Departure::Failed(Failure::Error(panics::of_this_thread()));
         }
         self.session
             .inbox

@@ -164,7 +164,7 @@ impl WorldView {
                 });
             }
             match phase {
-                Phase::Said(name) if old != Some(Phase::Said(name.clone())) => {
+                Phase::Named(name) if old != Some(Phase::Named(name.clone())) => {
                     self.note(WorldEvent::Phase { rank, name });
                 }
                 _ => {}
@@ -310,7 +310,7 @@ mod tests {
     }
 
     fn phase_said(name: &str) -> Phase {
-        Phase::Said(name.to_owned())
+        Phase::Named(name.to_owned())
     }
 
     #[test]

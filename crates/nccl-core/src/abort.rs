@@ -82,7 +82,7 @@ impl AbortSignal {
         self.0.trigger();
     }
 
-    /// Whether the signal was given.
+    /// Returns whether the signal was given. The abort of a communicator that uses it may not have begun.
     ///
     /// ```
     /// assert!(!nccl::AbortSignal::new().is_aborted());

@@ -228,12 +228,12 @@ impl<'a> Group<'a> {
             return Ok(());
         }
         let messages = self_messages.iter().map(|&at| &queued[at]);
-        let bytes = |message: &QueuedOp| message.op.bytes();
+        let bytes = |message: &QueuedOp| message.descriptor.bytes();
         // A collective that NCCL implements as messages has one of each.
         let all_but = |function| {
             let of_side = messages
                 .clone()
-                .filter(move |message| message.op.function() != function);
+                .filter(move |message| message.descriptor.function() != function);
             of_side.map(bytes)
         };
         if all_but(Function::Recv).eq(all_but(Function::Send)) {
@@ -289,6 +289,55 @@ impl Communicator {
         let mut group = Group::of(self);
         let recorded = record(&mut group);
         group.issue(recorded)
+    }
+
+    /// Sends `x` to `peer`, which has to [`recv`](Self::recv) as many elements of the same type.
+    ///
+    /// A group of this one message: it is done on the stream before the next operation begins there. **Two ranks that both send
+    /// before they receive wait for each other for ever**: messages that have to progress together belong in one
+    /// [`group`](Self::group), with [`Group::isend`] and [`Group::irecv`].
+    ///
+    /// # Errors
+    /// As [`group`](Self::group) and [`Group::isend`]; [`ErrorKind::UnpairedOwnMessages`] for this rank itself.
+    ///
+    /// Wraps `ncclSend`.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator, x: &mut nccl::cudarc::driver::CudaSlice<f32>) -> nccl::Result<()> {
+    /// match comm.rank() {
+    ///     0 => comm.send(&*x, 1)?.wait()?,
+    ///     1 => comm.recv(x, 0)?.wait()?,
+    ///     _ => {}
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn send<'a>(&'a self, x: impl SendBuffer<'a>, peer: usize) -> Result<Request> {
+        self.group(|group| group.isend(x, peer))
+    }
+
+    /// Receives `y` from `peer`, which has to [`send`](Self::send) as many elements of the same type.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    ///
+    /// Wraps `ncclRecv`.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator, y: &mut nccl::cudarc::driver::CudaSlice<f32>) -> nccl::Result<()> {
+    /// // A pipeline: each stage takes what the one before it has made.
+    /// if comm.rank() > 0 {
+    ///     comm.recv(&mut *y, comm.rank() - 1)?;
+    /// }
+    /// // … this stage's kernels, on the same stream …
+    /// if comm.rank() + 1 < comm.world_size() {
+    ///     comm.send(&*y, comm.rank() + 1)?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn recv<'a>(&'a self, y: impl RecvBuffer<'a>, peer: usize) -> Result<Request> {
+        self.group(|group| group.irecv(y, peer))
     }
 }
 

@@ -18,6 +18,7 @@ pub use all_to_all::{
     Algorithm as AllToAllAlgorithm, AllToAll, AllToAllBuilder, Alternative, CostModel, Explanation,
     LinkCost, Nodes, Parts, Payloads,
 };
+pub use background_call::BackgroundCall;
 pub use buffer::{AtRunTime, Element, Erased, ErasedMut, RecvBuffer, SendBuffer};
 pub use communicator::{
     AbortReport, Communicator, EndedCommunicator, LaunchMode, Timeouts, abort_all, peers,
@@ -45,6 +46,7 @@ use nccl_base::{atomic_file, bounded_write, error, fault, forked, host, operatio
 mod abort;
 pub mod active_calls;
 mod all_to_all;
+mod background_call;
 pub mod buffer;
 pub mod collectives;
 pub mod communicator;

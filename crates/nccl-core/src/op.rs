@@ -105,23 +105,23 @@ pub(crate) struct Descriptor {
     /// The peer or root; 0 for operations without one.
     pub(crate) rank: i32,
     /// Function, type and operator, at [`FUNCTION`], [`DATA_TYPE`] and [`REDUCTION`].
-    pub(crate) kind: u32,
+    pub(crate) packed: u32,
 }
 
-/// The bit positions of the parts of a kind. The function is highest, so that one comparison identifies it.
+/// The bit positions of the parts of [`Descriptor::packed`]. The function is highest, so that one comparison identifies it.
 const FUNCTION: u32 = 24;
 const DATA_TYPE: u32 = 0;
 const REDUCTION: u32 = 8;
 
 #[inline]
-fn byte(kind: u32, at: u32) -> u8 {
-    (kind >> at) as u8
+fn byte(packed: u32, at: u32) -> u8 {
+    (packed >> at) as u8
 }
 
 impl Descriptor {
-    /// Below this, a kind is a message to a peer.
+    /// Below this, `packed` is that of a message to a peer.
     pub(crate) const AFTER_SEND: u32 = (Function::Send as u32 + 1) << FUNCTION;
-    /// Below this, a kind is a message to or from a peer.
+    /// Below this, `packed` is that of a message to or from a peer.
     pub(crate) const AFTER_RECV: u32 = (Function::Recv as u32 + 1) << FUNCTION;
 
     /// A message to (`Function::Send`) or from (`Function::Recv`) the peer `rank`, or a collective with the root `rank`.
@@ -132,7 +132,7 @@ impl Descriptor {
         Self {
             count: count as u64,
             rank,
-            kind: (function as u32) << FUNCTION | data_type << DATA_TYPE,
+            packed: (function as u32) << FUNCTION | data_type << DATA_TYPE,
         }
     }
 
@@ -150,21 +150,25 @@ impl Descriptor {
             Some(_) => 1 + ReduceOp::ALL.len() as u32,
         };
         Self {
-            kind: self.kind | code << REDUCTION,
+            packed: self.packed | code << REDUCTION,
             ..self
         }
     }
 
-    /// A descriptor from copied or received parts; `None` for an invalid kind.
-    pub(crate) fn of(count: u64, rank: i32, kind: u32) -> Option<Self> {
-        let is_known = usize::from(byte(kind, FUNCTION)) < Function::ALL.len()
-            && usize::from(byte(kind, REDUCTION)) <= 1 + ReduceOp::ALL.len();
-        is_known.then_some(Self { count, rank, kind })
+    /// A descriptor from copied or received parts; `None` for invalid ones.
+    pub(crate) fn of(count: u64, rank: i32, packed: u32) -> Option<Self> {
+        let is_known = usize::from(byte(packed, FUNCTION)) < Function::ALL.len()
+            && usize::from(byte(packed, REDUCTION)) <= 1 + ReduceOp::ALL.len();
+        is_known.then_some(Self {
+            count,
+            rank,
+            packed,
+        })
     }
 
     #[inline]
     pub(crate) fn function(&self) -> Function {
-        match Function::ALL.get(usize::from(byte(self.kind, FUNCTION))) {
+        match Function::ALL.get(usize::from(byte(self.packed, FUNCTION))) {
             Some(&function) => function,
             None => unreachable!("it was made from one"),
         }
@@ -172,7 +176,7 @@ impl Descriptor {
 
     #[inline]
     pub(crate) fn type_code(&self) -> u8 {
-        byte(self.kind, DATA_TYPE)
+        byte(self.packed, DATA_TYPE)
     }
 
     #[inline]
@@ -181,13 +185,13 @@ impl Descriptor {
     }
 
     pub(crate) fn reduction(&self) -> Option<RecordedReduction> {
-        let code = usize::from(byte(self.kind, REDUCTION)).checked_sub(1)?;
+        let code = usize::from(byte(self.packed, REDUCTION)).checked_sub(1)?;
         let own = ReduceOp::ALL.get(code).copied();
         Some(own.map_or(RecordedReduction::Made, RecordedReduction::Op))
     }
 
     pub(crate) fn is_message(&self) -> bool {
-        self.kind < Self::AFTER_RECV
+        self.packed < Self::AFTER_RECV
     }
 
     /// The other rank of a message.
@@ -224,7 +228,7 @@ impl Descriptor {
 /// The form in which other ranks get it.
 impl From<Descriptor> for (u64, i32, u32) {
     fn from(descriptor: Descriptor) -> Self {
-        (descriptor.count, descriptor.rank, descriptor.kind)
+        (descriptor.count, descriptor.rank, descriptor.packed)
     }
 }
 

@@ -24,7 +24,7 @@ pub struct QueuedOp {
     /// The address of a message's buffer; for a collective, the address to read, null where the rank reads nothing.
     pub(crate) address: u64,
     /// The rest of the operation.
-    pub(crate) op: Descriptor,
+    pub(crate) descriptor: Descriptor,
 }
 
 /// The further arguments of a collective.
@@ -32,7 +32,7 @@ pub struct QueuedOp {
 pub(crate) struct CollectiveArgs {
     /// The address to write; null where the rank writes nothing.
     pub(crate) recv: u64,
-    pub(crate) op: sys::ncclRedOp_t,
+    pub(crate) reduction_op: sys::ncclRedOp_t,
 }
 
 /// The context of an operation's C calls.
@@ -67,21 +67,29 @@ impl QueuedOp {
     ) -> Self {
         Self {
             address,
-            op: Descriptor::new(function, count, data_type, rank),
+            descriptor: Descriptor::new(function, count, data_type, rank),
         }
     }
 
     /// Counts a collective.
     #[inline]
     fn count_in(&self, tally: &Tally) {
-        let op = &self.op;
-        tally.operation(op.function(), op.type_code(), op.count);
+        let descriptor = &self.descriptor;
+        tally.operation(
+            descriptor.function(),
+            descriptor.type_code(),
+            descriptor.count,
+        );
     }
 
     /// Adds the operation to what each launch of a plan counts.
     pub(crate) fn add_to(&self, volume: &mut Volume) {
-        let op = &self.op;
-        volume.add(op.function(), op.type_code(), op.count);
+        let descriptor = &self.descriptor;
+        volume.add(
+            descriptor.function(),
+            descriptor.type_code(),
+            descriptor.count,
+        );
     }
 
     /// Makes the C call.
@@ -93,18 +101,18 @@ impl QueuedOp {
         let api = calls.library.api();
         let (comm, stream) = (calls.comm, calls.stream);
         let recv = collective_args.map_or(self.address, |collective_args| collective_args.recv);
-        let op = collective_args.map_or(sys::ncclRedOp_t::ncclSum, |collective_args| {
-            collective_args.op
+        let reduction_op = collective_args.map_or(sys::ncclRedOp_t::ncclSum, |collective_args| {
+            collective_args.reduction_op
         });
         let (send, recv) = (self.address as *const c_void, recv as *mut c_void);
-        let (count, rank): (usize, c_int) = (self.op.count as usize, self.op.rank);
-        let data_type = self.op.data_type().raw();
+        let (count, rank): (usize, c_int) = (self.descriptor.count as usize, self.descriptor.rank);
+        let data_type = self.descriptor.data_type().raw();
         // SAFETY: for each: the function is NCCL's of that name; the addresses are valid for what it
         // reads and writes (the length rules, checked when the operation was queued) until the work
         // on the stream is done, which the order of streams ensures, and no other code accesses what is
         // written; communicator and stream are alive.
         let code = unsafe {
-            match self.op.function() {
+            match self.descriptor.function() {
                 Function::Send => api
                     .ncclSend
                     .map(|f| f(send, count, data_type, rank, comm, stream)),
@@ -113,19 +121,28 @@ impl QueuedOp {
                     .map(|f| f(recv, count, data_type, rank, comm, stream)),
                 Function::AllReduce => api
                     .ncclAllReduce
-                    .map(|f| f(send, recv, count, data_type, op, comm, stream)),
+                    .map(|f| f(send, recv, count, data_type, reduction_op, comm, stream)),
                 Function::Broadcast => api
                     .ncclBroadcast
                     .map(|f| f(send, recv, count, data_type, rank, comm, stream)),
-                Function::Reduce => api
-                    .ncclReduce
-                    .map(|f| f(send, recv, count, data_type, op, rank, comm, stream)),
+                Function::Reduce => api.ncclReduce.map(|f| {
+                    f(
+                        send,
+                        recv,
+                        count,
+                        data_type,
+                        reduction_op,
+                        rank,
+                        comm,
+                        stream,
+                    )
+                }),
                 Function::AllGather => api
                     .ncclAllGather
                     .map(|f| f(send, recv, count, data_type, comm, stream)),
                 Function::ReduceScatter => api
                     .ncclReduceScatter
-                    .map(|f| f(send, recv, count, data_type, op, comm, stream)),
+                    .map(|f| f(send, recv, count, data_type, reduction_op, comm, stream)),
                 Function::AllToAll => api
                     .ncclAlltoAll
                     .map(|f| f(send, recv, count, data_type, comm, stream)),
@@ -138,8 +155,11 @@ impl QueuedOp {
             }
         };
         match code {
-            Some(code) => ffi::check(calls.library, self.op.function().name(), code),
-            None => Err(ffi::missing(calls.library, self.op.function().name())),
+            Some(code) => ffi::check(calls.library, self.descriptor.function().name(), code),
+            None => Err(ffi::missing(
+                calls.library,
+                self.descriptor.function().name(),
+            )),
         }
     }
 }
@@ -156,7 +176,7 @@ pub(crate) fn call(
         [alone] if !batch.grouped => {
             let NextSlots { slots, tally } = writer.next_slots(1);
             if let [slot] = slots {
-                slot.write(&alone.op, 0);
+                slot.write(&alone.descriptor, 0);
             }
             alone.count_in(tally);
             writer.publish_operations(1);
@@ -240,23 +260,32 @@ impl Caller<'_> {
         let mut slots = slots.iter();
         for queued_op in queued {
             let Some(slot) = slots.next() else { break };
-            let &QueuedOp { address, ref op } = queued_op;
-            let (count, rank, type_code) = (op.count as usize, op.rank, op.type_code());
+            let &QueuedOp {
+                address,
+                ref descriptor,
+            } = queued_op;
+            let (count, rank, type_code) = (
+                descriptor.count as usize,
+                descriptor.rank,
+                descriptor.type_code(),
+            );
             let data_type = sys::ncclDataType_t(type_code.into());
-            let code = if op.kind < Descriptor::AFTER_SEND {
-                let number = tally.messages.next_sent(rank, type_code, op.count);
-                slot.write(op, number);
+            let code = if descriptor.packed < Descriptor::AFTER_SEND {
+                let number = tally.messages.next_sent(rank, type_code, descriptor.count);
+                slot.write(descriptor, number);
                 let address = address as *const c_void;
                 // SAFETY: as in `QueuedOp::call`.
                 unsafe { (self.send)(address, count, data_type, rank, comm, stream) }
-            } else if op.kind < Descriptor::AFTER_RECV {
-                let number = tally.messages.next_received(rank, type_code, op.count);
-                slot.write(op, number);
+            } else if descriptor.packed < Descriptor::AFTER_RECV {
+                let number = tally
+                    .messages
+                    .next_received(rank, type_code, descriptor.count);
+                slot.write(descriptor, number);
                 let address = address as *mut c_void;
                 // SAFETY: as in `QueuedOp::call`.
                 unsafe { (self.recv)(address, count, data_type, rank, comm, stream) }
             } else {
-                slot.write(op, 0);
+                slot.write(descriptor, 0);
                 queued_op.count_in(tally);
                 queued_op
                     .call(self.collective_args.next(), calls)
@@ -284,7 +313,7 @@ fn check_code(
     queued_op: &QueuedOp,
     code: sys::ncclResult_t,
 ) -> Result<Progress, NcclFailure> {
-    ffi::check(calls.library, queued_op.op.function().name(), code)
+    ffi::check(calls.library, queued_op.descriptor.function().name(), code)
 }
 
 /// Makes `calls` between group start and group end. When one of them fails, the group is ended without

@@ -102,7 +102,7 @@ impl State {
     }
 
     /// Whether an abort has begun: operations of the communicator have no result.
-    pub(crate) fn is_aborted(self) -> bool {
+    pub(crate) fn abort_has_begun(self) -> bool {
         matches!(self, Self::Aborting | Self::Aborted | Self::Leaked)
     }
 

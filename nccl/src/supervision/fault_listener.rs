@@ -469,6 +469,6 @@ pub(super) fn report_end(
     timeout: Duration,
 ) {
     for topic in [key, &full_abort_topic(key)] {
-        session.end_alone(topic, members, part, timeout);
+        session.send_part(topic, members, part, timeout);
     }
 }

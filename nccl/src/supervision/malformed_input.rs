@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::rank_report::RankReport;
 use super::root_cause::{DiagnosisInput, SeenByRank, completed_calls, find_root_cause, sentences};
-use nccl_base::departure::{Failure, ProcessEnd, SilenceEvidence};
+use nccl_base::departure::{Failure, ProcessEnd, UnreachableEvidence};
 use nccl_base::fault::{Cause, Fault};
 use nccl_base::roster::Roster;
 use nccl_diagnose::host_evidence::HostEvidence;
@@ -38,12 +38,12 @@ fn like(seed: &[u8], random: &mut fastrand::Rng) -> Vec<u8> {
 fn no_bytes_of_a_fault_make_a_rank_panic_and_what_is_understood_survives_its_way() {
     let causes = [
         Cause::died(&ProcessEnd::in_words("killed by SIGKILL", "out").into()),
-        Cause::failed(&Failure::Said(String::from("no such file: weights"))),
+        Cause::failed(&Failure::Error(String::from("no such file: weights"))),
         Cause::host_lost(
             "node-b",
             vec![1, 2],
             &Roster::default(),
-            &SilenceEvidence::Error(String::from("timed out")).into(),
+            &UnreachableEvidence::Error(String::from("timed out")).into(),
         ),
         Cause::cut_off("cut off", &[0, 2], &Roster::default()),
         Cause::asked("enough"),

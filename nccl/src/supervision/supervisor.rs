@@ -1,11 +1,11 @@
 //! One communicator as one of its ranks sees it: its members, its decided fault, and which ranks have released it.
 //!
 //! ```text
-//! (registered) ──a fault arrives──▶ failed ──released, or given up, here──▶ concluded
+//! (registered) ──a fault arrives──▶ failed ──released, or given up, here──▶ ended
 //! ```
 //!
 //! Only the fault listener writes the decided fault, once, in the order in which all ranks receive the faults. The thread that
-//! ended the communicator on this rank concludes, once; all other threads wait for the conclusion.
+//! ended the communicator on this rank sets the text about unconfirmed ranks, once; all other threads wait for it.
 
 mod trait_impl;
 
@@ -27,7 +27,7 @@ use crate::peers::{
 use crate::stats;
 use crate::sync::Mutex;
 use crate::time::deadline_after;
-use nccl_base::departure::EndOutcome;
+use nccl_base::departure::GatherOutcome;
 use nccl_base::fault::cause::Waiting;
 use nccl_base::fault::{Fault, FaultClass};
 use nccl_base::roster::Roster;
@@ -55,15 +55,15 @@ pub(crate) struct ControlPlaneSupervisor {
     /// How long the other ranks may take to report that they released it.
     confirm_timeout: Duration,
     /// Set when the end is over: a sentence that names the ranks that did not release it, if any.
-    conclusion: OnceLock<Option<String>>,
+    unconfirmed_text: OnceLock<Option<String>>,
     /// Held by the thread that reports how far this rank has released it, and waits for the reports of the others.
     reporting: Mutex<()>,
     /// Whether all ranks have reported how far they released it, and the end of all aborts is needed as well.
     needs_more: AtomicBool,
     /// The decided fault, with the calls in which the ranks waited.
     complete: OnceLock<Arc<Fault>>,
-    /// The conclusion, once the world has a next generation.
-    past_conclusion: OnceLock<String>,
+    /// As `unconfirmed_text`, once the world has a next generation.
+    superseded_text: OnceLock<String>,
     /// Whether the decided fault was logged.
     is_logged: AtomicBool,
     /// Number of calls that were compared before they were handed to NCCL.
@@ -152,11 +152,11 @@ impl ControlPlaneSupervisor {
             began: OnceLock::new(),
             target: OnceLock::new(),
             confirm_timeout: request.confirm_timeout,
-            conclusion: OnceLock::new(),
+            unconfirmed_text: OnceLock::new(),
             reporting: Mutex::new(()),
             needs_more: AtomicBool::new(false),
             complete: OnceLock::new(),
-            past_conclusion: OnceLock::new(),
+            superseded_text: OnceLock::new(),
             is_logged: AtomicBool::new(false),
             checks: AtomicU64::new(0),
             last_queried: AtomicU64::new(0),
@@ -173,7 +173,7 @@ impl ControlPlaneSupervisor {
             weak,
         ) {
             // A second report of the end would wait in vain: the others do not report again. Nothing was lent yet.
-            let _ = supervisor.conclusion.set(None);
+            let _ = supervisor.unconfirmed_text.set(None);
         }
         supervisor.log_fault();
         supervisor
@@ -187,14 +187,16 @@ impl ControlPlaneSupervisor {
     /// Reports that this rank's abort has returned, and waits for the end of all aborts, which one rank needs.
     fn report_full_abort(&self, so_far: ReleaseProgress) -> bool {
         let part = [encode_release(so_far)];
-        let ended = self.session.end(
+        let ended = self.session.gather_parts(
             &full_abort_topic(&self.key),
             &self.members,
             &part,
             self.confirm_timeout,
             None,
         );
-        self.conclusion.set(self.conclusion_text(&ended)).is_ok()
+        self.unconfirmed_text
+            .set(self.text_of_unconfirmed(&ended))
+            .is_ok()
     }
 
     /// Delays the end report of a rank whose operation only timed out until there is a cause: the others may all have reported.
@@ -266,8 +268,8 @@ impl ControlPlaneSupervisor {
     }
 
     /// Adds to the decided fault the calls in which the ranks waited, and what their hosts show: all ranks get the same parts.
-    fn complete(&self, ended: &EndOutcome) {
-        let (EndOutcome::All(parts), Some(decided)) = (ended, self.decided.get()) else {
+    fn complete(&self, ended: &GatherOutcome) {
+        let (GatherOutcome::All(parts), Some(decided)) = (ended, self.decided.get()) else {
             return;
         };
         let parts = parts.iter().map(|part| split_part(part));
@@ -310,22 +312,22 @@ impl ControlPlaneSupervisor {
         sentences(&seen, &places.collect::<Vec<_>>(), &self.roster)
     }
 
-    fn conclusion_text(&self, ended: &EndOutcome) -> Option<String> {
+    fn text_of_unconfirmed(&self, ended: &GatherOutcome) -> Option<String> {
         let (unconfirmed, why): (Vec<usize>, _) = match ended {
-            EndOutcome::All(parts) => {
+            GatherOutcome::All(parts) => {
                 let leaked = self.members.iter().zip(parts);
                 let leaked = leaked
                     .filter(|(_, part)| decode_release(part) == Some(ReleaseProgress::Nothing));
                 let leaked = leaked.map(|(&rank, _)| rank).collect();
                 (leaked, String::from("could not end the communicator"))
             }
-            EndOutcome::Missing(ranks) => {
+            GatherOutcome::Missing(ranks) => {
                 let timeout = self.confirm_timeout;
                 let why =
                     format!("did not confirm within {timeout:?} that it ended the communicator");
                 (ranks.clone(), why)
             }
-            EndOutcome::ConnectionLost => {
+            GatherOutcome::ConnectionLost => {
                 std::thread::sleep(GRACE.min(self.confirm_timeout));
                 return Some(String::from(
                     "the control connection to the other ranks is lost, so that they could not confirm that they \
@@ -372,10 +374,10 @@ impl SupervisedCommunicator for ControlPlaneSupervisor {
 }
 
 impl Drop for ControlPlaneSupervisor {
-    /// Forgets the communicator, and reports the end of one that has failed and not concluded.
+    /// Forgets the communicator, and reports the end of one that has failed and whose end is not over.
     fn drop(&mut self) {
         let failed = self.fault_listener.fault_registry().forget(&self.key);
-        if failed && self.conclusion.get().is_none() {
+        if failed && self.unconfirmed_text.get().is_none() {
             report_end(
                 &self.session,
                 &self.key,

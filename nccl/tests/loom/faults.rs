@@ -28,7 +28,7 @@ struct Rank {
     failed: AtomicUsize,
     /// How often an abort began.
     begun: AtomicUsize,
-    /// `ControlPlaneSupervisor::conclusion`: whether its end has been reported, or will not be reported again.
+    /// `ControlPlaneSupervisor::unconfirmed_text`: whether its end has been reported, or will not be reported again.
     has_reported: AtomicBool,
     /// How often its end was reported to the other ranks, which hear the first report only.
     said: AtomicUsize,

@@ -19,9 +19,13 @@ fn seen(exit: Exit, sent: Option<Signal>, oom: Option<OomKill>, stderr: &str) ->
     ProcessEnd::seen(exit, sent, oom, stderr).into()
 }
 
-fn silent(evidence: SilenceEvidence, heard: Option<HeardOnly>, undecided: Option<&str>) -> Lost {
+fn unreachable(
+    evidence: UnreachableEvidence,
+    heard: Option<HeardOnly>,
+    undecided: Option<&str>,
+) -> Lost {
     let undecided = undecided.map(str::to_owned);
-    LossKind::Silent(Box::new(Silence {
+    LossKind::Unreachable(Box::new(UnreachableHost {
         evidence,
         heard,
         undecided,
@@ -44,7 +48,7 @@ fn all() -> Vec<(Departure, &'static str)> {
         heard: seconds(0.31),
         unacknowledged: seconds(2.96),
     };
-    let timed_out = || SilenceEvidence::Error(text("Connection timed out (os error 110)"));
+    let timed_out = || UnreachableEvidence::Error(text("Connection timed out (os error 110)"));
     let last_call = |lost: Lost| {
         Departure::Lost(Lost {
             last_call: Some(LastCall {
@@ -57,7 +61,7 @@ fn all() -> Vec<(Departure, &'static str)> {
     vec![
         (Departure::Left, "it left the world"),
         (
-            Departure::Failed(Failure::Said(String::from("no weights: no such file"))),
+            Departure::Failed(Failure::Error(String::from("no weights: no such file"))),
             "it failed: no weights: no such file",
         ),
         (
@@ -73,17 +77,19 @@ fn all() -> Vec<(Departure, &'static str)> {
             "its process (pid 4711) ended without goodbye: it died",
         ),
         (
-            Departure::Lost(silent(SilenceEvidence::Refused, None, None)),
+            Departure::Lost(unreachable(UnreachableEvidence::Refused, None, None)),
             "its connection broke without goodbye: its host refuses connections to the address at which it listened: \
              its process has ended, or a firewall refuses them",
         ),
         (
-            Departure::Lost(silent(SilenceEvidence::Closed, None, None)),
+            Departure::Lost(unreachable(UnreachableEvidence::Closed, None, None)),
             "its connection broke without goodbye: it was closed from the other end, which did not reconnect",
         ),
         (lost(LossKind::NoAddress), "it has no address"),
         (
-            lost(LossKind::Sent(text("a frame that is too long"))),
+            lost(LossKind::ProtocolViolation(text(
+                "a frame that is too long",
+            ))),
             "it sent a frame that is too long",
         ),
         (
@@ -98,7 +104,7 @@ fn all() -> Vec<(Departure, &'static str)> {
             "it cannot be reached: this rank is cut off from rank 2",
         ),
         (lost(LossKind::Unknown), "it died"),
-        (lost(LossKind::Said(text("it gave up"))), "it gave up"),
+        (lost(LossKind::Reported(text("it gave up"))), "it gave up"),
         (
             Departure::Lost(seen(Exit::Code(3), None, None, "")),
             "its process ended: exit code 3",
@@ -133,8 +139,8 @@ fn all() -> Vec<(Departure, &'static str)> {
             "its connection broke without goodbye: Connection timed out (os error 110)",
         ),
         (
-            Departure::Lost(silent(
-                SilenceEvidence::GaveUp {
+            Departure::Lost(unreachable(
+                UnreachableEvidence::GaveUp {
                     unacknowledged: seconds(2.96),
                 },
                 None,
@@ -144,8 +150,8 @@ fn all() -> Vec<(Departure, &'static str)> {
              acknowledged nothing that was sent to it for 3.0 s",
         ),
         (
-            Departure::Lost(silent(
-                SilenceEvidence::Unheard {
+            Departure::Lost(unreachable(
+                UnreachableEvidence::Unheard {
                     unheard: seconds(3.0),
                     unacknowledged: seconds(3.12),
                 },
@@ -156,7 +162,7 @@ fn all() -> Vec<(Departure, &'static str)> {
              that was sent to it for 3.1 s",
         ),
         (
-            last_call(silent(
+            last_call(unreachable(
                 timed_out(),
                 Some(heard.clone()),
                 Some("cut off from rank 0"),
@@ -201,8 +207,8 @@ fn nothing_that_another_process_says_moves_a_cursor_or_overflows_a_clock() {
         let stderr = Some(text());
         LossKind::Ended(Box::new(ProcessEnd { report, stderr }))
     };
-    let silence = |evidence| {
-        LossKind::Silent(Box::new(Silence {
+    let unreachable = |evidence| {
+        LossKind::Unreachable(Box::new(UnreachableHost {
             evidence,
             heard: Some(HeardOnly {
                 heard: time,
@@ -226,15 +232,15 @@ fn nothing_that_another_process_says_moves_a_cursor_or_overflows_a_clock() {
             sent: None,
             oom: Some(oom),
         }),
-        LossKind::Sent(text()),
+        LossKind::ProtocolViolation(text()),
         LossKind::LeftBehind { after: time },
         LossKind::CutOff(text()),
-        LossKind::Said(text()),
-        silence(SilenceEvidence::Error(text())),
-        silence(SilenceEvidence::GaveUp {
+        LossKind::Reported(text()),
+        unreachable(UnreachableEvidence::Error(text())),
+        unreachable(UnreachableEvidence::GaveUp {
             unacknowledged: time,
         }),
-        silence(SilenceEvidence::Unheard {
+        unreachable(UnreachableEvidence::Unheard {
             unheard: time,
             unacknowledged: time,
         }),
@@ -248,7 +254,7 @@ fn nothing_that_another_process_says_moves_a_cursor_or_overflows_a_clock() {
             }),
         })
     });
-    let failed = Departure::Failed(Failure::Said(text()));
+    let failed = Departure::Failed(Failure::Error(text()));
     for departure in lost.into_iter().chain([failed]) {
         let heard: Departure = wire::decode(&wire::encode(&departure)).unwrap();
         let (said, heard) = (format!("{departure:?}"), format!("{heard:?}"));
@@ -260,34 +266,40 @@ fn nothing_that_another_process_says_moves_a_cursor_or_overflows_a_clock() {
 }
 
 #[test]
-fn only_a_silent_host_may_have_a_rank_that_lives() {
+fn only_an_unreachable_host_may_have_a_rank_that_lives() {
     let live =
         |departure: &Departure| matches!(departure, Departure::Lost(lost) if lost.may_live());
     for (departure, sentence) in all() {
-        let is_silent = sentence.starts_with("its connection broke without goodbye");
-        assert_eq!(live(&departure), is_silent, "{sentence}");
+        let is_unreachable = sentence.starts_with("its connection broke without goodbye");
+        assert_eq!(live(&departure), is_unreachable, "{sentence}");
         let one_way = sentence.contains("packets come through one way only");
         if let Departure::Lost(lost) = &departure {
-            let is = lost.silence().is_some_and(Silence::is_one_way);
+            let is = lost
+                .unreachable_host()
+                .is_some_and(UnreachableHost::is_one_way);
             assert_eq!(is, one_way, "{sentence}");
         }
     }
 }
 
 #[test]
-fn the_word_of_the_parent_is_the_best_account_and_silence_the_worst() {
+fn the_word_of_the_parent_is_the_best_account_and_an_unreachable_host_the_worst() {
     let word = seen(Exit::Code(3), None, None, "");
-    let silence = Lost::from(SilenceEvidence::Error(String::from("no route")));
-    for how in [LossKind::Closed, LossKind::Said(String::new())] {
+    let unreachable = Lost::from(UnreachableEvidence::Error(String::from("no route")));
+    for how in [LossKind::Closed, LossKind::Reported(String::new())] {
         let closed = Lost::from(how);
-        assert!(word < closed && closed < silence, "{closed:?}");
+        assert!(word < closed && closed < unreachable, "{closed:?}");
     }
 }
 
 #[test]
 fn an_undecided_account_is_not_longer_than_a_page() {
     let long = "ä".repeat(5000);
-    let lost = silent(SilenceEvidence::Error(String::from("x")), None, Some(&long));
+    let lost = unreachable(
+        UnreachableEvidence::Error(String::from("x")),
+        None,
+        Some(&long),
+    );
     assert!(lost.to_string().len() <= 4096);
 }
 

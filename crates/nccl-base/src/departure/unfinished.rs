@@ -19,7 +19,7 @@ pub enum Reason {
     /// The coordinator did not answer.
     Unanswered,
     /// What the rank lacks, in its words.
-    Said(#[serde(deserialize_with = "clean")] String),
+    Text(#[serde(deserialize_with = "clean")] String),
 }
 
 impl fmt::Display for Reason {
@@ -28,7 +28,7 @@ impl fmt::Display for Reason {
             Self::Aborted => "its abort signal was given",
             Self::TooLarge => "its part is too large",
             Self::Unanswered => "it got no answer",
-            Self::Said(text) => text,
+            Self::Text(text) => text,
         })
     }
 }
@@ -57,7 +57,7 @@ pub enum UnfinishedExchange {
 /// Result for the members of a communicator that wait for each other's parts.
 #[derive(Debug, PartialEq, Eq)]
 #[doc(hidden)]
-pub enum EndOutcome {
+pub enum GatherOutcome {
     /// The parts of all members; the part of a rank that has departed is empty.
     All(Vec<Vec<u8>>),
     /// The ranks that have not reported.

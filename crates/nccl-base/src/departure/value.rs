@@ -25,7 +25,7 @@ pub enum Departure {
 #[doc(hidden)]
 pub enum Failure {
     /// The whole chain of its program's error, or the message of a panic.
-    Said(#[serde(deserialize_with = "clean")] String),
+    Error(#[serde(deserialize_with = "clean")] String),
     /// Its process ends with this exit status, which is not 0.
     Exits(i32),
 }
@@ -64,7 +64,7 @@ pub enum LossKind {
     /// The address at which it listens is not known.
     NoAddress,
     /// It violated the protocol, and its connection was closed.
-    Sent(#[serde(deserialize_with = "clean")] String),
+    ProtocolViolation(#[serde(deserialize_with = "clean")] String),
     /// It did not join the next generation within `after`, and the others formed it without this rank.
     LeftBehind {
         #[serde(deserialize_with = "clean")]
@@ -77,16 +77,16 @@ pub enum LossKind {
     /// It has departed, and nothing else is known.
     Unknown,
     /// What the system or another process reported about it.
-    Said(#[serde(deserialize_with = "clean")] String),
+    Reported(#[serde(deserialize_with = "clean")] String),
     /// Its host does not answer: it may be alive.
-    Silent(Box<Silence>),
+    Unreachable(Box<UnreachableHost>),
 }
 
 /// A host that does not answer.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
-pub struct Silence {
-    pub evidence: SilenceEvidence,
+pub struct UnreachableHost {
+    pub evidence: UnreachableEvidence,
     /// Set where the rank was heard all the same.
     pub heard: Option<HeardOnly>,
     /// Why the reporting rank may not decide which of the two is at fault.
@@ -94,10 +94,10 @@ pub struct Silence {
     pub undecided: Option<String>,
 }
 
-/// How a host was found to be silent.
+/// How a host was found to be unreachable.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
-pub enum SilenceEvidence {
+pub enum UnreachableEvidence {
     /// Its host refuses connections to the address at which it listened, which a firewall may do while the rank is alive.
     Refused,
     /// The other end closed the connection, which a middlebox may do while the rank is alive, and made no other one.
@@ -159,7 +159,7 @@ pub enum ExitReport {
     },
 }
 
-/// Maximum length of an account of a silence with the reason why the reporting rank may not decide, in bytes.
+/// Maximum length of an account of an unreachable host with the reason why the reporting rank may not decide, in bytes.
 const MAX_UNDECIDED_BYTES: usize = 4096;
 
 /// Maximum length of the end of a process's stderr in an error.
@@ -188,10 +188,10 @@ impl From<ProcessEnd> for Lost {
     }
 }
 
-impl From<SilenceEvidence> for Lost {
-    fn from(evidence: SilenceEvidence) -> Self {
+impl From<UnreachableEvidence> for Lost {
+    fn from(evidence: UnreachableEvidence) -> Self {
         let (heard, undecided) = (None, None);
-        LossKind::Silent(Box::new(Silence {
+        LossKind::Unreachable(Box::new(UnreachableHost {
             evidence,
             heard,
             undecided,
@@ -201,52 +201,52 @@ impl From<SilenceEvidence> for Lost {
 }
 
 impl Lost {
-    /// Returns a loss that is known from the words of the system or of another process.
+    /// Returns a loss that is known from a text of the system or of another process.
     #[doc(hidden)]
-    pub fn said(text: impl Into<String>) -> Self {
-        LossKind::Said(text.into()).into()
+    pub fn reported(text: impl Into<String>) -> Self {
+        LossKind::Reported(text.into()).into()
     }
 
     /// Returns whether the rank may be alive all the same, out of reach.
     #[doc(hidden)]
     pub fn may_live(&self) -> bool {
-        self.silence().is_some()
+        self.unreachable_host().is_some()
     }
 
     /// Returns whether connections to it are closed or refused, so that its host need not be down.
     #[doc(hidden)]
     pub fn is_refused(&self) -> bool {
-        self.silence().is_some_and(|silence| {
+        self.unreachable_host().is_some_and(|host| {
             matches!(
-                silence.evidence,
-                SilenceEvidence::Refused | SilenceEvidence::Closed
+                host.evidence,
+                UnreachableEvidence::Refused | UnreachableEvidence::Closed
             )
         })
     }
 
     #[doc(hidden)]
-    pub fn silence(&self) -> Option<&Silence> {
+    pub fn unreachable_host(&self) -> Option<&UnreachableHost> {
         match &self.how {
-            LossKind::Silent(silence) => Some(silence),
+            LossKind::Unreachable(host) => Some(host),
             _ => None,
         }
     }
 
-    /// Returns the silence, to be completed.
+    /// Returns the unreachable host, to be completed.
     #[doc(hidden)]
-    pub fn silence_mut(&mut self) -> Option<&mut Silence> {
+    pub fn unreachable_host_mut(&mut self) -> Option<&mut UnreachableHost> {
         match &mut self.how {
-            LossKind::Silent(silence) => Some(silence),
+            LossKind::Unreachable(host) => Some(host),
             _ => None,
         }
     }
 }
 
-impl Silence {
+impl UnreachableHost {
     /// Returns whether packets come through one way only: the host was heard while it acknowledged nothing, or gave up.
     #[doc(hidden)]
     pub fn is_one_way(&self) -> bool {
-        self.heard.is_some() || matches!(self.evidence, SilenceEvidence::GaveUp { .. })
+        self.heard.is_some() || matches!(self.evidence, UnreachableEvidence::GaveUp { .. })
     }
 }
 
@@ -345,7 +345,7 @@ impl fmt::Display for Departure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Said(chain) => f.write_str(chain),
+            Self::Error(chain) => f.write_str(chain),
             Self::Exits(status) => write!(f, "its process ended with exit status {status}"),
         }
     }
@@ -381,7 +381,7 @@ impl fmt::Display for LossKind {
                 write!(f, "its process (pid {pid}) ended without goodbye: it died")
             }
             Self::NoAddress => f.write_str("it has no address"),
-            Self::Sent(what) => write!(f, "it sent {what}"),
+            Self::ProtocolViolation(what) => write!(f, "it sent {what}"),
             Self::LeftBehind { after } => write!(
                 f,
                 "it did not come to the next generation within {:.1} s, and was left behind",
@@ -390,13 +390,13 @@ impl fmt::Display for LossKind {
             Self::Superseded => f.write_str("the others went on without it"),
             Self::CutOff(why) => write!(f, "it cannot be reached: this rank is {why}"),
             Self::Unknown => f.write_str("it died"),
-            Self::Said(text) => f.write_str(text),
-            Self::Silent(silence) => silence.fmt(f),
+            Self::Reported(text) => f.write_str(text),
+            Self::Unreachable(host) => host.fmt(f),
         }
     }
 }
 
-impl fmt::Display for Silence {
+impl fmt::Display for UnreachableHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = format!("its connection broke without goodbye: {}", self.evidence);
         if let Some(heard) = &self.heard {
@@ -414,7 +414,7 @@ impl fmt::Display for Silence {
 /// Text for a side that hears the other side, and is not heard there.
 pub(super) const ONE_WAY: &str = "packets come through one way only";
 
-impl fmt::Display for SilenceEvidence {
+impl fmt::Display for UnreachableEvidence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused => f.write_str(

@@ -68,8 +68,8 @@ struct Inner {
     seen: Option<ErrorKind>,
     /// Another root of the error on this rank, beside the kind.
     beside: Option<ErrorKind>,
-    /// What the end of the communicator left open.
-    also: Option<String>,
+    /// The sentence about the ranks that did not confirm the end of the communicator.
+    unconfirmed: Option<String>,
     /// How an exchange between the ranks ended, if the error is about one.
     unfinished: Option<UnfinishedExchange>,
     /// A property beyond the kind.
@@ -96,7 +96,7 @@ impl Error {
             kind_is_of_fault: false,
             seen: None,
             beside: None,
-            also: None,
+            unconfirmed: None,
             unfinished: None,
             property: None,
         }))
@@ -157,10 +157,10 @@ impl Error {
         self
     }
 
-    /// Sets the fault that ended the communicator on all of its ranks, and what is left open. The kind becomes that of the fault
+    /// Sets the fault that ended the communicator on all of its ranks, and the sentence about ranks that did not confirm. The kind becomes that of the fault
     /// on all of them; what this rank saw stays beside it where the fault is its `own`.
     #[doc(hidden)]
-    pub fn because_of(mut self, fault: &Arc<Fault>, own: bool, also: Option<&str>) -> Self {
+    pub fn because_of(mut self, fault: &Arc<Fault>, own: bool, unconfirmed: Option<&str>) -> Self {
         let kind_of_fault = fault.kind();
         // A timeout of this rank's own shows what this rank waited for.
         let is_same = self.0.kind.is_timed_out() && kind_of_fault.is_timed_out();
@@ -173,7 +173,7 @@ impl Error {
             }
         }
         self.0.fault = Some(Arc::clone(fault));
-        self.0.also = also.map(str::to_owned);
+        self.0.unconfirmed = unconfirmed.map(str::to_owned);
         self
     }
 

@@ -92,7 +92,7 @@ impl Error {
             return self.outside_of_operations(f);
         };
         write!(f, "nccl: {operation}")?;
-        let also = match &self.0.fault {
+        let label = match &self.0.fault {
             Some(fault) => {
                 if let Some(seen) = self.own_view() {
                     write!(f, "\n  seen here:  {seen:#}")?;
@@ -119,8 +119,8 @@ impl Error {
         if let (false, Some(hint)) = (has_hint, self.hint()) {
             write!(f, "\n  hint:       {hint}")?;
         }
-        if let Some(text) = &self.0.also {
-            write!(f, "\n  {also} {text}")?;
+        if let Some(text) = &self.0.unconfirmed {
+            write!(f, "\n  {label} {text}")?;
         }
         Ok(())
     }
@@ -135,8 +135,8 @@ impl Error {
         if let Some(beside) = &self.0.beside {
             write!(f, "; {beside}")?;
         }
-        if let Some(also) = &self.0.also {
-            write!(f, "; {also}")?;
+        if let Some(unconfirmed) = &self.0.unconfirmed {
+            write!(f, "; {unconfirmed}")?;
         }
         if let Some(hint) = self.hint() {
             write!(f, " ({hint})")?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::cause::{Ending, FaultRole, RootCause, Waiting};
 use super::operation::FaultOperation;
 use super::value::{ALONE, Fault, FaultClass, Origin};
-use crate::departure::{Failure, LossKind, Lost, Silence};
+use crate::departure::{Failure, LossKind, Lost, UnreachableHost};
 use crate::roster::Roster;
 use crate::warning::FirstWarning;
 
@@ -100,7 +100,7 @@ impl Cause {
                 ending: Some(Ending::Code(*status)),
                 out_of_memory: false,
             },
-            Failure::Said(chain) => RootCause::ProgramFailed {
+            Failure::Error(chain) => RootCause::ProgramFailed {
                 reason: chain.clone(),
             },
         };
@@ -158,7 +158,10 @@ impl Cause {
             host: host.to_owned(),
             ranks,
         };
-        if gone.silence().is_some_and(Silence::is_one_way) {
+        if gone
+            .unreachable_host()
+            .is_some_and(UnreachableHost::is_one_way)
+        {
             let text = format!("cannot be reached on its host {host}: {how}");
             let mut evidence = vec![
                 format!(

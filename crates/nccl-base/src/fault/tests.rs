@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::wire::MAX_TEXT_BYTES;
 use super::{Cause, Fault, FaultClass, FaultOperation, FaultSite};
 use super::{Ending, FaultRole, RootCause, Roster, Waiting};
-use crate::departure::{Exit, Failure, LastCall, LossKind, Lost, ProcessEnd, SilenceEvidence};
+use crate::departure::{Exit, Failure, LastCall, LossKind, Lost, ProcessEnd, UnreachableEvidence};
 use crate::error::{Error, ErrorKind};
 use crate::operation::OperationKind;
 
@@ -169,7 +169,7 @@ fn a_rank_that_fails_or_exits_is_told_apart_from_one_that_dies() {
         out_of_memory: false,
     };
     assert_eq!(exits.root, root);
-    let fails = Cause::failed(&Failure::Said(String::from("no such file: model.bin")));
+    let fails = Cause::failed(&Failure::Error(String::from("no such file: model.bin")));
     assert!(matches!(fails.root, RootCause::ProgramFailed { .. }));
 }
 
@@ -279,13 +279,13 @@ fn what_a_last_heartbeat_told_is_evidence_and_no_part_of_the_cause() {
         }),
         ..lost
     };
-    let silent = SilenceEvidence::Error(String::from("timed out"));
+    let unreachable = UnreachableEvidence::Error(String::from("timed out"));
     let causes = [
         Cause::died(&lost(LossKind::Closed.into())),
         Cause::died(&lost(
             ProcessEnd::in_words("killed by SIGKILL", "oh").into(),
         )),
-        Cause::host_lost("h2", vec![3], &Roster::default(), &lost(silent.into())),
+        Cause::host_lost("h2", vec![3], &Roster::default(), &lost(unreachable.into())),
     ];
     for cause in causes {
         assert!(!cause.text.contains("heartbeat"), "{}", cause.text);
@@ -296,7 +296,7 @@ fn what_a_last_heartbeat_told_is_evidence_and_no_part_of_the_cause() {
 
 #[test]
 fn a_rank_whose_host_refuses_connections_is_out_of_reach_and_its_host_is_not_gone() {
-    for sign in [SilenceEvidence::Refused, SilenceEvidence::Closed] {
+    for sign in [UnreachableEvidence::Refused, UnreachableEvidence::Closed] {
         let cause = Cause::host_lost("h2", vec![3], &Roster::default(), &sign.into());
         let evidence = cause.evidence.join("; ");
         let told = format!("{}; {evidence}; {}", cause.text, cause.hint);

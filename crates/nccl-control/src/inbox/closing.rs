@@ -33,7 +33,7 @@ impl Inbox {
             });
             state.notices.push_back(Notice::CutOff { from, why });
         }
-        self.end(&Lost::said(why));
+        self.end(&Lost::reported(why));
     }
 
     /// Closes the inbox: every waiting request ends with `why`.

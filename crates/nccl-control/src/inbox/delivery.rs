@@ -42,12 +42,12 @@ impl Inbox {
             }
             Push::Suspected {
                 rank,
-                silent,
+                silence,
                 state: seen,
             } => {
                 if !state.departed.contains_key(&rank) {
-                    state.suspects.learn(rank, silent, seen.as_ref());
-                    state.record_event(|| match silent {
+                    state.suspects.learn(rank, silence, seen.as_ref());
+                    state.record_event(|| match silence {
                         Some(silent) => WorldEvent::Silent {
                             rank,
                             silent,
@@ -79,10 +79,7 @@ impl Inbox {
                 return state.notices.push_back(Notice::Skewed { key, skew, last });
             }
             // For observers, or answered by the reader of the connection.
-            Push::WorldSize(_)
-            | Push::Reconfigured(_)
-            | Push::Rank(_)
-            | Push::ProbeProcess { .. } => return,
+            Push::WorldSize(_) | Push::Rank(_) | Push::ProbeProcess { .. } => return,
         };
         state.deliver(notice);
     }

@@ -9,7 +9,7 @@ use crate::rank_process::RankProcess;
 
 impl Inbox {
     /// Returns the events of the world from now on. The first call also records which ranks have joined, which have departed,
-    /// which are silent, and the last `fault`.
+    /// which are suspects, and the last `fault`.
     pub(crate) fn event_bus(
         &self,
         members: &[RankProcess],
@@ -73,7 +73,7 @@ impl State {
         for suspect in self.suspects.all() {
             event_bus.note(WorldEvent::Silent {
                 rank: suspect.rank,
-                silent: suspect.silent,
+                silent: suspect.silence,
                 process: suspect.state.map(|state| state.to_string()),
             });
         }

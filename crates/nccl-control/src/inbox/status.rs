@@ -32,7 +32,7 @@ impl Inbox {
         self.state.lock().suspects.coordinator_age()
     }
 
-    /// The ranks whose processes are silent.
+    /// The ranks whose processes are suspects.
     pub(crate) fn suspects(&self) -> Vec<Suspect> {
         self.state.lock().suspects.all()
     }

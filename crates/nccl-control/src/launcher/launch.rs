@@ -111,7 +111,7 @@ pub(super) struct Launch {
 ///
 /// # Errors
 /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) for a launcher's variable that is not text.
-pub(crate) fn own_rank() -> Result<Option<usize>> {
+pub fn launched_rank() -> Result<Option<usize>> {
     rank(|name| std::env::var_os(name))
 }
 
@@ -141,7 +141,7 @@ impl Launch {
                 names.join(", ")
             )));
         };
-        let (rank, size) = launcher.identity(&get)?;
+        let (rank, size) = launcher.rank_and_size(&get)?;
         let mut launch = Self {
             rank,
             size,
@@ -149,8 +149,10 @@ impl Launch {
             others: Vec::new(),
         };
         for other in set {
-            match other.identity(&get) {
-                Ok(identity) if identity == (rank, size) => launch.agreeing.push(other),
+            match other.rank_and_size(&get) {
+                Ok(other_rank_and_size) if other_rank_and_size == (rank, size) => {
+                    launch.agreeing.push(other)
+                }
                 found => {
                     let by_hand = launcher.scheme == Scheme::Torchrun
                         && TORCHRUNS_OWN.iter().all(|name| get(name).is_none());
@@ -270,7 +272,7 @@ pub(super) fn first_set(
 
 impl Launcher {
     /// Reads the rank and the number of ranks.
-    fn identity(&self, get: impl Fn(&str) -> Option<String>) -> Result<(usize, usize)> {
+    fn rank_and_size(&self, get: impl Fn(&str) -> Option<String>) -> Result<(usize, usize)> {
         let rank = self.number(self.rank, &get)?;
         let Some((size, _)) = first_set(self.size, &get) else {
             let both = match self.scheme {

@@ -14,4 +14,5 @@ mod variables;
 #[cfg(test)]
 mod tests;
 
-pub(super) use launch::{is_observed, own_rank};
+pub(super) use launch::is_observed;
+pub use launch::launched_rank;

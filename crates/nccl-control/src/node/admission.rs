@@ -18,12 +18,12 @@ pub(super) trait Admission: Send + Sync + UnwindSafe + RefUnwindSafe {
     fn admit(&self, hello: &Hello) -> Result<HandshakeMessage, Refusal>;
     /// Takes over the connection of a process that has proved its identity: it carries frames of the machines from now on.
     fn accept_peer(&self, connection: Arc<Connection>, decoder: Decoder) -> Arc<PeerConnection>;
-    /// Handles a request of a peer that only asks for recordings. Returns whether it stays.
+    /// Handles a request of a peer that only asks for recordings; the error is why it is refused.
     fn answer_recording_request(
         &self,
         connection: &Arc<Connection>,
         frame: &Frame,
-    ) -> Result<bool, String>;
+    ) -> Result<(), String>;
     /// Records a refused peer for the errors of ranks that wait.
     fn note_for_errors(&self, text: String);
 }
@@ -75,7 +75,7 @@ impl Admission for Node {
                     .sessions
                     .last()
                     .map(|session| &session.membership.members[*rank]);
-                if let Some(known) = active.or_else(|| state.member.joined(*rank as u32)) {
+                if let Some(known) = active.or_else(|| state.machine.joined(*rank as u32)) {
                     let end = state.departed.iter().find(|(id, _)| *id == known.id);
                     let end = end.map_or_else(String::new, |(_, end)| format!("; {end}"));
                     return Err(Refusal::from(format!(
@@ -92,7 +92,7 @@ impl Admission for Node {
                 if *generation == own && ![0, size].contains(world_size) {
                     return Err(Refusal::of_observer(*world_size, size));
                 }
-                check_room(state.member.observers().len(), size)?;
+                check_room(state.machine.observers().len(), size)?;
             }
             PeerRole::Member | PeerRole::RecordingReader => {}
         }
@@ -117,7 +117,7 @@ impl Admission for Node {
         &self,
         connection: &Arc<Connection>,
         frame: &Frame,
-    ) -> Result<bool, String> {
+    ) -> Result<(), String> {
         self.answer(connection, frame)
     }
 
@@ -144,10 +144,10 @@ impl Node {
                 "rank {rank} has lost the other ranks"
             )));
         }
-        if state.member.is_coordinator() {
+        if state.machine.is_coordinator() {
             return Ok(());
         }
-        if !state.member.has_coordinator() {
+        if !state.machine.has_coordinator() {
             return Err(Refusal::later(format!(
                 "rank {rank} has no coordinator at the moment"
             )));
@@ -157,7 +157,7 @@ impl Node {
 
     /// Refers to the process that coordinates, and to its address if known here.
     fn refer(&self, state: &State) -> Refusal {
-        let coordinator = state.member.coordinator();
+        let coordinator = state.machine.coordinator();
         let session = state.sessions.last();
         let rank = session.map_or(self.slot(), |session| session.rank);
         let rank_and_address = session.and_then(|session| {

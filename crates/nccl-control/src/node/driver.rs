@@ -17,23 +17,21 @@ use crate::application::{RankRecorder, application};
 use crate::clock::Clock;
 use crate::connect;
 use crate::coordinator_message::{CoordinatorMessage, Push, RankRecord};
-use crate::departure::{Departure, LossKind, Lost, ProcessEnd, SilenceEvidence, cut};
+use crate::departure::{Departure, LossKind, Lost, ProcessEnd, UnreachableEvidence, cut};
 use crate::discovery::DiscoveryHandle;
+use crate::driver_message::{self, BroadcastContent, DirectContent, NumberedRequest, decode_reply};
 use crate::environment::Rendezvous;
-use crate::heartbeat::{LivenessChange, Silence};
+use crate::heartbeat::{LivenessChange, Suspicion};
 use crate::inbox::Inbox;
 use crate::job::Job;
 use crate::process;
 use crate::process_state::ProcessState;
-use crate::program_message::{
-    self, BroadcastContent, DirectContent, NumberedRequest, decode_reply,
-};
 use crate::proto::{
-    self, Command, ConnectionRequest, Entry, Event, Exclusion, Generation, Input, Member, MemberId,
-    Membership, OperatorDecision, Output, Peer, Proof, SharedMembership,
+    self, Command, ConnectionRequest, Entry, Event, Exclusion, Generation, Input, MemberId,
+    MemberMachine, Membership, OperatorDecision, Output, ProcessInfo, Proof, SharedMembership,
 };
 use crate::reactor::{Reactor, Source};
-use crate::request::Request;
+use crate::request::{NO_ANSWER, Request};
 use crate::round::RequestError;
 use crate::service::LONGEST_NAME;
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -70,7 +68,7 @@ pub(crate) struct Node {
 }
 
 pub(super) struct State {
-    pub(super) member: Member,
+    pub(super) machine: MemberMachine,
     pub(super) clock: Clock,
     pub(super) connections: PeerConnections,
     /// The inbox of the session of the first generation, which exists before that session.
@@ -126,8 +124,8 @@ pub(super) struct GenerationSession {
 /// The heartbeats of the coordinator, as this process receives them.
 pub(super) struct CoordinatorHeartbeat {
     last_heartbeat: Instant,
-    /// Since when it is silent, if that was reported to the program.
-    silent_since: Option<Instant>,
+    /// Since when it has not answered, if that was reported to the program.
+    suspected_since: Option<Instant>,
 }
 
 /// The progress of NCCL in a generation.
@@ -141,10 +139,10 @@ struct ProgressSample {
 /// The shortest time between two checks of it.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(400);
 
-/// After how long without a heartbeat a coordinator is silent. Nothing ends because of that.
-const SILENT_AFTER: Duration = Duration::from_secs(2);
+/// After how long without a heartbeat a coordinator is a suspect. Nothing ends because of that.
+const SUSPECT_AFTER: Duration = Duration::from_secs(2);
 
-/// A process that checks this late was delayed itself, and reports no member as silent.
+/// A process that checks this late was delayed itself, and reports no member as a suspect.
 const OWN_DELAY: Duration = Duration::from_millis(500);
 
 /// How long a launcher may take to stand in for the initial coordinator.
@@ -166,7 +164,7 @@ impl Node {
     /// Makes a node, with a machine in this role.
     pub(super) fn new(
         rendezvous: &Rendezvous,
-        me: Peer,
+        me: ProcessInfo,
         role: proto::StartRole,
         first: Option<connect::AuthenticatedConnection>,
     ) -> Arc<Self> {
@@ -175,9 +173,10 @@ impl Node {
             majority_timeout: rendezvous.bounded_majority_timeout().as_nanos() as u64,
             ..proto::Timing::default()
         };
-        let member = Member::new(me, role, timing, proto::Mistakes::default(), Clock::ORIGIN);
+        let machine =
+            MemberMachine::new(me, role, timing, proto::Mistakes::default(), Clock::ORIGIN);
         let state = State {
-            member,
+            machine,
             clock: Clock::start(),
             connections: PeerConnections::starting_with(first),
             inbox: None,
@@ -206,7 +205,7 @@ impl Node {
         };
         let node = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
-            job: rendezvous.identity(),
+            job: rendezvous.job_identity(),
             me: id,
             dialer: Dialer::default(),
             acceptor: OnceLock::new(),
@@ -277,10 +276,10 @@ impl Node {
         let Some(session) = state.session(generation) else {
             return;
         };
-        let peers = ranks
+        let processes = ranks
             .iter()
             .filter_map(|rank| session.membership.members.get(*rank));
-        let members = peers.map(|peer| peer.id).collect();
+        let members = processes.map(|process| process.id).collect();
         let decision = OperatorDecision {
             generation,
             members,
@@ -299,7 +298,7 @@ impl Node {
             return Vec::new();
         };
         let now = state.clock.time(Instant::now());
-        let ages = state.member.silences(now).into_iter();
+        let ages = state.machine.heartbeat_ages(now).into_iter();
         ages.filter_map(|(id, age)| {
             Some((session.membership.rank_of(id)?, Duration::from_nanos(age)))
         })
@@ -315,7 +314,7 @@ impl Node {
         };
         let members = later.members.iter();
         members
-            .map(|peer| session.membership.rank_of(peer.id))
+            .map(|process| session.membership.rank_of(process.id))
             .collect()
     }
 
@@ -374,10 +373,6 @@ impl Node {
                 session.outbox.add_direct(to, bytes.clone());
                 Command::SendDirect { to: peer, bytes }
             }
-            // The session of an earlier generation ends without a leave message.
-            Request::Leave if !is_last => return,
-            Request::Leave => Command::Leave(Departure::Left),
-            Request::Fail { why } => Command::Leave(Departure::Failed(why)),
             Request::LeaveWorld { why } => {
                 if let Some(why) = why.clone() {
                     let failed = BroadcastContent::Failed { generation, why };
@@ -402,7 +397,7 @@ impl Node {
             request,
         };
         let bytes = session.outbox.add(&numbered, &session.inbox);
-        if state.member.has_coordinator() {
+        if state.machine.has_coordinator() {
             state.handle(Input::Command(Command::Request(bytes)));
         } else {
             session.outbox.defer(&numbered, bytes);
@@ -412,7 +407,7 @@ impl Node {
     /// Carries out the outputs of the machine and the services, until there are none.
     pub(super) fn run_outputs(&self, state: &mut State) {
         loop {
-            if let Some(output) = state.member.poll() {
+            if let Some(output) = state.machine.poll() {
                 match output {
                     Output::Connection(request) => self.handle_connection_request(state, request),
                     Output::Event(event) => self.event(state, event),
@@ -454,10 +449,10 @@ impl Node {
             Event::Request(from, bytes) => state.receive_request(from, &bytes),
             Event::Reply(bytes) => state.decode_reply(&bytes),
             Event::Suspected(member, nanos) => {
-                state.report_silence(member, Silence::Lasts(Duration::from_nanos(nanos)));
+                state.report_suspicion(member, Suspicion::Lasts(Duration::from_nanos(nanos)));
             }
             Event::Heard(member, nanos) => {
-                state.report_silence(member, Silence::Ended(Duration::from_nanos(nanos)));
+                state.report_suspicion(member, Suspicion::Ended(Duration::from_nanos(nanos)));
             }
             Event::Resumed(member, nanos) => {
                 let outage_ms = nanos / 1_000_000;
@@ -486,8 +481,8 @@ impl Node {
             Event::Joined(id) => {
                 if state.formation_error.is_some() {
                     state.formation_error_received.insert(id.slot);
-                } else if let Some(peer) = state.joined(id.slot as usize) {
-                    let known = RankRecord::of(id.slot as usize, peer);
+                } else if let Some(process) = state.joined(id.slot as usize) {
+                    let known = RankRecord::of(id.slot as usize, process);
                     state.send_to_observers(state.generation(), &Push::Rank(known));
                 }
                 self.changed.notify_all();
@@ -527,15 +522,15 @@ impl Node {
         state.process_watches.retain(|id, _| membership.votes(*id));
         state.exit_reports.retain(|id, _| membership.votes(*id));
         let unwatched: Vec<_> = process_watch::of_this_kernel(&membership.members)
-            .filter(|peer| !state.process_watches.contains_key(&peer.id))
+            .filter(|process| !state.process_watches.contains_key(&process.id))
             .collect();
-        for peer in unwatched {
-            match self.watch(peer) {
+        for process in unwatched {
+            match self.watch(process) {
                 process_watch::WatchOutcome::Watched(watch) => {
-                    _ = state.process_watches.insert(peer.id, watch)
+                    _ = state.process_watches.insert(process.id, watch)
                 }
                 process_watch::WatchOutcome::Ended => {
-                    state.handle(Input::Ended(peer.id, Proof::Kernel))
+                    state.handle(Input::Ended(process.id, Proof::Kernel))
                 }
                 process_watch::WatchOutcome::NotWatched => {}
             }
@@ -544,9 +539,9 @@ impl Node {
     }
 
     /// Watches the process of a member.
-    fn watch(&self, peer: &Peer) -> process_watch::WatchOutcome {
-        let (this, member) = (Weak::clone(&self.this), peer.id);
-        process_watch::watch_process(peer, move || {
+    fn watch(&self, process: &ProcessInfo) -> process_watch::WatchOutcome {
+        let (this, member) = (Weak::clone(&self.this), process.id);
+        process_watch::watch_process(process, move || {
             if let Some(node) = this.upgrade() {
                 node.process_ended(member);
             }
@@ -578,7 +573,7 @@ impl Node {
         let me = self.me;
         state.coordinator_heartbeat = (id != me).then(|| CoordinatorHeartbeat {
             last_heartbeat: Instant::now(),
-            silent_since: None,
+            suspected_since: None,
         });
         if id == me {
             let is_first = before.is_none();
@@ -664,7 +659,7 @@ impl Node {
     pub(super) fn process_ended(&self, member: MemberId) {
         let peer_connection = {
             let state = self.state.lock();
-            let connection = state.member.connection_of(member);
+            let connection = state.machine.connection_of(member);
             connection.and_then(|number| state.connections.get(number).cloned())
         };
         // Its last messages may have arrived: a leave message, perhaps.
@@ -709,7 +704,7 @@ impl Node {
             &mut state.progress,
             ProgressSample {
                 at: Some(now),
-                generation: state.member.membership().generation.number,
+                generation: state.machine.membership().generation.number,
                 progress: recorder.progress(),
             },
         );
@@ -754,12 +749,12 @@ impl MachineDriver for Node {
             self.check_progress(&mut state, Instant::now());
         }
         // Why a process that may live is out of reach; the end of a connection alone shows nothing about the process.
-        let silent = lost.clone().map(|lost| match lost.how {
-            LossKind::Closed => SilenceEvidence::Closed.into(),
+        let evidence = lost.clone().map(|lost| match lost.how {
+            LossKind::Closed => UnreachableEvidence::Closed.into(),
             _ => lost,
         });
-        let silent = silent.filter(Lost::may_live);
-        if let (Some(peer), Some(lost)) = (state.member.peer_of(number), silent) {
+        let evidence = evidence.filter(Lost::may_live);
+        if let (Some(peer), Some(lost)) = (state.machine.peer_of(number), evidence) {
             state.handle(Input::Evidence(peer, lost));
         }
         for input in state.connections.inputs(number, frames, lost.is_some()) {
@@ -849,8 +844,8 @@ impl Source for Node {
         }
         self.check_progress(&mut state, now);
         let time = state.clock.time(now);
-        if state.member.next_timeout() <= time {
-            state.member.handle_timeout(time);
+        if state.machine.next_timeout() <= time {
+            state.machine.handle_timeout(time);
         }
         state.check_coordinator_heartbeat(now);
         state.services.handle_timeout(now);
@@ -880,7 +875,7 @@ impl DeferredWork {
 
 impl State {
     pub(super) fn handle(&mut self, input: Input) {
-        self.member.handle(self.clock.time(Instant::now()), input);
+        self.machine.handle(self.clock.time(Instant::now()), input);
     }
 
     /// Whether this process behaves as if dead, and `frame` is not sent.
@@ -908,43 +903,43 @@ impl State {
     }
 
     pub(super) fn generation(&self) -> u64 {
-        self.member.membership().generation.number
+        self.machine.membership().generation.number
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        let machine = self.clock.instant(self.member.next_timeout());
+        let machine = self.clock.instant(self.machine.next_timeout());
         let deferred_ends = self.deferred_ends.iter().map(|(until, ..)| *until).min();
         let heard = self.coordinator_heartbeat.as_ref();
-        let heard = heard.filter(|heard| heard.silent_since.is_none());
+        let heard = heard.filter(|heard| heard.suspected_since.is_none());
         machine
             .into_iter()
             .chain(self.services.next_timeout())
             .chain(deferred_ends)
-            .chain(heard.map(|heard| heard.last_heartbeat + SILENT_AFTER))
+            .chain(heard.map(|heard| heard.last_heartbeat + SUSPECT_AFTER))
             .min()
     }
 
-    /// Reports a silent coordinator, as a coordinator reports others: its process may be stopped.
+    /// Reports a coordinator that is a suspect, as a coordinator reports others: its process may be stopped.
     fn check_coordinator_heartbeat(&mut self, now: Instant) {
-        let has_coordinator = self.member.has_coordinator();
+        let has_coordinator = self.machine.has_coordinator();
         let heard = self.coordinator_heartbeat.as_mut();
-        let Some(heard) = heard.filter(|heard| heard.silent_since.is_none()) else {
+        let Some(heard) = heard.filter(|heard| heard.suspected_since.is_none()) else {
             return;
         };
-        let late = now.checked_duration_since(heard.last_heartbeat + SILENT_AFTER);
+        let late = now.checked_duration_since(heard.last_heartbeat + SUSPECT_AFTER);
         match late {
             None => {}
             // A coordinator that this process has lost is not reported as alive.
             Some(late) if late > OWN_DELAY || !has_coordinator => heard.last_heartbeat = now,
             Some(late) => {
-                heard.silent_since = Some(heard.last_heartbeat);
-                self.report_coordinator_silence(Silence::Lasts(SILENT_AFTER + late));
+                heard.suspected_since = Some(heard.last_heartbeat);
+                self.report_coordinator_suspicion(Suspicion::Lasts(SUSPECT_AFTER + late));
             }
         }
     }
 
-    /// Reports that the coordinator is silent, or answers again.
-    fn report_coordinator_silence(&mut self, silence: Silence) {
+    /// Reports that the coordinator is a suspect, or answers again.
+    fn report_coordinator_suspicion(&mut self, suspicion: Suspicion) {
         let Some(session) = self.sessions.last() else {
             return;
         };
@@ -954,14 +949,14 @@ impl State {
         let Some(rank) = rank else {
             return;
         };
-        let peer = &session.membership.members[rank];
-        let silent = silence.lasting();
-        let state = silent.and_then(|_| state_here(peer));
-        let change = LivenessChange::of(rank, silence, state.clone());
+        let process = &session.membership.members[rank];
+        let silence = suspicion.lasting();
+        let state = silence.and_then(|_| state_here(process));
+        let change = LivenessChange::of(rank, suspicion, state.clone());
         self.work.liveness_changes.push(change);
         session.inbox.push(Push::Suspected {
             rank,
-            silent,
+            silence,
             state,
         });
         self.work.inboxes.push(Arc::clone(&session.inbox));
@@ -969,15 +964,16 @@ impl State {
 
     /// Whether a launcher will report how a member ends: the member stated it itself, or an observer did.
     fn has_exit_reporter(&self, member: MemberId) -> bool {
-        let peer = self.member.membership().peer(member);
-        peer.is_some_and(|peer| peer.observed) || self.exit_reported_by_observer.contains(&member)
+        let process = self.machine.membership().process(member);
+        process.is_some_and(|process| process.observed)
+            || self.exit_reported_by_observer.contains(&member)
     }
 
     /// Reports to newly joined members whose ends launchers will report.
     fn broadcast_watched(&mut self) {
-        let members = self.member.membership().members.iter();
+        let members = self.machine.membership().members.iter();
         let watched = members
-            .map(|peer| peer.id)
+            .map(|process| process.id)
             .filter(|id| self.exit_reported_by_observer.contains(id));
         let watched: Vec<_> = watched.collect();
         if !watched.is_empty() {
@@ -992,9 +988,9 @@ impl State {
         let now = Instant::now();
         if let Some(heard) = &mut self.coordinator_heartbeat {
             heard.last_heartbeat = now;
-            if let Some(since) = heard.silent_since.take() {
-                let silent = now.saturating_duration_since(since);
-                self.report_coordinator_silence(Silence::Ended(silent));
+            if let Some(since) = heard.suspected_since.take() {
+                let silence = now.saturating_duration_since(since);
+                self.report_coordinator_suspicion(Suspicion::Ended(silence));
             }
         }
         if let Some(session) = self.sessions.last() {
@@ -1004,7 +1000,7 @@ impl State {
         if let (Some(call), Some(session)) = (call, self.sessions.last()) {
             let numbered = NumberedRequest {
                 generation: session.generation,
-                id: u64::MAX,
+                id: NO_ANSWER,
                 request: Request::LastCall { call },
             };
             self.handle(Input::Command(Command::Request(numbered.encode())));
@@ -1038,7 +1034,7 @@ impl State {
                         self.work.inboxes.push(Arc::clone(&session.inbox));
                     }
                 }
-                self.services.leave(*member, departure, false);
+                self.services.record_departure(*member, departure, false);
             }
             Entry::Broadcast(sent) => match wire::decode(&sent.bytes) {
                 Ok(BroadcastContent::Announced {
@@ -1062,7 +1058,8 @@ impl State {
                         rank,
                         departure: reported,
                     });
-                    self.services.leave_in(generation, from, &departure);
+                    self.services
+                        .record_failure_in(generation, from, &departure);
                 }
                 Ok(BroadcastContent::Watched(members)) => {
                     self.exit_reported_by_observer.extend(members)
@@ -1071,7 +1068,7 @@ impl State {
                     let is_deferred = |(_, id, _): &mut (Instant, MemberId, Proof)| *id == member;
                     if self.deferred_ends.extract_if(.., is_deferred).count() > 0 {
                         self.handle(Input::Ended(member, Proof::Launcher(Box::new(end))));
-                    } else if self.member.membership().votes(member) {
+                    } else if self.machine.membership().votes(member) {
                         self.exit_reports.insert(member, end);
                     }
                 }
@@ -1113,7 +1110,7 @@ impl State {
     /// generation without this side.
     fn count_majority(&mut self) {
         let time = self.clock.time(Instant::now());
-        self.services.set_majority(self.member.holds_lease(time));
+        self.services.set_majority(self.machine.holds_lease(time));
     }
 
     fn receive_request(&mut self, from: MemberId, bytes: &[u8]) {
@@ -1159,7 +1156,10 @@ impl State {
             let size = self.services.size;
             self.send_to_observer(observer, generation, &Push::WorldSize(size));
             for rank in 0..size {
-                if let Some(known) = self.joined(rank).map(|peer| RankRecord::of(rank, peer)) {
+                if let Some(known) = self
+                    .joined(rank)
+                    .map(|process| RankRecord::of(rank, process))
+                {
                     self.send_to_observer(observer, generation, &Push::Rank(known));
                 }
             }
@@ -1168,10 +1168,10 @@ impl State {
         let Some(session) = self.session(generation) else {
             return;
         };
-        let peers = &session.membership.members;
+        let processes = &session.membership.members;
         // A process with another id has started the one that is the rank.
-        let members = ranks.iter().filter_map(|(rank, _)| peers.get(*rank));
-        let members: Vec<_> = members.map(|peer| peer.id).collect();
+        let members = ranks.iter().filter_map(|(rank, _)| processes.get(*rank));
+        let members: Vec<_> = members.map(|process| process.id).collect();
         if members
             .iter()
             .any(|id| !self.exit_reported_by_observer.contains(id))
@@ -1187,13 +1187,13 @@ impl State {
 
     /// Whether this process is forming this generation.
     fn is_forming(&self, generation: u64) -> bool {
-        self.member.is_joining() && generation == self.generation()
+        self.machine.is_joining() && generation == self.generation()
     }
 
     /// Returns the process of a rank that has joined the generation that this process is forming.
-    fn joined(&self, rank: usize) -> Option<&Peer> {
+    fn joined(&self, rank: usize) -> Option<&ProcessInfo> {
         let slot = u32::try_from(rank).ok()?;
-        self.member
+        self.machine
             .joined(slot)
             .filter(|_| rank < self.services.size)
     }
@@ -1211,8 +1211,8 @@ impl State {
         }
         match self.joined(rank) {
             // Its leave message or its failure may still be on its way.
-            Some(peer) if u64::from(peer.pid) == pid => {
-                let (until, id) = (Instant::now() + EXIT_REPORT_WAIT, peer.id);
+            Some(process) if u64::from(process.pid) == pid => {
+                let (until, id) = (Instant::now() + EXIT_REPORT_WAIT, process.id);
                 let proof = Proof::Launcher(Box::new(end));
                 self.deferred_ends.push((until, id, proof));
             }
@@ -1227,11 +1227,11 @@ impl State {
 
     /// Reports to all members how the process that started a rank's process ended; they report it with that rank's end.
     fn broadcast_exit_report(&mut self, generation: u64, rank: usize, pid: u64, end: ProcessEnd) {
-        let peer = self
+        let process = self
             .session(generation)
             .and_then(|session| session.membership.members.get(rank));
-        if let Some(peer) = peer.filter(|peer| u64::from(peer.pid) != pid) {
-            let member = peer.id;
+        if let Some(process) = process.filter(|process| u64::from(process.pid) != pid) {
+            let member = process.id;
             let content = BroadcastContent::Exit { member, end };
             self.handle(Input::Command(broadcast(&content)));
         }
@@ -1240,7 +1240,7 @@ impl State {
     /// Gives up the first generation.
     pub(super) fn abort_formation(&mut self, why: &RequestError) {
         let all = 0..self.services.size as u32;
-        let joined = all.filter(|slot| self.member.joined(*slot).is_some());
+        let joined = all.filter(|slot| self.machine.joined(*slot).is_some());
         self.formation_error_received.extend(joined);
         let bytes = wire::encode(why).into();
         self.handle(Input::Command(Command::AbortFormation(bytes)));
@@ -1256,17 +1256,17 @@ impl State {
     }
 
     fn send_to_observer(&mut self, observer: MemberId, generation: u64, push: &Push) {
-        let bytes = program_message::encode_reply(generation, 0, &push.encode().payload);
+        let bytes = driver_message::encode_reply(generation, 0, &push.encode().payload);
         self.reply(observer, bytes);
     }
 
     /// Sends to all observers.
     fn send_to_observers(&mut self, generation: u64, push: &Push) {
-        let observers = self.member.observers();
+        let observers = self.machine.observers();
         if observers.is_empty() {
             return;
         }
-        let bytes = program_message::encode_reply(generation, 0, &push.encode().payload);
+        let bytes = driver_message::encode_reply(generation, 0, &push.encode().payload);
         for observer in observers {
             self.reply(observer, Arc::clone(&bytes));
         }
@@ -1274,7 +1274,7 @@ impl State {
 
     /// Sends the state of a member to the observers.
     fn send_rank_to_observers(&mut self, generation: u64, member: MemberId) {
-        if self.member.observers().is_empty() {
+        if self.machine.observers().is_empty() {
             return;
         }
         let Some(rank) = self
@@ -1309,7 +1309,7 @@ impl State {
                 if let Some(state) = process::state_of(pid) {
                     let numbered = NumberedRequest {
                         generation,
-                        id: u64::MAX,
+                        id: NO_ANSWER,
                         request: Request::ProcessProbed { rank, state },
                     };
                     self.handle(Input::Command(Command::Request(numbered.encode())));
@@ -1333,14 +1333,14 @@ impl State {
                     } else {
                         self.reply(
                             member,
-                            program_message::encode_reply(generation, id, &payload),
+                            driver_message::encode_reply(generation, id, &payload),
                         );
                     }
                 }
             }
             services::Output::Observe(push) => self.send_to_observers(generation, &push),
             services::Output::Push { to, push } => {
-                let bytes = program_message::encode_reply(generation, 0, &push.encode().payload);
+                let bytes = driver_message::encode_reply(generation, 0, &push.encode().payload);
                 for member in to {
                     if member == me {
                         self.receive(generation, 0, CoordinatorMessage::Push(push.clone()));
@@ -1363,7 +1363,11 @@ impl State {
         };
         let membership = Arc::clone(&session.membership);
         let (generation, rank) = (session.generation, session.rank);
-        let to = membership.members.iter().map(|peer| peer.id).collect();
+        let to = membership
+            .members
+            .iter()
+            .map(|process| process.id)
+            .collect();
         let output = services::Output::Push {
             to,
             push: push.clone(),
@@ -1371,36 +1375,36 @@ impl State {
         self.deliver_service_output(generation, output, membership.members[rank].id);
     }
 
-    /// Handles that a member is silent, or answers again.
-    fn report_silence(&mut self, member: MemberId, silence: Silence) {
+    /// Handles that a member is a suspect, or answers again.
+    fn report_suspicion(&mut self, member: MemberId, suspicion: Suspicion) {
         let Some(session) = self.sessions.last() else {
             return;
         };
         let Some(rank) = session.membership.rank_of(member) else {
             return;
         };
-        let peer = &session.membership.members[rank];
-        let pid = u64::from(peer.pid);
-        let silent = silence.lasting();
-        let state = silent.and_then(|_| state_here(peer));
-        let change = LivenessChange::of(rank, silence, state.clone());
+        let process = &session.membership.members[rank];
+        let pid = u64::from(process.pid);
+        let silence = suspicion.lasting();
+        let state = silence.and_then(|_| state_here(process));
+        let change = LivenessChange::of(rank, suspicion, state.clone());
         self.work.liveness_changes.push(change);
-        if silent.is_some() && !is_here(peer) && peer.kernel != 0 {
+        if silence.is_some() && !is_here(process) && process.kernel != 0 {
             // A member of the same kernel can read the state.
             let beside = session.membership.members.iter().find(|other| {
                 let has_departed = self.departed.iter().any(|(id, _)| *id == other.id);
-                other.kernel == peer.kernel && other.id != member && !has_departed
+                other.kernel == process.kernel && other.id != member && !has_departed
             });
-            if let Some(beside) = beside.map(|peer| peer.id) {
+            if let Some(beside) = beside.map(|process| process.id) {
                 let push = Push::ProbeProcess { rank, pid };
                 let bytes =
-                    program_message::encode_reply(session.generation, 0, &push.encode().payload);
+                    driver_message::encode_reply(session.generation, 0, &push.encode().payload);
                 self.reply(beside, bytes);
             }
         }
         self.push_all(&Push::Suspected {
             rank,
-            silent,
+            silence,
             state,
         });
     }
@@ -1422,7 +1426,7 @@ impl State {
             Exclusion::NoMajority { unreached, .. } => {
                 let from = ranks(unreached);
                 let mut all = membership.members.iter();
-                let is_on_one_host = all.all(|peer| peer.at.starts_with("unix:"));
+                let is_on_one_host = all.all(|process| process.at.starts_with("unix:"));
                 let why = describe_cut(&from, is_on_one_host);
                 session.inbox.cut_off(from, &why);
             }
@@ -1435,7 +1439,7 @@ impl State {
             }
             Exclusion::LeftBehind(_) => {
                 let rank = session.rank;
-                let lost = Lost::said(
+                let lost = Lost::reported(
                     "it was left behind: the other ranks have formed a later generation",
                 );
                 let departure = Departure::Lost(lost.clone());
@@ -1483,13 +1487,13 @@ impl fmt::Debug for Node {
 }
 
 /// Whether a process runs on this kernel.
-fn is_here(peer: &Peer) -> bool {
-    peer.kernel != 0 && peer.kernel == process::kernel_sum()
+fn is_here(process: &ProcessInfo) -> bool {
+    process.kernel != 0 && process.kernel == process::kernel_sum()
 }
 
 /// Returns the state of a process of this kernel.
-fn state_here(peer: &Peer) -> Option<ProcessState> {
-    is_here(peer)
-        .then(|| process::state_of(peer.pid.into()))
+fn state_here(process: &ProcessInfo) -> Option<ProcessState> {
+    is_here(process)
+        .then(|| process::state_of(process.pid.into()))
         .flatten()
 }

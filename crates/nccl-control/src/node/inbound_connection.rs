@@ -206,13 +206,13 @@ impl Source for InboundConnection {
                 Ok(None) => break,
                 Ok(Some(frame)) if matches!(handshake.state, HandshakeState::RecordingReader) => {
                     let admission = inbound.admission.upgrade();
-                    let stays = admission.map(|admission| {
+                    let answered = admission.map(|admission| {
                         admission.answer_recording_request(&self.connection, &frame)
                     });
-                    match stays {
-                        Some(Ok(true)) => continue,
+                    match answered {
+                        Some(Ok(())) => continue,
                         Some(Err(why)) => inbound.log_refusal(&self.from, &why),
-                        Some(Ok(false)) | None => {}
+                        None => {}
                     }
                     return self.close();
                 }

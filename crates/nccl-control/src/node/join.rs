@@ -11,7 +11,7 @@ use nccl_base::ranges::ranges;
 
 use super::acceptor::Acceptor;
 use super::driver::{GenerationSession, Node, State};
-use crate::connect::{self, Identity};
+use crate::connect::{self, ClaimedRole};
 use crate::coordinator_search::CoordinatorSearch;
 use crate::departure::{Departure, Failure, LossKind};
 use crate::environment::Rendezvous;
@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::inbox::Inbox;
 use crate::launcher;
 use crate::process;
-use crate::proto::{Command, Input, MemberId, Peer, SharedMembership, StartRole};
+use crate::proto::{Command, Input, MemberId, ProcessInfo, SharedMembership, StartRole};
 use crate::rank_process::RankProcess;
 #[cfg(test)]
 use crate::round::Round;
@@ -33,6 +33,9 @@ use crate::transport::MachineDriver as _;
 
 /// How long a rank waits beyond its timeout for the coordinator to report which ranks are missing.
 const COORDINATOR_GRACE: Duration = Duration::from_secs(2);
+
+/// The generation of a process that leaves and has no session.
+pub(crate) const NO_GENERATION: u64 = u64::MAX;
 
 /// How long a leave message may take to arrive.
 const LEAVE_SEND_TIMEOUT: Duration = Duration::from_secs(1);
@@ -78,26 +81,29 @@ impl ActiveGeneration {
         }
     }
 
-    /// Returns the identities of all ranks.
+    /// Returns the processes of all ranks.
     pub(crate) fn members(&self) -> Vec<RankProcess> {
-        let peers = &self.membership.members;
-        let mut ranks: Vec<_> = peers.iter().filter_map(|peer| peer.launcher_rank).collect();
+        let processes = &self.membership.members;
+        let mut ranks: Vec<_> = processes
+            .iter()
+            .filter_map(|process| process.launcher_rank)
+            .collect();
         let known = ranks.len();
         ranks.sort_unstable();
         ranks.dedup();
         // Processes that were started by hand under a launcher all have its variables of one rank.
         let are_distinct = ranks.len() == known;
-        let member = |peer: &Peer| RankProcess {
-            host: sanitize::name(&peer.host),
-            pid: peer.pid,
-            launcher_rank: peer
+        let member = |process: &ProcessInfo| RankProcess {
+            host: sanitize::name(&process.host),
+            pid: process.pid,
+            launcher_rank: process
                 .launcher_rank
                 .filter(|_| are_distinct)
                 .map(|rank| rank as usize),
-            at: Some(peer.at.clone()),
-            kernel: peer.kernel,
+            at: Some(process.at.clone()),
+            kernel: process.kernel,
         };
-        peers.iter().map(member).collect()
+        processes.iter().map(member).collect()
     }
 }
 
@@ -105,11 +111,11 @@ fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// Returns this process's identity for the others.
-fn peer(slot: usize, at: &str) -> Result<Peer> {
+/// Returns what the others receive about this process.
+fn process_info(slot: usize, at: &str) -> Result<ProcessInfo> {
     let incarnation = random().max(1);
-    let launcher_rank = launcher::own_rank()?;
-    Ok(Peer {
+    let launcher_rank = launcher::launched_rank()?;
+    Ok(ProcessInfo {
         id: MemberId {
             slot: slot as u32,
             incarnation,
@@ -157,9 +163,13 @@ impl Node {
             };
             first = None;
         } else {
-            let identity = Identity::rank(*rank, size);
-            let authenticated =
-                connect::connect_to_rank_0(address, &rendezvous.identity(), identity, deadline)?;
+            let claimed_role = ClaimedRole::rank(*rank, size);
+            let authenticated = connect::connect_to_rank_0(
+                address,
+                &rendezvous.job_identity(),
+                claimed_role,
+                deadline,
+            )?;
             let fd = authenticated.connection.fd();
             listener = socket::listen_beside(address, &rank.to_string(), fd)?;
             initial_coordinator = fd.try_clone_to_owned().ok();
@@ -171,7 +181,7 @@ impl Node {
             first = Some(authenticated);
         }
         let unreachable = socket::unreachable(address, &listener);
-        let me = peer(*rank, &listener.at)?;
+        let me = process_info(*rank, &listener.at)?;
         let node = Self::new(rendezvous, me, role, first);
         {
             let mut state = node.state.lock();
@@ -194,13 +204,17 @@ impl Node {
         deadline: Instant,
     ) -> Result<Arc<Self>> {
         let address = &rendezvous.address;
-        let identity = Identity::member(slot as usize);
-        let authenticated =
-            connect::connect_to_rank_0(address, &rendezvous.identity(), identity, deadline)?;
+        let claimed_role = ClaimedRole::member(slot as usize);
+        let authenticated = connect::connect_to_rank_0(
+            address,
+            &rendezvous.job_identity(),
+            claimed_role,
+            deadline,
+        )?;
         let listener =
             socket::listen_beside(address, &format!("{slot}"), authenticated.connection.fd())?;
         let at = address.to_string();
-        let me = peer(slot as usize, &listener.at)?;
+        let me = process_info(slot as usize, &listener.at)?;
         let number = rendezvous.generation;
         let node = Self::new(
             rendezvous,
@@ -222,7 +236,7 @@ impl Node {
                 }
             };
             drop(state);
-            node.leave(u64::MAX, Departure::Left);
+            node.leave(NO_GENERATION, Departure::Left);
             return Err(Error::rendezvous(format!("no witness at {address}: {why}")));
         }
         drop(state);
@@ -293,7 +307,7 @@ impl Node {
                     false => vec![0],
                 };
                 let phase = (!coordinates).then(|| {
-                    let phase = crate::phase::Phase::Said(String::from("no answer"));
+                    let phase = crate::phase::Phase::Named(String::from("no answer"));
                     (phase, begun.elapsed())
                 });
                 let missing = missing.into_iter().map(|rank| Missing {
@@ -361,7 +375,7 @@ impl Node {
     /// Returns the ranks that have not joined, before the first generation is active.
     fn absent(&self, state: &State) -> Vec<usize> {
         let all = 0..state.services.size;
-        all.filter(|&rank| rank != self.slot() && state.member.joined(rank as u32).is_none())
+        all.filter(|&rank| rank != self.slot() && state.machine.joined(rank as u32).is_none())
             .collect()
     }
 
@@ -371,14 +385,14 @@ impl Node {
         deadline: Instant,
     ) -> Result<ActiveGeneration> {
         let begun = Instant::now();
-        let mut search = CoordinatorSearch::new(rendezvous, Identity::joiner());
+        let mut search = CoordinatorSearch::new(rendezvous, ClaimedRole::joiner());
         loop {
             let (authenticated, found) = search.run(deadline)?;
             let slot = rendezvous.rank;
             // Other processes may have asked to join as the same rank, and this process too.
             let name = format!("{slot}-{:x}", random() as u32);
             let listener = socket::listen_beside(&found, &name, authenticated.connection.fd())?;
-            let me = peer(slot, &listener.at)?;
+            let me = process_info(slot, &listener.at)?;
             let at = vec![found.to_string()];
             let node = Self::new(
                 rendezvous,
@@ -401,7 +415,7 @@ impl Node {
                 node.wait(&mut state, deadline);
             };
             drop(state);
-            node.leave(u64::MAX, Departure::Left);
+            node.leave(NO_GENERATION, Departure::Left);
             if timed_out {
                 return Err(Error::rendezvous(format!(
                     "the world at {found} did not form a next generation within {:.1} s, so that this \
@@ -481,7 +495,7 @@ impl Node {
         })
     }
 
-    /// Ends the session of a generation. With the last one, this process leaves, and waits until the others know, at most for
+    /// Ends the session of a generation, or none for [`NO_GENERATION`]. With the last one, this process leaves, and waits until the others know, at most for
     /// [`LEAVE_SEND_TIMEOUT`].
     pub(crate) fn leave(&self, generation: u64, final_departure: Departure) {
         let mut state = self.state.lock();
@@ -493,7 +507,7 @@ impl Node {
         }
         // The coordinator leaves last: most leave together, and each of them has to report it to a coordinator.
         let linger_deadline = Instant::now() + COORDINATOR_LINGER;
-        while state.member.is_coordinator()
+        while state.machine.is_coordinator()
             && !self.is_alone(&state)
             && Instant::now() < linger_deadline
         {
@@ -501,8 +515,8 @@ impl Node {
         }
         // The machine waits a second for the receivers of its leave message, whatever is sent before that.
         self.wait_while_sending(&mut state, LARGE_ANSWER_TIMEOUT, |state| {
-            !state.member.is_coordinator()
-                || (state.connections.backlog() == 0 && !state.member.sends_large())
+            !state.machine.is_coordinator()
+                || (state.connections.backlog() == 0 && !state.machine.sends_large())
         });
         state.handle(Input::Command(Command::Leave(final_departure)));
         self.run_outputs(&mut state);
@@ -536,7 +550,7 @@ impl Node {
 
     /// Whether all other members of the generation have departed.
     fn is_alone(&self, state: &State) -> bool {
-        state.departed.len() + 1 >= state.member.membership().members.len()
+        state.departed.len() + 1 >= state.machine.membership().members.len()
     }
 
     /// Closes everything: nothing is sent or received any more.
@@ -572,7 +586,7 @@ impl Node {
 
     #[cfg(test)]
     pub(crate) fn is_coordinator_for_a_test(&self) -> bool {
-        self.state.lock().member.is_coordinator()
+        self.state.lock().machine.is_coordinator()
     }
 
     /// Simulates the death of this process, as seen by the others of its kernel.
@@ -595,7 +609,7 @@ impl Node {
     /// Reports to the other ranks of the first generation why this one will not join.
     pub(crate) fn report_failure(rendezvous: &Rendezvous, chain: String) -> Result<()> {
         let deadline = deadline_after(rendezvous.timeout);
-        let departure = Departure::Failed(Failure::Said(chain));
+        let departure = Departure::Failed(Failure::Error(chain));
         if rendezvous.rank == 0 {
             return Self::report_absent_rank_0(rendezvous, departure, || {
                 Instant::now() >= deadline

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  generations' sessions ─requests──▶ ┌────────────────────────────┐
-//!  (rounds, ends, notices) ◀──inbox───┤ Node: Member + Services    ├─▶ PeerConnection, encrypted ─▶ another process
+//!  (rounds, ends, notices) ◀──inbox───┤ Node: machine + Services   ├─▶ PeerConnection, encrypted ─▶ another process
 //!                                     │ one lock, no waiting in it │◀─ Acceptor ─ InboundConnection
 //!  reactor: frames, alarms, pidfds ──▶└────────────────────────────┘─▶ Dialer (threads that connect)
 //! ```
@@ -29,4 +29,4 @@ mod recording_requests;
 mod services;
 
 pub(crate) use driver::Node;
-pub(crate) use join::{ActiveGeneration, NextGenerationError};
+pub(crate) use join::{ActiveGeneration, NO_GENERATION, NextGenerationError};

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::driver_message::{NumberedRequest, mark_repeated};
 use crate::inbox::Inbox;
-use crate::program_message::{NumberedRequest, mark_repeated};
-use crate::request::Request;
+use crate::request::{NO_ANSWER, Request};
 
 /// How many answered end reports are kept for the next coordinator; and how many end reports in all.
 const MIN_KEPT_ENDS: usize = 128;
@@ -36,7 +36,7 @@ impl Outbox {
     /// Keeps what is sent again to another coordinator, and returns the encoded request.
     pub(super) fn add(&mut self, numbered: &NumberedRequest, inbox: &Inbox) -> Arc<[u8]> {
         let bytes = numbered.encode();
-        if numbered.id != u64::MAX && inbox.is_waited_for(numbered.id) {
+        if numbered.id != NO_ANSWER && inbox.is_waited_for(numbered.id) {
             self.open.insert(numbered.id, Arc::clone(&bytes));
         }
         match &numbered.request {

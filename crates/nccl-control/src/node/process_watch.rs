@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::process::{self, ProcessLookup};
-use crate::proto::Peer;
+use crate::proto::ProcessInfo;
 use crate::reactor::{EventFlags, Reactor, Source};
 use crate::sync::Mutex;
 
@@ -24,16 +24,19 @@ pub(super) enum WatchOutcome {
 }
 
 /// The members that are other processes of this kernel.
-pub(super) fn of_this_kernel(members: &[Peer]) -> impl Iterator<Item = &Peer> {
+pub(super) fn of_this_kernel(members: &[ProcessInfo]) -> impl Iterator<Item = &ProcessInfo> {
     let (kernel, own) = (process::kernel_sum(), std::process::id());
     members
         .iter()
-        .filter(move |peer| kernel != 0 && peer.kernel == kernel && peer.pid != own)
+        .filter(move |process| kernel != 0 && process.kernel == kernel && process.pid != own)
 }
 
-/// Watches the process of `peer`, which is another one of this kernel, and calls `ended` once when it ends.
-pub(super) fn watch_process(peer: &Peer, ended: impl FnOnce() + Send + 'static) -> WatchOutcome {
-    let descriptor = match process::find(peer.pid, peer.start_time) {
+/// Watches `process`, which is another one of this kernel, and calls `ended` once when it ends.
+pub(super) fn watch_process(
+    process: &ProcessInfo,
+    ended: impl FnOnce() + Send + 'static,
+) -> WatchOutcome {
+    let descriptor = match process::find(process.pid, process.start_time) {
         ProcessLookup::Process(descriptor) => descriptor,
         ProcessLookup::Ended => return WatchOutcome::Ended,
         ProcessLookup::Unknown => return WatchOutcome::NotWatched,

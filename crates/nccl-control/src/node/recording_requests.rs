@@ -22,14 +22,9 @@ const MAX_RECORDINGS: usize = 4;
 static RUNNING_RECORDINGS: AtomicUsize = AtomicUsize::new(0);
 
 impl Node {
-    /// Answers a peer that only asks for recordings. Returns whether it stays.
-    pub(super) fn answer(
-        &self,
-        connection: &Arc<Connection>,
-        frame: &Frame,
-    ) -> Result<bool, String> {
+    /// Answers a peer that only asks for recordings; the error is why it is refused.
+    pub(super) fn answer(&self, connection: &Arc<Connection>, frame: &Frame) -> Result<(), String> {
         match Request::decode(frame).map_err(|broken| broken.0.to_owned())? {
-            Request::Leave => return Ok(false),
             Request::Clock => {
                 let now = clock::clock().to_le_bytes();
                 answer(connection, frame.id, &Answer::Value(now.as_slice().into()));
@@ -39,7 +34,7 @@ impl Node {
                 tracing::debug!(name: "nccl.rendezvous.ignored", target: "nccl", ?request, "a request that a reader of recordings may not make");
             }
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Records on a thread of its own: copying and writing takes milliseconds, which the reading thread cannot spare.
@@ -47,7 +42,7 @@ impl Node {
         let refuse = |reason: &str| {
             let why = RequestError::GivenUp {
                 rank: self.slot(),
-                reason: Reason::Said(reason.to_owned()),
+                reason: Reason::Text(reason.to_owned()),
             };
             answer(connection, id, &Answer::Failed(Arc::new(why)));
         };

@@ -9,7 +9,7 @@ use nccl_base::clock;
 use crate::coordinator_message::{Answer, Push, RankRecord};
 use crate::departure::Departure;
 use crate::proto::{MemberId, SharedMembership};
-use crate::request::Request;
+use crate::request::{NO_ANSWER, Request};
 use crate::round::RequestError;
 #[cfg(test)]
 use crate::round::Round;
@@ -63,12 +63,17 @@ impl GenerationService {
         }
     }
 
-    fn leave(&mut self, member: MemberId, departure: &Departure, keeps_communicators: bool) {
+    fn record_departure(
+        &mut self,
+        member: MemberId,
+        departure: &Departure,
+        keeps_communicators: bool,
+    ) {
         if let Some(rank) = self.membership.rank_of(member) {
             self.first_departure
                 .get_or_insert_with(|| (rank, departure.clone()));
             self.service
-                .leave(rank, departure.clone(), keeps_communicators);
+                .record_departure(rank, departure.clone(), keeps_communicators);
         }
     }
 }
@@ -88,8 +93,8 @@ impl Services {
         }
         let now = Instant::now();
         let mut service = Service::new(membership.members.len());
-        for (rank, peer) in membership.members.iter().enumerate() {
-            service.arrive(now, rank, &peer.host, peer.pid.into());
+        for (rank, process) in membership.members.iter().enumerate() {
+            service.arrive(now, rank, &process.host, process.pid.into());
         }
         for text in std::mem::take(&mut self.notes) {
             service.note_for_errors(text);
@@ -113,7 +118,11 @@ impl Services {
             }
         }
         if let Some((rank, departure)) = generation_service.service.channels_closed_by().cloned() {
-            let to = membership.members.iter().map(|peer| peer.id).collect();
+            let to = membership
+                .members
+                .iter()
+                .map(|process| process.id)
+                .collect();
             let push = Push::ChannelsClosed { rank, departure };
             self.direct_outputs
                 .push_back((generation, Output::Push { to, push }));
@@ -158,7 +167,7 @@ impl Services {
         let Some(generation_service) = self.services.get_mut(&generation) else {
             // The request is of a generation in which this process was no member.
             let why = Answer::Failed(Arc::new(RequestError::Interrupted));
-            if id != u64::MAX {
+            if id != NO_ANSWER {
                 self.direct_outputs.push_back(answer(why));
             }
             return;
@@ -185,16 +194,16 @@ impl Services {
                 if rank < generation_service.membership.members.len() =>
             {
                 state.cut(LONGEST_NAME);
-                let silent = Some(Duration::ZERO);
+                let silence = Some(Duration::ZERO);
                 let to = generation_service
                     .membership
                     .members
                     .iter()
-                    .map(|peer| peer.id)
+                    .map(|process| process.id)
                     .collect();
                 let push = Push::Suspected {
                     rank,
-                    silent,
+                    silence,
                     state: Some(state),
                 };
                 self.direct_outputs
@@ -214,7 +223,7 @@ impl Services {
             }
             Request::LeaveWorld { why } => {
                 let departure = why.map_or(Departure::Left, Departure::Failed);
-                generation_service.leave(from, &departure, true);
+                generation_service.record_departure(from, &departure, true);
             }
             // The store was lost with the previous coordinator.
             Request::Set { .. } | Request::Get { .. }
@@ -232,21 +241,26 @@ impl Services {
     }
 
     /// Records that a member has departed.
-    pub(super) fn leave(
+    pub(super) fn record_departure(
         &mut self,
         member: MemberId,
         departure: &Departure,
         keeps_communicators: bool,
     ) {
         for generation_service in self.services.values_mut() {
-            generation_service.leave(member, departure, keeps_communicators);
+            generation_service.record_departure(member, departure, keeps_communicators);
         }
     }
 
     /// Records that a member fails, and keeps its communicators until their ends.
-    pub(super) fn leave_in(&mut self, generation: u64, member: MemberId, departure: &Departure) {
+    pub(super) fn record_failure_in(
+        &mut self,
+        generation: u64,
+        member: MemberId,
+        departure: &Departure,
+    ) {
         if let Some(generation_service) = self.services.get_mut(&generation) {
-            generation_service.leave(member, departure, true);
+            generation_service.record_departure(member, departure, true);
         }
     }
 
@@ -320,7 +334,7 @@ impl Services {
     /// Returns what is known of one rank.
     pub(super) fn known_of(&self, generation: u64, rank: usize) -> Option<RankRecord> {
         let generation_service = self.services.get(&generation)?;
-        let peer = generation_service.membership.members.get(rank)?;
+        let process = generation_service.membership.members.get(rank)?;
         let known = generation_service.service.rank(rank);
         let (now, phase) = (Instant::now(), known.phase.as_ref());
         Some(RankRecord {
@@ -330,7 +344,7 @@ impl Services {
                 .departure
                 .clone()
                 .filter(|departure| *departure != Departure::Left || known.is_closed()),
-            ..RankRecord::of(rank, peer)
+            ..RankRecord::of(rank, process)
         })
     }
 

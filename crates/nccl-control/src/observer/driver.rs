@@ -9,20 +9,20 @@ use nccl_base::wire;
 
 use super::state::{ExitReport, Shared};
 use crate::clock::Clock;
-use crate::connect::{AuthenticatedConnection, Identity};
+use crate::connect::{AuthenticatedConnection, ClaimedRole};
 use crate::coordinator_message::{CoordinatorMessage, Push, RankRecord};
 use crate::coordinator_search::{CoordinatorSearch, SearchOutcome};
 use crate::departure::{Departure, LossKind, Lost, ProcessEnd};
+use crate::driver_message::{BroadcastContent, NumberedRequest, decode_reply};
 use crate::job::Job;
 use crate::node::Node;
 use crate::process;
-use crate::program_message::{BroadcastContent, NumberedRequest, decode_reply};
 use crate::proto::{
-    self, Command, Entry, Event, Input, MemberId, Mistakes, Observer, OperatorDecision, Output,
-    Peer, Proof, SharedMembership, Timing,
+    self, Command, Entry, Event, Input, MemberId, Mistakes, ObserverMachine, OperatorDecision,
+    Output, ProcessInfo, Proof, SharedMembership, Timing,
 };
 use crate::reactor::{EventFlags, Reactor, Source};
-use crate::request::Request;
+use crate::request::{NO_ANSWER, Request};
 use crate::round::RequestError;
 use crate::sync::Mutex;
 use crate::time::deadline_after;
@@ -46,7 +46,7 @@ struct ObserverDriver {
 }
 
 struct State {
-    observer: Observer,
+    machine: ObserverMachine,
     clock: Clock,
     connections: PeerConnections,
     alarm: Option<Instant>,
@@ -77,7 +77,7 @@ enum Observation {
 
 impl ObserverDriver {
     fn new(shared: &Arc<Shared>, connection: AuthenticatedConnection, found: &str) -> Arc<Self> {
-        let me = Peer {
+        let me = ProcessInfo {
             id: MemberId {
                 slot: u32::MAX / 2,
                 incarnation: RandomState::new().build_hasher().finish().max(1),
@@ -91,7 +91,7 @@ impl ObserverDriver {
             observed: false,
         };
         let at = vec![found.to_owned()];
-        let observer = Observer::new(
+        let machine = ObserverMachine::new(
             me,
             at,
             Timing::default(),
@@ -100,11 +100,11 @@ impl ObserverDriver {
         );
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
-            job: shared.rendezvous.identity(),
+            job: shared.rendezvous.job_identity(),
             dialer: Dialer::default(),
             shared: Arc::clone(shared),
             state: Mutex::new(State {
-                observer,
+                machine,
                 clock: Clock::start(),
                 connections: PeerConnections::starting_with(Some(connection)),
                 alarm: None,
@@ -131,7 +131,7 @@ impl ObserverDriver {
     }
 
     fn run_outputs(&self, state: &mut State) {
-        while let Some(output) = state.observer.poll() {
+        while let Some(output) = state.machine.poll() {
             match output {
                 Output::Connection(request) => {
                     let connections = &mut state.connections;
@@ -146,7 +146,7 @@ impl ObserverDriver {
         }
     }
 
-    /// Sends a request to the coordinator's program, for the generation that is watched or formed.
+    /// Sends a request to the coordinator's driver, for the generation that is watched or formed.
     fn ask(&self, request: Request) {
         let mut state = self.state.lock();
         let active = state.membership.as_ref();
@@ -154,7 +154,7 @@ impl ObserverDriver {
         if let Some(generation) = active.or(state.forming) {
             let numbered = NumberedRequest {
                 generation,
-                id: u64::MAX,
+                id: NO_ANSWER,
                 request,
             };
             state.handle(Input::Command(Command::Request(numbered.encode())));
@@ -169,7 +169,7 @@ impl ObserverDriver {
         let (observations, membership, has_coordinator, is_flushed) = {
             let mut state = self.state.lock();
             let observations = std::mem::take(&mut state.observations);
-            let is_flushed = state.observer.is_flushed();
+            let is_flushed = state.machine.is_flushed();
             (
                 observations,
                 state.membership.clone(),
@@ -198,8 +198,8 @@ impl ObserverDriver {
                         report_again |= was_formed;
                         state.set_generation(membership.generation.number);
                         state.view.set_size(membership.members.len());
-                        for (rank, peer) in membership.members.iter().enumerate() {
-                            state.view.learn(RankRecord::of(rank, peer));
+                        for (rank, process) in membership.members.iter().enumerate() {
+                            state.view.learn(RankRecord::of(rank, process));
                         }
                         state.was_connected = true;
                     }
@@ -216,7 +216,7 @@ impl ObserverDriver {
                     Observation::Decided(ranks) => state.view.decided(ranks),
                 }
             }
-            // Reports to the program of the initial coordinator may have been lost.
+            // Reports to the driver of the initial coordinator may have been lost.
             if report_again {
                 reported.clear();
                 state
@@ -238,11 +238,11 @@ impl ObserverDriver {
                 };
                 match &membership {
                     Some(membership) => {
-                        let Some(peer) = membership.members.get(rank) else {
+                        let Some(process) = membership.members.get(rank) else {
                             continue;
                         };
-                        if u64::from(peer.pid) == pid {
-                            ends.push((peer.id, end));
+                        if u64::from(process.pid) == pid {
+                            ends.push((process.id, end));
                         } else {
                             requests.push(Request::ExitReport { rank, pid, end });
                         }
@@ -259,12 +259,12 @@ impl ObserverDriver {
             }
         }
         if let (Some(ranks), Some(membership)) = (decision, &membership) {
-            let peers = ranks
+            let processes = ranks
                 .iter()
                 .filter_map(|rank| membership.members.get(*rank));
             let decision = OperatorDecision {
                 generation: membership.generation.number,
-                members: peers.map(|peer| peer.id).collect(),
+                members: processes.map(|process| process.id).collect(),
             };
             self.input(Input::Command(Command::OperatorDecision(decision)));
         }
@@ -290,16 +290,16 @@ impl ObserverDriver {
         let ranks = membership.members.iter().enumerate();
         let (last, others): (Vec<_>, Vec<_>) =
             ranks.partition(|(rank, _)| coordinators.contains(rank));
-        for (rank, peer) in others.into_iter().chain(last) {
-            let pid = u64::from(peer.pid);
+        for (rank, process) in others.into_iter().chain(last) {
+            let pid = u64::from(process.pid);
             let mut exit_reports = shared.exit_reports.iter();
             let report = exit_reports.find(|report| {
                 report.pid == pid && shared.rank_now(report.rank, report.pid) == Some(rank)
             });
-            let is_here = peer.kernel != 0 && peer.kernel == process::kernel_sum();
+            let is_here = process.kernel != 0 && process.kernel == process::kernel_sum();
             let how = match report {
                 Some(report) => Some(Lost::from(report.end.clone())),
-                None => (is_here && process::find(peer.pid, peer.start_time).has_ended())
+                None => (is_here && process::find(process.pid, process.start_time).has_ended())
                     .then(|| LossKind::Exited { pid }.into()),
             };
             if let Some(how) = how {
@@ -357,7 +357,7 @@ impl MachineDriver for ObserverDriver {
             let mut state = self.state.lock();
             let work = std::mem::take(&mut state.connections.work);
             if work.is_empty() {
-                let next = state.clock.instant(state.observer.next_timeout());
+                let next = state.clock.instant(state.machine.next_timeout());
                 let next = next.filter(|next| state.alarm.is_none_or(|alarm| alarm > *next));
                 if let (Some(next), Ok(reactor)) = (next, Reactor::get()) {
                     state.alarm = Some(next);
@@ -408,8 +408,8 @@ impl Source for ObserverDriver {
         let mut state = self.state.lock();
         state.alarm.take_if(|alarm| *alarm <= now);
         let time = state.clock.time(now);
-        if state.observer.next_timeout() <= time {
-            state.observer.handle_timeout(time);
+        if state.machine.next_timeout() <= time {
+            state.machine.handle_timeout(time);
         }
         self.run_outputs(&mut state);
         drop(state);
@@ -419,7 +419,7 @@ impl Source for ObserverDriver {
 
 impl State {
     fn handle(&mut self, input: Input) {
-        self.observer.handle(self.clock.time(Instant::now()), input);
+        self.machine.handle(self.clock.time(Instant::now()), input);
     }
 
     /// Whether there is something for the observer's thread.
@@ -591,7 +591,7 @@ fn find_process(
 ) -> Result<(AuthenticatedConnection, String), String> {
     let rendezvous = &shared.rendezvous;
     let mut search =
-        CoordinatorSearch::new(rendezvous, Identity::new_observer(rendezvous.world_size));
+        CoordinatorSearch::new(rendezvous, ClaimedRole::new_observer(rendezvous.world_size));
     let mut pause = Duration::from_millis(2);
     loop {
         let is_alive = match search.step(deadline) {

@@ -51,7 +51,7 @@ impl Observer {
     /// As [`join`](Self::join), but returns at once, and looks for rank 0 in the background: for the process that
     /// starts the ranks. When rank 0 does not answer in time, that is the observer's last event.
     pub fn start(mut rendezvous: Rendezvous) -> Result<Self> {
-        rendezvous.identity().check()?;
+        rendezvous.job_identity().check()?;
         EnvTimeouts::of_process()?;
         rendezvous.timeout = world_timeout(rendezvous.timeout);
         Self::start_with(rendezvous, true)

@@ -53,7 +53,7 @@ pub(super) struct ExitReport {
 impl State {
     /// Returns the job with the observed generation.
     pub(super) fn job(&self, rendezvous: &Rendezvous) -> Job {
-        let mut job = rendezvous.identity();
+        let mut job = rendezvous.job_identity();
         job.generation = self.generation;
         job
     }

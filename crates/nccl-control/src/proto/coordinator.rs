@@ -4,7 +4,7 @@
 //! Each entry waits for one of two conditions:
 //!
 //! - a majority has answered a heartbeat within the last [`Timing::lease`]: enough for certain knowledge;
-//! - a majority has answered a heartbeat that was sent after the suspicion arose: for a member that is merely out of reach, because this
+//! - a majority has answered a heartbeat that was sent after the loss was noticed: for a member that is merely out of reach, because this
 //!   side may be the one that is cut off.
 //!
 //! The next generation is one decision of the members of this one: proposed once, accepted by each of them once, active when a
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::core::{Core, Event};
-use super::id::{Generation, MemberId, Membership, Peer, SharedMembership, Term, Time};
+use super::id::{Generation, MemberId, Membership, ProcessInfo, SharedMembership, Term, Time};
 use super::log::{Broadcast, Entry};
 use super::message::{
     Ended, Exclusion, Frame, Heartbeat, HeartbeatReply, JoinRole, Message, Proof,
@@ -155,8 +155,8 @@ impl Coordinator {
         let mut this = Self::new(core, now, usize::MAX / 2);
         for id in core.others() {
             this.followers.insert(id, Follower::new(now, 0, true));
-            if let Some(peer) = core.membership.peer(id) {
-                core.links.open(now, id, &peer.at);
+            if let Some(process) = core.membership.process(id) {
+                core.links.open(now, id, &process.at);
             }
             core.links.keep(id, true);
         }
@@ -279,7 +279,7 @@ impl Coordinator {
     }
 
     /// Returns for how many nanoseconds each follower has not been heard.
-    pub(super) fn silences(&self, now: Time) -> Vec<(MemberId, u64)> {
+    pub(super) fn heartbeat_ages(&self, now: Time) -> Vec<(MemberId, u64)> {
         let followers = self.followers.iter();
         let admitted = followers.filter(|(_, follower)| follower.admitted);
         admitted
@@ -338,12 +338,12 @@ impl Coordinator {
                 confirmed,
             };
             core.links.send_now(id, Frame::Heartbeat(heartbeat));
-            let silent = core.now.since(follower.last_heard);
-            if silent >= core.timing.suspect
+            let silence = core.now.since(follower.last_heard);
+            if silence >= core.timing.suspect_after
                 && !late
                 && !std::mem::replace(&mut follower.suspected, true)
             {
-                core.events.push_back(Event::Suspected(id, silent));
+                core.events.push_back(Event::Suspected(id, silence));
             }
         }
         for id in core.observers.keys() {
@@ -444,10 +444,10 @@ impl Coordinator {
 
     fn record_heard(&mut self, core: &mut Core, from: MemberId) {
         if let Some(follower) = self.followers.get_mut(&from) {
-            let silent = core.now.since(follower.last_heard);
+            let silence = core.now.since(follower.last_heard);
             (follower.last_heard, follower.tick) = (core.now, self.ticks);
             if std::mem::take(&mut follower.suspected) {
-                core.events.push_back(Event::Heard(from, silent));
+                core.events.push_back(Event::Heard(from, silence));
             }
         }
     }
@@ -456,19 +456,19 @@ impl Coordinator {
     ///
     /// Its lease may come from another coordinator, which it has promised its vote to after its last answer here. That coordinator had a
     /// majority for a moment, so that this one had none then: not longer than [`MAX_HEARTBEAT_GAP`] if the heartbeats were confirmed since.
-    fn is_silent(&self, core: &Core, id: MemberId) -> bool {
+    fn lease_has_expired(&self, core: &Core, id: MemberId) -> bool {
         if core.mistakes.makes(Mistake::LeftOutEarly) {
             return true;
         }
         let follower = self.followers.get(&id).map(|follower| follower.tick);
         let last_tick = follower.or_else(|| self.unproven.get(&id).copied());
         last_tick.is_none_or(|tick| {
-            self.ticks - tick.max(self.confirmed_since_tick) > core.timing.silent_heartbeats
+            self.ticks - tick.max(self.confirmed_since_tick) > core.timing.max_unanswered_heartbeats
         })
     }
 
-    /// Asks the members that do not follow yet for their votes. A member that cannot be reached is suspected when its link is
-    /// lost.
+    /// Asks the members that do not follow yet for their votes. A member that cannot be reached counts as unreachable
+    /// when its link is lost.
     fn request_missing_votes(&mut self, core: &mut Core) {
         let ended = core.known_ends();
         let all = self.followers.iter();
@@ -544,7 +544,7 @@ impl Coordinator {
                     // After a failover the requests of the other members are still on their way.
                     let until = core
                         .now
-                        .after(reconfigure_request.timeout.max(core.timing.suspect));
+                        .after(reconfigure_request.timeout.max(core.timing.suspect_after));
                     if follower
                         .reconfigure_request
                         .replace((reconfigure_request, until))
@@ -576,14 +576,14 @@ impl Coordinator {
                 self.handle_leave(core, from, Departure::lost(LossKind::LeftBehind { after }));
             }
             Message::Join {
-                peer,
+                process,
                 role: JoinRole::Joiner,
             } => {
                 core.links.keep(from, true);
-                core.joiners.insert(from, peer);
+                core.joiners.insert(from, process);
                 core.events.push_back(Event::Joiners(core.joiners.len()));
             }
-            Message::Observe(peer) => self.observe(core, from, peer),
+            Message::Observe(process) => self.observe(core, from, process),
             Message::Accepted { term, generation } => {
                 if let Some(proposal) = &mut self.proposal
                     && term == self.term
@@ -653,7 +653,7 @@ impl Coordinator {
 
     /// Returns for how long the members that have requested the next generation have waited for the others.
     fn waited(&self, core: &Core) -> Duration {
-        let shortest = core.timing.suspect;
+        let shortest = core.timing.suspect_after;
         let reconfigure_requests = self
             .followers
             .values()
@@ -690,9 +690,9 @@ impl Coordinator {
         self.leaving.is_some()
     }
 
-    fn observe(&mut self, core: &mut Core, from: MemberId, peer: Peer) {
+    fn observe(&mut self, core: &mut Core, from: MemberId, process: ProcessInfo) {
         core.links.keep(from, true);
-        core.observers.insert(from, peer);
+        core.observers.insert(from, process);
         self.inform(core, from);
     }
 
@@ -777,11 +777,11 @@ impl Coordinator {
         {
             return;
         }
-        // A suspicion about it is void.
+        // A loss of it that was not proven is void.
         self.pending_entries.retain(|pending| {
             !(pending.needs.is_some() && departing_member(&pending.entry) == Some(id))
         });
-        let pid = core.membership.peer(id).map_or(0, |peer| peer.pid);
+        let pid = core.membership.process(id).map_or(0, |process| process.pid);
         let departure = ended.proof.departure(pid);
         let proven = true;
         self.enqueue_entry(
@@ -795,7 +795,7 @@ impl Coordinator {
         );
     }
 
-    /// Handles that the program of this member leaves.
+    /// Handles that this process leaves.
     pub(super) fn leave(&mut self, core: &mut Core, departure: Departure) -> Option<Transition> {
         let me = core.id();
         self.handle_leave(core, me, departure);
@@ -907,7 +907,7 @@ impl Coordinator {
             follower.admitted,
             follower.was_told_left_behind,
         ) = (None, true, false);
-        // A suspected member is reachable again.
+        // A member that was unreachable is reachable again.
         self.pending_entries.retain(|pending| {
             !(pending.needs.is_some() && departing_member(&pending.entry) == Some(from))
         });
@@ -1039,7 +1039,7 @@ impl Coordinator {
         let me = core.id();
         let answers = |id: &MemberId| {
             let follower = &self.followers[id];
-            follower.admitted && core.now.since(follower.last_heard) < core.timing.suspect
+            follower.admitted && core.now.since(follower.last_heard) < core.timing.suspect_after
         };
         let reached: BTreeSet<_> = self.followers.keys().copied().filter(answers).collect();
         if self.claim(core) {
@@ -1073,7 +1073,7 @@ impl Coordinator {
 
     // --- the next generation ---
 
-    /// Handles a new or withdrawn request of this member's program for the next generation.
+    /// Handles a new or withdrawn request of this member's driver for the next generation.
     pub(super) fn own_reconfigure_request(&mut self, core: &mut Core) -> Option<Transition> {
         self.advance(core)
     }
@@ -1123,7 +1123,7 @@ impl Coordinator {
         let mut requesting: BTreeSet<_> = requesting.map(|(id, _)| *id).collect();
         requesting.extend(own.map(|_| me));
         let before = Arc::clone(&core.membership);
-        let members = before.members.iter().map(|peer| peer.id);
+        let members = before.members.iter().map(|process| process.id);
         let missing: Vec<_> = members
             .filter(|id| !requesting.contains(id) && !core.is_departed(*id))
             .filter(|id| !self.abstaining.contains(id) && (*id != me || !core.abstains))
@@ -1154,7 +1154,7 @@ impl Coordinator {
         if core.abstains {
             return self.step_aside(core);
         }
-        let unproven = before.voters().map(|peer| peer.id);
+        let unproven = before.voters().map(|process| process.id);
         let unproven = unproven
             .filter(|id| core.log.departure_proven(*id) == Some(false) && !core.has_ended(*id));
         // A witness that does not follow may have received other entries.
@@ -1162,19 +1162,19 @@ impl Coordinator {
             let follower = self.followers.get(id);
             follower.is_some_and(|follower| follower.admitted)
         };
-        let witnesses = before.witnesses.iter().map(|peer| peer.id);
+        let witnesses = before.witnesses.iter().map(|process| process.id);
         let not_following = witnesses.filter(|id| !follows(id) && !core.has_ended(*id));
         if !unproven
             .chain(missing.iter().copied())
             .chain(not_following)
-            .all(|id| self.abstaining.contains(&id) || self.is_silent(core, id))
+            .all(|id| self.abstaining.contains(&id) || self.lease_has_expired(core, id))
         {
             return None;
         }
         let kept = before
             .members
             .iter()
-            .filter(|peer| requesting.contains(&peer.id) && !core.is_departed(peer.id));
+            .filter(|process| requesting.contains(&process.id) && !core.is_departed(process.id));
         let mut kept: Vec<_> = kept.cloned().collect();
         let ready = core
             .joiners
@@ -1188,7 +1188,8 @@ impl Coordinator {
             proposer: me,
         };
         let witnesses = before.witnesses.iter();
-        let witnesses = witnesses.filter(|peer| follows(&peer.id) && !core.is_departed(peer.id));
+        let witnesses =
+            witnesses.filter(|process| follows(&process.id) && !core.is_departed(process.id));
         let membership = Membership::new(generation, kept, witnesses.cloned().collect());
         self.propose(core, Arc::new(membership), false)
     }
@@ -1204,7 +1205,7 @@ impl Coordinator {
     /// Whether the proposal may become active.
     ///
     /// A member that has not accepted it may count the ends of those that have, as long as its lease runs. So all its members
-    /// have accepted, have ended, or are silent for longer than a lease; and only members that were heard since then are votes.
+    /// have accepted, have ended, or have not answered for longer than a lease; and only members that were heard since then are votes.
     fn is_accepted(&self, core: &Core) -> bool {
         let Some(proposal) = &self.proposal else {
             return false;
@@ -1224,7 +1225,7 @@ impl Coordinator {
             is_own || (*id != me && is_heard && core.membership.votes(*id) && !core.has_ended(*id))
         };
         let votes: BTreeSet<_> = proposal.accepted.iter().filter(|id| is_vote(id)).collect();
-        let mut others = proposal.membership.voters().map(|peer| peer.id);
+        let mut others = proposal.membership.voters().map(|process| process.id);
         let all = others.all(|id| {
             // A new member needs its lease as well, and gets some time for it.
             let is_new = !core.membership.votes(id);
@@ -1232,7 +1233,7 @@ impl Coordinator {
             (is_new && (waited || !core.links.is_ready(id)))
                 || proposal.accepted.contains(&id)
                 || core.has_ended(id)
-                || (!is_new && self.is_silent(core, id))
+                || (!is_new && self.lease_has_expired(core, id))
         });
         all && core.is_majority(votes.len(), self.term, |id| votes.contains(&id))
     }
@@ -1261,7 +1262,7 @@ impl Coordinator {
     /// Asks for the decision between two halves, once.
     fn claim(&mut self, core: &mut Core) -> bool {
         let answers = |follower: &&Follower| {
-            follower.admitted && core.now.since(follower.last_heard) < core.timing.suspect
+            follower.admitted && core.now.since(follower.last_heard) < core.timing.suspect_after
         };
         let reached = 1 + self.followers.values().filter(answers).count();
         let claims = core.is_half(reached) && !std::mem::replace(&mut self.has_claimed, true);
@@ -1305,7 +1306,7 @@ impl Coordinator {
             .membership
             .voters()
             .chain(&membership.members)
-            .map(|peer| peer.id);
+            .map(|process| process.id);
         let others: BTreeSet<_> = others.filter(|id| *id != me).collect();
         for id in others {
             let (term, membership) = (self.term, Arc::clone(&membership));
@@ -1330,7 +1331,7 @@ impl Coordinator {
         let me = core.id();
         for id in membership
             .voters()
-            .map(|peer| peer.id)
+            .map(|process| process.id)
             .filter(|id| *id != me)
         {
             let activate = Message::Activate {
@@ -1415,7 +1416,7 @@ mod tests {
 
     #[test]
     fn a_member_that_answers_again_is_reported_with_the_length_of_its_silence() {
-        let peer = |slot| Peer {
+        let process = |slot| ProcessInfo {
             id: MemberId {
                 slot,
                 incarnation: 1,
@@ -1428,8 +1429,8 @@ mod tests {
             launcher_rank: None,
             observed: false,
         };
-        let [me, other] = [peer(0), peer(1)];
-        let (proposer, silent) = (me.id, other.id);
+        let [me, other] = [process(0), process(1)];
+        let (proposer, suspect) = (me.id, other.id);
         let generation = Generation {
             number: 0,
             proposer,
@@ -1449,14 +1450,14 @@ mod tests {
             number: coordinator.heartbeat,
             progress: false,
         };
-        coordinator.heartbeat_reply(&mut core, silent, reply);
+        coordinator.heartbeat_reply(&mut core, suspect, reply);
         let changes = core
             .events
             .iter()
             .filter(|event| matches!(event, Event::Suspected(..) | Event::Heard(..)));
         let expected = [
-            Event::Suspected(silent, 2000 * MILLI),
-            Event::Heard(silent, 2600 * MILLI),
+            Event::Suspected(suspect, 2000 * MILLI),
+            Event::Heard(suspect, 2600 * MILLI),
         ];
         assert!(changes.eq(&expected), "{:?}", core.events);
     }

@@ -1,18 +1,18 @@
-//! The state of a member in every role: its generation, its log, its vote, the ends that it knows, and its program's requests.
+//! The state of a member in every role: its generation, its log, its vote, the ends that it knows, and its driver's requests.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::id::{Generation, MemberId, Peer, SharedMembership, Term, Time};
+use super::id::{Generation, MemberId, ProcessInfo, SharedMembership, Term, Time};
 use super::link::Links;
 use super::log::{Broadcast, Entry, Log, OperatorDecision};
 use super::message::{Ended, Exclusion, Heartbeat, Message, Proof, ReconfigureRequest, VoteReport};
 use super::mistake::{Mistake, Mistakes};
 use super::timing::Timing;
-use crate::departure::{Departure, LossKind, Lost, SilenceEvidence};
+use crate::departure::{Departure, LossKind, Lost, UnreachableEvidence};
 
-/// An event for the program of a machine.
+/// An event for the driver of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// This generation is active, and this process is part of it or observes it.
@@ -24,11 +24,11 @@ pub enum Event {
     /// A message of a member to this one alone.
     Direct(MemberId, Vec<u8>),
     /// The member that coordinates from now on. Emitted for each generation, after [`Active`](Self::Active), and for each term in
-    /// which this process follows or coordinates: the program has to repeat its requests without a reply.
+    /// which this process follows or coordinates: the driver has to repeat its requests without a reply.
     Coordinator(MemberId),
-    /// To the coordinator, or to the initial coordinator: a request of a process's program, which may be this one.
+    /// To the coordinator, or to the initial coordinator: a request of a process's driver, which may be this one.
     Request(MemberId, Arc<[u8]>),
-    /// A reply of the coordinator's program.
+    /// A reply of the coordinator's driver.
     Reply(Arc<[u8]>),
     /// To the initial coordinator: another process has joined the first generation, or has received why there is none.
     Joined(MemberId),
@@ -36,12 +36,12 @@ pub enum Event {
     JoinRevoked(u32, Departure),
     /// There will be no first generation, for the reason in these bytes. This process takes part no more.
     FormationAborted(Arc<[u8]>),
-    /// To an observer: the first generation, which has this number, is being formed. The program of the initial coordinator
+    /// To an observer: the first generation, which has this number, is being formed. The driver of the initial coordinator
     /// accepts requests; those without a reply have to be repeated when this event is emitted again.
     Forming(u64),
-    /// A member has been silent for so many nanoseconds. Nothing ends because of that.
+    /// A member is a suspect: it has not answered for so many nanoseconds. Nothing ends because of that.
     Suspected(MemberId, u64),
-    /// A suspected member answers again, after a silence of so many nanoseconds.
+    /// A suspect answers again, after a silence of so many nanoseconds.
     Heard(MemberId, u64),
     /// The connection to a member was lost for so many nanoseconds, and the link is ready again.
     Resumed(MemberId, u64),
@@ -129,7 +129,7 @@ impl Lease {
 /// The state of a member; see the module.
 #[derive(Debug)]
 pub(super) struct Core {
-    pub(super) me: Peer,
+    pub(super) me: ProcessInfo,
     pub(super) timing: Timing,
     pub(super) mistakes: Mistakes,
     pub(super) now: Time,
@@ -158,9 +158,9 @@ pub(super) struct Core {
     pub(super) reconfigure_request: Option<(ReconfigureRequest, Time)>,
     reconfigure_requests: u64,
     /// Processes that wait to be taken into the next generation, and observers.
-    pub(super) joiners: BTreeMap<MemberId, Peer>,
-    pub(super) observers: BTreeMap<MemberId, Peer>,
-    /// The program's departure, until it is acknowledged.
+    pub(super) joiners: BTreeMap<MemberId, ProcessInfo>,
+    pub(super) observers: BTreeMap<MemberId, ProcessInfo>,
+    /// The departure of this process, until it is acknowledged.
     pub(super) leaving: Option<Departure>,
     /// When this process asked to join, or accepted the proposal that it knows.
     pub(super) consented: Time,
@@ -176,9 +176,9 @@ pub(super) struct Core {
     pub(super) departed: usize,
     /// The driver's evidence about unreachable peers, and its time.
     pub(super) evidence: BTreeMap<MemberId, (Time, Lost)>,
-    /// The last calls of the members' programs, as reported to the coordinator's, and when.
+    /// The last calls of the members' programs, as reported to the coordinator's driver, and when.
     pub(super) calls: BTreeMap<MemberId, (Time, String)>,
-    /// Whether the program takes part in no later generation.
+    /// Whether this process takes part in no later generation.
     pub(super) abstains: bool,
     /// Whether this process has reported to another one that it abstains or leaves.
     renounced_lease: bool,
@@ -190,7 +190,7 @@ pub(super) struct Core {
 
 impl Core {
     pub(super) fn new(
-        me: Peer,
+        me: ProcessInfo,
         membership: SharedMembership,
         timing: Timing,
         mistakes: Mistakes,
@@ -263,15 +263,15 @@ impl Core {
         to: MemberId,
         message: Message,
     ) {
-        if let Some(peer) = membership.peer(to) {
-            self.links.open(self.now, to, &peer.at);
+        if let Some(process) = membership.process(to) {
+            self.links.open(self.now, to, &process.at);
         }
         self.send(to, message);
     }
 
     /// Returns the voters except this one.
     pub(super) fn others(&self) -> Vec<MemberId> {
-        let voters = self.membership.voters().map(|peer| peer.id);
+        let voters = self.membership.voters().map(|process| process.id);
         voters.filter(|id| *id != self.id()).collect()
     }
 
@@ -377,7 +377,7 @@ impl Core {
     /// A member that abstains or leaves has no lease from the moment at which it reports that, and never gets one again in this
     /// generation. That allows a coordinator to leave it out at once:
     ///
-    /// - Until then it was a member like any other, which no coordinator leaves out before it has been silent for longer than a
+    /// - Until then it was a member like any other, which no coordinator leaves out before it has not answered for longer than a
     ///   lease. A coordinator learns of the ends that the member has counted before it learns of its abstention: they precede it in the
     ///   same link, or are in the same report. The votes of these processes do not count for the successor.
     /// - From then on the ends that it sees count for no other member on its testimony. Ends that others have counted count for it, based
@@ -547,14 +547,14 @@ impl Core {
         let lost = evidence.map(|(_, lost)| lost.clone());
         Departure::Lost(lost.unwrap_or_else(|| {
             let unheard = Duration::from_nanos(unheard);
-            Lost::from(SilenceEvidence::Unheard {
+            Lost::from(UnreachableEvidence::Unheard {
                 unheard,
                 unacknowledged: unheard,
             })
         }))
     }
 
-    /// Appends an entry to the log, and emits it to the program.
+    /// Appends an entry to the log, and emits it to the driver.
     pub(super) fn deliver(&mut self, entry: Arc<Entry>) {
         if let Entry::Departed { member, .. } = &*entry
             && self.log.departure_proven(*member).is_none()
@@ -591,7 +591,7 @@ impl Core {
         self.events.push_back(Event::Entry(entry));
     }
 
-    /// Makes the program's message to all members.
+    /// Makes the driver's message to all members.
     pub(super) fn make_broadcast(&mut self, topic: String, bytes: Vec<u8>) -> Arc<Broadcast> {
         self.broadcasts_sent += 1;
         let broadcast = Arc::new(Broadcast {
@@ -604,7 +604,7 @@ impl Core {
         broadcast
     }
 
-    /// Records the program's request for the next generation.
+    /// Records the driver's request for the next generation.
     pub(super) fn request_reconfigure(
         &mut self,
         timeout: u64,

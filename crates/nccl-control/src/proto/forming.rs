@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::id::{Generation, MemberId, Membership, Peer};
+use super::id::{Generation, MemberId, Membership, ProcessInfo};
 use super::message::JoinRole;
 
 /// The state of forming; see the module.
@@ -12,11 +12,11 @@ pub(super) struct Forming {
     size: u32,
     witnesses: u32,
     /// By slot. The ranks' slots are below `size`, the witnesses' are not.
-    joined: BTreeMap<u32, Peer>,
+    joined: BTreeMap<u32, ProcessInfo>,
 }
 
 impl Forming {
-    pub(super) fn new(me: &Peer, size: u32, witnesses: u32) -> Self {
+    pub(super) fn new(me: &ProcessInfo, size: u32, witnesses: u32) -> Self {
         let joined = BTreeMap::from([(me.id.slot, me.clone())]);
         Self {
             size,
@@ -25,18 +25,18 @@ impl Forming {
         }
     }
 
-    pub(super) fn joined(&self, slot: u32) -> Option<&Peer> {
+    pub(super) fn joined(&self, slot: u32) -> Option<&ProcessInfo> {
         self.joined.get(&slot)
     }
 
     /// Returns all processes that have joined, and the initial coordinator.
     pub(super) fn all(&self) -> impl Iterator<Item = MemberId> {
-        self.joined.values().map(|peer| peer.id)
+        self.joined.values().map(|process| process.id)
     }
 
     /// Adds a process. Returns whether it is new; `None` if it is refused, because its slot is taken or does not exist.
-    pub(super) fn join(&mut self, peer: Peer, role: JoinRole) -> Option<bool> {
-        let slot = peer.id.slot;
+    pub(super) fn join(&mut self, process: ProcessInfo, role: JoinRole) -> Option<bool> {
+        let slot = process.id.slot;
         let known = self.joined.get(&slot);
         let is_slot = match role {
             JoinRole::Rank => slot < self.size,
@@ -46,15 +46,18 @@ impl Forming {
             }
             JoinRole::Joiner | JoinRole::Absent => false,
         };
-        if !is_slot || known.is_some_and(|known| known.id != peer.id) {
+        if !is_slot || known.is_some_and(|known| known.id != process.id) {
             return None;
         }
-        Some(self.joined.insert(slot, peer).is_none())
+        Some(self.joined.insert(slot, process).is_none())
     }
 
-    /// Removes a process that may have joined; returns its identity if it had.
-    pub(super) fn remove(&mut self, id: MemberId) -> Option<Peer> {
-        let known = self.joined.get(&id.slot).is_some_and(|peer| peer.id == id);
+    /// Removes a process that may have joined; returns what is known of it if it had.
+    pub(super) fn remove(&mut self, id: MemberId) -> Option<ProcessInfo> {
+        let known = self
+            .joined
+            .get(&id.slot)
+            .is_some_and(|process| process.id == id);
         known.then(|| self.joined.remove(&id.slot)).flatten()
     }
 

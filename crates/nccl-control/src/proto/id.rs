@@ -74,9 +74,9 @@ impl Generation {
     }
 }
 
-/// The identity of a member, known to all members.
+/// What is known of a process of the job: a member, a joiner or an observer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Peer {
+pub struct ProcessInfo {
     /// Its id.
     pub id: MemberId,
     /// The name of its host, for messages.
@@ -104,11 +104,11 @@ pub struct Membership {
     pub generation: Generation,
     /// By rank.
     #[serde(serialize_with = "member_list::serialize")]
-    pub members: Vec<Peer>,
+    pub members: Vec<ProcessInfo>,
     /// Voters without a rank.
     #[serde(serialize_with = "member_list::serialize")]
-    pub witnesses: Vec<Peer>,
-    /// Ranks by identity, sorted.
+    pub witnesses: Vec<ProcessInfo>,
+    /// Ranks by member id, sorted.
     #[serde(skip_serializing)]
     index: Vec<(MemberId, u32)>,
 }
@@ -117,9 +117,9 @@ pub struct Membership {
 struct MembershipFields {
     generation: Generation,
     #[serde(deserialize_with = "member_list::deserialize")]
-    members: Vec<Peer>,
+    members: Vec<ProcessInfo>,
     #[serde(deserialize_with = "member_list::deserialize")]
-    witnesses: Vec<Peer>,
+    witnesses: Vec<ProcessInfo>,
 }
 
 impl From<MembershipFields> for Membership {
@@ -131,9 +131,13 @@ impl From<MembershipFields> for Membership {
 impl Membership {
     /// Makes a membership of members in the order of their ranks.
     #[must_use]
-    pub fn new(generation: Generation, members: Vec<Peer>, witnesses: Vec<Peer>) -> Self {
+    pub fn new(
+        generation: Generation,
+        members: Vec<ProcessInfo>,
+        witnesses: Vec<ProcessInfo>,
+    ) -> Self {
         let ranks = members.iter().zip(0..);
-        let mut index: Vec<_> = ranks.map(|(peer, rank)| (peer.id, rank)).collect();
+        let mut index: Vec<_> = ranks.map(|(process, rank)| (process.id, rank)).collect();
         index.sort_unstable();
         Self {
             generation,
@@ -150,23 +154,23 @@ impl Membership {
         Some(self.index[at].1 as usize)
     }
 
-    /// Returns the identity of a member or a witness.
+    /// Returns what is known of a member.
     #[must_use]
-    pub fn peer(&self, id: MemberId) -> Option<&Peer> {
+    pub fn process(&self, id: MemberId) -> Option<&ProcessInfo> {
         match self.rank_of(id) {
             Some(rank) => self.members.get(rank),
-            None => self.witnesses.iter().find(|peer| peer.id == id),
+            None => self.witnesses.iter().find(|process| process.id == id),
         }
     }
 
     /// Whether it votes.
     #[must_use]
     pub fn votes(&self, id: MemberId) -> bool {
-        self.peer(id).is_some()
+        self.process(id).is_some()
     }
 
     /// Returns all voters.
-    pub fn voters(&self) -> impl Iterator<Item = &Peer> {
+    pub fn voters(&self) -> impl Iterator<Item = &ProcessInfo> {
         self.members.iter().chain(&self.witnesses)
     }
 

@@ -398,7 +398,7 @@ impl Links {
             // At once, except to a peer that ends every connection.
             link.next_dial = now.max(link.connected.after(self.timing.redial));
         } else {
-            // Until now the kernel of the silent process has answered.
+            // Until now the kernel of the suspect has answered.
             if now.since(link.connected) >= self.timing.resume {
                 link.down_since = now;
             }

@@ -19,7 +19,7 @@ use super::candidate::{Candidate, Outcome, no_majority};
 use super::coordinator::{Coordinator, Transition};
 use super::core::{Core, Event};
 use super::forming::Forming;
-use super::id::{Generation, MemberId, Membership, Peer, SharedMembership, Term, Time};
+use super::id::{Generation, MemberId, Membership, ProcessInfo, SharedMembership, Term, Time};
 use super::link::{Connection, ConnectionRequest, LinkEvent, Links};
 use super::log::{Entry, OperatorDecision};
 use super::message::{
@@ -48,11 +48,11 @@ pub enum Input {
     Evidence(MemberId, Lost),
     /// An operation of NCCL with the other members has made progress.
     Progress,
-    /// A command of the program.
+    /// A command of the driver.
     Command(Command),
 }
 
-/// A command of the program.
+/// A command of the driver.
 #[derive(Clone, Debug)]
 pub enum Command {
     /// Sends a message to all members, in one order.
@@ -69,10 +69,10 @@ pub enum Command {
         /// The content.
         bytes: Vec<u8>,
     },
-    /// Sends a request to the coordinator's program, which may be this process's. Lost with the coordinator, and dropped while there is
-    /// none: the program has to repeat it at [`Event::Coordinator`].
+    /// Sends a request to the coordinator's driver, which may be this process's. Lost with the coordinator, and dropped while there is
+    /// none: the driver has to repeat it at [`Event::Coordinator`].
     Request(Arc<[u8]>),
-    /// Replies from the coordinator's program to one process. Dropped if this one is neither the coordinator nor the initial one.
+    /// Replies from the coordinator's driver to one process. Dropped if this one is neither the coordinator nor the initial one.
     Reply {
         /// The receiver.
         to: MemberId,
@@ -108,7 +108,7 @@ pub enum Command {
 pub enum Output {
     /// A request of the links.
     Connection(ConnectionRequest),
-    /// An event for the program.
+    /// An event for the driver.
     Event(Event),
 }
 
@@ -181,6 +181,9 @@ struct Joining {
     cancelled_since: Option<Time>,
 }
 
+/// Stands for any generation that is later than that of this process.
+const LATER_GENERATION: u64 = u64::MAX;
+
 /// For how long a process that gives up joining waits until that is known, in nanoseconds.
 const JOIN_CANCEL_WAIT_NS: u64 = 1_000_000_000;
 
@@ -195,17 +198,23 @@ struct Waiting {
     bound: Time,
 }
 
-/// The machine of a process; see the module.
+/// The machine of a member or of a joiner; see the module.
 #[derive(Debug)]
-pub struct Member {
+pub struct MemberMachine {
     core: Core,
     role: Role,
 }
 
-impl Member {
-    /// Makes a machine; `me` is its identity for the others.
+impl MemberMachine {
+    /// Makes a machine; `me` is what the others receive about it.
     #[must_use]
-    pub fn new(me: Peer, role: StartRole, timing: Timing, mistakes: Mistakes, now: Time) -> Self {
+    pub fn new(
+        me: ProcessInfo,
+        role: StartRole,
+        timing: Timing,
+        mistakes: Mistakes,
+        now: Time,
+    ) -> Self {
         let number = match &role {
             StartRole::InitialCoordinator { number, .. }
             | StartRole::Rank { number, .. }
@@ -293,7 +302,7 @@ impl Member {
         self.core.links.peer_of(connection)
     }
 
-    /// Whether it coordinates or follows a coordinator: requests of its program are not dropped.
+    /// Whether it coordinates or follows a coordinator: requests of its driver are not dropped.
     #[must_use]
     pub fn has_coordinator(&self) -> bool {
         matches!(self.role, Role::Following { .. } | Role::Coordinating(_))
@@ -301,16 +310,16 @@ impl Member {
 
     /// Returns for how many nanoseconds each of the other members has not been heard, if this process coordinates.
     #[must_use]
-    pub fn silences(&self, now: Time) -> Vec<(MemberId, u64)> {
+    pub fn heartbeat_ages(&self, now: Time) -> Vec<(MemberId, u64)> {
         match &self.role {
-            Role::Coordinating(coordinator) => coordinator.silences(now),
+            Role::Coordinating(coordinator) => coordinator.heartbeat_ages(now),
             _ => Vec::new(),
         }
     }
 
     /// Returns the process that has joined with that slot, if this process is the initial coordinator.
     #[must_use]
-    pub fn joined(&self, slot: u32) -> Option<&Peer> {
+    pub fn joined(&self, slot: u32) -> Option<&ProcessInfo> {
         match &self.role {
             Role::Forming(forming) => forming.joined(slot),
             _ => None,
@@ -710,25 +719,28 @@ impl Member {
     fn failover_order(&self) -> Vec<MemberId> {
         let core = &self.core;
         let lost = core.synced.coordinator;
-        let kernel = core.membership.peer(lost).map_or(0, |peer| peer.kernel);
-        let is_beside = |peer: &Peer| {
+        let kernel = core
+            .membership
+            .process(lost)
+            .map_or(0, |process| process.kernel);
+        let is_beside = |process: &ProcessInfo| {
             kernel != 0
-                && peer.kernel == kernel
+                && process.kernel == kernel
                 && core.me.kernel != kernel
                 && !core.has_ended(lost)
         };
         let members = core.membership.members.iter();
         let mut order: Vec<_> = members
-            .filter(|peer| peer.id != lost && !core.is_departed(peer.id))
+            .filter(|process| process.id != lost && !core.is_departed(process.id))
             .collect();
-        order.sort_by_key(|peer| is_beside(peer));
-        order.into_iter().map(|peer| peer.id).collect()
+        order.sort_by_key(|process| is_beside(process));
+        order.into_iter().map(|process| process.id).collect()
     }
 
     fn ended(&mut self, member: MemberId, proof: Proof) {
         if matches!(self.role, Role::Forming(_)) {
             self.core.links.close(member);
-            return self.join_revoked(member, |_, peer| proof.departure(peer.pid));
+            return self.join_revoked(member, |_, process| proof.departure(process.pid));
         }
         let reduces_electorate = self.core.holds_lease();
         self.handle_proven_end(Ended {
@@ -798,11 +810,11 @@ impl Member {
     }
 
     /// Handles the end of a process that may have joined, before the first generation is active.
-    fn join_revoked(&mut self, id: MemberId, why: impl FnOnce(&Core, &Peer) -> Departure) {
+    fn join_revoked(&mut self, id: MemberId, why: impl FnOnce(&Core, &ProcessInfo) -> Departure) {
         if let Role::Forming(forming) = &mut self.role
-            && let Some(peer) = forming.remove(id)
+            && let Some(process) = forming.remove(id)
         {
-            let departure = why(&self.core, &peer);
+            let departure = why(&self.core, &process);
             self.core
                 .events
                 .push_back(Event::JoinRevoked(id.slot, departure));
@@ -878,9 +890,9 @@ impl Member {
                 accepted,
             } if self.is_in() => return self.activated(from, membership, accepted),
             Message::NewerGeneration(membership) => return self.ahead(membership),
-            Message::Redirect(peer) => {
+            Message::Redirect(process) => {
                 if let Role::Joining(joining) = &mut self.role {
-                    joining.redirect(&mut self.core, &peer);
+                    joining.redirect(&mut self.core, &process);
                 }
                 return;
             }
@@ -889,8 +901,8 @@ impl Member {
                 self.core.events.push_back(Event::Joined(from));
                 return self.core.send(from, Message::FormationAborted(bytes));
             }
-            Message::Join { peer, role } => return self.join(from, peer, role),
-            Message::Observe(peer) => return self.observe(from, peer),
+            Message::Join { process, role } => return self.join(from, process, role),
+            Message::Observe(process) => return self.observe(from, process),
             Message::FormationAborted(bytes) => {
                 if matches!(self.role, Role::Joining(_)) {
                     self.role = Role::Excluded;
@@ -1171,21 +1183,24 @@ impl Member {
         }
     }
 
-    fn join(&mut self, from: MemberId, peer: Peer, role: JoinRole) {
+    fn join(&mut self, from: MemberId, process: ProcessInfo, role: JoinRole) {
         match (&mut self.role, role) {
             (Role::Forming(_), JoinRole::Absent) => self.core.links.keep(from, true),
-            (Role::Forming(forming), role) if peer.id == from => match forming.join(peer, role) {
-                Some(is_new) => {
-                    self.core.links.keep(from, true);
-                    if is_new {
-                        self.core.events.push_back(Event::Joined(from));
+            (Role::Forming(forming), role) if process.id == from => {
+                match forming.join(process, role) {
+                    Some(is_new) => {
+                        self.core.links.keep(from, true);
+                        if is_new {
+                            self.core.events.push_back(Event::Joined(from));
+                        }
+                        self.form();
                     }
-                    self.form();
+                    None => self.core.links.close(from),
                 }
-                None => self.core.links.close(from),
-            },
+            }
             (Role::Coordinating(coordinator), JoinRole::Joiner) => {
-                let next = coordinator.message(&mut self.core, from, Message::Join { peer, role });
+                let next =
+                    coordinator.message(&mut self.core, from, Message::Join { process, role });
                 self.transition(next);
             }
             (Role::Following { .. }, JoinRole::Joiner) => self.redirect(from),
@@ -1195,17 +1210,17 @@ impl Member {
     }
 
     /// Handles a process that is no member and wants to observe.
-    fn observe(&mut self, from: MemberId, peer: Peer) {
+    fn observe(&mut self, from: MemberId, process: ProcessInfo) {
         match &mut self.role {
             Role::Coordinating(coordinator) => {
-                let next = coordinator.message(&mut self.core, from, Message::Observe(peer));
+                let next = coordinator.message(&mut self.core, from, Message::Observe(process));
                 self.transition(next);
             }
             // It is redirected when another coordinates, which may be this member: the coordinator may have ended a moment ago.
             Role::Following { .. } => {
                 self.redirect(from);
                 self.core.links.keep(from, true);
-                self.core.observers.insert(from, peer);
+                self.core.observers.insert(from, process);
             }
             Role::Waiting(_) | Role::Candidate(_) => {
                 // The observer may have an operator's decision for these members, which have no coordinator without it.
@@ -1219,16 +1234,16 @@ impl Member {
                     },
                 );
                 self.core.links.keep(from, true);
-                self.core.observers.insert(from, peer);
+                self.core.observers.insert(from, process);
             }
             Role::Forming(_) => {
                 self.core.links.keep(from, true);
-                self.core.observers.insert(from, peer);
+                self.core.observers.insert(from, process);
                 let generation = self.core.generation();
                 self.core.send(from, Message::Forming(generation));
             }
             Role::Joining(_) => self.core.links.close(from),
-            Role::Excluded | Role::Left => self.core.send_exclusion(from, u64::MAX),
+            Role::Excluded | Role::Left => self.core.send_exclusion(from, LATER_GENERATION),
         }
     }
 
@@ -1243,8 +1258,8 @@ impl Member {
     /// Refers a process to the coordinator.
     fn redirect(&mut self, to: MemberId) {
         let coordinator_id = self.core.synced.coordinator;
-        if let Some(peer) = self.core.membership.peer(coordinator_id).cloned() {
-            self.core.send(to, Message::Redirect(peer));
+        if let Some(process) = self.core.membership.process(coordinator_id).cloned() {
+            self.core.send(to, Message::Redirect(process));
         }
     }
 
@@ -1259,14 +1274,14 @@ impl Member {
         };
         let membership = Arc::new(membership);
         let me = self.core.id();
-        for peer in membership.voters().filter(|peer| peer.id != me) {
+        for process in membership.voters().filter(|process| process.id != me) {
             let (now, number) = (self.core.now, generation.number);
-            self.core.links.open(now, peer.id, &peer.at);
+            self.core.links.open(now, process.id, &process.at);
             let activate = Message::Activate {
                 membership: Arc::clone(&membership),
                 accepted: true,
             };
-            self.core.links.send(peer.id, number, activate);
+            self.core.links.send(process.id, number, activate);
         }
         let now = self.core.now;
         self.enter(membership, now, None);
@@ -1321,7 +1336,7 @@ impl Member {
                 let timeout = if unresponsive {
                     core.timing.heartbeat_interval * 2
                 } else {
-                    core.timing.suspect
+                    core.timing.suspect_after
                 };
                 let coordinator_id = core.synced.coordinator;
                 let is_heard =
@@ -1654,16 +1669,16 @@ impl Joining {
         self.send(core, &at);
     }
 
-    fn redirect(&mut self, core: &mut Core, peer: &Peer) {
-        self.asked = peer.id;
-        self.send(core, &peer.at);
+    fn redirect(&mut self, core: &mut Core, process: &ProcessInfo) {
+        self.asked = process.id;
+        self.send(core, &process.at);
     }
 
     fn send(&self, core: &mut Core, at: &str) {
         core.consented = core.now;
-        let (peer, role) = (core.me.clone(), self.role);
+        let (process, role) = (core.me.clone(), self.role);
         core.links.open(core.now, self.asked, at);
         core.links.keep(self.asked, true);
-        core.send(self.asked, Message::Join { peer, role });
+        core.send(self.asked, Message::Join { process, role });
     }
 }

@@ -7,7 +7,7 @@ use nccl_base::wire::Clean as _;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::id::{MemberId, Peer};
+use super::id::{MemberId, ProcessInfo};
 
 /// The longest preallocation for a length that another process claims.
 const ROOM: usize = 1024;
@@ -47,7 +47,7 @@ impl<'a> Text<'a> {
     }
 }
 
-/// A [`Peer`] behind another one.
+/// A [`ProcessInfo`] behind another one.
 #[derive(Serialize, Deserialize)]
 struct EncodedPeer<'a> {
     id: MemberId,
@@ -72,53 +72,57 @@ struct Before<'a> {
 }
 
 impl<'a> Before<'a> {
-    fn of(peer: Option<&'a Peer>) -> Self {
-        peer.map_or_else(Self::default, |peer| Self {
-            host: &peer.host,
-            at: &peer.at,
-            kernel: peer.kernel,
+    fn of(process: Option<&'a ProcessInfo>) -> Self {
+        process.map_or_else(Self::default, |process| Self {
+            host: &process.host,
+            at: &process.at,
+            kernel: process.kernel,
         })
     }
 }
 
-pub(super) fn serialize<S: Serializer>(peers: &[Peer], serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn serialize<S: Serializer>(
+    processes: &[ProcessInfo],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     let entry = |index: usize| {
-        let peer = &peers[index];
-        let before = Before::of(index.checked_sub(1).map(|index| &peers[index]));
+        let process = &processes[index];
+        let before = Before::of(index.checked_sub(1).map(|index| &processes[index]));
         EncodedPeer {
-            id: peer.id,
-            host: Text::new(&peer.host, before.host),
-            pid: peer.pid,
-            start_time: peer.start_time,
-            kernel: (peer.kernel != before.kernel).then_some(peer.kernel),
-            at: Text::new(&peer.at, before.at),
-            launcher_rank: peer.launcher_rank,
-            observed: peer.observed,
+            id: process.id,
+            host: Text::new(&process.host, before.host),
+            pid: process.pid,
+            start_time: process.start_time,
+            kernel: (process.kernel != before.kernel).then_some(process.kernel),
+            at: Text::new(&process.at, before.at),
+            launcher_rank: process.launcher_rank,
+            observed: process.observed,
         }
     };
-    serializer.collect_seq((0..peers.len()).map(entry))
+    serializer.collect_seq((0..processes.len()).map(entry))
 }
 
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(
     deserializer: D,
-) -> Result<Vec<Peer>, D::Error> {
+) -> Result<Vec<ProcessInfo>, D::Error> {
     deserializer.deserialize_seq(Peers)
 }
 
 struct Peers;
 
 impl<'de> Visitor<'de> for Peers {
-    type Value = Vec<Peer>;
+    type Value = Vec<ProcessInfo>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a list of members")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<Vec<Peer>, A::Error> {
-        let mut peers: Vec<Peer> = Vec::with_capacity(entries.size_hint().unwrap_or(0).min(ROOM));
+    fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<Vec<ProcessInfo>, A::Error> {
+        let mut processes: Vec<ProcessInfo> =
+            Vec::with_capacity(entries.size_hint().unwrap_or(0).min(ROOM));
         while let Some(entry) = entries.next_element::<EncodedPeer<'de>>()? {
-            let before = Before::of(peers.last());
-            let mut peer = Peer {
+            let before = Before::of(processes.last());
+            let mut process = ProcessInfo {
                 id: entry.id,
                 host: entry.host.restore(before.host)?,
                 pid: entry.pid,
@@ -128,10 +132,10 @@ impl<'de> Visitor<'de> for Peers {
                 launcher_rank: entry.launcher_rank,
                 observed: entry.observed,
             };
-            peer.host.clean();
-            peers.push(peer);
+            process.host.clean();
+            processes.push(process);
         }
-        Ok(peers)
+        Ok(processes)
     }
 }
 
@@ -140,10 +144,10 @@ mod tests {
     use super::*;
 
     #[derive(Debug, PartialEq, Serialize, Deserialize)]
-    struct List(#[serde(with = "super")] Vec<Peer>);
+    struct List(#[serde(with = "super")] Vec<ProcessInfo>);
 
-    fn peer(slot: u32, host: &str, at: &str) -> Peer {
-        Peer {
+    fn process_info(slot: u32, host: &str, at: &str) -> ProcessInfo {
+        ProcessInfo {
             id: MemberId {
                 slot,
                 incarnation: u64::MAX - u64::from(slot),
@@ -161,8 +165,12 @@ mod tests {
     #[test]
     fn texts_that_begin_alike_end_alike_or_have_no_character_in_common_come_back() {
         let texts = ["", "nöde-1", "nöde-12", "nöd", "nüde", "\u{1f600}", "", "x"];
-        let peers = (0..).zip(texts);
-        let list = List(peers.map(|(slot, text)| peer(slot, text, text)).collect());
+        let processes = (0..).zip(texts);
+        let list = List(
+            processes
+                .map(|(slot, text)| process_info(slot, text, text))
+                .collect(),
+        );
         let bytes = nccl_base::wire::encode(&list);
         assert_eq!(nccl_base::wire::decode::<List>(&bytes).unwrap(), list);
     }
@@ -171,9 +179,9 @@ mod tests {
     fn a_member_on_the_host_of_the_one_before_takes_less_than_40_bytes() {
         let list = |ranks: u32| {
             let at = |rank| format!("/run/user/1000/job-1234567/rendezvous.sock.{rank}");
-            let peers =
-                (0..ranks).map(|rank| peer(rank, "node-0017.cluster.example.org", &at(rank)));
-            nccl_base::wire::encode(&List(peers.collect())).len()
+            let processes = (0..ranks)
+                .map(|rank| process_info(rank, "node-0017.cluster.example.org", &at(rank)));
+            nccl_base::wire::encode(&List(processes.collect())).len()
         };
         let each = (list(1024) - list(1)).div_ceil(1023);
         assert!(each < 40, "{each} bytes");
@@ -182,7 +190,7 @@ mod tests {
     #[test]
     fn a_text_that_repeats_more_than_there_is_or_half_a_character_or_grows_too_long_is_refused() {
         let entry = |host: &str, shared: u32, rest: &'static str| {
-            let known = List(vec![peer(0, host, "")]);
+            let known = List(vec![process_info(0, host, "")]);
             let mut bytes = nccl_base::wire::encode(&known);
             // Two members instead of one.
             bytes[0] = 2;

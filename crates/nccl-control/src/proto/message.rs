@@ -8,7 +8,7 @@ use std::sync::Arc;
 use nccl_base::wire::bytes;
 use serde::{Deserialize, Serialize};
 
-use super::id::{Generation, MemberId, Peer, SharedMembership, Term};
+use super::id::{Generation, MemberId, ProcessInfo, SharedMembership, Term};
 use super::log::{Broadcast, Entry, LogPart, OperatorDecision};
 use crate::departure::{Departure, LossKind, ProcessEnd};
 
@@ -213,14 +213,14 @@ pub enum Message {
     /// To the coordinator: a process asks to become a member.
     Join {
         /// The process.
-        peer: Peer,
+        process: ProcessInfo,
         /// Its role.
         role: JoinRole,
     },
     /// From the coordinator of a generation that is not formed: there will be none, for the reason in these bytes.
     FormationAborted(#[serde(with = "bytes")] Arc<[u8]>),
     /// To a joiner or an observer: this process coordinates.
-    Redirect(Peer),
+    Redirect(ProcessInfo),
     /// This generation is active, and the receiver is part of it.
     Activate {
         /// The generation.
@@ -244,9 +244,9 @@ pub enum Message {
         #[serde(with = "bytes")]
         bytes: Vec<u8>,
     },
-    /// To the coordinator's program. Lost with the coordinator: the program asks the next one again.
+    /// To the coordinator's driver. Lost with the coordinator: the driver asks the next one again.
     Request(#[serde(with = "bytes")] Arc<[u8]>),
-    /// From the coordinator's program.
+    /// From the coordinator's driver.
     Reply(#[serde(with = "bytes")] Arc<[u8]>),
     /// An end that the sender knows for certain.
     ReportEnd(Ended),
@@ -334,7 +334,7 @@ pub enum Message {
         membership: SharedMembership,
     },
     /// To the coordinator, from an observer.
-    Observe(Peer),
+    Observe(ProcessInfo),
     /// To the coordinator, through any of its members or observers.
     OperatorDecision(OperatorDecision),
     /// To an observer: the sender is the initial coordinator of the first generation, which has this number. It reports when

@@ -1,7 +1,7 @@
 //! The control plane as machines: no clock, lock, thread, socket, cipher or log.
 //!
-//! A machine is given inputs ([`Member::handle`], [`Member::handle_timeout`]) and asked for outputs ([`Member::poll`]) and for the
-//! time of its next timeout ([`Member::next_timeout`]). A driver connects it to sockets and clocks; the simulator in `tests/sim`
+//! A machine is given inputs ([`MemberMachine::handle`], [`MemberMachine::handle_timeout`]) and asked for outputs ([`MemberMachine::poll`]) and for the
+//! time of its next timeout ([`MemberMachine::next_timeout`]). A driver (`Node`, with its services) connects it to sockets and clocks; the simulator in `tests/sim`
 //! connects many of them to each other in virtual time.
 //!
 //! - `id`: members, generations and terms; `member_list`: how a list of members is encoded; `timing`: all durations;
@@ -40,14 +40,14 @@ mod timing;
 mod tests;
 
 pub use self::core::Event;
-pub use self::id::{Generation, MemberId, Membership, Peer, SharedMembership, Term, Time};
+pub use self::id::{Generation, MemberId, Membership, ProcessInfo, SharedMembership, Term, Time};
 pub use self::link::{Connection, ConnectionRequest};
 pub use self::log::{Broadcast, Entry, LogPart, OperatorDecision};
-pub use self::member::{Command, Input, Member, Output, StartRole};
+pub use self::member::{Command, Input, MemberMachine, Output, StartRole};
 pub use self::message::{
     Ended, Exclusion, Frame, Heartbeat, HeartbeatReply, JoinRole, Message, Proof,
     ReconfigureRequest, VoteReport, VoteRequest,
 };
 pub use self::mistake::{Mistake, Mistakes};
-pub use self::observer::Observer;
+pub use self::observer::ObserverMachine;
 pub use self::timing::{MILLI, Timing};

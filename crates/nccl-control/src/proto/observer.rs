@@ -1,11 +1,11 @@
 //! The machine of a process that is no member and does not vote: it receives the log, reports the ends that it knows, asks the
-//! coordinator's program, and forwards the operator's decision.
+//! coordinator's driver, and forwards the operator's decision.
 //!
 //! ```text
 //! looking ──a member reports that it coordinates──▶ watching ──lost, unresponsive, departed, redirected──▶ looking ──no answer──▶ over
 //! ```
 //!
-//! The observer asks the initial coordinator repeatedly until the first generation is active; the program of the initial
+//! The observer asks the initial coordinator repeatedly until the first generation is active; the driver of the initial
 //! coordinator can be asked as well. While looking, the observer asks one address or member after the other, and reports to
 //! each what all have to know. A member that follows names the coordinator. An observer may receive an entry that no member
 //! has, if the coordinator ended with it: then other entries with the same indices follow.
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::core::Event;
-use super::id::{MemberId, Peer, SharedMembership, Term, Time};
+use super::id::{MemberId, ProcessInfo, SharedMembership, Term, Time};
 use super::link::{LinkEvent, Links};
 use super::log::{Entry, Log, OperatorDecision};
 use super::member::{Command, Input, Output};
@@ -24,8 +24,8 @@ use super::timing::Timing;
 
 /// The state of an observer; see the module.
 #[derive(Debug)]
-pub struct Observer {
-    me: Peer,
+pub struct ObserverMachine {
+    me: ProcessInfo,
     timing: Timing,
     now: Time,
     links: Links,
@@ -57,10 +57,16 @@ pub struct Observer {
 /// How many members in a row may refer to another coordinator, before the next one is asked.
 const MAX_REDIRECTS: u32 = 4;
 
-impl Observer {
+impl ObserverMachine {
     /// Makes an observer that looks for the coordinator at these addresses, at least one.
     #[must_use]
-    pub fn new(me: Peer, at: Vec<String>, timing: Timing, mistakes: Mistakes, now: Time) -> Self {
+    pub fn new(
+        me: ProcessInfo,
+        at: Vec<String>,
+        timing: Timing,
+        mistakes: Mistakes,
+        now: Time,
+    ) -> Self {
         let mut this = Self {
             links: Links::new(me.id, timing, mistakes),
             me,
@@ -182,14 +188,16 @@ impl Observer {
                 if now.since(self.next) > self.timing.heartbeat_interval {
                     self.heard = now;
                 }
-                let silent = now.since(self.heard);
+                let silence = now.since(self.heard);
                 let was_there = self.membership.is_some() || self.forming.is_some();
-                if was_there && silent >= self.timing.majority_timeout {
+                if was_there && silence >= self.timing.majority_timeout {
                     let membership = self.membership.iter();
                     let all = membership.flat_map(|membership| &membership.members);
-                    let open = all.map(|peer| peer.id).filter(|id| !self.is_departed(*id));
+                    let open = all
+                        .map(|process| process.id)
+                        .filter(|id| !self.is_departed(*id));
                     self.end(Event::JobUnreachable(open.collect()));
-                } else if silent < self.timing.unresponsive && self.is_forming(self.asked) {
+                } else if silence < self.timing.unresponsive && self.is_forming(self.asked) {
                     self.send(self.asked, Message::Observe(self.me.clone()));
                     self.next = now.after(self.timing.unresponsive / 2);
                 } else {
@@ -266,11 +274,11 @@ impl Observer {
             (self.tries..self.tries + size).map(|index| &membership.members[index % size]);
         let next = members
             .zip(1..)
-            .find(|(peer, _)| !self.is_departed(peer.id));
-        match next.map(|(peer, skipped)| (peer.clone(), skipped)) {
-            Some((peer, skipped)) => {
+            .find(|(process, _)| !self.is_departed(process.id));
+        match next.map(|(process, skipped)| (process.clone(), skipped)) {
+            Some((process, skipped)) => {
                 self.tries += skipped;
-                self.contact(peer.id, &peer.at);
+                self.contact(process.id, &process.at);
             }
             None => self.end(Event::JobUnreachable(Vec::new())),
         }
@@ -362,14 +370,14 @@ impl Observer {
                     false => self.append_entries(at, vec![entry]),
                 }
             }
-            Message::Redirect(peer) if watched || self.coordinator.is_none() => {
+            Message::Redirect(process) if watched || self.coordinator.is_none() => {
                 self.redirects += 1;
-                let is_new = peer.id != from && !self.is_departed(peer.id);
+                let is_new = process.id != from && !self.is_departed(process.id);
                 if self.redirects <= MAX_REDIRECTS && is_new {
                     if self.coordinator.take().is_some() {
                         self.since = self.now;
                     }
-                    self.contact(peer.id, &peer.at);
+                    self.contact(process.id, &process.at);
                 }
             }
             Message::NewerGeneration(membership) if self.is_later(&membership) => {

@@ -5,7 +5,7 @@ pub const MILLI: u64 = 1_000_000;
 
 /// Durations in nanoseconds.
 ///
-/// `lease + 4 * heartbeat_interval <= silent_heartbeats * heartbeat_interval` keeps two generations apart: a member counts the proven ends of others only
+/// `lease + 4 * heartbeat_interval <= max_unanswered_heartbeats * heartbeat_interval` keeps two generations apart: a member counts the proven ends of others only
 /// while its lease runs, and no coordinator leaves out a living member before that lease has run out. Two heartbeats are for another
 /// coordinator, which may have coordinated for a moment and given the lease; two are for the votes, which are not older than
 /// that. The coordinator counts heartbeats, not time, so that a clock that jumps once shortens nothing.
@@ -16,9 +16,9 @@ pub struct Timing {
     /// How long after a confirmed exchange with the coordinator a member knows that no generation exists without it.
     pub lease: u64,
     /// How many heartbeats in a row a living member has left unanswered when it may be left out of the next generation.
-    pub silent_heartbeats: u64,
-    /// After how long without an answer a member is suspected. Nothing ends because of that.
-    pub suspect: u64,
+    pub max_unanswered_heartbeats: u64,
+    /// After how long without an answer a member is a suspect. Nothing ends because of that.
+    pub suspect_after: u64,
     /// How long a lost connection may take to be restored.
     pub resume: u64,
     /// How long a launcher's report of an end waits for a leave message that it may have overtaken, while the link is ready.
@@ -48,8 +48,8 @@ impl Default for Timing {
         Self {
             heartbeat_interval: 500 * MILLI,
             lease: 4000 * MILLI,
-            silent_heartbeats: 12,
-            suspect: 2000 * MILLI,
+            max_unanswered_heartbeats: 12,
+            suspect_after: 2000 * MILLI,
             resume: 2000 * MILLI,
             exit_report_wait: 500 * MILLI,
             redial: 200 * MILLI,

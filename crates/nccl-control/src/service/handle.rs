@@ -39,7 +39,7 @@ impl Service {
 
     /// Handles one request of a rank that is connected: [`Exchange`](Request::Exchange), [`Cancel`](Request::Cancel),
     /// [`Set`](Request::Set), [`Get`](Request::Get), [`Phase`](Request::Phase), [`Send`](Request::Send),
-    /// [`Consumed`](Request::Consumed), [`SuspectStragglers`](Request::SuspectStragglers) or
+    /// [`Consumed`](Request::Consumed), [`QueryStragglers`](Request::QueryStragglers) or
     /// [`EntryReport`](Request::EntryReport). Others are about membership, and have no effect here.
     pub(crate) fn handle(&mut self, now: Instant, rank: usize, id: u64, request: Request) {
         match request {
@@ -56,7 +56,7 @@ impl Service {
             Request::Get { key, timeout } => self.get(now, (rank, id), key, timeout),
             Request::Phase { mut name } => {
                 cut(&mut name, LONGEST_NAME);
-                self.ranks[rank].phase = Some((Phase::Said(name), now));
+                self.ranks[rank].phase = Some((Phase::Named(name), now));
             }
             Request::Send {
                 channel,
@@ -65,9 +65,7 @@ impl Service {
                 bytes,
             } => self.send(now, (rank, id), channel, to, timeout, bytes.into()),
             Request::Consumed { channel, count } => self.consume(rank, &channel, count),
-            Request::SuspectStragglers(suspicion) => {
-                self.open_straggler_query(rank, suspicion, now)
-            }
+            Request::QueryStragglers(query) => self.open_straggler_query(rank, query, now),
             Request::EntryReport(report) => self.record_entry(rank, report, now),
             _ => {}
         }
@@ -75,7 +73,7 @@ impl Service {
 
     /// Records that `rank` takes part in no round any more; a rank that `keeps_communicators` still takes part in those of
     /// ends, and leaves a second time after them. Returns whether that is new.
-    pub(crate) fn leave(
+    pub(crate) fn record_departure(
         &mut self,
         rank: usize,
         departure: Departure,

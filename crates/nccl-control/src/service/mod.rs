@@ -1,7 +1,7 @@
 //! The services of a coordinator for the ranks of one generation beside their membership: rounds, the store, channels, straggler queries.
 //!
 //! A machine without clock, lock, thread, socket or log. Its driver passes on which ranks arrive and leave ([`Service::arrive`],
-//! [`Service::leave`]), their requests ([`Service::handle`]) and the time ([`Service::handle_timeout`], [`Service::reports`]). After
+//! [`Service::record_departure`]), their requests ([`Service::handle`]) and the time ([`Service::handle_timeout`], [`Service::reports`]). After
 //! each of these calls it sends the outputs of [`Service::poll`], in that order; it drops those for an unreachable rank.
 //! Ranks are numbered `0..size`.
 //!

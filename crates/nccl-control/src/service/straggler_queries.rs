@@ -1,6 +1,6 @@
 //! Straggler queries: which ranks have not entered an operation, asked once for all ranks that wait in it.
 //!
-//! The last queried operation of each communicator is kept; later suspicions of the same operation
+//! The last queried operation of each communicator is kept; later requests about the same operation
 //! get no answer of their own, since the result goes to all ranks anyway. At 1024 ranks a straggler query is one message to and from each
 //! rank, and one more to each when a rank is late.
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::state::{Recipients, Service};
 use super::straggler_query::{EntryState, QueryStage, StragglerQuery};
 use crate::coordinator_message::Push;
-use crate::straggler::{EntryReport, LateRank, StragglerReport, StragglerSuspicion};
+use crate::straggler::{EntryReport, LateRank, StragglerQueryRequest, StragglerReport};
 
 /// How long ranks may take to answer.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -26,15 +26,15 @@ impl Service {
     pub(super) fn open_straggler_query(
         &mut self,
         rank: usize,
-        suspicion: StragglerSuspicion,
+        request: StragglerQueryRequest,
         now: Instant,
     ) {
-        let StragglerSuspicion {
+        let StragglerQueryRequest {
             subject,
             members,
             since,
             is_sample,
-        } = suspicion;
+        } = request;
         let members = match members.is_empty() {
             true => (0..self.ranks.len()).collect(),
             false => members,

@@ -11,7 +11,7 @@ use crate::operation::OperationKind;
 use crate::phase::Phase;
 use crate::request::Request;
 use crate::round::{END_TOPIC, Missing, RequestError, Round};
-use crate::straggler::{EntryReport, QueriedOperation, StragglerReport, StragglerSuspicion};
+use crate::straggler::{EntryReport, QueriedOperation, StragglerQueryRequest, StragglerReport};
 
 /// A service, and its time.
 struct World {
@@ -51,7 +51,7 @@ impl World {
     }
 
     fn leave(&mut self, rank: usize, departure: Departure, stays: bool) -> Vec<Output> {
-        self.service.leave(rank, departure, stays);
+        self.service.record_departure(rank, departure, stays);
         self.outputs()
     }
 
@@ -108,8 +108,8 @@ fn phase(name: &str) -> Request {
     }
 }
 
-fn suspect(key: &str, collective_index: u64, members: &[usize], is_sample: bool) -> Request {
-    Request::SuspectStragglers(StragglerSuspicion {
+fn query(key: &str, collective_index: u64, members: &[usize], is_sample: bool) -> Request {
+    Request::QueryStragglers(StragglerQueryRequest {
         subject: QueriedOperation {
             key: key.to_owned(),
             name: String::from("tp"),
@@ -133,7 +133,7 @@ fn attend(key: &str, collective_index: u64, entered: Option<u64>) -> Request {
 }
 
 fn failed() -> Departure {
-    Departure::Failed(Failure::Said(String::from("out of paper")))
+    Departure::Failed(Failure::Error(String::from("out of paper")))
 }
 
 fn answer(to: &[(usize, u64)], answer: Answer) -> Output {
@@ -169,7 +169,7 @@ fn message(to: &[usize], from: usize, byte: u8) -> Output {
 
 fn missing(rank: usize, phase: Option<(&str, u64)>) -> Missing {
     let phase =
-        phase.map(|(name, millis)| (Phase::Said(name.to_owned()), Duration::from_millis(millis)));
+        phase.map(|(name, millis)| (Phase::Named(name.to_owned()), Duration::from_millis(millis)));
     Missing { rank, phase }
 }
 
@@ -247,7 +247,7 @@ fn a_round_ends_with_all_parts_with_a_rank_that_leaves_or_with_one_that_gives_up
     );
     let never = world.ask(0, 5, collect("never", 60, None));
     assert_eq!(never, [error_answer(&[(0, 5)], gone(1))]);
-    assert!(!world.service.leave(1, Departure::Left, false));
+    assert!(!world.service.record_departure(1, Departure::Left, false));
 }
 
 /// The ranks could be on the side of a cut network that does not continue.
@@ -432,7 +432,7 @@ fn late(outputs: &[Output]) -> &StragglerReport {
 fn an_inquiry_names_the_rank_that_is_late_and_says_when_it_has_entered() {
     let mut world = World::new(4);
     world.ask(2, 0, phase("load"));
-    let asked = world.ask(3, 0, suspect("k", 9, &[3, 2, 0], false));
+    let asked = world.ask(3, 0, query("k", 9, &[3, 2, 0], false));
     let open_straggler_query = Output::Push {
         to: Recipients::Ranks(vec![2, 0]),
         push: Push::StragglerQuery {
@@ -442,7 +442,7 @@ fn an_inquiry_names_the_rank_that_is_late_and_says_when_it_has_entered() {
         },
     };
     assert_eq!(asked, [open_straggler_query]);
-    assert_eq!(world.ask(0, 0, suspect("k", 9, &[3, 2, 0], false)), []);
+    assert_eq!(world.ask(0, 0, query("k", 9, &[3, 2, 0], false)), []);
     let note_deadline = world.begun + Duration::from_secs(1);
     assert_eq!(world.service.next_timeout(), Some(note_deadline));
     assert_eq!(world.at(999), []);
@@ -525,7 +525,7 @@ fn any_request(random: &mut fastrand::Rng, size: usize) -> (Request, Option<Aske
         13 => (phase(key), None),
         14 => {
             let collective_index = random.u64(0..4);
-            (suspect(key, collective_index, &[], random.bool()), None)
+            (query(key, collective_index, &[], random.bool()), None)
         }
         _ => {
             let entered = random.bool().then(|| random.u64(0..3000));

@@ -48,7 +48,7 @@ pub(crate) enum SessionBackend {
 }
 
 impl RankSession {
-    /// Stores the identities of all ranks.
+    /// Stores the processes of all ranks.
     pub(crate) fn set_members(&self, members: Vec<RankProcess>) {
         let _ = self.members.set(members);
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::handle::{RankSession, SessionBackend};
 use crate::application::FaultListener;
 use crate::departure::{Departure, Failure};
-use crate::request::Request;
+use crate::request::{NO_ANSWER, Request};
 use crate::sync::{Condvar, Mutex};
 
 /// How long a leave message may take to be written.
@@ -63,10 +63,10 @@ impl RankSession {
 
     /// Reports that this rank fails, whatever happens to this value.
     pub(crate) fn fail(&self, chain: String) {
-        let why = Failure::Said(chain);
+        let why = Failure::Error(chain);
         if self.fault_listener.get().is_some() {
             // Its communicators still have to end, and the other ranks wait for that.
-            return self.send(u64::MAX, Request::LeaveWorld { why: Some(why) });
+            return self.send(NO_ANSWER, Request::LeaveWorld { why: Some(why) });
         }
         match &self.backend {
             SessionBackend::Node { node, .. } => node.fail(why),
@@ -84,7 +84,7 @@ impl RankSession {
             Departure::Failed(why) => Some(why),
             Departure::Left | Departure::Lost(_) => None,
         };
-        self.send(u64::MAX, Request::LeaveWorld { why });
+        self.send(NO_ANSWER, Request::LeaveWorld { why });
     }
 
     /// Sends the leave message, for good.

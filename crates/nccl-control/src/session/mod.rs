@@ -10,12 +10,12 @@
 //!
 //! - `handle`: the value itself, and the way to the coordinator; `open`: opening a session, and all sessions of the process;
 //! - `status`: the state of this rank and of the others, as far as known here;
-//! - `requests`: requests and their answers; `errors`: the errors of those that fail; `communicator_end`: the joint end of a communicator;
+//! - `requests`: requests and their answers; `errors`: the errors of those that fail; `gather`: the parts of the members of a communicator, and its joint end;
 //! - `recordings`: the recordings of other processes, and their clocks relative to this one's;
 //! - `leave`: how the session ends.
 
-mod communicator_end;
 mod errors;
+mod gather;
 mod handle;
 mod leave;
 mod open;

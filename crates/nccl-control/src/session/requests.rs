@@ -14,9 +14,9 @@ use crate::frame::LARGEST;
 use crate::inbox::WaitOutcome;
 use crate::phase::Phase;
 use crate::refusal::HANDSHAKE_TIMEOUT;
-use crate::request::Request;
+use crate::request::{NO_ANSWER, Request};
 use crate::round::{Missing, RequestError, Round};
-use crate::straggler::{EntryReport, StragglerSuspicion};
+use crate::straggler::{EntryReport, StragglerQueryRequest};
 
 /// How long the coordinator may take to report how an exchange ended that a rank has given up.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -81,11 +81,11 @@ impl RankSession {
                 WaitOutcome::Late if timeout == deadline => timeout = deadline + HANDSHAKE_TIMEOUT,
                 // The coordinator itself does not answer.
                 WaitOutcome::Late => {
-                    let silent = RequestError::TimedOut {
+                    let timed_out = RequestError::TimedOut {
                         missing: vec![Missing {
                             rank: self.coordinator(),
                             phase: Some((
-                                Phase::Said(String::from("no answer")),
+                                Phase::Named(String::from("no answer")),
                                 started.elapsed(),
                             )),
                         }],
@@ -93,7 +93,7 @@ impl RankSession {
                         notes: Vec::new(),
                     };
                     let by = self.coordinator();
-                    let gave_up: Result<Answer> = give_up(&silent, Reason::Unanswered);
+                    let gave_up: Result<Answer> = give_up(&timed_out, Reason::Unanswered);
                     let unanswered = Some(UnfinishedExchange::Unanswered { by });
                     return gave_up.map_err(|error| error.of_exchange(unanswered));
                 }
@@ -223,23 +223,23 @@ impl RankSession {
     /// Sends a message to all ranks, this one included.
     pub fn announce(&self, topic: &str, bytes: &[u8]) {
         let (topic, bytes) = (topic.to_owned(), bytes.to_vec());
-        self.send(u64::MAX, Request::Announce { topic, bytes });
+        self.send(NO_ANSWER, Request::Announce { topic, bytes });
     }
 
     /// Sends a message to rank `to` alone. It is sent again to a new coordinator, so it may arrive twice.
     pub fn send_direct(&self, to: usize, topic: &str, bytes: Vec<u8>) {
         let topic = topic.to_owned();
-        self.send(u64::MAX, Request::Direct { to, topic, bytes });
+        self.send(NO_ANSWER, Request::Direct { to, topic, bytes });
     }
 
     /// Reports that this rank waits in an operation that another rank may not have entered: all ranks receive which.
-    pub fn suspect_stragglers(&self, suspicion: StragglerSuspicion) {
-        self.send(u64::MAX, Request::SuspectStragglers(suspicion));
+    pub fn query_stragglers(&self, query: StragglerQueryRequest) {
+        self.send(NO_ANSWER, Request::QueryStragglers(query));
     }
 
     /// Reports whether this rank has entered an operation, for the ranks that wait in it.
     pub fn report_entry(&self, report: EntryReport) {
-        self.send(u64::MAX, Request::EntryReport(report));
+        self.send(NO_ANSWER, Request::EntryReport(report));
     }
 
     /// Sends a request whose answer, if any, arrives under `id`.

@@ -56,7 +56,7 @@ impl RankSession {
         &self.recorder
     }
 
-    /// The identities of the ranks; set when the generation is formed.
+    /// The processes of the ranks; set when the generation is formed.
     pub fn members(&self) -> Arc<OnceLock<Vec<RankProcess>>> {
         Arc::clone(&self.members)
     }
@@ -99,7 +99,7 @@ impl RankSession {
         self.inbox.departures()
     }
 
-    /// The ranks whose processes are silent although their kernels answer, as far as this rank knows: the first to
+    /// The ranks whose processes do not answer although their kernels do, as far as this rank knows: the first to
     /// check when an operation times out, and not a cause by themselves.
     pub fn suspects(&self) -> Vec<Suspect> {
         let mut suspects = self.inbox.suspects();

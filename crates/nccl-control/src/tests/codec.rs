@@ -9,7 +9,7 @@ use super::*;
 use crate::coordinator_message::{Answer, CoordinatorMessage, Push, RankRecord};
 use crate::departure::{
     Departure, Exit, Failure, HeardOnly, LastCall, LossKind, Lost, OomKill, ProcessEnd, Reason,
-    Signal, Silence, SilenceEvidence,
+    Signal, UnreachableEvidence, UnreachableHost,
 };
 use crate::endpoint::Endpoint;
 use crate::frame::{Decoder, Frame, HEADER, LARGEST_FRAME, LARGEST_HANDSHAKE_MESSAGE, Outgoing};
@@ -21,7 +21,7 @@ use crate::process_state::{Held, ProcessState};
 use crate::request::Request;
 use crate::round::{Missing, RequestError};
 use crate::secret::Secret;
-use crate::{EntryReport, LateRank, QueriedOperation, StragglerReport, StragglerSuspicion};
+use crate::{EntryReport, LateRank, QueriedOperation, StragglerQueryRequest, StragglerReport};
 use crate::{interface, tcp};
 
 fn bytes_of(frames: &[Outgoing]) -> Vec<u8> {
@@ -86,7 +86,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         kind: OperationKind::AllReduce,
         sequence: 42,
     };
-    let suspicion = StragglerSuspicion {
+    let query = StragglerQueryRequest {
         subject: subject.clone(),
         members: vec![2, 0],
         since: Duration::from_millis(1500),
@@ -150,7 +150,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         (
             "cancel",
             Request::Cancel {
-                reason: Reason::Said(text("x")),
+                reason: Reason::Text(text("x")),
             }
             .encode(1),
         ),
@@ -179,14 +179,6 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             }
             .encode(6),
         ),
-        (
-            "fail",
-            Request::Fail {
-                why: Failure::Said(String::from("a: b")),
-            }
-            .encode(0),
-        ),
-        ("goodbye", Request::Leave.encode(0)),
         ("clock", Request::Clock.encode(1)),
         ("recording", Request::Recording { bytes: 1 << 20 }.encode(2)),
         (
@@ -223,7 +215,10 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             }
             .encode(0),
         ),
-        ("suspect", Request::SuspectStragglers(suspicion).encode(0)),
+        (
+            "query-stragglers",
+            Request::QueryStragglers(query).encode(0),
+        ),
         ("attends", Request::EntryReport(attends).encode(0)),
         (
             "inquire",
@@ -249,7 +244,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             "suspected",
             Push::Suspected {
                 rank: 2,
-                silent: Some(Duration::from_millis(3200)),
+                silence: Some(Duration::from_millis(3200)),
                 state: Some(ProcessState::stopped()),
             }
             .encode(),
@@ -258,7 +253,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         (
             "stay-failed",
             Request::LeaveWorld {
-                why: Some(Failure::Said(String::from("a: b"))),
+                why: Some(Failure::Error(String::from("a: b"))),
             }
             .encode(0),
         ),
@@ -329,7 +324,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
                     },
                     Missing {
                         rank: 2,
-                        phase: Some((Phase::Said(text("load")), Duration::from_secs(3))),
+                        phase: Some((Phase::Named(text("load")), Duration::from_secs(3))),
                     },
                 ],
                 waited: Duration::from_secs(9),
@@ -349,7 +344,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             "given-up",
             error(RequestError::GivenUp {
                 rank: 1,
-                reason: Reason::Said(text("x")),
+                reason: Reason::Text(text("x")),
             }),
         ),
         ("other-members", error(RequestError::OtherMembers)),
@@ -379,13 +374,12 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             "push-failed",
             Push::Departed {
                 rank: 1,
-                departure: Departure::Failed(Failure::Said(String::from("a: b"))),
+                departure: Departure::Failed(Failure::Error(String::from("a: b"))),
             }
             .encode(),
         ),
         ("newcomers", Push::Joiners(2).encode()),
         ("size", Push::WorldSize(4).encode()),
-        ("goes-on", Push::Reconfigured(3).encode()),
         (
             "member",
             Push::Rank(RankRecord {
@@ -394,7 +388,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
                 pid: 77,
                 kernel: text("boot 4026531836"),
                 at: text("unix:@a"),
-                phase: Some((Phase::Said(text("load")), Duration::from_secs(3))),
+                phase: Some((Phase::Named(text("load")), Duration::from_secs(3))),
                 departure: Some(Departure::Left),
             })
             .encode(),
@@ -427,11 +421,11 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             .encode(),
         ),
         (
-            "push-silent",
+            "push-unreachable",
             Push::Departed {
                 rank: 1,
-                departure: Departure::lost(LossKind::Silent(Box::new(Silence {
-                    evidence: SilenceEvidence::Unheard {
+                departure: Departure::lost(LossKind::Unreachable(Box::new(UnreachableHost {
+                    evidence: UnreachableEvidence::Unheard {
                         unheard: Duration::from_secs(3),
                         unacknowledged: Duration::from_secs(4),
                     },
@@ -669,7 +663,7 @@ fn texts_that_people_write_make_no_parser_panic() {
 fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
     let text = || String::from("\x1b[2Jline\r\n");
     let time = Duration::MAX;
-    let phase = Some((Phase::Said(text()), time));
+    let phase = Some((Phase::Named(text()), time));
     let subject = QueriedOperation {
         key: String::from("k"),
         name: String::from("model/tp"),
@@ -693,7 +687,7 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
             part: Vec::new(),
         },
         Request::Cancel {
-            reason: Reason::Said(text()),
+            reason: Reason::Text(text()),
         },
         Request::Get {
             key: String::from("k"),
@@ -706,7 +700,7 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
             timeout: time,
             bytes: Vec::new(),
         },
-        Request::SuspectStragglers(StragglerSuspicion {
+        Request::QueryStragglers(StragglerQueryRequest {
             subject: subject.clone(),
             members: Vec::new(),
             since: time,
@@ -764,7 +758,7 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
         },
         Push::Suspected {
             rank: 2,
-            silent: Some(time),
+            silence: Some(time),
             state: Some(state(Held::Frozen { cgroup: text() })),
         },
         Push::Rank(RankRecord {

@@ -4,7 +4,7 @@ use super::super::inbox::Notice;
 use super::*;
 use crate::departure::{Departure, Failure, LossKind};
 use crate::sync::Mutex;
-use nccl_base::departure::EndOutcome;
+use nccl_base::departure::GatherOutcome;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -53,13 +53,15 @@ fn a_rank_whose_world_is_gone_comes_to_no_round_and_leaves_with_its_last_communi
                 let members = Arc::clone(&members);
                 move || {
                     assert_eq!(
-                        session.end("x", &members, b"a", PATIENCE, None),
+                        session.gather_parts("x", &members, b"a", PATIENCE, None),
                         all([b"a", b"b"], rank)
                     )
                 }
             });
             assert_eq!(
-                other.session.end("x", &members, b"b", PATIENCE, None),
+                other
+                    .session
+                    .gather_parts("x", &members, b"b", PATIENCE, None),
                 all([b"a", b"b"], rank)
             );
         });
@@ -69,12 +71,12 @@ fn a_rank_whose_world_is_gone_comes_to_no_round_and_leaves_with_its_last_communi
     }
 }
 
-fn all(parts: [&[u8; 1]; 2], first: usize) -> EndOutcome {
+fn all(parts: [&[u8; 1]; 2], first: usize) -> GatherOutcome {
     let mut parts: Vec<_> = parts.iter().map(|part| part.to_vec()).collect();
     if first == 1 {
         parts.reverse();
     }
-    EndOutcome::All(parts)
+    GatherOutcome::All(parts)
 }
 
 #[test]
@@ -103,22 +105,23 @@ fn a_rank_that_fails_is_heard_of_once_though_it_stays() {
     one.fail(&std::io::Error::other("out of paper"));
     let failed = (
         1,
-        Departure::Failed(Failure::Said(String::from("out of paper"))),
+        Departure::Failed(Failure::Error(String::from("out of paper"))),
     );
     eventually("the failure", || *heard.lock() == [failed.clone()]);
     let members: Arc<[usize]> = [0, 1].into();
     let soon = Duration::from_millis(50);
-    let missing = zero.session.end("x", &members, b"", soon, None);
+    let missing = zero.session.gather_parts("x", &members, b"", soon, None);
     assert_eq!(
         missing,
-        EndOutcome::Missing(vec![1]),
+        GatherOutcome::Missing(vec![1]),
         "it still has communicators"
     );
     drop(session);
     let begun = Instant::now();
     assert_eq!(
-        zero.session.end("y", &members, b"b", PATIENCE, None),
-        EndOutcome::All(vec![b"b".to_vec(), Vec::new()])
+        zero.session
+            .gather_parts("y", &members, b"b", PATIENCE, None),
+        GatherOutcome::All(vec![b"b".to_vec(), Vec::new()])
     );
     assert!(begun.elapsed() < PATIENCE / 2);
     assert_eq!(*heard.lock(), [failed]);
@@ -135,8 +138,13 @@ fn an_end_does_without_a_rank_that_dies_while_it_is_waited_for() {
             let members = &members;
             scope.spawn(move || {
                 let part = [world.rank() as u8];
-                let ended = world.session.end("x", members, &part, PATIENCE, None);
-                assert_eq!(ended, EndOutcome::All(vec![vec![0], vec![1], Vec::new()]));
+                let ended = world
+                    .session
+                    .gather_parts("x", members, &part, PATIENCE, None);
+                assert_eq!(
+                    ended,
+                    GatherOutcome::All(vec![vec![0], vec![1], Vec::new()])
+                );
             });
         }
         scope.spawn(move || {

@@ -7,7 +7,7 @@ use crate::events::{Events, WorldEvent};
 use crate::observer::Observer;
 use crate::operation::OperationKind;
 use crate::world_view::RankEnd;
-use crate::{EntryReport, QueriedOperation, StragglerSuspicion};
+use crate::{EntryReport, QueriedOperation, StragglerQueryRequest};
 
 const LONG: Duration = Duration::from_secs(10);
 
@@ -112,7 +112,7 @@ fn an_observer_hears_who_has_not_entered_an_operation() {
         let zero = World::join(meet(0)).unwrap();
         let one = one.join().unwrap();
         let observer = Observer::join(meet(0)).unwrap();
-        zero.session.suspect_stragglers(StragglerSuspicion {
+        zero.session.query_stragglers(StragglerQueryRequest {
             subject: QueriedOperation {
                 key: String::from("k"),
                 name: String::from("tp"),

@@ -222,11 +222,11 @@ fn a_connection_that_carries_nonsense_ends_and_nothing_else_does() {
     let meet = |rank| rendezvous("nonsense-once", rank, 2);
     std::thread::scope(|scope| {
         let zero = scope.spawn(move || World::join(meet(0)).unwrap().barrier("end"));
-        let (address, job) = (meet(1).address, meet(1).identity());
+        let (address, job) = (meet(1).address, meet(1).job_identity());
         let deadline = Instant::now() + SOON;
-        let identity = connect::Identity::rank(1, 2);
+        let claimed_role = connect::ClaimedRole::rank(1, 2);
         let mut established =
-            connect::connect_to_rank_0(&address, &job, identity, deadline).unwrap();
+            connect::connect_to_rank_0(&address, &job, claimed_role, deadline).unwrap();
         let frame = super::super::frame::Outgoing::new(0, vec![99].into());
         established.connection.enqueue(frame);
         established.connection.drain(deadline).unwrap();

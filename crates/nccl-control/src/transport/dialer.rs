@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use super::driver::MachineDriver;
 use crate::address::Address;
-use crate::connect::{self, AttemptOutcome, Identity};
-use crate::departure::{LossKind, Lost, SilenceEvidence};
+use crate::connect::{self, AttemptOutcome, ClaimedRole};
+use crate::departure::{LossKind, Lost, UnreachableEvidence};
 use crate::proto::MemberId;
 use crate::sync::Mutex;
 
@@ -46,7 +46,7 @@ impl Dialer {
                 drop(state);
                 tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "dial", why = %error, "no thread to connect with");
                 if let (Some((peer, _)), Some(driver)) = (next, driver.upgrade()) {
-                    driver.dial_failed(peer, Lost::said(error.to_string()));
+                    driver.dial_failed(peer, Lost::reported(error.to_string()));
                 }
             }
         }
@@ -76,23 +76,23 @@ fn run(driver: &Weak<dyn MachineDriver>, state: &Mutex<State>) {
 
 fn connect(driver: &dyn MachineDriver, at: &str) -> Result<connect::AuthenticatedConnection, Lost> {
     let address = Address::parse(at).ok_or_else(|| Lost::from(LossKind::NoAddress))?;
-    let identity = Identity::member(driver.slot());
+    let claimed_role = ClaimedRole::member(driver.slot());
     match connect::attempt(
         &address,
         driver.job(),
-        identity,
+        claimed_role,
         0,
         Instant::now() + connect::ATTEMPT_TIMEOUT,
     ) {
         AttemptOutcome::Connected(connection) => Ok(connection),
         AttemptOutcome::Follows { why, .. } | AttemptOutcome::Refused(why) => {
-            Err(LossKind::Said(why).into())
+            Err(LossKind::Reported(why).into())
         }
         AttemptOutcome::NotYet(error, _) => Err(match error.kind() {
             std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound => {
-                SilenceEvidence::Refused.into()
+                UnreachableEvidence::Refused.into()
             }
-            _ => SilenceEvidence::Error(error.to_string()).into(),
+            _ => UnreachableEvidence::Error(error.to_string()).into(),
         }),
     }
 }

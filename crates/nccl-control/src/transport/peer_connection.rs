@@ -8,7 +8,7 @@ use nccl_base::wire;
 
 use super::driver::MachineDriver;
 use crate::connection::{Connection, Received};
-use crate::departure::{LossKind, Lost, SilenceEvidence};
+use crate::departure::{LossKind, Lost, UnreachableEvidence};
 use crate::frame::{Broken, Decoder, LARGEST_FRAME, Outgoing};
 use crate::proto;
 use crate::reactor::{EventFlags, Reactor, Source};
@@ -93,7 +93,7 @@ impl PeerConnection {
     pub(crate) fn fail(&self, error: &io::Error) {
         self.close();
         if let Some(driver) = self.driver.upgrade() {
-            let lost = Lost::said(error.to_string());
+            let lost = Lost::reported(error.to_string());
             driver.frames_arrived(self.number, Vec::new(), Some(lost));
             driver.run_deferred_work();
         }
@@ -159,7 +159,7 @@ impl PeerConnection {
                 Ok(None) => break,
                 Ok(Some(frame)) => frames.push(frame),
                 Err(why) => {
-                    broken = Some(Lost::from(LossKind::Sent(why.0.to_owned())));
+                    broken = Some(Lost::from(LossKind::ProtocolViolation(why.0.to_owned())));
                     break;
                 }
             }
@@ -185,11 +185,11 @@ fn loss_of(connection: &Connection, error: Option<&io::Error>) -> Lost {
     use io::ErrorKind::{BrokenPipe, ConnectionReset};
     let failed = error.filter(|error| !matches!(error.kind(), ConnectionReset | BrokenPipe));
     match (failed, connection.unacknowledged_for(Instant::now())) {
-        (Some(error), _) => Lost::from(SilenceEvidence::Error(error.to_string())),
+        (Some(error), _) => Lost::from(UnreachableEvidence::Error(error.to_string())),
         // Reported by the peer's kernel.
         (None, None) => Lost::from(LossKind::Closed),
         // The same, but of a host that does not receive this one's packets: it gives up a connection that works as far as it can see.
-        (None, Some(unacknowledged)) => Lost::from(SilenceEvidence::GaveUp { unacknowledged }),
+        (None, Some(unacknowledged)) => Lost::from(UnreachableEvidence::GaveUp { unacknowledged }),
     }
 }
 

@@ -8,8 +8,9 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use nccl_control::proto::{
-    Command, Connection, ConnectionRequest, Event, Frame, Input, MILLI, Member, MemberId, Mistakes,
-    Observer, Output, Peer, Proof, SharedMembership, StartRole, Time, Timing,
+    Command, Connection, ConnectionRequest, Event, Frame, Input, MILLI, MemberId, MemberMachine,
+    Mistakes, ObserverMachine, Output, ProcessInfo, Proof, SharedMembership, StartRole, Time,
+    Timing,
 };
 
 use nccl_base::departure::ProcessEnd;
@@ -28,8 +29,8 @@ pub(crate) enum Path {
 /// The machine of a process.
 #[allow(clippy::large_enum_variant, reason = "nearly all are the large one")]
 pub(crate) enum Machine {
-    Member(Member),
-    Observer(Observer),
+    Member(MemberMachine),
+    Observer(ObserverMachine),
 }
 
 /// Calls a method that both machines have.
@@ -65,7 +66,7 @@ pub(crate) struct Process {
 
 impl Process {
     /// The machine of a process that is no observer.
-    pub(crate) fn member(&self) -> &Member {
+    pub(crate) fn member(&self) -> &MemberMachine {
         match &self.machine {
             Machine::Member(member) => member,
             Machine::Observer(_) => unreachable!("an observer is no member"),
@@ -216,7 +217,7 @@ impl Network {
         role: StartRole,
     ) -> usize {
         let (timing, mistakes, now) = (self.timing, self.mistakes, Time(self.now));
-        let member = |peer| Machine::Member(Member::new(peer, role, timing, mistakes, now));
+        let member = |info| Machine::Member(MemberMachine::new(info, role, timing, mistakes, now));
         self.start_with(slot, incarnation, kernel, false, member)
     }
 
@@ -224,7 +225,8 @@ impl Network {
     pub(crate) fn observe(&mut self, slot: u32, kernel: usize, parent: bool, ranks: u32) -> usize {
         let (timing, mistakes, now) = (self.timing, self.mistakes, Time(self.now));
         let at = (0..ranks).map(|slot| slot.to_string()).collect();
-        let observer = |peer| Machine::Observer(Observer::new(peer, at, timing, mistakes, now));
+        let observer =
+            |info| Machine::Observer(ObserverMachine::new(info, at, timing, mistakes, now));
         self.start_with(slot, 1, kernel, parent, observer)
     }
 
@@ -234,14 +236,14 @@ impl Network {
         incarnation: u64,
         kernel: usize,
         parent: bool,
-        machine: impl FnOnce(Peer) -> Machine,
+        machine: impl FnOnce(ProcessInfo) -> Machine,
     ) -> usize {
         let number = self.processes.len();
         let place = slot as usize;
         self.slots.resize(self.slots.len().max(place + 1), number);
         self.slots[place] = number;
         let id = MemberId { slot, incarnation };
-        let peer = Peer {
+        let info = ProcessInfo {
             id,
             host: String::new(),
             pid: number as u32,
@@ -252,7 +254,7 @@ impl Network {
             observed: false,
         };
         self.processes.push(Process {
-            machine: machine(peer),
+            machine: machine(info),
             parent,
             killed: None,
             id,
@@ -607,9 +609,9 @@ impl Network {
 
     /// Tells a driver that begins to watch the processes of its kernel which of them have ended before.
     pub(crate) fn watch(&mut self, process: usize, membership: &SharedMembership) {
-        for peer in membership.voters() {
+        for voter in membership.voters() {
             let Some(of) = self
-                .process_of(peer.id)
+                .process_of(voter.id)
                 .filter(|of| !self.processes[*of].alive)
             else {
                 continue;
@@ -617,7 +619,7 @@ impl Network {
             let beside = self.processes[of].kernel == self.processes[process].kernel;
             if self.launcher || (self.watches && beside) {
                 let delay = self.random.u64(10..3000) * 1000;
-                self.input_in(delay, process, Input::Ended(peer.id, Proof::Kernel));
+                self.input_in(delay, process, Input::Ended(voter.id, Proof::Kernel));
             }
         }
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use nccl_control::proto::{
-    Command, Entry, Event, Exclusion, Generation, Input, MILLI, Member, MemberId, Mistakes,
+    Command, Entry, Event, Exclusion, Generation, Input, MILLI, MemberId, MemberMachine, Mistakes,
     OperatorDecision, SharedMembership, StartRole, Timing,
 };
 
@@ -632,14 +632,14 @@ impl<'s> Run<'s> {
                     let of = of.map(|of| &self.net.processes[of]);
                     let of = of.filter(|of| of.alive).map(Process::member);
                     let number = of.map(|of| of.membership().generation.number);
-                    of.is_some_and(Member::is_in) && number == latest
+                    of.is_some_and(MemberMachine::is_in) && number == latest
                 };
                 let known = match &self.net.processes[process].machine {
                     Machine::Observer(observer) => observer.membership().cloned(),
                     Machine::Member(_) => None,
                 };
                 let them = known.iter().flat_map(|known| &known.members);
-                let one = them.map(|peer| peer.id).find(has_link);
+                let one = them.map(|voter| voter.id).find(has_link);
                 if let Some(id) = one.filter(|_| self.is_reachable) {
                     return broken(
                         6,
@@ -717,18 +717,21 @@ impl<'s> Run<'s> {
                     |entry| matches!(&**entry, Entry::Departed { member, .. } if *member == id),
                 )
             };
-            for peer in member.membership().voters() {
-                let of = self.net.process_of(peer.id).expect("a member is a process");
+            for voter in member.membership().voters() {
+                let of = self
+                    .net
+                    .process_of(voter.id)
+                    .expect("a member is a process");
                 let takes_part =
                     processes[of].alive && (processes[of].frozen || processes[of].member().is_in());
                 let has_link =
                     of == coordinator_member || self.net.is_connected(coordinator_member, of);
-                let at_its_address = &processes[self.slots[peer.id.slot as usize]];
+                let at_its_address = &processes[self.slots[voter.id.slot as usize]];
                 if at_its_address.alive && at_its_address.frozen {
                     continue;
                 }
-                if (!takes_part || (!has_link && !processes[of].frozen)) && !has_gone(peer.id) {
-                    return say(&format!("has not heard of the end of {:?}", peer.id));
+                if (!takes_part || (!has_link && !processes[of].frozen)) && !has_gone(voter.id) {
+                    return say(&format!("has not heard of the end of {:?}", voter.id));
                 }
             }
         }
@@ -808,14 +811,14 @@ impl<'s> Run<'s> {
             let Some((since, _)) = next.filter(|(_, next)| !next.votes(id)) else {
                 continue;
             };
-            for peer in member.membership().voters() {
+            for voter in member.membership().voters() {
                 // A process that had left before is counted for that.
-                let of = self.net.process_of(peer.id);
+                let of = self.net.process_of(voter.id);
                 let of = of.filter(|of| self.takes_part(*of));
                 let killed = of.and_then(|of| self.net.processes[of].killed);
                 let is_after = killed.is_some_and(|at| at > *since);
-                if is_after && member.has_removed_voter(peer.id) {
-                    let end = peer.id;
+                if is_after && member.has_removed_voter(voter.id) {
+                    let end = voter.id;
                     return broken(
                         RULE,
                         format!("{id:?} counts the end of {end:?} and is left out before"),
@@ -989,7 +992,7 @@ fn calls_dead(departure: &Departure) -> bool {
 fn brief(event: &Event) -> String {
     match event {
         Event::Active(membership) => {
-            let members: Vec<_> = membership.members.iter().map(|peer| peer.id).collect();
+            let members: Vec<_> = membership.members.iter().map(|voter| voter.id).collect();
             format!("{:?} of {members:?} is active", membership.generation)
         }
         Event::Entry(entry) => match &**entry {

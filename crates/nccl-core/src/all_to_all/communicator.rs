@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::algorithm::Algorithm;
 use super::variable::Parts;
 use super::{in_place, uniform, variable, warm_up};
+use crate::background_call::BackgroundCall;
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::communicator::Communicator;
 #[cfg(doc)]
@@ -170,5 +171,18 @@ impl Communicator {
     /// ```
     pub fn warm_up(&self, timeout: Duration) -> Result<()> {
         warm_up::warm_up(self, timeout)
+    }
+
+    /// As [`warm_up`](Self::warm_up), without blocking the calling thread: for tasks of an executor.
+    ///
+    /// ```
+    /// # async fn example(comm: nccl::Communicator) -> nccl::Result<()> {
+    /// comm.warm_up_async(std::time::Duration::from_secs(60)).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn warm_up_async(&self, timeout: Duration) -> BackgroundCall<()> {
+        let comm = self.clone();
+        BackgroundCall::start(move || comm.warm_up(timeout))
     }
 }

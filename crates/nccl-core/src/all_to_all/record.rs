@@ -70,9 +70,9 @@ pub(super) fn enqueue(
         for &(payload, count) in &step.native {
             let (send, recv) = (bases.send[payload], bases.recv[payload]);
             let data_type = payloads[payload].data_type;
-            let op = sys::ncclRedOp_t::ncclSum;
+            let reduction_op = sys::ncclRedOp_t::ncclSum;
             let queued = QueuedOp::new(Function::AllToAll, send, count, data_type, 0);
-            buffers.push_collective(queued, CollectiveArgs { recv, op }, own);
+            buffers.push_collective(queued, CollectiveArgs { recv, reduction_op }, own);
         }
         buffers.grouped |= !step.messages.is_empty();
         if !whole {

@@ -36,7 +36,7 @@ enum Buffers<X, Y> {
 struct CollectiveSpec {
     rule: Rule,
     root: Option<usize>,
-    op: sys::ncclRedOp_t,
+    reduction_op: sys::ncclRedOp_t,
     operator: Option<Arc<Operator>>,
     uses_point_to_point: bool,
 }
@@ -85,7 +85,7 @@ impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Collective<X, Y> {
     #[inline]
     pub(crate) fn reducing(mut self, op: impl Reduction, comm: &Communicator) -> Result<Self> {
         if let Some(data_type) = self.lengths().data_type() {
-            (self.spec.op, self.spec.operator) = reduce::resolve(&op, comm, data_type)?;
+            (self.spec.reduction_op, self.spec.operator) = reduce::resolve(&op, comm, data_type)?;
         }
         Ok(self)
     }
@@ -224,7 +224,7 @@ impl CollectiveSpec {
         Self {
             rule,
             root: None,
-            op: sys::ncclRedOp_t::ncclSum,
+            reduction_op: sys::ncclRedOp_t::ncclSum,
             operator: None,
             uses_point_to_point: false,
         }
@@ -291,9 +291,12 @@ impl CollectiveSpec {
         if self.uses_point_to_point || !comm.library().has_function(function) {
             messages(&whole, recv, comm, issue_buffers)
         } else {
-            let collective_args = CollectiveArgs { recv, op: self.op };
+            let collective_args = CollectiveArgs {
+                recv,
+                reduction_op: self.reduction_op,
+            };
             let whole = QueuedOp {
-                op: whole.op.reducing_with(self.op),
+                descriptor: whole.descriptor.reducing_with(self.reduction_op),
                 ..whole
             };
             issue_buffers.push_collective(whole, collective_args, comm.rank());
@@ -311,8 +314,8 @@ fn messages(
     comm: &Communicator,
     issue_buffers: &mut IssueBuffers<'_>,
 ) -> Result<()> {
-    let (send, count) = (whole.address, whole.op.count as usize);
-    let (data_type, root) = (whole.op.data_type(), whole.op.rank);
+    let (send, count) = (whole.address, whole.descriptor.count as usize);
+    let (data_type, root) = (whole.descriptor.data_type(), whole.descriptor.rank);
     // Both fit: the number of ranks was checked when the communicator was made.
     let (ranks, own) = (comm.world_size() as i32, comm.rank() as i32);
     let size = (count * size_of(data_type)?) as u64;
@@ -321,7 +324,7 @@ fn messages(
         let message = QueuedOp::new(function, address, count, data_type, peer);
         issue_buffers.push_message(message, peer == own);
     };
-    match whole.op.function() {
+    match whole.descriptor.function() {
         Function::AllToAll => {
             for peer in 0..ranks {
                 push(Function::Send, block(send, peer), peer);
@@ -387,7 +390,7 @@ pub(crate) fn issue_collective<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>>(
         root,
         count: None,
         data_type: lengths.data_type(),
-        reduction: op::reduction(rule.function, spec.op),
+        reduction: op::reduction(rule.function, spec.reduction_op),
     };
     // Taking buffers may query CUDA about their streams; the issue below enters `active_calls` itself.
     let may_call_cuda = !buffers.are_taken_without_cuda(&comm.stream);

@@ -2,13 +2,16 @@
 
 use super::collective::issue_collective;
 use super::{Collective, rules};
+use crate::active_calls::CallKind;
+use crate::background_call::BackgroundCall;
 use crate::buffer::{RecvBuffer, SendBuffer};
-use crate::communicator::Communicator;
+use crate::communicator::{Communicator, check_not_capturing};
+use crate::cuda_driver;
 use crate::dtype::NcclType;
 #[cfg(doc)]
 use crate::error::ErrorKind;
-use crate::error::Result;
-use crate::reduce::{self, PreMulSum, Reduction};
+use crate::error::{Error, Result};
+use crate::reduce::{self, PreMulSum, ReduceOp, Reduction};
 use crate::request::Request;
 
 impl Communicator {
@@ -47,6 +50,51 @@ impl Communicator {
         let collective =
             Collective::out_of_place(rules::ALL_REDUCE, Some(x), Some(y)).reducing(op, self);
         issue_collective(self, rules::ALL_REDUCE.kind, collective)
+    }
+
+    /// Waits until all ranks of the communicator have called it, and until all that is on its stream before is done on each of them.
+    ///
+    /// A reduction of one byte, and the calling thread waits for it, for at most the communicator's timeout. Ranks that only have
+    /// to meet on the host, without their devices, use `World::barrier`.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce); [`ErrorKind::Cuda`] without memory for the byte.
+    ///
+    /// Wraps `ncclAllReduce`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// comm.barrier()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn barrier(&self) -> Result<()> {
+        let stream = self.stream();
+        let mut byte = {
+            let _inside = self.inner.enter(CallKind::Issue, self.timeout);
+            // Memory that is allocated in a capture is the graph's.
+            check_not_capturing("the communicator's stream", stream)?;
+            let zero = || stream.alloc_zeros::<u8>(1);
+            cuda_driver::ignoring_stored_error(stream.context(), zero)
+                .map_err(Error::cuda("allocating a byte for a barrier"))?
+        };
+        self.all_reduce_in_place(&mut byte, ReduceOp::Max)?.wait()
+    }
+
+    /// As [`barrier`](Self::barrier), without blocking the calling thread: for tasks of an executor.
+    ///
+    /// ```
+    /// # async fn example(comm: nccl::Communicator) -> nccl::Result<()> {
+    /// comm.barrier_async().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn barrier_async(&self) -> BackgroundCall<()> {
+        let comm = self.clone();
+        BackgroundCall::start(move || comm.barrier())
     }
 
     /// Reduces the `y` of all ranks, element by element, into the `y` of every rank.

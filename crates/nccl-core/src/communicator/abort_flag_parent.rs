@@ -288,7 +288,7 @@ impl AbortFlagParent {
         group_members.iter().any(|other| {
             other
                 .upgrade()
-                .is_some_and(|other| other.lifecycle.get().is_aborted() || other.is_ended())
+                .is_some_and(|other| other.lifecycle.get().abort_has_begun() || other.is_ended())
         })
     }
 

@@ -125,7 +125,7 @@ impl Inner {
 
     /// Whether NCCL's abort flag is raised, or about to be.
     pub(crate) fn is_being_ended(&self) -> bool {
-        self.lifecycle.get().is_aborted() || self.is_abort_flag_raised()
+        self.lifecycle.get().abort_has_begun() || self.is_abort_flag_raised()
     }
 
     /// Returns the description of an operation that began at `started`.

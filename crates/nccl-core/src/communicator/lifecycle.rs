@@ -145,7 +145,7 @@ impl Inner {
                     ..
                 }
         ) || error.is(ErrorProperty::NoThread);
-        if !may_follow_from_abort || !self.lifecycle.get().is_aborted() {
+        if !may_follow_from_abort || !self.lifecycle.get().abort_has_begun() {
             return error;
         }
         self.wait_until_released();

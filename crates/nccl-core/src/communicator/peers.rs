@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaContext, CudaStream};
 use once_cell::sync::OnceCell;
 
-use nccl_base::departure::EndOutcome;
+use nccl_base::departure::GatherOutcome;
 use nccl_base::launch_mode::{LaunchMode, LaunchPreference};
 
 use crate::communicator::{Inner, Timeouts};
@@ -162,7 +162,7 @@ pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
         part: &[u8],
         timeout: Duration,
         interrupted: &dyn Fn() -> bool,
-    ) -> EndOutcome;
+    ) -> GatherOutcome;
 
     /// Returns the number of the next call to be compared, from 1.
     fn next_check(&self) -> u64;
@@ -178,7 +178,13 @@ pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
 
     /// Queries which ranks have not entered a collective that this rank entered `since` ago; of a sample, only how far apart
     /// they arrived.
-    fn suspect(&self, collective_index: u64, call: &IndexedCall, since: Duration, is_sample: bool);
+    fn query_stragglers(
+        &self,
+        collective_index: u64,
+        call: &IndexedCall,
+        since: Duration,
+        is_sample: bool,
+    );
 }
 
 /// How far a rank has released a communicator that is being aborted.

@@ -260,7 +260,7 @@ impl Communicator {
     pub fn fault(&self) -> Option<Fault> {
         forked::check().ok()?;
         let supervisor = self.inner.supervisor.as_ref()?;
-        if !self.inner.lifecycle.get().is_aborted() {
+        if !self.inner.lifecycle.get().abort_has_begun() {
             return None;
         }
         supervisor.fault().map(|fault| Fault::clone(fault))

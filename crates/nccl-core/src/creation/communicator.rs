@@ -6,6 +6,7 @@ use cudarc::driver::CudaStream;
 use nccl_sys as sys;
 
 use super::{CommunicatorBuilder, Resized, grow, init_all, raw, shrink, split};
+use crate::background_call::BackgroundCall;
 use crate::communicator::Communicator;
 #[cfg(doc)]
 use crate::communicator::Timeouts;
@@ -213,6 +214,31 @@ impl Communicator {
         self.split_with(name, color, key, |builder| builder)
     }
 
+    /// As [`split`](Self::split), without blocking the calling thread: for tasks of an executor. The ranks of the new communicator
+    /// are connected when it is there, as by [`warm_up`](Self::warm_up), so that operations on it do not wait for that in their call.
+    ///
+    /// ```
+    /// # async fn example(comm: nccl::Communicator) -> nccl::Result<()> {
+    /// let pairs = comm.split_async("pairs", Some(comm.rank() as u32 / 2), 0).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn split_async(
+        &self,
+        name: &str,
+        color: Option<u32>,
+        key: i64,
+    ) -> BackgroundCall<Option<Self>> {
+        let (comm, name) = (self.clone(), name.to_owned());
+        BackgroundCall::start(move || {
+            let split = comm.split(&name, color, key)?;
+            if let Some(split) = &split {
+                split.warm_up(comm.inner.timeouts.init)?;
+            }
+            Ok(split)
+        })
+    }
+
     /// Does the same as [`split`](Self::split); `set` configures the builder of the new communicator.
     ///
     /// # Errors
@@ -319,6 +345,24 @@ impl Communicator {
     /// ```
     pub fn shrink(&self, name: &str, without: &[usize]) -> Result<Resized> {
         shrink::shrink(self, name, without, false)
+    }
+
+    /// As [`shrink`](Self::shrink), without blocking the calling thread: for tasks of an executor. The ranks of the new communicator
+    /// are connected when it is there, as by [`warm_up`](Self::warm_up), so that operations on it do not wait for that in their call.
+    ///
+    /// ```
+    /// # async fn example(comm: nccl::Communicator) -> nccl::Result<()> {
+    /// let smaller = comm.shrink_async("model", &[]).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn shrink_async(&self, name: &str, without: &[usize]) -> BackgroundCall<Resized> {
+        let (comm, name, without) = (self.clone(), name.to_owned(), without.to_owned());
+        BackgroundCall::start(move || {
+            let resized = comm.shrink(&name, &without)?;
+            resized.communicator.warm_up(comm.inner.timeouts.init)?;
+            Ok(resized)
+        })
     }
 
     /// Does the same as [`shrink`](Self::shrink), but ends operations that are under way, and with them

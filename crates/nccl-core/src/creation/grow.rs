@@ -171,7 +171,7 @@ impl<'p> Growing<'p> {
         let made = detached_call::run(
             deadline_after(timeout),
             interrupted_after_grace(|| {
-                signal.is_aborted() || self.parent.lifecycle.get().is_aborted()
+                signal.is_aborted() || self.parent.lifecycle.get().abort_has_begun()
             }),
             move || {
                 cuda_driver::bind(&context).map_err(Error::cuda(BINDING))?;
@@ -246,7 +246,7 @@ pub(super) fn join(
 ) -> Result<Arc<Inner>> {
     let made = Arc::new(AsyncOut::default());
     let parent = growing.as_ref().map(|growing| growing.parent);
-    let is_void = || parent.is_some_and(|parent| parent.lifecycle.get().is_aborted());
+    let is_void = || parent.is_some_and(|parent| parent.lifecycle.get().abort_has_begun());
     let raw = growing.as_ref().map(|growing| growing.raw);
     let prepared = prepared.begun_by(begin(raw, id, &made));
     let growing = RefCell::new(growing);

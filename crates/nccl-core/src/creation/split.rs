@@ -173,7 +173,7 @@ fn split_in(
     let span = events::init_span((name, &roster), rank.unwrap_or_default(), members.len());
     let _entered = span.enter();
     // If the parent ends meanwhile, some ranks may not have come this far.
-    let is_void = || comm.inner.lifecycle.get().is_aborted();
+    let is_void = || comm.inner.lifecycle.get().abort_has_begun();
     let inner = prepared.join(&id, deadline_after(timeout), is_void);
     let inner = inner.map_err(|error| match is_void() {
         true => comm.inner.final_error(comm.inner.out_of_use()),

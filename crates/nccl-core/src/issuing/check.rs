@@ -14,7 +14,7 @@ use crate::operation::OperationKind;
 use crate::operation_comparison::{self, DigestComparison};
 use crate::peers::Supervisor;
 use crate::queued_op::QueuedOp;
-use nccl_base::departure::EndOutcome;
+use nccl_base::departure::GatherOutcome;
 use nccl_base::wire::Broken;
 
 const VARIABLE: &str = "NCCL_RUN_CHECK";
@@ -41,7 +41,7 @@ pub(super) fn compare_call(
     let Some(supervisor) = &inner.supervisor else {
         return Ok(());
     };
-    let entries: Vec<_> = queued.iter().map(|one| one.op).collect();
+    let entries: Vec<_> = queued.iter().map(|one| one.descriptor).collect();
     let is_message_only = matches!(
         kind,
         OperationKind::Group | OperationKind::Send | OperationKind::Recv
@@ -103,8 +103,8 @@ fn gather(
     let begun = Instant::now();
     let remaining = deadline.saturating_duration_since(begun);
     match supervisor.gather(topic, own_part, remaining, &|| inner.interrupted()) {
-        EndOutcome::All(parts) => Ok(Some(parts)),
-        EndOutcome::Missing(missing) => {
+        GatherOutcome::All(parts) => Ok(Some(parts)),
+        GatherOutcome::Missing(missing) => {
             let missing = missing
                 .iter()
                 .map(|&rank| supervisor.name_of(supervisor.rank_of_member(rank)));
@@ -117,7 +117,7 @@ fn gather(
                 timeout: remaining,
             }))
         }
-        EndOutcome::ConnectionLost if inner.interrupted() => Err(inner.out_of_use()),
-        EndOutcome::ConnectionLost => Ok(None),
+        GatherOutcome::ConnectionLost if inner.interrupted() => Err(inner.out_of_use()),
+        GatherOutcome::ConnectionLost => Ok(None),
     }
 }

@@ -321,7 +321,7 @@ impl Inner {
     /// interrupted.
     #[cold]
     pub(crate) fn error_of_failed_call(&self, failure: NcclFailure, timeout: Duration) -> Error {
-        match self.abort_flag_parent.is_some() && self.lifecycle.get().is_aborted() {
+        match self.abort_flag_parent.is_some() && self.lifecycle.get().abort_has_begun() {
             true => not_issued_in_time(NotIdle::Interrupted, timeout),
             false => failure.into(),
         }
@@ -344,7 +344,7 @@ impl Inner {
 
     pub(crate) fn interrupted(&self) -> bool {
         // A finalize does not interrupt: it waits for this operation.
-        self.abort_signal.is_aborted() || self.lifecycle.get().is_aborted()
+        self.abort_signal.is_aborted() || self.lifecycle.get().abort_has_begun()
     }
 
     /// Aborts a communicator that cannot be used again, and makes the buffers' streams wait for

@@ -250,7 +250,7 @@ impl<'a> IssueBuffers<'a> {
         own: usize,
     ) {
         self.optional.collective_args.push(collective_args);
-        self.push_message(collective, collective.op.has_message_to(own));
+        self.push_message(collective, collective.descriptor.has_message_to(own));
     }
 
     /// Queues a copy on the device before the operations of this step.

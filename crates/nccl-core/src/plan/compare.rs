@@ -6,7 +6,7 @@ use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Descriptor;
 use crate::operation_comparison::{self, DigestComparison, OperationUse};
-use nccl_base::departure::EndOutcome;
+use nccl_base::departure::GatherOutcome;
 use nccl_base::wire::Broken;
 
 /// One comparison among all ranks, if they can be reached.
@@ -30,16 +30,16 @@ impl Comparison<'_> {
         let timeout = self.comm.timeout;
         let remaining = timeout.saturating_sub(self.started.elapsed());
         match supervisor.gather(topic, part, remaining, &interrupted) {
-            EndOutcome::All(parts) => Ok(Some(parts)),
-            EndOutcome::Missing(missing) => {
+            GatherOutcome::All(parts) => Ok(Some(parts)),
+            GatherOutcome::Missing(missing) => {
                 let missing = missing.iter().map(|&rank| supervisor.rank_of_member(rank));
                 let missing: Vec<_> = missing.map(|rank| supervisor.name_of(rank)).collect();
                 let what = format!("{} is missing {}, and", self.what, missing.join(", "));
                 Err(Error::new(ErrorKind::TimedOut { what, timeout }))
             }
-            EndOutcome::ConnectionLost if interrupted() => Err(inner.out_of_use()),
+            GatherOutcome::ConnectionLost if interrupted() => Err(inner.out_of_use()),
             // The other ranks cannot be reached any more; what that means for the communicator is decided elsewhere.
-            EndOutcome::ConnectionLost => Ok(None),
+            GatherOutcome::ConnectionLost => Ok(None),
         }
     }
 

@@ -216,5 +216,5 @@ struct DraftPlan {
 /// The operations that this rank is about to capture.
 fn entries(groups: &[Captured]) -> Vec<Descriptor> {
     let recorded = groups.iter().flat_map(|group| group.batch().queued);
-    recorded.map(|one| one.op).collect()
+    recorded.map(|one| one.descriptor).collect()
 }

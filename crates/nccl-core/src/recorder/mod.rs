@@ -9,7 +9,7 @@
 //! [`snapshot`] copies everything at any time, from any thread, and delays no other thread.
 //!
 //! - `seqlock_ring`: the ring, and why a reader never sees half a record;
-//! - `track`: the records of one communicator;
+//! - `track`: the track of a communicator, with its records;
 //! - `fast_path`: the calls that need not be reported to the watchdog;
 //! - `notes`: notes of the program; `spans`: the program's span in which a call was made;
 //! - `shape`: the shape of a call, for its error;

@@ -472,7 +472,7 @@ fn read(track: &Track, spans: &mut SpanReader) -> Recording {
         launcher_ranks: identity.roster.launcher_ranks().map(<[usize]>::to_vec),
         life: life.text().to_owned(),
         reason: life
-            .is_aborted()
+            .abort_has_begun()
             .then(|| track.lifecycle.reason())
             .flatten(),
         earlier_messages,
@@ -491,7 +491,7 @@ fn call(
     let state = match CallProgress::from_word(raw.state) {
         _ if raw.sequence <= track.done_on(raw.stream) => CallState::Done,
         CallProgress::Failed | CallProgress::GivenUp => CallState::Failed,
-        _ if track.lifecycle.get().is_aborted() => CallState::Aborted,
+        _ if track.lifecycle.get().abort_has_begun() => CallState::Aborted,
         CallProgress::Issued => CallState::Issued,
         CallProgress::Issuing => CallState::Issuing,
     };
@@ -513,14 +513,14 @@ fn call(
 }
 
 pub(super) fn operation(record: Option<(Descriptor, u32)>) -> Option<RecordedOperation> {
-    let (op, message_number) = record?;
+    let (descriptor, message_number) = record?;
     Some(RecordedOperation {
-        kind: op.function().kind(),
-        count: op.count,
-        data_type: op.data_type(),
-        peer: op.peer(),
-        message: op.is_message().then_some(message_number),
-        root: op.root(),
-        reduction: op.reduction(),
+        kind: descriptor.function().kind(),
+        count: descriptor.count,
+        data_type: descriptor.data_type(),
+        peer: descriptor.peer(),
+        message: descriptor.is_message().then_some(message_number),
+        root: descriptor.root(),
+        reduction: descriptor.reduction(),
     })
 }

@@ -269,7 +269,7 @@ impl Request {
         if self.inner.abort_signal.is_aborted() {
             self.inner.abort_in_background("its abort signal was given");
         }
-        if self.inner.lifecycle.get().is_aborted() {
+        if self.inner.lifecycle.get().abort_has_begun() {
             return self.ended();
         }
         let inside = self.inner.enter(CallKind::Query, self.timeout);
@@ -278,7 +278,7 @@ impl Request {
         ))?;
         drop(inside);
         // After the query: an abort is announced before it frees the stream.
-        if self.inner.lifecycle.get().is_aborted() {
+        if self.inner.lifecycle.get().abort_has_begun() {
             return self.ended();
         }
         // Another call took too long inside NCCL, and NCCL's abort flag, which ends it, ends kernels as well; the
@@ -423,10 +423,10 @@ impl Future for Request {
         let completion_event = match self.completion_event() {
             Ok(completion_event) => Some(Arc::clone(completion_event)),
             // The event could not be recorded; the end of an abort is awaited without one.
-            Err(_) if self.inner.lifecycle.get().is_aborted() => None,
+            Err(_) if self.inner.lifecycle.get().abort_has_begun() => None,
             Err(error) => return Poll::Ready(Err(self.final_error(failed.unwrap_or(error)))),
         };
-        let deadline = if self.inner.lifecycle.get().is_aborted() {
+        let deadline = if self.inner.lifecycle.get().abort_has_begun() {
             let until = deadline_after(self.inner.end_timeout());
             let ending = AwaitedAbort {
                 error: failed,

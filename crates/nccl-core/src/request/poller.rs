@@ -187,7 +187,7 @@ fn is_ready(
     now: Instant,
 ) -> bool {
     let state = inner.lifecycle.get();
-    if state.is_aborted() {
+    if state.abort_has_begun() {
         // After an abort the state of the stream proves nothing.
         return now >= deadline || inner.lifecycle.is_released();
     }

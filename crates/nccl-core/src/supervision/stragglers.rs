@@ -1,11 +1,11 @@
 //! Stragglers: the ranks that have not entered an operation in which this rank waits. This is a rank's part: when to
 //! ask, and what to answer.
 //!
-//! The watchdog does both; nothing is added to the path of an operation. The watchdog suspects a straggler when a
-//! collective has run for a tenth of its timeout ([`Timeouts::straggler`](crate::Timeouts::straggler)), and reports
-//! that to the coordinator (`straggler_queries`), which asks each rank once. A rank answers from what its communicator has
+//! The watchdog does both; nothing is added to the path of an operation. The watchdog asks for a straggler query when a
+//! collective has run for a tenth of its timeout ([`Timeouts::straggler`](crate::Timeouts::straggler)), at
+//! the coordinator (`straggler_queries`), which asks each rank once. A rank answers from what its communicator has
 //! recorded and counted anyway. While a rank has not entered the operation, its watchdog checks again until it has.
-//! Higher ranks wait up to a quarter longer before they suspect a straggler, so that mostly one rank asks, and a rank
+//! Higher ranks wait up to a quarter longer before they ask for a query, so that mostly one rank asks, and a rank
 //! that was asked about an operation does not ask about it.
 //!
 //! The first rank also asks every half minute about a completed collective, to measure how far apart the ranks arrive
@@ -162,7 +162,7 @@ pub(super) fn query(supervisor: &dyn Supervisor, track: &Track, sequence: u64) -
         return true;
     };
     if !supervisor.is_queried(collective_index) {
-        supervisor.suspect(collective_index, &call, age(call.since), false);
+        supervisor.query_stragglers(collective_index, &call, age(call.since), false);
     }
     true
 }
@@ -178,6 +178,6 @@ pub(super) fn sample(supervisor: &dyn Supervisor, track: &Track) -> bool {
     let Some((collective_index, call)) = done else {
         return false;
     };
-    supervisor.suspect(collective_index, call, age(call.since), true);
+    supervisor.query_stragglers(collective_index, call, age(call.since), true);
     true
 }

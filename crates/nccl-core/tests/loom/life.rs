@@ -107,7 +107,7 @@ impl Communicator {
         // The call itself.
         self.cell.call();
         let settled = loop {
-            if self.lifecycle.get().is_aborted() || is_void() {
+            if self.lifecycle.get().abort_has_begun() || is_void() {
                 break false;
             }
             self.cell.call();
@@ -135,7 +135,7 @@ impl Communicator {
             return false;
         };
         self.cell.call();
-        while !self.settles && !self.lifecycle.get().is_aborted() {
+        while !self.settles && !self.lifecycle.get().abort_has_begun() {
             self.cell.call();
             thread::yield_now();
         }
@@ -275,7 +275,7 @@ fn a_split_ends_with_its_parent_while_it_is_made() {
         let split = Communicator::supervise_init(false);
         let making = {
             let (parent, split) = (Arc::clone(&parent), Arc::clone(&split));
-            thread::spawn(move || split.make(|| parent.lifecycle.get().is_aborted()))
+            thread::spawn(move || split.make(|| parent.lifecycle.get().abort_has_begun()))
         };
         assert!(parent.abort("the parent"));
         assert!(!making.join().unwrap());
@@ -292,7 +292,7 @@ fn an_abort_of_a_split_beside_that_of_its_parent_frees_both_once() {
         let split = Communicator::supervise_init(true);
         let making = {
             let (parent, split) = (Arc::clone(&parent), Arc::clone(&split));
-            thread::spawn(move || split.make(|| parent.lifecycle.get().is_aborted()))
+            thread::spawn(move || split.make(|| parent.lifecycle.get().abort_has_begun()))
         };
         let aborting = on_a_thread(&split, |split| split.abort("the split"));
         assert!(parent.abort("the parent"));
@@ -306,7 +306,7 @@ fn an_abort_waits_for_the_call_that_is_being_made_and_lets_none_in() {
     loom::model(|| {
         let comm = Communicator::ready();
         let issuing = on_a_thread(&comm, |comm| {
-            let aborted = comm.lifecycle.get().is_aborted();
+            let aborted = comm.lifecycle.get().abort_has_begun();
             let first = comm.issue();
             assert!(!(aborted && first), "issued after the abort had begun");
             (first, comm.issue())
@@ -363,7 +363,7 @@ fn a_thread_that_sees_an_abort_finds_its_reason() {
     loom::model(|| {
         let comm = Communicator::ready();
         let aborting = on_a_thread(&comm, |comm| comm.abort("a reason"));
-        if comm.lifecycle.get().is_aborted() {
+        if comm.lifecycle.get().abort_has_begun() {
             assert_eq!(comm.lifecycle.reason().as_deref(), Some("a reason"));
         }
         aborting.join().unwrap();

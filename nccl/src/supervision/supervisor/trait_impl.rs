@@ -11,9 +11,9 @@ use crate::supervision::fault_listener::{SupervisedCommunicator as _, report_end
 use crate::supervision::inside_nccl;
 use crate::supervision::local_evidence;
 use crate::supervision::pending_diagnoses::FAULT_TOPIC;
-use nccl_base::departure::EndOutcome;
+use nccl_base::departure::GatherOutcome;
 use nccl_base::fault::{Cause, Fault};
-use nccl_control::{QueriedOperation, RankProcess, StragglerSuspicion};
+use nccl_control::{QueriedOperation, RankProcess, StragglerQueryRequest};
 use nccl_core::recorder::IndexedCall;
 
 impl Supervisor for ControlPlaneSupervisor {
@@ -123,7 +123,7 @@ impl Supervisor for ControlPlaneSupervisor {
 
     fn report_release(&self, so_far: ReleaseProgress) -> bool {
         let _reporting = self.reporting.lock();
-        if self.conclusion.get().is_some() {
+        if self.unconfirmed_text.get().is_some() {
             return true;
         }
         self.await_fault();
@@ -138,7 +138,7 @@ impl Supervisor for ControlPlaneSupervisor {
                 self.confirm_timeout,
             );
             self.await_own_announcement();
-            return self.conclusion.set(None).is_ok();
+            return self.unconfirmed_text.set(None).is_ok();
         }
         if self.needs_more.load(Ordering::Acquire) {
             return !is_kernels_only(so_far) && self.report_full_abort(so_far);
@@ -150,9 +150,9 @@ impl Supervisor for ControlPlaneSupervisor {
             &self.host_part(),
         ];
         let part = part.concat();
-        let ended = self
-            .session
-            .end(&self.key, &self.members, &part, self.confirm_timeout, None);
+        let ended =
+            self.session
+                .gather_parts(&self.key, &self.members, &part, self.confirm_timeout, None);
         self.session.catch_up();
         // When the session was lost before this rank's own fault arrived, that fault is the decided fault.
         if let Some(own) = self.announced.get() {
@@ -160,15 +160,18 @@ impl Supervisor for ControlPlaneSupervisor {
             self.log_fault();
         }
         self.complete(&ended);
-        let has_all = |ended: &EndOutcome| match ended {
-            EndOutcome::All(parts) => {
+        let has_all = |ended: &GatherOutcome| match ended {
+            GatherOutcome::All(parts) => {
                 let reported = || parts.iter().filter_map(|part| decode_release(part));
                 !(reported().any(needs_all) && reported().any(is_kernels_only))
             }
             _ => true,
         };
         if has_all(&ended) {
-            return self.conclusion.set(self.conclusion_text(&ended)).is_ok();
+            return self
+                .unconfirmed_text
+                .set(self.text_of_unconfirmed(&ended))
+                .is_ok();
         }
         self.needs_more.store(true, Ordering::Release);
         !is_kernels_only(so_far) && self.report_full_abort(so_far)
@@ -184,12 +187,12 @@ impl Supervisor for ControlPlaneSupervisor {
         part: &[u8],
         timeout: Duration,
         interrupted: &dyn Fn() -> bool,
-    ) -> EndOutcome {
+    ) -> GatherOutcome {
         let name = format!("{}/{topic}", self.key);
-        let ended = self
-            .session
-            .end(&name, &self.members, part, timeout, Some(interrupted));
-        if matches!(ended, EndOutcome::All(_)) {
+        let ended =
+            self.session
+                .gather_parts(&name, &self.members, part, timeout, Some(interrupted));
+        if matches!(ended, GatherOutcome::All(_)) {
             // The departure of a rank whose part is missing was announced before.
             self.session.catch_up();
         }
@@ -197,26 +200,32 @@ impl Supervisor for ControlPlaneSupervisor {
     }
 
     fn unconfirmed_text(&self) -> Option<&str> {
-        let text = self.conclusion.get().and_then(Option::as_deref);
+        let text = self.unconfirmed_text.get().and_then(Option::as_deref);
         let Some(generation) = self.session.reconfigured_to() else {
             return text;
         };
-        let past_conclusion = self.past_conclusion.get_or_init(|| {
+        let superseded_text = self.superseded_text.get_or_init(|| {
             let own = self.session.job().1;
-            let past_conclusion = format!(
+            let superseded_text = format!(
                 "it belongs to generation {own} of its world, which is now in generation {generation}: make it again there"
             );
             match text {
-                Some(text) => format!("{text}; {past_conclusion}"),
-                None => past_conclusion,
+                Some(text) => format!("{text}; {superseded_text}"),
+                None => superseded_text,
             }
         });
-        Some(past_conclusion)
+        Some(superseded_text)
     }
 
-    fn suspect(&self, collective_index: u64, call: &IndexedCall, since: Duration, is_sample: bool) {
+    fn query_stragglers(
+        &self,
+        collective_index: u64,
+        call: &IndexedCall,
+        since: Duration,
+        is_sample: bool,
+    ) {
         let is_whole_world = self.members.iter().copied().eq(0..self.session.size());
-        self.session.suspect_stragglers(StragglerSuspicion {
+        self.session.query_stragglers(StragglerQueryRequest {
             subject: QueriedOperation {
                 key: String::from(&*self.key),
                 name: String::from(&*self.name),

@@ -8,7 +8,7 @@ use nccl_base::wire::{decode, encode};
 
 use super::super::*;
 use crate::departure::{
-    Departure, Exit, Failure, LastCall, LossKind, Lost, ProcessEnd, SilenceEvidence,
+    Departure, Exit, Failure, LastCall, LossKind, Lost, ProcessEnd, UnreachableEvidence,
 };
 
 fn text(random: &mut Rng) -> String {
@@ -55,8 +55,8 @@ fn term(random: &mut Rng) -> Term {
     }
 }
 
-fn peer(random: &mut Rng) -> Peer {
-    Peer {
+fn process_info(random: &mut Rng) -> ProcessInfo {
+    ProcessInfo {
         id: id(random),
         host: text(random),
         pid: random.u32(..),
@@ -69,7 +69,7 @@ fn peer(random: &mut Rng) -> Peer {
 }
 
 fn membership(random: &mut Rng) -> SharedMembership {
-    let (members, witnesses) = (many(random, peer), many(random, peer));
+    let (members, witnesses) = (many(random, process_info), many(random, process_info));
     Arc::new(Membership::new(generation(random), members, witnesses))
 }
 
@@ -87,7 +87,7 @@ fn end(random: &mut Rng) -> ProcessEnd {
 fn departure(random: &mut Rng) -> Departure {
     let how = match random.u8(0..9) {
         0 => return Departure::Left,
-        1 => return Departure::Failed(Failure::Said(text(random))),
+        1 => return Departure::Failed(Failure::Error(text(random))),
         2 => return Departure::Failed(Failure::Exits(random.i32(..))),
         3 => LossKind::Ended(Box::new(end(random))),
         4 => LossKind::Exited {
@@ -96,11 +96,11 @@ fn departure(random: &mut Rng) -> Departure {
         5 => LossKind::LeftBehind {
             after: duration(random),
         },
-        6 => LossKind::Said(text(random)),
+        6 => LossKind::Reported(text(random)),
         7 => {
             let evidence = match random.bool() {
-                true => SilenceEvidence::Error(text(random)),
-                false => SilenceEvidence::Unheard {
+                true => UnreachableEvidence::Error(text(random)),
+                false => UnreachableEvidence::Unheard {
                     unheard: duration(random),
                     unacknowledged: duration(random),
                 },
@@ -192,7 +192,7 @@ fn message(random: &mut Rng, kind: u8) -> Message {
     let shared = |random: &mut Rng| Arc::from(bytes(random));
     match kind {
         0 => Message::Join {
-            peer: peer(random),
+            process: process_info(random),
             role: [
                 JoinRole::Rank,
                 JoinRole::Witness,
@@ -201,7 +201,7 @@ fn message(random: &mut Rng, kind: u8) -> Message {
             ][random.usize(0..4)],
         },
         1 => Message::FormationAborted(shared(random)),
-        2 => Message::Redirect(peer(random)),
+        2 => Message::Redirect(process_info(random)),
         3 => Message::Activate {
             membership: membership(random),
             accepted: random.bool(),
@@ -272,7 +272,7 @@ fn message(random: &mut Rng, kind: u8) -> Message {
             term: term(random),
             membership: membership(random),
         },
-        28 => Message::Observe(peer(random)),
+        28 => Message::Observe(process_info(random)),
         29 => Message::OperatorDecision(decision_of(random)),
         30 => Message::Forming(number(random)),
         _ => unreachable!("no such kind"),

@@ -1,16 +1,16 @@
-//! A generation that forms, and the events for its coordinator's program; the effect of an observer's reports.
+//! A generation that forms, and the events for its coordinator's driver; the effect of an observer's reports.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::super::*;
-use crate::departure::{Departure, Failure, LossKind, Lost, ProcessEnd, SilenceEvidence};
+use crate::departure::{Departure, Failure, LossKind, Lost, ProcessEnd, UnreachableEvidence};
 
 /// Processes whose connections deliver everything at once. The slot is the address.
 #[derive(Default)]
 struct Net {
-    members: Vec<(Member, Vec<Event>)>,
-    observer: Option<(Observer, Vec<Event>)>,
+    members: Vec<(MemberMachine, Vec<Event>)>,
+    observer: Option<(ObserverMachine, Vec<Event>)>,
     /// The two ends of each connection.
     lines: Vec<[usize; 2]>,
     now: Time,
@@ -20,8 +20,8 @@ struct Net {
 const OBSERVER: usize = 100;
 
 impl Net {
-    fn peer(&self, slot: u32, incarnation: u64) -> Peer {
-        Peer {
+    fn process_info(&self, slot: u32, incarnation: u64) -> ProcessInfo {
+        ProcessInfo {
             id: id(slot, incarnation),
             host: String::from("host"),
             pid: 1000 + slot,
@@ -35,15 +35,16 @@ impl Net {
 
     /// Observes at the first member.
     fn observe(&mut self) {
-        let (me, at) = (self.peer(99, 9), vec![String::from("0")]);
-        let observer = Observer::new(me, at, Timing::default(), Mistakes::default(), self.now);
+        let (me, at) = (self.process_info(99, 9), vec![String::from("0")]);
+        let observer =
+            ObserverMachine::new(me, at, Timing::default(), Mistakes::default(), self.now);
         self.observer = Some((observer, Vec::new()));
         self.run();
     }
 
     fn start(&mut self, slot: u32, incarnation: u64, role: StartRole) -> usize {
-        let me = self.peer(slot, incarnation);
-        let member = Member::new(me, role, Timing::default(), Mistakes::default(), self.now);
+        let me = self.process_info(slot, incarnation);
+        let member = MemberMachine::new(me, role, Timing::default(), Mistakes::default(), self.now);
         self.members.push((member, Vec::new()));
         self.run();
         self.members.len() - 1
@@ -205,7 +206,7 @@ fn a_slot_that_is_taken_is_another_processes_only_when_that_is_gone() {
     for of in [one, other] {
         assert!(!net.take_events(of).iter().any(is_active));
     }
-    let taken = net.members[0].0.joined(1).map(|peer| peer.id);
+    let taken = net.members[0].0.joined(1).map(|process| process.id);
     assert!(taken.is_some(), "one of them has asked again");
 }
 
@@ -230,7 +231,7 @@ fn all_hear_why_there_will_be_no_generation_also_those_that_come_later() {
     let why: Arc<[u8]> = Arc::from(&b"rank 3 did not come"[..]);
     net.command(0, Command::AbortFormation(Arc::clone(&why)));
     let late = net.rank(2, 6);
-    // The program learns that the late process has connected and has received why there is no first generation.
+    // The driver learns that the late process has connected and has received why there is no first generation.
     assert_eq!(net.members[0].1.pop(), Some(Event::Joined(id(2, 6))));
     for of in [0, rank, late] {
         let heard = net.take_events(of);
@@ -245,7 +246,7 @@ fn all_hear_why_there_will_be_no_generation_also_those_that_come_later() {
 #[test]
 fn a_process_that_comes_only_to_say_that_it_fails_is_no_member_and_its_reason_is_heard() {
     let mut net = Net::first(2, 0);
-    let failed = Departure::Failed(Failure::Said(String::from("no weights")));
+    let failed = Departure::Failed(Failure::Error(String::from("no weights")));
     let (number, at, why) = (3, String::from("0"), failed.clone());
     let absent = net.start(1, 5, StartRole::Absent { number, at, why });
     assert_eq!(net.take_events(absent), [Event::Left]);
@@ -261,7 +262,7 @@ fn evidence_that_is_newer_than_the_last_word_goes_before_silence() {
             net.rank(slot, 5);
         }
         net.wait(1100 * MILLI);
-        let refused = Lost::from(SilenceEvidence::Refused);
+        let refused = Lost::from(UnreachableEvidence::Refused);
         if is_older {
             net.give(0, Input::Evidence(id(2, 5), refused.clone()));
             net.wait(1100 * MILLI);
@@ -313,13 +314,13 @@ fn is_gone(event: &Event, is_older: bool) -> bool {
     else {
         return false;
     };
-    let evidence = lost.silence().map(|it| &it.evidence);
+    let evidence = lost.unreachable_host().map(|it| &it.evidence);
     match is_older {
         true => assert!(
-            matches!(evidence, Some(SilenceEvidence::Unheard { .. })),
+            matches!(evidence, Some(UnreachableEvidence::Unheard { .. })),
             "{evidence:?}"
         ),
-        false => assert_eq!(evidence, Some(&SilenceEvidence::Refused)),
+        false => assert_eq!(evidence, Some(&UnreachableEvidence::Refused)),
     }
     true
 }
@@ -356,7 +357,7 @@ fn an_observer_asks_the_process_that_forms_and_hears_when_that_is_done() {
     let (to, bytes) = (id(99, 9), Arc::clone(&words));
     net.command(0, Command::Reply { to, bytes });
     assert_eq!(net.take_events(OBSERVER), [Event::Reply(words)]);
-    // Longer than the wait for a silent process.
+    // Longer than the wait for a process that does not answer.
     net.wait(60_000 * MILLI);
     assert_eq!(net.take_events(OBSERVER), []);
     net.rank(1, 5);

@@ -1,4 +1,4 @@
-//! Tests beside the simulator: the wire format, and the events for programs while a generation forms.
+//! Tests beside the simulator: the wire format, and the events for drivers while a generation forms.
 
 mod codec;
 mod forming;

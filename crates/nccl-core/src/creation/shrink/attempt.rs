@@ -157,7 +157,7 @@ pub(super) fn exchange_outcomes(
 /// Aborts the communicator of a failed attempt that succeeded here, and returns the error: `missed` if the ranks did not meet,
 /// or else the fault of another rank.
 pub(super) fn abort_made(made: &Arc<Inner>, missed: Option<Error>) -> Error {
-    let was_ended = made.lifecycle.get().is_aborted();
+    let was_ended = made.lifecycle.get().abort_has_begun();
     made.abort("it was not made on all ranks");
     match missed {
         Some(missed) if !was_ended => missed,

@@ -269,7 +269,7 @@ fn shrink_raw(
     let is_revoked = inner.is_revoked();
     let interrupted = || match aborting {
         // A rank at which NCCL refused does not come.
-        _ if child.get().is_aborted() => true,
+        _ if child.get().abort_has_begun() => true,
         _ if is_revoked => inner.abort_signal.is_aborted(),
         true => inner
             .supervisor

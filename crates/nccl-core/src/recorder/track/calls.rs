@@ -122,14 +122,17 @@ impl Track {
         let operations: Vec<_> = indices
             .filter_map(|index| self.operation_ring.get(index)?)
             .collect();
-        operations.iter().any(|(op, message)| match op.peer() {
-            Some(peer) => peer != self.identity.rank && *message == 1,
-            None => {
-                let same = |(other, _): &&(Descriptor, u32)| other.function() == op.function();
-                let here = operations.iter().filter(same).count() as u64;
-                self.tally.total(op.function()).operations <= here
-            }
-        })
+        operations
+            .iter()
+            .any(|(descriptor, message)| match descriptor.peer() {
+                Some(peer) => peer != self.identity.rank && *message == 1,
+                None => {
+                    let same =
+                        |(other, _): &&(Descriptor, u32)| other.function() == descriptor.function();
+                    let here = operations.iter().filter(same).count() as u64;
+                    self.tally.total(descriptor.function()).operations <= here
+                }
+            })
     }
 
     /// Up to which sequence number, below `sequence`, no call on `stream` is still being issued. Allocates nothing, and reads

@@ -1,4 +1,4 @@
-//! The records that can be read: those of the live communicators, and of the last ones that ended.
+//! The tracks that can be read: those of the live communicators, and of the last ones that ended.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,11 +20,11 @@ use nccl_base::clock::{now, origin};
 /// How many communicators are kept after their end, so that their last calls can be read.
 const MAX_ENDED: usize = 16;
 
-/// A communicator's handle on its record, which keeps the record readable.
+/// A communicator's handle on its track, which keeps the track readable.
 pub(crate) struct TrackHandle(Arc<Track>);
 
 impl TrackHandle {
-    /// Begins the record of a communicator.
+    /// Begins the track of a communicator.
     pub(crate) fn new(
         identity: Identity,
         lifecycle: &Arc<Lifecycle>,
@@ -73,7 +73,7 @@ impl TrackHandle {
 }
 
 impl Drop for TrackHandle {
-    /// Keeps the record readable for a while.
+    /// Keeps the track readable for a while.
     fn drop(&mut self) {
         let mut all = all();
         if all.ended.len() == MAX_ENDED {
@@ -89,7 +89,7 @@ struct All {
     ended: VecDeque<Arc<Track>>,
 }
 
-/// The list of records. Not on the path of an operation: locked when communicators come and go, and by readers.
+/// The list of tracks. Not on the path of an operation: locked when communicators come and go, and by readers.
 fn all() -> MutexGuard<'static, All> {
     static ALL: Mutex<All> = Mutex::new(All {
         made: 0,
@@ -99,13 +99,13 @@ fn all() -> MutexGuard<'static, All> {
     ALL.lock()
 }
 
-/// Every communicator that has a record, oldest first.
+/// Every communicator that has a track, oldest first.
 #[doc(hidden)]
 pub fn tracks() -> Vec<Arc<Track>> {
     if crate::forked::is_child() {
         return Vec::new();
     }
-    // Records of ended communicators are in both lists.
+    // Tracks of ended communicators are in both lists.
     all().live.iter().filter_map(Weak::upgrade).collect()
 }
 

@@ -1,19 +1,19 @@
-//! The record of one communicator: two rings, the progress of its streams, and its identity.
+//! The track of one communicator, all that the recorder has of it: two rings, the progress of its streams, and its identity.
 //!
 //! A *call* is one operation of this crate that has a sequence number: a collective, a group, a replay of a
 //! plan. Its *operations* are the C calls it is made of, as in a [`Recording`](crate::recorder::Recording). Both lie
 //! in rings of their own, because a group may have hundreds of operations; a call names the first of its operations by
 //! number.
 //!
-//! - `record`: both rings and the rest of one communicator;
+//! - `communicator_track`: both rings and the rest of one communicator;
 //! - `slots`: the slots of both rings, and copies of them; `timeout_code`: a call's timeout, in few bits;
 //! - `writer`: writes the rings; `calls`: what is read while calls are being recorded;
 //! - `stream_progress`: up to which call the work on each stream is done;
-//! - `list`: the records that can be read.
+//! - `list`: the tracks that can be read.
 
 mod calls;
+mod communicator_track;
 mod list;
-mod record;
 mod slots;
 mod stream_progress;
 mod timeout_code;
@@ -25,15 +25,15 @@ pub(crate) use self::calls::RecordedCall;
 pub(super) use self::clock::now;
 #[doc(hidden)]
 pub use self::clock::origin;
+#[doc(hidden)]
+pub use self::communicator_track::Track;
+pub(crate) use self::communicator_track::handle_of;
+use self::communicator_track::{MAX_CALLS, MAX_OPERATIONS};
 pub(crate) use self::list::TrackHandle;
 #[doc(hidden)]
 pub use self::list::tracks;
 #[doc(hidden)]
 pub use self::list::{last_call, progress_of};
-#[doc(hidden)]
-pub use self::record::Track;
-pub(crate) use self::record::handle_of;
-use self::record::{MAX_CALLS, MAX_OPERATIONS};
 pub(crate) use self::slots::OperationSlot;
 pub(super) use self::slots::{CallProgress, RawCall};
 pub(crate) use self::timeout_code::{timeout_code, timeout_of_code};

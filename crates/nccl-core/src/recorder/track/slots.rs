@@ -66,16 +66,16 @@ impl RingSlot for CallSlot {
 pub(crate) struct OperationSlot {
     count: AtomicU64,
     rank: AtomicI32,
-    kind: AtomicU32,
+    packed: AtomicU32,
     message_number: AtomicU32,
 }
 
 impl OperationSlot {
     #[inline]
-    pub(crate) fn write(&self, op: &Descriptor, message_number: u32) {
-        self.count.store(op.count, Ordering::Relaxed);
-        self.rank.store(op.rank, Ordering::Relaxed);
-        self.kind.store(op.kind, Ordering::Relaxed);
+    pub(crate) fn write(&self, descriptor: &Descriptor, message_number: u32) {
+        self.count.store(descriptor.count, Ordering::Relaxed);
+        self.rank.store(descriptor.rank, Ordering::Relaxed);
+        self.packed.store(descriptor.packed, Ordering::Relaxed);
         self.message_number.store(message_number, Ordering::Relaxed);
     }
 }
@@ -85,12 +85,12 @@ impl RingSlot for OperationSlot {
     type Record = Option<(Descriptor, u32)>;
 
     fn copy(&self) -> Self::Record {
-        let op = Descriptor::of(
+        let descriptor = Descriptor::of(
             self.count.load(Ordering::Relaxed),
             self.rank.load(Ordering::Relaxed),
-            self.kind.load(Ordering::Relaxed),
+            self.packed.load(Ordering::Relaxed),
         );
-        Some((op?, self.message_number.load(Ordering::Relaxed)))
+        Some((descriptor?, self.message_number.load(Ordering::Relaxed)))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The writers of the record: the thread that holds the communicator's lock, and a launch without it.
+//! The writers of a track: the thread that holds the communicator's lock, and a launch without it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

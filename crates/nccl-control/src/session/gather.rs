@@ -1,68 +1,76 @@
-//! The end of a communicator: its members report that they are done with it.
+//! Gathering a part from each member of a communicator: what they report at its end, and what they compare before a call.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use nccl_base::departure::EndOutcome;
+use nccl_base::departure::GatherOutcome;
 
 use super::handle::RankSession;
 use crate::coordinator_message::Answer;
 use crate::forked;
 use crate::inbox::WaitOutcome;
-use crate::request::Request;
+use crate::request::{NO_ANSWER, Request};
 use crate::round::{END_TOPIC, RequestError, Round};
 use crate::time::{deadline_after, later};
 
 impl RankSession {
-    /// Reports to `members` that this rank is done with `name`, and waits until all of them that have not
-    /// departed are done: at most for `timeout` after the first of them called this, or until it is
+    /// Sends this rank's part of `name` to `members`, and waits for the parts of all of them that have not
+    /// departed: at most for `timeout` after the first of them called this, or until it is
     /// `interrupted`.
     ///
     /// A rank that has dropped its world calls this all the same, as long as it has communicators.
-    pub fn end(
+    pub fn gather_parts(
         &self,
         name: &str,
         members: &Arc<[usize]>,
         part: &[u8],
         timeout: Duration,
         interrupted: Option<&dyn Fn() -> bool>,
-    ) -> EndOutcome {
+    ) -> GatherOutcome {
         if forked::is_child() {
-            return EndOutcome::ConnectionLost;
+            return GatherOutcome::ConnectionLost;
         }
         let pending = self.inbox.begin_repeatable_request();
-        self.send(pending.id, Self::end_request(name, members, part, timeout));
+        self.send(
+            pending.id,
+            Self::parts_request(name, members, part, timeout),
+        );
         let mut deadline = deadline_after(timeout);
         // The coordinator keeps the deadline; if it does not answer, it is the missing rank.
         let last = later(deadline, Duration::from_secs(1));
         loop {
             match pending.wait(deadline, interrupted) {
                 WaitOutcome::Answer(Answer::Parts(parts)) => {
-                    return EndOutcome::All(Arc::unwrap_or_clone(parts));
+                    return GatherOutcome::All(Arc::unwrap_or_clone(parts));
                 }
                 WaitOutcome::Answer(Answer::Failed(error)) => {
                     return match &*error {
-                        RequestError::TimedOut { missing, .. } => EndOutcome::Missing(
+                        RequestError::TimedOut { missing, .. } => GatherOutcome::Missing(
                             missing.iter().map(|missing| missing.rank).collect(),
                         ),
-                        _ => EndOutcome::ConnectionLost,
+                        _ => GatherOutcome::ConnectionLost,
                     };
                 }
                 WaitOutcome::Answer(_) | WaitOutcome::Closed(..) | WaitOutcome::Interrupted => {
-                    return EndOutcome::ConnectionLost;
+                    return GatherOutcome::ConnectionLost;
                 }
                 WaitOutcome::Late if deadline < last => deadline = last,
-                WaitOutcome::Late => return EndOutcome::Missing(vec![self.coordinator()]),
+                WaitOutcome::Late => return GatherOutcome::Missing(vec![self.coordinator()]),
             }
         }
     }
 
-    /// As [`end`](Self::end), without waiting for the others.
-    pub fn end_alone(&self, name: &str, members: &Arc<[usize]>, part: &[u8], timeout: Duration) {
-        self.send(u64::MAX, Self::end_request(name, members, part, timeout));
+    /// As [`gather_parts`](Self::gather_parts), without waiting for the others.
+    pub fn send_part(&self, name: &str, members: &Arc<[usize]>, part: &[u8], timeout: Duration) {
+        self.send(NO_ANSWER, Self::parts_request(name, members, part, timeout));
     }
 
-    fn end_request(name: &str, members: &Arc<[usize]>, part: &[u8], timeout: Duration) -> Request {
+    fn parts_request(
+        name: &str,
+        members: &Arc<[usize]>,
+        part: &[u8],
+        timeout: Duration,
+    ) -> Request {
         let round = Round {
             topic: format!("{END_TOPIC}{name}"),
             number: 0,

@@ -1,4 +1,4 @@
-//! Messages of the programs of members to each other, through the machines.
+//! Messages of the drivers of members to each other, through the machines.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The record of one communicator.
+//! The track of one communicator.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ pub(in crate::recorder) const MAX_CALLS: usize = 512;
 
 pub(crate) const MAX_OPERATIONS: usize = 2048;
 
-/// The record of one communicator.
+/// All that the recorder has of one communicator. A record is one entry of its rings: a call or an operation.
 #[doc(hidden)]
 pub struct Track {
     /// Its number among the communicators of this process, from 1.

@@ -1,0 +1,205 @@
+//! Calls that block, made on a thread of their own and awaited: for programs whose threads belong to an executor.
+
+use std::any::Any;
+use std::fmt;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use crate::error::Result;
+use crate::sync::Mutex;
+use crate::threads;
+
+/// A call that blocks, on a thread of its own; as a future, its result. For any executor.
+///
+/// Making a communicator, connecting its ranks or changing its members takes from milliseconds to seconds and waits for other
+/// ranks: on a thread of an executor, no other task would run meanwhile. Methods whose names end in `_async` return this; any
+/// other call becomes one by [`start`](Self::start).
+///
+/// The call begins at once, also when the future is not polled. **Dropping the future cancels nothing**: the call goes on, and
+/// its result is dropped when it returns. Every call here ends at its own timeout. A call that panics panics where it is awaited.
+///
+/// ```
+/// # use std::pin::pin;
+/// # use std::task::{Context, Poll, Waker};
+/// # fn block_on<F: Future>(future: F) -> F::Output {
+/// #     let mut future = pin!(future);
+/// #     loop {
+/// #         if let Poll::Ready(done) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) { return done; }
+/// #         std::thread::yield_now();
+/// #     }
+/// # }
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+/// use nccl::BackgroundCall;
+///
+/// # block_on(async {
+/// // Any executor: nothing of it is used.
+/// let theirs = comm.clone();
+/// let half = BackgroundCall::start(move || theirs.split("half", Some(0), 0)).await?;
+/// assert_eq!(half.map(|half| half.world_size()), Some(1));
+/// # Ok::<(), nccl::Error>(())
+/// # })?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "it is not known whether the call succeeds"]
+pub struct BackgroundCall<T> {
+    state: Arc<Mutex<State<T>>>,
+}
+
+enum State<T> {
+    Running(Option<Waker>),
+    Returned(Result<T>),
+    Panicked(Box<dyn Any + Send>),
+    Taken,
+}
+
+impl<T: Send + 'static> BackgroundCall<T> {
+    /// Starts the call. Where the system has no thread for it, the result is that error ([`ErrorKind::Io`]).
+    ///
+    /// [`ErrorKind::Io`]: crate::error::ErrorKind::Io
+    ///
+    /// ```
+    /// let call = nccl::BackgroundCall::start(|| nccl::World::single().barrier("ready"));
+    /// # drop(call);
+    /// ```
+    pub fn start(call: impl FnOnce() -> Result<T> + Send + 'static) -> Self {
+        let state = Arc::new(Mutex::new(State::Running(None)));
+        let theirs = Arc::clone(&state);
+        let run = move || {
+            let end = match catch_unwind(AssertUnwindSafe(call)) {
+                Ok(result) => State::Returned(result),
+                Err(panic) => State::Panicked(panic),
+            };
+            set(&theirs, end);
+        };
+        if let Err(error) = threads::spawn("nccl-background", run) {
+            let error = threads::not_started("for a call in the background")(error);
+            set(&state, State::Returned(Err(error)));
+        }
+        Self { state }
+    }
+}
+
+/// Sets the end, and wakes the task. Without the lock: a waker is the executor's code.
+fn set<T>(state: &Mutex<State<T>>, end: State<T>) {
+    let before = std::mem::replace(&mut *state.lock(), end);
+    if let State::Running(Some(waker)) = before {
+        waker.wake();
+    }
+}
+
+impl<T> Future for BackgroundCall<T> {
+    type Output = Result<T>;
+
+    /// # Panics
+    /// When the call has panicked, and when it is polled again after it was ready.
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.state.lock();
+        if let State::Running(waker) = &mut *state {
+            match waker {
+                Some(waker) if waker.will_wake(context.waker()) => {}
+                _ => *waker = Some(context.waker().clone()),
+            }
+            return Poll::Pending;
+        }
+        let end = std::mem::replace(&mut *state, State::Taken);
+        drop(state);
+        match end {
+            State::Returned(result) => Poll::Ready(result),
+            State::Panicked(panic) => resume_unwind(panic),
+            State::Running(_) | State::Taken => panic!("it was polled after it was ready"),
+        }
+    }
+}
+
+impl<T> fmt::Debug for BackgroundCall<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_running = matches!(*self.state.lock(), State::Running(_));
+        f.debug_struct("BackgroundCall")
+            .field("is_running", &is_running)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::task::Wake;
+
+    use super::*;
+    use crate::error::{Error, ErrorKind};
+
+    struct Woken(mpsc::Sender<()>);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            let _ = self.0.send(());
+        }
+    }
+
+    /// Polls it once with a waker, and again when that was called.
+    fn awaited<T>(mut call: BackgroundCall<T>) -> Result<T> {
+        let (sender, woken) = mpsc::channel();
+        let waker = Waker::from(Arc::new(Woken(sender)));
+        let mut context = Context::from_waker(&waker);
+        loop {
+            match Pin::new(&mut call).poll(&mut context) {
+                Poll::Ready(result) => return result,
+                Poll::Pending => woken.recv().expect("it wakes"),
+            }
+        }
+    }
+
+    #[test]
+    fn the_result_comes_to_the_task_that_waits_and_the_call_runs_on_another_thread() {
+        let (go, gate) = mpsc::channel::<()>();
+        let here = std::thread::current().id();
+        let call = BackgroundCall::start(move || {
+            gate.recv().expect("a word");
+            Ok(std::thread::current().id() != here)
+        });
+        assert!(format!("{call:?}").contains("is_running: true"));
+        go.send(()).expect("it waits");
+        assert!(awaited(call).unwrap());
+    }
+
+    #[test]
+    fn errors_and_panics_come_where_it_is_awaited() {
+        let invalid = || {
+            Error::new(ErrorKind::InvalidConfig {
+                field: "none",
+                reason: String::from("of a test"),
+            })
+        };
+        let error = awaited(BackgroundCall::start(move || Err::<(), _>(invalid()))).unwrap_err();
+        assert!(error.to_string().contains("of a test"));
+        let call = BackgroundCall::start(|| -> Result<()> { panic!("on purpose") });
+        let panic = catch_unwind(AssertUnwindSafe(|| awaited(call))).unwrap_err();
+        assert_eq!(panic.downcast_ref::<&str>(), Some(&"on purpose"));
+    }
+
+    #[test]
+    fn a_dropped_future_cancels_nothing_and_the_result_is_dropped() {
+        let (go, gate) = mpsc::channel::<()>();
+        let (dropped, seen) = mpsc::channel();
+        struct Tell(mpsc::Sender<()>);
+        impl Drop for Tell {
+            fn drop(&mut self) {
+                let _ = self.0.send(());
+            }
+        }
+        let call = BackgroundCall::start(move || {
+            gate.recv().expect("a word");
+            Ok(Tell(dropped))
+        });
+        drop(call);
+        go.send(()).expect("it waits");
+        seen.recv().expect("the result is dropped");
+    }
+}

@@ -1,0 +1,50 @@
+//! One of three ranks dies in the middle of the work; the others learn which, and go on as two.
+//!
+//! ```text
+//! cargo run --release --example survive_a_death
+//! ```
+
+use std::error::Error;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nccl::cudarc::driver::CudaStream;
+use nccl::{Communicator, ReduceOp, World};
+
+fn main() -> ExitCode {
+    nccl::launch::local_ranks(3, rank);
+    // One rank has died on purpose.
+    ExitCode::SUCCESS
+}
+
+fn rank(world: &World) -> Result<(), Box<dyn Error>> {
+    nccl_emulator::install_unless_gpu()?;
+    let stream = nccl::device(world.local_rank())?.new_stream()?;
+    let comm = world.communicator("work").stream(&stream).build()?;
+    for step in 0.. {
+        if (world.rank(), step) == (1, 100) {
+            std::process::abort();
+        }
+        match sum(&comm, &stream) {
+            Ok(sum) => assert_eq!(sum, 3.0),
+            Err(error) => {
+                // The same on all ranks that are left, within milliseconds.
+                println!("step {step}: {error}");
+                break;
+            }
+        }
+    }
+    // The processes, their devices and their memory stay; ranks and communicators are new.
+    let world = world.next_generation(Duration::from_secs(20))?;
+    let comm = world.communicator("work").stream(&stream).build()?;
+    assert_eq!(sum(&comm, &stream)?, 2.0);
+    println!("goes on as rank {} of {}", world.rank(), world.size());
+    Ok(())
+}
+
+fn sum(comm: &Communicator, stream: &Arc<CudaStream>) -> Result<f32, Box<dyn Error>> {
+    let mut y = stream.clone_htod(&[1.0f32; 1000])?;
+    comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+    Ok(stream.clone_dtoh(&y)?[999])
+}

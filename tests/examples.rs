@@ -1,0 +1,71 @@
+//! The small examples, as a reader runs them: each is its own launcher, and checks its own results.
+
+use std::process::{Command, Output};
+
+/// The output of an example that ends well.
+#[track_caller]
+fn run(program: &str) -> String {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = Command::new(program).output().expect("it starts");
+    let (stdout, stderr) = (
+        String::from_utf8_lossy(&stdout),
+        String::from_utf8_lossy(&stderr),
+    );
+    assert!(status.success(), "{status}\n{stdout}\n{stderr}");
+    stdout.into_owned()
+}
+
+#[track_caller]
+fn on_each_rank(said: &str, ranks: usize, line: &str) {
+    for rank in 0..ranks {
+        let found = said
+            .lines()
+            .any(|one| one.starts_with(&format!("[{rank}] ")) && one.contains(line));
+        assert!(found, "{line:?} of rank {rank} in\n{said}");
+    }
+}
+
+#[test]
+fn hello_all_reduce() {
+    let said = run(env!("CARGO_BIN_EXE_hello-all-reduce-under-test"));
+    on_each_rank(&said, 2, "became [3.0, 3.0, 3.0, 3.0]");
+}
+
+#[test]
+fn ring_sendrecv() {
+    let said = run(env!("CARGO_BIN_EXE_ring-sendrecv-under-test"));
+    on_each_rank(&said, 4, "its block is back after 4 rounds");
+}
+
+#[test]
+fn data_parallel() {
+    let said = run(env!("CARGO_BIN_EXE_data-parallel-under-test"));
+    on_each_rank(&said, 2, "after 300 steps");
+}
+
+#[test]
+fn subgroups() {
+    let said = run(env!("CARGO_BIN_EXE_subgroups-under-test"));
+    on_each_rank(&said, 8, "in the tensor parallel group");
+}
+
+#[test]
+fn moe() {
+    let said = run(env!("CARGO_BIN_EXE_moe-under-test"));
+    on_each_rank(&said, 4, "have been at 2 of 8 experts each");
+}
+
+#[test]
+fn survive_a_death() {
+    let said = run(env!("CARGO_BIN_EXE_survive-a-death-under-test"));
+    for (rank, now) in [(0, 0), (2, 1)] {
+        let line = format!("[{rank}] goes on as rank {now} of 2");
+        assert!(said.contains(&line), "{said}");
+        let named =
+            |line: &str| line.starts_with(&format!("[{rank}] step ")) && line.contains("rank 1");
+        assert!(said.lines().any(named), "{said}");
+    }
+}
