@@ -52,12 +52,22 @@ pub mod testing;
 pub mod traffic;
 pub mod verify;
 
-/// The example in the README is compiled with the tests.
+/// What the README and the guides show is compiled with the tests.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+mod guides {
+    macro_rules! guides {
+        ($($name:ident: $file:literal,)*) => {
+            $(#[doc = include_str!($file)]
+            struct $name;)*
+        };
+    }
 
-/// So is the one on starting ranks.
-#[cfg(doctest)]
-#[doc = include_str!("../docs/launching.md")]
-struct Launching;
+    guides! {
+        Readme: "../README.md",
+        Launching: "../docs/launching.md",
+        QuickStart: "../docs/quick-start.md",
+        FromCudarc: "../docs/from-cudarc-nccl.md",
+        Async: "../docs/async.md",
+        Testing: "../docs/testing.md",
+    }
+}

@@ -337,7 +337,10 @@ fn to_table(hang: &str, transport: &str, fault: &Fault) {
         .open(file);
     let root = format!("{:?}", fault.root);
     let root = root.split([' ', '(']).next().unwrap_or_default();
-    let row = format!("| {hang} | {transport} | {root}: {} | {line} |\n", fault.cause);
+    let row = format!(
+        "| {hang} | {transport} | {root}: {} | {line} |\n",
+        fault.cause
+    );
     let written = file.and_then(|mut file| file.write_all(row.as_bytes()));
     written.expect("a file for the table");
 }
