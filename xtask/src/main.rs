@@ -17,9 +17,11 @@ mod foreign_clients;
 mod gpu_bundle;
 mod header;
 mod house;
+mod links;
 mod public_api;
 mod real_nccl;
 mod sanitize;
+mod site;
 mod slim;
 mod train_tiny;
 mod wheels;
@@ -47,6 +49,18 @@ struct Chore {
 }
 
 const CHORES: &[Chore] = &[
+    Chore {
+        name: "links",
+        arguments: "",
+        purpose: "fail if a link in a page leads to no file, or to no heading",
+        run: links::run,
+    },
+    Chore {
+        name: "site",
+        arguments: "",
+        purpose: "make the pages a site with search (target/site/book), and check its links",
+        run: site::run,
+    },
     Chore {
         name: "header",
         arguments: "",
