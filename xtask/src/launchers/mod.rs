@@ -157,8 +157,8 @@ fn benchmark(host: usize, line: &'static str, ranks: usize) -> Trial {
     )
 }
 
-fn doctor(host: usize, line: &'static str, ranks: usize, warnings: usize) -> Trial {
-    let expected = Outcome::Communicates { ranks, warnings };
+fn doctor(host: usize, line: &'static str, ranks: usize, one_kernel: bool) -> Trial {
+    let expected = Outcome::Communicates { ranks, one_kernel };
     trial(What::Doctor, host, line, ranks, expected, NO_FLAG)
 }
 
@@ -202,7 +202,7 @@ fn sites() -> Vec<Site> {
                     Cause::Signal,
                     "`--keep-others`",
                 ),
-                doctor(0, "nccl-run -n 4 -- ./server", 4, 0),
+                doctor(0, "nccl-run -n 4 -- ./server", 4, false),
             ],
         ),
         one(
@@ -218,7 +218,7 @@ fn sites() -> Vec<Site> {
                     Cause::Ended,
                     "`--enable-recovery`",
                 ),
-                doctor(0, "mpirun.openmpi -n 4 ./server", 4, 0),
+                doctor(0, "mpirun.openmpi -n 4 ./server", 4, false),
             ],
         ),
         one(
@@ -240,7 +240,7 @@ fn sites() -> Vec<Site> {
                     Cause::Signal,
                     "`nccl-run --keep-others` beneath",
                 ),
-                doctor(0, "mpirun.mpich -n 4 ./server", 4, 0),
+                doctor(0, "mpirun.mpich -n 4 ./server", 4, false),
             ],
         ),
         one(
@@ -257,10 +257,144 @@ fn sites() -> Vec<Site> {
                     Cause::Ended,
                     "`--kill-on-bad-exit=0`, where `slurm.conf` has `KillOnBadExit=1`",
                 ),
-                doctor(0, "srun -n 4 ./server", 4, 0),
+                doctor(0, "srun -n 4 ./server", 4, false),
             ],
         ),
+        Site {
+            tools: vec![Tool::NcclRun],
+            about: "three hosts",
+            hosts: THREE,
+            names: Names::Known,
+            slurm: None,
+            libraries: ACROSS,
+            trials: vec![
+                on_each(benchmark(0, NCCL_RUN_ON_EACH[0], 3)),
+                on_each(goes_on(
+                    0,
+                    NCCL_RUN_ON_EACH[0],
+                    3,
+                    Cause::Signal,
+                    "`--keep-others`",
+                )),
+                on_each(doctor(0, NCCL_RUN_ON_EACH[0], 3, true)),
+            ],
+        },
+        Site {
+            tools: vec![Tool::Slurm],
+            about: "three nodes",
+            hosts: THREE,
+            names: Names::Known,
+            slurm: Some((3, LOGIN)),
+            libraries: ACROSS,
+            trials: vec![
+                benchmark(LOGIN, "srun -N 3 ./server", 3),
+                goes_on(
+                    LOGIN,
+                    "srun -N 3 ./server",
+                    3,
+                    Cause::Refused,
+                    "none is needed",
+                ),
+                doctor(LOGIN, "srun -N 3 ./server", 3, true),
+                Trial {
+                    commands: vec![(LOGIN, vec!["srun", "-N", "3", "sh", "-c", RECIPE])],
+                    ..benchmark(LOGIN, "", 3)
+                },
+            ],
+        },
+        lost_node("srun -N 3 ./server", Outcome::EndedLater, "not this"),
+        lost_node(
+            "srun -N 3 --no-kill ./server",
+            Outcome::GoOn {
+                survivors: 2,
+                cause: Cause::Unreachable,
+            },
+            "`--no-kill`, for lost nodes",
+        ),
+        Site {
+            tools: vec![Tool::Slurm],
+            about: "three nodes whose names do not resolve",
+            hosts: THREE,
+            names: Names::Unknown,
+            slurm: Some((3, LOGIN)),
+            libraries: ACROSS,
+            trials: vec![
+                Trial {
+                    expected: Outcome::NoAddress,
+                    ..benchmark(LOGIN, "srun -N 3 ./server", 3)
+                },
+                Trial {
+                    commands: vec![(LOGIN, vec!["srun", "-N", "3", "sh", "-c", BY_ADDRESS])],
+                    ..benchmark(LOGIN, "", 3)
+                },
+            ],
+        },
+        Site {
+            tools: vec![Tool::OpenMpi, Tool::Slurm],
+            about: "three nodes",
+            hosts: THREE,
+            names: Names::Known,
+            slurm: Some((3, LOGIN)),
+            libraries: ACROSS,
+            trials: vec![benchmark(
+                LOGIN,
+                "salloc -N 3 mpirun.openmpi -n 3 ./server",
+                3,
+            )],
+        },
+        Site {
+            tools: vec![Tool::Mpich, Tool::Slurm],
+            about: "three nodes",
+            hosts: THREE,
+            names: Names::Known,
+            slurm: Some((3, LOGIN)),
+            libraries: ACROSS,
+            trials: vec![benchmark(
+                LOGIN,
+                "salloc -N 3 mpirun.mpich -launcher slurm -n 3 ./server",
+                3,
+            )],
+        },
     ]
+}
+
+/// The command on each of three hosts.
+const NCCL_RUN_ON_EACH: [&str; 3] = [
+    "nccl-run -n 1 --nodes 3 --node-rank 0 --rendezvous tcp:node1:29400 --interface eth0 --secret-file job.secret \
+     --keep-others -- ./server",
+    "nccl-run -n 1 --nodes 3 --node-rank 1 --rendezvous tcp:node1:29400 --interface eth0 --secret-file job.secret \
+     --keep-others -- ./server",
+    "nccl-run -n 1 --nodes 3 --node-rank 2 --rendezvous tcp:node1:29400 --interface eth0 --secret-file job.secret \
+     --keep-others -- ./server",
+];
+
+/// The recipe of the page for `nccl-run` beneath `srun`.
+const RECIPE: &str = "nccl-run -n 1 --nodes 3 --node-rank $SLURM_NODEID --rendezvous \
+                      tcp:$(scontrol show hostnames | head -1):29400 --secret-file job.secret -- ./server";
+
+/// The recipe of the page for names that do not resolve.
+const BY_ADDRESS: &str = "NCCL_RUN_RENDEZVOUS=tcp:$(scontrol -o show node $(scontrol show hostnames | head -1) | \
+                          sed \"s/.*NodeAddr=\\([^ ]*\\).*/\\1/\"):29400 ./server";
+
+fn on_each(trial: Trial) -> Trial {
+    let commands = NCCL_RUN_ON_EACH.iter().enumerate();
+    Trial {
+        commands: commands.map(|(host, line)| (host, words(line))).collect(),
+        ..trial
+    }
+}
+
+/// A site of its own: the node does not come back.
+fn lost_node(line: &'static str, expected: Outcome, flag: &'static str) -> Site {
+    Site {
+        tools: vec![Tool::Slurm],
+        about: "three nodes",
+        hosts: THREE,
+        names: Names::Known,
+        slurm: Some((3, LOGIN)),
+        libraries: ACROSS,
+        trials: vec![trial(What::LostHost, LOGIN, line, 3, expected, flag)],
+    }
 }
 
 pub(crate) fn run(arguments: &mut Arguments) -> Result {
@@ -384,6 +518,7 @@ fn try_all(
     rows: &mut Vec<Row>,
 ) -> Result {
     let hosts = Hosts::new(site.hosts, site.names)?;
+    secret(&hosts)?;
     let mut environment = environment.to_vec();
     if let Some((nodes, controller)) = site.slurm {
         let configuration: PathBuf = slurm::start(&hosts, nodes, controller)?;
@@ -411,4 +546,18 @@ fn try_all(
         });
     }
     Ok(())
+}
+
+/// Makes the secret of the jobs on these hosts, which nobody else may read.
+fn secret(hosts: &Hosts) -> Result {
+    let path = hosts.directory().join(trial::SECRET);
+    workspace::run(
+        Command::new("sh")
+            .args([
+                "-c",
+                "umask 077; od -An -N32 -tx1 /dev/urandom | tr -d ' \\n' >\"$1\"",
+                "sh",
+            ])
+            .arg(path),
+    )
 }

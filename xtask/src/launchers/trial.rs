@@ -78,7 +78,7 @@ impl Cause {
             Self::Signal => "killed by SIGKILL",
             Self::Ended => "ended without goodbye: it died",
             Self::Refused => "its host refuses connections to the address at which it listened",
-            Self::Unreachable => "unreachable",
+            Self::Unreachable => "no answer at all; a firewall may drop it, or the host is down",
         }
     }
 }
@@ -89,7 +89,7 @@ impl fmt::Display for Cause {
             Self::Signal => "killed by SIGKILL",
             Self::Ended => "its process died",
             Self::Refused => "its process has ended",
-            Self::Unreachable => "its host is unreachable",
+            Self::Unreachable => "its host does not answer",
         })
     }
 }
@@ -108,9 +108,10 @@ pub(super) enum Outcome {
     Ended,
     /// The launcher ends the survivors after they have gone on: the node of one is lost.
     EndedLater,
+    /// No error; no warning but that the hosts share a kernel.
     Communicates {
         ranks: usize,
-        warnings: usize,
+        one_kernel: bool,
     },
     /// The ranks end with an error that says how to set the address.
     NoAddress,
@@ -125,13 +126,19 @@ impl fmt::Display for Outcome {
             }
             Self::Ended => f.write_str("the launcher ends the others"),
             Self::EndedLater => f.write_str("the others go on until the launcher ends them"),
-            Self::Communicates { ranks, warnings: 0 } => {
+            Self::Communicates {
+                ranks,
+                one_kernel: false,
+            } => {
                 write!(f, "communicates, {ranks} ranks; no warning")
             }
-            Self::Communicates { ranks, warnings } => {
+            Self::Communicates {
+                ranks,
+                one_kernel: true,
+            } => {
                 write!(
                     f,
-                    "communicates, {ranks} ranks; {warnings} warnings: one kernel"
+                    "communicates, {ranks} ranks; warns that hosts share a kernel"
                 )
             }
             Self::NoAddress => f.write_str("every rank names the variable to set"),
@@ -257,20 +264,18 @@ impl Trial {
         let survivors = ranks - 1;
         let right = format!("right: {survivors} ranks in generation 1");
         let went_on = job.await_words(&right, survivors, LIMIT)?;
-        if went_on {
-            if job.ended(held)?.is_none() && job.ranks().len() == survivors {
-                let causes = [
-                    Cause::Signal,
-                    Cause::Ended,
-                    Cause::Refused,
-                    Cause::Unreachable,
-                ];
-                let said = |cause: &Cause| job.says(cause.words()) >= survivors;
-                let cause = causes.into_iter().find(said);
-                let cause = cause.ok_or_else(|| format!("no cause in\n{}", job.output()))?;
-                job.end(LIMIT)?;
-                return Ok(Outcome::GoOn { survivors, cause });
-            }
+        if went_on && job.ended(held)?.is_none() && job.ranks().len() == survivors {
+            let causes = [
+                Cause::Signal,
+                Cause::Ended,
+                Cause::Refused,
+                Cause::Unreachable,
+            ];
+            let said = |cause: &Cause| job.says(cause.words()) >= survivors;
+            let cause = causes.into_iter().find(said);
+            let cause = cause.ok_or_else(|| format!("no cause in\n{}", job.output()))?;
+            job.end(LIMIT)?;
+            return Ok(Outcome::GoOn { survivors, cause });
         }
         job.ended(LIMIT)?
             .ok_or_else(|| overdue("the end of the launcher", job))?;
@@ -303,8 +308,13 @@ impl Trial {
         if starts("✗ ") > 0 {
             return Err(format!("the doctor finds errors\n{said}").into());
         }
-        let warnings = starts("! ");
-        Ok(Outcome::Communicates { ranks, warnings })
+        // How many there are depends on process numbers, which may be equal in two namespaces.
+        let namespaces = starts("! namespaces:");
+        if starts("! ") != namespaces {
+            return Err(format!("the doctor has other warnings\n{said}").into());
+        }
+        let one_kernel = namespaces > 0;
+        Ok(Outcome::Communicates { ranks, one_kernel })
     }
 }
 
