@@ -42,7 +42,7 @@ pub(super) enum Names {
 pub(super) struct Hosts {
     // Before the switch, in this order: a host's cable ends there.
     hosts: Vec<Host>,
-    _switch: Host,
+    switch: Host,
     /// Files that the hosts have mounted, and those of a cluster on them.
     directory: tempfile::TempDir,
 }
@@ -90,7 +90,7 @@ impl Hosts {
         }
         Ok(Self {
             hosts,
-            _switch: switch,
+            switch,
             directory,
         })
     }
@@ -141,9 +141,11 @@ impl Hosts {
         found
     }
 
-    /// Ends a host, as if its power failed.
-    pub(super) fn lose(&self, host: usize) {
+    /// Ends a host as a loss of power does: first its cable, so that its kernel closes no connection.
+    pub(super) fn lose(&self, host: usize) -> Result {
+        self.switch.run(&format!("ip link set port{host} down"))?;
         self.hosts[host].end();
+        Ok(())
     }
 }
 

@@ -44,7 +44,7 @@ impl<'h> Job<'h> {
             output,
         };
         for (host, words) in commands {
-            // Each at the end of the file, whoever writes first.
+            // Several launchers write to one file: each appends.
             let append = File::options().append(true).open(&job.output)?;
             let mut command = hosts.command(*host);
             command

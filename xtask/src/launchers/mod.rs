@@ -548,7 +548,7 @@ fn try_all(
     Ok(())
 }
 
-/// Makes the secret of the jobs on these hosts, which nobody else may read.
+/// Makes the secret of the jobs on these hosts, readable by this user alone.
 fn secret(hosts: &Hosts) -> Result {
     let path = hosts.directory().join(trial::SECRET);
     workspace::run(

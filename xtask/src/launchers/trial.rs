@@ -72,14 +72,16 @@ pub(super) enum Cause {
 }
 
 impl Cause {
-    /// What a survivor says.
-    fn words(self) -> &'static str {
-        match self {
+    /// Whether a line of a survivor says so.
+    fn is_in(self, line: &str) -> bool {
+        let words = match self {
             Self::Signal => "killed by SIGKILL",
             Self::Ended => "ended without goodbye: it died",
             Self::Refused => "its host refuses connections to the address at which it listened",
-            Self::Unreachable => "no answer at all; a firewall may drop it, or the host is down",
-        }
+            // Why follows: TCP has given up, no packet comes back, or no host has the address.
+            Self::Unreachable => "its connection broke without goodbye",
+        };
+        line.contains("is gone: ") && line.contains(words)
     }
 }
 
@@ -256,7 +258,7 @@ impl Trial {
         match self.what {
             What::LostHost => {
                 // Hosts of nodes come first, with a rank on each.
-                hosts.lose(ranks - 1);
+                hosts.lose(ranks - 1)?;
                 held = HELD_AFTER_A_HOST;
             }
             _ => job.kill(VICTIM)?,
@@ -271,9 +273,12 @@ impl Trial {
                 Cause::Refused,
                 Cause::Unreachable,
             ];
-            let said = |cause: &Cause| job.says(cause.words()) >= survivors;
+            let output = job.output();
+            let said = |cause: &Cause| {
+                output.lines().filter(|line| cause.is_in(line)).count() >= survivors
+            };
             let cause = causes.into_iter().find(said);
-            let cause = cause.ok_or_else(|| format!("no cause in\n{}", job.output()))?;
+            let cause = cause.ok_or_else(|| format!("no cause in\n{output}"))?;
             job.end(LIMIT)?;
             return Ok(Outcome::GoOn { survivors, cause });
         }
