@@ -17,6 +17,7 @@ mod foreign_clients;
 mod gpu_bundle;
 mod header;
 mod house;
+mod launchers;
 mod links;
 mod public_api;
 mod real_nccl;
@@ -126,6 +127,12 @@ const CHORES: &[Chore] = &[
         arguments: "",
         purpose: "run CuPy's and NVIDIA's Python bindings of NCCL on the emulator",
         run: foreign_clients::run,
+    },
+    Chore {
+        name: "launchers",
+        arguments: "[--write] [OPTIONS]",
+        purpose: "run programs under Slurm, Open MPI, MPICH and nccl-run; or write what comes of it",
+        run: launchers::run,
     },
     Chore {
         name: "public-api",

@@ -16,6 +16,7 @@ use super::process;
 use super::refusal::Refusal;
 use super::service::WAIT_LOG_INTERVAL;
 use super::socket;
+use super::tcp;
 use crate::error::{Error, Result};
 
 /// The role, the rank and the world size that a joining process states.
@@ -120,6 +121,10 @@ pub(super) const UNRESPONSIVE: io::ErrorKind = io::ErrorKind::WouldBlock;
 /// How long one attempt may take, at one of several addresses or ports.
 pub(super) const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How long a name that has no address is looked up again, where it is not expected to get one while the job runs: a
+/// name server may be slow or restarted.
+const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Makes one attempt to connect and authenticate; `attempt_number` counts the attempts.
 pub(super) fn attempt(
     address: &Address,
@@ -192,6 +197,7 @@ pub(super) fn connect_to_rank_0(
     // A router that rejects packets reports that only now and then, and is silent in between.
     let mut last_error: Option<String> = None;
     let mut report = Instant::now() + WAIT_LOG_INTERVAL;
+    let mut unresolved_since = None;
     for attempt_number in 0.. {
         let error = match attempt(address, job, claimed_role, attempt_number, deadline) {
             AttemptOutcome::Connected(connection) => return Ok(connection),
@@ -215,7 +221,20 @@ pub(super) fn connect_to_rank_0(
                 }
             }
         };
-        if Instant::now() >= deadline {
+        let now = Instant::now();
+        match tcp::is_unresolved_for_good(&error) {
+            true => {
+                unresolved_since.get_or_insert(now);
+            }
+            false => unresolved_since = None,
+        }
+        let has_no_address = unresolved_since.is_some_and(|since| now >= since + LOOK_UP_TIMEOUT);
+        if has_no_address || now >= deadline && tcp::is_unresolved(&error) {
+            return Err(Error::rendezvous(format!(
+                "rank 0 cannot be reached at {address}: {error}"
+            )));
+        }
+        if now >= deadline {
             let last_answer =
                 last_refusal.map_or_else(String::new, |why| format!("; last answer: {why}"));
             return Err(Error::rendezvous(format!(

@@ -16,10 +16,31 @@ use super::port_owner::port_owners;
 use super::reactor::poll;
 use crate::error::{Error, Result};
 
+/// Where the name of rank 0's host comes from: decides what helps when it does not resolve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NameOrigin {
+    /// A caller, or `NCCL_RUN_RENDEZVOUS`.
+    Configured,
+    /// This list of nodes.
+    Slurm { list: &'static str },
+    /// `MASTER_ADDR`.
+    Torchrun,
+    /// `NCCL_RUN_SERVICE`.
+    Kubernetes,
+}
+
+impl NameOrigin {
+    /// Whether the name resolves from the start of the job on, or never. A pod has a name when it runs.
+    fn is_static(self) -> bool {
+        matches!(self, Self::Slurm { .. })
+    }
+}
+
 /// Where rank 0 listens, and how the other ranks find it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HostPorts {
     pub(super) host: String,
+    pub(super) origin: NameOrigin,
     /// The first and the last port to try; 0 for any, which has to be published.
     pub(super) ports: (u16, u16),
     pub(super) interface: Option<Interface>,
@@ -43,6 +64,7 @@ impl HostPorts {
     pub(super) fn new(host: impl Into<String>, ports: (u16, u16)) -> Self {
         Self {
             host: host.into(),
+            origin: NameOrigin::Configured,
             ports,
             interface: None,
             across: false,
@@ -75,7 +97,7 @@ impl HostPorts {
         let own = interface::own().unwrap_or_default();
         let here =
             |at: &SocketAddr| at.ip().is_loopback() || own.iter().any(|own| own.address == at.ip());
-        resolve(&self.host, 0).is_ok_and(|resolved| resolved.iter().any(here))
+        resolve(self, 0).is_ok_and(|resolved| resolved.iter().any(here))
     }
 
     fn ports(&self) -> impl Iterator<Item = u16> {
@@ -194,7 +216,8 @@ fn own_address(host_ports: &HostPorts, own: &[Own]) -> Result<(SocketAddr, Strin
         let chosen = interface.choose(own)?;
         return Ok((scoped(chosen), chosen.name.clone()));
     }
-    let resolved = resolve(&host_ports.host, 0)?;
+    let resolved = resolve(host_ports, 0)
+        .map_err(Error::io(format!("rank 0 is to listen at {host_ports}")))?;
     for address in &resolved {
         if address.ip().is_unspecified() {
             return Err(Error::rendezvous(format!(
@@ -232,10 +255,65 @@ fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
     address
 }
 
-fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
-    let found = (host, port).to_socket_addrs();
-    let found = found.map_err(Error::io(format!("looking up the host {host:?}")))?;
+fn resolve(host_ports: &HostPorts, port: u16) -> io::Result<Vec<SocketAddr>> {
+    let HostPorts { host, origin, .. } = host_ports;
+    let unresolved = |why: io::Error| {
+        let kind = why.kind();
+        let (host, origin) = (host.clone(), *origin);
+        io::Error::new(kind, Unresolved { host, origin, why })
+    };
+    let found = (&host[..], port).to_socket_addrs().map_err(unresolved)?;
     Ok(found.collect())
+}
+
+/// The name of rank 0's host has no address on this host.
+#[derive(Debug)]
+struct Unresolved {
+    host: String,
+    origin: NameOrigin,
+    why: io::Error,
+}
+
+impl std::error::Error for Unresolved {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.why)
+    }
+}
+
+impl fmt::Display for Unresolved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, origin, why } = self;
+        write!(f, "the host {host:?} has no address on this host ({why}); ")?;
+        match origin {
+            NameOrigin::Configured => f.write_str("name one that every host knows, or an address"),
+            NameOrigin::Slurm { list } => write!(
+                f,
+                "it is the first of {list}: give it one in DNS or in /etc/hosts of all nodes, or set \
+                 NCCL_RUN_RENDEZVOUS=tcp:ADDRESS:PORT with the NodeAddr of `scontrol show node {host}`"
+            ),
+            NameOrigin::Torchrun => f.write_str(
+                "it is MASTER_ADDR: set that to an address, or NCCL_RUN_RENDEZVOUS=tcp:ADDRESS:PORT",
+            ),
+            NameOrigin::Kubernetes => f.write_str(
+                "it is that of the first pod in the service NCCL_RUN_SERVICE, which has to exist, with \
+                 publishNotReadyAddresses: true",
+            ),
+        }
+    }
+}
+
+/// Whether an attempt to connect failed because the host's name has no address.
+pub(super) fn is_unresolved(error: &io::Error) -> bool {
+    unresolved(error).is_some()
+}
+
+/// The same, of a name that will not get one while the job runs.
+pub(super) fn is_unresolved_for_good(error: &io::Error) -> bool {
+    unresolved(error).is_some_and(|unresolved| unresolved.origin.is_static())
+}
+
+fn unresolved(error: &io::Error) -> Option<&Unresolved> {
+    error.get_ref()?.downcast_ref()
 }
 
 fn new_socket(to: SocketAddr) -> Result<OwnedFd, Errno> {
@@ -285,7 +363,7 @@ pub(super) fn dial(
         None => {
             let count = usize::from(host_ports.ports.1 - host_ports.ports.0) + 1;
             let port = host_ports.ports.0 + (attempt_number % count) as u16;
-            (&host_ports.host[..], port).to_socket_addrs()?.collect()
+            resolve(host_ports, port)?
         }
     };
     let mut last = io::Error::other(format!("{:?} has no address", host_ports.host));
@@ -448,6 +526,46 @@ mod tests {
         let refused = refuse_itself(socket, own).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
         bind(own).expect("nothing is left there");
+    }
+
+    #[test]
+    fn a_name_without_an_address_is_an_error_with_what_to_do() {
+        let unresolved = |origin| {
+            let host_ports = HostPorts {
+                origin,
+                ..HostPorts::new("n1.invalid", (20_000, 20_015))
+            };
+            let listening = own_address(&host_ports, &[]).unwrap_err().to_string();
+            let dialling = dial(&host_ports, 0, Instant::now()).unwrap_err();
+            assert!(is_unresolved(&dialling));
+            assert_eq!(is_unresolved_for_good(&dialling), origin.is_static());
+            assert_eq!(
+                listening,
+                format!("rank 0 is to listen at {host_ports}: {dialling}")
+            );
+            listening
+        };
+        let list = "SLURM_STEP_NODELIST";
+        for (origin, words) in [
+            (NameOrigin::Configured, "name one that every host knows"),
+            (NameOrigin::Torchrun, "it is MASTER_ADDR"),
+            (NameOrigin::Kubernetes, "publishNotReadyAddresses: true"),
+            (
+                NameOrigin::Slurm { list },
+                "the first of SLURM_STEP_NODELIST",
+            ),
+            (
+                NameOrigin::Slurm { list },
+                "set NCCL_RUN_RENDEZVOUS=tcp:ADDRESS:PORT",
+            ),
+            (
+                NameOrigin::Slurm { list },
+                "`scontrol show node n1.invalid`",
+            ),
+        ] {
+            let said = unresolved(origin);
+            assert!(said.contains(words), "{words:?} in {said:?}");
+        }
     }
 
     #[test]

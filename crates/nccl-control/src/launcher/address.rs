@@ -8,7 +8,7 @@ use crate::address::{Address, FORMS, split};
 use crate::discovery::{DiscoveryHandle, FileDiscovery};
 use crate::error::{Error, Result};
 use crate::interface::Interface;
-use crate::tcp;
+use crate::tcp::{self, NameOrigin};
 
 /// The number of ports of a derived address: some may be in use.
 const PORTS: u16 = 16;
@@ -121,9 +121,10 @@ fn torchrun(get: impl Fn(&str) -> Option<String>) -> Result<tcp::HostPorts, Stri
     };
     let port = get("MASTER_PORT").and_then(|port| port.trim().parse::<u16>().ok());
     match (get("MASTER_ADDR"), port) {
-        (Some(host), Some(port)) if port > 0 && port < u16::MAX - PORTS => {
-            Ok(tcp::HostPorts::new(host, (port + 1, port + PORTS)))
-        }
+        (Some(host), Some(port)) if port > 0 && port < u16::MAX - PORTS => Ok(tcp::HostPorts {
+            origin: NameOrigin::Torchrun,
+            ..tcp::HostPorts::new(host, (port + 1, port + PORTS))
+        }),
         _ => Err(format!(
             "{}, {}",
             shown("MASTER_ADDR"),
@@ -149,7 +150,10 @@ fn slurm(get: impl Fn(&str) -> Option<String>) -> Result<tcp::HostPorts, String>
     let range = fingerprint(ids.join("/").as_bytes()) % u64::from(SLURM_RANGES);
     let first = SLURM + PORTS * u16::try_from(range).unwrap_or_default();
     let host = hosts.into_iter().next().unwrap_or_default();
-    Ok(tcp::HostPorts::new(host, (first, first + PORTS - 1)))
+    Ok(tcp::HostPorts {
+        origin: NameOrigin::Slurm { list: name },
+        ..tcp::HostPorts::new(host, (first, first + PORTS - 1))
+    })
 }
 
 /// The pod with index 0, by its name in a headless service. The pod itself resolves that name without a
@@ -172,7 +176,10 @@ fn pod(rank: usize, get: impl Fn(&str) -> Option<String>) -> Result<tcp::HostPor
         0 => own.clone(),
         _ => format!("{job}-0.{service}"),
     };
-    Ok(tcp::HostPorts::new(host, (POD, POD)))
+    Ok(tcp::HostPorts {
+        origin: NameOrigin::Kubernetes,
+        ..tcp::HostPorts::new(host, (POD, POD))
+    })
 }
 
 /// Derives a name that is the same on all ranks of one launch, and different in another launch: from the launcher's name for the

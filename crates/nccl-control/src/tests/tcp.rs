@@ -166,6 +166,37 @@ fn nobody_at_a_port_and_somebody_silent_are_told_apart() {
 }
 
 #[test]
+fn a_name_of_slurm_that_does_not_resolve_ends_the_wait_of_every_rank() {
+    let read = |rank: &'static str| {
+        let variables = [
+            ("SLURM_PROCID", rank),
+            ("SLURM_NTASKS", "2"),
+            ("SLURM_TASKS_PER_NODE", "1(x2)"),
+            ("SLURM_STEP_NODELIST", "n[1-2].invalid"),
+        ];
+        Rendezvous::from_variables(|name| {
+            let set = variables.iter().find(|(key, _)| *key == name)?;
+            Some(set.1.to_owned())
+        })
+        .unwrap()
+        .with(|meet| meet.timeout = Duration::from_secs(120))
+    };
+    for rank in ["0", "1"] {
+        let begun = Instant::now();
+        let error = World::join(read(rank)).unwrap_err().to_string();
+        for word in [
+            "\"n1.invalid\"",
+            "SLURM_STEP_NODELIST",
+            "NCCL_RUN_RENDEZVOUS",
+        ] {
+            assert!(error.contains(word), "{word:?} in {error:?}");
+        }
+        assert!(!error.contains("is it running"), "{error}");
+        assert!(begun.elapsed() < Duration::from_secs(60), "{error}");
+    }
+}
+
+#[test]
 fn a_port_that_is_taken_on_another_address_only_is_free_on_this_one() {
     let other = TcpListener::bind("127.0.0.2:0").unwrap();
     let port = other.local_addr().unwrap().port();
