@@ -38,6 +38,31 @@ pub(super) enum Request {
         #[serde(deserialize_with = "clean")]
         timeout: Duration,
     },
+    /// Asks for the value that is there now; answered at once.
+    TryGet {
+        key: String,
+    },
+    /// Answered when all keys are set at one time.
+    AwaitKeys {
+        keys: Vec<String>,
+        #[serde(deserialize_with = "clean")]
+        timeout: Duration,
+    },
+    /// Adds to a decimal number; answered with the sum.
+    Add {
+        key: String,
+        amount: i64,
+    },
+    /// Sets the key if its value is the expected one; with `None`, if it is not set.
+    CompareSet {
+        key: String,
+        expected: Option<ExpectedValue>,
+        #[serde(with = "bytes")]
+        value: Vec<u8>,
+    },
+    Delete {
+        key: String,
+    },
     /// The phase of this rank.
     Phase {
         #[serde(deserialize_with = "clean")]
@@ -120,7 +145,29 @@ pub(super) enum Request {
     },
 }
 
+/// A value with which that of a key is compared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ExpectedValue(#[serde(with = "bytes")] pub(super) Vec<u8>);
+
 impl Request {
+    /// Whether this is about keys and values.
+    pub(super) fn uses_store(&self) -> bool {
+        let reads = matches!(
+            self,
+            Self::Get { .. } | Self::TryGet { .. } | Self::AwaitKeys { .. }
+        );
+        reads || self.changes_store()
+    }
+
+    /// Whether this changes keys and values, so that it has to be carried out once although it may arrive twice. Such a request
+    /// is answered at once.
+    pub(super) fn changes_store(&self) -> bool {
+        matches!(
+            self,
+            Self::Set { .. } | Self::Add { .. } | Self::CompareSet { .. } | Self::Delete { .. }
+        )
+    }
+
     pub(super) fn encode(&self, id: u64) -> Outgoing {
         Outgoing::new(id, wire::encode(self).into())
     }

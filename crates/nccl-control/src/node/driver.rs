@@ -26,7 +26,7 @@ use crate::job::Job;
 use crate::process;
 use crate::process_state::ProcessState;
 use crate::program_message::{
-    self, BroadcastContent, DirectContent, NumberedRequest, decode_reply,
+    self, BroadcastContent, DirectContent, NumberedRequest, RequestHead, decode_reply,
 };
 use crate::proto::{
     self, Command, ConnectionRequest, Entry, Event, Exclusion, Generation, Input, Member, MemberId,
@@ -1007,7 +1007,9 @@ impl State {
                 id: u64::MAX,
                 request: Request::LastCall { call },
             };
-            self.handle(Input::Command(Command::Request(numbered.encode())));
+            self.handle(Input::Command(Command::Request(
+                numbered.encode(RequestHead::default()),
+            )));
         }
     }
 
@@ -1117,7 +1119,7 @@ impl State {
     }
 
     fn receive_request(&mut self, from: MemberId, bytes: &[u8]) {
-        let Ok((is_repeated, numbered)) = NumberedRequest::decode(bytes) else {
+        let Ok((head, numbered)) = NumberedRequest::decode(bytes) else {
             return;
         };
         let NumberedRequest {
@@ -1139,8 +1141,7 @@ impl State {
             }
             request => {
                 let is_phase = matches!(request, Request::Phase { .. });
-                self.services
-                    .handle(from, generation, id, request, is_repeated);
+                self.services.handle(from, generation, id, request, head);
                 if is_phase {
                     self.send_rank_to_observers(generation, from);
                 }
@@ -1312,7 +1313,9 @@ impl State {
                         id: u64::MAX,
                         request: Request::ProcessProbed { rank, state },
                     };
-                    self.handle(Input::Command(Command::Request(numbered.encode())));
+                    self.handle(Input::Command(Command::Request(
+                        numbered.encode(RequestHead::default()),
+                    )));
                 }
             }
             CoordinatorMessage::Push(push) => {

@@ -16,7 +16,7 @@ use crate::departure::{Departure, LossKind, Lost, ProcessEnd};
 use crate::job::Job;
 use crate::node::Node;
 use crate::process;
-use crate::program_message::{BroadcastContent, NumberedRequest, decode_reply};
+use crate::program_message::{BroadcastContent, NumberedRequest, RequestHead, decode_reply};
 use crate::proto::{
     self, Command, Entry, Event, Input, MemberId, Mistakes, Observer, OperatorDecision, Output,
     Peer, Proof, SharedMembership, Timing,
@@ -157,7 +157,9 @@ impl ObserverDriver {
                 id: u64::MAX,
                 request,
             };
-            state.handle(Input::Command(Command::Request(numbered.encode())));
+            state.handle(Input::Command(Command::Request(
+                numbered.encode(RequestHead::default()),
+            )));
             self.run_outputs(&mut state);
         }
         drop(state);
