@@ -122,12 +122,12 @@ pub mod control {
     //! What the ranks of a [`World`](crate::World) tell each other beside NCCL.
     //!
     //! - [`Events`]: what happens to the ranks, as values ([`WorldEvent`]); [`WorldState`]: how they are now.
-    //! - [`Channel`], [`Subgroup`]: messages and exchanges of a program.
+    //! - [`Channel`], [`Subgroup`], [`CompareSet`]: messages, exchanges and the store of a program.
     //! - [`Discovery`]: where the coordinator is found; [`Secret`]: who may come in; [`Witness`]: a process that votes and has no rank.
 
     pub use nccl_control::{
-        Channel, ChannelMessage, Discovery, Events, RankEnd, RankState, Secret, Subgroup, Witness,
-        WorldEvent, WorldState,
+        Channel, ChannelMessage, CompareSet, Discovery, Events, RankEnd, RankState, Secret,
+        Subgroup, Witness, WorldEvent, WorldState,
     };
 }
 #[cfg(feature = "world")]
@@ -241,6 +241,8 @@ pub mod moe {
 
     pub use nccl_moe::{Counts, ExpertLayout, ExpertParallel, ExpertParallelBuilder, Routing};
 }
+#[cfg(feature = "world")]
+mod json_values;
 #[cfg(feature = "world")]
 mod observer;
 pub mod plan {

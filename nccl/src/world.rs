@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::communicator::{Communicator, LaunchMode, Timeouts};
 use crate::forked;
+use crate::json_values::{self, SentValue};
 use crate::nccl_environment;
 use crate::peers::{AsWorld, InitSetup, PreflightCheck, WorldParameters};
 use crate::preflight::{Checks, Report, Settings};
@@ -16,7 +17,9 @@ use crate::{BackgroundCall, CommunicatorBuilder, Mesh};
 use nccl_base::error::ErrorKind;
 use nccl_base::error::Result;
 use nccl_base::fault::Fault;
-use nccl_control::{self, Channel, Events, RankSession, Rendezvous, Subgroup};
+use nccl_control::{self, Channel, CompareSet, Events, RankSession, Rendezvous, Subgroup};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 /// All ranks of a job, seen from one of them: who they are, and how to exchange small data without NCCL.
 ///
@@ -398,11 +401,78 @@ impl World {
         self.control.broadcast(name, root, bytes)
     }
 
-    /// Stores `value` under `key`, for any rank to [`get`](Self::get); an earlier value is replaced.
+    /// Sends `value` to every rank, and returns those of all ranks, by rank. Values travel as JSON, with 64 MiB for all ranks
+    /// together.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] when all values together have more than 64 MiB; [`ErrorKind::Rendezvous`] when
-    /// the coordinator is gone.
+    /// As [`all_gather`](Self::all_gather). [`ErrorKind::Rendezvous`] on all ranks when the value of one of them is none of JSON's: a
+    /// number that is not finite, or a map whose keys are neither texts nor numbers; and on the ranks that cannot read a value as a
+    /// `T`. The error names the rank that has sent the value.
+    ///
+    /// ```
+    /// #[derive(serde::Serialize, serde::Deserialize)]
+    /// struct Shard {
+    ///     file: String,
+    ///     rows: u64,
+    /// }
+    ///
+    /// let world = nccl::World::single();
+    /// let own = Shard { file: String::from("part-0"), rows: 1000 };
+    /// let all = world.all_gather_value("shards", &own)?;
+    /// assert_eq!(all.iter().map(|shard| shard.rows).sum::<u64>(), 1000);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn all_gather_value<T: Serialize + DeserializeOwned>(
+        &self,
+        name: &str,
+        value: &T,
+    ) -> Result<Vec<T>> {
+        let own = json_values::encode(SentValue::of(value));
+        let all = self.all_gather(name, &own)?.into_iter().enumerate();
+        all.map(|(rank, bytes)| json_values::decode(name, rank, &bytes))
+            .collect()
+    }
+
+    /// Sends the `value` of rank `root` to every rank, as JSON; the other ranks may give `None`, and what they give is ignored.
+    ///
+    /// # Errors
+    /// As [`broadcast`](Self::broadcast). [`ErrorKind::Rendezvous`] on all ranks when `root` gives `None` or a value that is none of
+    /// JSON's ([`all_gather_value`](Self::all_gather_value)), and on the ranks that cannot read the value as a `T`.
+    ///
+    /// ```
+    /// let world = nccl::World::single();
+    /// let rates = (world.rank() == 0).then(|| vec![0.1, 0.01]);
+    /// assert_eq!(world.broadcast_value("rates", 0, rates.as_ref())?, [0.1, 0.01]);
+    ///
+    /// let error = world.broadcast_value("rates", 0, Some(&f64::NAN)).unwrap_err();
+    /// assert!(error.to_string().contains("rank 0"));
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn broadcast_value<T: Serialize + DeserializeOwned>(
+        &self,
+        name: &str,
+        root: usize,
+        value: Option<&T>,
+    ) -> Result<T> {
+        let own = match value {
+            _ if self.rank() != root => Vec::new(),
+            Some(value) => json_values::encode(SentValue::of(value)),
+            None => json_values::encode(SentValue::<T>::None),
+        };
+        let bytes = self.broadcast(name, root, &own)?;
+        json_values::decode(name, root, &bytes)
+    }
+
+    /// Stores `value` under `key`, for any rank to [`get`](Self::get); an earlier value is replaced.
+    ///
+    /// The coordinator keeps the store, for one generation of the world: the next generation begins with an empty one. Calls are
+    /// atomic and in one order for all ranks, and each change is made once, also when the connection to the coordinator is lost and
+    /// restored meanwhile. When the coordinator is lost, the store is lost with it, and until the next generation every call is an error
+    /// that names the cause. A change whose call ends with an error may have been made.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] when all keys and values together have more than 64 MiB, or the key more than 1024 bytes;
+    /// [`ErrorKind::Rendezvous`] when the coordinator is gone.
     ///
     /// ```
     /// let world = nccl::World::single();
@@ -429,6 +499,106 @@ impl World {
     /// ```
     pub fn get(&self, key: &str) -> Result<Vec<u8>> {
         self.control.get(key)
+    }
+
+    /// Returns the value under `key` if there is one now, without waiting for a rank to store it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`] when the coordinator is gone.
+    ///
+    /// ```
+    /// let world = nccl::World::single();
+    /// assert_eq!(world.try_get("step")?, None);
+    /// world.set("step", b"1")?;
+    /// assert_eq!(world.try_get("step")?.as_deref(), Some(&b"1"[..]));
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        self.control.try_get(key)
+    }
+
+    /// Waits until all `keys` are set at one time.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`] names the keys that are missing after the world's timeout; or the rank that has died or failed
+    /// meanwhile, as [`get`](Self::get) does. [`ErrorKind::Io`] for more than 65,536 keys, or one of more than 1024 bytes.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let world = nccl::World::single().with_timeout(Duration::from_millis(10));
+    /// world.set("loaded/0", b"")?;
+    /// world.wait(&["loaded/0"])?;
+    /// let error = world.wait(&["loaded/0", "loaded/1"]).unwrap_err();
+    /// assert!(error.to_string().contains("no rank set \"loaded/1\""));
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn wait(&self, keys: &[&str]) -> Result<()> {
+        self.control.wait(keys)
+    }
+
+    /// Adds `amount` to the counter under `key`, and returns the sum. The counter is a decimal number, as text, and 0 when the key is
+    /// not set.
+    ///
+    /// # Errors
+    /// As [`set`](Self::set). [`ErrorKind::Rendezvous`] when the value that is there is no decimal number of 64 bits, which the error
+    /// has, or the sum would be none; the value stays.
+    ///
+    /// ```
+    /// let world = nccl::World::single();
+    /// assert_eq!(world.add("ready", 1)?, 1);
+    /// assert_eq!(world.add("ready", -3)?, -2);
+    /// assert_eq!(world.get("ready")?, b"-2");
+    ///
+    /// world.set("model", b"llama")?;
+    /// let error = world.add("model", 1).unwrap_err();
+    /// assert!(error.to_string().contains("its value is \"llama\""));
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        self.control.add(key, amount)
+    }
+
+    /// Stores `value` under `key` if the value that is there is `expected`; with `None`, if the key is not set.
+    ///
+    /// # Errors
+    /// As [`set`](Self::set); the limits hold for `expected` as well.
+    ///
+    /// ```
+    /// use nccl::control::CompareSet;
+    ///
+    /// let world = nccl::World::single();
+    /// let own = world.rank().to_string();
+    /// match world.compare_set("leader", None, own.as_bytes())? {
+    ///     CompareSet::Set => println!("this rank leads"),
+    ///     CompareSet::Unchanged { current } => println!("rank {current:?} leads"),
+    /// }
+    /// assert!(world.compare_set("leader", Some(b"0"), b"1")?.is_set());
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn compare_set(
+        &self,
+        key: &str,
+        expected: Option<&[u8]>,
+        value: &[u8],
+    ) -> Result<CompareSet> {
+        self.control.compare_set(key, expected, value)
+    }
+
+    /// Removes `key` and its value. Returns whether it was set.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rendezvous`] when the coordinator is gone.
+    ///
+    /// ```
+    /// let world = nccl::World::single();
+    /// world.set("step", b"1")?;
+    /// assert!(world.delete("step")?);
+    /// assert!(!world.delete("step")?);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn delete(&self, key: &str) -> Result<bool> {
+        self.control.delete(key)
     }
 
     /// Sets what this rank does now: the errors of ranks that wait for it in vain name that.

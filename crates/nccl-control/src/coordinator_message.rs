@@ -20,6 +20,9 @@ use crate::sanitize;
 pub(super) enum Answer {
     Parts(#[serde(with = "parts")] Parts),
     Done,
+    /// The key is not set.
+    Absent,
+    Sum(i64),
     Value(#[serde(with = "bytes")] Arc<[u8]>),
     Failed(Arc<RequestError>),
 }

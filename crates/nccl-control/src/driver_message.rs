@@ -18,21 +18,47 @@ pub(crate) struct NumberedRequest {
     pub(crate) request: Request,
 }
 
-impl NumberedRequest {
-    /// Encodes the request, marked as not repeated.
-    pub(crate) fn encode(&self) -> Arc<[u8]> {
-        [&[0], &wire::encode(self)[..]].concat().into()
-    }
+/// What a request says of its transmission.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RequestHead {
+    /// Whether the coordinator may have received the request before.
+    pub(crate) is_repeated: bool,
+    /// The session awaits no answer to a change of the store with a smaller number. True when the request is sent, so that each
+    /// repetition states it anew.
+    pub(crate) settled: u64,
+}
 
-    pub(crate) fn decode(bytes: &[u8]) -> Result<(bool, Self), Broken> {
-        let (is_repeated, rest) = bytes.split_first().ok_or(Broken("an empty request"))?;
-        Ok((*is_repeated != 0, wire::decode(rest)?))
+impl RequestHead {
+    const LENGTH: usize = 9;
+
+    fn encode(self) -> [u8; Self::LENGTH] {
+        let mut bytes = [u8::from(self.is_repeated); Self::LENGTH];
+        bytes[1..].copy_from_slice(&self.settled.to_le_bytes());
+        bytes
     }
 }
 
-/// Marks an encoded request as repeated.
-pub(crate) fn mark_repeated(bytes: &[u8]) -> Arc<[u8]> {
-    [&[1], bytes.get(1..).unwrap_or_default()].concat().into()
+impl NumberedRequest {
+    pub(crate) fn encode(&self, head: RequestHead) -> Arc<[u8]> {
+        [&head.encode(), &wire::encode(self)[..]].concat().into()
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<(RequestHead, Self), Broken> {
+        const SHORT: Broken = Broken("a request without a head");
+        let (is_repeated, rest) = bytes.split_first().ok_or(SHORT)?;
+        let (settled, rest) = rest.split_first_chunk().ok_or(SHORT)?;
+        let head = RequestHead {
+            is_repeated: *is_repeated != 0,
+            settled: u64::from_le_bytes(*settled),
+        };
+        Ok((head, wire::decode(rest)?))
+    }
+}
+
+/// Returns an encoded request with another head.
+pub(crate) fn with_head(bytes: &[u8], head: RequestHead) -> Arc<[u8]> {
+    let rest = bytes.get(RequestHead::LENGTH..).unwrap_or_default();
+    [&head.encode(), rest].concat().into()
 }
 
 /// To all members, in one order.

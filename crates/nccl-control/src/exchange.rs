@@ -1,15 +1,11 @@
-//! Messages between ranks beside NCCL: barriers, small values, a store, phases and failures.
+//! Messages between ranks beside NCCL: barriers, small values, phases and failures.
 
 use std::error::Error as StdError;
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::coordinator_message::Answer;
 use super::environment::Rendezvous;
-use super::frame::LARGEST;
 use super::node::Node;
 use super::request::{NO_ANSWER, Request};
-use super::round::RequestError;
 use super::world::World;
 use crate::departure::{Departure, Failure, cut};
 #[cfg(doc)]
@@ -43,32 +39,6 @@ impl World {
         let deadline = deadline_after(self.timeout());
         let mut parts = self.exchange(&topic, None, part, deadline, None)?;
         Ok(parts.swap_remove(root))
-    }
-
-    /// Stores `value` under `key`, for any rank to [`get`](Self::get); an earlier value is replaced.
-    pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        let bytes = value.len();
-        if bytes > LARGEST {
-            return Err(self.error_of(key, &RequestError::TooLarge { bytes }));
-        }
-        let request = |_| Request::Set {
-            key: key.to_owned(),
-            value: value.to_vec(),
-        };
-        self.ask(key, request, deadline_after(self.timeout()), None, None)
-            .map(drop)
-    }
-
-    /// Returns the value under `key`; waits until a rank has set it.
-    pub fn get(&self, key: &str) -> Result<Vec<u8>> {
-        let request = |timeout: Duration| Request::Get {
-            key: key.to_owned(),
-            timeout,
-        };
-        match self.ask(key, request, deadline_after(self.timeout()), None, None)? {
-            Answer::Value(value) => Ok(value.to_vec()),
-            _ => Err(self.error_of(key, &RequestError::OtherMembers)),
-        }
     }
 
     /// Sets this rank's phase, which the errors of ranks that wait for it name.

@@ -24,7 +24,7 @@
 //! - `panics`: how a panic's message reaches the other ranks;
 //! - `channel`: ordered messages, a rank's side;
 //! - `generation`: reconfiguration: how the remaining ranks form the next generation;
-//! - `world`: one rank's view of all ranks; `exchange`: what it can send them;
+//! - `world`: one rank's view of all ranks; `exchange`: what it can send them; `store`: the keys and values of all;
 //! - `application`: the interface to the program that this crate runs in.
 //!
 //! This crate knows neither NCCL nor CUDA; their part of a job is in `nccl`.
@@ -85,6 +85,7 @@ mod secret;
 mod service;
 mod session;
 mod socket;
+mod store;
 mod straggler;
 mod tcp;
 mod thread_world;
@@ -114,10 +115,14 @@ pub use channel::{Channel, ChannelMessage};
 pub use environment::Rendezvous;
 pub use events::{Events, WorldEvent};
 pub use exchange::Subgroup;
+#[cfg(any(test, feature = "simulator"))]
+#[doc(hidden)]
+pub use node::simulated_store;
 pub use observer::Observer;
 pub use panics::install_panic_hook;
 pub use recordings::RecordingAnswers;
 pub use secret::Secret;
+pub use store::CompareSet;
 pub use witness::Witness;
 pub use world::World;
 pub use world_view::{RankEnd, RankState, WorldState};

@@ -27,7 +27,9 @@ pub(super) enum Request {
         part: Vec<u8>,
     },
     /// Gives up the request of the same number, and with it the exchange for all.
-    Cancel { reason: Reason },
+    Cancel {
+        reason: Reason,
+    },
     Set {
         key: String,
         #[serde(with = "bytes")]
@@ -38,6 +40,31 @@ pub(super) enum Request {
         key: String,
         #[serde(deserialize_with = "clean")]
         timeout: Duration,
+    },
+    /// Asks for the value that is there now; answered at once.
+    TryGet {
+        key: String,
+    },
+    /// Answered when all keys are set at one time.
+    AwaitKeys {
+        keys: Vec<String>,
+        #[serde(deserialize_with = "clean")]
+        timeout: Duration,
+    },
+    /// Adds to a decimal number; answered with the sum.
+    Add {
+        key: String,
+        amount: i64,
+    },
+    /// Sets the key if its value is the expected one; with `None`, if it is not set.
+    CompareSet {
+        key: String,
+        expected: Option<ExpectedValue>,
+        #[serde(with = "bytes")]
+        value: Vec<u8>,
+    },
+    Delete {
+        key: String,
     },
     /// The phase of this rank.
     Phase {
@@ -59,7 +86,9 @@ pub(super) enum Request {
     },
     /// This rank has dropped its world and still has communicators: it takes part only in the ends of these. With a reason, it
     /// fails.
-    LeaveWorld { why: Option<Failure> },
+    LeaveWorld {
+        why: Option<Failure>,
+    },
     /// A message of a channel, to one rank or to all others; answered when all of them have room for it.
     Send {
         channel: String,
@@ -70,12 +99,17 @@ pub(super) enum Request {
         bytes: Vec<u8>,
     },
     /// This rank has received this many messages.
-    Consumed { channel: String, count: usize },
+    Consumed {
+        channel: String,
+        count: usize,
+    },
     /// Asks for the clock of the receiver's recorder; answered at once.
     Clock,
     /// Asks for the last operations of the receiver's communicators, in about `bytes` bytes at most. Sent only by
     /// [`PeerRole::RecordingReader`](super::handshake::PeerRole::RecordingReader).
-    Recording { bytes: usize },
+    Recording {
+        bytes: usize,
+    },
     /// This rank waits in an operation that another rank may not have entered: asks for a straggler query about it.
     QueryStragglers(StragglerQueryRequest),
     /// Whether this rank has entered an operation: the answer to
@@ -87,9 +121,14 @@ pub(super) enum Request {
         call: String,
     },
     /// The answer to a [`Push::ProbeProcess`](super::coordinator_message::Push::ProbeProcess): the state of that rank's process.
-    ProcessProbed { rank: usize, state: ProcessState },
+    ProcessProbed {
+        rank: usize,
+        state: ProcessState,
+    },
     /// From an observer: it has started these ranks, as these processes, and will report how they end.
-    WatchRanks { ranks: Vec<(usize, u64)> },
+    WatchRanks {
+        ranks: Vec<(usize, u64)>,
+    },
     /// From an observer: how a process that it has started ended.
     ExitReport {
         rank: usize,
@@ -104,7 +143,29 @@ pub(super) enum Request {
     },
 }
 
+/// A value with which that of a key is compared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ExpectedValue(#[serde(with = "bytes")] pub(super) Vec<u8>);
+
 impl Request {
+    /// Whether this is about keys and values.
+    pub(super) fn uses_store(&self) -> bool {
+        let reads = matches!(
+            self,
+            Self::Get { .. } | Self::TryGet { .. } | Self::AwaitKeys { .. }
+        );
+        reads || self.changes_store()
+    }
+
+    /// Whether this changes keys and values, so that it has to be carried out once although it may arrive twice. Such a request
+    /// is answered at once.
+    pub(super) fn changes_store(&self) -> bool {
+        matches!(
+            self,
+            Self::Set { .. } | Self::Add { .. } | Self::CompareSet { .. } | Self::Delete { .. }
+        )
+    }
+
     pub(super) fn encode(&self, id: u64) -> Outgoing {
         Outgoing::new(id, wire::encode(self).into())
     }

@@ -87,6 +87,25 @@ pub(super) enum RequestError {
         #[serde(deserialize_with = "clean")]
         waited: Duration,
     },
+    /// No rank set these keys in time.
+    NoKeys {
+        #[serde(deserialize_with = "clean")]
+        missing: Vec<String>,
+        #[serde(deserialize_with = "clean")]
+        waited: Duration,
+    },
+    /// The key to whose value something was to be added holds no number.
+    NotANumber {
+        #[serde(deserialize_with = "clean")]
+        found: String,
+    },
+    /// The sum has more than 64 bits.
+    SumOverflows {
+        counter: i64,
+        amount: i64,
+    },
+    /// An earlier coordinator of this generation had the store.
+    StoreLost,
     /// This rank itself cancelled the request.
     Interrupted,
     /// All ranks of the round have given their parts, but are not known to be on the side that continues.
@@ -122,6 +141,10 @@ impl RequestError {
             | Self::TooLarge { .. }
             | Self::OtherMembers
             | Self::NoKey { .. }
+            | Self::NoKeys { .. }
+            | Self::NotANumber { .. }
+            | Self::SumOverflows { .. }
+            | Self::StoreLost
             | Self::Interrupted
             | Self::NoMajority { .. } => None,
         }

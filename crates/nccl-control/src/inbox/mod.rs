@@ -17,6 +17,8 @@ mod pending_request;
 mod state;
 mod status;
 
+#[cfg(any(test, feature = "simulator"))]
+pub(crate) use answer_slot::AnswerSlot;
 pub(crate) use channel_messages::ReceiveOutcome;
 pub use notice::Notice;
 pub(crate) use pending_request::WaitOutcome;

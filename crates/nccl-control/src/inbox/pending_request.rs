@@ -28,6 +28,16 @@ pub(crate) struct PendingRequest<'m> {
 impl Inbox {
     /// Returns a number for a request, under which its answer will arrive.
     pub(crate) fn begin_request(&self) -> PendingRequest<'_> {
+        let (id, slot) = self.register_request();
+        PendingRequest {
+            inbox: self,
+            id,
+            slot,
+        }
+    }
+
+    /// Returns a number for a request, and where its answer arrives until [`forget_request`](Self::forget_request).
+    pub(crate) fn register_request(&self) -> (u64, Arc<AnswerSlot>) {
         let slot = Arc::new(AnswerSlot::default());
         let mut state = self.state.lock();
         let id = state.next;
@@ -38,11 +48,14 @@ impl Inbox {
             }
             Some(why) => *slot.answer.lock() = Some(Err((state.coordinator, why.clone()))),
         }
-        PendingRequest {
-            inbox: self,
-            id,
-            slot,
-        }
+        (id, slot)
+    }
+
+    /// Discards the answer of this number when it arrives.
+    pub(crate) fn forget_request(&self, id: u64) {
+        let mut state = self.state.lock();
+        state.waiting.remove(&id);
+        state.repeatable.remove(&id);
     }
 
     /// As [`begin_request`](Self::begin_request), for a request that is repeated to a successor of the coordinator.
@@ -95,8 +108,6 @@ impl PendingRequest<'_> {
 
 impl Drop for PendingRequest<'_> {
     fn drop(&mut self) {
-        let mut state = self.inbox.state.lock();
-        state.waiting.remove(&self.id);
-        state.repeatable.remove(&self.id);
+        self.inbox.forget_request(self.id);
     }
 }

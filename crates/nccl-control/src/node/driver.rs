@@ -19,7 +19,9 @@ use crate::connect;
 use crate::coordinator_message::{CoordinatorMessage, Push, RankRecord};
 use crate::departure::{Departure, LossKind, Lost, ProcessEnd, UnreachableEvidence, cut};
 use crate::discovery::DiscoveryHandle;
-use crate::driver_message::{self, BroadcastContent, DirectContent, NumberedRequest, decode_reply};
+use crate::driver_message::{
+    self, BroadcastContent, DirectContent, NumberedRequest, RequestHead, decode_reply,
+};
 use crate::environment::Rendezvous;
 use crate::heartbeat::{LivenessChange, Suspicion};
 use crate::inbox::Inbox;
@@ -1003,7 +1005,9 @@ impl State {
                 id: NO_ANSWER,
                 request: Request::LastCall { call },
             };
-            self.handle(Input::Command(Command::Request(numbered.encode())));
+            self.handle(Input::Command(Command::Request(
+                numbered.encode(RequestHead::default()),
+            )));
         }
     }
 
@@ -1114,7 +1118,7 @@ impl State {
     }
 
     fn receive_request(&mut self, from: MemberId, bytes: &[u8]) {
-        let Ok((is_repeated, numbered)) = NumberedRequest::decode(bytes) else {
+        let Ok((head, numbered)) = NumberedRequest::decode(bytes) else {
             return;
         };
         let NumberedRequest {
@@ -1136,8 +1140,7 @@ impl State {
             }
             request => {
                 let is_phase = matches!(request, Request::Phase { .. });
-                self.services
-                    .handle(from, generation, id, request, is_repeated);
+                self.services.handle(from, generation, id, request, head);
                 if is_phase {
                     self.send_rank_to_observers(generation, from);
                 }
@@ -1312,7 +1315,9 @@ impl State {
                         id: NO_ANSWER,
                         request: Request::ProcessProbed { rank, state },
                     };
-                    self.handle(Input::Command(Command::Request(numbered.encode())));
+                    self.handle(Input::Command(Command::Request(
+                        numbered.encode(RequestHead::default()),
+                    )));
                 }
             }
             CoordinatorMessage::Push(push) => {

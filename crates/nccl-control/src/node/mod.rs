@@ -15,6 +15,7 @@
 //! - `outbox`: the requests that are sent again to each new coordinator;
 //! - `services`: the coordinator's services; `process_watch`: the ends of processes of this kernel; `recording_requests`:
 //!   requests for the recordings of this process;
+//! - `simulated_store`: the requests and services of a process for the simulator;
 //! - `join`: how a process joins a world, and how it forms the next generations.
 
 mod acceptor;
@@ -27,6 +28,8 @@ mod outbox;
 mod process_watch;
 mod recording_requests;
 mod services;
+#[cfg(any(test, feature = "simulator"))]
+pub mod simulated_store;
 
 pub(crate) use driver::Node;
 pub(crate) use join::{ActiveGeneration, NO_GENERATION, NextGenerationError};

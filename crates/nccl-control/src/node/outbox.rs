@@ -1,10 +1,10 @@
 //! A member's requests to the coordinator until they are answered, and what is sent again to each new coordinator.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::driver_message::{NumberedRequest, mark_repeated};
+use crate::driver_message::{NumberedRequest, RequestHead, with_head};
 use crate::inbox::Inbox;
 use crate::request::{NO_ANSWER, Request};
 
@@ -30,13 +30,21 @@ pub(super) struct Outbox {
     deferred: Vec<(u64, Arc<[u8]>)>,
     /// Requests that are not answered yet.
     open: BTreeMap<u64, Arc<[u8]>>,
+    /// Those of them that change the store.
+    open_changes: BTreeSet<u64>,
 }
 
 impl Outbox {
     /// Keeps what is sent again to another coordinator, and returns the encoded request.
     pub(super) fn add(&mut self, numbered: &NumberedRequest, inbox: &Inbox) -> Arc<[u8]> {
-        let bytes = numbered.encode();
-        if numbered.id != NO_ANSWER && inbox.is_waited_for(numbered.id) {
+        let is_awaited = numbered.id != NO_ANSWER && inbox.is_waited_for(numbered.id);
+        let mut head = RequestHead::default();
+        if is_awaited && numbered.request.changes_store() {
+            self.open_changes.insert(numbered.id);
+            head.settled = self.settled(inbox);
+        }
+        let bytes = numbered.encode(head);
+        if is_awaited {
             self.open.insert(numbered.id, Arc::clone(&bytes));
         }
         match &numbered.request {
@@ -78,13 +86,31 @@ impl Outbox {
 
     pub(super) fn answered(&mut self, id: u64) {
         self.open.remove(&id);
+        self.open_changes.remove(&id);
+    }
+
+    /// Returns a number below which no answer to a change of the store is awaited.
+    fn settled(&mut self, inbox: &Inbox) -> u64 {
+        while let Some(&id) = self.open_changes.first() {
+            if inbox.is_waited_for(id) {
+                return id;
+            }
+            self.open_changes.pop_first();
+        }
+        0
     }
 
     /// Returns the requests to repeat to the same coordinator, which may have lost them.
     pub(super) fn requests_to_repeat(&mut self, inbox: &Inbox) -> Vec<Arc<[u8]>> {
         self.open.retain(|id, _| inbox.is_waited_for(*id));
-        let open = self.open.values().map(|bytes| mark_repeated(bytes));
+        let head = RequestHead {
+            is_repeated: true,
+            settled: self.settled(inbox),
+        };
+        let open = self.open.values().map(|bytes| with_head(bytes, head));
+        // Those that are awaited are open as well, and sent once.
         let deferred = std::mem::take(&mut self.deferred).into_iter();
+        let deferred = deferred.filter(|(id, _)| !self.open.contains_key(id));
         open.chain(deferred.map(|(_, bytes)| bytes)).collect()
     }
 

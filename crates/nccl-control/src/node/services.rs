@@ -1,6 +1,6 @@
 //! The services of this process while it coordinates: a [`Service`] for each generation whose sessions still make requests.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,6 +8,7 @@ use nccl_base::clock;
 
 use crate::coordinator_message::{Answer, Push, RankRecord};
 use crate::departure::Departure;
+use crate::driver_message::RequestHead;
 use crate::proto::{MemberId, SharedMembership};
 use crate::request::{NO_ANSWER, Request};
 use crate::round::RequestError;
@@ -34,6 +35,9 @@ struct GenerationService {
     is_successor: bool,
     /// The last answers, for ranks that they may not have reached.
     answered: VecDeque<(usize, u64, Answer)>,
+    /// The changes of the store by each rank, with their answers, until the rank has stated that it awaits them no more: none of
+    /// them is carried out twice.
+    changes: HashMap<usize, BTreeMap<u64, Option<Answer>>>,
     /// The member that departed first.
     first_departure: Option<(usize, Departure)>,
 }
@@ -56,11 +60,20 @@ impl GenerationService {
     fn remember(&mut self, to: &[(usize, u64)], answer: &Answer) {
         let max_answers = 4 * self.membership.members.len() + 64;
         for (rank, id) in to {
+            if let Some(change) = self.change(*rank, *id) {
+                *change = Some(answer.clone());
+                continue;
+            }
             if self.answered.len() >= max_answers {
                 self.answered.pop_front();
             }
             self.answered.push_back((*rank, *id, answer.clone()));
         }
+    }
+
+    /// Returns the answer to a change of the store by a rank, if it has arrived and the rank may await the answer.
+    fn change(&mut self, rank: usize, id: u64) -> Option<&mut Option<Answer>> {
+        self.changes.get_mut(&rank)?.get_mut(&id)
     }
 
     fn record_departure(
@@ -104,6 +117,7 @@ impl Services {
             membership: Arc::clone(membership),
             is_successor: !is_first,
             answered: VecDeque::new(),
+            changes: HashMap::new(),
             first_departure: None,
         };
         for (member, departure) in departed {
@@ -130,6 +144,21 @@ impl Services {
         self.services.insert(generation, generation_service);
     }
 
+    /// Forgets which changes of the store were made, as a planted mistake.
+    #[cfg(any(test, feature = "simulator"))]
+    pub(super) fn forget_changes(&mut self) {
+        for generation_service in self.services.values_mut() {
+            generation_service.changes.clear();
+        }
+    }
+
+    /// Returns how many changes of the store by a rank are remembered.
+    #[cfg(test)]
+    pub(super) fn kept_changes(&self, generation: u64, rank: usize) -> usize {
+        let changes = self.services[&generation].changes.get(&rank);
+        changes.map_or(0, BTreeMap::len)
+    }
+
     /// Closes all services: another process coordinates.
     pub(super) fn close(&mut self) {
         self.services.clear();
@@ -150,14 +179,14 @@ impl Services {
         self.notes.clone()
     }
 
-    /// Handles a request of a session; `is_repeated` when it may be a repetition.
+    /// Handles a request of a session.
     pub(super) fn handle(
         &mut self,
         from: MemberId,
         generation: u64,
         id: u64,
         request: Request,
-        is_repeated: bool,
+        head: RequestHead,
     ) {
         let now = Instant::now();
         let answer = |answer| {
@@ -175,7 +204,17 @@ impl Services {
         let Some(rank) = generation_service.membership.rank_of(from) else {
             return;
         };
-        if is_repeated {
+        if let Some(changes) = generation_service.changes.get_mut(&rank)
+            && head.settled > 0
+        {
+            *changes = changes.split_off(&head.settled);
+        }
+        if let Some(change) = generation_service.change(rank, id) {
+            let given = change.clone();
+            self.direct_outputs.extend(given.map(answer));
+            return;
+        }
+        if head.is_repeated {
             if generation_service.service.is_waiting(rank, id) {
                 return;
             }
@@ -226,17 +265,21 @@ impl Services {
                 generation_service.record_departure(from, &departure, true);
             }
             // The store was lost with the previous coordinator.
-            Request::Set { .. } | Request::Get { .. }
-                if generation_service.is_successor
-                    && generation_service.first_departure.is_some() =>
-            {
-                if let Some((rank, departure)) = generation_service.first_departure.clone() {
-                    let why = RequestError::Departed { rank, departure };
-                    self.direct_outputs
-                        .push_back(answer(Answer::Failed(Arc::new(why))));
-                }
+            request if generation_service.is_successor && request.uses_store() => {
+                let departed = generation_service.first_departure.clone();
+                let why = departed.map_or(RequestError::StoreLost, |(rank, departure)| {
+                    RequestError::Departed { rank, departure }
+                });
+                self.direct_outputs
+                    .push_back(answer(Answer::Failed(Arc::new(why))));
             }
-            request => generation_service.service.handle(now, rank, id, request),
+            request => {
+                if request.changes_store() && id != NO_ANSWER {
+                    let changes = generation_service.changes.entry(rank).or_default();
+                    changes.insert(id, None);
+                }
+                generation_service.service.handle(now, rank, id, request);
+            }
         }
     }
 

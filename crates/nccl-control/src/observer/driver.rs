@@ -13,7 +13,7 @@ use crate::connect::{AuthenticatedConnection, ClaimedRole};
 use crate::coordinator_message::{CoordinatorMessage, Push, RankRecord};
 use crate::coordinator_search::{CoordinatorSearch, SearchOutcome};
 use crate::departure::{Departure, LossKind, Lost, ProcessEnd};
-use crate::driver_message::{BroadcastContent, NumberedRequest, decode_reply};
+use crate::driver_message::{BroadcastContent, NumberedRequest, RequestHead, decode_reply};
 use crate::job::Job;
 use crate::node::Node;
 use crate::process;
@@ -157,7 +157,9 @@ impl ObserverDriver {
                 id: NO_ANSWER,
                 request,
             };
-            state.handle(Input::Command(Command::Request(numbered.encode())));
+            state.handle(Input::Command(Command::Request(
+                numbered.encode(RequestHead::default()),
+            )));
             self.run_outputs(&mut state);
         }
         drop(state);

@@ -52,11 +52,13 @@ pub enum Mistake {
     BoundLeaves,
     /// A coordinator forgets that another may have coordinated for a while.
     GapForgotten,
+    /// A coordinator forgets which changes of the store it has made, and makes a repeated one again.
+    ChangesForgotten,
 }
 
 impl Mistake {
     /// All mistakes.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::ClosedIsDead,
         Self::UnresponsiveVotes,
         Self::RoundReused,
@@ -80,6 +82,7 @@ impl Mistake {
         Self::LeaverVotes,
         Self::BoundLeaves,
         Self::GapForgotten,
+        Self::ChangesForgotten,
     ];
 }
 

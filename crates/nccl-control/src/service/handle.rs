@@ -38,7 +38,7 @@ impl Service {
     }
 
     /// Handles one request of a rank that is connected: [`Exchange`](Request::Exchange), [`Cancel`](Request::Cancel),
-    /// [`Set`](Request::Set), [`Get`](Request::Get), [`Phase`](Request::Phase), [`Send`](Request::Send),
+    /// those of the store ([`Request::uses_store`]), [`Phase`](Request::Phase), [`Send`](Request::Send),
     /// [`Consumed`](Request::Consumed), [`QueryStragglers`](Request::QueryStragglers) or
     /// [`EntryReport`](Request::EntryReport). Others are about membership, and have no effect here.
     pub(crate) fn handle(&mut self, now: Instant, rank: usize, id: u64, request: Request) {
@@ -54,6 +54,15 @@ impl Service {
             }
             Request::Set { key, value } => self.set(rank, id, key, value.into()),
             Request::Get { key, timeout } => self.get(now, (rank, id), key, timeout),
+            Request::TryGet { key } => self.try_get(rank, id, &key),
+            Request::AwaitKeys { keys, timeout } => self.await_keys(now, (rank, id), keys, timeout),
+            Request::Add { key, amount } => self.add(rank, id, key, amount),
+            Request::CompareSet {
+                key,
+                expected,
+                value,
+            } => self.compare_set((rank, id), key, expected, value.into()),
+            Request::Delete { key } => self.delete(rank, id, &key),
             Request::Phase { mut name } => {
                 cut(&mut name, LONGEST_NAME);
                 self.ranks[rank].phase = Some((Phase::Named(name), now));

@@ -26,5 +26,5 @@ mod straggler_query;
 mod tests;
 
 pub(crate) use channel::{CAPACITY, LARGEST_MESSAGE};
-pub(crate) use reporting::WAIT_LOG_INTERVAL;
+pub(crate) use reporting::{WAIT_LOG_INTERVAL, names};
 pub(crate) use state::{LONGEST_NAME, Output, Recipients, Service};

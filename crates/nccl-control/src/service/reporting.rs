@@ -12,6 +12,24 @@ pub(crate) const WAIT_LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// The most lines at once: further requests wait for the same ranks.
 const MAX_LINES: usize = 8;
 
+/// The most keys that a text names.
+const MAX_NAMED: usize = 8;
+
+/// Lists keys for a log line or an error.
+pub(crate) fn names<'k>(mut keys: impl Iterator<Item = &'k String>) -> String {
+    let named: Vec<_> = keys
+        .by_ref()
+        .take(MAX_NAMED)
+        .map(|key| format!("{key:?}"))
+        .collect();
+    let mut text = named.join(", ");
+    match keys.count() {
+        0 => {}
+        more => text.push_str(&format!(" and {more} more keys")),
+    }
+    text
+}
+
 impl Service {
     /// Returns the due lines: about requests that have waited for [`WAIT_LOG_INTERVAL`] since they began, or since the last
     /// line about them.
@@ -60,9 +78,9 @@ impl Service {
             }
             get.next_report = now + WAIT_LOG_INTERVAL;
             let waited = now.saturating_duration_since(get.begun).as_secs_f64();
-            let (rank, key) = (get.rank, &get.key);
+            let (rank, keys) = (get.rank, names(get.wanted.missing()));
             lines.push(format!(
-                "rank {rank} has been waiting for {key:?} for {waited:.0} s, which no rank has set"
+                "rank {rank} has been waiting for {keys} for {waited:.0} s, which no rank has set"
             ));
         }
         lines.truncate(MAX_LINES);

@@ -38,15 +38,26 @@ pub(crate) struct Service {
     pub(super) outputs: VecDeque<Output>,
 }
 
-/// A request of a rank that waits for a key.
+/// A request of a rank that waits for a key, or for several.
 pub(super) struct PendingGet {
-    pub(super) key: String,
+    pub(super) wanted: Wanted,
     pub(super) rank: usize,
     pub(super) id: u64,
     pub(super) begun: Instant,
     /// When the next log line about waiting for it is due.
     pub(super) next_report: Instant,
     pub(super) deadline: Instant,
+}
+
+/// What a request waits for.
+pub(super) enum Wanted {
+    /// The value of a key.
+    Value(String),
+    /// That all keys are set at one time: which of them are, and how many are not.
+    Keys {
+        is_set: BTreeMap<String, bool>,
+        missing: usize,
+    },
 }
 
 /// The state of a rank in the service.

@@ -9,7 +9,7 @@ use crate::coordinator_message::{Answer, Push};
 use crate::departure::{Departure, Failure, LossKind, Reason};
 use crate::operation::OperationKind;
 use crate::phase::Phase;
-use crate::request::Request;
+use crate::request::{ExpectedValue, Request};
 use crate::round::{END_TOPIC, Missing, RequestError, Round};
 use crate::straggler::{EntryReport, QueriedOperation, StragglerQueryRequest, StragglerReport};
 
@@ -367,6 +367,138 @@ fn a_get_is_answered_by_a_set_and_otherwise_in_vain() {
     let bytes = "key".len() + (64 << 20);
     let too_large = error_answer(&[(2, 3)], RequestError::TooLarge { bytes });
     assert_eq!(world.ask(2, 3, set("key", &vec![0; 64 << 20])), [too_large]);
+}
+
+fn await_keys(keys: &[&str], seconds: u64) -> Request {
+    Request::AwaitKeys {
+        keys: keys.iter().map(|key| (*key).to_owned()).collect(),
+        timeout: Duration::from_secs(seconds),
+    }
+}
+
+fn add(key: &str, amount: i64) -> Request {
+    Request::Add {
+        key: key.to_owned(),
+        amount,
+    }
+}
+
+fn compare_set(key: &str, expected: Option<&[u8]>, value: &[u8]) -> Request {
+    Request::CompareSet {
+        key: key.to_owned(),
+        expected: expected.map(|bytes| ExpectedValue(bytes.to_vec())),
+        value: value.to_vec(),
+    }
+}
+
+fn delete(key: &str) -> Request {
+    Request::Delete {
+        key: key.to_owned(),
+    }
+}
+
+#[test]
+fn a_counter_begins_at_0_and_is_a_value_as_others_are() {
+    let mut world = World::new(2);
+    let sum = |id, sum| answer(&[(0, id)], Answer::Sum(sum));
+    assert_eq!(world.ask(1, 1, get("n", 60)), []);
+    assert_eq!(
+        world.ask(0, 1, add("n", 5)),
+        [sum(1, 5), value(&[(1, 1)], b"5")]
+    );
+    assert_eq!(world.ask(0, 2, add("n", -7)), [sum(2, -2)]);
+    assert_eq!(world.ask(1, 2, get("n", 60)), [value(&[(1, 2)], b"-2")]);
+    world.ask(1, 3, set("n", i64::MAX.to_string().as_bytes()));
+    let overflows = RequestError::SumOverflows {
+        counter: i64::MAX,
+        amount: 1,
+    };
+    assert_eq!(
+        world.ask(0, 3, add("n", 1)),
+        [error_answer(&[(0, 3)], overflows)]
+    );
+    for (text, shown) in [("", ""), ("1.5", "1.5"), (&"x".repeat(99), &"x".repeat(64))] {
+        world.ask(1, 4, set("n", text.as_bytes()));
+        let found = shown.to_owned();
+        let error = error_answer(&[(0, 4)], RequestError::NotANumber { found });
+        assert_eq!(world.ask(0, 4, add("n", 1)), [error]);
+        let kept = value(&[(0, 5)], text.as_bytes());
+        assert_eq!(world.ask(0, 5, get("n", 0)), [kept]);
+    }
+    let bytes = LONGEST_NAME + 2;
+    let refused = world.ask(0, 6, add(&"n".repeat(LONGEST_NAME + 1), 1));
+    let bytes = bytes + 99 + 1;
+    assert_eq!(
+        refused,
+        [error_answer(&[(0, 6)], RequestError::TooLarge { bytes })]
+    );
+}
+
+#[test]
+fn a_value_is_replaced_only_where_it_is_the_expected_one() {
+    let mut world = World::new(2);
+    let to = [(0, 1)];
+    let done = || answer(&to, Answer::Done);
+    let absent = || answer(&to, Answer::Absent);
+    let mut ask = |request| world.ask(0, 1, request);
+    assert_eq!(ask(compare_set("k", Some(b""), b"1")), [absent()]);
+    assert_eq!(ask(compare_set("k", None, b"1")), [done()]);
+    assert_eq!(ask(compare_set("k", None, b"2")), [value(&to, b"1")]);
+    assert_eq!(ask(compare_set("k", Some(b"3"), b"2")), [value(&to, b"1")]);
+    assert_eq!(ask(compare_set("k", Some(b"1"), b"2")), [done()]);
+    let try_get = || Request::TryGet {
+        key: String::from("k"),
+    };
+    assert_eq!(ask(try_get()), [value(&to, b"2")]);
+    assert_eq!(ask(delete("k")), [done()]);
+    assert_eq!(ask(delete("k")), [absent()]);
+    assert_eq!(ask(try_get()), [absent()]);
+    // What a deleted value had is free again.
+    for _ in 0..3 {
+        assert_eq!(ask(set("k", &vec![0; 40 << 20])), [done()]);
+        assert_eq!(ask(delete("k")), [done()]);
+    }
+    // A get is answered by a compare-and-set, too.
+    assert_eq!(world.ask(1, 1, get("k", 60)), []);
+    assert_eq!(
+        world.ask(0, 1, compare_set("k", None, b"1")),
+        [done(), value(&[(1, 1)], b"1")]
+    );
+}
+
+#[test]
+fn several_keys_are_awaited_until_all_are_set_at_one_time() {
+    let mut world = World::new(2);
+    let done = |rank, id| answer(&[(rank, id)], Answer::Done);
+    assert_eq!(world.ask(0, 1, await_keys(&["a", "b", "a"], 60)), []);
+    assert_eq!(world.ask(0, 2, await_keys(&["b", "c", "d"], 2)), []);
+    assert_eq!(world.ask(1, 1, set("a", b"")), [done(1, 1)]);
+    assert_eq!(world.ask(1, 2, delete("a")), [done(1, 2)]);
+    assert_eq!(world.ask(1, 3, set("b", b"")), [done(1, 3)]);
+    assert_eq!(world.ask(1, 4, set("b", b"again")), [done(1, 4)]);
+    let lines = world.service.reports(world.now + WAIT_LOG_INTERVAL);
+    assert_eq!(lines.len(), 2);
+    assert!(
+        lines[1].contains("waiting for \"c\", \"d\" for"),
+        "{lines:?}"
+    );
+    let waited = Duration::from_secs(2);
+    let missing = vec![String::from("c"), String::from("d")];
+    let in_vain = error_answer(&[(0, 2)], RequestError::NoKeys { missing, waited });
+    assert_eq!(world.at(2000), [in_vain]);
+    assert_eq!(
+        world.ask(1, 5, add("a", 1)),
+        [answer(&[(1, 5)], Answer::Sum(1)), done(0, 1)]
+    );
+    assert_eq!(world.ask(0, 3, await_keys(&["a", "b"], 0)), [done(0, 3)]);
+    // A rank that dies may be the one that would have set the key.
+    assert_eq!(world.ask(0, 4, await_keys(&["a", "e"], 60)), []);
+    let why = RequestError::Departed {
+        rank: 1,
+        departure: failed(),
+    };
+    let ended = world.leave(1, failed(), false);
+    assert_eq!(ended[0], error_answer(&[(0, 4)], why));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use super::handle::RankSession;
 use crate::error::{Error, ErrorKind};
 use crate::frame::LARGEST;
 use crate::round::{Missing, RequestError};
+use crate::service::names;
 
 impl RankSession {
     /// The error of a request about `topic` that failed.
@@ -54,6 +55,21 @@ impl RankSession {
             RequestError::NoKey { waited } => Error::rendezvous(format!(
                 "no rank set {topic:?} within {:.1} s",
                 waited.as_secs_f64()
+            )),
+            RequestError::NoKeys { missing, waited } => Error::rendezvous(format!(
+                "no rank set {} within {:.1} s",
+                names(missing.iter()),
+                waited.as_secs_f64()
+            )),
+            RequestError::NotANumber { found } => Error::rendezvous(format!(
+                "nothing can be added to {topic:?}: its value is {found:?}, which is no decimal integer of 64 bits"
+            )),
+            RequestError::SumOverflows { counter, amount } => Error::rendezvous(format!(
+                "{amount} cannot be added to {topic:?}: its value is {counter}, and the sum has more than 64 bits"
+            )),
+            RequestError::StoreLost => Error::rendezvous(format!(
+                "{topic:?} was in the store of an earlier coordinator, which is lost: the next generation begins with an \
+                 empty one"
             )),
             RequestError::NoMajority { waited } => Error::rendezvous(format!(
                 "{topic:?} cannot end on rank {}: for {:.1} s its coordinator has not reached a majority of the ranks, \

@@ -18,7 +18,7 @@ use crate::noise::{Initiator, Responder};
 use crate::operation::OperationKind;
 use crate::phase::Phase;
 use crate::process_state::{Held, ProcessState};
-use crate::request::Request;
+use crate::request::{ExpectedValue, Request};
 use crate::round::{Missing, RequestError};
 use crate::secret::Secret;
 use crate::{EntryReport, LateRank, QueriedOperation, StragglerQueryRequest, StragglerReport};
@@ -170,6 +170,33 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             }
             .encode(4),
         ),
+        ("try-get", Request::TryGet { key: text("k") }.encode(4)),
+        (
+            "await-keys",
+            Request::AwaitKeys {
+                keys: vec![text("k"), text("l")],
+                timeout: Duration::from_millis(5),
+            }
+            .encode(4),
+        ),
+        (
+            "add",
+            Request::Add {
+                key: text("k"),
+                amount: -2,
+            }
+            .encode(4),
+        ),
+        (
+            "compare-set",
+            Request::CompareSet {
+                key: text("k"),
+                expected: Some(ExpectedValue(b"old".to_vec())),
+                value: b"v".to_vec(),
+            }
+            .encode(4),
+        ),
+        ("delete", Request::Delete { key: text("k") }.encode(4)),
         ("phase", Request::Phase { name: text("p") }.encode(5)),
         (
             "announce",
@@ -313,6 +340,8 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             answer(&Answer::Parts(Arc::new(vec![b"a".to_vec(), Vec::new()]))),
         ),
         ("done", answer(&Answer::Done)),
+        ("absent", answer(&Answer::Absent)),
+        ("sum", answer(&Answer::Sum(-2))),
         ("value", answer(&Answer::Value(b"v"[..].into()))),
         (
             "timed-out",
@@ -354,6 +383,25 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
                 waited: Duration::from_secs(1),
             }),
         ),
+        (
+            "no-keys",
+            error(RequestError::NoKeys {
+                missing: vec![text("k"), text("l")],
+                waited: Duration::from_secs(1),
+            }),
+        ),
+        (
+            "not-a-number",
+            error(RequestError::NotANumber { found: text("v") }),
+        ),
+        (
+            "sum-overflows",
+            error(RequestError::SumOverflows {
+                counter: i64::MAX,
+                amount: 1,
+            }),
+        ),
+        ("store-lost", error(RequestError::StoreLost)),
         ("interrupted", error(RequestError::Interrupted)),
         (
             "no-majority",
@@ -693,6 +741,10 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
             key: String::from("k"),
             timeout: time,
         },
+        Request::AwaitKeys {
+            keys: Vec::new(),
+            timeout: time,
+        },
         Request::Phase { name: text() },
         Request::Send {
             channel: String::from("c"),
@@ -731,6 +783,11 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
             notes: vec![text()],
         },
         RequestError::NoKey { waited: time },
+        RequestError::NoKeys {
+            missing: vec![text()],
+            waited: time,
+        },
+        RequestError::NotANumber { found: text() },
     ];
     let late = LateRank {
         rank: 0,

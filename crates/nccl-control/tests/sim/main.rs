@@ -16,6 +16,7 @@ mod large;
 mod network;
 mod run;
 mod schedule;
+mod store;
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -177,6 +178,8 @@ fn report(limit: Duration, last: u64, make: Make<'_>) -> ExitCode {
     }
     let excluded: u64 = all.iter().map(|sum| sum.excluded).sum();
     println!("{excluded:>12} processes excluded");
+    let sums: u64 = all.iter().map(|sum| sum.sums).sum();
+    println!("{sums:>12} additions to a counter of the store");
     let broken: Vec<_> = all.iter().flat_map(|sum| &sum.broken).collect();
     for (seed, why) in &broken {
         println!("{}{why}", make(*seed));
@@ -194,6 +197,7 @@ struct Sum {
     kinds: [u64; KINDS.len()],
     generations: [u64; 4],
     excluded: u64,
+    sums: u64,
     broken: Vec<(u64, String)>,
 }
 
@@ -208,6 +212,7 @@ impl Sum {
                 }
                 self.generations[outcome.generations.min(3) as usize] += 1;
                 self.excluded += u64::from(outcome.excluded);
+                self.sums += outcome.sums;
             }
             Err(broken) => {
                 self.broken.push((schedule.seed, broken.to_string()));

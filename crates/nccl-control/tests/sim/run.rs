@@ -12,6 +12,7 @@ use nccl_control::proto::{
 use super::network::{Machine, Network, Path, Process};
 use super::schedule::KINDS;
 use super::schedule::{Schedule, Step};
+use super::store::{Counters, StoreProgram};
 use nccl_base::departure::Departure;
 
 /// How long after the last step the job has to be at rest.
@@ -52,6 +53,9 @@ impl fmt::Display for Broken {
     }
 }
 
+/// The length of a question that is no request of the store.
+const QUESTION: usize = size_of::<u32>();
+
 /// In place of a guarantee's number: a rule on which one of them rests.
 const RULE: u8 = 0;
 
@@ -68,6 +72,8 @@ pub(crate) struct Outcome {
     pub(crate) kinds: [u32; KINDS.len()],
     pub(crate) generations: u64,
     pub(crate) excluded: u32,
+    /// How many additions have returned a sum.
+    pub(crate) sums: u64,
     pub(crate) seconds: u64,
 }
 
@@ -90,6 +96,8 @@ struct Notes {
     abstains: Option<u64>,
     /// Its requests, and whether there was a reply.
     asked: BTreeMap<u32, bool>,
+    /// Made with its first event.
+    store: Option<StoreProgram>,
 }
 
 pub(crate) struct Run<'s> {
@@ -110,6 +118,10 @@ pub(crate) struct Run<'s> {
     /// The entries that the members of a successor had received before it.
     heard: BTreeMap<u64, Vec<Arc<Entry>>>,
     claimed: BTreeSet<u64>,
+    counters: Counters,
+    /// Whether a program adds.
+    has_additions: bool,
+    mistakes: Mistakes,
     said: u32,
     outcome: Outcome,
     last: u64,
@@ -159,7 +171,12 @@ impl<'s> Run<'s> {
         let is_calm = |step: &Step| {
             matches!(
                 step,
-                Step::Late(1..) | Step::Thaw(_) | Step::Jump(1.., _) | Step::Say(_) | Step::Ask(_)
+                Step::Late(1..)
+                    | Step::Thaw(_)
+                    | Step::Jump(1.., _)
+                    | Step::Say(_)
+                    | Step::Ask(_)
+                    | Step::Add(_)
             )
         };
         Self {
@@ -174,6 +191,9 @@ impl<'s> Run<'s> {
             is_calm: schedule.forming.is_empty() && !schedule.goes_on && steps().all(is_calm),
             heard: BTreeMap::new(),
             claimed: BTreeSet::new(),
+            counters: Counters::default(),
+            has_additions: steps().any(|step| matches!(step, Step::Add(_))),
+            mistakes,
             said: 0,
             outcome: Outcome::default(),
             last: 0,
@@ -226,6 +246,7 @@ impl<'s> Run<'s> {
             .iter()
             .filter(|notes| notes.excluded.is_some())
             .count() as u32;
+        self.outcome.sums = self.counters.sums;
         self.outcome.seconds = self.net.now / (1000 * MILLI);
         Ok(self.outcome)
     }
@@ -376,6 +397,7 @@ impl<'s> Run<'s> {
                 self.notes[process].asked.insert(self.said, false);
                 self.ask(process, self.said);
             }
+            Step::Add(slot) => self.begin_to_add(self.slots[slot]),
             Step::Operator(side) => self.operator(side),
             Step::Progress(long) => {
                 let members = (0..self.ranks).map(|slot| self.slots[slot]);
@@ -461,6 +483,49 @@ impl<'s> Run<'s> {
         );
     }
 
+    /// Begins a thread that adds, in the program of a process that takes part.
+    fn begin_to_add(&mut self, process: usize) {
+        let own = &self.net.processes[process];
+        let Machine::Member(member) = &own.machine else {
+            return;
+        };
+        let runs = own.alive && !own.frozen && member.is_in();
+        let has_coordinator = member.has_coordinator();
+        let Some(store) = self.notes[process].store.as_mut().filter(|_| runs) else {
+            return;
+        };
+        if let Some(command) = store.begin(has_coordinator, &mut self.counters) {
+            self.net.command(process, command);
+        }
+    }
+
+    /// Lets the store of a process handle an event of its machine, and the program what comes of it.
+    fn run_store(&mut self, process: usize, event: &Event) -> Result<(), Broken> {
+        let own = &self.net.processes[process];
+        let Machine::Member(member) = &own.machine else {
+            return Ok(());
+        };
+        if !self.has_additions {
+            return Ok(());
+        }
+        let has_coordinator = member.has_coordinator();
+        let (id, mistakes) = (own.id, self.mistakes);
+        let store = self.notes[process].store.as_mut();
+        let Some(store) = store else {
+            self.notes[process].store = Some(StoreProgram::new(id, mistakes));
+            return self.run_store(process, event);
+        };
+        let mut commands = store.handle(event);
+        match store.go_on(has_coordinator, &mut self.counters) {
+            Ok(more) => commands.extend(more),
+            Err(how) => return broken(RULE, format!("process {process}: {how}")),
+        }
+        for command in commands {
+            self.net.command(process, command);
+        }
+        Ok(())
+    }
+
     /// Checks the new events of the processes.
     fn look(&mut self) -> Result<(), Broken> {
         while let Some(process) = self.net.touched.pop() {
@@ -478,6 +543,7 @@ impl<'s> Run<'s> {
                         brief(&event)
                     );
                 }
+                self.run_store(process, &event)?;
                 self.judge(process, event)?;
             }
         }
@@ -601,6 +667,8 @@ impl<'s> Run<'s> {
                     self.ask(process, number);
                 }
             }
+            // Those of the store are longer.
+            Event::Request(_, bytes) | Event::Reply(bytes) if bytes.len() > QUESTION => {}
             Event::Request(to, bytes) => {
                 let later = self.net.random.u64(1..20 * MILLI);
                 let reply = Command::Reply { to, bytes };
@@ -710,6 +778,11 @@ impl<'s> Run<'s> {
             }
             if self.notes[number].asked.values().any(|replied| !replied) {
                 return say("waits for a reply");
+            }
+            let generation = generation(process).number;
+            let store = self.notes[number].store.as_ref();
+            if store.is_some_and(|store| store.waits_for(generation)) {
+                return say("waits for the store");
             }
             let log = &self.notes[number].log;
             let has_gone = |id: MemberId| {
@@ -838,7 +911,7 @@ impl<'s> Run<'s> {
                 Step::Cut { .. } if cut.is_none_or(|cut| cut == *time) => cut = Some(*time),
                 Step::Heal { .. } => healed = Some(*time),
                 Step::Progress(long) if reaches.is_none() => reaches = Some((*time, time + long)),
-                Step::Tell(..) => {}
+                Step::Tell(..) | Step::Add(_) => {}
                 // Messages that only the coordinator's side has received part it from the others.
                 _ => return Ok(()),
             }
@@ -868,7 +941,11 @@ impl<'s> Run<'s> {
     fn majority_goes_on(&self) -> Result<(), Broken> {
         let is_cut = |step: &Step| matches!(step, Step::Cut { .. });
         let is_harmless = |step: &Step| {
-            is_cut(step) || matches!(step, Step::Say(_) | Step::Tell(..) | Step::GoOn(_))
+            is_cut(step)
+                || matches!(
+                    step,
+                    Step::Say(_) | Step::Tell(..) | Step::GoOn(_) | Step::Add(_)
+                )
         };
         let Schedule {
             kernels,

@@ -34,6 +34,8 @@ pub(crate) enum Step {
     Late(usize),
     Abstain(usize),
     Ask(usize),
+    /// The program begins a thread that adds to a counter of the store several times.
+    Add(usize),
     /// The operator ends all processes whose kernels are not in this set, and decides that the others may continue.
     Operator(u32),
     /// NCCL connects all ranks for so long, whatever the network does to their connections.
@@ -63,12 +65,13 @@ impl Step {
             Self::Ask(_) => 16,
             Self::Operator(_) => 17,
             Self::Progress(_) => 18,
+            Self::Add(_) => 19,
         }
     }
 }
 
 /// The names of the kinds of steps.
-pub(crate) const KINDS: [&str; 19] = [
+pub(crate) const KINDS: [&str; 20] = [
     "kill",
     "kill between two sends",
     "freeze",
@@ -88,6 +91,7 @@ pub(crate) const KINDS: [&str; 19] = [
     "ask",
     "operator's decision",
     "progress",
+    "add",
 ];
 
 /// A job and its events.
@@ -222,6 +226,27 @@ impl Schedule {
             forming: Vec::new(),
             steps,
         }
+    }
+
+    /// Adds threads that add, most of them about the time of another event. Their random numbers are their own, so that the other
+    /// events do not depend on them.
+    fn draw_additions(&mut self) {
+        let mut random = fastrand::Rng::with_seed(!self.seed);
+        if self.steps.is_empty() || random.u8(0..3) > 0 {
+            return;
+        }
+        for _ in 0..random.u8(1..=4) {
+            let (event, _) = self.steps[random.usize(0..self.steps.len())];
+            let time = match random.u8(0..4) {
+                0 => random.u64(0..=event),
+                1 => event.saturating_sub(random.u64(0..2 * MILLI)),
+                2 => event + random.u64(0..2 * MILLI),
+                _ => event + random.u64(0..4000) * MILLI,
+            };
+            let slot = random.usize(0..self.kernels.len());
+            self.steps.push((time, Step::Add(slot)));
+        }
+        self.steps.sort_by_key(|(time, _)| *time);
     }
 
     pub(crate) fn draw(seed: u64) -> Self {
@@ -401,6 +426,7 @@ impl Schedule {
             let long = this.steps.last().map_or(0, |(last, _)| last - since) + longer;
             this.steps.insert(at, (since, Step::Progress(long)));
         }
+        this.draw_additions();
         this
     }
 }
