@@ -476,7 +476,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
 /// The row of what is not run: torchrun needs PyTorch.
 fn torchrun() -> Row {
     eprintln!(
-        "launchers: NOT TESTED: torchrun: PyTorch's wheels for Linux are as large as a disk of CI; its variables are \
+        "launchers: NOT TESTED: torchrun: PyTorch's wheel for Linux brings CUDA along and is not fetched; its variables are \
          (tests/perf/launchers.rs, under_torchrun_it_is_one_rank)"
     );
     Row {
