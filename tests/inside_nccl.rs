@@ -146,6 +146,7 @@ fn recorded(world: &World) -> BTreeMap<usize, String> {
 fn the_recordings_of_a_job_that_hangs_have_it_before_the_timeout_and_after_it() {
     Ranks::new(RANKS).ranks_per_host(1).processes(|world| {
         let (comm, mut y) = connected(&world)?;
+        world.barrier("all have waited")?;
         assert_eq!(recorded(&world), BTreeMap::new());
         world.barrier("nothing is under way")?;
         if world.rank() == 1 {
