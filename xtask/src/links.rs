@@ -62,25 +62,42 @@ pub(crate) struct Link<'t> {
 /// The links of a page, without those in blocks of code and in code spans.
 pub(crate) fn of_page(page: &str) -> Vec<Link<'_>> {
     let mut links = Vec::new();
-    for (start, line) in lines_of_text(page) {
+    for (start, text) in paragraphs(page) {
         let mut from = 0;
-        while let Some(middle) = line[from..].find("](").map(|at| at + from) {
+        while let Some(middle) = text[from..].find("](").map(|at| at + from) {
             from = middle + 2;
-            let Some(end) = line[from..].find(')').map(|at| at + from) else {
+            let Some(end) = text[from..].find(')').map(|at| at + from) else {
                 break;
             };
-            let is_code = line[..middle].matches('`').count() % 2 == 1;
-            let Some(open) = opening(&line[..middle]).filter(|_| !is_code) else {
+            let is_code = text[..middle].matches('`').count() % 2 == 1;
+            let Some(open) = opening(&text[..middle]).filter(|_| !is_code) else {
                 continue;
             };
             links.push(Link {
                 whole: start + open..start + end + 1,
-                text: &line[open + 1..middle],
-                target: &line[from..end],
+                text: &text[open + 1..middle],
+                target: &text[from..end],
             });
         }
     }
     links
+}
+
+/// The parts of a page between empty lines and blocks of code, with their places: the text of a link may go over lines.
+fn paragraphs(page: &str) -> Vec<(usize, &str)> {
+    let mut paragraphs: Vec<(usize, usize)> = Vec::new();
+    let mut end = None;
+    for (start, line) in lines_of_text(page) {
+        match paragraphs.last_mut() {
+            Some(last) if end == Some(start) && !line.trim().is_empty() => {
+                last.1 = start + line.len()
+            }
+            _ => paragraphs.push((start, start + line.len())),
+        }
+        end = Some(start + line.len());
+    }
+    let text = |(start, end): (usize, usize)| (start, &page[start..end]);
+    paragraphs.into_iter().map(text).collect()
 }
 
 /// Where the bracket is that the one behind `text` closes.
@@ -97,7 +114,7 @@ fn opening(text: &str) -> Option<usize> {
     None
 }
 
-/// The lines outside of blocks of code, with their places. A link may be cut by the end of a line only between its words.
+/// The lines outside of blocks of code, with their places.
 fn lines_of_text(page: &str) -> Vec<(usize, &str)> {
     let mut lines = Vec::new();
     let mut is_code = false;
@@ -193,7 +210,7 @@ mod tests {
 
     #[test]
     fn links_are_found_outside_of_code() {
-        let page = "a [`b`](c.md#d) and `[e](f)`\n```\n[g](h)\n```\n[one [two]](i) [j](https://k)";
+        let page = "a [`b`](c.md#d) and `[e](f)`\n```\n[g](h)\n```\n[one [two]](i) [j](https://k)\n\n[l\nm](n)";
         let found: Vec<_> = of_page(page)
             .iter()
             .map(|link| (link.text, link.target, &page[link.whole.clone()]))
@@ -202,6 +219,7 @@ mod tests {
             ("`b`", "c.md#d", "[`b`](c.md#d)"),
             ("one [two]", "i", "[one [two]](i)"),
             ("j", "https://k", "[j](https://k)"),
+            ("l\nm", "n", "[l\nm](n)"),
         ];
         assert_eq!(found, expected);
     }

@@ -9,7 +9,7 @@ use crate::arguments::Arguments;
 use crate::{Result, links, workspace};
 
 /// The release of mdBook that is installed where there is none.
-const MDBOOK: &str = "0.5.1";
+const MDBOOK: &str = "0.5.4";
 
 /// Pages beside `docs/` that are part of the site, and their names there.
 const OTHERS: [(&str, &str); 3] = [
