@@ -72,6 +72,9 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
     ("test", "faults_of_one", "its faults are the emulator's"),
     ("test", "going_on", "it needs no GPU"),
     ("test", "gpu_check", "it tests the check itself"),
+    ("test", "examples", "its programs are not in the bundle"),
+    ("test", "manifests", "it needs no GPU"),
+    ("test", "store", "it needs no GPU"),
     ("test", "hangs", "its hangs are the emulator's"),
     ("test", "isolated_hosts", "it needs no GPU"),
     (
