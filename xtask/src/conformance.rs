@@ -67,6 +67,8 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
             true => "All programs.",
             false => "Programs that need no device.",
         };
+        // What NCCL writes in angle brackets is no HTML.
+        let table = table.replace('<', "&lt;");
         write!(text, "\n## {name}\n\n{extent} {table}")?;
         if !equal {
             different.push(subject.name);
