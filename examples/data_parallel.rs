@@ -52,7 +52,7 @@ fn rank(world: &World) -> Result<(), Box<dyn Error>> {
             start_reduction(&comm, &compute, &mut buckets[layer], &gradient)?;
         }
         for (layer, bucket) in weights.iter_mut().zip(&buckets) {
-            // Waits for this bucket's reduction alone.
+            // On the communicator's stream, behind the reductions.
             let gradient = reduce.clone_dtoh(bucket)?;
             for (weight, gradient) in layer.iter_mut().zip(gradient) {
                 *weight -= RATE * gradient;

@@ -69,3 +69,22 @@ fn survive_a_death() {
         assert!(said.lines().any(named), "{said}");
     }
 }
+
+#[test]
+fn a_launcher_whose_variables_are_incomplete_is_an_error_and_starts_no_other_ranks() {
+    for (name, value, says) in [
+        ("JOB_COMPLETION_INDEX", "0", "NCCL_RUN_WORLD_SIZE"),
+        ("NCCL_RUN_RANK", "x", "NCCL_RUN_RANK"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_hello-all-reduce-under-test"))
+            .env(name, value)
+            .output()
+            .expect("it starts");
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        assert!(
+            String::from_utf8_lossy(&output.stderr).contains(says),
+            "{output:?}"
+        );
+        assert!(output.stdout.is_empty(), "{output:?}");
+    }
+}

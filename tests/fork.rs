@@ -5,8 +5,10 @@ mod support;
 
 use std::any::Any;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::process::Command;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use nccl::all_to_all::AllToAll;
@@ -16,8 +18,8 @@ use nccl::launch::Fleet;
 use nccl::moe::{ExpertParallel, Routing};
 use nccl::plan::CapturedPlan;
 use nccl::{
-    Buffer, Communicator, DataType, Error, ErrorKind, Observer, PreMulSum, ReduceOp, Registered,
-    Rendezvous, Request, UniqueId, World,
+    BackgroundCall, Buffer, Communicator, DataType, Error, ErrorKind, Observer, PreMulSum,
+    ReduceOp, Registered, Rendezvous, Request, UniqueId, World,
 };
 use nccl_tools::testing::{Role, again};
 use support::Ranks;
@@ -158,6 +160,15 @@ impl All {
             ),
             ("init_all", Communicator::init_all("child", &streams).err()),
             ("barrier", world.barrier("child").err()),
+            ("barrier of a communicator", comm.barrier().err()),
+            ("a call in the background", {
+                let mut call = BackgroundCall::start(|| Ok(()));
+                let mut context = Context::from_waker(Waker::noop());
+                match Pin::new(&mut call).poll(&mut context) {
+                    Poll::Ready(result) => result.err(),
+                    Poll::Pending => None,
+                }
+            }),
             ("get", world.get("nothing").err()),
             ("channel", world.channel("child").recv(LONG).err()),
             ("next_generation", world.next_generation(LONG).err()),

@@ -7,6 +7,6 @@ mod tensor_parallel_candle;
 #[test]
 fn tensor_parallel() {
     for ranks in [1, 2, 4] {
-        nccl::testing::processes(ranks, |world| tensor_parallel_candle::rank(&world));
+        nccl::testing::processes(ranks, tensor_parallel_candle::rank);
     }
 }

@@ -255,6 +255,18 @@ mod tests {
     }
 
     #[test]
+    fn numbers_arrive_to_the_last_bit() {
+        let mut random = fastrand::Rng::with_seed(7);
+        let numbers: Vec<f64> = std::iter::repeat_with(|| f64::from_bits(random.u64(..)))
+            .filter(|number| number.is_finite())
+            .take(10_000)
+            .collect();
+        let arrived = through(&numbers).unwrap();
+        let bits = |numbers: &[f64]| numbers.iter().map(|one| one.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&arrived), bits(&numbers));
+    }
+
+    #[test]
     fn a_value_that_json_has_not_is_an_error_that_names_its_rank() {
         for (bad, shown) in [
             (Setting::Rate(f32::NAN), "NaN"),

@@ -1,10 +1,11 @@
 //! A program that is its own launcher on one host.
 
 use std::error::Error as StdError;
+use std::io::Write as _;
 use std::process::{Command, ExitCode};
 
 use nccl_base::error::{Error, Result};
-use nccl_control::launched_rank;
+use nccl_control::is_launched;
 
 use crate::launch::{Fleet, Output};
 use crate::{Rendezvous, World};
@@ -43,30 +44,44 @@ pub fn local_ranks<F>(ranks: usize, rank: F) -> ExitCode
 where
     F: FnOnce(&World) -> std::result::Result<(), Box<dyn StdError>>,
 {
-    let outcome = match launched_rank() {
-        Ok(None) => start(ranks),
-        Ok(Some(_)) => return run(rank),
-        Err(error) => Err(error),
-    };
-    outcome.unwrap_or_else(|error| {
-        eprintln!("{error:#}");
+    // A launcher whose variables cannot be read is an error, and no reason to start other ranks.
+    if is_launched() {
+        return run(rank);
+    }
+    start(ranks).unwrap_or_else(|error| {
+        print(&error);
         ExitCode::FAILURE
     })
+}
+
+/// Prints an error whole. Standard error may be closed.
+fn print(error: &(dyn StdError + 'static)) {
+    let mut text = format!("{error:#}");
+    // Errors of this crate have their sources in their text.
+    if !error.is::<Error>() {
+        let mut source = error.source();
+        while let Some(error) = source {
+            text.push_str(&format!(": {error}"));
+            source = error.source();
+        }
+    }
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 fn run(rank: impl FnOnce(&World) -> std::result::Result<(), Box<dyn StdError>>) -> ExitCode {
     let world = match Rendezvous::from_env().and_then(World::join) {
         Ok(world) => world,
         Err(error) => {
-            eprintln!("{error:#}");
+            print(&error);
             return ExitCode::FAILURE;
         }
     };
     match rank(&world) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{error:#}");
+            // The other ranks first: printing may take long.
             world.fail(&*error);
+            print(&*error);
             ExitCode::FAILURE
         }
     }
@@ -89,7 +104,7 @@ fn start(ranks: usize) -> Result<ExitCode> {
     Ok(match &report.first {
         None => ExitCode::SUCCESS,
         Some(first) => {
-            eprintln!("{first}");
+            let _ = writeln!(std::io::stderr(), "{first}");
             ExitCode::FAILURE
         }
     })

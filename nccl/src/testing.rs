@@ -8,7 +8,7 @@
 //!
 //! use nccl::{ReduceOp, World};
 //!
-//! fn sum(world: World) -> Result<(), Box<dyn Error>> {
+//! fn sum(world: &World) -> Result<(), Box<dyn Error>> {
 //!     nccl_emulator::install_unless_gpu()?;
 //!     let stream = nccl::device(world.local_rank())?.new_stream()?;
 //!     let comm = world.communicator("test").stream(&stream).build()?;
@@ -76,21 +76,21 @@ impl<E: fmt::Display> Verdict for Result<(), E> {
 
 /// Runs `rank` once for each of `ranks`, on threads of this process, and waits for all of them.
 ///
-/// A rank that fails leaves its world, so that operations of the others end with that as the cause.
+/// A rank that fails leaves its world with its error, so that operations of the others end with that as the cause.
 ///
 /// # Panics
-/// When a rank returns an error or panics: with the first one that did.
+/// When a rank returns an error or panics: with what all such ranks say.
 ///
 /// ```
 /// nccl::testing::threads(2, |world| world.barrier("both are here"));
 /// ```
-pub fn threads<V: Verdict>(ranks: usize, rank: impl Fn(World) -> V + Sync) {
+pub fn threads<V: Verdict>(ranks: usize, rank: impl Fn(&World) -> V + Sync) {
     let failures = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for world in World::threads(ranks) {
             let (number, rank, failures) = (world.rank(), &rank, &failures);
             let run = move || {
-                let outcome = catch_unwind(AssertUnwindSafe(|| rank(world).verdict()));
+                let outcome = catch_unwind(AssertUnwindSafe(|| judge(world, &rank)));
                 let why = match outcome {
                     Ok(Ok(())) => return,
                     Ok(Err(error)) => error,
@@ -114,7 +114,7 @@ pub fn threads<V: Verdict>(ranks: usize, rank: impl Fn(World) -> V + Sync) {
 ///
 /// # Panics
 /// When a rank returns an error, panics, dies, or has not ended after 5 minutes: with the first one that ended so, and what all
-/// ranks have printed. When this is not called in a test, or in a thread that the test has started.
+/// ranks have printed. When this is called in a thread that the test has started, or not in all ranks alike.
 ///
 /// ```no_run
 /// #[test]
@@ -123,7 +123,7 @@ pub fn threads<V: Verdict>(ranks: usize, rank: impl Fn(World) -> V + Sync) {
 /// }
 /// # fn main() {}
 /// ```
-pub fn processes<V: Verdict>(ranks: usize, rank: impl Fn(World) -> V) {
+pub fn processes<V: Verdict>(ranks: usize, rank: impl Fn(&World) -> V) {
     let call = Call::of(&rank);
     match call.place() {
         Place::Parent => start(ranks, call),
@@ -131,13 +131,28 @@ pub fn processes<V: Verdict>(ranks: usize, rank: impl Fn(World) -> V) {
         Place::Rank => end_with(|| {
             let join = || World::join(Rendezvous::from_env()?);
             let world = join().map_err(|error| format!("{error:#}"))?;
-            rank(world).verdict()
+            judge(world, &rank)?;
+            println!("\n{PROOF}");
+            Ok::<(), String>(())
         }),
     }
 }
 
+/// Runs a rank; the others hear why it fails.
+fn judge<V: Verdict>(world: World, rank: &impl Fn(&World) -> V) -> Result<(), String> {
+    let outcome = rank(&world).verdict();
+    if let Err(why) = &outcome {
+        world.fail(&std::io::Error::other(why.clone()));
+    }
+    outcome
+}
+
+/// What a rank prints at its end: a test runner that finds no such test succeeds as well.
+const PROOF: &str = "nccl::testing: this rank has ended well";
+
 fn start(ranks: usize, call: Call) {
     let lines = Arc::new(Mutex::new(Vec::new()));
+    let test = call.test.clone();
     let sink = Arc::clone(&lines);
     let fleet = Fleet::builder(ranks)
         .with(|fleet| {
@@ -153,13 +168,24 @@ fn start(ranks: usize, call: Call) {
         fleet.kill();
     }
     let report = fleet.wait();
-    let lines = lines.lock().join("\n");
+    let mut lines = std::mem::take(&mut *lines.lock());
+    let proofs: Vec<_> = (0..ranks).map(|rank| format!("[{rank}] {PROOF}")).collect();
+    let without = proofs.iter().position(|proof| !lines.contains(proof));
+    lines.retain(|line| !proofs.contains(line));
+    let lines = lines.join("\n");
     assert!(
         !is_late,
         "not all ranks have ended within {DEADLINE:?}\n{lines}"
     );
     if let Some(first) = &report.first {
         panic!("{first}\n{lines}");
+    }
+    if let Some(rank) = without {
+        panic!(
+            "rank {rank} has never come to this call, in a process for test {:?}: call it in the thread of the test, and in the same \
+             order in all processes\n{lines}",
+            test
+        );
     }
 }
 
@@ -400,7 +426,18 @@ mod tests {
         assert!(said.contains("[1] no weights"), "{said}");
     }
 
-    fn one_fails(world: World) -> Result<(), String> {
+    #[test]
+    fn ranks_that_do_not_come_to_the_call_are_a_failure() {
+        let elsewhere = std::thread::Builder::new().name(String::from("a worker"));
+        let call = || failure(|| processes(1, |_| ()));
+        let said = elsewhere.spawn(call).unwrap().join().unwrap();
+        assert!(
+            said.contains("rank 0 has never come to this call"),
+            "{said}"
+        );
+    }
+
+    fn one_fails(world: &World) -> Result<(), String> {
         match world.rank() {
             0 => world
                 .barrier("the other does not come")

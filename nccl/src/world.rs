@@ -265,7 +265,7 @@ impl World {
     /// Makes a communicator of all ranks, and connects them, without blocking the calling thread: for tasks of an executor. `set`
     /// configures it, as between [`communicator`](Self::communicator) and its `build`; on which thread it runs is not said.
     ///
-    /// The ranks are connected as by [`Communicator::warm_up`], within the time that the builder has for making it
+    /// The ranks are connected as by [`Communicator::warm_up`], for which there is as much time again as for making it
     /// (`timeouts.init`): afterwards the call of an operation does not wait for other ranks. What connects later all the same, and
     /// then waits in the call, is in `docs/async.md`.
     ///
@@ -358,7 +358,8 @@ impl World {
         self.control.barrier(name)
     }
 
-    /// As [`barrier`](Self::barrier), without blocking the calling thread: for tasks of an executor.
+    /// As [`barrier`](Self::barrier), without blocking the calling thread: for tasks of an executor. The world stays until the call has
+    /// returned, also after the future was dropped.
     ///
     /// ```
     /// # async fn example(world: std::sync::Arc<nccl::World>) -> nccl::Result<()> {

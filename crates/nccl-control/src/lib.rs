@@ -102,7 +102,8 @@ pub use application::{Application, ClockReading, FaultListener, RankRecorder, se
 pub use discovery::Discovery;
 pub use inbox::Notice;
 pub use interface::{Interface, Own, is_within, own as own_addresses};
-pub use launcher::launched_rank;
+#[doc(hidden)]
+pub use launcher::is_launched;
 pub use process_state::ProcessState;
 pub use rank_process::{RankProcess, launcher_ranks};
 pub use refusal::refused_connections;

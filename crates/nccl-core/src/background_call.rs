@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use crate::error::Result;
+use crate::forked;
 use crate::sync::Mutex;
 use crate::threads;
 
@@ -69,6 +70,9 @@ impl<T: Send + 'static> BackgroundCall<T> {
     /// # drop(call);
     /// ```
     pub fn start(call: impl FnOnce() -> Result<T> + Send + 'static) -> Self {
+        if let Err(error) = forked::check() {
+            return Self::ready(Err(error));
+        }
         let state = Arc::new(Mutex::new(State::Running(None)));
         let theirs = Arc::clone(&state);
         let run = move || {
@@ -82,6 +86,12 @@ impl<T: Send + 'static> BackgroundCall<T> {
             let error = threads::not_started("for a call in the background")(error);
             set(&state, State::Returned(Err(error)));
         }
+        Self { state }
+    }
+
+    /// A call that has returned already.
+    pub(crate) fn ready(result: Result<T>) -> Self {
+        let state = Arc::new(Mutex::new(State::Returned(result)));
         Self { state }
     }
 }
@@ -100,6 +110,10 @@ impl<T> Future for BackgroundCall<T> {
     /// # Panics
     /// When the call has panicked, and when it is polled again after it was ready.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        // The thread of the call is not in a forked child, and may have held the lock.
+        if let Err(error) = forked::check() {
+            return Poll::Ready(Err(error));
+        }
         let mut state = self.state.lock();
         if let State::Running(waker) = &mut *state {
             match waker {
@@ -120,7 +134,8 @@ impl<T> Future for BackgroundCall<T> {
 
 impl<T> fmt::Debug for BackgroundCall<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let is_running = matches!(*self.state.lock(), State::Running(_));
+        let state = self.state.try_lock();
+        let is_running = state.map(|state| matches!(*state, State::Running(_)));
         f.debug_struct("BackgroundCall")
             .field("is_running", &is_running)
             .finish_non_exhaustive()
@@ -164,7 +179,7 @@ mod tests {
             gate.recv().expect("a word");
             Ok(std::thread::current().id() != here)
         });
-        assert!(format!("{call:?}").contains("is_running: true"));
+        assert!(format!("{call:?}").contains("is_running: Some(true)"));
         go.send(()).expect("it waits");
         assert!(awaited(call).unwrap());
     }

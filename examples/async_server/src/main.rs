@@ -56,7 +56,16 @@ fn rank(world: &World) -> Outcome {
 }
 
 async fn accept(listener: TcpListener, queue: Arc<Queue>) {
-    while let Ok((connection, _)) = listener.accept().await {
+    loop {
+        let connection = match listener.accept().await {
+            Ok((connection, _)) => connection,
+            // A client that is gone already, or no more descriptors for now.
+            Err(error) => {
+                eprintln!("a connection was not accepted: {error}");
+                tokio::task::yield_now().await;
+                continue;
+            }
+        };
         let queue = Arc::clone(&queue);
         tokio::task::spawn_local(async move {
             if let Err(error) = talk(connection, &queue).await {
@@ -73,7 +82,10 @@ async fn talk(mut connection: TcpStream, queue: &Queue) -> Outcome {
     while let Some(line) = lines.next_line().await? {
         let number = match line.trim() {
             "quit" => QUIT,
-            text => text.parse()?,
+            text => match text.parse()? {
+                QUIT => return Err("that number is taken".into()),
+                number => number,
+            },
         };
         let (reply, answer) = oneshot::channel();
         queue

@@ -111,8 +111,16 @@ pub(super) struct Launch {
 ///
 /// # Errors
 /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) for a launcher's variable that is not text.
-pub fn launched_rank() -> Result<Option<usize>> {
+pub(crate) fn launched_rank() -> Result<Option<usize>> {
     rank(|name| std::env::var_os(name))
+}
+
+/// Returns whether a launcher has given this process a rank, also one that cannot be read.
+#[doc(hidden)]
+#[must_use]
+pub fn is_launched() -> bool {
+    let mut ranks = LAUNCHERS.iter().map(|launcher| launcher.rank);
+    ranks.any(|rank| std::env::var_os(rank).is_some())
 }
 
 /// Whether the launcher takes part in the world as an observer, which reports how the processes it has started end.

@@ -14,5 +14,5 @@ mod variables;
 #[cfg(test)]
 mod tests;
 
-pub(super) use launch::is_observed;
-pub use launch::launched_rank;
+pub use launch::is_launched;
+pub(super) use launch::{is_observed, launched_rank};

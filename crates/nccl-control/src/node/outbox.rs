@@ -111,7 +111,13 @@ impl Outbox {
         // Those that are awaited are open as well, and sent once.
         let deferred = std::mem::take(&mut self.deferred).into_iter();
         let deferred = deferred.filter(|(id, _)| !self.open.contains_key(id));
-        open.chain(deferred.map(|(_, bytes)| bytes)).collect()
+        // Their own heads are of the time before, when requests with lower numbers may not have been here.
+        let now = RequestHead {
+            is_repeated: false,
+            ..head
+        };
+        let deferred = deferred.map(|(_, bytes)| with_head(&bytes, now));
+        open.chain(deferred).collect()
     }
 
     /// Returns the requests to repeat to another coordinator.

@@ -175,6 +175,9 @@ impl Communicator {
 
     /// As [`warm_up`](Self::warm_up), without blocking the calling thread: for tasks of an executor.
     ///
+    /// The call takes its place among the operations of this communicator when its thread gets there: use the communicator for nothing
+    /// else until this is ready, also after the future was dropped.
+    ///
     /// ```
     /// # async fn example(comm: nccl::Communicator) -> nccl::Result<()> {
     /// comm.warm_up_async(std::time::Duration::from_secs(60)).await?;

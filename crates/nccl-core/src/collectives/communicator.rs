@@ -11,6 +11,7 @@ use crate::dtype::NcclType;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
+use crate::forked;
 use crate::reduce::{self, PreMulSum, ReduceOp, Reduction};
 use crate::request::Request;
 
@@ -72,6 +73,11 @@ impl Communicator {
     /// # }
     /// ```
     pub fn barrier(&self) -> Result<()> {
+        self.start_barrier()?.wait()
+    }
+
+    fn start_barrier(&self) -> Result<Request> {
+        forked::check()?;
         let stream = self.stream();
         let mut byte = {
             let _inside = self.inner.enter(CallKind::Issue, self.timeout);
@@ -81,10 +87,11 @@ impl Communicator {
             cuda_driver::ignoring_stored_error(stream.context(), zero)
                 .map_err(Error::cuda("allocating a byte for a barrier"))?
         };
-        self.all_reduce_in_place(&mut byte, ReduceOp::Max)?.wait()
+        self.all_reduce_in_place(&mut byte, ReduceOp::Max)
     }
 
-    /// As [`barrier`](Self::barrier), without blocking the calling thread: for tasks of an executor.
+    /// As [`barrier`](Self::barrier), without blocking the calling thread: for tasks of an executor. The reduction is put on the
+    /// stream here, in its place among the communicator's operations; the wait for it is in the background.
     ///
     /// ```
     /// # async fn example(comm: nccl::Communicator) -> nccl::Result<()> {
@@ -93,8 +100,10 @@ impl Communicator {
     /// # }
     /// ```
     pub fn barrier_async(&self) -> BackgroundCall<()> {
-        let comm = self.clone();
-        BackgroundCall::start(move || comm.barrier())
+        match self.start_barrier() {
+            Ok(done) => BackgroundCall::start(move || done.wait()),
+            Err(error) => BackgroundCall::ready(Err(error)),
+        }
     }
 
     /// Reduces the `y` of all ranks, element by element, into the `y` of every rank.

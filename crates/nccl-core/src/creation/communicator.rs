@@ -217,6 +217,9 @@ impl Communicator {
     /// As [`split`](Self::split), without blocking the calling thread: for tasks of an executor. The ranks of the new communicator
     /// are connected when it is there, as by [`warm_up`](Self::warm_up), so that operations on it do not wait for that in their call.
     ///
+    /// The call takes its place among the operations of this communicator when its thread gets there: use the communicator for nothing
+    /// else until this is ready, also after the future was dropped.
+    ///
     /// ```
     /// # async fn example(comm: nccl::Communicator) -> nccl::Result<()> {
     /// let pairs = comm.split_async("pairs", Some(comm.rank() as u32 / 2), 0).await?;
@@ -349,6 +352,9 @@ impl Communicator {
 
     /// As [`shrink`](Self::shrink), without blocking the calling thread: for tasks of an executor. The ranks of the new communicator
     /// are connected when it is there, as by [`warm_up`](Self::warm_up), so that operations on it do not wait for that in their call.
+    ///
+    /// The call takes its place among the operations of this communicator when its thread gets there: use the communicator for nothing
+    /// else until this is ready, also after the future was dropped.
     ///
     /// ```
     /// # async fn example(comm: nccl::Communicator) -> nccl::Result<()> {
