@@ -167,7 +167,7 @@ fn a_plugin_of_the_users_is_not_replaced() {
     });
 }
 
-/// The id of a root that is gone when this returns: whoever dials it is refused.
+/// Returns the id of a root whose process has ended: a connection to it is refused.
 fn id_of_a_root_that_is_gone(test: &str) -> Outcome<UniqueId> {
     let root = again(test, "root").env(ROOT, "1").output()?;
     let said = String::from_utf8(root.stdout)?;

@@ -1,7 +1,7 @@
 //! The thread that asks NVML, and the waits for its answers.
 //!
 //! One thread makes all calls of NVML, begun with the first question. It may hang in one of them, as NVML does where a device is in
-//! trouble: then nothing is answered any more, and whoever waits does so as long as it wants to. Nothing joins the thread.
+//! trouble: then no question is answered any more, and each caller waits until its own deadline. The thread is never joined.
 //!
 //! ```text
 //! Starting ──NVML is there, or is not──▶ Ready        a late answer is said only of a thread that is ready, or should be
@@ -41,7 +41,7 @@ enum Request {
     },
 }
 
-/// The thread, as those who ask see it.
+/// The handle of the thread, by which callers ask it.
 pub(in crate::host_evidence) struct Worker {
     requests: SyncSender<Request>,
     begun: Instant,
