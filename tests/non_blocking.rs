@@ -1,32 +1,33 @@
 //! The tests of other files once more, in launch mode `NonBlocking`: the behaviour for a program is the same.
 //!
-//! Any other test file runs in it with `NCCL_TEST_LAUNCH_MODE=non-blocking`; `tests/launch_modes.rs` has what is
+//! Any other test file runs in it with `NCCL_TEST_LAUNCH_MODE=non-blocking`; `tests/api/launch_modes.rs` has what is
 //! special about it.
 
-// Each brings its own copy of the support.
+// `aborts`, elsewhere a binary of its own, brings its own copy of the support.
 #![allow(clippy::duplicate_mod)]
 
-#[path = "abort_together.rs"]
+mod support;
+
+#[path = "failures/abort_together.rs"]
 mod abort_together;
-#[path = "aborts.rs"]
 mod aborts;
-#[path = "awaiting.rs"]
+#[path = "api/awaiting.rs"]
 mod awaiting;
-#[path = "dead_peers.rs"]
+#[path = "failures/dead_peers.rs"]
 mod dead_peers;
-#[path = "deadlines.rs"]
+#[path = "failures/deadlines.rs"]
 mod deadlines;
-#[path = "hangs/main.rs"]
+#[path = "failures/hangs/mod.rs"]
 mod hangs;
-#[path = "killed.rs"]
+#[path = "failures/killed.rs"]
 mod killed;
-#[path = "members/main.rs"]
+#[path = "api/members/mod.rs"]
 mod members;
-#[path = "memory_release.rs"]
+#[path = "api/memory_release.rs"]
 mod memory_release;
-#[path = "operations.rs"]
+#[path = "api/operations.rs"]
 mod operations;
-#[path = "plans.rs"]
+#[path = "api/plans.rs"]
 mod plans;
-#[path = "revoke.rs"]
+#[path = "api/revoke.rs"]
 mod revoke;

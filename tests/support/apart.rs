@@ -3,6 +3,7 @@
 //! The usual launcher ends all ranks when one fails. These are processes that the test starts itself; they report in
 //! lines on stdout.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStdout, ExitStatus, Stdio};
 use std::time::Duration;
@@ -72,8 +73,10 @@ fn start_one(
     (rank, ranks): (usize, usize),
     variables: &[(&str, &str)],
 ) -> Apart {
-    // Abstract, so that it leaves no file.
-    let place = format!("unix:@{test}-{}-{role}", std::process::id());
+    // Abstract, so that it leaves no file. Such a name has at most 107 bytes, of which a test with its module may have more.
+    let mut which = DefaultHasher::new();
+    test.hash(&mut which);
+    let place = format!("unix:@{:x}-{}-{role}", which.finish(), std::process::id());
     let mut child = again(test, own_role)
         .env("NCCL_RUN_RANK", rank.to_string())
         .env("NCCL_RUN_LOCAL_RANK", rank.to_string())

@@ -1,7 +1,7 @@
 //! Worlds for tests: a few ranks, as threads or as processes, which certainly end.
 //!
 //! ```ignore
-//! mod support;
+//! use crate::support;
 //!
 //! #[test]
 //! fn every_rank_receives_what_the_others_sent() {
@@ -23,7 +23,7 @@
 //! them works (`nccl_tools::gpu_check`). Tests that cannot run print a line that begins with `NOT TESTED:`; a test that
 //! needs the emulator begins with [`needs_emulator`].
 
-// Each test file is a crate of its own, and uses a part of this.
+// Each test binary uses a part of this.
 #![allow(dead_code, unreachable_pub)]
 
 pub mod apart;

@@ -1,0 +1,209 @@
+//! Calls of NCCL and CUDA that do not return: the rank inside one is named, and operations of the ranks that wait for
+//! it end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nccl::cudarc::driver::CudaStream;
+use nccl::fault::{Fault, FaultClass, RootCause};
+use nccl::{Communicator, World};
+use nccl_emulator::faults;
+
+use crate::support::{self, needs_emulator, ranks_as_processes};
+use crate::unattended::{Outcome, SOON, TIMEOUT, fault, start, unattended};
+
+/// Ranks with a thread that hangs at the end; each has a timeout of its own.
+fn ranks_that_hang(
+    ranks: usize,
+    timeout: impl Fn(usize) -> Duration,
+    body: impl Fn(&World, &Arc<CudaStream>, &Communicator) -> Outcome,
+) {
+    if !needs_emulator("a call that hangs on purpose") {
+        return;
+    }
+    ranks_as_processes(ranks, |world| -> Outcome {
+        let operation = timeout(world.rank());
+        let (stream, comm) = start(&world, |builder| {
+            builder
+                .with(|comm| (comm.timeouts.operation, comm.timeouts.abort) = (operation, TIMEOUT))
+        })?;
+        body(&world, &stream, &comm)?;
+        world.barrier("end")?;
+        // A thread hangs.
+        std::process::exit(0);
+    });
+}
+
+/// A thread of this rank enters a call that does not return.
+fn go_in_for_ever(comm: &Communicator) {
+    faults::at_call("ncclAllReduce").hang().keep();
+    let comm = comm.clone();
+    std::thread::spawn(move || {
+        let _ = unattended(&comm);
+    });
+}
+
+/// Asserts that all ranks get a fault that names `rank` in these words.
+fn is_told(comm: &Communicator, rank: usize, words: &str) -> Outcome<Fault> {
+    let fault = fault(comm)?;
+    assert_eq!(
+        (fault.culprit(), fault.class),
+        (Some(rank), FaultClass::TimedOut),
+        "{fault}"
+    );
+    assert!(fault.cause.contains(words), "{fault}");
+    Ok(fault)
+}
+
+#[test]
+fn the_one_rank_that_does_not_come_back_from_the_call_is_named_on_all() {
+    // A timeout of its own would pass as well, with other words.
+    let patient = |rank| if rank == 1 { SOON } else { TIMEOUT };
+    ranks_that_hang(3, patient, |world, _, comm| {
+        if world.rank() == 1 {
+            go_in_for_ever(comm);
+        }
+        // No rank waits before the call hangs.
+        world.barrier("begin")?;
+        if world.rank() != 1 {
+            unattended(comm)?;
+        }
+        let fault = is_told(comm, 1, "inside the call of all_reduce #")?;
+        let root = &fault.root;
+        assert!(matches!(root, RootCause::StuckInside { .. }), "{fault}");
+        // The rank has looked itself where its threads are.
+        let seen = fault.host_evidence.join("; ");
+        assert!(seen.contains("rank 1: thread "), "{}", fault.explain());
+        let hint = fault.hint().unwrap_or_default();
+        assert!(hint.contains("`hosts` has where the threads"), "{hint}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_call_into_nccl_that_does_not_come_back_is_found() {
+    ranks_that_hang(
+        2,
+        |_| TIMEOUT,
+        |world, _, comm| {
+            world.barrier("begin")?;
+            if world.rank() == 0 {
+                go_in_for_ever(comm);
+            }
+            is_told(comm, 0, "the call into NCCL, under way for").map(drop)
+        },
+    );
+}
+
+/// NCCL connects two ranks in the first message between them, and waits for the other one meanwhile.
+fn in_the_first_message(rank_1: impl Fn(&Communicator) -> Outcome) {
+    if !needs_emulator("a call that hangs on purpose") {
+        return;
+    }
+    ranks_as_processes(2, |world| -> Outcome {
+        let timeout = if world.rank() == 0 { TIMEOUT } else { SOON };
+        let stream = support::device(&world)?.new_stream()?;
+        let comm = world.communicator("test").stream(&stream);
+        let comm = comm
+            .with(|comm| {
+                comm.timeouts.operation = timeout;
+                comm.timeouts.abort = TIMEOUT;
+            })
+            .build()?;
+        world.barrier("begin")?;
+        if world.rank() == 0 {
+            // So that the call does not return at its timeout.
+            faults::at_call("ncclCommAbort").hang().keep();
+            exchange_unattended(&comm);
+        } else {
+            rank_1(&comm)?;
+        }
+        is_told(&comm, 1, "for message #1")?;
+        world.barrier("end")?;
+        // A thread hangs.
+        std::process::exit(0);
+    });
+}
+
+/// Exchanges a message with the other rank, whatever the result.
+fn exchange(comm: &Communicator) -> Outcome {
+    let x = comm.stream().alloc_zeros::<u8>(8)?;
+    let mut y = comm.stream().alloc_zeros::<u8>(8)?;
+    comm.group(|group| {
+        group.isend(&x, 1 - comm.rank())?;
+        group.irecv(&mut y, 1 - comm.rank())
+    })?;
+    Ok(())
+}
+
+/// Does that on a thread of this rank.
+fn exchange_unattended(comm: &Communicator) {
+    let comm = comm.clone();
+    std::thread::spawn(move || {
+        let _ = exchange(&comm);
+    });
+}
+
+#[test]
+fn a_rank_whose_first_message_waits_for_a_rank_that_does_not_come_is_not_the_cause() {
+    in_the_first_message(|_| Ok(()));
+}
+
+#[test]
+fn a_rank_whose_first_message_waits_for_a_rank_inside_a_call_is_not_the_cause() {
+    in_the_first_message(|comm| {
+        faults::at_call("ncclSend").hang().keep();
+        exchange_unattended(comm);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_watchdog_that_is_stuck_does_not_keep_an_operation_from_its_end() {
+    ranks_that_hang(
+        2,
+        |_| TIMEOUT,
+        |world, stream, comm| {
+            let elsewhere = stream.context().new_stream()?;
+            let other = world.communicator("other").stream(&elsewhere);
+            let other = other
+                .with(|comm| comm.timeouts.operation = TIMEOUT)
+                .build()?;
+            other.warm_up(SOON)?;
+            world.barrier("begin")?;
+            if world.rank() == 0 {
+                unattended(comm)?;
+                // The first query is the watchdog's.
+                faults::at_call("ncclCommGetAsyncError")
+                    .nth(1)
+                    .hang()
+                    .keep();
+            }
+            is_told(comm, 0, "ncclCommGetAsyncError has not returned")?;
+            // Other communicators are still watched.
+            if world.rank() == 0 {
+                unattended(&other)?;
+            }
+            let late = fault(&other)?;
+            assert!(late.cause.contains("the operation, running for"), "{late}");
+            Ok(())
+        },
+    );
+}
+
+#[test]
+fn a_driver_that_hangs_under_the_watchdog_does_not_keep_an_operation_from_its_end() {
+    ranks_that_hang(
+        2,
+        |_| TIMEOUT,
+        |world, _, comm| {
+            world.barrier("begin")?;
+            if world.rank() == 0 {
+                // Only the watchdog queries.
+                faults::at_call("cuEventQuery").hang().keep();
+                unattended(comm)?;
+            }
+            is_told(comm, 0, "cuEventQuery has not returned").map(drop)
+        },
+    );
+}
