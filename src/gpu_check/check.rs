@@ -266,14 +266,20 @@ impl Check<'_> {
     }
 
     fn tests(&mut self) -> io::Result<()> {
-        for binary in self.names("tests") {
+        for file in self.names("tests") {
+            // A binary, or a module of one.
+            let (binary, module) = match file.split_once("::") {
+                Some((binary, module)) => (binary, format!("{module}::")),
+                None => (&*file, String::new()),
+            };
             let mut list = self.program(&format!("deps/{binary}"));
             let output = list
                 .args(["--list", "--format", "terse"])
                 .stdin(Stdio::null())
                 .output()?;
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
-            for test in text.lines().filter_map(|line| line.strip_suffix(": test")) {
+            let tests = text.lines().filter_map(|line| line.strip_suffix(": test"));
+            for test in tests.filter(|test| test.starts_with(&module)) {
                 let mut command = self.for_processes(&format!("deps/{binary}"));
                 command.args(["--exact", test, "--nocapture", "--test-threads", "1"]);
                 self.run(&format!("tests {binary} {test}"), command, MINUTE * 3, true)?;

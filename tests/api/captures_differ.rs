@@ -330,7 +330,7 @@ fn an_abort_ends_the_wait_for_the_others() {
     });
 }
 
-/// Measures the cost: `cargo test --release -p nccl-tests --test captures_differ -- --nocapture --ignored`.
+/// Measures the cost: `cargo test --release -p nccl-tests --test api -- --nocapture --ignored captures_differ::`.
 #[test]
 #[ignore = "a measurement"]
 fn the_comparison_takes_as_long_as_an_exchange() {

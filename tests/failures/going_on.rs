@@ -342,7 +342,7 @@ impl Drop for Lines {
 }
 
 /// `nccl-run` restarts a killed rank alone; the others continue soon and take it in. More rounds:
-/// `NCCL_TEST_ROUNDS=20 cargo test -p nccl-tests --test going_on nccl_run -- --nocapture`.
+/// `NCCL_TEST_ROUNDS=20 cargo test -p nccl-tests --test failures nccl_run -- --nocapture`.
 #[test]
 fn nccl_run_brings_back_each_rank_that_is_killed_whoever_coordinates() {
     if !support::needs_processes(4) {

@@ -1,7 +1,7 @@
 //! A rank that is killed in the middle of work: ranks that no report reaches get an error at their timeout, can abort,
 //! and end.
 //!
-//! Without a world there are no reports; `tests/abort_together.rs` has the ranks of one.
+//! Without a world there are no reports; `tests/failures/abort_together.rs` has the ranks of one.
 
 use std::time::{Duration, Instant};
 

@@ -204,7 +204,7 @@ fn a_rank_that_was_passed_over_goes_on_behind_the_one_that_took_over() {
     assert_eq!(said, order);
 }
 
-/// Ten minutes: `NCCL_TEST_SOAK_SECONDS=600 cargo test -p nccl-tests --test rendezvous busy -- --nocapture`.
+/// Ten minutes: `NCCL_TEST_SOAK_SECONDS=600 cargo test -p nccl-tests --test failures busy -- --nocapture`.
 #[test]
 fn many_busy_ranks_on_few_cores_are_all_heard_in_time() {
     const RANKS: usize = 16;

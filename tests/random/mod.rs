@@ -4,7 +4,7 @@
 //! Data that is only moved is arbitrary bytes. Data that is reduced consists of 0, 1 and 2, so that every sum and
 //! product of up to eight ranks is exact in every type.
 
-// Each test file is a crate of its own, and uses a part of this.
+// Each test binary uses a part of this.
 #![allow(dead_code, unreachable_pub)]
 
 mod several;

@@ -57,7 +57,7 @@ fn patience() -> u32 {
 /// no mode is requested.
 pub const LAUNCH_MODE: &str = "NCCL_TEST_LAUNCH_MODE";
 
-/// The launch mode that [`LAUNCH_MODE`] requests, or the name of the test file: the tests of `tests/non_blocking.rs`
+/// The launch mode that [`LAUNCH_MODE`] requests, or the name of the test binary: the tests of `tests/non_blocking.rs`
 /// are those of other files, in the mode of its name.
 fn asked_for() -> Option<LaunchMode> {
     match std::env::var(LAUNCH_MODE).as_deref() {

@@ -1,7 +1,7 @@
 //! `flight-recorder`: gives recordings of the flight recorder to PyTorch's own analyser (`torchfrtrace`).
 //!
 //! The analyser is pure Python in the wheel of PyTorch. The smallest wheel is that of another platform; pip downloads it, the
-//! analyser is taken out of it, and kept in `.cache`. The tests are those of `tests/pytorch_analyser.rs`.
+//! analyser is taken out of it, and kept in `.cache`. The tests are those of `tests/tools/pytorch_analyser.rs`.
 
 use std::env;
 use std::fs;
@@ -41,7 +41,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     workspace::run(
         workspace::cargo()
             .args(["test", "--package", "nccl-tests"])
-            .args(["--test", "pytorch_analyser"])
+            .args(["--test", "tools", "pytorch_analyser::"])
             .env("NCCL_TEST_PYTORCH", env::join_paths(&analysers)?),
     )?;
     for analyser in &analysers {

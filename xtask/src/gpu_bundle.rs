@@ -17,7 +17,7 @@
 //!
 //! and weighs less than [`LIMIT`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -25,6 +25,7 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 
 use crate::arguments::{Arguments, Usage};
+use crate::test_files::of_packages;
 use crate::wheels::Release;
 use crate::workspace::{self, cargo, root, run as run_command};
 use crate::{Result, header, slim};
@@ -41,7 +42,8 @@ const LIMIT: u64 = 60 << 20;
 const ARCHITECTURE: u32 = 90;
 /// The newest glibc whose symbols a binary may need.
 const NEWEST_GLIBC: (u32, u32) = (2, 36);
-/// Tests, examples and benches that are not included, and why. They are not built either.
+/// Tests (binaries, or the modules of those that are made of many files), examples and benches that are not included, and
+/// why.
 const LEFT_OUT: &[(&str, &str, &str)] = &[
     ("bench", "against_mpi", "it measures the emulator"),
     ("bench", "all_to_all", "it watches the emulator"),
@@ -225,7 +227,14 @@ fn bundle(options: &Options) -> Result {
     let script = out.join("run.sh");
     fs::copy(root().join("gpu/run.sh"), &script)?;
 
-    let tests: Vec<&str> = names(&artifacts, "test");
+    let tests: Vec<String> = wanted()?
+        .into_iter()
+        .filter(|target| target.kind == "test")
+        .map(|target| match target.module {
+            Some(module) => format!("{}::{module}", target.name),
+            None => target.name,
+        })
+        .collect();
     let description = json!({
         "commit": commit(),
         "libnccl": library,
@@ -279,8 +288,16 @@ fn names<'a>(artifacts: &'a [Artifact], kind: &str) -> Vec<&'a str> {
     of_kind.map(|artifact| &*artifact.name).collect()
 }
 
-/// The targets of the packages that are included: kind and name of each.
-fn wanted() -> Result<Vec<(String, String)>> {
+/// A target of Cargo's, or a module of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Target {
+    kind: String,
+    name: String,
+    module: Option<String>,
+}
+
+/// The targets of the packages that are included.
+fn wanted() -> Result<Vec<Target>> {
     let mut command = cargo();
     command.args(["metadata", "--no-deps", "--format-version", "1"]);
     let metadata: Value = serde_json::from_str(&workspace::output(&mut command)?)?;
@@ -291,18 +308,29 @@ fn wanted() -> Result<Vec<(String, String)>> {
         let own = packages.find(|package| package["name"] == name);
         let targets = own.and_then(|package| package["targets"].as_array());
         let targets = targets.ok_or_else(|| format!("cargo knows no package {name}"))?;
-        let targets = targets
-            .iter()
-            .map(|target| (text(&target["kind"][0]), text(&target["name"])));
-        all.extend(targets.filter(|(kind, _)| kinds.contains(&kind.as_str())));
+        let targets = targets.iter().map(|target| Target {
+            kind: text(&target["kind"][0]),
+            name: text(&target["name"]),
+            module: None,
+        });
+        // Tests are taken by file.
+        all.extend(targets.filter(|one| one.kind != "test" && kinds.contains(&one.kind.as_str())));
+        if kinds.contains(&"test") {
+            all.extend(of_packages(&[name])?.into_iter().map(|file| Target {
+                kind: "test".to_owned(),
+                name: file.target,
+                module: file.module,
+            }));
+        }
     }
     chosen(&all)
 }
 
 /// The included ones of all targets.
-fn chosen(all: &[(String, String)]) -> Result<Vec<(String, String)>> {
-    let is = |(kind, name): &(String, String), left: &(&str, &str, &str)| {
-        (kind.as_str(), name.as_str()) == (left.0, left.1)
+fn chosen(all: &[Target]) -> Result<Vec<Target>> {
+    let is = |target: &Target, left: &(&str, &str, &str)| {
+        let name = target.module.as_ref().unwrap_or(&target.name);
+        (target.kind.as_str(), name.as_str()) == (left.0, left.1)
     };
     if let Some((kind, name, _)) = LEFT_OUT
         .iter()
@@ -318,7 +346,10 @@ fn chosen(all: &[(String, String)]) -> Result<Vec<(String, String)>> {
 
 /// Builds the included targets for release, and nothing else.
 fn build() -> Result<Vec<Artifact>> {
-    let wanted = wanted()?;
+    let wanted: BTreeSet<_> = wanted()?
+        .into_iter()
+        .map(|target| (target.kind, target.name))
+        .collect();
     let mut command = cargo();
     command.args(["build", "--release"]);
     for (package, _) in PACKAGES {
@@ -486,8 +517,16 @@ mod tests {
 
     #[test]
     fn what_is_left_out_is_a_kind_and_a_name_and_its_namesakes_go_along() {
-        let own = |(kind, name): &(&str, &str)| ((*kind).to_owned(), (*name).to_owned());
+        let own = |(kind, name): &(&str, &str)| Target {
+            kind: (*kind).to_owned(),
+            name: (*name).to_owned(),
+            module: None,
+        };
         let mut all: Vec<_> = LEFT_OUT.iter().map(|left| own(&(left.0, left.1))).collect();
+        // A module goes by its own name.
+        let first = all.iter_mut().find(|target| target.kind == "test").unwrap();
+        let module = std::mem::replace(&mut first.name, "api".to_owned());
+        first.module = Some(module);
         assert!(chosen(&all).unwrap().is_empty());
         all.push(own(&("example", "perf")));
         let [benchmark] = &chosen(&all).unwrap()[..] else {

@@ -24,6 +24,8 @@ mod real_nccl;
 mod sanitize;
 mod site;
 mod slim;
+mod test_files;
+mod test_names;
 mod train_tiny;
 mod wheels;
 mod workspace;
@@ -145,6 +147,12 @@ const CHORES: &[Chore] = &[
         arguments: "address|thread [--all]",
         purpose: "run tests of the crates under that sanitizer",
         run: sanitize::run,
+    },
+    Chore {
+        name: "test-names",
+        arguments: "[--write]",
+        purpose: "fail if the names of all tests differ from their list; or write it",
+        run: test_names::run,
     },
     Chore {
         name: "conformance",

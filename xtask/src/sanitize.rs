@@ -4,12 +4,14 @@
 //! `RUSTC_BOOTSTRAP` is set. The thread sanitizer must see the standard library's own atomics and locks, or it reports
 //! false races: that library is built, too, from the component `rust-src`.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::arguments::{Arguments, Usage};
+use crate::test_files::of_packages;
 use crate::{Result, workspace};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +38,7 @@ impl Sanitizer {
     }
 }
 
-/// The unit tests of the crates: the emulator runs in the same process as `nccl`, and is checked as well.
+/// The crates whose unit tests run: the emulator runs in the same process as `nccl`, and is checked as well.
 const CRATES: &[&str] = &[
     "--package=nccl",
     "--package=nccl-base",
@@ -49,41 +51,40 @@ const CRATES: &[&str] = &[
     "--package=stand-in-object",
     "--package=nccl-emulator",
     "--package=cuda-emulator",
-    "--lib",
 ];
 
 /// The packages of the tools and of `tests/`: they have more dependencies than all the crates.
 const TOOLS: &[&str] = &["--package=nccl-tools", "--package=nccl-tests"];
 
-/// Tests of `tests/` in which most of the memory is lent and freed, for every change.
-const FIRST: &[&str] = &["--test=aborts", "--test=operations", "--test=plans"];
+/// Files of `tests/` in which most of the memory is lent and freed, for every change.
+const FIRST: &[&str] = &["aborts", "operations", "plans"];
 
-/// The other tests with threads and shared memory.
+/// The other files with threads and shared memory.
 const CAPABILITIES: &[&str] = &[
-    "--test=abort_together",
-    "--test=all_to_all",
-    "--test=awaiting",
-    "--test=buffers",
-    "--test=deadlines",
-    "--test=hangs",
-    "--test=killed",
-    "--test=launch_modes",
-    "--test=memory_release",
-    "--test=memory",
-    "--test=profiler_storm",
-    "--test=recorder",
-    "--test=succession",
-    "--test=stuck_calls",
-    "--test=watchdog",
+    "abort_together",
+    "all_to_all",
+    "awaiting",
+    "buffers",
+    "deadlines",
+    "hangs",
+    "killed",
+    "launch_modes",
+    "memory_release",
+    "memory",
+    "profiler_storm",
+    "recorder",
+    "succession",
+    "stuck_calls",
+    "watchdog",
 ];
 
 /// Tests of what is left at the end of a communicator or a process: for the address sanitizer alone.
 const ENDS: &[&str] = &[
-    "--test=abort_all",
-    "--test=captures_differ",
-    "--test=exits",
-    "--test=held_by_graphs",
-    "--test=revoke",
+    "abort_all",
+    "captures_differ",
+    "exits",
+    "held_by_graphs",
+    "revoke",
 ];
 
 /// Unit tests of one thread and without `unsafe` that try very many inputs: a sanitizer could find nothing in them, and
@@ -144,11 +145,71 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     if sanitizer == Sanitizer::Thread {
         need_library_sources()?;
     }
-    workspace::run(&mut command(sanitizer, all, &host()?, &target, &leaks))
+    let host = host()?;
+    for tests in selected(sanitizer, all)? {
+        workspace::run(&mut command(sanitizer, all, &tests, &host, &target, &leaks))?;
+    }
+    Ok(())
 }
 
-/// One command, so that shared dependencies are built once.
-fn command(sanitizer: Sanitizer, all: bool, host: &str, target: &Path, leaks: &Path) -> Command {
+/// Tests that one command runs: the options that choose targets, and the begins of the names of tests in them; without
+/// these, all.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Tests {
+    targets: Vec<String>,
+    names: Vec<String>,
+}
+
+/// The unit tests; the files that are binaries; and the chosen modules of each binary that is made of many files, one
+/// command each, because Cargo gives the names to all binaries of a command.
+fn selected(sanitizer: Sanitizer, all: bool) -> Result<Vec<Tests>> {
+    let mut files: Vec<&str> = Vec::new();
+    if has_tools(sanitizer, all) {
+        files.extend(FIRST);
+    }
+    if all {
+        files.extend(CAPABILITIES);
+    }
+    if all && sanitizer == Sanitizer::Address {
+        files.extend(ENDS);
+    }
+    let known = of_packages(&["nccl-tests"])?;
+    let mut alone = Tests::default();
+    let mut merged = BTreeMap::<String, Tests>::new();
+    for name in files {
+        let file = known.iter().find(|file| file.name() == name);
+        let file = file.ok_or_else(|| format!("there is no file {name} in tests"))?;
+        let target = format!("--test={}", file.target);
+        if file.module.is_none() {
+            alone.targets.push(target);
+            continue;
+        }
+        let tests = merged.entry(file.target.clone()).or_default();
+        tests.targets = vec![target];
+        tests.names.push(file.prefix());
+    }
+    let unit = Tests {
+        targets: vec!["--lib".to_owned()],
+        names: Vec::new(),
+    };
+    let groups = [unit, alone].into_iter().chain(merged.into_values());
+    Ok(groups.filter(|tests| !tests.targets.is_empty()).collect())
+}
+
+/// Whether the packages of the tools and of `tests/` are looked at.
+fn has_tools(sanitizer: Sanitizer, all: bool) -> bool {
+    all || sanitizer == Sanitizer::Address
+}
+
+/// Each command has the same packages, so that what they share is built once, with the same features.
+fn command(
+    sanitizer: Sanitizer,
+    all: bool,
+    tests: &Tests,
+    host: &str,
+    target: &Path,
+    leaks: &Path,
+) -> Command {
     let flags = env::var("RUSTFLAGS").unwrap_or_default();
     let mut cargo = workspace::cargo();
     cargo
@@ -169,19 +230,15 @@ fn command(sanitizer: Sanitizer, all: bool, host: &str, target: &Path, leaks: &P
         // notice it.
         .env("ASAN_OPTIONS", "quarantine_size_mb=32")
         .env("LSAN_OPTIONS", format!("suppressions={}", leaks.display()));
-    if all || sanitizer == Sanitizer::Address {
-        cargo.args(TOOLS).args(FIRST);
+    if has_tools(sanitizer, all) {
+        cargo.args(TOOLS);
     }
-    if all {
-        cargo.args(CAPABILITIES);
-    }
-    if all && sanitizer == Sanitizer::Address {
-        cargo.args(ENDS);
-    }
+    cargo.args(&tests.targets);
     match sanitizer {
         Sanitizer::Address => cargo.args(["--", "--skip", MANY_LAUNCHES]),
         Sanitizer::Thread => cargo.args(["-Zbuild-std", "--", "--skip", STEPPED]),
     };
+    cargo.args(&tests.names);
     for name in ONE_THREAD.iter().chain(TOO_SLOW) {
         cargo.args(["--skip", name]);
     }
@@ -249,6 +306,26 @@ mod tests {
                 "{name}"
             );
         }
+    }
+
+    #[test]
+    fn every_file_is_there_and_modules_are_chosen_in_their_binary_alone() {
+        let all = |sanitizer| selected(sanitizer, true).unwrap();
+        let [unit, alone, api, failures, tools] = &all(Sanitizer::Address)[..] else {
+            panic!("five commands");
+        };
+        assert_eq!((&*unit.targets[0], unit.names.len()), ("--lib", 0));
+        assert_eq!(alone.targets, ["--test=aborts", "--test=profiler_storm"]);
+        assert!(api.names.contains(&"plans::".to_owned()) && alone.names.is_empty());
+        assert_eq!(failures.targets, ["--test=failures"]);
+        assert_eq!(tools.names, ["recorder::"]);
+        let chosen = [api, failures, tools].map(|tests| tests.names.len());
+        let files = FIRST.len() + CAPABILITIES.len() + ENDS.len();
+        assert_eq!(chosen.iter().sum::<usize>() + alone.targets.len(), files);
+        let [unit] = &selected(Sanitizer::Thread, false).unwrap()[..] else {
+            panic!("one command");
+        };
+        assert_eq!(unit.targets, ["--lib"]);
     }
 
     #[test]

@@ -5,35 +5,35 @@ type Elsewhere = &'static [(&'static str, &'static str)];
 pub(crate) const STARTING: Elsewhere = &[
     (
         "ports and addresses, ways between hosts, ranks that never start, fail, come twice, or disagree on how many they are",
-        "`tests/start_up_faults.rs`, `tests/rendezvous.rs`, `tests/observer.rs`: [start-up-faults.md](start-up-faults.md) has all sentences",
+        "`tests/failures/start_up_faults.rs`, `tests/failures/rendezvous.rs`, `tests/failures/observer.rs`: [start-up-faults.md](start-up-faults.md) has all sentences",
     ),
     (
         "rank 0 is killed while others still come",
-        "`tests/rendezvous.rs`: `a_rank_0_that_dies_while_others_still_come_is_named_at_once`",
+        "`tests/failures/rendezvous.rs`: `a_rank_0_that_dies_while_others_still_come_is_named_at_once`",
     ),
     (
         "a rank fails in a step of its own start",
-        "`tests/start_up_faults.rs`: `a_rank_that_fails_while_it_starts`",
+        "`tests/failures/start_up_faults.rs`: `a_rank_that_fails_while_it_starts`",
     ),
     (
         "other releases of NCCL, one device for two ranks, other settings, unreachable interfaces",
-        "`tests/preflight`: found before NCCL is started ([preflight.md](preflight.md))",
+        "`tests/tools/preflight`: found before NCCL is started ([preflight.md](preflight.md))",
     ),
     (
         "a rank is slow before its init",
-        "`tests/start_up_faults.rs`: those who wait are told every 10 s for whom",
+        "`tests/failures/start_up_faults.rs`: those who wait are told every 10 s for whom",
     ),
     (
         "a rank never comes to NCCL's init; NCCL's init hangs",
-        "`tests/hangs`: the table of [deadlines-and-abort.md](deadlines-and-abort.md)",
+        "`tests/failures/hangs`: the table of [deadlines-and-abort.md](deadlines-and-abort.md)",
     ),
     (
         "NCCL's init reports its error late",
-        "`tests/deadlines.rs`: `an_init_that_reports_its_error_late_tells_nccls_own_code_on_all_ranks`",
+        "`tests/failures/deadlines.rs`: `an_init_that_reports_its_error_late_tells_nccls_own_code_on_all_ranks`",
     ),
     (
         "the first operation, which connects the ranks, hangs",
-        "`tests/many_communicators.rs`: `a_warm_up_connects_all_ranks_or_names_its_limit`",
+        "`tests/api/many_communicators.rs`: `a_warm_up_connects_all_ranks_or_names_its_limit`",
     ),
     (
         "NCCL's token is another job's, or damaged",
@@ -52,11 +52,11 @@ pub(crate) const DEATHS: Elsewhere = &[
     ),
     (
         "rank 0 and its successor are killed together",
-        "`tests/succession.rs`: `when_rank_0_and_its_successor_are_killed_together_the_next_one_decides`",
+        "`tests/failures/succession.rs`: `when_rank_0_and_its_successor_are_killed_together_the_next_one_decides`",
     ),
     (
         "a rank leaves in order, and others work on",
-        "`tests/abort_together.rs`: `a_rank_that_leaves_in_order_ends_nothing`",
+        "`tests/failures/abort_together.rs`: `a_rank_that_leaves_in_order_ends_nothing`",
     ),
     (
         "a rank is killed over NCCL's own sockets or InfiniBand",
@@ -67,18 +67,18 @@ pub(crate) const DEATHS: Elsewhere = &[
 pub(crate) const SILENCE: Elsewhere = &[
     (
         "a call into NCCL or CUDA that does not come back",
-        "`tests/hangs`: the table of [deadlines-and-abort.md](deadlines-and-abort.md)",
+        "`tests/failures/hangs`: the table of [deadlines-and-abort.md](deadlines-and-abort.md)",
     ),
     (
         "a rank that does not come to the next generation",
-        "`tests/going_on.rs`: `a_rank_that_hangs_is_left_behind_and_learns_it`",
+        "`tests/failures/going_on.rs`: `a_rank_that_hangs_is_left_behind_and_learns_it`",
     ),
 ];
 
 pub(crate) const OPERATIONS: Elsewhere = &[
     (
         "captures that differ between the ranks",
-        "`tests/captures_differ.rs`: compared before NCCL is asked",
+        "`tests/api/captures_differ.rs`: compared before NCCL is asked",
     ),
     (
         "an error of CUDA's that was there before NCCL was called, on a GPU; Xid",
@@ -100,15 +100,15 @@ pub(crate) const MESSAGES: Elsewhere = &[
 pub(crate) const TEARDOWN: Elsewhere = &[
     (
         "a panic, `exit`, or the end of `main` with everything alive",
-        "`tests/exits.rs`",
+        "`tests/failures/exits.rs`",
     ),
     (
         "graphs that somebody else captured keep an abort from coming back",
-        "`tests/held_by_graphs.rs`",
+        "`tests/api/held_by_graphs.rs`",
     ),
     (
         "an abort that does not come back",
-        "`tests/deadlines.rs`: `an_abort_that_hangs_is_reported_as_a_leak_and_not_waited_for`, and `tests/hangs`",
+        "`tests/failures/deadlines.rs`: `an_abort_that_hangs_is_reported_as_a_leak_and_not_waited_for`, and `tests/failures/hangs`",
     ),
     (
         "a double destroy",
@@ -123,15 +123,15 @@ pub(crate) const TEARDOWN: Elsewhere = &[
 pub(crate) const ENVIRONMENT: Elsewhere = &[
     (
         "a variable differs, did not reach a host, or is misspelt",
-        "`tests/preflight`: found before NCCL is started",
+        "`tests/tools/preflight`: found before NCCL is started",
     ),
     (
         "`/dev/shm` too small, IPC namespaces, limits",
-        "`tests/preflight` and `crates/nccl-diagnose/src/preflight/rules`",
+        "`tests/tools/preflight` and `crates/nccl-diagnose/src/preflight/rules`",
     ),
     (
         "a variable is changed after NCCL has read it",
-        "`tests/preflight`: `a_variable_that_is_changed_when_nccl_has_read_it_is_a_warning`",
+        "`tests/tools/preflight`: `a_variable_that_is_changed_when_nccl_has_read_it_is_a_warning`",
     ),
     (
         "ACS or IOMMU in the way of transfers between GPUs",
@@ -143,26 +143,26 @@ pub(crate) const ENVIRONMENT: Elsewhere = &[
     ),
     (
         "no libnccl, or too old a one",
-        "`tests/doctor/check.rs`, `crates/nccl-core/src/library.rs`",
+        "`tests/tools/doctor/check.rs`, `crates/nccl-core/src/library.rs`",
     ),
 ];
 
 pub(crate) const RESOURCES: Elsewhere = &[
     (
         "that the kernel's OOM killer did it is said, with the limit",
-        "`tests/nccl_run`: `the_oom_killer_is_named`",
+        "`tests/tools/nccl_run`: `the_oom_killer_is_named`",
     ),
     (
         "too few descriptors for NCCL's init",
-        "`tests/preflight`: `a_rank_with_too_few_open_files_left_is_named_with_the_number_it_needs`",
+        "`tests/tools/preflight`: `a_rank_with_too_few_open_files_left_is_named_with_the_number_it_needs`",
     ),
     (
         "a coordinator without descriptors",
-        "`tests/rendezvous.rs`: `a_coordinator_without_descriptors_waits_for_some_without_spinning`",
+        "`tests/failures/rendezvous.rs`: `a_coordinator_without_descriptors_waits_for_some_without_spinning`",
     ),
     (
         "no thread for the watchdog of a first communicator",
-        "`tests/watchdog.rs`: `a_rank_that_nobody_could_watch_over_gets_no_communicator_and_all_are_told`",
+        "`tests/failures/watchdog.rs`: `a_rank_that_nobody_could_watch_over_gets_no_communicator_and_all_are_told`",
     ),
     (
         "no more threads for NCCL itself",
@@ -185,16 +185,16 @@ pub(crate) const RESOURCES: Elsewhere = &[
 pub(crate) const NETWORK: Elsewhere = &[
     (
         "a firewall, route or refusal before the ranks have met",
-        "`tests/rendezvous.rs`, `tests/preflight/between_hosts.rs`",
+        "`tests/failures/rendezvous.rs`, `tests/tools/preflight/between_hosts.rs`",
     ),
     (
         "large packets are lost from the start (MTU)",
-        "`tests/preflight/between_hosts.rs`: found before NCCL is started, with the hosts",
+        "`tests/tools/preflight/between_hosts.rs`: found before NCCL is started, with the hosts",
     ),
-    ("IPv6 and IPv4 mixed", "`tests/preflight/between_hosts.rs`"),
+    ("IPv6 and IPv4 mixed", "`tests/tools/preflight/between_hosts.rs`"),
     (
         "NCCL's own connection to a peer is refused at run time",
-        "not tried: the emulator makes no connections. A peer that is dead or cut off is a row above, whatever NCCL makes of it; before a start, `tests/preflight/between_hosts.rs` connects as NCCL would",
+        "not tried: the emulator makes no connections. A peer that is dead or cut off is a row above, whatever NCCL makes of it; before a start, `tests/tools/preflight/between_hosts.rs` connects as NCCL would",
     ),
     (
         "a slow link",

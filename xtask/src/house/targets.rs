@@ -1,5 +1,6 @@
 //! The files of `tests/` and `benches/` that must be named in the manifest beside them: Cargo finds tests and
-//! benchmarks automatically only in folders of these names within a package.
+//! benchmarks automatically only in folders of these names within a package. And those of a test binary that is made of
+//! many files: the compiler says nothing of a file that no module names.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -7,6 +8,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::test_files::modules;
 use crate::{Result, workspace};
 
 const FOLDERS: [&str; 2] = ["tests", "benches"];
@@ -30,10 +32,36 @@ pub(crate) fn check() -> Result {
         let files = files(&workspace::root().join(folder))?;
         unknown.extend(files.into_iter().filter(|file| !known.contains(file)));
     }
+    for main in known.iter().filter(|file| file.ends_with("main.rs")) {
+        let folder = main.parent().ok_or("a file without a folder")?;
+        if folder.starts_with(workspace::root().join("tests")) {
+            unknown.extend(unnamed(folder, &std::fs::read_to_string(main)?)?);
+        }
+    }
     match unknown.is_empty() {
         true => Ok(()),
-        false => Err(format!("no target of the manifest beside them: {unknown:?}").into()),
+        false => Err(format!(
+            "no target of the manifest beside them, or no module of the main.rs: {unknown:?}"
+        )
+        .into()),
     }
+}
+
+/// The files and folders of a binary that are no modules of its `main.rs`.
+fn unnamed(folder: &Path, main: &str) -> Result<Vec<PathBuf>> {
+    let modules = modules(main);
+    let mut unnamed = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        let is_source = path.extension().is_some_and(|extension| extension == "rs");
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        if (is_source && name != "main" || path.join("mod.rs").is_file())
+            && !modules.iter().any(|module| **module == name)
+        {
+            unnamed.push(path);
+        }
+    }
+    Ok(unnamed)
 }
 
 /// The files and the folders with a `main.rs`, as Cargo finds them.
@@ -58,6 +86,19 @@ mod tests {
     #[test]
     fn every_test_and_every_benchmark_is_a_target() {
         check().unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    #[test]
+    fn a_file_that_no_module_names_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::create_dir_all(path("several")).unwrap();
+        std::fs::create_dir_all(path("other")).unwrap();
+        for name in ["main.rs", "one.rs", "two.rs", "several/mod.rs", "data.json"] {
+            std::fs::write(path(name), "").unwrap();
+        }
+        let missing = unnamed(folder.path(), "mod one;\nmod several;\n").unwrap();
+        assert_eq!(missing, [path("two.rs")]);
     }
 
     #[test]

@@ -477,7 +477,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
 fn torchrun() -> Row {
     eprintln!(
         "launchers: NOT TESTED: torchrun: PyTorch's wheel for Linux brings CUDA along and is not fetched; its variables are \
-         (tests/perf/launchers.rs, under_torchrun_it_is_one_rank)"
+         (tests/tools/perf/launchers.rs, under_torchrun_it_is_one_rank)"
     );
     Row {
         launcher: "torchrun".into(),

@@ -21,6 +21,7 @@ use serde_json::Value;
 
 use crate::Result;
 use crate::arguments::Usage;
+use crate::test_files::TestFile;
 use crate::workspace::output;
 
 /// How a test is run.
@@ -51,18 +52,20 @@ impl Way<'_> {
 /// The exceptions, as they are in the repository.
 const EXCEPTIONS: &str = include_str!("exceptions.txt");
 
-/// A built file of tests.
+/// A built file of tests: a binary, or a module of one.
 #[derive(Debug, Clone)]
 pub(super) struct Built {
     /// The name of the file.
     pub(super) name: String,
+    /// The begin of the names of its tests in the binary.
+    prefix: String,
     pub(super) executable: PathBuf,
     /// The directory in which cargo would run it.
     pub(super) directory: PathBuf,
 }
 
 impl Built {
-    /// The test files in cargo's messages.
+    /// The binaries in cargo's messages.
     pub(super) fn of_messages(messages: &str) -> Vec<Self> {
         let messages = messages
             .lines()
@@ -75,11 +78,33 @@ impl Built {
             let manifest = PathBuf::from(message["manifest_path"].as_str()?);
             Some(Self {
                 name: target["name"].as_str()?.to_owned(),
+                prefix: String::new(),
                 executable: message["executable"].as_str()?.into(),
                 directory: manifest.parent()?.to_owned(),
             })
         };
         messages.filter_map(built).collect()
+    }
+
+    /// These files, of these binaries.
+    pub(super) fn of_files(binaries: &[Self], files: &[&TestFile]) -> Vec<Self> {
+        let built = |file: &&TestFile| {
+            let binary = binaries.iter().find(|binary| binary.name == file.target)?;
+            Some(Self {
+                name: file.name().to_owned(),
+                prefix: file.prefix(),
+                ..binary.clone()
+            })
+        };
+        files.iter().filter_map(built).collect()
+    }
+
+    /// `file::test`; the name of a test of a module has that already.
+    fn full_name(&self, test: &str) -> String {
+        match self.prefix.is_empty() {
+            true => format!("{}::{test}", self.name),
+            false => test.to_owned(),
+        }
     }
 
     /// Its tests, except those that run on request only.
@@ -93,7 +118,7 @@ impl Built {
         };
         let ignored = list(&["--ignored"])?;
         let mut all = list(&[])?;
-        all.retain(|name| !ignored.contains(name));
+        all.retain(|name| name.starts_with(&self.prefix) && !ignored.contains(name));
         Ok(all)
     }
 }
@@ -234,7 +259,7 @@ pub(super) fn run(
                         took: Duration::ZERO,
                         said: error.to_string(),
                     });
-                    let name = format!("{}::{test}", file.name);
+                    let name = file.full_name(test);
                     let word = match (outcome.passed, exceptions.0.contains_key(&name)) {
                         (true, false) => "ok",
                         (false, true) => "fails, as it must",
@@ -402,6 +427,26 @@ mod tests {
         for wrong in ["--test-threads=0", "--nocapture"] {
             assert!(parse(&[wrong]).unwrap_err().is::<Usage>());
         }
+    }
+
+    #[test]
+    fn a_test_has_the_name_of_its_file_whether_that_is_a_binary_or_a_module() {
+        let binary = Built {
+            name: "api".into(),
+            prefix: String::new(),
+            executable: "api-0".into(),
+            directory: "tests".into(),
+        };
+        assert_eq!(binary.full_name("plans::one"), "api::plans::one");
+        let file = TestFile {
+            package: "nccl-tests".into(),
+            target: "api".into(),
+            module: Some("plans".into()),
+        };
+        let [module] = &Built::of_files(&[binary], &[&file])[..] else {
+            panic!("one file");
+        };
+        assert_eq!(module.full_name("plans::one"), "plans::one");
     }
 
     #[test]

@@ -7,7 +7,7 @@ const EMULATORS: &str = "it tests the emulator's own NCCL to the letter: conform
 /// Why tests of a model in one process are left out.
 const COMPUTES: &str = "it tests what a model computes, which NCCL has no part in";
 
-/// Package, test file, and why it is left out.
+/// Package, test file (a binary, or a module of one that is made of many), and why it is left out.
 pub(super) const LEFT_OUT: &[(&str, &str, &str)] = &[
     (
         "nccl-emulator",

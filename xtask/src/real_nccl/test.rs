@@ -4,19 +4,18 @@
 //! [`LEFT_OUT`]. Test files called `real_…`, and the unit tests of the emulator's module `real`, choose for themselves:
 //! they get all libraries.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
-
-use serde_json::Value;
 
 use super::environment::Environment;
 use super::left_out::{LEFT_OUT, QUICK};
 use super::{Asked, FEATURE, each, profiler};
 use crate::Result;
 use crate::arguments::{Arguments, Usage};
+use crate::test_files::{TestFile, of_packages};
 use crate::wheels::{Release, Unavailable};
 use crate::workspace::{self, cargo, run as run_command};
 
@@ -34,9 +33,6 @@ const UNIT: &str = "real";
 /// The variables of those tests: the libraries, with `:` between them, and NVIDIA's example of a profiler plugin.
 const LIBRARIES: &str = "NCCL_REAL_LIBRARIES";
 const PROFILER: &str = "NCCL_REAL_EXAMPLE_PROFILER";
-
-/// A file of tests: its package and its name.
-type TestFile = (String, String);
 
 /// The tests to run.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -65,7 +61,7 @@ impl Extent {
     fn takes(self, file: &TestFile) -> bool {
         match self {
             Self::Whole => true,
-            Self::Quick => QUICK.contains(&(file.0.as_str(), file.1.as_str())),
+            Self::Quick => QUICK.contains(&(&*file.package, file.name())),
             Self::Own => false,
         }
     }
@@ -75,12 +71,12 @@ impl Selection {
     /// Selects the files of these names, or without names all that are not left out.
     fn of(all: &[TestFile], names: &[String], extent: Extent) -> Result<Self> {
         let left_out = |file: &TestFile| {
-            let is = |left: &&(&str, &str, &str)| (left.0, left.1) == (&*file.0, &*file.1);
+            let is = |left: &&(&str, &str, &str)| (left.0, left.1) == (&*file.package, file.name());
             LEFT_OUT.iter().find(is)
         };
         if let Some(unknown) = names
             .iter()
-            .find(|name| **name != UNIT && !all.iter().any(|file| file.1 == **name))
+            .find(|name| **name != UNIT && !all.iter().any(|file| file.name() == **name))
         {
             let text = format!(
                 "there is no test file `{unknown}` in {}",
@@ -93,15 +89,17 @@ impl Selection {
             ..Self::default()
         };
         for file in all {
+            let is_named = names.iter().any(|name| name == file.name());
             match left_out(file) {
                 Some(_) if names.is_empty() => continue,
-                Some(&(.., why)) if names.contains(&file.1) => {
-                    eprintln!("real-nccl: {} is usually left out: {why}", file.1);
+                Some(&(.., why)) if is_named => {
+                    eprintln!("real-nccl: {} is usually left out: {why}", file.name());
                 }
-                _ if names.is_empty() || names.contains(&file.1) => (),
+                _ if names.is_empty() || is_named => (),
                 _ => continue,
             }
-            let is_own = file.0 == OWN.0 && file.1.starts_with(OWN.1) && left_out(file).is_none();
+            let is_own =
+                file.package == OWN.0 && file.name().starts_with(OWN.1) && left_out(file).is_none();
             if is_own {
                 selection.own.push(file.clone());
             } else if !names.is_empty() || extent.takes(file) {
@@ -134,7 +132,7 @@ pub(super) fn run(asked: &Asked, arguments: &mut Arguments, behind: Vec<OsString
         let text = "--quick and --own choose the test files, so none can be named".to_owned();
         return Err(Usage(text).into());
     }
-    let selection = Selection::of(&test_files()?, &names, extent)?;
+    let selection = Selection::of(&of_packages(&PACKAGES)?, &names, extent)?;
     let (release, all) = match libraries(asked) {
         Err(error) if error.is::<Unavailable>() => {
             eprintln!("NOT TESTED: {error}");
@@ -197,17 +195,22 @@ fn run_all(
             format!("unit tests of {}", OWN.0),
         );
     }
-    let mut groups = BTreeMap::<(&str, bool), Vec<&str>>::new();
+    let mut groups = BTreeMap::<(&str, bool), Vec<&TestFile>>::new();
     for (files, is_own) in [(&selection.own, true), (&selection.on_it, false)] {
-        for (package, name) in files {
-            groups.entry((package, is_own)).or_default().push(name);
+        for file in files {
+            groups
+                .entry((&file.package, is_own))
+                .or_default()
+                .push(file);
         }
     }
-    for ((package, is_own), names) in groups {
+    for ((package, is_own), files) in groups {
         let mut command = cargo_test(package);
-        for name in &names {
-            command.args(["--test", name]);
+        let targets: BTreeSet<_> = files.iter().map(|file| &file.target).collect();
+        for target in targets {
+            command.args(["--test", target]);
         }
+        let names: Vec<_> = files.iter().map(|file| file.name()).collect();
         let what = format!("{package}: some of {}", names.join(", "));
         if is_own {
             command.arg("--").args(options);
@@ -218,6 +221,7 @@ fn run_all(
         let each_options = each::Options::parse(options)?;
         command.args(["--no-run", "--message-format=json-render-diagnostics"]);
         let built = each::Built::of_messages(&workspace::output(&mut command)?);
+        let built = each::Built::of_files(&built, &files);
         let way = each::Way {
             limit: each::Way::LIMIT,
             under: &[],
@@ -242,37 +246,21 @@ fn cargo_test(package: &str) -> Command {
     command
 }
 
-/// The test files of the packages.
-fn test_files() -> Result<Vec<TestFile>> {
-    let mut command = cargo();
-    command.args(["metadata", "--no-deps", "--format-version", "1"]);
-    let metadata: Value = serde_json::from_str(&workspace::output(&mut command)?)?;
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let mut files = Vec::new();
-    for package in metadata["packages"].as_array().into_iter().flatten() {
-        if !PACKAGES.iter().any(|name| package["name"] == *name) {
-            continue;
-        }
-        for target in package["targets"].as_array().into_iter().flatten() {
-            if target["kind"][0] == "test" {
-                files.push((text(&package["name"]), text(&target["name"])));
-            }
-        }
-    }
-    Ok(files)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn some() -> Vec<TestFile> {
-        let file = |package: &str, name: &str| (package.to_owned(), name.to_owned());
+        let file = |package: &str, target: &str, module: Option<&str>| TestFile {
+            package: package.to_owned(),
+            target: target.to_owned(),
+            module: module.map(str::to_owned),
+        };
         vec![
-            file("nccl-emulator", "real_faults"),
-            file("nccl-emulator", "real_symbols"),
-            file("nccl-tests", "collectives"),
-            file("nccl-tests", "compile_fail"),
+            file("nccl-emulator", "real_faults", None),
+            file("nccl-emulator", "real_symbols", None),
+            file("nccl-tests", "api", Some("collectives")),
+            file("nccl-tests", "compile_fail", None),
         ]
     }
 
@@ -282,7 +270,7 @@ mod tests {
     }
 
     fn names(files: &[TestFile]) -> Vec<&str> {
-        files.iter().map(|file| &*file.1).collect()
+        files.iter().map(TestFile::name).collect()
     }
 
     #[test]
@@ -314,7 +302,7 @@ mod tests {
 
     #[test]
     fn each_file_of_a_quick_run_is_there_and_not_left_out() {
-        let all = test_files().unwrap();
+        let all = of_packages(&PACKAGES).unwrap();
         let selection = Selection::of(&all, &[], Extent::Quick).unwrap();
         assert_eq!(selection.on_it.len(), QUICK.len());
     }
@@ -326,10 +314,10 @@ mod tests {
 
     #[test]
     fn each_file_that_is_left_out_is_there() {
-        let all = test_files().unwrap();
+        let all = of_packages(&PACKAGES).unwrap();
         for (package, name, _) in LEFT_OUT {
-            let file = ((*package).to_owned(), (*name).to_owned());
-            assert!(all.contains(&file), "{package} has no tests/{name}");
+            let is = |file: &TestFile| (&*file.package, file.name()) == (*package, *name);
+            assert!(all.iter().any(is), "{package} has no tests {name}");
         }
     }
 }

@@ -23,25 +23,22 @@ const ROUNDS: &str = "NCCL_TEST_ROUNDS";
 /// Added to the limit for each round: more than the test has for it.
 const ROUND: Duration = Duration::from_secs(5);
 
-/// The tests, by file: of about two ranks, each of which ends within its own limit even this slowly.
+/// The tests, by binary: of about two ranks, each of which ends within its own limit even this slowly.
 const TESTS: &[(&str, &[&str])] = &[
     (
-        "operations",
+        "api",
         &[
-            "a_failed_closure_issues_nothing_and_leaves_the_communicator_as_it_was",
-            "buffers_that_do_not_fit_are_refused_before_nccl_is_asked",
-            "messages_to_one_peer_arrive_in_the_order_they_were_recorded",
-            "nothing_to_send_is_no_operation_for_nccl_and_done_at_once",
-            "one_communicator_serves_several_threads",
+            "operations::a_failed_closure_issues_nothing_and_leaves_the_communicator_as_it_was",
+            "operations::buffers_that_do_not_fit_are_refused_before_nccl_is_asked",
+            "operations::messages_to_one_peer_arrive_in_the_order_they_were_recorded",
+            "operations::nothing_to_send_is_no_operation_for_nccl_and_done_at_once",
+            "operations::one_communicator_serves_several_threads",
+            "plans::plans_that_come_and_go_with_their_communicators_leave_nothing_behind",
         ],
     ),
     (
         "profiler_storm",
         &["a_profiler_survives_whatever_ends_communicators_between_processes"],
-    ),
-    (
-        "plans",
-        &["plans_that_come_and_go_with_their_communicators_leave_nothing_behind"],
     ),
 ];
 
@@ -64,8 +61,8 @@ pub(super) fn run(asked: &Asked, behind: &[OsString]) -> Result {
         FEATURE,
         "--message-format=json-render-diagnostics",
     ]);
-    for (file, _) in TESTS {
-        command.args(["--test", file]);
+    for (binary, _) in TESTS {
+        command.args(["--test", binary]);
     }
     let built = each::Built::of_messages(&workspace::output(&mut command)?);
     let logs = tempfile::tempdir()?;

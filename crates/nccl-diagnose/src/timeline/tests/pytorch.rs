@@ -1,4 +1,4 @@
-//! The files for PyTorch's analyser. `tests/pytorch_analyser.rs` gives such files to the analyser itself.
+//! The files for PyTorch's analyser. `tests/tools/pytorch_analyser.rs` gives such files to the analyser itself.
 
 use std::collections::BTreeMap;
 
