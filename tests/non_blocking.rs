@@ -10,6 +10,7 @@ mod support;
 
 #[path = "failures/abort_together.rs"]
 mod abort_together;
+#[path = "aborts.rs"]
 mod aborts;
 #[path = "api/awaiting.rs"]
 mod awaiting;

@@ -437,8 +437,8 @@ fn becomes_a_graph<T: Send>(
 /// The graph has the addresses of borrowed memory, and can be launched at any time.
 #[test]
 fn a_capture_that_ends_before_it_is_void_ends_the_process() {
-    let test = &name(&|| ());
-    if let Role::Child(_) = Role::of(test) {
+    let test = name(&|| ());
+    if let Role::Child(_) = Role::of(&test) {
         nccl::process::on_fatal(|report| match report.cause {
             FatalCause::CapturedInGraph => FatalExit::Code(75),
             _ => FatalExit::Abort,
@@ -473,7 +473,7 @@ fn a_capture_that_ends_before_it_is_void_ends_the_process() {
     if !support::needs_emulator("calls that hang on purpose") {
         return;
     }
-    let fleet = Fleet::builder(1).start(|_| again(test, "ends"));
+    let fleet = Fleet::builder(1).start(move |_| again(&test, "ends"));
     let report = fleet.expect("a process").wait_timeout(TIMEOUT * 2);
     let report = report.expect("it ends by itself");
     assert_eq!(report.exit_code(), 75, "{report}");

@@ -191,7 +191,10 @@ pub(crate) const NETWORK: Elsewhere = &[
         "large packets are lost from the start (MTU)",
         "`tests/tools/preflight/between_hosts.rs`: found before NCCL is started, with the hosts",
     ),
-    ("IPv6 and IPv4 mixed", "`tests/tools/preflight/between_hosts.rs`"),
+    (
+        "IPv6 and IPv4 mixed",
+        "`tests/tools/preflight/between_hosts.rs`",
+    ),
     (
         "NCCL's own connection to a peer is refused at run time",
         "not tried: the emulator makes no connections. A peer that is dead or cut off is a row above, whatever NCCL makes of it; before a start, `tests/tools/preflight/between_hosts.rs` connects as NCCL would",

@@ -4,7 +4,8 @@ use std::process::Stdio;
 
 use nccl_tools::gpu_check::not_tested;
 
-use super::{Ranks, code, doctor, doctor_behind, finish, json, meeting, named, one, run, text};
+use super::{Ranks, code, doctor, doctor_behind, finish, json, named, one, run, text};
+use crate::meeting;
 
 #[test]
 fn a_host_is_checked_without_a_gpu_and_without_others() {
