@@ -325,7 +325,16 @@ impl Ranks {
             command.envs(self.variables.iter().map(|(name, value)| (name, value)));
             command
         });
-        ended.unwrap_or_else(|error| panic!("the ranks could not be started: {error:#}"))
+        let ended =
+            ended.unwrap_or_else(|error| panic!("the ranks could not be started: {error:#}"));
+        // A test binary that is asked for a test which it does not have succeeds.
+        let mut lines = ended.ranks.iter().flat_map(|rank| &rank.stdout);
+        assert!(
+            !lines.any(|line| line == "running 0 tests"),
+            "{} is no name of a test",
+            call.test
+        );
+        ended
     }
 }
 
