@@ -540,6 +540,17 @@ mod tests {
     }
 
     #[test]
+    fn files_of_a_binary_of_many_are_included_one_by_one() {
+        let wanted = wanted().unwrap();
+        let has = |module: &str| {
+            let mut modules = wanted.iter().filter_map(|target| target.module.as_deref());
+            modules.any(|one| one == module)
+        };
+        assert!(has("plans") && has("killed") && has("ras"));
+        assert!(!has("awaiting") && !has("exits") && !has("doctor"));
+    }
+
+    #[test]
     fn versions_of_glibc_are_compared_as_numbers() {
         let text = "0000 DF *UND* 0000 (GLIBC_2.9)  x\n (GLIBC_2.34) y\n (GLIBC_2.2.5) z (GLIBC_PRIVATE) p";
         assert_eq!(newest_glibc(text), (2, 34));
