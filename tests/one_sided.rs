@@ -50,9 +50,7 @@ fn exchange(world: &World) -> Outcome {
                 .collect();
             assert_eq!(stream.clone_dtoh(&inbox.view())?, expected, "{round} {len}");
             // Read: may be written again.
-            comm.group(|group| {
-                (0..ranks).try_for_each(|peer| group.signal(Target::rank(peer)))
-            })?;
+            comm.group(|group| (0..ranks).try_for_each(|peer| group.signal(Target::rank(peer))))?;
             inbox.wait(&from_all)?;
         }
     }
@@ -109,10 +107,7 @@ fn the_stream_of_a_window_waits() {
         elsewhere.memcpy_htod(&vec![7u8; 1 << 20], &mut source.view_mut())?;
         comm.group(|group| group.put(source.view(), &inbox, Target::rank(other)))?;
         comm.group(|group| group.wait_signals(&mut inbox, &[Signals::from(other)]))?;
-        assert_eq!(
-            elsewhere.clone_dtoh(&inbox.view())?,
-            vec![7u8; 1 << 20]
-        );
+        assert_eq!(elsewhere.clone_dtoh(&inbox.view())?, vec![7u8; 1 << 20]);
         drop(source);
         drop(inbox);
         comm.barrier()?;
@@ -250,7 +245,8 @@ fn a_signal_that_never_comes_is_an_error() {
         if comm.rank() == 0 {
             let begun = Instant::now();
             let short = comm.within(Duration::from_secs(1));
-            let waiting = short.group(|group| group.wait_signals(&mut inbox, &[Signals::from(1)]))?;
+            let waiting =
+                short.group(|group| group.wait_signals(&mut inbox, &[Signals::from(1)]))?;
             let error = waiting.wait().unwrap_err();
             assert!(error.is_timeout(), "{error:#}");
             assert!(begun.elapsed() < Duration::from_secs(25));

@@ -88,10 +88,10 @@ pub use nccl_base::operation::{Operation, OperationKind};
 pub use nccl_control::Rendezvous;
 pub use nccl_core::{
     AbortSignal, AtRunTime, BackgroundCall, Buffer, Capability, CollectiveConfig, Communicator,
-    CommunicatorBuilder, CommunicatorMemory, CommunicatorState, Config, CtaPolicy, DataType, Element, Erased, ErasedMut, Group, Groups,
-    LaunchMode, Library, NcclType, OwnedBuffer, Parameter, PreMulSum, RecvBuffer, ReduceOp, Reduction,
-    Registered, Request, Requests, ResizeWay, Resized, SendBuffer, Timeouts, UniqueId, device,
-    group,
+    CommunicatorBuilder, CommunicatorMemory, CommunicatorState, Config, CtaPolicy, DataType,
+    Element, Erased, ErasedMut, Group, Groups, LaunchMode, Library, NcclType, OwnedBuffer,
+    Parameter, PreMulSum, RecvBuffer, ReduceOp, Reduction, Registered, Request, Requests,
+    ResizeWay, Resized, SendBuffer, Timeouts, UniqueId, device, group,
 };
 #[cfg(feature = "world")]
 pub use observer::Observer;

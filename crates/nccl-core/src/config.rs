@@ -224,10 +224,7 @@ impl Config {
         }
         set(&mut raw.trafficClass, self.traffic_class);
         set(&mut raw.collnetEnable, self.collnet.map(i32::from));
-        set(
-            &mut raw.CTAPolicy,
-            self.cta_policy.map(CtaPolicy::raw),
-        );
+        set(&mut raw.CTAPolicy, self.cta_policy.map(CtaPolicy::raw));
         set(&mut raw.nvlsCTAs, self.nvls_ctas);
         set(&mut raw.nChannelsPerNetPeer, self.channels_per_net_peer);
         set(

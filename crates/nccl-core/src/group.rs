@@ -329,7 +329,8 @@ impl Communicator {
         &'a self,
         record: impl FnOnce(&mut Group<'a>) -> Result<()>,
     ) -> Result<Option<Duration>> {
-        self.library().function(nccl_sys::Api::ncclGroupSimulateEnd)?;
+        self.library()
+            .function(nccl_sys::Api::ncclGroupSimulateEnd)?;
         if !self.inner.has_blocking_calls {
             return Err(in_group(
                 self,

@@ -20,10 +20,11 @@ pub use all_to_all::{
 };
 pub use background_call::BackgroundCall;
 pub use buffer::{AtRunTime, Element, Erased, ErasedMut, RecvBuffer, SendBuffer};
-pub use communicator::{
-    AbortReport, Communicator, CommunicatorMemory, EndedCommunicator, LaunchMode, Timeouts, abort_all, peers,
-};
 pub use collectives::CollectiveConfig;
+pub use communicator::{
+    AbortReport, Communicator, CommunicatorMemory, EndedCommunicator, LaunchMode, Timeouts,
+    abort_all, peers,
+};
 pub use config::{Config, CtaPolicy};
 pub use creation::{CommunicatorBuilder, ResizeWay, Resized};
 pub use device::device;

@@ -233,11 +233,9 @@ impl QueuedOp {
                 Function::Broadcast => api
                     .ncclBroadcastConfig
                     .map(|f| f(send, recv, count, data_type, root, comm, stream, config)),
-                Function::Reduce => api.ncclReduceConfig.map(|f| {
-                    f(
-                        send, recv, count, data_type, op, root, comm, stream, config,
-                    )
-                }),
+                Function::Reduce => api
+                    .ncclReduceConfig
+                    .map(|f| f(send, recv, count, data_type, op, root, comm, stream, config)),
                 Function::AllGather => api
                     .ncclAllGatherConfig
                     .map(|f| f(send, recv, count, data_type, comm, stream, config)),
@@ -514,7 +512,11 @@ pub(crate) fn simulate(batch: Batch<'_>, calls: &CallContext<'_>) -> Result<f32,
         discard_queued_calls(library);
     }
     let mut estimate = sys::ncclSimInfo_t {
-        version: library.version().min(sys::Version::HEADER).code().unsigned_abs(),
+        version: library
+            .version()
+            .min(sys::Version::HEADER)
+            .code()
+            .unsigned_abs(),
         ..sys::NCCL_SIM_INFO_INITIALIZER
     };
     // SAFETY: closes the group opened above; the place is valid for the call.

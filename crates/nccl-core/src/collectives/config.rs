@@ -24,7 +24,8 @@ use crate::library::Library;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # nccl_emulator::install_unless_gpu()?;
 /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-/// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+/// # let world = nccl::World::threads(1).remove(0);
+/// # let comm = world.communicator("demo").stream(&stream).build()?;
 /// let mut config = CollectiveConfig::default();
 /// config.max_ctas = Some(4); // leave multiprocessors to a kernel that runs beside it
 /// config.tag = 17; // seen by profilers
@@ -78,7 +79,10 @@ impl CollectiveConfig {
         if self.tag >> 63 != 0 {
             return Err(config::invalid(
                 "tag",
-                format!("{:#x} has the highest bit set, which NCCL reserves", self.tag),
+                format!(
+                    "{:#x} has the highest bit set, which NCCL reserves",
+                    self.tag
+                ),
             ));
         }
         Ok(())
@@ -173,7 +177,8 @@ impl Communicator {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # nccl_emulator::install_unless_gpu()?;
     /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// # let world = nccl::World::threads(1).remove(0);
+    /// # let comm = world.communicator("demo").stream(&stream).build()?;
     /// let mut config = nccl::CollectiveConfig::default();
     /// config.algorithm = Some(String::from("RING"));
     /// config.fall_back = true;

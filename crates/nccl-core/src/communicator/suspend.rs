@@ -12,8 +12,8 @@ use nccl_sys as sys;
 
 use super::handle::{Handle, RawComm};
 use super::{Communicator, Inner};
-use crate::detached_call;
 use crate::cuda_driver;
+use crate::detached_call;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi::{self, Progress};
 use crate::forked;
@@ -68,7 +68,8 @@ impl Communicator {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # nccl_emulator::install_unless_gpu()?;
     /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// # let world = nccl::World::threads(1).remove(0);
+    /// # let comm = world.communicator("demo").stream(&stream).build()?;
     /// let memory = comm.memory()?;
     /// assert!(!memory.is_suspended && memory.suspendable <= memory.total);
     /// # Ok(())

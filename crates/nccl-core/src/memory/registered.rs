@@ -208,7 +208,10 @@ impl<B: OwnedBuffer> Registered<B> {
     /// NCCL's handle of a window; null if this is none.
     pub(crate) fn window(&self) -> sys::ncclWindow_t {
         match self.handle.kind {
-            Kind::Window => self.handle.handle.map_or(std::ptr::null_mut(), NonNull::as_ptr),
+            Kind::Window => self
+                .handle
+                .handle
+                .map_or(std::ptr::null_mut(), NonNull::as_ptr),
             Kind::Local => std::ptr::null_mut(),
         }
         .cast()

@@ -358,14 +358,7 @@ impl<'a> Group<'a> {
         // What comes with the signals is there for the window's stream, too.
         self.buffers.write(window.view_mut())?;
         let args = OneSidedArgs::Wait(descriptors);
-        self.push_one_sided(
-            Function::WaitSignal,
-            0,
-            total,
-            DataType::UInt8,
-            first,
-            args,
-        );
+        self.push_one_sided(Function::WaitSignal, 0, total, DataType::UInt8, first, args);
         Ok(())
     }
 
