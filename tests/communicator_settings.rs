@@ -268,3 +268,31 @@ fn parameters_are_those_that_nccl_publishes() -> Outcome {
     });
     Ok(())
 }
+
+/// The table of docs/nccl-functions.md has a row for each function of the bindings, with the release that has it first.
+#[test]
+fn the_table_of_functions_is_whole() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).expect(path);
+    let (bindings, page) = (
+        read("nccl-sys/src/bindings/functions.rs"),
+        read("docs/nccl-functions.md"),
+    );
+    let functions = bindings.lines().filter_map(|line| {
+        let name = line.trim().strip_prefix("pub fn ")?;
+        name.split_once('(').map(|(name, _)| name)
+    });
+    let mut count = 0;
+    for function in functions {
+        let since = nccl_sys::since(function).expect(function);
+        let row = format!("| `{function}` | {since} | ");
+        assert!(page.contains(&row), "no row begins with {row}");
+        count += 1;
+    }
+    assert_eq!(
+        page.matches("\n| `nccl").count(),
+        count,
+        "rows of no function"
+    );
+    assert!(count >= 73, "{count}");
+}
