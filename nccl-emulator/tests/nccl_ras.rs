@@ -313,7 +313,9 @@ fn a_stopped_process_is_unresponsive_until_it_goes_on_and_dead_after_a_minute() 
                     return true;
                 }
                 signal(pid, libc::SIGCONT);
-                json_until("it answers again", &own, |answer| missing(answer).is_empty());
+                json_until("it answers again", &own, |answer| {
+                    missing(answer).is_empty()
+                });
                 false
             });
             let lost = &communicator(&answer)["missing_ranks"][0];

@@ -87,11 +87,11 @@ pub use nccl_base::operation::{Operation, OperationKind};
 #[cfg(feature = "world")]
 pub use nccl_control::Rendezvous;
 pub use nccl_core::{
-    AbortSignal, AtRunTime, BackgroundCall, Buffer, Capability, Communicator, CommunicatorBuilder,
-    CommunicatorState, Config, CtaPolicy, DataType, Element, Erased, ErasedMut, Group, Groups,
-    LaunchMode, Library, NcclType, OwnedBuffer, PreMulSum, RecvBuffer, ReduceOp, Reduction,
-    Registered, Request, Requests, ResizeWay, Resized, SendBuffer, Timeouts, UniqueId, device,
-    group,
+    AbortSignal, AtRunTime, BackgroundCall, Buffer, Capability, CollectiveConfig, Communicator,
+    CommunicatorBuilder, CommunicatorMemory, CommunicatorState, Config, CtaPolicy, DataType,
+    Element, Erased, ErasedMut, Group, Groups, LaunchMode, Library, NcclType, OwnedBuffer,
+    Parameter, PreMulSum, RecvBuffer, ReduceOp, Reduction, Registered, Request, Requests,
+    ResizeWay, Resized, SendBuffer, Timeouts, UniqueId, device, group,
 };
 #[cfg(feature = "world")]
 pub use observer::Observer;
@@ -245,6 +245,34 @@ pub mod moe {
 mod json_values;
 #[cfg(feature = "world")]
 mod observer;
+pub mod one_sided {
+    //! Writing into the memory of another rank, without a call there: windows, puts and signals.
+    //!
+    //! All ranks make a [`Window`] together ([`Communicator::window`](crate::Communicator::window)); each owns its part. A put writes
+    //! into another rank's part and signals that rank, which waits for the signal before it reads. No rank waits for the other to
+    //! be ready, so what may be written when is for the program to arrange.
+    //!
+    //! An all-to-all by puts, from one window to another:
+    //!
+    //! ```
+    //! use nccl::one_sided::{Signals, Target, Window};
+    //!
+    //! fn exchange(x: &Window<f32>, y: &mut Window<f32>) -> nccl::Result<()> {
+    //!     let comm = y.communicator().clone();
+    //!     let (own, ranks) = (comm.rank(), comm.world_size());
+    //!     let n = x.len() / ranks;
+    //!     comm.group(|group| {
+    //!         (0..ranks).try_for_each(|peer| {
+    //!             group.put(x.view().slice(peer * n..(peer + 1) * n), y, Target::rank(peer).at(own * n))
+    //!         })
+    //!     })?;
+    //!     let from_all: Vec<_> = (0..ranks).map(Signals::from).collect();
+    //!     y.wait(&from_all)?.wait()
+    //! }
+    //! ```
+
+    pub use nccl_core::one_sided::{Signals, Target, Window};
+}
 pub mod plan {
     //! Operations that are captured once and launched many times ([`Communicator::capture`](crate::Communicator::capture)).
 

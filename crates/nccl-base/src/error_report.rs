@@ -175,6 +175,7 @@ fn name(kind: &ErrorKind) -> &'static str {
         ErrorKind::Aborted { .. } => "aborted",
         ErrorKind::Closed { .. } => "closed",
         ErrorKind::Forked { .. } => "forked",
+        ErrorKind::Unavailable { .. } => "unavailable",
         ErrorKind::Rendezvous { .. } => "rendezvous",
         ErrorKind::Launch { .. } => "launch",
         ErrorKind::Preflight { .. } => "preflight",

@@ -64,12 +64,18 @@ pub enum OperationKind {
     Dispatch,
     /// `ExpertParallel::combine`.
     Combine,
+    /// A write into a window of another rank.
+    Put,
+    /// A signal to another rank.
+    Signal,
+    /// A wait for signals of other ranks.
+    WaitSignal,
 }
 
 impl OperationKind {
     /// All kinds; the index of each is its number.
     #[doc(hidden)]
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 27] = [
         Self::Init,
         Self::AllReduce,
         Self::Broadcast,
@@ -94,6 +100,9 @@ impl OperationKind {
         Self::Route,
         Self::Dispatch,
         Self::Combine,
+        Self::Put,
+        Self::Signal,
+        Self::WaitSignal,
     ];
 
     /// Returns the kind with this number (`as u8`).
@@ -133,6 +142,9 @@ impl OperationKind {
             Self::Route => "route",
             Self::Dispatch => "dispatch",
             Self::Combine => "combine",
+            Self::Put => "put",
+            Self::Signal => "signal",
+            Self::WaitSignal => "wait_signal",
         }
     }
 

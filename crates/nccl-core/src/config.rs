@@ -53,6 +53,10 @@ pub struct Config {
     /// The number of peers with which a rank exchanges messages, from 1 (`maxP2pPeers`,
     /// NCCL ≥ 2.30.3).
     pub max_p2p_peers: Option<i32>,
+    /// The number of contexts for one-sided operations, 0 or more; 1 unless set (`numRmaCtx`, NCCL ≥ 2.29.2).
+    pub rma_contexts: Option<i32>,
+    /// The number of signals in each of these contexts, 0 or more; 1 unless set (`numRmaSig`, NCCL ≥ 2.31.2).
+    pub rma_signals: Option<i32>,
 }
 
 /// How NCCL shares the multiprocessors with other kernels (`NCCL_CTA_POLICY_*`).
@@ -70,6 +74,16 @@ pub enum CtaPolicy {
     Efficiency,
     /// No blocks at all, where copy engines can do the work (NCCL ≥ 2.28.3).
     Zero,
+}
+
+impl CtaPolicy {
+    pub(crate) fn raw(self) -> i32 {
+        match self {
+            Self::Default => 0,
+            Self::Efficiency => 1,
+            Self::Zero => 2,
+        }
+    }
 }
 
 /// The name of a field in this crate, and the release that added it.
@@ -96,14 +110,9 @@ impl Config {
         at_least("nvls_ctas", self.nvls_ctas, 1)?;
         at_least("channels_per_net_peer", self.channels_per_net_peer, 1)?;
         at_least("max_p2p_peers", self.max_p2p_peers, 1)?;
-        if let (Some(min), Some(max)) = (self.min_ctas, self.max_ctas)
-            && min > max
-        {
-            return Err(invalid(
-                "min_ctas",
-                format!("{min} is more than max_ctas, {max}"),
-            ));
-        }
+        at_least("rma_contexts", self.rma_contexts, 0)?;
+        at_least("rma_signals", self.rma_signals, 0)?;
+        ordered(self.min_ctas, self.max_ctas)?;
         if let Some(name) = &self.network
             && (name.is_empty() || name.contains('\0'))
         {
@@ -148,9 +157,17 @@ impl Config {
                 self.max_p2p_peers.is_some(),
                 field("max_p2p_peers", 2, 30, 3),
             ),
+            (self.rma_contexts.is_some(), field("rma_contexts", 2, 29, 2)),
+            (self.rma_signals.is_some(), field("rma_signals", 2, 31, 2)),
         ]
         .into_iter()
         .filter_map(|(set, field)| set.then_some(field))
+    }
+
+    /// The numbers of signals and of contexts for one-sided operations.
+    pub(crate) fn rma_limits(&self) -> (usize, usize) {
+        let or_one = |value: Option<i32>| usize::try_from(value.unwrap_or(1)).unwrap_or(0);
+        (or_one(self.rma_signals), or_one(self.rma_contexts))
     }
 
     /// Whether NCCL is to use no multiprocessors where copy engines can do the work.
@@ -207,14 +224,7 @@ impl Config {
         }
         set(&mut raw.trafficClass, self.traffic_class);
         set(&mut raw.collnetEnable, self.collnet.map(i32::from));
-        set(
-            &mut raw.CTAPolicy,
-            self.cta_policy.map(|policy| match policy {
-                CtaPolicy::Default => 0,
-                CtaPolicy::Efficiency => 1,
-                CtaPolicy::Zero => 2,
-            }),
-        );
+        set(&mut raw.CTAPolicy, self.cta_policy.map(CtaPolicy::raw));
         set(&mut raw.nvlsCTAs, self.nvls_ctas);
         set(&mut raw.nChannelsPerNetPeer, self.channels_per_net_peer);
         set(
@@ -222,6 +232,8 @@ impl Config {
             self.nvlink_centric_scheduling.map(i32::from),
         );
         set(&mut raw.maxP2pPeers, self.max_p2p_peers);
+        set(&mut raw.numRmaCtx, self.rma_contexts);
+        set(&mut raw.numRmaSig, self.rma_signals);
         if let Some(network) = network {
             raw.netName = kept(network).as_ptr();
         }
@@ -238,7 +250,7 @@ impl Config {
 /// to profiler plugins, which keep the pointer as well and read it when the communicator ends. This crate cannot
 /// know when that is: of several ranks in one process, NCCL ends all when the last one is destroyed
 /// or aborted, and the calls for the others return earlier.
-fn kept(text: CString) -> &'static CStr {
+pub(crate) fn kept(text: CString) -> &'static CStr {
     static KEPT: LazyLock<Mutex<HashSet<&'static CStr>>> = LazyLock::new(Mutex::default);
     let mut kept = KEPT.lock();
     match kept.get(text.as_c_str()) {
@@ -251,7 +263,7 @@ fn kept(text: CString) -> &'static CStr {
     }
 }
 
-fn at_least(field: &'static str, value: Option<i32>, least: i32) -> Result<()> {
+pub(crate) fn at_least(field: &'static str, value: Option<i32>, least: i32) -> Result<()> {
     match value {
         Some(value) if value < least => Err(invalid(
             field,
@@ -261,7 +273,18 @@ fn at_least(field: &'static str, value: Option<i32>, least: i32) -> Result<()> {
     }
 }
 
-fn invalid(field: &'static str, reason: String) -> Error {
+/// Refuses a least number of thread blocks above the greatest.
+pub(crate) fn ordered(min_ctas: Option<i32>, max_ctas: Option<i32>) -> Result<()> {
+    match (min_ctas, max_ctas) {
+        (Some(min), Some(max)) if min > max => Err(invalid(
+            "min_ctas",
+            format!("{min} is more than max_ctas, {max}"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn invalid(field: &'static str, reason: String) -> Error {
     Error::new(ErrorKind::InvalidConfig { field, reason })
 }
 
@@ -352,11 +375,13 @@ mod tests {
             channels_per_net_peer: Some(1),
             nvlink_centric_scheduling: Some(true),
             max_p2p_peers: Some(1),
+            rma_contexts: Some(1),
+            rma_signals: Some(1),
         };
         assert_eq!(
             all.set_fields().count(),
-            12,
-            "eleven fields, one value with its own release"
+            14,
+            "thirteen fields, one value with its own release"
         );
     }
 }

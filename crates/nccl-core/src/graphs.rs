@@ -118,6 +118,14 @@ impl Plans {
         }
     }
 
+    /// Returns when launches that have begun are over. Later ones see what was set before.
+    pub(crate) fn wait_for_launches(&self) {
+        let slots = self.slots.lock().clone();
+        for slot in &slots {
+            drop(slot.graph.lock());
+        }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.slots.lock().is_empty()
     }

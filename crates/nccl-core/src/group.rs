@@ -8,6 +8,7 @@ mod collectives;
 
 use std::fmt;
 use std::ops::Range;
+use std::time::Duration;
 
 use crate::active_calls::CallKind;
 use crate::buffer::{RecvBuffer, SendBuffer};
@@ -45,8 +46,8 @@ use nccl_base::data_type::DataType;
 /// ```
 pub struct Group<'a> {
     pub(crate) comm: &'a Communicator,
-    rank: usize,
-    world_size: usize,
+    pub(crate) rank: usize,
+    pub(crate) world_size: usize,
     pub(crate) buffers: IssueBuffers<'a>,
 }
 
@@ -201,17 +202,17 @@ impl<'a> Group<'a> {
     }
 
     /// Issues the group after its closure returned `recorded`.
-    fn issue(self, recorded: Result<()>) -> Result<Request> {
+    fn issue(self, kind: OperationKind, shape: Shape, recorded: Result<()>) -> Result<Request> {
         // Not always the communicator that was called: two groups, one inside the other, can be swapped.
         let comm = self.comm;
         match recorded.and_then(|()| self.finish(None)) {
-            Ok(()) => issue(comm, &self.buffers, OperationKind::Group, Shape::default()),
-            Err(error) => Err(in_group(comm, error)),
+            Ok(()) => issue(comm, &self.buffers, kind, shape),
+            Err(error) => Err(failed_check(comm, kind, shape, error)),
         }
     }
 
     #[cold]
-    fn no_such_peer(&self, peer: usize) -> Error {
+    pub(crate) fn no_such_peer(&self, peer: usize) -> Error {
         Error::new(ErrorKind::NoSuchRank {
             role: "peer",
             rank: peer,
@@ -275,6 +276,17 @@ impl Communicator {
         &'a self,
         record: impl FnOnce(&mut Group<'a>) -> Result<()>,
     ) -> Result<Request> {
+        self.group_of_kind(OperationKind::Group, Shape::default(), record)
+    }
+
+    /// A group that errors and recordings call by another name.
+    #[inline]
+    pub(crate) fn group_of_kind<'a>(
+        &'a self,
+        kind: OperationKind,
+        shape: Shape,
+        record: impl FnOnce(&mut Group<'a>) -> Result<()>,
+    ) -> Result<Request> {
         // If cudarc keeps no events, CUDA is not called.
         let admitted = match self.stream.context().is_managing_stream_synchronization() {
             false => Ok(()),
@@ -284,11 +296,58 @@ impl Communicator {
             }
         };
         if let Err(error) = admitted {
-            return Err(in_group(self, error));
+            return Err(failed_check(self, kind, shape, error));
         }
         let mut group = Group::of(self);
         let recorded = record(&mut group);
-        group.issue(recorded)
+        group.issue(kind, shape, recorded)
+    }
+
+    /// Asks NCCL how long the operations that `record` records would take, and issues none of them. All ranks have to call it with
+    /// the same operations: NCCL may connect the ranks for them.
+    ///
+    /// The estimate is that of NCCL's model, by which it chooses algorithms: for collectives on an idle machine. `None` where the
+    /// model says nothing, as for messages. To see what another algorithm would take, ask with it
+    /// ([`with_config`](Self::with_config)).
+    ///
+    /// # Errors
+    /// As [`group`](Self::group); [`ErrorKind::Unsupported`] before NCCL 2.22.3; [`ErrorKind::InvalidConfig`] for a communicator in
+    /// [`LaunchMode::NonBlocking`](crate::LaunchMode), for which NCCL would launch the operations.
+    ///
+    /// Wraps `ncclGroupSimulateEnd`.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator, y: &mut nccl::cudarc::driver::CudaSlice<f32>) -> nccl::Result<()> {
+    /// let whole = comm.estimate(|group| group.all_reduce_in_place(&mut *y, nccl::ReduceOp::Sum))?;
+    /// if let Some(time) = whole {
+    ///     println!("an all-reduce of {} elements: about {time:?}", y.len());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn estimate<'a>(
+        &'a self,
+        record: impl FnOnce(&mut Group<'a>) -> Result<()>,
+    ) -> Result<Option<Duration>> {
+        self.library()
+            .function(nccl_sys::Api::ncclGroupSimulateEnd)?;
+        if !self.inner.has_blocking_calls {
+            return Err(in_group(
+                self,
+                Error::new(ErrorKind::InvalidConfig {
+                    field: "launch_mode",
+                    reason: String::from(
+                        "NCCL estimates nothing for a communicator in launch mode NonBlocking: it would launch the operations",
+                    ),
+                }),
+            ));
+        }
+        IssueBuffers::admit(&self.stream).map_err(|error| in_group(self, error))?;
+        let mut group = Group::of(self);
+        record(&mut group)
+            .and_then(|()| group.finish(None))
+            .and_then(|()| self.inner.estimate(&group.buffers, self.timeout))
+            .map_err(|error| in_group(self, error))
     }
 
     /// Sends `x` to `peer`, which has to [`recv`](Self::recv) as many elements of the same type.

@@ -20,8 +20,10 @@ pub use all_to_all::{
 };
 pub use background_call::BackgroundCall;
 pub use buffer::{AtRunTime, Element, Erased, ErasedMut, RecvBuffer, SendBuffer};
+pub use collectives::CollectiveConfig;
 pub use communicator::{
-    AbortReport, Communicator, EndedCommunicator, LaunchMode, Timeouts, abort_all, peers,
+    AbortReport, Communicator, CommunicatorMemory, EndedCommunicator, LaunchMode, Timeouts,
+    abort_all, peers,
 };
 pub use config::{Config, CtaPolicy};
 pub use creation::{CommunicatorBuilder, ResizeWay, Resized};
@@ -35,6 +37,7 @@ pub use memory::{Buffer, OwnedBuffer, PlanBuffers, Registered};
 pub use nccl_base::error::{Error, ErrorKind, NcclFailure, Result, StreamRefusal};
 pub use nccl_base::error_report::{ErrorReport, ReportedOperation};
 pub use nccl_base::operation::{Operation, OperationKind};
+pub use parameter::Parameter;
 pub use plan::{Capture, CapturedPlan};
 pub use reduce::{PreMulSum, ReduceOp, Reduction};
 pub use request::Request;
@@ -69,8 +72,10 @@ pub mod issuing;
 pub mod library;
 pub mod memory;
 mod monitor;
+pub mod one_sided;
 pub mod op;
 mod operation_comparison;
+mod parameter;
 mod pending_call;
 mod plan;
 pub mod queued_op;

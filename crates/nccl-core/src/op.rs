@@ -25,12 +25,15 @@ pub enum Function {
     AllToAll,
     Gather,
     Scatter,
+    Put,
+    Signal,
+    WaitSignal,
 }
 
 impl Function {
     /// All functions, by their codes.
     #[doc(hidden)]
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 13] = [
         Self::Send,
         Self::Recv,
         Self::AllReduce,
@@ -41,6 +44,9 @@ impl Function {
         Self::AllToAll,
         Self::Gather,
         Self::Scatter,
+        Self::Put,
+        Self::Signal,
+        Self::WaitSignal,
     ];
 
     /// The kind of operation that the function does.
@@ -57,6 +63,9 @@ impl Function {
             Self::AllToAll => OperationKind::AllToAll,
             Self::Gather => OperationKind::Gather,
             Self::Scatter => OperationKind::Scatter,
+            Self::Put => OperationKind::Put,
+            Self::Signal => OperationKind::Signal,
+            Self::WaitSignal => OperationKind::WaitSignal,
         }
     }
 
@@ -73,6 +82,24 @@ impl Function {
             Self::AllToAll => "ncclAlltoAll",
             Self::Gather => "ncclGather",
             Self::Scatter => "ncclScatter",
+            Self::Put => "ncclPutSignal",
+            Self::Signal => "ncclSignal",
+            Self::WaitSignal => "ncclWaitSignal",
+        }
+    }
+
+    /// The name of the function that takes a configuration as well. Only collectives have one.
+    pub(crate) fn name_with_config(self) -> &'static str {
+        match self {
+            Self::Send | Self::Recv | Self::Put | Self::Signal | Self::WaitSignal => self.name(),
+            Self::AllReduce => "ncclAllReduceConfig",
+            Self::Broadcast => "ncclBroadcastConfig",
+            Self::Reduce => "ncclReduceConfig",
+            Self::AllGather => "ncclAllGatherConfig",
+            Self::ReduceScatter => "ncclReduceScatterConfig",
+            Self::AllToAll => "ncclAlltoAllConfig",
+            Self::Gather => "ncclGatherConfig",
+            Self::Scatter => "ncclScatterConfig",
         }
     }
 
@@ -194,10 +221,22 @@ impl Descriptor {
         self.packed < Self::AFTER_RECV
     }
 
-    /// The other rank of a message.
+    /// Whether all ranks call it, in the same order.
+    pub(crate) fn is_collective(&self) -> bool {
+        !self.is_message() && !self.is_one_sided()
+    }
+
+    fn is_one_sided(&self) -> bool {
+        matches!(
+            self.function(),
+            Function::Put | Function::Signal | Function::WaitSignal
+        )
+    }
+
+    /// The other rank of a message or a one-sided operation; the first one of a wait.
     pub(crate) fn peer(&self) -> Option<usize> {
         let rank = usize::try_from(self.rank).ok();
-        rank.filter(|_| self.is_message())
+        rank.filter(|_| !self.is_collective())
     }
 
     /// The root of a collective that has one.
@@ -243,7 +282,11 @@ impl TryFrom<(u64, i32, u32)> for Descriptor {
 impl fmt::Display for Descriptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = self.function().kind();
-        write!(f, "{kind} of {} {}", self.count, self.data_type())?;
+        match self.function() {
+            Function::Signal => write!(f, "{kind}")?,
+            Function::WaitSignal => write!(f, "{kind} for {}", self.count)?,
+            _ => write!(f, "{kind} of {} {}", self.count, self.data_type())?,
+        }
         match self.reduction() {
             None => {}
             Some(RecordedReduction::Op(op)) => write!(f, " ({op})")?,

@@ -195,7 +195,7 @@ fn collective(
     name: &impl Fn(&[usize]) -> String,
 ) -> Option<String> {
     let of = |listed| -> Vec<(usize, Descriptor)> {
-        let own = pick(listed, |entry| !entry.is_message());
+        let own = pick(listed, Descriptor::is_collective);
         own.map(|(at, entry)| (at, *entry)).collect()
     };
     let lists: Vec<_> = all.iter().map(of).collect();

@@ -5,12 +5,16 @@
 //! a stream through NCCL.
 
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
 use nccl_sys as sys;
 
+use crate::collectives::RawCollectiveConfig;
+use crate::communicator::Communicator;
 use crate::error::NcclFailure;
 use crate::ffi::{self, Progress};
 use crate::library::Library;
+use crate::one_sided::OneSidedArgs;
 use crate::op::{Descriptor, Function};
 use crate::recorder::{NextSlots, OperationSlot, Writer};
 use crate::stats::{Tally, Volume};
@@ -27,12 +31,37 @@ pub struct QueuedOp {
     pub(crate) descriptor: Descriptor,
 }
 
-/// The further arguments of a collective.
-#[derive(Clone, Copy, Debug)]
+/// The further arguments of an operation that is no message.
+#[derive(Clone, Debug)]
 pub(crate) struct CollectiveArgs {
     /// The address to write; null where the rank writes nothing.
     pub(crate) recv: u64,
     pub(crate) reduction_op: sys::ncclRedOp_t,
+    pub(crate) extra: Extra,
+}
+
+/// The arguments that few operations have.
+#[derive(Clone, Debug)]
+pub(crate) enum Extra {
+    None,
+    /// A collective's configuration.
+    Config(Arc<RawCollectiveConfig>),
+    OneSided(Arc<OneSidedArgs>),
+}
+
+impl Extra {
+    /// That of a collective on `comm`.
+    #[inline]
+    pub(crate) fn of(comm: &Communicator) -> Self {
+        match &comm.config {
+            None => Self::None,
+            Some(config) => Self::Config(Arc::clone(config)),
+        }
+    }
+
+    pub(crate) fn has_event(&self) -> bool {
+        matches!(self, Self::Config(config) if config.has_event())
+    }
 }
 
 /// The context of an operation's C calls.
@@ -107,6 +136,13 @@ impl QueuedOp {
         let (send, recv) = (self.address as *const c_void, recv as *mut c_void);
         let (count, rank): (usize, c_int) = (self.descriptor.count as usize, self.descriptor.rank);
         let data_type = self.descriptor.data_type().raw();
+        match collective_args.map(|args| &args.extra) {
+            None | Some(Extra::None) => {}
+            Some(Extra::Config(config)) => {
+                return self.call_with_config(config, (send, recv), reduction_op, calls);
+            }
+            Some(Extra::OneSided(args)) => return self.call_one_sided(args, calls),
+        }
         // SAFETY: for each: the function is NCCL's of that name; the addresses are valid for what it
         // reads and writes (the length rules, checked when the operation was queued) until the work
         // on the stream is done, which the order of streams ensures, and no other code accesses what is
@@ -152,6 +188,8 @@ impl QueuedOp {
                 Function::Scatter => api
                     .ncclScatter
                     .map(|f| f(send, recv, count, data_type, rank, comm, stream)),
+                // They have further arguments, and are called with them above.
+                Function::Put | Function::Signal | Function::WaitSignal => None,
             }
         };
         match code {
@@ -160,6 +198,119 @@ impl QueuedOp {
                 calls.library,
                 self.descriptor.function().name(),
             )),
+        }
+    }
+}
+
+impl QueuedOp {
+    /// Makes the C call of a collective with a configuration.
+    #[cold]
+    fn call_with_config(
+        &self,
+        config: &RawCollectiveConfig,
+        (send, recv): (*const c_void, *mut c_void),
+        op: sys::ncclRedOp_t,
+        calls: &CallContext<'_>,
+    ) -> Result<Progress, NcclFailure> {
+        let api = calls.library.api();
+        let (comm, stream, config) = (calls.comm, calls.stream, config.as_ptr());
+        let (count, root): (usize, c_int) = (self.descriptor.count as usize, self.descriptor.rank);
+        let data_type = self.descriptor.data_type().raw();
+        let name = self.descriptor.function().name_with_config();
+        // SAFETY: for each as in `call`; the configuration is read during the call, and what it points to lives until the work
+        // on the stream is done.
+        let code = unsafe {
+            match self.descriptor.function() {
+                // They have none.
+                Function::Send
+                | Function::Recv
+                | Function::Put
+                | Function::Signal
+                | Function::WaitSignal => None,
+                Function::AllReduce => api
+                    .ncclAllReduceConfig
+                    .map(|f| f(send, recv, count, data_type, op, comm, stream, config)),
+                Function::Broadcast => api
+                    .ncclBroadcastConfig
+                    .map(|f| f(send, recv, count, data_type, root, comm, stream, config)),
+                Function::Reduce => api
+                    .ncclReduceConfig
+                    .map(|f| f(send, recv, count, data_type, op, root, comm, stream, config)),
+                Function::AllGather => api
+                    .ncclAllGatherConfig
+                    .map(|f| f(send, recv, count, data_type, comm, stream, config)),
+                Function::ReduceScatter => api
+                    .ncclReduceScatterConfig
+                    .map(|f| f(send, recv, count, data_type, op, comm, stream, config)),
+                Function::AllToAll => api
+                    .ncclAlltoAllConfig
+                    .map(|f| f(send, recv, count, data_type, comm, stream, config)),
+                Function::Gather => api
+                    .ncclGatherConfig
+                    .map(|f| f(send, recv, count, data_type, root, comm, stream, config)),
+                Function::Scatter => api
+                    .ncclScatterConfig
+                    .map(|f| f(send, recv, count, data_type, root, comm, stream, config)),
+            }
+        };
+        match code {
+            Some(code) => ffi::check(calls.library, name, code),
+            None => Err(ffi::missing(calls.library, name)),
+        }
+    }
+
+    /// Makes the C call of a one-sided operation.
+    #[cold]
+    fn call_one_sided(
+        &self,
+        args: &OneSidedArgs,
+        calls: &CallContext<'_>,
+    ) -> Result<Progress, NcclFailure> {
+        let api = calls.library.api();
+        let (comm, stream) = (calls.comm, calls.stream);
+        let (count, peer): (usize, c_int) = (self.descriptor.count as usize, self.descriptor.rank);
+        let name = self.descriptor.function().name();
+        // SAFETY: for each: the function is NCCL's of that name; what is put lies in a window of this communicator and is not
+        // written before the work on the stream is done, and it fits into the window of the other rank, which is as long as this
+        // rank's; the descriptors are read during the call; communicator and stream are alive.
+        let code = unsafe {
+            match args {
+                OneSidedArgs::Put {
+                    window,
+                    offset,
+                    signal,
+                    context,
+                } => api.ncclPutSignal.map(|f| {
+                    f(
+                        self.address as *const c_void,
+                        count,
+                        self.descriptor.data_type().raw(),
+                        peer,
+                        window.0,
+                        *offset,
+                        *signal,
+                        *context,
+                        0,
+                        comm,
+                        stream,
+                    )
+                }),
+                OneSidedArgs::Signal { signal, context } => api
+                    .ncclSignal
+                    .map(|f| f(peer, *signal, *context, 0, comm, stream)),
+                OneSidedArgs::Wait(descriptors) => api.ncclWaitSignal.map(|f| {
+                    f(
+                        descriptors.len() as c_int,
+                        descriptors.as_ptr().cast_mut(),
+                        comm,
+                        stream,
+                    )
+                }),
+            }
+        };
+        match code {
+            Some(code) => ffi::check(calls.library, name, code),
+            None => Err(ffi::missing(calls.library, name)),
         }
     }
 }
@@ -338,6 +489,39 @@ pub(crate) fn group(
     let code = unsafe { end() };
     let ended = ffi::check(library, "ncclGroupEnd", code);
     called.and(ended)
+}
+
+/// Asks NCCL how long the operations of `batch` would take, in microseconds; none of them is launched.
+pub(crate) fn simulate(batch: Batch<'_>, calls: &CallContext<'_>) -> Result<f32, NcclFailure> {
+    const END: &str = "ncclGroupSimulateEnd";
+    let (library, api) = (calls.library, calls.library.api());
+    let (Some(start), Some(end)) = (api.ncclGroupStart, api.ncclGroupSimulateEnd) else {
+        return Err(ffi::missing(library, END));
+    };
+    // SAFETY: takes no arguments.
+    ffi::check(library, "ncclGroupStart", unsafe { start() })?;
+    let mut collective_args = batch.collective_args.iter();
+    let called = batch.queued.iter().try_for_each(|queued_op| {
+        let args = match queued_op.descriptor.is_message() {
+            true => None,
+            false => collective_args.next(),
+        };
+        queued_op.call(args, calls).map(|_| ())
+    });
+    if called.is_err() {
+        discard_queued_calls(library);
+    }
+    let mut estimate = sys::ncclSimInfo_t {
+        version: library
+            .version()
+            .min(sys::Version::HEADER)
+            .code()
+            .unsigned_abs(),
+        ..sys::NCCL_SIM_INFO_INITIALIZER
+    };
+    // SAFETY: closes the group opened above; the place is valid for the call.
+    let ended = ffi::check(library, END, unsafe { end(&mut estimate) });
+    called.and(ended).map(|_| estimate.estimatedTime)
 }
 
 /// Makes the end of the group drop what was queued. A failed call does not always do that; a call with a null

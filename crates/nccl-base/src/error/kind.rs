@@ -36,6 +36,15 @@ pub enum ErrorKind {
         path: PathBuf,
     },
 
+    /// NCCL has it, but not here: on these devices, between these ranks, or with these settings.
+    #[error("{what} is not available: {reason}")]
+    Unavailable {
+        /// What was asked for.
+        what: &'static str,
+        /// Why it is not available, and what it needs.
+        reason: String,
+    },
+
     /// A configuration that cannot work, found before NCCL is called.
     #[error("configuration field `{field}`: {reason}")]
     InvalidConfig {

@@ -7,7 +7,7 @@ use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::issuing::{DeviceCopy, IssueBuffers};
 use crate::op::Function;
-use crate::queued_op::{CollectiveArgs, QueuedOp};
+use crate::queued_op::{CollectiveArgs, Extra, QueuedOp};
 use nccl_base::data_type::DataType;
 
 /// The start addresses of the buffers of a schedule.
@@ -31,14 +31,15 @@ impl Bases<'_> {
     }
 }
 
-/// Queues all steps of `schedule`, which was made for rank `own` and these payloads; `buffers` holds the buffers.
+/// Queues all steps of `schedule`, which was made for this rank and these payloads; `buffers` holds the buffers.
 pub(super) fn enqueue(
     schedule: &Schedule,
     payloads: &[Payload],
     bases: Bases<'_>,
-    own: usize,
+    comm: &Communicator,
     buffers: &mut IssueBuffers<'_>,
 ) {
+    let own = comm.rank();
     let whole = match &schedule.steps[..] {
         // One group, as in most operations.
         [only] if only.moves.is_empty() => true,
@@ -70,9 +71,13 @@ pub(super) fn enqueue(
         for &(payload, count) in &step.native {
             let (send, recv) = (bases.send[payload], bases.recv[payload]);
             let data_type = payloads[payload].data_type;
-            let reduction_op = sys::ncclRedOp_t::ncclSum;
+            let args = CollectiveArgs {
+                recv,
+                reduction_op: sys::ncclRedOp_t::ncclSum,
+                extra: Extra::of(comm),
+            };
             let queued = QueuedOp::new(Function::AllToAll, send, count, data_type, 0);
-            buffers.push_collective(queued, CollectiveArgs { recv, reduction_op }, own);
+            buffers.push_collective(queued, args, own);
         }
         buffers.grouped |= !step.messages.is_empty();
         if !whole {

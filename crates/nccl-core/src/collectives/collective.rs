@@ -5,6 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use nccl_sys as sys;
 
+use super::config::second_event;
 use super::rules::{RankAndRoot, Rule};
 use crate::active_calls;
 use crate::buffer::{Erased, RecvBuffer, SendBuffer};
@@ -13,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::issuing::{IssueBuffers, failed_check, issue};
 use crate::op::{self, Function};
 use crate::operation::{OperationKind, Shape};
-use crate::queued_op::{CollectiveArgs, QueuedOp};
+use crate::queued_op::{CollectiveArgs, Extra, QueuedOp};
 use crate::reduce::{self, Operator, Reduction};
 use crate::request::Request;
 use nccl_base::data_type::DataType;
@@ -294,7 +295,11 @@ impl CollectiveSpec {
             let collective_args = CollectiveArgs {
                 recv,
                 reduction_op: self.reduction_op,
+                extra: Extra::of(comm),
             };
+            if collective_args.extra.has_event() && issue_buffers.has_launch_event() {
+                return Err(second_event());
+            }
             let whole = QueuedOp {
                 descriptor: whole.descriptor.reducing_with(self.reduction_op),
                 ..whole

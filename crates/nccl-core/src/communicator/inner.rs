@@ -1,6 +1,6 @@
 //! The state that all handles of a communicator share.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -60,6 +60,10 @@ pub struct Inner {
     pub(crate) plans: Plans,
     /// The memory that all ranks have registered as symmetric windows.
     pub(crate) windows: Mutex<Vec<std::ops::Range<u64>>>,
+    /// Whether its device memory was given back. Set under the lock of `handle`.
+    pub(crate) is_suspended: AtomicBool,
+    /// The numbers of signals and of contexts for one-sided operations.
+    pub(crate) rma_limits: (usize, usize),
     /// Whether it was made so that NCCL uses no multiprocessors where copy engines can do the work.
     pub(crate) is_zero_cta: bool,
     /// Whether NCCL's calls on it block.
@@ -191,6 +195,9 @@ impl Inner {
             .lifecycle
             .usable(handle.raw)
             .ok_or_else(|| self.out_of_use())?;
+        if self.is_suspended.load(Ordering::Relaxed) {
+            return Err(self.suspended());
+        }
         if self.abort_signal.is_aborted() {
             self.abort_in_background("its abort signal was given");
             return Err(Error::new(ErrorKind::Aborted {

@@ -14,6 +14,7 @@
 //! - `revoke`: ends all operations and keeps the communicator for a shrink;
 //! - `lifecycle`: finalize and abort; `dropped`: drop; `free`: the NCCL calls that free a communicator, on threads
 //!   that may be given up;
+//! - `suspend`: its device memory, and giving that back for a while;
 //! - `memory_release`: when borrowed memory is free again; `context_lost`: contexts that failed for good;
 //! - `registry`: all communicators of the process, and their joint abort.
 
@@ -35,6 +36,7 @@ pub(crate) mod registry;
 pub(crate) mod revocation;
 mod revoke;
 pub(crate) mod stream_order;
+mod suspend;
 pub(crate) mod timeouts;
 
 pub(crate) use abort_flag_parent::AbortFlagParent;
@@ -53,4 +55,5 @@ pub use registry::{AbortReport, EndedCommunicator, abort_all};
 pub(crate) use stream_order::{
     check_allocation_stream, check_buffer_context, check_not_capturing, is_same as is_same_stream,
 };
+pub use suspend::CommunicatorMemory;
 pub use timeouts::Timeouts;

@@ -9,6 +9,7 @@ use cudarc::driver::CudaStream;
 use super::inner::Inner;
 use super::launch_mode::LaunchMode;
 use super::{lifecycle, revoke};
+use crate::collectives::RawCollectiveConfig;
 use crate::error::Result;
 #[cfg(doc)]
 use crate::error::{Error, ErrorKind};
@@ -52,6 +53,8 @@ pub struct Communicator {
     /// The timeout for each operation.
     #[doc(hidden)]
     pub timeout: Duration,
+    /// The configuration of this clone's collectives.
+    pub(crate) config: Option<Arc<RawCollectiveConfig>>,
 }
 
 impl Communicator {
@@ -164,6 +167,7 @@ impl Communicator {
             inner: self.inner.clone(),
             stream: ForkGuarded::new(Arc::clone(stream)),
             timeout: self.timeout,
+            config: self.config.clone(),
         }
     }
 

@@ -184,7 +184,7 @@ impl CommunicatorBuilder<'_> {
         let library = self.wanted_library().ok();
         let preference = library
             .as_ref()
-            .map(|library| preference(self.launch_mode, library));
+            .map(|library| preference(self.asked_mode(), library));
         InitSetup {
             stream: self.stream.clone(),
             preference: preference
@@ -230,7 +230,7 @@ impl CommunicatorBuilder<'_> {
             })
         })?;
         let library = self.wanted_library()?;
-        let (preference, obstacle) = preference(self.launch_mode, &library)?;
+        let (preference, obstacle) = preference(self.asked_mode(), &library)?;
         refuse_contradictions(preference.alone())?;
         let plan = InitPlan {
             library: library.clone(),

@@ -53,6 +53,10 @@ pub struct CommunicatorBuilder<'a> {
     ///
     /// A split, a shrink or a grow takes over the mode of the communicator from which it makes the new one.
     pub launch_mode: Option<LaunchMode>,
+    /// Whether it can be suspended ([`Communicator::suspend`]). It is called in [`LaunchMode::NonBlocking`] then, whatever
+    /// `launch_mode` says: in the other mode, NCCL shares the memory with an idle parent and does not suspend it. All ranks
+    /// have to set the same. Default `false`.
+    pub suspendable: bool,
     /// The timeouts, at first those of the world (`World::with_timeouts`).
     pub timeouts: Timeouts,
     /// Signals that end the communicator, even while it is being made; a split has that of its parent.
@@ -161,6 +165,13 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
+    pub(super) fn asked_mode(&self) -> Option<LaunchMode> {
+        match self.suspendable {
+            true => Some(LaunchMode::NonBlocking),
+            false => self.launch_mode,
+        }
+    }
+
     pub(super) fn init_timeout(&self) -> Duration {
         self.timeouts.init
     }
@@ -174,6 +185,7 @@ impl<'a> CommunicatorBuilder<'a> {
             stream: None,
             config: Config::default(),
             launch_mode: None,
+            suspendable: false,
             timeouts: Timeouts::default(),
             abort_signals: Vec::new(),
             library: None,

@@ -15,6 +15,7 @@ pub(super) fn first_handle(inner: Arc<Inner>) -> Communicator {
     Communicator {
         stream: ForkGuarded::new(Arc::clone(&inner.stream)),
         timeout: inner.timeouts.operation,
+        config: None,
         inner: ForkGuarded::new(inner),
     }
 }

@@ -87,6 +87,7 @@ pub(super) struct PreparedInit {
     mode: LaunchMode,
     configs: AnyConfigs,
     is_zero_cta: bool,
+    rma_limits: (usize, usize),
     ordering_event: CudaEvent,
     capture_stream: Arc<CudaStream>,
     world_members: Option<WorldMembers>,
@@ -151,6 +152,7 @@ impl InitPlan<'_> {
             mode,
             configs,
             is_zero_cta: self.config.is_zero_cta(),
+            rma_limits: self.config.rma_limits(),
             ordering_event,
             capture_stream,
             // A single rank has no peers to tell.
@@ -363,6 +365,7 @@ impl PreparedInit {
             plans: Plans::default(),
             windows: Mutex::default(),
             is_zero_cta: self.is_zero_cta,
+            rma_limits: self.rma_limits,
             non_user_handles: AtomicUsize::new(0),
             asked_mode: match self.preference {
                 LaunchPreference::Asked(mode)
@@ -377,6 +380,7 @@ impl PreparedInit {
             has_unfinished_launch: AtomicBool::new(false),
             lends_beyond_kernels: AtomicBool::new(false),
             shared_launch: Mutex::new(None),
+            is_suspended: AtomicBool::new(false),
             revocation: Revocation::default(),
             handle: HandleLock::new(handle),
             supervisor,

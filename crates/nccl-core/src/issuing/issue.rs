@@ -19,6 +19,7 @@
 //! process.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaEvent;
@@ -148,6 +149,9 @@ impl Inner {
         let Some(raw) = self.lifecycle.usable(handle.raw) else {
             return Err(IssueFailure::NotStarted(self.out_of_use()));
         };
+        if self.is_suspended.load(Ordering::Relaxed) {
+            return Err(IssueFailure::NotStarted(self.suspended()));
+        }
         if self.abort_signal.is_aborted() {
             return Err(IssueFailure::AbortSignalled(Error::new(
                 ErrorKind::Aborted {
@@ -234,6 +238,39 @@ impl Inner {
         match ordering_outcome {
             Some(ordered) => launched.and(ordered).map_err(IssueFailure::PartlyIssued),
             None => Err(IssueFailure::Captured(launched.err())),
+        }
+    }
+
+    /// Asks NCCL how long the operations in `buffers` would take.
+    pub(crate) fn estimate(
+        self: &Arc<Self>,
+        buffers: &IssueBuffers<'_>,
+        timeout: Duration,
+    ) -> Result<Option<Duration>> {
+        let (handle, _) = self.handle.lock_within(None, timeout)?;
+        let started = Instant::now();
+        let raw = self.ready(&handle)?;
+        let _inside = self.enter(CallKind::Issue, timeout);
+        self.prepare(&handle, buffers)?;
+        let calls = queued_op::CallContext {
+            library: &self.library,
+            comm: raw.as_ptr(),
+            stream: buffers.on.cu_stream().cast(),
+        };
+        let mut micros = 0.0;
+        let asked = self.launch(raw, started, (timeout, timeout), || {
+            micros = queued_op::simulate(buffers.batch(), &calls)?;
+            Ok(Progress::Done)
+        });
+        drop(handle);
+        match asked {
+            Ok(()) if micros > 0.0 => Ok(Some(Duration::from_secs_f64(f64::from(micros) / 1e6))),
+            Ok(()) => Ok(None),
+            Err(error) => {
+                // Nothing was launched, but NCCL may have failed half-way on some ranks.
+                self.abort(&error);
+                Err(error)
+            }
         }
     }
 

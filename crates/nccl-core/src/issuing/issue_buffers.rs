@@ -253,6 +253,13 @@ impl<'a> IssueBuffers<'a> {
         self.push_message(collective, collective.descriptor.has_message_to(own));
     }
 
+    /// Whether a collective that is queued already has an event for its launch.
+    #[cold]
+    pub(crate) fn has_launch_event(&self) -> bool {
+        let mut args = self.optional.collective_args.iter();
+        args.any(|args| args.extra.has_event())
+    }
+
     /// Queues a copy on the device before the operations of this step.
     pub(crate) fn copy(&mut self, copy: DeviceCopy) {
         self.optional.copies.push(copy);

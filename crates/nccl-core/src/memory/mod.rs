@@ -19,3 +19,4 @@ mod window;
 pub use buffer::Buffer;
 pub use owned::{OwnedBuffer, PlanBuffers};
 pub use registered::Registered;
+pub(crate) use registered::SLACK;

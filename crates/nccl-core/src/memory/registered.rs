@@ -205,6 +205,18 @@ impl<B: OwnedBuffer> Registered<B> {
         self.buffer.stream()
     }
 
+    /// NCCL's handle of a window; null if this is none.
+    pub(crate) fn window(&self) -> sys::ncclWindow_t {
+        match self.handle.kind {
+            Kind::Window => self
+                .handle
+                .handle
+                .map_or(std::ptr::null_mut(), NonNull::as_ptr),
+            Kind::Local => std::ptr::null_mut(),
+        }
+        .cast()
+    }
+
     /// The number of elements.
     pub(crate) fn len(&self) -> usize {
         self.view().len()
@@ -301,7 +313,7 @@ impl<B: OwnedBuffer> Registered<B> {
 }
 
 /// How much longer the thread of a call may take than the waits inside it, which have the same timeout.
-pub(super) const SLACK: Duration = Duration::from_secs(1);
+pub(crate) const SLACK: Duration = Duration::from_secs(1);
 
 /// What is left of a registered buffer. Dropping them leaks the buffer.
 struct DeferredRegistration<B: OwnedBuffer> {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use cudarc::driver::{CudaEvent, CudaSlice};
@@ -118,6 +119,9 @@ impl<B: PlanBuffers> CapturedPlan<B> {
                     let graph = self.slot.graph.lock();
                     // Under this lock: the communicator cannot end before the graph does.
                     match graph.as_ref() {
+                        Some(_) if inner.is_suspended.load(Ordering::Acquire) => {
+                            Err(NotLaunched::Refused(inner.suspended()))
+                        }
                         Some(graph) if inner.lifecycle.get() == State::Ready => {
                             graph.launch(&comm.stream).map_err(NotLaunched::Failed)
                         }

@@ -110,6 +110,11 @@ impl<'p> Capture<'p> {
         Ok(())
     }
 
+    /// The communicator, with the configuration of the plan's collectives.
+    pub(crate) fn comm(&self) -> &'p Communicator {
+        self.comm
+    }
+
     /// Buffers that accept only memory of the plan.
     pub(crate) fn buffers(&self) -> IssueBuffers<'p> {
         IssueBuffers::empty(self.comm.stream(), Some(self.owned))

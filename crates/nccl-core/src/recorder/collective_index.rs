@@ -36,8 +36,8 @@ pub(crate) fn is_collective(kind: OperationKind) -> bool {
 #[doc(hidden)]
 #[must_use]
 pub fn is_of_some_ranks(kind: OperationKind) -> bool {
-    use OperationKind::{Group, Recv, Send};
-    matches!(kind, Group | Send | Recv)
+    use OperationKind::{Group, Put, Recv, Send, Signal, WaitSignal};
+    matches!(kind, Group | Send | Recv | Put | Signal | WaitSignal)
 }
 
 /// The collectives that a communicator has called.

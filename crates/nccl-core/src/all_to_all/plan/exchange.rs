@@ -211,8 +211,7 @@ impl AllToAll {
                 recv: &addresses.recv,
                 scratch,
             };
-            let own = comm.rank();
-            enqueue(&self.schedule, &self.payloads, bases, own, &mut buffers);
+            enqueue(&self.schedule, &self.payloads, bases, comm, &mut buffers);
             Ok(buffers)
         };
         let buffers = recorded().map_err(|error| failed_check(comm, kind, shape, error))?;
@@ -246,7 +245,7 @@ impl AllToAll {
     {
         // The graph has its own scratch, because it may run while the plan is used.
         let scratch = scratch(&self.comm, self.schedule.scratch)?;
-        let (payloads, schedule, own) = (&self.payloads, &self.schedule, self.comm.rank());
+        let (payloads, schedule) = (&self.payloads, &self.schedule);
         let this = self.in_place;
         let scratch = vec![scratch];
         self.comm
@@ -263,7 +262,7 @@ impl AllToAll {
                     recv: &[recv],
                     scratch: lend_scratch(scratch, &mut buffers)?,
                 };
-                enqueue(schedule, payloads, bases, own, &mut buffers);
+                enqueue(schedule, payloads, bases, capture.comm(), &mut buffers);
                 capture.add_steps(&buffers);
                 Ok(())
             })
@@ -286,7 +285,7 @@ impl AllToAll {
     /// ```
     pub fn capture_in_place<Y: OwnedBuffer>(&self, y: Y) -> Result<CapturedPlan<Y>> {
         let scratch = scratch(&self.comm, self.schedule.scratch)?;
-        let (payloads, schedule, own) = (&self.payloads, &self.schedule, self.comm.rank());
+        let (payloads, schedule) = (&self.payloads, &self.schedule);
         let this = self.in_place;
         let scratch = vec![scratch];
         self.comm
@@ -299,7 +298,7 @@ impl AllToAll {
                     recv: &addresses.recv,
                     scratch: lend_scratch(scratch, &mut buffers)?,
                 };
-                enqueue(schedule, payloads, bases, own, &mut buffers);
+                enqueue(schedule, payloads, bases, capture.comm(), &mut buffers);
                 capture.add_steps(&buffers);
                 Ok(())
             })

@@ -1,0 +1,210 @@
+//! The configuration of single collectives (`ncclCollConfig_t`).
+
+use std::ffi::{CStr, CString};
+use std::fmt;
+use std::sync::Arc;
+
+use cudarc::driver::CudaEvent;
+use nccl_sys as sys;
+use nccl_sys::Version;
+
+use crate::communicator::Communicator;
+use crate::config::{self, CtaPolicy};
+use crate::error::{Error, ErrorKind, Result};
+use crate::library::Library;
+
+/// Settings for single collectives; what is not set is as the communicator has it. See
+/// [`Communicator::with_config`].
+///
+/// Wraps `ncclCollConfig_t` (NCCL ≥ 2.31.2). All ranks give the same values, except for `tag`, and for which event they name.
+///
+/// ```
+/// use nccl::CollectiveConfig;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// # let world = nccl::World::threads(1).remove(0);
+/// # let comm = world.communicator("demo").stream(&stream).build()?;
+/// let mut config = CollectiveConfig::default();
+/// config.max_ctas = Some(4); // leave multiprocessors to a kernel that runs beside it
+/// config.tag = 17; // seen by profilers
+/// let mut y = stream.clone_htod(&[1.0f32, 2.0])?;
+/// comm.with_config(&config)?.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum)?.wait()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Default)]
+#[non_exhaustive]
+pub struct CollectiveConfig {
+    /// The algorithms from which NCCL chooses (`algSelection`), for instance `RING` or `TREE,RING`: names as NCCL's
+    /// `NCCL_ALGO` has them. NCCL chooses among all if this is `None`.
+    pub algorithm: Option<String>,
+    /// Whether NCCL takes another algorithm if none of `algorithm` is available (`forceAlgSelection = 0`); it fails otherwise.
+    pub fall_back: bool,
+    /// The least number of thread blocks, from 1 (`minCTAs`).
+    pub min_ctas: Option<i32>,
+    /// The greatest number of thread blocks, at most that of the communicator (`maxCTAs`).
+    pub max_ctas: Option<i32>,
+    /// Thread blocks for NVLink SHARP, from 1 (`nvlsCTAs`).
+    pub nvls_ctas: Option<i32>,
+    /// Thread blocks per cluster, 0 or more; the same for all collectives of a group (`cgaClusterSize`).
+    pub cga_cluster_size: Option<i32>,
+    /// How multiprocessors are shared (`CTAPolicy`).
+    pub cta_policy: Option<CtaPolicy>,
+    /// A number that profiler plugins get with the call's events (`userProfilerTag`), below 2⁶³; 0 for none.
+    pub tag: u64,
+    /// An event that NCCL records when all blocks of the kernel have started (`launchCompletionEvent`, NCCL ≥ 2.32.3), so that
+    /// work on another stream can wait for the launch instead of the end. Without timing, as cudarc's `new_event(None)` makes it. All
+    /// ranks give one, or none does; a group has at most one collective with an event.
+    pub launch_event: Option<Arc<CudaEvent>>,
+}
+
+impl CollectiveConfig {
+    /// Checks the values, without a library.
+    fn check(&self) -> Result<()> {
+        config::at_least("min_ctas", self.min_ctas, 1)?;
+        config::at_least("max_ctas", self.max_ctas, 1)?;
+        config::at_least("nvls_ctas", self.nvls_ctas, 1)?;
+        config::at_least("cga_cluster_size", self.cga_cluster_size, 0)?;
+        config::ordered(self.min_ctas, self.max_ctas)?;
+        if let Some(name) = &self.algorithm
+            && (name.is_empty() || name.contains('\0'))
+        {
+            return Err(config::invalid(
+                "algorithm",
+                format!("{name:?} names no algorithm"),
+            ));
+        }
+        if self.tag >> 63 != 0 {
+            return Err(config::invalid(
+                "tag",
+                format!(
+                    "{:#x} has the highest bit set, which NCCL reserves",
+                    self.tag
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    fn to_raw(&self, library: &Library) -> Result<RawCollectiveConfig> {
+        self.check()?;
+        library.function(sys::Api::ncclAllReduceConfig)?;
+        let event_since = Version::new(2, 32, 3);
+        if self.launch_event.is_some() && library.version() < event_since {
+            let what = String::from("the configuration field `launch_event`");
+            return Err(library.unsupported(what, event_since));
+        }
+        let algorithm = match &self.algorithm {
+            Some(name) => CString::new(name.as_str()).ok().map(config::kept),
+            None => None,
+        };
+        let or_unset = |value: Option<i32>| value.unwrap_or(sys::NCCL_CONFIG_UNDEF_INT);
+        Ok(RawCollectiveConfig {
+            raw: sys::ncclCollConfig_t {
+                version: library.version().min(Version::HEADER).code().unsigned_abs(),
+                minCTAs: or_unset(self.min_ctas),
+                maxCTAs: or_unset(self.max_ctas),
+                nvlsCTAs: or_unset(self.nvls_ctas),
+                cgaClusterSize: or_unset(self.cga_cluster_size),
+                algSelection: algorithm.map_or(std::ptr::null(), CStr::as_ptr),
+                forceAlgSelection: i32::from(!self.fall_back),
+                CTAPolicy: or_unset(self.cta_policy.map(CtaPolicy::raw)),
+                userProfilerTag: self.tag,
+                launchCompletionEvent: match &self.launch_event {
+                    Some(event) => event.cu_event().cast(),
+                    None => std::ptr::null_mut(),
+                },
+                ..sys::NCCL_COLLCONFIG_INITIALIZER
+            },
+            _launch_event: self.launch_event.clone(),
+        })
+    }
+}
+
+/// An event has no text.
+impl fmt::Debug for CollectiveConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CollectiveConfig")
+            .field("algorithm", &self.algorithm)
+            .field("fall_back", &self.fall_back)
+            .field("min_ctas", &self.min_ctas)
+            .field("max_ctas", &self.max_ctas)
+            .field("nvls_ctas", &self.nvls_ctas)
+            .field("cga_cluster_size", &self.cga_cluster_size)
+            .field("cta_policy", &self.cta_policy)
+            .field("tag", &self.tag)
+            .field("launch_event", &self.launch_event.is_some())
+            .finish()
+    }
+}
+
+/// The C structure, and what its pointers point to: the name of the algorithm is kept for the life of the process.
+#[derive(Debug)]
+pub(crate) struct RawCollectiveConfig {
+    raw: sys::ncclCollConfig_t,
+    /// A captured graph records it at each replay; the plan keeps this value through its communicator.
+    _launch_event: Option<Arc<CudaEvent>>,
+}
+
+// SAFETY: nothing is written through its pointers, and what they point to lives as long as the value.
+unsafe impl Send for RawCollectiveConfig {}
+// SAFETY: likewise.
+unsafe impl Sync for RawCollectiveConfig {}
+
+impl RawCollectiveConfig {
+    pub(crate) fn as_ptr(&self) -> *const sys::ncclCollConfig_t {
+        &raw const self.raw
+    }
+
+    pub(crate) fn has_event(&self) -> bool {
+        !self.raw.launchCompletionEvent.is_null()
+    }
+}
+
+impl Communicator {
+    /// Returns the same communicator with a configuration for its collectives: single ones, those in groups, and those of
+    /// captured plans.
+    ///
+    /// Messages (`isend`, `irecv`, and all-to-alls that are made of them) take no configuration and are as without one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] for values that cannot work, [`ErrorKind::Unsupported`] for a release of NCCL that has no
+    /// such calls. An event of another context makes the collective fail, and the communicator is aborted.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let world = nccl::World::threads(1).remove(0);
+    /// # let comm = world.communicator("demo").stream(&stream).build()?;
+    /// let mut config = nccl::CollectiveConfig::default();
+    /// config.algorithm = Some(String::from("RING"));
+    /// config.fall_back = true;
+    /// let ring = comm.with_config(&config)?;
+    /// let mut y = stream.clone_htod(&[1i32, 2])?;
+    /// ring.all_reduce_in_place(&mut y, nccl::ReduceOp::Max)?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Wraps `ncclAllReduceConfig` and its seven siblings.
+    pub fn with_config(&self, config: &CollectiveConfig) -> Result<Self> {
+        let raw = config.to_raw(self.library())?;
+        Ok(Self {
+            config: Some(Arc::new(raw)),
+            ..self.clone()
+        })
+    }
+}
+
+/// The error for a second event in one group.
+#[cold]
+pub(super) fn second_event() -> Error {
+    let reason = "a group has one launch: only one of its collectives may have an event";
+    Error::new(ErrorKind::InvalidConfig {
+        field: "launch_event",
+        reason: String::from(reason),
+    })
+}

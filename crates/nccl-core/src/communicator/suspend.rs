@@ -1,0 +1,260 @@
+//! The device memory of a communicator: how much it is, and giving it back for a while.
+//!
+//! NCCL does not refuse operations on a suspended communicator: their kernels would read unmapped memory. So they are refused
+//! here, under the lock that every call takes. Launches of graphs do not take it; they check under the lock of their graph,
+//! which a suspend takes once after it has set the flag.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use nccl_sys as sys;
+
+use super::handle::{Handle, RawComm};
+use super::{Communicator, Inner};
+use crate::cuda_driver;
+use crate::detached_call;
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi::{self, Progress};
+use crate::forked;
+use crate::library::Library;
+use crate::memory::SLACK;
+use crate::time::deadline_after;
+
+const SUSPEND: &str = "ncclCommSuspend";
+const RESUME: &str = "ncclCommResume";
+const STATS: &str = "ncclCommMemStats";
+
+/// The device memory that NCCL has allocated for a communicator, in bytes; see [`Communicator::memory`].
+///
+/// ```
+/// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
+/// let memory = comm.memory()?;
+/// println!("{} of {} bytes can be given back", memory.suspendable, memory.total);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CommunicatorMemory {
+    /// All that NCCL tracks (`ncclStatGpuMemTotal`).
+    pub total: u64,
+    /// What [`Communicator::suspend`] gives back (`ncclStatGpuMemSuspend`).
+    pub suspendable: u64,
+    /// What stays allocated (`ncclStatGpuMemPersist`).
+    pub persistent: u64,
+    /// Whether it is suspended now (`ncclStatGpuMemSuspended`).
+    pub is_suspended: bool,
+}
+
+/// A failure of a call that all ranks make together.
+enum Failure {
+    /// NCCL was not called, or has refused without asking the other ranks.
+    NotStarted(Error),
+    PartlyIssued(Error),
+}
+
+impl Communicator {
+    /// Returns how much device memory NCCL has allocated for the communicator on this rank: its own buffers, not those of the
+    /// program.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] before NCCL 2.29.7; [`ErrorKind::Nccl`] where `NCCL_DISABLE_MEM_MANAGER=1` turns the accounting
+    /// off; [`ErrorKind::Aborted`] and [`ErrorKind::Closed`] when the communicator has ended.
+    ///
+    /// Wraps `ncclCommMemStats`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let world = nccl::World::threads(1).remove(0);
+    /// # let comm = world.communicator("demo").stream(&stream).build()?;
+    /// let memory = comm.memory()?;
+    /// assert!(!memory.is_suspended && memory.suspendable <= memory.total);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn memory(&self) -> Result<CommunicatorMemory> {
+        forked::check()?;
+        let function = self.library().function(sys::Api::ncclCommMemStats)?;
+        let inner = Arc::clone(&self.inner);
+        let timeout = self.timeout;
+        let asked = detached_call::run(
+            deadline_after(timeout),
+            || inner.interrupted(),
+            {
+                let inner = Arc::clone(&inner);
+                move || {
+                    let (handle, _) = inner.handle.lock_within(None, timeout)?;
+                    let raw = inner.alive(&handle)?;
+                    let ask = |stat| {
+                        let mut value = 0;
+                        // SAFETY: the communicator is alive, under its lock; the place is valid for the call.
+                        let code = unsafe { function(raw.as_ptr(), stat, &mut value) };
+                        ffi::check(&inner.library, STATS, code).map_err(Error::from)?;
+                        Ok::<u64, Error>(value)
+                    };
+                    use sys::ncclCommMemStat_t as Stat;
+                    Ok(CommunicatorMemory {
+                        total: ask(Stat::ncclStatGpuMemTotal)?,
+                        suspendable: ask(Stat::ncclStatGpuMemSuspend)?,
+                        persistent: ask(Stat::ncclStatGpuMemPersist)?,
+                        is_suspended: ask(Stat::ncclStatGpuMemSuspended)? != 0,
+                    })
+                }
+            },
+            drop,
+        );
+        asked.unwrap_or_else(|not_back| {
+            let error = not_back.into_error(STATS, timeout);
+            Err(inner.final_error(error))
+        })
+    }
+
+    /// Gives the device memory of the communicator's own buffers back until [`resume`](Self::resume), for instance while an
+    /// inference server sleeps. All ranks have to call it. It waits for all work on the device, and for the other ranks.
+    ///
+    /// Until it is resumed, every operation and every launch of a plan is refused; plans stay valid. It can be finalized, aborted
+    /// and dropped. Communicators for this are made with
+    /// [`CommunicatorBuilder::suspendable`](crate::CommunicatorBuilder::suspendable).
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] for a communicator that was not made `suspendable`; [`ErrorKind::Unsupported`] before NCCL
+    /// 2.29.7; [`ErrorKind::Nccl`] where `NCCL_DISABLE_MEM_MANAGER=1` forbids it; [`ErrorKind::Closed`] when it is suspended
+    /// already. [`ErrorKind::TimedOut`] when not all ranks call it within the timeout for operations, and [`ErrorKind::Nccl`]
+    /// when NCCL fails: the communicator is aborted then.
+    ///
+    /// Wraps `ncclCommSuspend`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let world = nccl::World::threads(1).remove(0);
+    /// let comm = world.communicator("model").stream(&stream).with(|comm| comm.suspendable = true).build()?;
+    /// comm.suspend()?;
+    /// assert!(comm.barrier().is_err());
+    /// comm.resume()?;
+    /// comm.barrier()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn suspend(&self) -> Result<()> {
+        self.check_suspendable()?;
+        let function = self.library().function(sys::Api::ncclCommSuspend)?;
+        // Refused on every rank alike, before any of them waits for the others.
+        let memory = self.memory()?;
+        if memory.is_suspended {
+            return Err(self.inner.suspended());
+        }
+        self.together(SUSPEND, Inner::ready, move |inner, raw| {
+            inner.is_suspended.store(true, Ordering::Release);
+            inner.plans.wait_for_launches();
+            // SAFETY: the communicator is alive, under its lock, and none of its operations is issued until it is resumed.
+            unsafe { function(raw.as_ptr(), sys::NCCL_SUSPEND_MEM) }
+        })
+    }
+
+    /// Allocates again what [`suspend`](Self::suspend) gave back. All ranks have to call it.
+    ///
+    /// # Errors
+    /// As [`suspend`](Self::suspend), and [`ErrorKind::InvalidConfig`] when it is not suspended.
+    ///
+    /// Wraps `ncclCommResume`.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
+    /// comm.suspend()?;
+    /// // … another model uses the memory …
+    /// comm.resume()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn resume(&self) -> Result<()> {
+        self.check_suspendable()?;
+        let function = self.library().function(sys::Api::ncclCommResume)?;
+        if !self.inner.is_suspended.load(Ordering::Acquire) {
+            return Err(not_possible("it is not suspended"));
+        }
+        self.together(RESUME, Inner::alive, move |_, raw| {
+            // SAFETY: the communicator is alive, under its lock.
+            unsafe { function(raw.as_ptr()) }
+        })?;
+        self.inner.is_suspended.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    fn check_suspendable(&self) -> Result<()> {
+        forked::check()?;
+        match self.inner.has_blocking_calls {
+            // An idle parent shares the memory, or nobody could end a call that does not return.
+            true => Err(not_possible(
+                "it was not made `suspendable`: NCCL shares the memory of a communicator in launch mode BlockingChild with its idle parent",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Makes a call that all ranks make together, and waits until NCCL has settled. Aborts the communicator if it fails.
+    fn together(
+        &self,
+        name: &'static str,
+        usable: impl Fn(&Arc<Inner>, &Handle) -> Result<RawComm> + Send + 'static,
+        call: impl FnOnce(&Inner, RawComm) -> sys::ncclResult_t + Send + 'static,
+    ) -> Result<()> {
+        let (inner, timeout) = (Arc::clone(&self.inner), self.timeout);
+        let made = detached_call::run(
+            // The waits for the lock, and for the other ranks, have deadlines of their own.
+            deadline_after(timeout.saturating_add(SLACK)),
+            || false,
+            move || {
+                let binding = Error::cuda("binding the context to this thread (cuCtxSetCurrent)");
+                let bound = cuda_driver::bind(&inner.context).map_err(binding);
+                bound.map_err(Failure::NotStarted)?;
+                let started = Instant::now();
+                let locked = inner.handle.lock_within(None, timeout);
+                let (guard, _) = locked.map_err(Failure::NotStarted)?;
+                let raw = usable(&inner, &guard).map_err(Failure::NotStarted)?;
+                let remaining = timeout.saturating_sub(started.elapsed());
+                let library: &Library = &inner.library;
+                let launched = inner.launch(raw, started, (timeout, remaining), || {
+                    let code = call(&inner, raw);
+                    // In a nonblocking communicator the call may return success before it is done.
+                    ffi::check(library, name, code).map(|_| Progress::Pending)
+                });
+                launched.map_err(Failure::PartlyIssued)
+            },
+            drop,
+        );
+        let error = match made {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(Failure::NotStarted(error))) => return Err(self.inner.final_error(error)),
+            Ok(Err(Failure::PartlyIssued(error))) => error,
+            Err(not_back) => not_back.into_error(name, timeout),
+        };
+        self.inner.abort(&error);
+        Err(self.inner.final_error(error))
+    }
+}
+
+impl Inner {
+    /// The error for a call on a suspended communicator.
+    #[cold]
+    pub(crate) fn suspended(&self) -> Error {
+        Error::new(ErrorKind::Closed { state: "suspended" })
+    }
+
+    /// Returns NCCL's pointer, also of a suspended communicator.
+    fn alive(self: &Arc<Self>, handle: &Handle) -> Result<RawComm> {
+        let raw = self.lifecycle.usable(handle.raw);
+        raw.ok_or_else(|| self.out_of_use())
+    }
+}
+
+fn not_possible(reason: &str) -> Error {
+    Error::new(ErrorKind::InvalidConfig {
+        field: "suspendable",
+        reason: String::from(reason),
+    })
+}

@@ -1,0 +1,48 @@
+//! One-sided operations: a rank writes into a window of another rank and signals it, and that rank waits for the signals.
+//!
+//! - `window`: the memory into which the other ranks write;
+//! - `operations`: put, signal and wait, single and in groups.
+//!
+//! What keeps them sound:
+//! - A put stays inside the other rank's window: all ranks have compared the lengths when they made it, and only windows
+//!   that were made so take puts.
+//! - A window is not deregistered while an operation of this rank uses it: its stream waits for each of them. A put of another
+//!   rank may still arrive later; it goes to memory of which that rank holds a mapping of its own, so that the driver does not give
+//!   it to anybody else (windows are in virtual-memory allocations, which live as long as their last mapping).
+//! - What is in a window is plain numbers: a put that comes while it is read gives wrong numbers and nothing worse.
+
+mod operations;
+mod window;
+
+pub use operations::{Signals, Target};
+pub use window::Window;
+
+use std::ffi::c_int;
+
+use nccl_sys as sys;
+
+/// The further arguments of a one-sided operation.
+#[derive(Debug)]
+pub(crate) enum OneSidedArgs {
+    Put {
+        window: RawWindow,
+        /// In bytes from the start of the window.
+        offset: usize,
+        signal: c_int,
+        context: c_int,
+    },
+    Signal {
+        signal: c_int,
+        context: c_int,
+    },
+    Wait(Vec<sys::ncclWaitSignalDesc_t>),
+}
+
+/// NCCL's handle of a window.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawWindow(pub(crate) sys::ncclWindow_t);
+
+// SAFETY: a number for NCCL, never dereferenced here.
+unsafe impl Send for RawWindow {}
+// SAFETY: likewise.
+unsafe impl Sync for RawWindow {}

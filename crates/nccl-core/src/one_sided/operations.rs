@@ -1,0 +1,433 @@
+//! Put, signal and wait.
+
+use std::sync::Arc;
+
+use nccl_sys as sys;
+
+use super::{OneSidedArgs, Window};
+use crate::buffer::SendBuffer;
+use crate::communicator::Communicator;
+use crate::dtype::NcclType;
+use crate::error::{Error, ErrorKind, Result};
+use crate::group::Group;
+use crate::op::Function;
+use crate::operation::{OperationKind, Shape};
+use crate::queued_op::{CollectiveArgs, Extra, QueuedOp};
+use crate::request::Request;
+use nccl_base::data_type::DataType;
+
+/// Where a put or a signal goes; a put comes with a signal.
+///
+/// ```
+/// use nccl::one_sided::Target;
+///
+/// let second_half = Target::rank(3).at(512);
+/// let with_another_signal = Target::rank(3).signal(1); // needs `Config::rma_signals = Some(2)`
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Target {
+    peer: usize,
+    offset: usize,
+    signal: usize,
+    context: usize,
+}
+
+impl Target {
+    /// The beginning of `peer`'s window, and its signal 0 in context 0.
+    ///
+    /// ```
+    /// let target = nccl::one_sided::Target::rank(1);
+    /// ```
+    pub fn rank(peer: usize) -> Self {
+        Self {
+            peer,
+            offset: 0,
+            signal: 0,
+            context: 0,
+        }
+    }
+
+    /// The window from element `offset` on.
+    ///
+    /// ```
+    /// let target = nccl::one_sided::Target::rank(1).at(100);
+    /// ```
+    pub fn at(self, offset: usize) -> Self {
+        Self { offset, ..self }
+    }
+
+    /// Another signal, below [`Config::rma_signals`](crate::Config::rma_signals) (1 unless set).
+    ///
+    /// ```
+    /// let target = nccl::one_sided::Target::rank(1).signal(2);
+    /// ```
+    pub fn signal(self, signal: usize) -> Self {
+        Self { signal, ..self }
+    }
+
+    /// Another context, below [`Config::rma_contexts`](crate::Config::rma_contexts) (1 unless set): signals of different contexts
+    /// are different, and the operations of different contexts may overtake each other.
+    ///
+    /// ```
+    /// let target = nccl::one_sided::Target::rank(1).context(1);
+    /// ```
+    pub fn context(self, context: usize) -> Self {
+        Self { context, ..self }
+    }
+}
+
+/// Signals of one rank that are waited for.
+///
+/// ```
+/// use nccl::one_sided::Signals;
+///
+/// let one = Signals::from(2);
+/// let five = Signals::from(2).times(5);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Signals {
+    peer: usize,
+    count: usize,
+    signal: usize,
+    context: usize,
+}
+
+impl Signals {
+    /// The next signal 0 of `peer` in context 0.
+    ///
+    /// ```
+    /// let signals = nccl::one_sided::Signals::from(1);
+    /// ```
+    pub fn from(peer: usize) -> Self {
+        Self {
+            peer,
+            count: 1,
+            signal: 0,
+            context: 0,
+        }
+    }
+
+    /// So many of them, at least 1.
+    ///
+    /// ```
+    /// let signals = nccl::one_sided::Signals::from(1).times(3);
+    /// ```
+    pub fn times(self, count: usize) -> Self {
+        Self { count, ..self }
+    }
+
+    /// Another signal; see [`Target::signal`].
+    ///
+    /// ```
+    /// let signals = nccl::one_sided::Signals::from(1).signal(2);
+    /// ```
+    pub fn signal(self, signal: usize) -> Self {
+        Self { signal, ..self }
+    }
+
+    /// Of another context; see [`Target::context`].
+    ///
+    /// ```
+    /// let signals = nccl::one_sided::Signals::from(1).context(1);
+    /// ```
+    pub fn context(self, context: usize) -> Self {
+        Self { context, ..self }
+    }
+}
+
+impl<T: NcclType> Window<T> {
+    /// Writes `x` into the window of another rank, on the stream of the window's communicator, and signals that rank.
+    ///
+    /// `x` lies in a window of the same communicator, of this type or another one, as [`view`](Self::view) or a part of it. The
+    /// request is done when `x` may be written again; that the other rank has it is for that rank to see.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSuchRank`]; [`ErrorKind::Length`] for a put that does not fit into the window;
+    /// [`ErrorKind::InvalidConfig`] for a source in no window, and for a signal or a context that the communicator does not have.
+    /// Otherwise as [`Communicator::all_reduce`].
+    ///
+    /// Wraps `ncclPutSignal` (NCCL ≥ 2.29.2).
+    ///
+    /// ```
+    /// # fn example(source: &nccl::one_sided::Window<f32>, inbox: &nccl::one_sided::Window<f32>) -> nccl::Result<()> {
+    /// use nccl::one_sided::Target;
+    /// let own = source.communicator().rank();
+    /// inbox.put(source.view().slice(0..8), Target::rank(0).at(8 * own))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn put<'a, X: SendBuffer<'a, Element = T>>(&'a self, x: X, to: Target) -> Result<Request> {
+        let shape = Shape {
+            peer: Some(to.peer),
+            count: Some(x.count()),
+            data_type: Some(x.element()),
+            ..Shape::default()
+        };
+        let comm = self.communicator();
+        comm.group_of_kind(OperationKind::Put, shape, |group| group.put(x, self, to))
+    }
+
+    /// Waits on the stream until all these signals have come; what was put before them is in the window then, for what is
+    /// put on the window's stream or the communicator's afterwards. Each signal is waited for once.
+    ///
+    /// **A signal that never comes**: the request times out, as any operation, and the communicator is aborted. NCCL's abort does
+    /// not end a stream's wait for a signal, so the communicator is leaked, with its window, and the stream stays occupied
+    /// (docs/real-nccl.md).
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSuchRank`]; [`ErrorKind::InvalidConfig`] for no signals, and for a signal or a context that the communicator
+    /// does not have. Otherwise as [`Communicator::all_reduce`].
+    ///
+    /// Wraps `ncclWaitSignal` (NCCL ≥ 2.29.2).
+    ///
+    /// ```
+    /// # fn example(inbox: &mut nccl::one_sided::Window<f32>) -> nccl::Result<()> {
+    /// use nccl::one_sided::Signals;
+    /// let ranks = inbox.communicator().world_size();
+    /// let from_all: Vec<_> = (0..ranks).map(Signals::from).collect();
+    /// inbox.wait(&from_all)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn wait(&mut self, signals: &[Signals]) -> Result<Request> {
+        let comm = self.communicator().clone();
+        let shape = shape_of_wait(signals);
+        comm.group_of_kind(OperationKind::WaitSignal, shape, |group| {
+            group.wait_signals(self, signals)
+        })
+    }
+}
+
+impl Communicator {
+    /// Signals a rank, without a put: for instance that a place in this rank's window may be written again.
+    ///
+    /// # Errors
+    /// As [`Window::put`](crate::one_sided::Window::put).
+    ///
+    /// Wraps `ncclSignal` (NCCL ≥ 2.29.2).
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
+    /// comm.signal(nccl::one_sided::Target::rank(0))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn signal(&self, to: Target) -> Result<Request> {
+        let shape = Shape {
+            peer: Some(to.peer),
+            ..Shape::default()
+        };
+        self.group_of_kind(OperationKind::Signal, shape, |group| group.signal(to))
+    }
+}
+
+impl<'a> Group<'a> {
+    /// Records a put; see [`Window::put`](crate::one_sided::Window::put). A put and a wait of one group do not wait for each other.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// Wraps `ncclPutSignal`.
+    ///
+    /// ```
+    /// # fn example(source: &nccl::one_sided::Window<f32>, inbox: &nccl::one_sided::Window<f32>) -> nccl::Result<()> {
+    /// use nccl::one_sided::Target;
+    /// let comm = inbox.communicator();
+    /// let (own, n) = (comm.rank(), inbox.len() / comm.world_size());
+    /// comm.group(|group| {
+    ///     (0..comm.world_size()).try_for_each(|peer| {
+    ///         let part = source.view().slice(peer * n..(peer + 1) * n);
+    ///         group.put(part, inbox, Target::rank(peer).at(own * n))
+    ///     })
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn put<T, X>(&mut self, x: X, window: &'a Window<T>, to: Target) -> Result<()>
+    where
+        T: NcclType,
+        X: SendBuffer<'a, Element = T>,
+    {
+        self.check_window(window)?;
+        let peer = self.peer_of(to.peer)?;
+        let (signal, context) = self.signal_of(to.signal, to.context)?;
+        let (count, data_type) = (x.count(), x.element());
+        let end = to.offset.checked_add(count);
+        if end.is_none_or(|end| end > window.len()) {
+            return Err(Error::new(ErrorKind::Length {
+                buffer: "the source of a put",
+                given: count,
+                needed: window.len().saturating_sub(to.offset),
+                rule: "at most what the window has from its offset on",
+            }));
+        }
+        let bytes = (count * size_of::<T>()) as u64;
+        if count == 0 {
+            return self.signal(to);
+        }
+        let address = self.buffers.read(x)?;
+        if !self.comm.inner.is_in_a_window(address, bytes) {
+            return Err(Error::new(ErrorKind::InvalidConfig {
+                field: "put",
+                reason: String::from(
+                    "its source lies in no window of this communicator; NCCL reads from windows alone",
+                ),
+            }));
+        }
+        // The window's stream waits for the put: it is not deregistered before.
+        self.buffers.read(window.view())?;
+        let args = OneSidedArgs::Put {
+            window: window.raw(),
+            offset: to.offset * size_of::<T>(),
+            signal,
+            context,
+        };
+        self.push_one_sided(Function::Put, address, count, data_type, peer, args);
+        Ok(())
+    }
+
+    /// Records a signal; see [`Communicator::signal`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// Wraps `ncclSignal`.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
+    /// use nccl::one_sided::Target;
+    /// comm.group(|group| (0..comm.world_size()).try_for_each(|peer| group.signal(Target::rank(peer))))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn signal(&mut self, to: Target) -> Result<()> {
+        self.comm.library().function(sys::Api::ncclSignal)?;
+        let peer = self.peer_of(to.peer)?;
+        let (signal, context) = self.signal_of(to.signal, to.context)?;
+        let args = OneSidedArgs::Signal { signal, context };
+        self.push_one_sided(Function::Signal, 0, 0, DataType::UInt8, peer, args);
+        Ok(())
+    }
+
+    /// Records a wait for signals; see [`Window::wait`](crate::one_sided::Window::wait).
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// Wraps `ncclWaitSignal`.
+    ///
+    /// ```
+    /// # fn example(inbox: &mut nccl::one_sided::Window<f32>) -> nccl::Result<()> {
+    /// use nccl::one_sided::Signals;
+    /// let comm = inbox.communicator().clone();
+    /// comm.group(|group| group.wait_signals(inbox, &[Signals::from(0)]))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn wait_signals<T: NcclType>(
+        &mut self,
+        window: &'a mut Window<T>,
+        signals: &[Signals],
+    ) -> Result<()> {
+        self.check_window(window)?;
+        let Some(first) = signals.first() else {
+            return Err(not_possible("signals", "a wait needs at least one signal"));
+        };
+        let first = self.peer_of(first.peer)?;
+        let mut descriptors = Vec::with_capacity(signals.len());
+        let mut total = 0usize;
+        for one in signals {
+            let (signal, context) = self.signal_of(one.signal, one.context)?;
+            let count = i32::try_from(one.count).ok().filter(|&count| count > 0);
+            let Some(count) = count else {
+                return Err(not_possible(
+                    "signals",
+                    "a number of signals is at least 1, and fits into 32 bits",
+                ));
+            };
+            total = total.saturating_add(one.count);
+            descriptors.push(sys::ncclWaitSignalDesc_t {
+                opCnt: count,
+                peer: self.peer_of(one.peer)?,
+                sigIdx: signal,
+                ctx: context,
+            });
+        }
+        // What comes with the signals is there for the window's stream, too.
+        self.buffers.write(window.view_mut())?;
+        let args = OneSidedArgs::Wait(descriptors);
+        self.push_one_sided(Function::WaitSignal, 0, total, DataType::UInt8, first, args);
+        Ok(())
+    }
+
+    /// Refuses the window of another communicator, whose handle NCCL would not find.
+    fn check_window<T: NcclType>(&self, window: &Window<T>) -> Result<()> {
+        self.comm.library().function(sys::Api::ncclPutSignal)?;
+        match Arc::ptr_eq(&self.comm.inner, &window.communicator().inner) {
+            true => Ok(()),
+            false => Err(not_possible("window", "it is one of another communicator")),
+        }
+    }
+
+    fn peer_of(&self, peer: usize) -> Result<i32> {
+        match peer < self.world_size {
+            // Fits: the number of ranks was checked when the communicator was made.
+            true => Ok(peer as i32),
+            false => Err(self.no_such_peer(peer)),
+        }
+    }
+
+    /// NCCL checks the ranges of both, against what the communicator was configured with.
+    fn signal_of(&self, signal: usize, context: usize) -> Result<(i32, i32)> {
+        let (signals, contexts) = self.comm.inner.rma_limits;
+        if signal >= signals {
+            return Err(not_possible(
+                "rma_signals",
+                &format!("there is no signal {signal}: the communicator has {signals}"),
+            ));
+        }
+        if context >= contexts {
+            return Err(not_possible(
+                "rma_contexts",
+                &format!("there is no context {context}: the communicator has {contexts}"),
+            ));
+        }
+        Ok((signal as i32, context as i32))
+    }
+
+    fn push_one_sided(
+        &mut self,
+        function: Function,
+        address: u64,
+        count: usize,
+        data_type: DataType,
+        peer: i32,
+        args: OneSidedArgs,
+    ) {
+        let queued = QueuedOp::new(function, address, count, data_type, peer);
+        let args = CollectiveArgs {
+            recv: 0,
+            reduction_op: sys::ncclRedOp_t::ncclSum,
+            extra: Extra::OneSided(Arc::new(args)),
+        };
+        self.buffers.push_collective(queued, args, self.rank);
+    }
+}
+
+fn shape_of_wait(signals: &[Signals]) -> Shape {
+    let mut peers = signals.iter().map(|one| one.peer);
+    let first = peers.next();
+    Shape {
+        peer: first.filter(|&first| peers.all(|peer| peer == first)),
+        ..Shape::default()
+    }
+}
+
+fn not_possible(field: &'static str, reason: &str) -> Error {
+    Error::new(ErrorKind::InvalidConfig {
+        field,
+        reason: String::from(reason),
+    })
+}

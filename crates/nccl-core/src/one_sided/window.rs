@@ -1,0 +1,218 @@
+//! Memory into which other ranks write.
+
+use std::fmt;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, CudaView, CudaViewMut};
+
+use super::{RawWindow, Signals, Target};
+use crate::communicator::Communicator;
+use crate::cuda_driver;
+use crate::dtype::NcclType;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::{Buffer, Registered};
+use crate::reduce::ReduceOp;
+
+/// Memory of a rank into which the other ranks of a communicator write ([`put`](Self::put)), of the same length on all of them;
+/// from [`Communicator::window`].
+///
+/// A put comes with a signal. A rank that has waited for the signal ([`wait`](Self::wait)) has what was put before it. In between, the
+/// other ranks may write at any time: what this rank reads then may be old, new or half of each. So ranks agree, with signals in the
+/// other direction or a [`barrier`](Communicator::barrier), when a place may be written again.
+///
+/// The value owns its memory and keeps the communicator alive; its drop deregisters and frees it in the background. All ranks
+/// should drop theirs, and make their windows in the same order.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// # let world = nccl::World::threads(1).remove(0);
+/// # let comm = world.communicator("demo").stream(&stream).build()?;
+/// use nccl::one_sided::{Signals, Target};
+///
+/// let (right, left) = ((comm.rank() + 1) % comm.world_size(), comm.rank()); // of one rank, itself
+/// let source = comm.window::<f32>(4)?; // what is put lies in a window, too
+/// let mut inbox = comm.window::<f32>(4)?;
+/// inbox.put(source.view(), Target::rank(right))?;
+/// inbox.wait(&[Signals::from(left)])?.wait()?;
+/// assert_eq!(stream.clone_dtoh(&inbox.view())?, [0.0; 4]);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Window<T: NcclType> {
+    registered: Registered<Buffer<T>>,
+    comm: Communicator,
+}
+
+impl Communicator {
+    /// Allocates a window of `len` elements, all zeros, into which the other ranks can put. Every rank calls it with the same
+    /// length, at the same time.
+    ///
+    /// # Errors
+    /// On all ranks alike: [`ErrorKind::InvalidConfig`] when the lengths differ, or are 0; [`ErrorKind::Unavailable`] when NCCL
+    /// makes no windows among these ranks; [`ErrorKind::Unsupported`] before NCCL 2.29.2. Otherwise as
+    /// [`register_window`](Self::register_window) and [`buffer`](Self::buffer).
+    ///
+    /// Wraps `ncclMemAlloc` and `ncclCommWindowRegister` (`NCCL_WIN_COLL_SYMMETRIC`).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let world = nccl::World::threads(1).remove(0);
+    /// # let comm = world.communicator("demo").stream(&stream).build()?;
+    /// let window = comm.window::<u8>(1 << 20)?;
+    /// assert_eq!(window.len(), 1 << 20);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn window<T: NcclType>(&self, len: usize) -> Result<Window<T>> {
+        self.library().function(nccl_sys::Api::ncclPutSignal)?;
+        let lens = self.gather_from_all(len as u64)?;
+        if let Some(rank) = lens.iter().position(|&other| other != len as u64) {
+            // The same ranks are compared on all of them.
+            let other = lens.iter().position(|&len| len != lens[0]).unwrap_or(rank);
+            return Err(Error::new(ErrorKind::InvalidConfig {
+                field: "len",
+                reason: format!(
+                    "rank 0 asks for a window of {} elements, rank {other} for {}; all ranks have to ask for the same",
+                    lens[0], lens[other]
+                ),
+            }));
+        }
+        if len == 0 {
+            return Err(Error::new(ErrorKind::InvalidConfig {
+                field: "len",
+                reason: String::from("a window has at least one element"),
+            }));
+        }
+        let registered = self.register_window(self.buffer::<T>(len)?)?;
+        let effective = self.gather_from_all(u64::from(registered.is_effective()))?;
+        if let Some(rank) = effective.iter().position(|&effective| effective == 0) {
+            return Err(Error::new(ErrorKind::Unavailable {
+                what: "a window for one-sided operations",
+                reason: format!(
+                    "NCCL made none on rank {rank}; it needs peer access between the devices of all ranks and memory from cuMem \
+                     (NCCL_CUMEM_ENABLE), or a network with GIN"
+                ),
+            }));
+        }
+        // The first one-sided operation connects all ranks, and would wait for the others to issue one.
+        let stream = self.new_stream()?;
+        let mut window = Window {
+            registered,
+            comm: self.on(&stream),
+        };
+        let own = self.rank();
+        window.comm.signal(Target::rank(own))?;
+        window.wait(&[Signals::from(own)])?.wait()?;
+        window.comm = self.clone();
+        Ok(window)
+    }
+
+    /// A stream on which nothing of the program's is waited for.
+    fn new_stream(&self) -> Result<Arc<CudaStream>> {
+        let context = &self.inner.context;
+        cuda_driver::ignoring_stored_error(context, || context.new_stream())
+            .map_err(Error::cuda("creating a stream (cuStreamCreate)"))
+    }
+
+    /// Returns the number that each rank has given.
+    fn gather_from_all(&self, own: u64) -> Result<Vec<u64>> {
+        let context = &self.inner.context;
+        let stream = self.new_stream()?;
+        let mut all = vec![0u64; self.world_size()];
+        all[self.rank()] = own;
+        let mut numbers = cuda_driver::ignoring_stored_error(context, || stream.clone_htod(&all))
+            .map_err(Error::cuda("copying numbers to the device"))?;
+        let comm = self.on(&stream);
+        comm.all_reduce_in_place(&mut numbers, ReduceOp::Max)?
+            .wait()?;
+        // The stream is idle.
+        cuda_driver::ignoring_stored_error(context, || stream.clone_dtoh(&numbers))
+            .map_err(Error::cuda("copying numbers from the device"))
+    }
+}
+
+impl<T: NcclType> Window<T> {
+    /// Returns the number of elements.
+    ///
+    /// ```
+    /// # fn example(window: &nccl::one_sided::Window<f32>) {
+    /// assert!(window.len() > 0);
+    /// # }
+    /// ```
+    #[must_use]
+    #[allow(
+        clippy::len_without_is_empty,
+        reason = "a window has at least one element"
+    )]
+    pub fn len(&self) -> usize {
+        self.registered.len()
+    }
+
+    /// Returns the communicator whose ranks write into it, with the stream, timeout and configuration with which it was made.
+    ///
+    /// ```
+    /// # fn example(window: &nccl::one_sided::Window<f32>) {
+    /// let ranks = window.communicator().world_size();
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn communicator(&self) -> &Communicator {
+        &self.comm
+    }
+
+    /// Returns the stream to which the memory belongs.
+    ///
+    /// ```
+    /// # fn example(window: &nccl::one_sided::Window<f32>) {
+    /// let stream = window.stream();
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        self.registered.stream()
+    }
+
+    /// Returns a view of this rank's elements, to read: for every function that takes cudarc's memory, and as the source of a put.
+    ///
+    /// ```
+    /// # fn example(window: &nccl::one_sided::Window<f32>) -> Result<(), nccl::cudarc::driver::DriverError> {
+    /// let host: Vec<f32> = window.stream().clone_dtoh(&window.view())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn view(&self) -> CudaView<'_, T> {
+        self.registered.view()
+    }
+
+    /// Returns a view of this rank's elements, to write.
+    ///
+    /// ```
+    /// # fn example(window: &mut nccl::one_sided::Window<f32>) -> Result<(), nccl::cudarc::driver::DriverError> {
+    /// let stream = window.stream().clone();
+    /// stream.memcpy_htod(&vec![1.0f32; window.len()], &mut window.view_mut())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
+        self.registered.view_mut()
+    }
+
+    pub(super) fn raw(&self) -> RawWindow {
+        RawWindow(self.registered.window())
+    }
+}
+
+impl<T: NcclType> fmt::Debug for Window<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Window")
+            .field("communicator", &self.comm.name())
+            .field("len", &self.len())
+            .finish()
+    }
+}

@@ -1,0 +1,257 @@
+//! Windows, puts and signals: between threads, between processes, on the emulator and on NVIDIA's library.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nccl::cudarc::driver::CudaStream;
+use nccl::one_sided::{Signals, Target, Window};
+use nccl::{Communicator, ErrorKind, World};
+
+use crate::support::{self, ranks_as_processes, ranks_as_threads};
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+fn start(world: &World) -> Result<(Arc<CudaStream>, Communicator), Box<dyn std::error::Error>> {
+    let stream = support::device(world)?.new_stream()?;
+    let comm = world.communicator("windows").stream(&stream).build()?;
+    Ok((stream, comm))
+}
+
+/// What `from` puts for `to` in a round.
+fn block(round: usize, from: usize, to: usize, len: usize) -> Vec<u32> {
+    let number = |at| (round * 1_000_000 + from * 10_000 + to * 100 + at % 100) as u32;
+    (0..len).map(number).collect()
+}
+
+/// A rank's blocks reach all others, again and again: a signal in the other direction says when a block may be overwritten.
+fn exchange(world: &World) -> Outcome {
+    let (stream, comm) = start(world)?;
+    let (own, ranks) = (comm.rank(), comm.world_size());
+    for len in [1, 1000, 70_001] {
+        let mut source: Window<u32> = comm.window(ranks * len)?;
+        let mut inbox: Window<u32> = comm.window(ranks * len)?;
+        assert_eq!(inbox.len(), ranks * len);
+        for round in 1..4 {
+            let blocks: Vec<u32> = (0..ranks)
+                .flat_map(|to| block(round, own, to, len))
+                .collect();
+            stream.memcpy_htod(&blocks, &mut source.view_mut())?;
+            comm.group(|group| {
+                (0..ranks).try_for_each(|peer| {
+                    let part = source.view().slice(peer * len..(peer + 1) * len);
+                    group.put(part, &inbox, Target::rank(peer).at(own * len))
+                })
+            })?;
+            let from_all: Vec<_> = (0..ranks).map(Signals::from).collect();
+            inbox.wait(&from_all)?.wait()?;
+            let expected: Vec<u32> = (0..ranks)
+                .flat_map(|from| block(round, from, own, len))
+                .collect();
+            assert_eq!(stream.clone_dtoh(&inbox.view())?, expected, "{round} {len}");
+            // Read: may be written again.
+            comm.group(|group| (0..ranks).try_for_each(|peer| group.signal(Target::rank(peer))))?;
+            inbox.wait(&from_all)?;
+        }
+    }
+    comm.finalize()?;
+    Ok(())
+}
+
+#[test]
+fn blocks_arrive_between_threads() {
+    for ranks in [1, 2, 3] {
+        ranks_as_threads(ranks, |world| exchange(&world));
+    }
+}
+
+#[test]
+fn blocks_arrive_between_processes() {
+    for ranks in [2, 4] {
+        ranks_as_processes(ranks, |world| exchange(&world));
+    }
+}
+
+/// Put one after another, and waited for together.
+#[test]
+fn signals_are_counted() {
+    ranks_as_threads(2, |world| {
+        let (stream, comm) = start(&world)?;
+        let mut source: Window<i64> = comm.window(8)?;
+        let mut inbox: Window<i64> = comm.window(8)?;
+        if comm.rank() == 0 {
+            stream.memcpy_htod(&[1i64, 2, 3, 4, 5, 6, 7, 8], &mut source.view_mut())?;
+            for at in 0..8 {
+                let one = source.view().slice(at..at + 1);
+                inbox.put(one, Target::rank(1).at(7 - at))?;
+            }
+        } else {
+            inbox.wait(&[Signals::from(0).times(3)])?;
+            inbox.wait(&[Signals::from(0).times(5)])?.wait()?;
+            assert_eq!(stream.clone_dtoh(&inbox.view())?, [8, 7, 6, 5, 4, 3, 2, 1]);
+        }
+        comm.barrier()?;
+        Ok::<(), Box<dyn std::error::Error>>(())
+    });
+}
+
+/// The windows of a stream that is not the communicator's: what is done there afterwards sees what was put.
+#[test]
+fn the_stream_of_a_window_waits() {
+    ranks_as_threads(2, |world| {
+        let (stream, comm) = start(&world)?;
+        let elsewhere = stream.context().new_stream()?;
+        let mut source = comm.on(&elsewhere).window::<u8>(1 << 20)?;
+        let mut inbox = comm.on(&elsewhere).window::<u8>(1 << 20)?;
+        let other = 1 - comm.rank();
+        elsewhere.memcpy_htod(&vec![7u8; 1 << 20], &mut source.view_mut())?;
+        comm.group(|group| group.put(source.view(), &inbox, Target::rank(other)))?;
+        comm.group(|group| group.wait_signals(&mut inbox, &[Signals::from(other)]))?;
+        assert_eq!(elsewhere.clone_dtoh(&inbox.view())?, vec![7u8; 1 << 20]);
+        drop(source);
+        drop(inbox);
+        comm.barrier()?;
+        Ok::<(), Box<dyn std::error::Error>>(())
+    });
+}
+
+#[test]
+fn contexts_have_signals_of_their_own() {
+    ranks_as_threads(2, |world| {
+        let stream = support::device(&world)?.new_stream()?;
+        let builder = world.communicator("contexts").stream(&stream);
+        let comm = builder
+            .with(|comm| {
+                comm.config.rma_contexts = Some(2);
+                comm.config.rma_signals = Some(3);
+            })
+            .build()?;
+        let other = 1 - comm.rank();
+        let mut source: Window<f32> = comm.window(2)?;
+        let mut inbox: Window<f32> = comm.window(2)?;
+        stream.memcpy_htod(&[1.0, 2.0], &mut source.view_mut())?;
+        let second = Target::rank(other).context(1).signal(2);
+        inbox.put(source.view(), second)?;
+        comm.signal(Target::rank(other).signal(1))?;
+        inbox.wait(&[
+            Signals::from(other).signal(1),
+            Signals::from(other).context(1).signal(2),
+        ])?;
+        assert_eq!(stream.clone_dtoh(&inbox.view())?, [1.0, 2.0]);
+        for wrong in [
+            Target::rank(other).context(2),
+            Target::rank(other).signal(3),
+        ] {
+            let error = comm.signal(wrong).unwrap_err();
+            assert!(
+                matches!(error.kind(), ErrorKind::InvalidConfig { .. }),
+                "{error}"
+            );
+        }
+        comm.barrier()?;
+        Ok::<(), Box<dyn std::error::Error>>(())
+    });
+}
+
+#[test]
+fn what_cannot_be_put_is_refused_before_nccl() {
+    ranks_as_threads(2, |world| {
+        let (stream, comm) = start(&world)?;
+        let source: Window<f32> = comm.window(16)?;
+        let mut inbox: Window<f32> = comm.window(16)?;
+        let plain = stream.alloc_zeros::<f32>(16)?;
+        let another = world.communicator("another").stream(&stream).build()?;
+        let elsewhere: Window<f32> = another.window(16)?;
+        let errors = [
+            inbox.put(source.view(), Target::rank(2)).unwrap_err(),
+            inbox.put(source.view(), Target::rank(0).at(1)).unwrap_err(),
+            inbox
+                .put(source.view(), Target::rank(0).at(usize::MAX))
+                .unwrap_err(),
+            inbox.put(&plain, Target::rank(0)).unwrap_err(),
+            inbox.put(elsewhere.view(), Target::rank(0)).unwrap_err(),
+            comm.group(|group| group.put(source.view(), &elsewhere, Target::rank(0)))
+                .unwrap_err(),
+            comm.signal(Target::rank(9)).unwrap_err(),
+            inbox.wait(&[]).unwrap_err(),
+            inbox.wait(&[Signals::from(0).times(0)]).unwrap_err(),
+            inbox.wait(&[Signals::from(7)]).unwrap_err(),
+        ];
+        let kinds: Vec<&str> = errors
+            .iter()
+            .map(|error| match error.kind() {
+                ErrorKind::NoSuchRank { .. } => "rank",
+                ErrorKind::Length { .. } => "length",
+                ErrorKind::InvalidConfig { field, .. } => field,
+                other => panic!("{other}"),
+            })
+            .collect();
+        assert_eq!(
+            kinds,
+            [
+                "rank", "length", "length", "put", "put", "window", "rank", "signals", "signals",
+                "rank"
+            ]
+        );
+        // Nothing of that has reached NCCL.
+        comm.barrier()?;
+        let operation = errors[1].operation().ok_or("it has an operation")?;
+        assert_eq!(operation.kind, nccl::OperationKind::Put);
+        Ok::<(), Box<dyn std::error::Error>>(())
+    });
+}
+
+#[test]
+fn windows_of_different_lengths_are_refused_on_all_ranks_alike() {
+    ranks_as_threads(3, |world| {
+        let (_, comm) = start(&world)?;
+        let len = if comm.rank() == 2 { 9 } else { 8 };
+        let error = comm.window::<u8>(len).unwrap_err();
+        let text = "rank 0 asks for a window of 8 elements, rank 2 for 9";
+        assert!(error.to_string().contains(text), "{error}");
+        assert!(comm.window::<u8>(0).is_err());
+        assert_eq!(comm.window::<u8>(8)?.len(), 8);
+        comm.barrier()?;
+        Ok::<(), Box<dyn std::error::Error>>(())
+    });
+}
+
+/// On the emulator and on NVIDIA's library alike, NCCL reports success and makes none.
+#[test]
+fn where_nccl_makes_no_windows_that_is_an_error_on_all_ranks() {
+    let ranks = support::Ranks::new(2).variable("NCCL_WIN_ENABLE", "0");
+    ranks.processes(|world| {
+        let (_, comm) = start(&world)?;
+        let error = comm.window::<u8>(8).unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::Unavailable { .. }),
+            "{error}"
+        );
+        comm.barrier()?;
+        Ok::<(), Box<dyn std::error::Error>>(())
+    });
+}
+
+/// The request times out, and the call that leaks the communicator comes back.
+#[test]
+fn a_signal_that_never_comes_is_an_error() {
+    if !support::needs_emulator("a stream that is given up") {
+        return;
+    }
+    ranks_as_processes(2, |world| {
+        let (_, comm) = start(&world)?;
+        let mut inbox: Window<u8> = comm.window(8)?;
+        comm.barrier()?;
+        if comm.rank() == 0 {
+            let begun = Instant::now();
+            let short = comm.within(Duration::from_secs(1));
+            let waiting =
+                short.group(|group| group.wait_signals(&mut inbox, &[Signals::from(1)]))?;
+            let error = waiting.wait().unwrap_err();
+            assert!(error.is_timeout(), "{error:#}");
+            assert!(begun.elapsed() < Duration::from_secs(25));
+        } else {
+            std::thread::sleep(Duration::from_secs(2));
+        }
+        Ok::<(), Box<dyn std::error::Error>>(())
+    });
+}
