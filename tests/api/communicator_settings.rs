@@ -66,7 +66,7 @@ fn collectives_with_a_configuration_do_the_same() {
     });
 }
 
-/// The event is recorded, once for each launch, of a plan as well.
+/// The event is recorded at each launch, of a plan as well.
 #[test]
 fn a_launch_records_its_event() {
     ranks_as_threads(2, |world| {
@@ -88,6 +88,18 @@ fn a_launch_records_its_event() {
             })
             .unwrap_err();
         assert!(error.to_string().contains("launch_event"), "{error}");
+        let mut plan = tuned.capture(y, |capture, y| {
+            capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Max))
+        })?;
+        drop(tuned);
+        drop(with_event);
+        for _ in 0..3 {
+            plan.launch()?.wait()?;
+            elsewhere.wait(&event)?;
+        }
+        elsewhere.synchronize()?;
+        drop(event);
+        plan.launch()?.wait()?;
         comm.barrier()?;
         Ok::<(), Box<dyn std::error::Error>>(())
     });
@@ -160,6 +172,25 @@ fn estimates_launch_nothing() {
             comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
         }
         assert_eq!(stream.clone_dtoh(&y)?, [8.0; 1000]);
+        let mut z = stream.alloc_zeros::<f32>(1000)?;
+        let refused = [
+            comm.estimate(|group| group.irecv(&mut z, 1 - comm.rank())),
+            comm.estimate(|group| group.isend(&y, 1 - comm.rank())),
+            comm.estimate(|group| group.all_to_all(&y, &mut z)),
+            comm.estimate(|group| group.broadcast_in_place(&mut z, 0)),
+        ];
+        for answer in refused {
+            let error = answer.unwrap_err();
+            assert!(error.to_string().contains("model is for"), "{error}");
+        }
+        assert_eq!(comm.estimate(|_| Ok(()))?, None);
+        let alone = comm.split("alone", Some(comm.rank() as u32), 0)?;
+        let alone = alone.ok_or("every rank has a color")?;
+        assert_eq!(
+            alone.estimate(|group| group.all_reduce(&y, &mut z, ReduceOp::Sum))?,
+            None
+        );
+        assert_eq!(stream.clone_dtoh(&z)?, [0.0; 1000]);
         comm.finalize()?;
         Ok::<(), Box<dyn std::error::Error>>(())
     });
@@ -212,6 +243,24 @@ fn a_suspended_communicator_does_nothing_until_it_is_resumed() {
         assert_eq!(stream.clone_dtoh(&x)?, [2.0; 5000]);
         drop(plan);
         comm.finalize()?;
+        Ok::<(), Box<dyn std::error::Error>>(())
+    });
+}
+
+/// Only one of two threads resumes it, and the other has done no harm.
+#[test]
+fn two_threads_may_resume() {
+    ranks_as_threads(2, |world| {
+        let (_, comm) = suspendable(&world)?;
+        for _ in 0..20 {
+            comm.suspend()?;
+            let resumed = std::thread::scope(|scope| {
+                let other = scope.spawn(|| comm.resume().is_ok());
+                [comm.resume().is_ok(), other.join().expect("no panic")]
+            });
+            assert_eq!(resumed.iter().filter(|&&resumed| resumed).count(), 1);
+            comm.barrier()?;
+        }
         Ok::<(), Box<dyn std::error::Error>>(())
     });
 }

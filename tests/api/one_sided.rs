@@ -206,7 +206,14 @@ fn windows_of_different_lengths_are_refused_on_all_ranks_alike() {
         let (_, comm) = start(&world)?;
         let len = if comm.rank() == 2 { 9 } else { 8 };
         let error = comm.window::<u8>(len).unwrap_err();
-        let text = "rank 0 asks for a window of 8 elements, rank 2 for 9";
+        let text = "rank 0 asks for a window of 8 bytes of u8, rank 2 for 9 of u8";
+        assert!(error.to_string().contains(text), "{error}");
+        // As many elements, and more bytes.
+        let error = match comm.rank() {
+            1 => comm.window::<f64>(8).unwrap_err(),
+            _ => comm.window::<u8>(8).unwrap_err(),
+        };
+        let text = "rank 0 asks for a window of 8 bytes of u8, rank 1 for 64 of f64";
         assert!(error.to_string().contains(text), "{error}");
         assert!(comm.window::<u8>(0).is_err());
         assert_eq!(comm.window::<u8>(8)?.len(), 8);
@@ -252,6 +259,90 @@ fn a_signal_that_never_comes_is_an_error() {
         } else {
             std::thread::sleep(Duration::from_secs(2));
         }
+        Ok::<(), Box<dyn std::error::Error>>(())
+    });
+}
+
+/// A wait holds up what comes behind it; and a graph that signals waits for an answer that never comes.
+#[test]
+fn groups_and_plans_in_which_ranks_would_wait_for_ever_are_refused() {
+    ranks_as_threads(2, |world| {
+        let (stream, comm) = start(&world)?;
+        let early = comm.signal(Target::rank(0)).unwrap_err();
+        assert!(early.to_string().contains("make a window first"), "{early}");
+        let source: Window<f32> = comm.window(4)?;
+        let mut inbox: Window<f32> = comm.window(4)?;
+        let other: Window<f32> = comm.window(4)?;
+        let peer = 1 - comm.rank();
+        for behind in [false, true] {
+            let error = comm
+                .group(|group| {
+                    group.wait_signals(&mut inbox, &[Signals::from(peer)])?;
+                    match behind {
+                        true => group.put(source.view(), &other, Target::rank(peer)),
+                        false => group.signal(Target::rank(peer)),
+                    }
+                })
+                .unwrap_err();
+            assert!(error.to_string().contains("before the waits"), "{error}");
+        }
+        let captured = comm.capture(stream.alloc_zeros::<f32>(1)?, |capture, _| {
+            capture.group(|group| group.signal(Target::rank(peer)))
+        });
+        let error = captured.map(drop).unwrap_err();
+        assert!(error.to_string().contains("cannot be captured"), "{error}");
+        comm.barrier()?;
+        Ok::<(), Box<dyn std::error::Error>>(())
+    });
+}
+
+/// Ranks put and wait as often as they like; neither the comparison of calls nor a verdict takes that for a difference.
+#[test]
+fn one_sided_operations_are_no_calls_of_all_ranks() {
+    let ranks = support::Ranks::new(2).variable("NCCL_RUN_CHECK", "1");
+    ranks.processes(|world| {
+        let (stream, comm) = start(&world)?;
+        let source: Window<u8> = comm.window(8)?;
+        let mut inbox: Window<u8> = comm.window(8)?;
+        if comm.rank() == 0 {
+            for at in 0..8 {
+                inbox.put(source.view().slice(at..at + 1), Target::rank(1).at(at))?;
+            }
+        } else {
+            inbox.wait(&[Signals::from(0).times(8)])?;
+        }
+        comm.barrier()?;
+        assert_eq!(stream.clone_dtoh(&inbox.view())?, [0; 8]);
+        Ok::<(), Box<dyn std::error::Error>>(())
+    });
+}
+
+#[test]
+fn a_verdict_does_not_count_puts() {
+    if !support::needs_emulator("ranks that end early") {
+        return;
+    }
+    ranks_as_processes(2, |world| {
+        let (stream, comm) = start(&world)?;
+        let source: Window<u8> = comm.window(8)?;
+        let mut inbox: Window<u8> = comm.window(8)?;
+        if comm.rank() == 1 {
+            inbox.wait(&[Signals::from(0).times(8)])?.wait()?;
+            std::thread::sleep(Duration::from_secs(3));
+            return Ok(());
+        }
+        for _ in 0..8 {
+            inbox.put(source.view(), Target::rank(1))?;
+        }
+        let mut y = stream.alloc_zeros::<f32>(1)?;
+        let short = comm.within(Duration::from_secs(1));
+        let waiting = short.all_reduce_in_place(&mut y, nccl::ReduceOp::Sum);
+        let error = waiting.and_then(|done| done.wait()).unwrap_err();
+        let text = format!("{error:#}");
+        assert!(
+            text.contains("root cause: rank 1") && text.contains("has not entered all_reduce"),
+            "{text}"
+        );
         Ok::<(), Box<dyn std::error::Error>>(())
     });
 }

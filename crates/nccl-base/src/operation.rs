@@ -148,6 +148,15 @@ impl OperationKind {
         }
     }
 
+    /// Whether it concerns two ranks alone, so that each rank makes a number of its own of them.
+    #[doc(hidden)]
+    pub fn is_pairwise(self) -> bool {
+        matches!(
+            self,
+            Self::Send | Self::Recv | Self::Put | Self::Signal | Self::WaitSignal
+        )
+    }
+
     fn counts_blocks(self) -> bool {
         matches!(
             self,

@@ -53,7 +53,8 @@ pub struct Config {
     /// The number of peers with which a rank exchanges messages, from 1 (`maxP2pPeers`,
     /// NCCL ≥ 2.30.3).
     pub max_p2p_peers: Option<i32>,
-    /// The number of contexts for one-sided operations, 0 or more; 1 unless set (`numRmaCtx`, NCCL ≥ 2.29.2).
+    /// The number of contexts for one-sided operations, 0 or more; 1 unless set (`numRmaCtx`, NCCL ≥ 2.29.2; more than 1:
+    /// NCCL ≥ 2.31.2).
     pub rma_contexts: Option<i32>,
     /// The number of signals in each of these contexts, 0 or more; 1 unless set (`numRmaSig`, NCCL ≥ 2.31.2).
     pub rma_signals: Option<i32>,
@@ -158,6 +159,10 @@ impl Config {
                 field("max_p2p_peers", 2, 30, 3),
             ),
             (self.rma_contexts.is_some(), field("rma_contexts", 2, 29, 2)),
+            (
+                self.rma_contexts.is_some_and(|contexts| contexts > 1),
+                field("rma_contexts(more than 1)", 2, 31, 2),
+            ),
             (self.rma_signals.is_some(), field("rma_signals", 2, 31, 2)),
         ]
         .into_iter()
@@ -375,13 +380,13 @@ mod tests {
             channels_per_net_peer: Some(1),
             nvlink_centric_scheduling: Some(true),
             max_p2p_peers: Some(1),
-            rma_contexts: Some(1),
+            rma_contexts: Some(2),
             rma_signals: Some(1),
         };
         assert_eq!(
             all.set_fields().count(),
-            14,
-            "thirteen fields, one value with its own release"
+            15,
+            "thirteen fields, two values with releases of their own"
         );
     }
 }

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, result};
 
@@ -118,12 +119,11 @@ impl Plans {
         }
     }
 
-    /// Returns when launches that have begun are over. Later ones see what was set before.
-    pub(crate) fn wait_for_launches(&self) {
+    /// Waits until the launches that have begun are over; later ones see what was set before. Returns whether they are.
+    pub(crate) fn wait_for_launches(&self, deadline: Instant) -> bool {
         let slots = self.slots.lock().clone();
-        for slot in &slots {
-            drop(slot.graph.lock());
-        }
+        let is_over = |slot: &Arc<GraphSlot>| slot.graph.try_lock_until(deadline).is_some();
+        slots.iter().all(is_over)
     }
 
     pub(crate) fn is_empty(&self) -> bool {

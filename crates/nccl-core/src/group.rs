@@ -211,6 +211,49 @@ impl<'a> Group<'a> {
         }
     }
 
+    /// Refuses what NCCL does not forget after a group that it only simulates (`ncclGroupCommLeave`, group.h: the queues of messages
+    /// stay), and communicators for which it simulates nothing.
+    fn check_estimated(&self) -> Result<()> {
+        let refused =
+            |field, reason: String| Err(Error::new(ErrorKind::InvalidConfig { field, reason }));
+        self.comm
+            .library()
+            .function(nccl_sys::Api::ncclGroupSimulateEnd)?;
+        if !self.comm.inner.has_blocking_calls {
+            return refused(
+                "launch_mode",
+                String::from(
+                    "NCCL estimates nothing for a communicator in launch mode NonBlocking: it would launch the operations",
+                ),
+            );
+        }
+        let has_model = |queued: &&QueuedOp| {
+            matches!(
+                queued.descriptor.function(),
+                Function::AllReduce
+                    | Function::Reduce
+                    | Function::AllGather
+                    | Function::ReduceScatter
+            )
+        };
+        match self
+            .buffers
+            .batch()
+            .queued
+            .iter()
+            .find(|queued| !has_model(queued))
+        {
+            None => Ok(()),
+            Some(other) => refused(
+                "estimate",
+                format!(
+                    "NCCL's model is for all_reduce, reduce, all_gather and reduce_scatter, not for {}",
+                    other.descriptor.function().kind()
+                ),
+            ),
+        }
+    }
+
     #[cold]
     pub(crate) fn no_such_peer(&self, peer: usize) -> Error {
         Error::new(ErrorKind::NoSuchRank {
@@ -306,12 +349,13 @@ impl Communicator {
     /// Asks NCCL how long the operations that `record` records would take, and issues none of them. All ranks have to call it with
     /// the same operations: NCCL may connect the ranks for them.
     ///
-    /// The estimate is that of NCCL's model, by which it chooses algorithms: for collectives on an idle machine. `None` where the
-    /// model says nothing, as for messages. To see what another algorithm would take, ask with it
-    /// ([`with_config`](Self::with_config)).
+    /// The estimate is that of NCCL's model, by which it chooses algorithms, for an idle machine. The model is for
+    /// `all_reduce`, `reduce`, `all_gather` and `reduce_scatter`. To see what another algorithm would take, ask with it
+    /// ([`with_config`](Self::with_config)). `None` where the model says nothing, as for a single rank.
     ///
     /// # Errors
-    /// As [`group`](Self::group); [`ErrorKind::Unsupported`] before NCCL 2.22.3; [`ErrorKind::InvalidConfig`] for a communicator in
+    /// As [`group`](Self::group); [`ErrorKind::Unsupported`] before NCCL 2.22.3; [`ErrorKind::InvalidConfig`] for another operation, of
+    /// which NCCL would keep the addresses and run it with a later group, and for a communicator in
     /// [`LaunchMode::NonBlocking`](crate::LaunchMode), for which NCCL would launch the operations.
     ///
     /// Wraps `ncclGroupSimulateEnd`.
@@ -329,25 +373,16 @@ impl Communicator {
         &'a self,
         record: impl FnOnce(&mut Group<'a>) -> Result<()>,
     ) -> Result<Option<Duration>> {
-        self.library()
-            .function(nccl_sys::Api::ncclGroupSimulateEnd)?;
-        if !self.inner.has_blocking_calls {
-            return Err(in_group(
-                self,
-                Error::new(ErrorKind::InvalidConfig {
-                    field: "launch_mode",
-                    reason: String::from(
-                        "NCCL estimates nothing for a communicator in launch mode NonBlocking: it would launch the operations",
-                    ),
-                }),
-            ));
-        }
         IssueBuffers::admit(&self.stream).map_err(|error| in_group(self, error))?;
         let mut group = Group::of(self);
-        record(&mut group)
+        let recorded = record(&mut group);
+        // As in `issue`: not always the communicator that was called.
+        let comm = group.comm;
+        recorded
             .and_then(|()| group.finish(None))
-            .and_then(|()| self.inner.estimate(&group.buffers, self.timeout))
-            .map_err(|error| in_group(self, error))
+            .and_then(|()| group.check_estimated())
+            .and_then(|()| comm.inner.estimate(&group.buffers, comm.timeout))
+            .map_err(|error| in_group(comm, error))
     }
 
     /// Sends `x` to `peer`, which has to [`recv`](Self::recv) as many elements of the same type.

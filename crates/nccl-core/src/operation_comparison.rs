@@ -64,10 +64,10 @@ impl OperationDigest {
         let mut collectives = Vec::new();
         let mut messages: BTreeMap<usize, [Vec<u64>; 2]> = BTreeMap::new();
         for entry in entries {
-            if let Some(peer) = entry.peer() {
+            if let Some(peer) = entry.peer().filter(|_| entry.is_message()) {
                 let side = usize::from(entry.function() == Function::Recv);
                 messages.entry(peer).or_default()[side].push(entry.bytes());
-            } else {
+            } else if entry.is_collective() {
                 collectives.push(entry);
             }
         }

@@ -491,7 +491,8 @@ pub(crate) fn group(
     called.and(ended)
 }
 
-/// Asks NCCL how long the operations of `batch` would take, in microseconds; none of them is launched.
+/// Asks NCCL how long the operations of `batch` would take, in microseconds; none of them is launched. All are collectives whose
+/// tasks NCCL drops afterwards: of messages it would keep the addresses.
 pub(crate) fn simulate(batch: Batch<'_>, calls: &CallContext<'_>) -> Result<f32, NcclFailure> {
     const END: &str = "ncclGroupSimulateEnd";
     let (library, api) = (calls.library, calls.library.api());
@@ -500,14 +501,10 @@ pub(crate) fn simulate(batch: Batch<'_>, calls: &CallContext<'_>) -> Result<f32,
     };
     // SAFETY: takes no arguments.
     ffi::check(library, "ncclGroupStart", unsafe { start() })?;
-    let mut collective_args = batch.collective_args.iter();
-    let called = batch.queued.iter().try_for_each(|queued_op| {
-        let args = match queued_op.descriptor.is_message() {
-            true => None,
-            false => collective_args.next(),
-        };
-        queued_op.call(args, calls).map(|_| ())
-    });
+    let with_args = batch.queued.iter().zip(batch.collective_args);
+    let called = with_args
+        .map(|(queued_op, args)| queued_op.call(Some(args), calls).map(drop))
+        .collect::<Result<(), _>>();
     if called.is_err() {
         discard_queued_calls(library);
     }

@@ -327,13 +327,10 @@ fn entered_calls(track: &Track) -> (Vec<EnteredCall>, Option<u64>) {
     (calls, entered)
 }
 
-/// Returns whether all ranks enter the call: all calls but messages.
+/// Returns whether all ranks enter the call: all calls but messages and one-sided operations.
 fn is_for_all(call: &Call) -> bool {
-    let is_message =
-        |kind: OperationKind| matches!(kind, OperationKind::Send | OperationKind::Recv);
     match call.kind {
-        OperationKind::Send | OperationKind::Recv => false,
-        OperationKind::Group => call.operations.iter().any(|one| !is_message(one.kind)),
-        _ => true,
+        OperationKind::Group => call.operations.iter().any(|one| !one.kind.is_pairwise()),
+        kind => !kind.is_pairwise(),
     }
 }

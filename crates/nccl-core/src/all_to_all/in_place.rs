@@ -62,6 +62,6 @@ fn record_in_place<'a>(
         recv: &[recv],
         scratch,
     };
-    enqueue(&schedule, &payloads, bases, comm, &mut buffers);
+    enqueue(&schedule, &payloads, bases, comm, &mut buffers)?;
     Ok(buffers)
 }

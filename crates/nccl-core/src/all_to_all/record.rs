@@ -3,6 +3,7 @@
 use nccl_sys as sys;
 
 use super::schedule::{BufferLocation, Exchange, Payload, Region, Schedule};
+use crate::collectives::second_event;
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::issuing::{DeviceCopy, IssueBuffers};
@@ -38,7 +39,7 @@ pub(super) fn enqueue(
     bases: Bases<'_>,
     comm: &Communicator,
     buffers: &mut IssueBuffers<'_>,
-) {
+) -> Result<()> {
     let own = comm.rank();
     let whole = match &schedule.steps[..] {
         // One group, as in most operations.
@@ -76,6 +77,9 @@ pub(super) fn enqueue(
                 reduction_op: sys::ncclRedOp_t::ncclSum,
                 extra: Extra::of(comm),
             };
+            if args.extra.has_event() && buffers.has_launch_event() {
+                return Err(second_event());
+            }
             let queued = QueuedOp::new(Function::AllToAll, send, count, data_type, 0);
             buffers.push_collective(queued, args, own);
         }
@@ -84,6 +88,7 @@ pub(super) fn enqueue(
             buffers.next_step();
         }
     }
+    Ok(())
 }
 
 /// Returns this rank's exchange of `payloads`.

@@ -86,7 +86,7 @@ fn in_steps<'a>(
             recv: &[recv],
             scratch: 0,
         };
-        enqueue(&schedule, &payloads, bases, comm, &mut buffers);
+        enqueue(&schedule, &payloads, bases, comm, &mut buffers)?;
         Ok(buffers)
     };
     let buffers = recorded().map_err(|error| failed_check(comm, KIND, shape, error))?;

@@ -201,7 +201,7 @@ impl Communicator {
 
 /// The error for a second event in one group.
 #[cold]
-pub(super) fn second_event() -> Error {
+pub(crate) fn second_event() -> Error {
     let reason = "a group has one launch: only one of its collectives may have an event";
     Error::new(ErrorKind::InvalidConfig {
         field: "launch_event",

@@ -60,6 +60,10 @@ pub struct Inner {
     pub(crate) plans: Plans,
     /// The memory that all ranks have registered as symmetric windows.
     pub(crate) windows: Mutex<Vec<std::ops::Range<u64>>>,
+    /// Held from the comparison of a window to its registration.
+    pub(crate) window_turn: Mutex<()>,
+    /// Whether its ranks are connected for one-sided operations.
+    pub(crate) has_window: AtomicBool,
     /// Whether its device memory was given back. Set under the lock of `handle`.
     pub(crate) is_suspended: AtomicBool,
     /// The numbers of signals and of contexts for one-sided operations.

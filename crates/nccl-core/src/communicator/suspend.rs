@@ -148,12 +148,26 @@ impl Communicator {
         if memory.is_suspended {
             return Err(self.inner.suspended());
         }
-        self.together(SUSPEND, Inner::ready, move |inner, raw| {
+        let timeout = self.timeout;
+        let begin = move |inner: &Arc<Inner>, handle: &Handle| {
+            let raw = inner.ready(handle)?;
             inner.is_suspended.store(true, Ordering::Release);
-            inner.plans.wait_for_launches();
+            if inner.plans.wait_for_launches(deadline_after(timeout / 2)) {
+                return Ok(raw);
+            }
+            inner.is_suspended.store(false, Ordering::Release);
+            Err(Error::new(ErrorKind::TimedOut {
+                what: String::from("the launch of a plan"),
+                timeout: timeout / 2,
+            }))
+        };
+        self.together(
+            SUSPEND,
+            begin,
             // SAFETY: the communicator is alive, under its lock, and none of its operations is issued until it is resumed.
-            unsafe { function(raw.as_ptr(), sys::NCCL_SUSPEND_MEM) }
-        })
+            move |raw| unsafe { function(raw.as_ptr(), sys::NCCL_SUSPEND_MEM) },
+            |_| {},
+        )
     }
 
     /// Allocates again what [`suspend`](Self::suspend) gave back. All ranks have to call it.
@@ -174,15 +188,20 @@ impl Communicator {
     pub fn resume(&self) -> Result<()> {
         self.check_suspendable()?;
         let function = self.library().function(sys::Api::ncclCommResume)?;
-        if !self.inner.is_suspended.load(Ordering::Acquire) {
-            return Err(not_possible("it is not suspended"));
-        }
-        self.together(RESUME, Inner::alive, move |_, raw| {
+        let begin = |inner: &Arc<Inner>, handle: &Handle| {
+            let raw = inner.alive(handle)?;
+            match inner.is_suspended.load(Ordering::Acquire) {
+                true => Ok(raw),
+                false => Err(not_possible("it is not suspended")),
+            }
+        };
+        self.together(
+            RESUME,
+            begin,
             // SAFETY: the communicator is alive, under its lock.
-            unsafe { function(raw.as_ptr()) }
-        })?;
-        self.inner.is_suspended.store(false, Ordering::Release);
-        Ok(())
+            move |raw| unsafe { function(raw.as_ptr()) },
+            |inner| inner.is_suspended.store(false, Ordering::Release),
+        )
     }
 
     fn check_suspendable(&self) -> Result<()> {
@@ -196,12 +215,14 @@ impl Communicator {
         }
     }
 
-    /// Makes a call that all ranks make together, and waits until NCCL has settled. Aborts the communicator if it fails.
+    /// Makes a call that all ranks make together, and waits until NCCL has settled. Aborts the communicator if it fails. All three
+    /// functions run under the lock: `begin` before NCCL is called, `done` after it has succeeded.
     fn together(
         &self,
         name: &'static str,
-        usable: impl Fn(&Arc<Inner>, &Handle) -> Result<RawComm> + Send + 'static,
-        call: impl FnOnce(&Inner, RawComm) -> sys::ncclResult_t + Send + 'static,
+        begin: impl FnOnce(&Arc<Inner>, &Handle) -> Result<RawComm> + Send + 'static,
+        call: impl FnOnce(RawComm) -> sys::ncclResult_t + Send + 'static,
+        done: impl FnOnce(&Inner) + Send + 'static,
     ) -> Result<()> {
         let (inner, timeout) = (Arc::clone(&self.inner), self.timeout);
         let made = detached_call::run(
@@ -215,15 +236,17 @@ impl Communicator {
                 let started = Instant::now();
                 let locked = inner.handle.lock_within(None, timeout);
                 let (guard, _) = locked.map_err(Failure::NotStarted)?;
-                let raw = usable(&inner, &guard).map_err(Failure::NotStarted)?;
+                let raw = begin(&inner, &guard).map_err(Failure::NotStarted)?;
                 let remaining = timeout.saturating_sub(started.elapsed());
                 let library: &Library = &inner.library;
                 let launched = inner.launch(raw, started, (timeout, remaining), || {
-                    let code = call(&inner, raw);
+                    let code = call(raw);
                     // In a nonblocking communicator the call may return success before it is done.
                     ffi::check(library, name, code).map(|_| Progress::Pending)
                 });
-                launched.map_err(Failure::PartlyIssued)
+                launched.map_err(Failure::PartlyIssued)?;
+                done(&inner);
+                Ok(())
             },
             drop,
         );

@@ -380,6 +380,8 @@ impl PreparedInit {
             has_unfinished_launch: AtomicBool::new(false),
             lends_beyond_kernels: AtomicBool::new(false),
             shared_launch: Mutex::new(None),
+            window_turn: Mutex::default(),
+            has_window: AtomicBool::new(false),
             is_suspended: AtomicBool::new(false),
             revocation: Revocation::default(),
             handle: HandleLock::new(handle),

@@ -42,11 +42,9 @@ pub(super) fn compare_call(
         return Ok(());
     };
     let entries: Vec<_> = queued.iter().map(|one| one.descriptor).collect();
-    let is_message_only = matches!(
-        kind,
-        OperationKind::Group | OperationKind::Send | OperationKind::Recv
-    ) && entries.iter().all(Descriptor::is_message);
-    if is_message_only || supervisor.members().len() == 1 {
+    let concerns_some_ranks = (kind == OperationKind::Group || kind.is_pairwise())
+        && !entries.iter().any(Descriptor::is_collective);
+    if concerns_some_ranks || supervisor.members().len() == 1 {
         return Ok(());
     }
     let number = supervisor.next_check();

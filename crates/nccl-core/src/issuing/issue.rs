@@ -247,6 +247,10 @@ impl Inner {
         buffers: &IssueBuffers<'_>,
         timeout: Duration,
     ) -> Result<Option<Duration>> {
+        // NCCL runs the operations of a single rank at once. An empty group has no estimate either.
+        if self.world_size == 1 || buffers.batch().queued.is_empty() {
+            return Ok(None);
+        }
         let (handle, _) = self.handle.lock_within(None, timeout)?;
         let started = Instant::now();
         let raw = self.ready(&handle)?;

@@ -3,9 +3,8 @@
 use super::{Buffer, OwnedBuffer, Registered, registered, window};
 use crate::communicator::Communicator;
 use crate::dtype::NcclType;
-#[cfg(doc)]
-use crate::error::ErrorKind;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
+use crate::time::deadline_after;
 
 impl Communicator {
     /// Allocates memory with NCCL's allocator, all zeros, on the stream of this communicator.
@@ -83,6 +82,14 @@ impl Communicator {
     /// # }
     /// ```
     pub fn register_window<T: NcclType>(&self, buffer: Buffer<T>) -> Result<Registered<Buffer<T>>> {
-        window::register(self, buffer)
+        // Not between another window's comparison and its registration.
+        let deadline = deadline_after(self.timeout);
+        match self.inner.window_turn.try_lock_until(deadline) {
+            Some(_turn) => window::register(self, buffer),
+            None => Err(Error::new(ErrorKind::TimedOut {
+                what: String::from("another thread's registration of a window"),
+                timeout: self.timeout,
+            })),
+        }
     }
 }

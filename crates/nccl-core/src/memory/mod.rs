@@ -20,3 +20,4 @@ pub use buffer::Buffer;
 pub use owned::{OwnedBuffer, PlanBuffers};
 pub use registered::Registered;
 pub(crate) use registered::SLACK;
+pub(crate) use window::register as register_alone;

@@ -34,7 +34,7 @@ use crate::{detached_call, ffi};
 /// memory stays usable.
 ///
 /// A buffer in a symmetric window ([`Communicator::register_window`]) is also a `Registered`; all ranks make it together.
-/// One-sided access to windows (`ncclPutSignal`) needs rules of its own, and is not offered.
+/// Memory into which other ranks write is a [`Window`](crate::one_sided::Window).
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

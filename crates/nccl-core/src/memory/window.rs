@@ -35,7 +35,7 @@ struct HandleOut(Box<*mut c_void>);
 unsafe impl Send for HandleOut {}
 
 /// Registers with NCCL, on all ranks, buffers that operations of this communicator will use often.
-pub(super) fn register<T: NcclType>(
+pub(crate) fn register<T: NcclType>(
     comm: &Communicator,
     mut buffer: Buffer<T>,
 ) -> Result<Registered<Buffer<T>>> {

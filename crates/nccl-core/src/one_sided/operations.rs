@@ -1,6 +1,7 @@
 //! Put, signal and wait.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use nccl_sys as sys;
 
@@ -201,10 +202,11 @@ impl<T: NcclType> Window<T> {
 }
 
 impl Communicator {
-    /// Signals a rank, without a put: for instance that a place in this rank's window may be written again.
+    /// Signals a rank, without a put: for instance that a place in this rank's window may be written again. The ranks have made a
+    /// [`window`](Self::window) before.
     ///
     /// # Errors
-    /// As [`Window::put`](crate::one_sided::Window::put).
+    /// [`ErrorKind::InvalidConfig`] before there was a window. Otherwise as [`Window::put`](crate::one_sided::Window::put).
     ///
     /// Wraps `ncclSignal` (NCCL ≥ 2.29.2).
     ///
@@ -224,10 +226,13 @@ impl Communicator {
 }
 
 impl<'a> Group<'a> {
-    /// Records a put; see [`Window::put`](crate::one_sided::Window::put). A put and a wait of one group do not wait for each other.
+    /// Records a put; see [`Window::put`](crate::one_sided::Window::put).
+    ///
+    /// NCCL carries out the one-sided operations of a group in the order in which they are recorded, so that a wait holds up what
+    /// comes behind it: puts and signals come before waits.
     ///
     /// # Errors
-    /// As there.
+    /// As there; [`ErrorKind::InvalidConfig`] after a wait in the same group, and in a captured plan, which cannot have it.
     ///
     /// Wraps `ncclPutSignal`.
     ///
@@ -251,6 +256,7 @@ impl<'a> Group<'a> {
         X: SendBuffer<'a, Element = T>,
     {
         self.check_window(window)?;
+        self.check_before_waits()?;
         let peer = self.peer_of(to.peer)?;
         let (signal, context) = self.signal_of(to.signal, to.context)?;
         let (count, data_type) = (x.count(), x.element());
@@ -304,6 +310,14 @@ impl<'a> Group<'a> {
     /// ```
     pub fn signal(&mut self, to: Target) -> Result<()> {
         self.comm.library().function(sys::Api::ncclSignal)?;
+        self.check_outside_of_plans()?;
+        self.check_before_waits()?;
+        if !self.comm.inner.has_window.load(Ordering::Acquire) {
+            return Err(not_possible(
+                "window",
+                "the ranks make a window first, which connects them for signals",
+            ));
+        }
         let peer = self.peer_of(to.peer)?;
         let (signal, context) = self.signal_of(to.signal, to.context)?;
         let args = OneSidedArgs::Signal { signal, context };
@@ -365,9 +379,40 @@ impl<'a> Group<'a> {
     /// Refuses the window of another communicator, whose handle NCCL would not find.
     fn check_window<T: NcclType>(&self, window: &Window<T>) -> Result<()> {
         self.comm.library().function(sys::Api::ncclPutSignal)?;
+        self.check_outside_of_plans()?;
         match Arc::ptr_eq(&self.comm.inner, &window.communicator().inner) {
             true => Ok(()),
             false => Err(not_possible("window", "it is one of another communicator")),
+        }
+    }
+
+    /// In a graph, NCCL waits for an acknowledgement that only a captured wait gives, and for ever where there is none.
+    fn check_outside_of_plans(&self) -> Result<()> {
+        match self.buffers.is_for(None) {
+            true => Ok(()),
+            false => Err(not_possible(
+                "capture",
+                "one-sided operations cannot be captured into a plan",
+            )),
+        }
+    }
+
+    fn check_before_waits(&self) -> Result<()> {
+        let queued = self.buffers.batch().queued.iter().rev();
+        let mut functions = queued.map(|queued| queued.descriptor.function());
+        let last = functions.find(|function| {
+            matches!(
+                function,
+                Function::Put | Function::Signal | Function::WaitSignal
+            )
+        });
+        match last {
+            Some(Function::WaitSignal) => Err(not_possible(
+                "group",
+                "puts and signals come before the waits of a group: NCCL carries them out in this order, and the wait might be for \
+                 what comes behind it",
+            )),
+            _ => Ok(()),
         }
     }
 

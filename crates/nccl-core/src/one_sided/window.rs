@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut};
 
@@ -10,13 +11,17 @@ use crate::communicator::Communicator;
 use crate::cuda_driver;
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::{Buffer, Registered};
+use crate::memory::{Buffer, Registered, register_alone};
 use crate::reduce::ReduceOp;
+use crate::time::deadline_after;
+use nccl_base::data_type::DataType;
 
 /// Memory of a rank into which the other ranks of a communicator write ([`put`](Self::put)), of the same length on all of them;
 /// from [`Communicator::window`].
 ///
-/// A put comes with a signal. A rank that has waited for the signal ([`wait`](Self::wait)) has what was put before it. In between, the
+/// A put comes with a signal. Signals belong to the communicator: they are counted for each rank, signal and context, whatever window the put
+/// went to, so puts to several windows at a time take several signals. A rank that has waited for the signal
+/// ([`wait`](Self::wait)) has what was put before it. In between, the
 /// other ranks may write at any time: what this rank reads then may be old, new or half of each. So ranks agree, with signals in the
 /// other direction or a [`barrier`](Communicator::barrier), when a place may be written again.
 ///
@@ -50,9 +55,10 @@ impl Communicator {
     /// length, at the same time.
     ///
     /// # Errors
-    /// On all ranks alike: [`ErrorKind::InvalidConfig`] when the lengths differ, or are 0; [`ErrorKind::Unavailable`] when NCCL
-    /// makes no windows among these ranks; [`ErrorKind::Unsupported`] before NCCL 2.29.2. Otherwise as
-    /// [`register_window`](Self::register_window) and [`buffer`](Self::buffer).
+    /// On all ranks alike: [`ErrorKind::InvalidConfig`] when lengths or types differ, or the length is 0;
+    /// [`ErrorKind::Unavailable`] when NCCL makes no windows among these ranks; [`ErrorKind::Unsupported`] before NCCL 2.29.2.
+    /// Otherwise as [`register_window`](Self::register_window) and [`buffer`](Self::buffer). Where NCCL makes windows and no one-sided
+    /// operations (a driver before CUDA 12.5, `NCCL_NUM_RMA_CTX=0`), it fails, and the communicator is aborted.
     ///
     /// Wraps `ncclMemAlloc` and `ncclCommWindowRegister` (`NCCL_WIN_COLL_SYMMETRIC`).
     ///
@@ -69,15 +75,28 @@ impl Communicator {
     /// ```
     pub fn window<T: NcclType>(&self, len: usize) -> Result<Window<T>> {
         self.library().function(nccl_sys::Api::ncclPutSignal)?;
-        let lens = self.gather_from_all(len as u64)?;
-        if let Some(rank) = lens.iter().position(|&other| other != len as u64) {
-            // The same ranks are compared on all of them.
-            let other = lens.iter().position(|&len| len != lens[0]).unwrap_or(rank);
+        // Between the comparison and the registration, no other window is registered here.
+        let deadline = deadline_after(self.timeout);
+        let Some(_turn) = self.inner.window_turn.try_lock_until(deadline) else {
+            return Err(Error::new(ErrorKind::TimedOut {
+                what: String::from("another thread's registration of a window"),
+                timeout: self.timeout,
+            }));
+        };
+        let bytes = len.checked_mul(size_of::<T>()).unwrap_or(usize::MAX);
+        let all =
+            self.gather_from_all((bytes as u64) << 8 | T::DATA_TYPE.as_raw() as u64 & 0xff)?;
+        if let Some(other) = all.iter().position(|&one| one != all[0]) {
+            let bytes = |rank: usize| all[rank] >> 8;
+            let data_type = |rank: usize| DataType::from_raw((all[rank] & 0xff) as u32);
             return Err(Error::new(ErrorKind::InvalidConfig {
                 field: "len",
                 reason: format!(
-                    "rank 0 asks for a window of {} elements, rank {other} for {}; all ranks have to ask for the same",
-                    lens[0], lens[other]
+                    "rank 0 asks for a window of {} bytes of {}, rank {other} for {} of {}; all ranks have to ask for the same",
+                    bytes(0),
+                    data_type(0),
+                    bytes(other),
+                    data_type(other)
                 ),
             }));
         }
@@ -87,7 +106,7 @@ impl Communicator {
                 reason: String::from("a window has at least one element"),
             }));
         }
-        let registered = self.register_window(self.buffer::<T>(len)?)?;
+        let registered = register_alone(self, self.buffer::<T>(len)?)?;
         let effective = self.gather_from_all(u64::from(registered.is_effective()))?;
         if let Some(rank) = effective.iter().position(|&effective| effective == 0) {
             return Err(Error::new(ErrorKind::Unavailable {
@@ -99,11 +118,11 @@ impl Communicator {
             }));
         }
         // The first one-sided operation connects all ranks, and would wait for the others to issue one.
-        let stream = self.new_stream()?;
         let mut window = Window {
             registered,
-            comm: self.on(&stream),
+            comm: self.apart()?,
         };
+        self.inner.has_window.store(true, Ordering::Release);
         let own = self.rank();
         window.comm.signal(Target::rank(own))?;
         window.wait(&[Signals::from(own)])?.wait()?;
@@ -111,22 +130,25 @@ impl Communicator {
         Ok(window)
     }
 
-    /// A stream on which nothing of the program's is waited for.
-    fn new_stream(&self) -> Result<Arc<CudaStream>> {
+    /// The communicator without its configuration, on a stream on which nothing of the program's is waited for.
+    fn apart(&self) -> Result<Self> {
         let context = &self.inner.context;
-        cuda_driver::ignoring_stored_error(context, || context.new_stream())
-            .map_err(Error::cuda("creating a stream (cuStreamCreate)"))
+        let stream = cuda_driver::ignoring_stored_error(context, || context.new_stream())
+            .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
+        Ok(Self {
+            config: None,
+            ..self.on(&stream)
+        })
     }
 
     /// Returns the number that each rank has given.
     fn gather_from_all(&self, own: u64) -> Result<Vec<u64>> {
-        let context = &self.inner.context;
-        let stream = self.new_stream()?;
+        let comm = self.apart()?;
+        let (context, stream) = (&self.inner.context, comm.stream());
         let mut all = vec![0u64; self.world_size()];
         all[self.rank()] = own;
         let mut numbers = cuda_driver::ignoring_stored_error(context, || stream.clone_htod(&all))
             .map_err(Error::cuda("copying numbers to the device"))?;
-        let comm = self.on(&stream);
         comm.all_reduce_in_place(&mut numbers, ReduceOp::Max)?
             .wait()?;
         // The stream is idle.

@@ -36,8 +36,7 @@ pub(crate) fn is_collective(kind: OperationKind) -> bool {
 #[doc(hidden)]
 #[must_use]
 pub fn is_of_some_ranks(kind: OperationKind) -> bool {
-    use OperationKind::{Group, Put, Recv, Send, Signal, WaitSignal};
-    matches!(kind, Group | Send | Recv | Put | Signal | WaitSignal)
+    kind == OperationKind::Group || kind.is_pairwise()
 }
 
 /// The collectives that a communicator has called.

@@ -34,11 +34,15 @@ pub(super) fn operation(operation: &RecordedOperation) -> String {
         reduction,
         ..
     } = operation;
-    let mut text = format!("{kind} {count} × {data_type}");
+    let mut text = match kind {
+        OperationKind::Signal => format!("{kind}"),
+        OperationKind::WaitSignal => format!("{kind} for {count}"),
+        _ => format!("{kind} {count} × {data_type}"),
+    };
     // Writing to a string does not fail.
     if let Some(peer) = peer {
         let way = match kind {
-            OperationKind::Recv => "from",
+            OperationKind::Recv | OperationKind::WaitSignal => "from",
             _ => "to",
         };
         let _ = write!(text, " {way} rank {peer}");

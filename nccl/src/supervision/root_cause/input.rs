@@ -8,7 +8,6 @@ use nccl_base::fault::{Fault, FaultOperation, Roster};
 use nccl_core::recorder::{RecordedOperation, RecordedReduction};
 
 use super::super::rank_report::{EnteredCall, RankReport};
-use crate::operation::OperationKind;
 
 /// What is known of a communicator under diagnosis. Ranks are those of the communicator.
 pub(in crate::supervision) struct DiagnosisInput<'c> {
@@ -173,12 +172,10 @@ impl OperationSignature {
 
 /// Returns the operations of a call that all ranks enter, in order; only its kind where operations are missing.
 pub(super) fn signatures(call: &EnteredCall) -> Vec<OperationSignature> {
-    let is_message =
-        |one: &&RecordedOperation| matches!(one.kind, OperationKind::Send | OperationKind::Recv);
     let signatures: Vec<_> = call
         .operations
         .iter()
-        .filter(|one| !is_message(one))
+        .filter(|one| !one.kind.is_pairwise())
         .map(|one| OperationSignature::of(&one.kind.to_string(), one))
         .collect();
     match signatures.is_empty() || call.omitted_operations > 0 {

@@ -211,7 +211,7 @@ impl AllToAll {
                 recv: &addresses.recv,
                 scratch,
             };
-            enqueue(&self.schedule, &self.payloads, bases, comm, &mut buffers);
+            enqueue(&self.schedule, &self.payloads, bases, comm, &mut buffers)?;
             Ok(buffers)
         };
         let buffers = recorded().map_err(|error| failed_check(comm, kind, shape, error))?;
@@ -262,7 +262,7 @@ impl AllToAll {
                     recv: &[recv],
                     scratch: lend_scratch(scratch, &mut buffers)?,
                 };
-                enqueue(schedule, payloads, bases, capture.comm(), &mut buffers);
+                enqueue(schedule, payloads, bases, capture.comm(), &mut buffers)?;
                 capture.add_steps(&buffers);
                 Ok(())
             })
@@ -298,7 +298,7 @@ impl AllToAll {
                     recv: &addresses.recv,
                     scratch: lend_scratch(scratch, &mut buffers)?,
                 };
-                enqueue(schedule, payloads, bases, capture.comm(), &mut buffers);
+                enqueue(schedule, payloads, bases, capture.comm(), &mut buffers)?;
                 capture.add_steps(&buffers);
                 Ok(())
             })
