@@ -501,10 +501,9 @@ pub(crate) fn simulate(batch: Batch<'_>, calls: &CallContext<'_>) -> Result<f32,
     };
     // SAFETY: takes no arguments.
     ffi::check(library, "ncclGroupStart", unsafe { start() })?;
-    let with_args = batch.queued.iter().zip(batch.collective_args);
-    let called = with_args
-        .map(|(queued_op, args)| queued_op.call(Some(args), calls).map(drop))
-        .collect::<Result<(), _>>();
+    let mut with_args = batch.queued.iter().zip(batch.collective_args);
+    let called =
+        with_args.try_for_each(|(queued_op, args)| queued_op.call(Some(args), calls).map(drop));
     if called.is_err() {
         discard_queued_calls(library);
     }

@@ -253,6 +253,16 @@ fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl
             let begun = hang();
             timed(begun, comm.register_window(buffer).map(drop))
         }
+        Program::Memory => {
+            meet();
+            let begun = hang();
+            timed(begun, comm.memory().map(drop))
+        }
+        Program::Suspend => {
+            meet();
+            let begun = hang();
+            timed(begun, comm.suspend())
+        }
         Program::IntoInner | Program::DropRegistered => {
             let buffer = comm.buffer::<f32>(8).expect("memory");
             let registered = comm.register(buffer).expect("it is registered");

@@ -46,6 +46,8 @@ pub(crate) enum Program {
     DropBuffer,
     Register,
     RegisterWindow,
+    Memory,
+    Suspend,
     IntoInner,
     DropRegistered,
     PreMulSum,
@@ -232,6 +234,8 @@ impl Row {
             Program::DropBuffer => "drop of a `Buffer`",
             Program::Register => "`register`",
             Program::RegisterWindow => "`register_window`",
+            Program::Memory => "`Communicator::memory`",
+            Program::Suspend => "`suspend`",
             Program::IntoInner => "`Registered::into_inner`",
             Program::DropRegistered => "drop of a `Registered`",
             Program::PreMulSum => "`pre_mul_sum`",
@@ -271,7 +275,6 @@ impl Row {
 pub(crate) const NEVER_CALLED: &[(&str, &str)] = &[
     ("ncclCommInitRank", "always blocks"),
     ("ncclCommInitAll", "always blocks"),
-    ("ncclCommSuspend", "suspending is not part of this crate"),
     ("cuEventSynchronize", "waits without a timeout"),
     ("cuStreamSynchronize", "waits without a timeout"),
 ];
@@ -479,6 +482,21 @@ pub(crate) const ROWS: &[Row] = {
             OperationAndAbort,
             Told,
         ),
+        row(
+            P::Memory,
+            "ncclCommMemStats",
+            Error(OUT, NOT_BACK),
+            Operation,
+            Unharmed,
+        ),
+        row(
+            P::Suspend,
+            "ncclCommSuspend",
+            Error(OUT, NOT_BACK),
+            OperationAndAbort,
+            Told,
+        )
+        .other(Error("InvalidConfig", "suspendable"), AtOnce, Unharmed),
         row(
             P::IntoInner,
             "ncclCommDeregister",

@@ -3,7 +3,6 @@
 use nccl_sys as sys;
 
 use super::schedule::{BufferLocation, Exchange, Payload, Region, Schedule};
-use crate::collectives::second_event;
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 use crate::issuing::{DeviceCopy, IssueBuffers};
@@ -77,9 +76,7 @@ pub(super) fn enqueue(
                 reduction_op: sys::ncclRedOp_t::ncclSum,
                 extra: Extra::of(comm),
             };
-            if args.extra.has_event() && buffers.has_launch_event() {
-                return Err(second_event());
-            }
+            buffers.check_launch_event(&args)?;
             let queued = QueuedOp::new(Function::AllToAll, send, count, data_type, 0);
             buffers.push_collective(queued, args, own);
         }

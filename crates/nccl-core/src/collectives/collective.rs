@@ -5,7 +5,6 @@ use std::sync::Arc;
 use cudarc::driver::CudaStream;
 use nccl_sys as sys;
 
-use super::config::second_event;
 use super::rules::{RankAndRoot, Rule};
 use crate::active_calls;
 use crate::buffer::{Erased, RecvBuffer, SendBuffer};
@@ -297,9 +296,7 @@ impl CollectiveSpec {
                 reduction_op: self.reduction_op,
                 extra: Extra::of(comm),
             };
-            if collective_args.extra.has_event() && issue_buffers.has_launch_event() {
-                return Err(second_event());
-            }
+            issue_buffers.check_launch_event(&collective_args)?;
             let whole = QueuedOp {
                 descriptor: whole.descriptor.reducing_with(self.reduction_op),
                 ..whole

@@ -10,7 +10,9 @@ use nccl_sys::Version;
 
 use crate::communicator::Communicator;
 use crate::config::{self, CtaPolicy};
-use crate::error::{Error, ErrorKind, Result};
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::Result;
 use crate::library::Library;
 
 /// Settings for single collectives; what is not set is as the communicator has it. See
@@ -56,7 +58,7 @@ pub struct CollectiveConfig {
     pub tag: u64,
     /// An event that NCCL records when all blocks of the kernel have started (`launchCompletionEvent`, NCCL ≥ 2.32.3), so that
     /// work on another stream can wait for the launch instead of the end. Without timing, as cudarc's `new_event(None)` makes it. All
-    /// ranks give one, or none does; a group has at most one collective with an event.
+    /// ranks give one, or none does; a group has at most one collective with an event, and a captured plan none.
     pub launch_event: Option<Arc<CudaEvent>>,
 }
 
@@ -144,7 +146,7 @@ impl fmt::Debug for CollectiveConfig {
 #[derive(Debug)]
 pub(crate) struct RawCollectiveConfig {
     raw: sys::ncclCollConfig_t,
-    /// A captured graph records it at each replay; the plan keeps this value through its communicator.
+    /// Recorded by what is on the stream, which CUDA keeps.
     _launch_event: Option<Arc<CudaEvent>>,
 }
 
@@ -197,14 +199,4 @@ impl Communicator {
             ..self.clone()
         })
     }
-}
-
-/// The error for a second event in one group.
-#[cold]
-pub(crate) fn second_event() -> Error {
-    let reason = "a group has one launch: only one of its collectives may have an event";
-    Error::new(ErrorKind::InvalidConfig {
-        field: "launch_event",
-        reason: String::from(reason),
-    })
 }

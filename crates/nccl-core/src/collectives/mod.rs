@@ -12,5 +12,5 @@ pub(crate) mod rules;
 pub use collective::same_type;
 pub(crate) use collective::{Collective, issue_collective};
 pub use config::CollectiveConfig;
-pub(crate) use config::{RawCollectiveConfig, second_event};
+pub(crate) use config::RawCollectiveConfig;
 pub(crate) use rules::ALL_TO_ALL;

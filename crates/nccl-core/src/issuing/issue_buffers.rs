@@ -253,11 +253,30 @@ impl<'a> IssueBuffers<'a> {
         self.push_message(collective, collective.descriptor.has_message_to(own));
     }
 
-    /// Whether a collective that is queued already has an event for its launch.
+    /// Refuses an event for the launch in a plan, and a second one in a group.
+    #[inline]
+    pub(crate) fn check_launch_event(&self, collective_args: &CollectiveArgs) -> Result<()> {
+        match collective_args.extra.has_event() {
+            false => Ok(()),
+            true => self.check_event(),
+        }
+    }
+
     #[cold]
-    pub(crate) fn has_launch_event(&self) -> bool {
-        let mut args = self.optional.collective_args.iter();
-        args.any(|args| args.extra.has_event())
+    fn check_event(&self) -> Result<()> {
+        let mut others = self.optional.collective_args.iter();
+        let reason = match () {
+            // A wait for it from outside of the graph is an error of CUDA's.
+            () if self.owned.is_some() => "in a captured plan, an event cannot be waited for",
+            () if others.any(|args| args.extra.has_event()) => {
+                "a group has one launch: only one of its collectives may have an event"
+            }
+            () => return Ok(()),
+        };
+        Err(Error::new(ErrorKind::InvalidConfig {
+            field: "launch_event",
+            reason: String::from(reason),
+        }))
     }
 
     /// Queues a copy on the device before the operations of this step.

@@ -83,7 +83,7 @@ impl Communicator {
                 timeout: self.timeout,
             }));
         };
-        let bytes = len.checked_mul(size_of::<T>()).unwrap_or(usize::MAX);
+        let bytes = len.saturating_mul(size_of::<T>());
         let all =
             self.gather_from_all((bytes as u64) << 8 | T::DATA_TYPE.as_raw() as u64 & 0xff)?;
         if let Some(other) = all.iter().position(|&one| one != all[0]) {
