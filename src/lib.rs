@@ -67,6 +67,7 @@ mod guides {
         Launching: "../docs/launching.md",
         QuickStart: "../docs/quick-start.md",
         FromCudarc: "../docs/from-cudarc-nccl.md",
+        FromNccl4py: "../docs/from-nccl4py.md",
         Async: "../docs/async.md",
         Testing: "../docs/testing.md",
     }

@@ -37,8 +37,10 @@
 //! | module | for |
 //! |---|---|
 //! | [`all_to_all`] | an all-to-all that is planned once, by the algorithm that fits |
+//! | [`one_sided`] | writing into the memory of another rank: windows, puts, signals |
 //! | [`plan`] | operations that are captured once and launched many times |
 //! | [`moe`] | mixture of experts: routing, dispatch and combine |
+//! | [`dlpack`] | tensors of other libraries |
 //! | [`fault`] | why a communicator ended: root cause, culprit, evidence |
 //! | [`error`] | parts of an error, and errors as plain values |
 //! | [`control`] | what ranks tell each other beside NCCL: events, channels, states |
@@ -145,6 +147,14 @@ pub mod debug_log {
         Counts, DebugLog, Ended, Endpoint, InitState, Link, Membership, PluginFact, PluginState,
         Process, Retry, Transport, Warning,
     };
+}
+pub mod dlpack {
+    //! Tensors of other libraries, by the layout of DLPack: PyTorch's, JAX's, CuPy's and TVM's `__dlpack__`.
+    //!
+    //! A `__cuda_array_interface__` has the same in a dictionary: its address, number of elements and type go to
+    //! [`Erased::from_raw`](crate::Erased::from_raw).
+
+    pub use nccl_core::dlpack::{Device, ElementType, Tensor};
 }
 #[doc = include_str!("../errors.md")]
 pub mod error {

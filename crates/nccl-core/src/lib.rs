@@ -59,6 +59,7 @@ pub mod cuda_driver;
 mod detached_call;
 mod device;
 mod digest;
+pub mod dlpack;
 pub mod drop_queue;
 pub mod dtype;
 pub mod events;
