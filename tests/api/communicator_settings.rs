@@ -339,3 +339,43 @@ fn the_table_of_functions_is_whole() {
     );
     assert!(count >= 73, "{count}");
 }
+
+/// Several ranks make a token each, and all ranks meet by all of them.
+#[test]
+fn ranks_may_meet_at_several_roots() {
+    for roots in [1, 2, 3, 5] {
+        crate::support::ranks_as_processes(5, |world| {
+            let stream = support::device(&world)?.new_stream()?;
+            let builder = world.communicator("roots").stream(&stream);
+            let comm = builder.with(|comm| comm.roots = roots).build()?;
+            let mut y = stream.clone_htod(&[1 + comm.rank() as u32])?;
+            comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
+            assert_eq!(stream.clone_dtoh(&y)?, [15]);
+            comm.finalize()?;
+            Ok::<(), Box<dyn std::error::Error>>(())
+        });
+    }
+}
+
+#[test]
+fn roots_that_cannot_be_are_refused_on_all_ranks() {
+    ranks_as_threads(3, |world| {
+        let stream = support::device(&world)?.new_stream()?;
+        let build = |name: &str, roots| {
+            let builder = world.communicator(name).stream(&stream);
+            builder.with(|comm| comm.roots = roots).build()
+        };
+        for wrong in [0, 4] {
+            let error = build(&format!("wrong {wrong}"), wrong).unwrap_err();
+            assert!(error.to_string().contains("roots"), "{error}");
+        }
+        let own = if world.rank() == 2 { 2 } else { 1 };
+        let error = build("different", own).unwrap_err();
+        assert!(
+            error.to_string().contains("with 1 roots") && error.to_string().contains("with 2"),
+            "{error}"
+        );
+        build("good", 3)?.barrier()?;
+        Ok::<(), Box<dyn std::error::Error>>(())
+    });
+}

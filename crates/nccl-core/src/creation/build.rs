@@ -141,6 +141,7 @@ impl CommunicatorBuilder<'_> {
                     (Err(error), _) | (Ok(_), Err(error)) => Err(error),
                 };
                 let init_exchange = InitExchange {
+                    roots: self.roots,
                     peers: &*parameters.peers,
                     name: self.name,
                     parent,
@@ -194,10 +195,9 @@ impl CommunicatorBuilder<'_> {
         }
     }
 
-    /// Makes the token, on rank 0.
+    /// Makes a token, on the ranks that make one.
     fn token(&self, timeout: Duration) -> Result<Option<UniqueId>> {
-        let makes_id = self.rank == 0;
-        makes_id
+        self.is_root()
             .then(|| UniqueId::within(&self.wanted_library()?, timeout))
             .transpose()
     }
@@ -230,6 +230,7 @@ impl CommunicatorBuilder<'_> {
             })
         })?;
         let library = self.wanted_library()?;
+        self.check_roots(&library)?;
         let (preference, obstacle) = preference(self.asked_mode(), &library)?;
         refuse_contradictions(preference.alone())?;
         let plan = InitPlan {

@@ -9,6 +9,7 @@ use super::init::WorldMembers;
 use crate::abort::AbortSignal;
 use crate::communicator::{Communicator, Timeouts};
 use crate::config::Config;
+use crate::error::{Error, ErrorKind, Result};
 use crate::library::Library;
 use crate::peers::WorldParameters;
 use crate::single_rank;
@@ -57,6 +58,10 @@ pub struct CommunicatorBuilder<'a> {
     /// `launch_mode` says: in the other mode, NCCL shares the memory with an idle parent and does not suspend it. All ranks
     /// have to set the same. Default `false`.
     pub suspendable: bool,
+    /// On how many ranks NCCL has a thread at which ranks meet; default 1. That thread serves all ranks one after another, so that a start
+    /// of thousands of ranks is faster with one for each few hundred (NCCL ≥ 2.23.4). At most as many as ranks, the same on all of
+    /// them, and 1 for ranks that have not met in a world.
+    pub roots: usize,
     /// The timeouts, at first those of the world (`World::with_timeouts`).
     pub timeouts: Timeouts,
     /// Signals that end the communicator, even while it is being made; a split has that of its parent.
@@ -165,6 +170,34 @@ impl<'a> CommunicatorBuilder<'a> {
         self
     }
 
+    /// Whether this rank makes one of the tokens.
+    pub(super) fn is_root(&self) -> bool {
+        roots(self.roots, self.world_size).any(|root| root == self.rank)
+    }
+
+    /// Checks the number of roots.
+    pub(super) fn check_roots(&self, library: &Library) -> Result<()> {
+        let refused = |reason: String| {
+            Err(Error::new(ErrorKind::InvalidConfig {
+                field: "roots",
+                reason,
+            }))
+        };
+        match (self.roots, &self.origin) {
+            (1, _) => Ok(()),
+            (_, Origin::Given(_) | Origin::Split) => refused(String::from(
+                "ranks that meet with one token have one root: use `World::communicator`",
+            )),
+            (roots, Origin::World(_)) if roots == 0 || roots > self.world_size => refused(format!(
+                "{roots} is not between 1 and the number of ranks, {}",
+                self.world_size
+            )),
+            _ => library
+                .function(nccl_sys::Api::ncclCommInitRankScalable)
+                .map(drop),
+        }
+    }
+
     pub(super) fn asked_mode(&self) -> Option<LaunchMode> {
         match self.suspendable {
             true => Some(LaunchMode::NonBlocking),
@@ -186,6 +219,7 @@ impl<'a> CommunicatorBuilder<'a> {
             config: Config::default(),
             launch_mode: None,
             suspendable: false,
+            roots: 1,
             timeouts: Timeouts::default(),
             abort_signals: Vec::new(),
             library: None,
@@ -235,4 +269,9 @@ impl<'a> CommunicatorBuilder<'a> {
         set(&mut self);
         self
     }
+}
+
+/// The ranks that make tokens: the first of each of `roots` parts.
+pub(super) fn roots(roots: usize, world_size: usize) -> impl Iterator<Item = usize> {
+    (0..roots).map(move |root| root * world_size / roots)
 }

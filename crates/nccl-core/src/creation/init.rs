@@ -84,6 +84,7 @@ pub(super) struct PreparedInit {
     inherited: Option<LaunchMode>,
     /// The obstacle to `BlockingChild`, if no mode was requested.
     obstacle: Option<Obstacle>,
+    more_tokens: Vec<UniqueId>,
     mode: LaunchMode,
     configs: AnyConfigs,
     is_zero_cta: bool,
@@ -149,6 +150,7 @@ impl InitPlan<'_> {
             preference: self.preference,
             inherited: None,
             obstacle: None,
+            more_tokens: Vec::new(),
             mode,
             configs,
             is_zero_cta: self.config.is_zero_cta(),
@@ -189,6 +191,12 @@ fn stream_and_event(
 }
 
 impl PreparedInit {
+    /// The tokens of further roots; all ranks have the same, in the same order.
+    pub(super) fn with_more_tokens(mut self, tokens: Vec<UniqueId>) -> Self {
+        self.more_tokens = tokens;
+        self
+    }
+
     /// Lets `begin` make it instead of `ncclCommInitRankConfig`; the token then only identifies it.
     pub(super) fn begun_by(mut self, begin: Begin) -> Self {
         self.begin = Some(begin);
@@ -261,6 +269,7 @@ impl PreparedInit {
         let configs = self.configs.of(self.mode);
         let pending_init = Arc::clone(&self.pending_init);
         let begin = self.begin.take();
+        let tokens = [&[*id][..], &self.more_tokens].concat();
         let has_blocking_calls = self.mode == LaunchMode::BlockingChild;
         let inner = self.into_inner(Some(id), has_blocking_calls);
         // From here on, faults of the other ranks end this communicator.
@@ -270,7 +279,7 @@ impl PreparedInit {
             .and_then(|()| stuck_call_monitor::watch(&inner))
             .and_then(|()| inner.start_blocking_call_monitor());
         let joined = match watched {
-            Ok(()) => inner.join_nccl(id, begin, &configs, deadline, is_void),
+            Ok(()) => inner.join_nccl(&tokens, begin, &configs, deadline, is_void),
             Err(error) => Err((PartialInit::Nothing, error)),
         };
         let (partial, error) = match joined {
@@ -406,7 +415,7 @@ impl Inner {
     /// Makes the communicator in NCCL. An error comes with what is to be freed.
     fn join_nccl(
         &self,
-        id: &UniqueId,
+        tokens: &[UniqueId],
         begin: Option<Begin>,
         configs: &Configs,
         deadline: Instant,
@@ -424,7 +433,7 @@ impl Inner {
         let (library, rank, world_size) = (&self.library, self.rank, self.world_size);
         let (raw, started) = match begin {
             Some(begin) => begin(self, &configs.own, limits())?,
-            None => start(library, rank, world_size, id, &configs.own, limits())?,
+            None => start(library, rank, world_size, tokens, &configs.own, limits())?,
         };
         let here = |error| (PartialInit::Here(raw), error);
         started.map_err(here)?;

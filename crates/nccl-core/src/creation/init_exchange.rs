@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::ResizeWay;
+use super::builder::roots;
 use super::grow::{Growing, cannot_grow, way};
 use super::init::PreparedInit;
 use super::init_message::InitMessage;
@@ -29,6 +30,8 @@ use nccl_base::launch_mode::LaunchMode;
 pub(super) struct InitExchange<'m> {
     pub(super) peers: &'m dyn Peers,
     pub(super) name: &'m str,
+    /// The number of tokens.
+    pub(super) roots: usize,
     /// The communicator to grow; `None` on a new rank, or if there is no communicator to grow.
     pub(super) parent: Option<&'m Communicator>,
     pub(super) deadline: Instant,
@@ -55,6 +58,7 @@ impl<'m> InitExchange<'m> {
         let own = match &prepared {
             Ok((prepared, id)) => InitMessage {
                 mode: prepared.preference().code(),
+                roots: self.roots as u64,
                 obstacle: prepared.obstacle().map(ToString::to_string),
                 token: id.as_ref().map_or_else(Vec::new, |id| self.seal(id)),
                 parent: self.parent.map(|parent| {
@@ -73,6 +77,15 @@ impl<'m> InitExchange<'m> {
             Ok((prepared, _)) => (prepared, self.check_all(&topic, answers, None)?),
             Err(own) => return Err(self.own_failure(&topic, answers, own)),
         };
+        if let Some(other) = messages.iter().position(|one| one.roots != messages[0].roots) {
+            return Err(Error::rendezvous(format!(
+                "{} makes communicator {name:?} with {} roots, and {} with {}: all ranks have to set the same",
+                peers.describe(0),
+                messages[0].roots,
+                peers.describe(other),
+                messages[other].roots
+            )));
+        }
         let preferences: Vec<_> = messages
             .iter()
             .map(|one| LaunchPreference::of_code(one.mode))
@@ -92,10 +105,13 @@ impl<'m> InitExchange<'m> {
         let way = way(&messages);
         let first = messages.first();
         if first.is_none_or(|first| first.parent.is_none()) {
-            let token = first.map(|first| &first.token[..]).unwrap_or_default();
+            let mut tokens = roots(self.roots, messages.len())
+                .map(|root| open_from(peers, name, &messages[root].token));
+            let id = tokens.next().unwrap_or_else(|| open_from(peers, name, &[]))?;
+            let others = tokens.collect::<Result<_>>()?;
             return Ok(InitAgreement {
-                id: open_from(peers, name, token)?,
-                prepared,
+                id,
+                prepared: prepared.with_more_tokens(others),
                 way,
                 growing: None,
             });

@@ -16,6 +16,8 @@ pub(super) struct InitMessage {
     pub(super) fault: Vec<u8>,
     /// The rank's preference for a launch mode.
     pub(super) mode: u8,
+    /// The number of tokens.
+    pub(super) roots: u64,
     /// The obstacle to `BlockingChild` on this rank.
     #[serde(deserialize_with = "clean")]
     pub(super) obstacle: Option<String>,
@@ -59,6 +61,7 @@ mod tests {
                 failed: Some(String::from("no memory")),
                 fault: vec![4, 5],
                 mode: 1,
+                roots: 2,
                 token: vec![1, 2, 3],
                 parent,
                 cannot_grow: Some(String::from("it is too old")),

@@ -98,19 +98,27 @@ pub(super) fn call_result<T>(
     }
 }
 
-/// Calls `ncclCommInitRankConfig` on a thread that can be given up: it may wait although it should not. The communicator
+/// Calls `ncclCommInitRankConfig`, or with several tokens `ncclCommInitRankScalable`, on a thread that can be given up: it may wait although it should not. The communicator
 /// that it returns is not ready yet, and has to be freed if the call failed.
 pub(super) fn start(
     library: &Library,
     rank: usize,
     world_size: usize,
-    id: &UniqueId,
+    tokens: &[UniqueId],
     config: &sys::ncclConfig_t,
     limits: CallLimit<'_>,
 ) -> Result<(RawComm, Result<()>), (PartialInit<RawComm>, Error)> {
     let nothing = |error| (PartialInit::Nothing, error);
     let init = library.function(sys::Api::ncclCommInitRankConfig);
     let init = init.map_err(nothing)?;
+    let scalable = match tokens {
+        [_] => None,
+        _ => Some(
+            library
+                .function(sys::Api::ncclCommInitRankScalable)
+                .map_err(nothing)?,
+        ),
+    };
     let rank = as_int(rank).map_err(nothing)?;
     let world_size = as_int(world_size).map_err(nothing)?;
     let CallLimit {
@@ -122,7 +130,8 @@ pub(super) fn start(
     if !crate::single_rank::is(library) {
         nccl_base::system::env_drift::record_environment();
     }
-    let (id, mut config) = (id.raw(), SendConfig(*config));
+    let mut tokens: Vec<_> = tokens.iter().map(UniqueId::raw).collect();
+    let mut config = SendConfig(*config);
     let (theirs, context, freeing) = (library.clone(), Arc::clone(context), library.clone());
     let made = detached_call::run(
         deadline,
@@ -134,7 +143,21 @@ pub(super) fn start(
             let mut comm: sys::ncclComm_t = std::ptr::null_mut();
             // SAFETY: `comm` and `config` are valid for the call, which writes the communicator before it
             // returns; the strings that `config` points to are never freed.
-            let code = unsafe { init(&mut comm, world_size, id, rank, &mut config.0) };
+            let code = match scalable {
+                None => unsafe { init(&mut comm, world_size, tokens[0], rank, &mut config.0) },
+                // Few enough to count: no more than ranks.
+                // SAFETY: likewise, and as many tokens as the call is told.
+                Some(scalable) => unsafe {
+                    scalable(
+                        &mut comm,
+                        world_size,
+                        rank,
+                        tokens.len() as i32,
+                        tokens.as_mut_ptr(),
+                        &mut config.0,
+                    )
+                },
+            };
             let raw = NonNull::new(comm).map(RawComm);
             match (ffi::check(&theirs, CALL, code), raw) {
                 (Ok(_), Some(raw)) => Ok((raw, Ok(()))),
