@@ -221,7 +221,9 @@ impl Tensor {
         let address = (self.data.addr() as u64).checked_add(self.byte_offset);
         match address {
             Some(address) => Ok((address, len, data_type)),
-            None => Err(refused(String::from("its offset lies outside of the address space"))),
+            None => Err(refused(String::from(
+                "its offset lies outside of the address space",
+            ))),
         }
     }
 }

@@ -77,7 +77,10 @@ impl<'m> InitExchange<'m> {
             Ok((prepared, _)) => (prepared, self.check_all(&topic, answers, None)?),
             Err(own) => return Err(self.own_failure(&topic, answers, own)),
         };
-        if let Some(other) = messages.iter().position(|one| one.roots != messages[0].roots) {
+        if let Some(other) = messages
+            .iter()
+            .position(|one| one.roots != messages[0].roots)
+        {
             return Err(Error::rendezvous(format!(
                 "{} makes communicator {name:?} with {} roots, and {} with {}: all ranks have to set the same",
                 peers.describe(0),
@@ -107,7 +110,9 @@ impl<'m> InitExchange<'m> {
         if first.is_none_or(|first| first.parent.is_none()) {
             let mut tokens = roots(self.roots, messages.len())
                 .map(|root| open_from(peers, name, &messages[root].token));
-            let id = tokens.next().unwrap_or_else(|| open_from(peers, name, &[]))?;
+            let id = tokens
+                .next()
+                .unwrap_or_else(|| open_from(peers, name, &[]))?;
             let others = tokens.collect::<Result<_>>()?;
             return Ok(InitAgreement {
                 id,

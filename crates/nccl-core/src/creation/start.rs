@@ -141,12 +141,11 @@ pub(super) fn start(
             let config = &mut config;
             // Null, because releases up to 2.18 follow this pointer when they fail.
             let mut comm: sys::ncclComm_t = std::ptr::null_mut();
-            // SAFETY: `comm` and `config` are valid for the call, which writes the communicator before it
-            // returns; the strings that `config` points to are never freed.
             let code = match scalable {
+                // SAFETY: `comm` and `config` are valid for the call, which writes the communicator before it
+                // returns; the strings that `config` points to are never freed.
                 None => unsafe { init(&mut comm, world_size, tokens[0], rank, &mut config.0) },
-                // Few enough to count: no more than ranks.
-                // SAFETY: likewise, and as many tokens as the call is told.
+                // SAFETY: likewise; there are as many tokens as the call is told, no more than ranks.
                 Some(scalable) => unsafe {
                     scalable(
                         &mut comm,
