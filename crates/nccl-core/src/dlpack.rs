@@ -339,7 +339,7 @@ mod tests {
             })
             .collect();
         for data_type in DataType::ALL {
-            assert!(mapped.contains(&data_type), "{data_type}");
+            assert!(mapped.contains(data_type), "{data_type}");
         }
     }
 }
