@@ -7,7 +7,10 @@ use cudarc::driver::CudaStream;
 use nccl_base::data_type::DataType;
 
 use crate::buffer::{Erased, ErasedMut};
-use crate::error::{Error, ErrorKind, Result};
+use crate::config;
+#[cfg(doc)]
+use crate::error::ErrorKind;
+use crate::error::{Error, Result};
 
 /// A tensor as DLPack lays it out in C (`DLTensor` of DLPack 0.2 and later): what PyTorch, JAX, CuPy, TVM and others hand out by
 /// `__dlpack__`, behind the first field of a `DLManagedTensor`.
@@ -229,10 +232,7 @@ impl Tensor {
 }
 
 fn refused(reason: String) -> Error {
-    Error::new(ErrorKind::InvalidConfig {
-        field: "tensor",
-        reason,
-    })
+    config::invalid("tensor", reason)
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use nccl_sys as sys;
 
 use super::handle::{Handle, RawComm};
 use super::{Communicator, Inner};
+use crate::config;
 use crate::cuda_driver;
 use crate::detached_call;
 use crate::error::{Error, ErrorKind, Result};
@@ -276,8 +277,5 @@ impl Inner {
 }
 
 fn not_possible(reason: &str) -> Error {
-    Error::new(ErrorKind::InvalidConfig {
-        field: "suspendable",
-        reason: String::from(reason),
-    })
+    config::invalid("suspendable", String::from(reason))
 }

@@ -8,6 +8,7 @@ use nccl_sys as sys;
 use super::{OneSidedArgs, Window};
 use crate::buffer::SendBuffer;
 use crate::communicator::Communicator;
+use crate::config;
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::group::Group;
@@ -471,8 +472,5 @@ fn shape_of_wait(signals: &[Signals]) -> Shape {
 }
 
 fn not_possible(field: &'static str, reason: &str) -> Error {
-    Error::new(ErrorKind::InvalidConfig {
-        field,
-        reason: String::from(reason),
-    })
+    config::invalid(field, String::from(reason))
 }
