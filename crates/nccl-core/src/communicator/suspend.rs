@@ -208,7 +208,7 @@ impl Communicator {
     fn check_suspendable(&self) -> Result<()> {
         forked::check()?;
         match self.inner.has_blocking_calls {
-            // An idle parent shares the memory, or nobody could end a call that does not return.
+            // An idle parent shares the memory; without one, a call that does not return could not be ended.
             true => Err(not_possible(
                 "it was not made `suspendable`: NCCL shares the memory of a communicator in launch mode BlockingChild with its idle parent",
             )),

@@ -8,7 +8,7 @@
 //!   that were made so take puts.
 //! - A window is not deregistered while an operation of this rank uses it: its stream waits for each of them. A put of another
 //!   rank may still arrive later; it goes to memory of which that rank holds a mapping of its own, so that the driver does not give
-//!   it to anybody else (windows are in virtual-memory allocations, which live as long as their last mapping).
+//!   it to another allocation (windows are in virtual-memory allocations, which live as long as their last mapping).
 //! - What is in a window is plain numbers: a put that comes while it is read gives wrong numbers and nothing worse.
 
 mod operations;
