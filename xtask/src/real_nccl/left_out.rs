@@ -51,6 +51,7 @@ pub(super) const LEFT_OUT: &[(&str, &str, &str)] = &[
     ("nccl-emulator", "nccl_one_sided", EMULATORS),
     ("nccl-emulator", "nccl_operations", EMULATORS),
     ("nccl-emulator", "nccl_operators", EMULATORS),
+    ("nccl-emulator", "nccl_profiler_proxies", EMULATORS),
     ("nccl-emulator", "nccl_shrink", EMULATORS),
     ("nccl-emulator", "nccl_suspend", EMULATORS),
     ("nccl-emulator", "nccl_version", EMULATORS),

@@ -6,7 +6,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-use super::context::Context;
+use super::context::{Context, Telling};
 use super::event::{Event, Handle, Kind, State, bits};
 use super::launch::Profile;
 use super::library;
@@ -62,10 +62,10 @@ pub(crate) fn call(context: &Arc<Context>, call: &Call) -> Option<Profile> {
     if mask == 0 {
         return None;
     }
-    if !context.knows_calls() {
+    let Some(telling) = context.telling().filter(Telling::knows_calls) else {
         return Some(Profile::new(mask, Handle::NONE, Handle::NONE, call));
-    }
-    let group = group_event(context, mask, call);
+    };
+    let group = group_event(context, &telling, mask, call);
     let (wanted, kind) = match call.root {
         Some(root) => (
             IN_COLLECTIVE,
@@ -92,21 +92,26 @@ pub(crate) fn call(context: &Arc<Context>, call: &Call) -> Option<Profile> {
     };
     let mut handle = Handle::NONE;
     if mask & wanted != 0 {
-        handle = context.start(&Event {
+        handle = telling.start(&Event {
             parent: group,
             rank: 0,
             kind,
         });
         // The handle remains the parent of the operation's event.
-        context.stop(&mut { handle });
+        telling.stop(&mut { handle });
     }
     Some(Profile::new(mask, group, handle, call))
 }
 
 /// Returns the event of the thread's group, which begins here if it has not.
-fn group_event(context: &Arc<Context>, mask: i32, call: &Call) -> Handle {
+fn group_event(
+    context: &Arc<Context>,
+    telling: &Telling<'_>,
+    mask: i32,
+    call: &Call,
+) -> Handle {
     if DEPTH.get() == 0 && mask & IN_GROUP != 0 {
-        let handle = context.start(&Event {
+        let handle = telling.start(&Event {
             parent: Handle::NONE,
             rank: 0,
             kind: Kind::GroupApi {
@@ -114,7 +119,7 @@ fn group_event(context: &Arc<Context>, mask: i32, call: &Call) -> Handle {
                 depth: call.depth as i32,
             },
         });
-        context.record(handle, State::GroupStartApiStop, 0);
+        telling.record(handle, State::GroupStartApiStop, 0);
         DEPTH.set(call.depth);
         IS_OPEN.set(true);
         OPEN.set(Some(Open {
@@ -151,8 +156,9 @@ fn leave() {
         OPEN.with_borrow_mut(|open| {
             if let Some(open) = open
                 && std::mem::take(&mut open.is_collecting)
+                && let Some(telling) = open.context.telling()
             {
-                open.context.record(open.handle, State::GroupEndApiStart, 0);
+                telling.record(open.handle, State::GroupEndApiStart, 0);
             }
         });
     }
@@ -169,7 +175,9 @@ pub(crate) fn group_ended() {
 #[cold]
 fn close() {
     IS_OPEN.set(false);
-    if let Some(mut open) = OPEN.take() {
-        open.context.stop(&mut open.handle);
+    if let Some(mut open) = OPEN.take()
+        && let Some(telling) = open.context.telling()
+    {
+        telling.stop(&mut open.handle);
     }
 }

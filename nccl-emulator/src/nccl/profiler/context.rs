@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
-use cuda_emulator::sync::RwLock;
+use cuda_emulator::sync::{RwLock, RwLockReadGuard};
 
 use super::event::{Event, Handle, State};
 use super::library::{self, Description, Plugin};
@@ -69,37 +69,11 @@ pub(crate) fn init(
 }
 
 impl Context {
-    /// Whether the plugin knows the events of calls and launches.
-    pub(super) fn knows_calls(&self) -> bool {
+    /// Returns what the plugin is told events by, until it is dropped; `None` once the communicator is finalized. A thread has one at a
+    /// time.
+    pub(super) fn telling(&self) -> Option<Telling<'_>> {
         let live = self.live.read();
-        live.as_ref().is_some_and(|live| live.plugin.knows_calls())
-    }
-
-    /// Tells of an event that begins.
-    pub(super) fn start(&self, event: &Event) -> Handle {
-        let live = self.live.read();
-        match &*live {
-            // SAFETY: it is not finalized while the lock is held.
-            Some(live) => unsafe { live.plugin.start(live.context, event) },
-            None => Handle::NONE,
-        }
-    }
-
-    /// Tells that an event is over, and forgets its handle.
-    pub(super) fn stop(&self, handle: &mut Handle) {
-        let handle = std::mem::replace(handle, Handle::NONE);
-        if let (true, Some(live)) = (handle.is_some(), &*self.live.read()) {
-            // SAFETY: as in `start`; the handle is forgotten, so that it is stopped once.
-            unsafe { live.plugin.stop(handle) };
-        }
-    }
-
-    /// Tells of an event's state. `argument` is a size or a time, by the state.
-    pub(super) fn record(&self, handle: Handle, state: State, argument: u64) {
-        if let (true, Some(live)) = (handle.is_some(), &*self.live.read()) {
-            // SAFETY: as in `start`; the owner of a handle forgets it when it stops the event.
-            unsafe { live.plugin.record(handle, state, argument) };
-        }
+        live.is_some().then_some(Telling(live))
     }
 
     /// Tells that the communicator has ended. The library is closed with its last communicator.
@@ -110,6 +84,42 @@ impl Context {
         {
             // SAFETY: taken out, so that it is finalized once.
             unsafe { live.plugin.finalize(live.context) };
+        }
+    }
+}
+
+/// Tells the plugin of events. The communicator is not finalized meanwhile.
+pub(super) struct Telling<'a>(RwLockReadGuard<'a, Option<Live>>);
+
+impl Telling<'_> {
+    /// Whether the plugin knows the events of calls and launches.
+    pub(super) fn knows_calls(&self) -> bool {
+        self.0.as_ref().is_some_and(|live| live.plugin.knows_calls())
+    }
+
+    /// Tells of an event that begins.
+    pub(super) fn start(&self, event: &Event) -> Handle {
+        match &*self.0 {
+            // SAFETY: it is not finalized while the lock is held.
+            Some(live) => unsafe { live.plugin.start(live.context, event) },
+            None => Handle::NONE,
+        }
+    }
+
+    /// Tells that an event is over, and forgets its handle.
+    pub(super) fn stop(&self, handle: &mut Handle) {
+        let handle = std::mem::replace(handle, Handle::NONE);
+        if let (true, Some(live)) = (handle.is_some(), &*self.0) {
+            // SAFETY: as in `start`; the handle is forgotten, so that it is stopped once.
+            unsafe { live.plugin.stop(handle) };
+        }
+    }
+
+    /// Tells of an event's state. `argument` is a size or a time, by the state.
+    pub(super) fn record(&self, handle: Handle, state: State, argument: u64) {
+        if let (true, Some(live)) = (handle.is_some(), &*self.0) {
+            // SAFETY: as in `start`; the owner of a handle forgets it when it stops the event.
+            unsafe { live.plugin.record(handle, state, argument) };
         }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use cuda_emulator::sync::Mutex;
 
 use super::calls::Call;
-use super::context::Context;
+use super::context::{Context, Telling};
 use super::event::{Event, Handle, Kind, State, bits};
 use super::now;
 use super::proxy::Proxy;
@@ -119,11 +119,11 @@ impl Operation {
         }
     }
 
-    fn tell(&mut self, context: &Context, rank: i32) {
+    fn tell(&mut self, telling: &Telling<'_>, rank: i32) {
         let mask = self.mask();
         if mask & bits::KERNEL_CH != 0 && !self.is_told {
             if let (None, Some(time)) = (self.channel, self.begun) {
-                self.channel = Some(context.start(&Event {
+                self.channel = Some(telling.start(&Event {
                     parent: self.event,
                     rank: 0,
                     kind: Kind::KernelCh { time },
@@ -131,12 +131,12 @@ impl Operation {
             }
             if let (Some(mut channel), Some(time)) = (self.channel, self.ended) {
                 self.is_told = true;
-                context.record(channel, State::KernelChStop, time);
-                context.stop(&mut channel);
+                telling.record(channel, State::KernelChStop, time);
+                telling.stop(&mut channel);
             }
         }
         for proxy in &mut self.proxies {
-            proxy.tell(context, rank, mask);
+            proxy.tell(telling, rank, mask);
         }
     }
 }
@@ -202,18 +202,22 @@ impl Tracker {
             all.find_map(|operation| operation.profile)
         };
         let wanted = |profile: &Profile| profile.mask & bits::KERNEL_LAUNCH != 0;
-        let mut event = Handle::NONE;
-        if let Some(profile) = profile.filter(wanted)
-            && self.context.knows_calls()
-        {
-            event = self.context.start(&Event {
+        let Some(profile) = profile.filter(wanted) else {
+            return launch();
+        };
+        let begin = |telling: Telling<'_>| {
+            telling.start(&Event {
                 parent: profile.group_api,
                 rank: 0,
                 kind: Kind::KernelLaunch { stream },
-            });
-        }
+            })
+        };
+        let telling = self.context.telling().filter(Telling::knows_calls);
+        let mut event = telling.map_or(Handle::NONE, begin);
         let result = launch();
-        self.context.stop(&mut event);
+        if let Some(telling) = self.context.telling() {
+            telling.stop(&mut event);
+        }
         result
     }
 
@@ -229,42 +233,50 @@ impl Tracker {
             ..
         } = &mut *state;
         let mut all = collectives.iter().chain(&*messages);
+        let Some(telling) = self.context.telling() else {
+            for operation in collectives {
+                self.count(operation);
+            }
+            return;
+        };
         // NCCL goes by the first operation of which the plugin wants something.
         let mask = all
             .find_map(|operation| operation.profile)
             .map_or(0, |p| p.mask);
         let mut group = Handle::NONE;
         if mask & (bits::GROUP | bits::COLL | bits::P2P | bits::BELOW_TASK) != 0 {
-            group = self.context.start(&Event {
+            group = telling.start(&Event {
                 parent: Handle::NONE,
                 rank: 0,
                 kind: Kind::Group,
             });
         }
         for operation in &mut *collectives {
-            self.post_operation(operation, group, bits::COLL);
+            self.count(operation);
+            self.post_operation(&telling, operation, group, bits::COLL);
         }
         for operation in &mut *messages {
-            self.post_operation(operation, group, bits::P2P);
+            self.post_operation(&telling, operation, group, bits::P2P);
         }
         let rank = self.communicator.rank;
         for operation in collectives.iter_mut().chain(&mut *messages) {
             let (event, mask) = (operation.event, operation.mask());
             for proxy in &mut operation.proxies {
-                proxy.begin(&self.context, event, rank, mask);
+                proxy.begin(&telling, event, rank, mask);
             }
         }
         for operation in collectives.iter_mut().chain(&mut *messages) {
             // The handle remains the parent of the events below.
-            self.context.stop(&mut { operation.event });
+            telling.stop(&mut { operation.event });
         }
-        self.context.stop(&mut group);
+        telling.stop(&mut group);
         for operation in collectives.iter_mut().chain(&mut *messages) {
-            operation.tell(&self.context, rank);
+            operation.tell(&telling, rank);
         }
     }
 
-    fn post_operation(&self, operation: &mut Operation, of_launch: Handle, own: i32) {
+    /// Counts a collective operation, and notes its number.
+    fn count(&self, operation: &mut Operation) {
         let mask = operation.mask();
         if let Kind::Coll {
             sequence, function, ..
@@ -277,13 +289,22 @@ impl Tracker {
                 false => counter.load(Ordering::Relaxed),
             };
         }
-        if mask & (own | bits::BELOW_TASK) == 0 {
+    }
+
+    fn post_operation(
+        &self,
+        telling: &Telling<'_>,
+        operation: &mut Operation,
+        of_launch: Handle,
+        own: i32,
+    ) {
+        if operation.mask() & (own | bits::BELOW_TASK) == 0 {
             return;
         }
         if let Kind::Coll { group, .. } | Kind::P2p { group, .. } = &mut operation.kind {
             *group = of_launch;
         }
-        operation.event = self.context.start(&Event {
+        operation.event = telling.start(&Event {
             parent: operation
                 .profile
                 .map_or(Handle::NONE, |profile| profile.api),
@@ -301,9 +322,9 @@ impl Tracker {
             messages,
         } = &mut *state;
         look(collectives, messages);
-        if *is_posted {
+        if *is_posted && let Some(telling) = self.context.telling() {
             for operation in collectives.iter_mut().chain(messages) {
-                operation.tell(&self.context, self.communicator.rank);
+                operation.tell(&telling, self.communicator.rank);
             }
         }
     }

@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 
-use super::context::Context;
+use super::context::Telling;
 use super::event::{Event, Handle, Kind, State, bits};
 
 /// The number of steps that are open at a time.
@@ -86,11 +86,11 @@ impl Proxy {
     }
 
     /// Begins the events.
-    pub(super) fn begin(&mut self, context: &Context, task: Handle, rank: i32, mask: i32) {
+    pub(super) fn begin(&mut self, telling: &Telling<'_>, task: Handle, rank: i32, mask: i32) {
         if mask & (bits::PROXY_OP | bits::PROXY_STEP | bits::NET_PLUGIN) == 0 {
             return;
         }
-        self.event = context.start(&Event {
+        self.event = telling.start(&Event {
             parent: task,
             rank,
             kind: Kind::ProxyOp {
@@ -100,40 +100,40 @@ impl Proxy {
                 is_send: self.is_send,
             },
         });
-        context.record(self.event, State::ProxyOpInProgress, 0);
+        telling.record(self.event, State::ProxyOpInProgress, 0);
     }
 
     /// Tells what is known and was not told.
-    pub(super) fn tell(&mut self, context: &Context, rank: i32, mask: i32) {
+    pub(super) fn tell(&mut self, telling: &Telling<'_>, rank: i32, mask: i32) {
         let with_steps = mask & (bits::PROXY_STEP | bits::NET_PLUGIN) != 0;
         loop {
             while with_steps && self.begun < self.steps.min(self.ended + WINDOW) {
-                self.begin_step(context, rank);
+                self.begin_step(telling, rank);
             }
             if self.ended >= self.flow.done {
                 break;
             }
-            self.end_step(context);
+            self.end_step(telling);
         }
         if let (true, Some(step)) = (self.is_send, self.open.front_mut()) {
             if self.flow.is_ready && step.state == State::SendGpuWait {
-                step.tell(context, State::SendPeerWait, 0);
+                step.tell(telling, State::SendPeerWait, 0);
             }
             if self.flow.has_peer && step.state == State::SendPeerWait {
                 let size = self.size_of(self.ended);
                 if let Some(step) = self.open.front_mut() {
-                    step.tell(context, State::SendWait, size);
+                    step.tell(telling, State::SendWait, size);
                 }
             }
         }
         if self.ended == self.steps && !self.is_over {
             self.is_over = true;
-            context.stop(&mut self.event);
+            telling.stop(&mut self.event);
         }
     }
 
-    fn begin_step(&mut self, context: &Context, rank: i32) {
-        let event = context.start(&Event {
+    fn begin_step(&mut self, telling: &Telling<'_>, rank: i32) {
+        let event = telling.start(&Event {
             parent: self.event,
             rank,
             kind: Kind::ProxyStep {
@@ -145,12 +145,12 @@ impl Proxy {
             false => State::RecvWait,
         };
         let mut step = Step { event, state };
-        step.tell(context, state, 0);
+        step.tell(telling, state, 0);
         self.open.push_back(step);
         self.begun += 1;
     }
 
-    fn end_step(&mut self, context: &Context) {
+    fn end_step(&mut self, telling: &Telling<'_>) {
         let size = self.size_of(self.ended);
         self.ended += 1;
         let Some(mut step) = self.open.pop_front() else {
@@ -158,16 +158,16 @@ impl Proxy {
         };
         if self.is_send {
             if step.state == State::SendGpuWait {
-                step.tell(context, State::SendPeerWait, 0);
+                step.tell(telling, State::SendPeerWait, 0);
             }
             if step.state == State::SendPeerWait {
-                step.tell(context, State::SendWait, size);
+                step.tell(telling, State::SendWait, size);
             }
         } else {
-            step.tell(context, State::RecvFlushWait, size);
-            step.tell(context, State::RecvGpuWait, size);
+            step.tell(telling, State::RecvFlushWait, size);
+            step.tell(telling, State::RecvGpuWait, size);
         }
-        context.stop(&mut step.event);
+        telling.stop(&mut step.event);
     }
 
     fn size_of(&self, step: u32) -> u64 {
@@ -178,8 +178,8 @@ impl Proxy {
 }
 
 impl Step {
-    fn tell(&mut self, context: &Context, state: State, size: u64) {
+    fn tell(&mut self, telling: &Telling<'_>, state: State, size: u64) {
         self.state = state;
-        context.record(self.event, state, size);
+        telling.record(self.event, state, size);
     }
 }

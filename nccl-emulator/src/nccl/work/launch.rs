@@ -45,6 +45,8 @@ pub(crate) struct Launch {
     connection: Watch,
     /// What a profiler is told of the launch.
     tracker: Option<Arc<Tracker>>,
+    /// Whether a profiler is told what the launch comes to.
+    is_observed: bool,
     /// The time of the next look on a profiler's behalf.
     look: Option<Instant>,
 }
@@ -94,6 +96,7 @@ impl Launch {
             prepared: false,
             stuck: false,
             connection: Watch::default(),
+            is_observed: tracker.as_ref().is_some_and(|tracker| tracker.has_proxies()),
             tracker,
             look: None,
         })
@@ -282,7 +285,9 @@ impl Work for Launch {
             return Step::Blocked { seen };
         }
         let outcome = self.part(budget);
-        if let Some(tracker) = self.tracker.clone() {
+        if self.is_observed
+            && let Some(tracker) = self.tracker.clone()
+        {
             self.observe(&tracker, &outcome);
         }
         match outcome {
