@@ -450,3 +450,141 @@ fn a_graph_puts_again_at_every_launch() {
         });
     });
 }
+
+/// The address at which the rank's device reaches the part of another rank.
+fn reached(shown: &Shown, offset: usize, peer: i32) -> u64 {
+    let mut by_lsa = null_mut();
+    let code = nccl!(ncclGetLsaDevicePointer(
+        shown.window,
+        offset,
+        peer,
+        &mut by_lsa
+    ));
+    assert_eq!(code, 0, "{}", last_error());
+    let mut by_rank = null_mut();
+    let code = nccl!(ncclGetPeerDevicePointer(
+        shown.window,
+        offset,
+        peer,
+        &mut by_rank
+    ));
+    assert_eq!((code, by_rank), (0, by_lsa));
+    by_lsa.addr() as u64
+}
+
+fn reaches_all(rank: &Rank, ranks: i32, meet: impl Fn(&str)) {
+    let shown = Shown::new(rank, 8192);
+    shown.write(&[0; 8192]);
+    meet("shown");
+    for peer in 0..ranks {
+        let address = reached(&shown, 4096 + rank.rank as usize, peer);
+        if peer == rank.rank {
+            assert_eq!(
+                address,
+                shown.address.addr() as u64 + 4096 + rank.rank as u64
+            );
+        }
+        // SAFETY: a byte of that rank's part, which nobody else writes.
+        unsafe { result::memcpy_htod_sync(address, &[10 + rank.rank as u8]) }.unwrap();
+    }
+    meet("written");
+    let all: Vec<u8> = (0..ranks).map(|rank| 10 + rank as u8).collect();
+    assert_eq!(shown.read()[4096..4096 + ranks as usize], all);
+    let mut pointer = null_mut();
+    let beyond = nccl!(ncclGetLsaDevicePointer(
+        shown.window,
+        0,
+        ranks,
+        &mut pointer
+    ));
+    assert_eq!(beyond, 4);
+    assert!(last_error().starts_with(&format!("The provided lsaRank {ranks} is not in")));
+    let multicast = nccl!(ncclGetLsaMultimemDevicePointer(
+        shown.window,
+        0,
+        &mut pointer
+    ));
+    assert_eq!((multicast, pointer), (0, null_mut()));
+    meet("read");
+    let address = reached(&shown, 0, (rank.rank + 1) % ranks);
+    shown.end(rank);
+    // Closed with the window.
+    // SAFETY: the driver finds that the address is not there.
+    assert!(unsafe { result::memcpy_htod_sync(address, &[1]) }.is_err());
+}
+
+#[test]
+fn a_device_reaches_the_windows_of_peers_in_its_process() {
+    let name = "a_device_reaches_the_windows_of_peers_in_its_process";
+    alone(name, &[], || {
+        let barrier = Barrier::new(3);
+        threads(3, |rank| {
+            reaches_all(rank, 3, |_| {
+                barrier.wait();
+            });
+        });
+    });
+}
+
+#[test]
+fn a_device_reaches_the_windows_of_peers_in_other_processes() {
+    let name = "a_device_reaches_the_windows_of_peers_in_other_processes";
+    processes(name, 3, &[], |process| {
+        let rank = process.join();
+        reaches_all(&rank, 3, |point| {
+            process.mark(&format!("{point}.{}", rank.rank));
+            (0..3).for_each(|other| process.wait_for(&format!("{point}.{other}")));
+        });
+        rank.destroy();
+    });
+}
+
+fn has_teams(name: &str, hosts: &str, lsa: i32) {
+    processes(name, 4, &[("NCCL_HOSTID", hosts)], |process| {
+        let rank = process.join();
+        let api = ranks::api();
+        let facts = |team: nccl_sys::ncclTeam_t| (team.nRanks, team.rank, team.stride);
+        // SAFETY: a live communicator.
+        let [world, near, rail] = [api.ncclTeamWorld, api.ncclTeamLsa, api.ncclTeamRail]
+            .map(|team| unsafe { team.unwrap()(rank.comm) });
+        assert_eq!(facts(world), (4, rank.rank, 1));
+        assert_eq!(facts(near), (lsa, rank.rank % lsa, 1));
+        assert_eq!(facts(rail), (4 / lsa, rank.rank / lsa, lsa));
+        let to_world = api.ncclTeamRankToWorld().unwrap();
+        for place in 0..4 / lsa {
+            // SAFETY: as above.
+            let found = unsafe { to_world(rank.comm, rail, place) };
+            assert_eq!(found, rank.rank % lsa + place * lsa);
+        }
+        let to_lsa = api.ncclTeamRankToLsa().unwrap();
+        // SAFETY: as above.
+        assert_eq!(
+            unsafe { to_lsa(rank.comm, world, rank.rank) },
+            rank.rank % lsa
+        );
+        let mut properties = nccl_sys::NCCL_COMM_PROPERTIES_INITIALIZER;
+        let code = nccl!(ncclCommQueryProperties(rank.comm, &mut properties));
+        assert_eq!(code, 0, "{}", last_error());
+        assert_eq!((properties.rank, properties.nRanks), (rank.rank, 4));
+        assert_eq!(properties.cudaDev, rank.rank);
+        assert_eq!(properties.nLsaTeams, 4 / lsa);
+        assert_eq!(properties.deviceApiSupport, lsa == 4);
+        assert_eq!(properties.hostRmaSupport, lsa == 4);
+        properties.magic = 1;
+        assert_eq!(
+            nccl!(ncclCommQueryProperties(rank.comm, &mut properties)),
+            5
+        );
+        rank.destroy();
+    });
+}
+
+#[test]
+fn on_one_host_all_ranks_are_in_one_team() {
+    has_teams("on_one_host_all_ranks_are_in_one_team", "one", 4);
+}
+
+#[test]
+fn on_hosts_of_one_rank_each_is_a_team() {
+    has_teams("on_hosts_of_one_rank_each_is_a_team", "{rank}", 1);
+}

@@ -14,51 +14,14 @@ use std::process::Command;
 
 use nccl_sys::{Api, Loader, Version, since};
 
-/// What NCCL exports beside the functions of `nccl.h`: the host's side of its device API, whose header
-/// does not parse without CUDA's compiler. Neither `nccl-sys` nor the emulator has it.
+/// What NCCL exports beside the functions of its headers for the host. Neither `nccl-sys` nor the emulator has it.
 const UNDECLARED: &[(Version, &[&str])] = &[
-    (
-        Version::new(2, 28, 3),
-        &[
-            "ncclDevCommCreate",
-            "ncclDevCommDestroy",
-            "ncclLLA2ACalcSlots",
-            "ncclLLA2ACreateRequirement",
-            "ncclLsaBarrierCreateRequirement",
-            "ncclResetDebugInitInternal",
-            "ncclTeamLsa",
-            "ncclTeamRail",
-            "ncclTeamRankToLsa",
-            "ncclTeamRankToWorld",
-            "ncclTeamWorld",
-        ],
-    ),
-    (Version::new(2, 28, 7), &["ncclGinBarrierCreateRequirement"]),
-    (
-        Version::new(2, 29, 2),
-        &[
-            "ncclCommQueryProperties",
-            "ncclGetLsaDevicePointer",
-            "ncclGetLsaMultimemDevicePointer",
-            "ncclGetMultimemDevicePointer",
-            "ncclGetPeerDevicePointer",
-        ],
-    ),
+    (Version::new(2, 28, 3), &["ncclResetDebugInitInternal"]),
     (
         Version::new(2, 29, 7),
         &[
             "ncclGinInboxA2ACreateRequirement",
             "ncclGinOutboxCreateRequirement",
-        ],
-    ),
-    (
-        Version::new(2, 31, 2),
-        &[
-            "ncclGetCftDeviceLeInfo",
-            "ncclGetMultimemDeviceLeInfo",
-            "ncclGetPeerDeviceLeInfo",
-            "ncclTeamCft",
-            "ncclTeamCftMultimem",
         ],
     ),
 ];

@@ -1,4 +1,4 @@
-//! Generates Rust from a `nccl.h`: the only description of how the bindings are made.
+//! Generates Rust from a `nccl.h`, and from the `nccl_device/host.h` beside it if there is one: the only description of how the bindings are made.
 //!
 //! Included by path from two places that must agree: the build script of this crate (feature
 //! `bindgen`, the user's own header) and the workspace's `xtask` (the files that are checked in).
@@ -49,10 +49,24 @@ pub(crate) fn generate(
     stubs: &Path,
     format: impl Fn(String) -> Result<String, Box<dyn Error>>,
 ) -> Result<Bindings, Box<dyn Error>> {
-    let text = fs::read_to_string(header)
-        .map_err(|e| format!("cannot read the header {}: {e}", header.display()))?;
+    let read = |path: &Path| {
+        let text = fs::read_to_string(path);
+        text.map_err(|e| format!("cannot read the header {}: {e}", path.display()))
+    };
+    let mut text = read(header)?;
+    let device = device_header(header);
+    if let Some(device) = &device {
+        text += &read(device)?;
+    }
 
-    let types = builder(header, stubs)
+    let builder = || {
+        let builder = builder(header, stubs);
+        match &device {
+            Some(device) => builder.header(device.to_string_lossy()),
+            None => builder,
+        }
+    };
+    let types = builder()
         .allowlist_type("(nccl|cuda).*")
         .allowlist_var("NCCL_.*")
         // A `double` to bindgen, a `float` wherever NCCL uses it: written by hand.
@@ -62,9 +76,11 @@ pub(crate) fn generate(
         .with_codegen_config(CodegenConfig::TYPES | CodegenConfig::VARS)
         .generate()?
         .to_string();
-    let functions = builder(header, stubs)
+    let functions = builder()
         .allowlist_function("nccl.*")
         .blocklist_function("pnccl.*")
+        // Declared, but in no library.
+        .blocklist_function("ncclCftBarrierCreateRequirement")
         .with_codegen_config(CodegenConfig::FUNCTIONS)
         .merge_extern_blocks(true)
         .generate()?
@@ -86,6 +102,13 @@ pub(crate) fn generate(
     })
 }
 
+/// Returns the header of the host's side of the device API, which `nccl.h` does not include; `None` where the release
+/// has it only in headers for CUDA's compiler (before 2.31).
+fn device_header(header: &Path) -> Option<PathBuf> {
+    let device = header.parent()?.join("nccl_device").join("host.h");
+    device.exists().then_some(device)
+}
+
 /// Returns where the stand-ins for included headers are in the `nccl-sys` package at `package`.
 pub(crate) fn stubs(package: &Path) -> PathBuf {
     package.join("build").join("stubs")
@@ -101,6 +124,11 @@ fn builder(header: &Path, stubs: &Path) -> bindgen::Builder {
         .clang_arg("-nostdinc")
         .clang_arg(format!("-I{}", stubs.join("cuda").display()))
         .clang_arg(format!("-I{}", stubs.join("c").display()))
+        // For `nccl_device/host.h`, which includes `nccl.h`.
+        .clang_arg(format!(
+            "-I{}",
+            header.parent().unwrap_or(Path::new(".")).display()
+        ))
         // `ncclResetDebugInit` is a function only where this is defined.
         .clang_arg("-DNCCL_OS_LINUX")
         // Headers up to 2.23 declare `ncclBfloat16` only then.

@@ -19,7 +19,9 @@ pub(super) fn generate(header: &str, types: &str) -> Result<String, Box<dyn Erro
             .and_then(|v| v.strip_suffix(")"))
             .ok_or_else(|| format!("{name} does not begin with the size of its struct"))?;
         let fields = fields(types, type_name)?;
-        if fields.len() != values.len() {
+        // The size, the magic number and the release alone: the rest is what NCCL writes, and zero before.
+        let is_answer = values.len() == 3;
+        if fields.len() != values.len() && !is_answer {
             return Err(format!(
                 "{name} has {} values, {type_name} has {} fields",
                 values.len(),
@@ -34,6 +36,9 @@ pub(super) fn generate(header: &str, types: &str) -> Result<String, Box<dyn Erro
                 "    {field}: {},",
                 expression(value, field_type, type_name, types)?
             )?;
+        }
+        for (field, field_type) in fields.iter().skip(values.len()) {
+            writeln!(out, "    {field}: {},", zero(field_type))?;
         }
         out.push_str("};\n");
         writeln!(
@@ -125,6 +130,22 @@ fn fields(types: &str, type_name: &str) -> Result<Vec<(String, String)>, Box<dyn
     Ok(body.split(',').filter_map(field).collect())
 }
 
+/// Returns the zero of `field_type`: an integer, a `bool`, an array of them, or an enum.
+fn zero(field_type: &str) -> String {
+    let field_type = field_type.trim();
+    if let Some((element, length)) = field_type
+        .strip_prefix('[')
+        .and_then(|array| array.strip_suffix(']')?.split_once(';'))
+    {
+        return format!("[{}; {}]", zero(element), length.trim());
+    }
+    match field_type {
+        "bool" => "false".into(),
+        _ if field_type.starts_with("nccl") => format!("{field_type}(0)"),
+        _ => "0".into(),
+    }
+}
+
 /// Returns the Rust expression for `value` in a field of `field_type` of the struct `of`.
 fn expression(
     value: &str,
@@ -148,6 +169,7 @@ fn expression(
         "NCCL_VERSION_CODE" | "NCCL_VERSION(NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH)" => {
             format!("NCCL_VERSION_CODE as {field_type}")
         }
+        "true" | "false" => value.into(),
         "NCCL_API_MAGIC" | "NCCL_CONFIG_UNDEF_INT" | "NCCL_UNDEF_FLOAT" => value.into(),
         // An enumerator, in a field of its enum or of a plain integer type.
         _ if enumerator.is_some_and(|of| of == field_type) => format!("{field_type}::{value}"),
@@ -219,6 +241,24 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert_eq!(error, "X_INITIALIZER has 2 values, inner_t has 6 fields");
+    }
+
+    #[test]
+    fn what_nccl_fills_in_is_zero_before() {
+        let types = "
+            pub struct answer { pub size : usize , pub magic : :: core :: ffi :: c_uint ,
+                pub version : :: core :: ffi :: c_uint , pub rank : :: core :: ffi :: c_int ,
+                pub has : [ bool ; 64usize ] , pub mode : ncclMode_t , }
+            pub type answer_t = answer;";
+        let header = "#define X_INITIALIZER \\\n { \\\n sizeof(answer_t), /* size */ \\\n \
+                      NCCL_API_MAGIC, NCCL_VERSION_CODE, \\\n }\n";
+        let text = generate(header, types).unwrap();
+        for line in ["rank: 0,", "has: [false; 64usize],", "mode: ncclMode_t(0),"] {
+            assert!(
+                text.lines().any(|found| found.trim() == line),
+                "{line} is not in\n{text}"
+            );
+        }
     }
 
     #[test]

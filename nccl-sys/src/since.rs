@@ -6,7 +6,7 @@
 use crate::Version;
 
 /// Returns the first release of NCCL that has `function`; `None` for a name that is not a function of
-/// `nccl.h`.
+/// `nccl.h` or of the host's side of the device API (`nccl_device/host.h`).
 ///
 /// For functions that 2.3.5 has, the answer is 2.3.5, although some are older.
 ///
@@ -84,14 +84,36 @@ const RELEASES: &[(&[&str], Version)] = &[
         Version::new(2, 27, 3),
     ),
     (
-        &["ncclAlltoAll", "ncclGather", "ncclScatter"],
+        &[
+            "ncclAlltoAll",
+            "ncclDevCommCreate",
+            "ncclDevCommDestroy",
+            "ncclGather",
+            "ncclLLA2ACalcSlots",
+            "ncclLLA2ACreateRequirement",
+            "ncclLsaBarrierCreateRequirement",
+            "ncclScatter",
+            "ncclTeamLsa",
+            "ncclTeamRail",
+            "ncclTeamRankToLsa",
+            "ncclTeamRankToWorld",
+            "ncclTeamWorld",
+        ],
         Version::new(2, 28, 3),
     ),
-    (&["ncclCommRevoke"], Version::new(2, 28, 7)),
+    (
+        &["ncclCommRevoke", "ncclGinBarrierCreateRequirement"],
+        Version::new(2, 28, 7),
+    ),
     (
         &[
             "ncclCommGetUniqueId",
             "ncclCommGrow",
+            "ncclCommQueryProperties",
+            "ncclGetLsaDevicePointer",
+            "ncclGetLsaMultimemDevicePointer",
+            "ncclGetMultimemDevicePointer",
+            "ncclGetPeerDevicePointer",
             "ncclPutSignal",
             "ncclSignal",
             "ncclWaitSignal",
@@ -129,9 +151,14 @@ const RELEASES: &[(&[&str], Version)] = &[
             "ncclAlltoAllConfig",
             "ncclBroadcastConfig",
             "ncclGatherConfig",
+            "ncclGetCftDeviceLeInfo",
+            "ncclGetMultimemDeviceLeInfo",
+            "ncclGetPeerDeviceLeInfo",
             "ncclReduceConfig",
             "ncclReduceScatterConfig",
             "ncclScatterConfig",
+            "ncclTeamCft",
+            "ncclTeamCftMultimem",
         ],
         Version::new(2, 31, 2),
     ),

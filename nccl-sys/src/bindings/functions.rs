@@ -360,5 +360,100 @@ unsafe extern "C" {
         tableLen: *mut ::core::ffi::c_int,
     ) -> ncclResult_t;
     pub fn ncclParamDumpAll();
+    pub fn ncclCommQueryProperties(
+        comm: ncclComm_t,
+        props: *mut ncclCommProperties_t,
+    ) -> ncclResult_t;
+    pub fn ncclDevCommCreate(
+        comm: ncclComm_t,
+        reqs: *const ncclDevCommRequirements_t,
+        outDevComm: *mut ncclDevComm_t,
+    ) -> ncclResult_t;
+    pub fn ncclDevCommDestroy(
+        comm: ncclComm_t,
+        devComm: *const ncclDevComm_t,
+    ) -> ncclResult_t;
+    pub fn ncclGetLsaMultimemDevicePointer(
+        window: ncclWindow_t,
+        offset: usize,
+        outPtr: *mut *mut ::core::ffi::c_void,
+    ) -> ncclResult_t;
+    pub fn ncclGetMultimemDevicePointer(
+        window: ncclWindow_t,
+        offset: usize,
+        multimem: ncclMultimemHandle_t,
+        outPtr: *mut *mut ::core::ffi::c_void,
+    ) -> ncclResult_t;
+    pub fn ncclGetLsaDevicePointer(
+        window: ncclWindow_t,
+        offset: usize,
+        lsaRank: ::core::ffi::c_int,
+        outPtr: *mut *mut ::core::ffi::c_void,
+    ) -> ncclResult_t;
+    pub fn ncclGetPeerDevicePointer(
+        window: ncclWindow_t,
+        offset: usize,
+        peer: ::core::ffi::c_int,
+        outPtr: *mut *mut ::core::ffi::c_void,
+    ) -> ncclResult_t;
+    pub fn ncclGetMultimemDeviceLeInfo(
+        window: ncclWindow_t,
+        offset: usize,
+        leId: *mut ncclCftLeId,
+        leOffset: *mut usize,
+    ) -> ncclResult_t;
+    pub fn ncclGetCftDeviceLeInfo(
+        window: ncclWindow_t,
+        offset: usize,
+        peerCft: ::core::ffi::c_int,
+        cftTeam: ncclTeam_t,
+        leId: *mut ncclCftLeId,
+        leOffset: *mut usize,
+    ) -> ncclResult_t;
+    pub fn ncclGetPeerDeviceLeInfo(
+        window: ncclWindow_t,
+        offset: usize,
+        peerWorld: ::core::ffi::c_int,
+        leId: *mut ncclCftLeId,
+        leOffset: *mut usize,
+    ) -> ncclResult_t;
+    pub fn ncclTeamWorld(comm: ncclComm_t) -> ncclTeam_t;
+    pub fn ncclTeamLsa(comm: ncclComm_t) -> ncclTeam_t;
+    pub fn ncclTeamCft(comm: ncclComm_t, mode: ncclCftTeamMode_t) -> ncclTeam_t;
+    pub fn ncclTeamCftMultimem(comm: ncclComm_t) -> ncclTeam_t;
+    pub fn ncclTeamRankToWorld(
+        comm: ncclComm_t,
+        team: ncclTeam_t,
+        rank: ::core::ffi::c_int,
+    ) -> ::core::ffi::c_int;
+    pub fn ncclTeamRankToLsa(
+        comm: ncclComm_t,
+        team: ncclTeam_t,
+        rank: ::core::ffi::c_int,
+    ) -> ::core::ffi::c_int;
+    pub fn ncclTeamRail(comm: ncclComm_t) -> ncclTeam_t;
+    pub fn ncclLsaBarrierCreateRequirement(
+        team: ncclTeam_t,
+        nBarriers: ::core::ffi::c_int,
+        outHandle: *mut ncclLsaBarrierHandle_t,
+        outReq: *mut ncclDevResourceRequirements_t,
+    ) -> ncclResult_t;
+    pub fn ncclGinBarrierCreateRequirement(
+        comm: ncclComm_t,
+        team: ncclTeam_t,
+        nBarriers: ::core::ffi::c_int,
+        outHandle: *mut ncclGinBarrierHandle_t,
+        outReq: *mut ncclDevResourceRequirements_t,
+    ) -> ncclResult_t;
+    pub fn ncclLLA2ACalcSlots(
+        maxElts: ::core::ffi::c_int,
+        maxEltSize: ::core::ffi::c_int,
+    ) -> ::core::ffi::c_int;
+    pub fn ncclLLA2ACreateRequirement(
+        nBlocks: ::core::ffi::c_int,
+        nSlots: ::core::ffi::c_int,
+        outHandle: *mut ncclLLA2AHandle_t,
+        outReq: *mut ncclDevResourceRequirements_t,
+    ) -> ncclResult_t;
 }
 }

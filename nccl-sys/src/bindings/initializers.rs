@@ -78,3 +78,65 @@ impl Default for ncclEncryptionConfig_t {
         NCCL_ENCRYPTION_CONFIG_INITIALIZER
     }
 }
+pub const NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER: ncclDevCommRequirements_t = ncclDevCommRequirements_t {
+    size: size_of::<ncclDevCommRequirements_t>(),
+    magic: NCCL_API_MAGIC,
+    version: NCCL_VERSION_CODE as ::core::ffi::c_uint,
+    resourceRequirementsList: core::ptr::null_mut(),
+    teamRequirementsList: core::ptr::null_mut(),
+    lsaMultimem: false,
+    barrierCount: 0,
+    lsaBarrierCount: 0,
+    railGinBarrierCount: 0,
+    lsaLLA2ABlockCount: 0,
+    lsaLLA2ASlotCount: 0,
+    ginForceEnable: false,
+    ginContextCount: 4,
+    ginSignalCount: 0,
+    ginCounterCount: 0,
+    ginConnectionType: ncclGinConnectionType_t::NCCL_GIN_CONNECTION_NONE,
+    ginExclusiveContexts: false,
+    ginQueueDepth: 0,
+    ginTrafficClass: NCCL_CONFIG_UNDEF_INT,
+    worldGinBarrierCount: 0,
+    ginStrongSignalsRequired: true,
+    ginVaSignalsRequired: true,
+    ginCustomStride: 1,
+    ginType: ncclGinType_t::NCCL_GIN_TYPE_NONE,
+    useRuntimeVersion: false,
+    cftCaps: ncclCftCap_t::NCCL_CFT_NONE.0 as ::core::ffi::c_int,
+    cftBarrierCount: 0,
+};
+impl Default for ncclDevCommRequirements_t {
+    fn default() -> Self {
+        NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER
+    }
+}
+pub const NCCL_COMM_PROPERTIES_INITIALIZER: ncclCommProperties_t = ncclCommProperties_t {
+    size: size_of::<ncclCommProperties_t>(),
+    magic: NCCL_API_MAGIC,
+    version: NCCL_VERSION_CODE as ::core::ffi::c_uint,
+    rank: 0,
+    nRanks: 0,
+    cudaDev: 0,
+    nvmlDev: 0,
+    deviceApiSupport: false,
+    multimemSupport: false,
+    ginType: ncclGinType_t(0),
+    nLsaTeams: 0,
+    hostRmaSupport: false,
+    railedGinType: ncclGinType_t(0),
+    commHash: 0,
+    ginMinStride: 0,
+    ginConnectionType: ncclGinConnectionType_t(0),
+    ginSupport: [false; 64usize],
+    devCommRuntimeVersionSize: 0,
+    cftSupport: false,
+    cftMulticastSupport: false,
+    cftCountedSupport: false,
+};
+impl Default for ncclCommProperties_t {
+    fn default() -> Self {
+        NCCL_COMM_PROPERTIES_INITIALIZER
+    }
+}

@@ -137,7 +137,9 @@ impl Drop for Opened {
 }
 
 /// The opened allocations by address, each with the number of times it was opened.
-static OPENED: RwLock<BTreeMap<u64, (Arc<Opened>, u32)>> = RwLock::new(BTreeMap::new());
+static OPENED: RwLock<All> = RwLock::new(BTreeMap::new());
+
+type All = BTreeMap<u64, (Arc<Opened>, u32)>;
 
 /// Opens the allocation of a handle, for work of a device. A second open by the same context returns the same address.
 ///
@@ -145,7 +147,6 @@ static OPENED: RwLock<BTreeMap<u64, (Arc<Opened>, u32)>> = RwLock::new(BTreeMap:
 /// `CUDA_ERROR_INVALID_VALUE` for an invalid handle, for freed memory, and, with a line on stderr, if the owning process
 /// cannot be reached; `CUDA_ERROR_INVALID_CONTEXT` for memory of this process; `CUDA_ERROR_OUT_OF_MEMORY`.
 pub fn open(handle: &Handle, device: DeviceOrdinal, context: u32) -> Result<u64, CUresult> {
-    static NUMBER: AtomicU64 = AtomicU64::new(1);
     let named = Named::from_bytes(handle).ok_or(CUresult::ERROR_INVALID_VALUE)?;
     if named.pid == std::process::id() {
         return Err(CUresult::ERROR_INVALID_CONTEXT);
@@ -157,30 +158,97 @@ pub fn open(handle: &Handle, device: DeviceOrdinal, context: u32) -> Result<u64,
             return Ok(address);
         }
     }
-    let mapping = pool_of(&named)?;
-    // The same alignment as in the owner.
-    let len = named.size.next_multiple_of(4096);
-    let align = if len >= HUGE { HUGE } else { 4096 };
-    let window = AddressRange::reserve(len, align).map_err(|_| CUresult::ERROR_OUT_OF_MEMORY)?;
-    let address = window.address();
-    let entry = mapping.entry(named.index);
-    entry.ok_or(CUresult::ERROR_INVALID_VALUE)?.opened();
-    let opened = Opened {
-        window,
-        mapping,
-        named,
-        device,
-        context,
-        number: NUMBER.fetch_add(1, Ordering::Relaxed),
-        closed: AtomicBool::new(false),
+    let opened = Opened::new(pool_of(&named)?, named, device, context)?;
+    opened.keep(&mut all, "cuIpcOpenMemHandle")
+}
+
+/// A part of a rank's device memory that another rank has opened; closed when it is dropped.
+#[derive(Debug)]
+pub struct OpenPart {
+    address: u64,
+}
+
+impl OpenPart {
+    /// Returns its address in this process.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for OpenPart {
+    fn drop(&mut self) {
+        let ended = OPENED.write().remove(&self.address);
+        if let Some((opened, _)) = ended {
+            opened.closed.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// Opens a part of the mapped pool of process `owner`, which may be this one, for work of a device. It belongs to no
+/// context.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE` for memory that is not there; `CUDA_ERROR_OUT_OF_MEMORY`.
+pub fn open_part(
+    (owner, mapping): (u32, &Arc<Mapping>),
+    span: Span,
+    device: DeviceOrdinal,
+) -> Result<OpenPart, CUresult> {
+    let named = Named {
+        pid: owner,
+        fd: -1,
+        token: 0,
+        index: span.index,
+        generation: span.generation,
+        offset: span.offset,
+        size: span.len,
     };
-    // From here on the owner keeps the pages, unless it freed them before.
-    opened.mapping.view(&named.span()).map_err(|violation| {
-        violations::record(violation.during("cuIpcOpenMemHandle"));
-        CUresult::ERROR_INVALID_VALUE
-    })?;
-    all.insert(address, (Arc::new(opened), 1));
-    Ok(address)
+    let opened = Opened::new(Arc::clone(mapping), named, device, NO_CONTEXT)?;
+    let address = opened.keep(&mut OPENED.write(), "opening a part of a window")?;
+    Ok(OpenPart { address })
+}
+
+/// The number of no context.
+const NO_CONTEXT: u32 = u32::MAX;
+
+impl Opened {
+    fn new(
+        mapping: Arc<Mapping>,
+        named: Named,
+        device: DeviceOrdinal,
+        context: u32,
+    ) -> Result<Self, CUresult> {
+        static NUMBER: AtomicU64 = AtomicU64::new(1);
+        // The same alignment as in the owner.
+        let len = named.size.next_multiple_of(4096);
+        let align = if len >= HUGE { HUGE } else { 4096 };
+        let window =
+            AddressRange::reserve(len, align).map_err(|_| CUresult::ERROR_OUT_OF_MEMORY)?;
+        let entry = mapping.entry(named.index);
+        entry.ok_or(CUresult::ERROR_INVALID_VALUE)?.opened();
+        Ok(Self {
+            window,
+            mapping,
+            named,
+            device,
+            context,
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// Adds it to all that are open, and returns its address.
+    fn keep(self, all: &mut All, function: &'static str) -> Result<u64, CUresult> {
+        let address = self.window.address();
+        // From here on the owner keeps the pages, unless it freed them before.
+        self.mapping.view(&self.named.span()).map_err(|violation| {
+            violations::record(violation.during(function));
+            CUresult::ERROR_INVALID_VALUE
+        })?;
+        all.insert(address, (Arc::new(self), 1));
+        Ok(address)
+    }
 }
 
 /// Returns the pool of a handle, mapped in this process.

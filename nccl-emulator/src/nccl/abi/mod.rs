@@ -1,4 +1,4 @@
-//! The functions that C sees: all of `nccl.h`.
+//! The functions that C sees: all of `nccl.h`, and the host's side of the device API.
 //!
 //! Every body runs inside [`guard::guarded`]: a panic becomes `ncclInternalError` and a line on stderr,
 //! and never unwinds into C. Faults strike here first.
@@ -8,6 +8,7 @@
 
 mod children;
 mod collectives;
+mod device;
 mod guard;
 mod information;
 mod init;
@@ -25,6 +26,7 @@ use nccl_sys::Api;
 
 use children::*;
 use collectives::*;
+use device::*;
 use information::*;
 use init::*;
 use lifecycle::*;
@@ -74,6 +76,11 @@ exports! {
     ncclSignal ncclWaitSignal ncclGroupStart ncclGroupEnd ncclGroupSimulateEnd ncclSetEncryption ncclParamBind
     ncclParamGetI8 ncclParamGetI16 ncclParamGetI32 ncclParamGetI64 ncclParamGetU8 ncclParamGetU16 ncclParamGetU32
     ncclParamGetU64 ncclParamGetStr ncclParamGet ncclParamGetParameter ncclParamGetAllParameterKeys ncclParamDumpAll
+    ncclCommQueryProperties ncclDevCommCreate ncclDevCommDestroy ncclGetLsaMultimemDevicePointer
+    ncclGetMultimemDevicePointer ncclGetLsaDevicePointer ncclGetPeerDevicePointer ncclGetMultimemDeviceLeInfo
+    ncclGetCftDeviceLeInfo ncclGetPeerDeviceLeInfo ncclTeamWorld ncclTeamLsa ncclTeamCft ncclTeamCftMultimem
+    ncclTeamRankToWorld ncclTeamRankToLsa ncclTeamRail ncclLsaBarrierCreateRequirement ncclGinBarrierCreateRequirement
+    ncclLLA2ACalcSlots ncclLLA2ACreateRequirement
 }
 
 #[cfg(test)]

@@ -144,6 +144,11 @@ impl Session {
         &self.pools[rank]
     }
 
+    /// The memory of `rank`'s device, to be kept.
+    pub(super) fn shared_pool(&self, rank: usize) -> &Arc<Mapping> {
+        &self.pools[rank]
+    }
+
     /// Returns the identity of `rank`.
     pub(crate) fn info(&self, rank: usize) -> &RankInfo {
         &self.infos[rank]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use cuda_emulator::memory::Span;
+use cuda_emulator::memory::ipc::OpenPart;
 use cuda_emulator::registry::Registry;
 use cuda_emulator::sync::{Mutex, MutexGuard};
 use nccl_sys::ncclWindow_t;
@@ -38,6 +39,8 @@ pub(crate) struct Window {
     pub(super) flags: i32,
     /// Every rank's part, in its own pool.
     pub(crate) parts: Vec<Span>,
+    /// The parts of peers that this rank's device can access, by rank; opened when first asked for.
+    pub(super) reached: Mutex<BTreeMap<usize, OpenPart>>,
 }
 
 /// The caller's place for a handle, written when the window is registered.

@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cuda_emulator::sync::MutexGuard;
+use cuda_emulator::sync::{Mutex, MutexGuard};
 use nccl_sys::{NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_REQUIRED_ALIGNMENT, ncclWindow_t};
 
 use super::nodes::nodes;
@@ -118,6 +118,7 @@ pub(super) fn register_window(communicator: &Communicator, request: &WindowReque
         size: request.size,
         flags: request.flags,
         parts,
+        reached: Mutex::default(),
     });
     let Some(handle) = WINDOWS.insert(Arc::clone(&window)) else {
         warn!("nccl-emulator: too many windows");
