@@ -37,6 +37,7 @@
 //! | module | for |
 //! |---|---|
 //! | [`all_to_all`] | an all-to-all that is planned once, by the algorithm that fits |
+//! | [`device_api`] | kernels that reach the memory of other ranks |
 //! | [`one_sided`] | writing into the memory of another rank: windows, puts, signals |
 //! | [`plan`] | operations that are captured once and launched many times |
 //! | [`moe`] | mixture of experts: routing, dispatch and combine |
@@ -255,6 +256,16 @@ pub mod moe {
 mod json_values;
 #[cfg(feature = "world")]
 mod observer;
+pub mod device_api {
+    //! For kernels that reach the memory of other ranks by themselves: what a communicator can do there
+    //! ([`Communicator::properties`](crate::Communicator::properties)), which ranks reach each other ([`Team`]), where
+    //! ([`Window::peer_address`](crate::one_sided::Window::peer_address)), and the argument of kernels that are written with NCCL's
+    //! device functions ([`DeviceCommunicator`]).
+
+    pub use nccl_core::device_api::{
+        DeviceArgument, DeviceCommunicator, DeviceRequirements, Gin, Properties, Team,
+    };
+}
 pub mod one_sided {
     //! Writing into the memory of another rank, without a call there: windows, puts and signals.
     //!

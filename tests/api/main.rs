@@ -22,6 +22,7 @@ mod buffers;
 mod captures_differ;
 mod collectives;
 mod communicator_settings;
+mod device_api;
 mod events;
 mod expert_parallel;
 mod foreign_code;

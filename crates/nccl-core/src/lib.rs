@@ -58,6 +58,7 @@ mod creation;
 pub mod cuda_driver;
 mod detached_call;
 mod device;
+pub mod device_api;
 mod digest;
 pub mod dlpack;
 pub mod drop_queue;

@@ -32,6 +32,7 @@ pub(crate) mod lifecycle;
 mod memory_release;
 pub mod peers;
 mod public;
+mod rare_calls;
 pub(crate) mod registry;
 pub(crate) mod revocation;
 mod revoke;

@@ -6,20 +6,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use nccl_sys as sys;
 
-use super::handle::{Handle, RawComm};
+use super::handle::Handle;
 use super::{Communicator, Inner};
 use crate::config;
-use crate::cuda_driver;
-use crate::detached_call;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ffi::{self, Progress};
+use crate::ffi;
 use crate::forked;
-use crate::library::Library;
-use crate::memory::SLACK;
 use crate::time::deadline_after;
 
 const SUSPEND: &str = "ncclCommSuspend";
@@ -48,13 +43,6 @@ pub struct CommunicatorMemory {
     pub is_suspended: bool,
 }
 
-/// A failure of a call that all ranks make together.
-enum Failure {
-    /// NCCL was not called, or has refused without asking the other ranks.
-    NotStarted(Error),
-    PartlyIssued(Error),
-}
-
 impl Communicator {
     /// Returns how much device memory NCCL has allocated for the communicator on this rank: its own buffers, not those of the
     /// program.
@@ -77,39 +65,22 @@ impl Communicator {
     /// # }
     /// ```
     pub fn memory(&self) -> Result<CommunicatorMemory> {
-        forked::check()?;
         let function = self.library().function(sys::Api::ncclCommMemStats)?;
-        let inner = Arc::clone(&self.inner);
-        let timeout = self.timeout;
-        let asked = detached_call::run(
-            deadline_after(timeout),
-            || inner.interrupted(),
-            {
-                let inner = Arc::clone(&inner);
-                move || {
-                    let (handle, _) = inner.handle.lock_within(None, timeout)?;
-                    let raw = inner.alive(&handle)?;
-                    let ask = |stat| {
-                        let mut value = 0;
-                        // SAFETY: the communicator is alive, under its lock; the place is valid for the call.
-                        let code = unsafe { function(raw.as_ptr(), stat, &mut value) };
-                        ffi::check(&inner.library, STATS, code).map_err(Error::from)?;
-                        Ok::<u64, Error>(value)
-                    };
-                    use sys::ncclCommMemStat_t as Stat;
-                    Ok(CommunicatorMemory {
-                        total: ask(Stat::ncclStatGpuMemTotal)?,
-                        suspendable: ask(Stat::ncclStatGpuMemSuspend)?,
-                        persistent: ask(Stat::ncclStatGpuMemPersist)?,
-                        is_suspended: ask(Stat::ncclStatGpuMemSuspended)? != 0,
-                    })
-                }
-            },
-            drop,
-        );
-        asked.unwrap_or_else(|not_back| {
-            let error = not_back.into_error(STATS, timeout);
-            Err(inner.final_error(error))
+        self.ask(STATS, move |inner, raw| {
+            let ask = |stat| {
+                let mut value = 0;
+                // SAFETY: the communicator is alive, under its lock; the place is valid for the call.
+                let code = unsafe { function(raw.as_ptr(), stat, &mut value) };
+                ffi::check(&inner.library, STATS, code).map_err(Error::from)?;
+                Ok::<u64, Error>(value)
+            };
+            use sys::ncclCommMemStat_t as Stat;
+            Ok(CommunicatorMemory {
+                total: ask(Stat::ncclStatGpuMemTotal)?,
+                suspendable: ask(Stat::ncclStatGpuMemSuspend)?,
+                persistent: ask(Stat::ncclStatGpuMemPersist)?,
+                is_suspended: ask(Stat::ncclStatGpuMemSuspended)? != 0,
+            })
         })
     }
 
@@ -215,51 +186,6 @@ impl Communicator {
             false => Ok(()),
         }
     }
-
-    /// Makes a call that all ranks make together, and waits until NCCL has settled. Aborts the communicator if it fails. All three
-    /// functions run under the lock: `begin` before NCCL is called, `done` after it has succeeded.
-    fn together(
-        &self,
-        name: &'static str,
-        begin: impl FnOnce(&Arc<Inner>, &Handle) -> Result<RawComm> + Send + 'static,
-        call: impl FnOnce(RawComm) -> sys::ncclResult_t + Send + 'static,
-        done: impl FnOnce(&Inner) + Send + 'static,
-    ) -> Result<()> {
-        let (inner, timeout) = (Arc::clone(&self.inner), self.timeout);
-        let made = detached_call::run(
-            // The waits for the lock, and for the other ranks, have deadlines of their own.
-            deadline_after(timeout.saturating_add(SLACK)),
-            || false,
-            move || {
-                let binding = Error::cuda("binding the context to this thread (cuCtxSetCurrent)");
-                let bound = cuda_driver::bind(&inner.context).map_err(binding);
-                bound.map_err(Failure::NotStarted)?;
-                let started = Instant::now();
-                let locked = inner.handle.lock_within(None, timeout);
-                let (guard, _) = locked.map_err(Failure::NotStarted)?;
-                let raw = begin(&inner, &guard).map_err(Failure::NotStarted)?;
-                let remaining = timeout.saturating_sub(started.elapsed());
-                let library: &Library = &inner.library;
-                let launched = inner.launch(raw, started, (timeout, remaining), || {
-                    let code = call(raw);
-                    // In a nonblocking communicator the call may return success before it is done.
-                    ffi::check(library, name, code).map(|_| Progress::Pending)
-                });
-                launched.map_err(Failure::PartlyIssued)?;
-                done(&inner);
-                Ok(())
-            },
-            drop,
-        );
-        let error = match made {
-            Ok(Ok(())) => return Ok(()),
-            Ok(Err(Failure::NotStarted(error))) => return Err(self.inner.final_error(error)),
-            Ok(Err(Failure::PartlyIssued(error))) => error,
-            Err(not_back) => not_back.into_error(name, timeout),
-        };
-        self.inner.abort(&error);
-        Err(self.inner.final_error(error))
-    }
 }
 
 impl Inner {
@@ -267,12 +193,6 @@ impl Inner {
     #[cold]
     pub(crate) fn suspended(&self) -> Error {
         Error::new(ErrorKind::Closed { state: "suspended" })
-    }
-
-    /// Returns NCCL's pointer, also of a suspended communicator.
-    fn alive(self: &Arc<Self>, handle: &Handle) -> Result<RawComm> {
-        let raw = self.lifecycle.usable(handle.raw);
-        raw.ok_or_else(|| self.out_of_use())
     }
 }
 

@@ -11,6 +11,7 @@ use crate::communicator::Communicator;
 use crate::cuda_driver;
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
+use crate::ffi;
 use crate::memory::{Buffer, Registered, register_alone};
 use crate::reduce::ReduceOp;
 use crate::time::deadline_after;
@@ -50,15 +51,20 @@ pub struct Window<T: NcclType> {
     comm: Communicator,
 }
 
+/// What a rank lacks that has asked for a window.
+const NO_WINDOW: u64 = 1;
+const NO_OPERATIONS: u64 = 2;
+
 impl Communicator {
     /// Allocates a window of `len` elements, all zeros, into which the other ranks can put. Every rank calls it with the same
     /// length, at the same time.
     ///
     /// # Errors
     /// On all ranks alike: [`ErrorKind::InvalidConfig`] when lengths or types differ, or the length is 0;
-    /// [`ErrorKind::Unavailable`] when NCCL makes no windows among these ranks; [`ErrorKind::Unsupported`] before NCCL 2.29.2.
-    /// Otherwise as [`register_window`](Self::register_window) and [`buffer`](Self::buffer). Where NCCL makes windows and no one-sided
-    /// operations (a driver before CUDA 12.5, `NCCL_NUM_RMA_CTX=0`), it fails, and the communicator is aborted.
+    /// [`ErrorKind::Unavailable`] when NCCL makes no windows among these ranks, or has no one-sided operations (a driver before
+    /// CUDA 12.5, `NCCL_NUM_RMA_CTX=0`; before NCCL 2.29.7 it does not say so, and the communicator is aborted then);
+    /// [`ErrorKind::Unsupported`] before NCCL 2.29.2. Otherwise as [`register_window`](Self::register_window) and
+    /// [`buffer`](Self::buffer).
     ///
     /// Wraps `ncclMemAlloc` and `ncclCommWindowRegister` (`NCCL_WIN_COLL_SYMMETRIC`).
     ///
@@ -107,14 +113,25 @@ impl Communicator {
             }));
         }
         let registered = register_alone(self, self.buffer::<T>(len)?)?;
-        let effective = self.gather_from_all(u64::from(registered.is_effective()))?;
-        if let Some(rank) = effective.iter().position(|&effective| effective == 0) {
-            return Err(Error::new(ErrorKind::Unavailable {
-                what: "a window for one-sided operations",
-                reason: format!(
+        let own = match (registered.is_effective(), self.has_one_sided()?) {
+            (false, _) => NO_WINDOW,
+            (true, false) => NO_OPERATIONS,
+            (true, true) => 0,
+        };
+        let lacks = self.gather_from_all(own)?;
+        if let Some(rank) = lacks.iter().position(|&lack| lack != 0) {
+            let reason = match lacks[rank] {
+                NO_OPERATIONS => format!(
+                    "rank {rank} has windows and no one-sided operations; they need CUDA 12.5, and NCCL_NUM_RMA_CTX other than 0"
+                ),
+                _ => format!(
                     "NCCL made none on rank {rank}; it needs peer access between the devices of all ranks and memory from cuMem \
                      (NCCL_CUMEM_ENABLE), or a network with GIN"
                 ),
+            };
+            return Err(Error::new(ErrorKind::Unavailable {
+                what: "a window for one-sided operations",
+                reason,
             }));
         }
         // The first one-sided operation connects all ranks, and would wait for the others to issue one.
@@ -139,6 +156,11 @@ impl Communicator {
             config: None,
             ..self.on(&stream)
         })
+    }
+
+    /// Whether NCCL has one-sided operations here, as far as it says.
+    fn has_one_sided(&self) -> Result<bool> {
+        Ok(self.properties()?.host_rma != Some(false))
     }
 
     /// Returns the number that each rank has given.
@@ -223,6 +245,54 @@ impl<T: NcclType> Window<T> {
     #[must_use]
     pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
         self.registered.view_mut()
+    }
+
+    /// Returns the address at which kernels of this rank's device reach the part of rank `peer`; `None` for a rank whose memory they
+    /// do not reach ([`Team::load_store`](crate::device_api::Team::load_store)). It is valid for as long as both ranks have the
+    /// window. What kernels read and write there, and when, is for them to arrange.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSuchRank`] for a rank that the communicator does not have; otherwise as [`Communicator::properties`].
+    ///
+    /// Wraps `ncclGetPeerDevicePointer`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let world = nccl::World::threads(1).remove(0);
+    /// # let comm = world.communicator("demo").stream(&stream).build()?;
+    /// let window = comm.window::<f32>(4)?;
+    /// assert!(window.peer_address(comm.rank())?.is_some());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn peer_address(&self, peer: usize) -> Result<Option<u64>> {
+        const CALL: &str = "ncclGetPeerDevicePointer";
+        let function = self
+            .comm
+            .library()
+            .function(nccl_sys::Api::ncclGetPeerDevicePointer)?;
+        let ranks = self.comm.world_size();
+        let rank = i32::try_from(peer).ok().filter(|_| peer < ranks);
+        let Some(rank) = rank else {
+            return Err(Error::new(ErrorKind::NoSuchRank {
+                role: "peer",
+                rank: peer,
+                world_size: ranks,
+            }));
+        };
+        let window = self.raw();
+        self.comm.ask(CALL, move |inner, _| {
+            // Captured as a whole, because the pointer alone may not go to another thread.
+            let whole: RawWindow = window;
+            let mut pointer = std::ptr::null_mut();
+            // SAFETY: the window is registered with this communicator, which is alive, under its lock; the place is valid
+            // for the call.
+            let code = unsafe { function(whole.0, 0, rank, &mut pointer) };
+            ffi::check(&inner.library, CALL, code).map_err(Error::from)?;
+            Ok((!pointer.is_null()).then_some(pointer.addr() as u64))
+        })
     }
 
     pub(super) fn raw(&self) -> RawWindow {

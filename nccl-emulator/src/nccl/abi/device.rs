@@ -41,7 +41,8 @@ pub(super) unsafe extern "C" fn ncclCommQueryProperties(
         props.deviceApiSupport = communicator.supports_windows();
         props.multimemSupport = false;
         if props.version > 22903 && version::is_at_least(2, 29, 7) {
-            props.hostRmaSupport = communicator.supports_windows();
+            props.hostRmaSupport =
+                communicator.config.contexts != 0 && communicator.supports_windows();
             props.nLsaTeams = communicator.team(Team::Rail).nRanks;
         }
         if props.version >= 23102 && version::is_at_least(2, 31, 2) {

@@ -1,0 +1,300 @@
+//! The argument of kernels that are written with NCCL's device functions.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+
+use cudarc::driver::DeviceRepr;
+use nccl_sys as sys;
+
+use crate::communicator::{Communicator, KeepAlive};
+use crate::config;
+use crate::drop_queue::{self, DeferredDrop, DropPoll};
+use crate::error::{Error, ErrorKind, Result};
+use crate::ffi;
+
+const CREATE: &str = "ncclDevCommCreate";
+const DESTROY: &str = "ncclDevCommDestroy";
+
+/// What kernels need of a [`DeviceCommunicator`]; all ranks need the same.
+///
+/// ```
+/// use nccl::device_api::DeviceRequirements;
+///
+/// let mut needs = DeviceRequirements::default();
+/// needs.load_store_barriers = 16; // one for each block of a kernel
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceRequirements {
+    /// Barriers among the ranks of a [`Team::load_store`](super::Team::load_store): as many as blocks use one at a time.
+    pub load_store_barriers: usize,
+    /// Barriers among all ranks.
+    pub barriers: usize,
+    /// Barriers among the ranks of a [`Team::rail`](super::Team::rail), over the network.
+    pub rail_barriers: usize,
+    /// Whether the ranks of a team reach a multicast address.
+    pub multimem: bool,
+    /// Signals that kernels set over the network.
+    pub network_signals: usize,
+    /// Counters of what kernels have put on the network.
+    pub network_counters: usize,
+    /// Blocks that take part in the all-to-all of short messages that NCCL's device functions have (`ncclLLA2ASession`).
+    pub short_message_blocks: usize,
+    /// Slots of each of these blocks, of 8 bytes of data.
+    pub short_message_slots: usize,
+}
+
+impl DeviceRequirements {
+    fn to_raw(&self) -> Result<sys::ncclDevCommRequirements_t> {
+        let number = |field: &'static str, value: usize| {
+            i32::try_from(value)
+                .map_err(|_| config::invalid(field, format!("{value} is more than NCCL can count")))
+        };
+        Ok(sys::ncclDevCommRequirements_t {
+            lsaMultimem: self.multimem,
+            barrierCount: number("barriers", self.barriers)?,
+            lsaBarrierCount: number("load_store_barriers", self.load_store_barriers)?,
+            railGinBarrierCount: number("rail_barriers", self.rail_barriers)?,
+            ginSignalCount: number("network_signals", self.network_signals)?,
+            ginCounterCount: number("network_counters", self.network_counters)?,
+            lsaLLA2ABlockCount: number("short_message_blocks", self.short_message_blocks)?,
+            lsaLLA2ASlotCount: number("short_message_slots", self.short_message_slots)?,
+            ..sys::NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER
+        })
+    }
+}
+
+/// A communicator as kernels take it that are written with the device functions of `nccl_device.h`; from
+/// [`Communicator::device_communicator`].
+///
+/// Kernels take [`argument`](Self::argument) by value, where C++ has a `ncclDevComm`. It is laid out as in the header of
+/// [`nccl_sys::Version::HEADER`]; NCCL of that release and newer takes kernels that were compiled with that header.
+///
+/// It keeps the communicator alive; its drop gives back what NCCL has allocated for it, in the background. An abort ends it
+/// as well. A kernel that uses it has to be over by then; that is a part of what the `unsafe` launch of a kernel promises.
+///
+/// ```no_run
+/// # fn example(comm: &nccl::Communicator, kernel: &nccl::cudarc::driver::CudaFunction) -> Result<(), Box<dyn std::error::Error>> {
+/// use nccl::cudarc::driver::{LaunchConfig, PushKernelArg};
+/// use nccl::device_api::DeviceRequirements;
+///
+/// let mut needs = DeviceRequirements::default();
+/// needs.load_store_barriers = 1;
+/// let device = comm.device_communicator(&needs)?;
+/// let mut launch = comm.stream().launch_builder(kernel);
+/// launch.arg(device.argument());
+/// // SAFETY: `extern "C" __global__ void kernel(ncclDevComm comm)`, and the stream is waited for below.
+/// unsafe { launch.launch(LaunchConfig::for_num_elems(256)) }?;
+/// comm.stream().synchronize()?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct DeviceCommunicator {
+    argument: ManuallyDrop<Box<DeviceArgument>>,
+    comm: ManuallyDrop<KeepAlive>,
+}
+
+/// A `ncclDevComm`, as an argument of kernels.
+///
+/// ```
+/// fn size(argument: &nccl::device_api::DeviceArgument) -> usize {
+///     size_of_val(argument)
+/// }
+/// ```
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct DeviceArgument(sys::ncclDevComm_t);
+
+// SAFETY: plain data that kernels take by value. What its addresses lead to is NCCL's, for the device.
+unsafe impl DeviceRepr for DeviceArgument {}
+
+// SAFETY: numbers and addresses for the device and for NCCL, never dereferenced here.
+unsafe impl Send for DeviceArgument {}
+// SAFETY: likewise.
+unsafe impl Sync for DeviceArgument {}
+
+impl DeviceArgument {
+    /// Returns the place of this rank among those whose memory its kernels reach, and their number (`lsaRank`, `lsaSize`).
+    ///
+    /// ```
+    /// # fn example(device: &nccl::device_api::DeviceCommunicator) {
+    /// let (place, size) = device.argument().load_store_place();
+    /// assert!(place < size);
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn load_store_place(&self) -> (usize, usize) {
+        let number = |value: i32| usize::try_from(value).unwrap_or(0);
+        (number(self.0.lsaRank), number(self.0.lsaSize))
+    }
+}
+
+impl fmt::Debug for DeviceArgument {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceArgument")
+            .field("rank", &self.0.rank)
+            .field("ranks", &self.0.nRanks)
+            .field("load_store_place", &self.load_store_place())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What NCCL reads and writes, possibly on a thread of its own after the call.
+struct Place {
+    needs: sys::ncclDevCommRequirements_t,
+    made: sys::ncclDevComm_t,
+}
+
+struct PlacePointer(*mut Place);
+
+// SAFETY: memory that threads own one after another.
+unsafe impl Send for PlacePointer {}
+
+impl PlacePointer {
+    /// The place; a method, so that closures take the whole value.
+    fn get(&self) -> *mut Place {
+        self.0
+    }
+}
+
+impl Communicator {
+    /// Makes what kernels need that are written with NCCL's device functions. All ranks call it, with the same requirements.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] with a NCCL older than the bindings ([`nccl_sys::Version::HEADER`]), whose struct is another.
+    /// [`ErrorKind::InvalidConfig`] for numbers that NCCL cannot count. [`ErrorKind::Unavailable`] where there is no device API
+    /// among these ranks ([`Properties::device_api`](super::Properties::device_api)). [`ErrorKind::Nccl`] when NCCL fails, as the
+    /// emulator's own does, and [`ErrorKind::TimedOut`] when not all ranks call it: the communicator is aborted then.
+    ///
+    /// Wraps `ncclDevCommCreate`.
+    ///
+    /// ```no_run
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
+    /// let device = comm.device_communicator(&Default::default())?;
+    /// println!("{:?}", device.argument());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn device_communicator(&self, needs: &DeviceRequirements) -> Result<DeviceCommunicator> {
+        let library = self.library();
+        let function = library.function(sys::Api::ncclDevCommCreate)?;
+        library.function(sys::Api::ncclDevCommDestroy)?;
+        if library.version() < sys::Version::HEADER {
+            return Err(library.unsupported(
+                String::from("a device communicator as these bindings have it"),
+                sys::Version::HEADER,
+            ));
+        }
+        let needs = needs.to_raw()?;
+        if !self.properties()?.device_api {
+            return Err(Error::new(ErrorKind::Unavailable {
+                what: "a device communicator",
+                reason: String::from(
+                    "NCCL has no device API among these ranks; it needs peer access between the devices of all ranks and memory \
+                     from cuMem (NCCL_CUMEM_ENABLE), or a network with GIN",
+                ),
+            }));
+        }
+        // SAFETY: integers, booleans, arrays of them and pointers, all of which may be zero.
+        let made = unsafe { std::mem::zeroed::<sys::ncclDevComm_t>() };
+        // Leaked where the call fails: NCCL may still write to it.
+        let place = Box::into_raw(Box::new(Place { needs, made }));
+        let theirs = PlacePointer(place);
+        self.together(
+            CREATE,
+            |inner, handle| inner.ready(handle),
+            // SAFETY: the communicator is alive, under its lock; both places stay valid until the call has settled, and for
+            // ever if it does not.
+            move |raw| unsafe {
+                let place = theirs.get();
+                function(
+                    raw.as_ptr(),
+                    &raw const (*place).needs,
+                    &raw mut (*place).made,
+                )
+            },
+            |_| {},
+        )?;
+        // SAFETY: made above, and NCCL is done with it.
+        let place = unsafe { Box::from_raw(place) };
+        Ok(DeviceCommunicator {
+            argument: ManuallyDrop::new(Box::new(DeviceArgument(place.made))),
+            comm: ManuallyDrop::new(KeepAlive::new(self.clone())),
+        })
+    }
+}
+
+impl DeviceCommunicator {
+    /// Returns what kernels take by value.
+    ///
+    /// ```
+    /// # fn example(device: &nccl::device_api::DeviceCommunicator) {
+    /// println!("{:?}", device.argument());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn argument(&self) -> &DeviceArgument {
+        &self.argument
+    }
+}
+
+impl fmt::Debug for DeviceCommunicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceCommunicator")
+            .field("communicator", &self.comm.name())
+            .field("argument", &self.argument)
+            .finish()
+    }
+}
+
+/// What is left of a device communicator.
+struct Ending {
+    argument: Box<DeviceArgument>,
+    comm: KeepAlive,
+}
+
+impl DeferredDrop for Ending {
+    fn poll(&mut self) -> DropPoll {
+        let inner = &self.comm.inner;
+        let Some(guard) = inner.handle.try_lock() else {
+            self.comm.abort_if_overdue();
+            return DropPoll::Wait;
+        };
+        // With its communicator it is gone.
+        let Some(raw) = guard.raw else {
+            return DropPoll::Over;
+        };
+        let Some(destroy) = inner.library.api().ncclDevCommDestroy else {
+            return DropPoll::Over;
+        };
+        // SAFETY: made for this communicator, which is alive, under its lock, and destroyed once: the value is over after this.
+        let code = unsafe { destroy(raw.as_ptr(), &self.argument.0) };
+        if let Err(failure) = ffi::check(&inner.library, DESTROY, code) {
+            crate::events::leaked(&self.describe(), &Error::from(failure));
+        }
+        DropPoll::Over
+    }
+
+    fn release(self: Box<Self>) {}
+
+    fn describe(&self) -> String {
+        format!("a device communicator of {:?}", self.comm.name())
+    }
+}
+
+impl Drop for DeviceCommunicator {
+    /// Never waits; see the type.
+    fn drop(&mut self) {
+        if drop_queue::is_closed() {
+            return;
+        }
+        // SAFETY: both are taken once, here.
+        let (argument, comm) = unsafe {
+            (
+                ManuallyDrop::take(&mut self.argument),
+                ManuallyDrop::take(&mut self.comm),
+            )
+        };
+        drop_queue::defer(Box::new(Ending { argument, comm }), drop_queue::TIMEOUT);
+    }
+}

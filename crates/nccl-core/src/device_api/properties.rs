@@ -1,0 +1,131 @@
+//! What a communicator can do.
+
+use nccl_sys as sys;
+
+use crate::communicator::Communicator;
+use crate::error::{Error, Result};
+use crate::ffi;
+
+const CALL: &str = "ncclCommQueryProperties";
+
+/// What a communicator can do on its devices and networks; see [`Communicator::properties`]. What the loaded release does not
+/// say is `None`.
+///
+/// ```
+/// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
+/// let properties = comm.properties()?;
+/// if !properties.device_api {
+///     eprintln!("kernels cannot reach the memory of other ranks");
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Properties {
+    /// The number of the device in NVML; `None` where NVML does not have it.
+    pub nvml_device: Option<u32>,
+    /// Whether there are windows, and device communicators.
+    pub device_api: bool,
+    /// Whether all ranks of a team reach a multicast address (NVLink SHARP).
+    pub multimem: bool,
+    /// By what kernels put data on the network.
+    pub gin: Gin,
+    /// As `gin`, for ranks of the same place on their hosts alone; from NCCL 2.29.7 on.
+    pub railed_gin: Option<Gin>,
+    /// Whether one-sided operations are possible; from NCCL 2.29.7 on.
+    pub host_rma: Option<bool>,
+    /// The number of teams whose ranks reach each other's memory ([`Team::load_store`](super::Team::load_store)); from NCCL
+    /// 2.29.7 on.
+    pub load_store_teams: Option<usize>,
+    /// NCCL's number of the communicator, the same on all ranks; from NCCL 2.31.2 on.
+    pub hash: Option<u64>,
+}
+
+/// By what kernels put data on the network (GPU-initiated networking, GIN).
+///
+/// ```
+/// use nccl::device_api::Gin;
+///
+/// assert_ne!(Gin::None, Gin::Proxy);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Gin {
+    /// They do not.
+    None,
+    /// A thread of NCCL's on the host does it for them.
+    Proxy,
+    /// By DOCA GPUNetIO.
+    Gdaki,
+    /// By GPI.
+    Gpi,
+    /// By AWS's EFA.
+    EfaGda,
+    /// By something that this release of the crate does not know: the number in `ncclGinType_t`.
+    Other(u32),
+}
+
+impl Gin {
+    fn from_raw(raw: sys::ncclGinType_t) -> Self {
+        use sys::ncclGinType_t as Raw;
+        match raw {
+            Raw::NCCL_GIN_TYPE_NONE => Self::None,
+            Raw::NCCL_GIN_TYPE_PROXY => Self::Proxy,
+            Raw::NCCL_GIN_TYPE_GDAKI => Self::Gdaki,
+            Raw::NCCL_GIN_TYPE_GPI => Self::Gpi,
+            Raw::NCCL_GIN_TYPE_EFA_GDA => Self::EfaGda,
+            Raw(other) => Self::Other(other),
+        }
+    }
+}
+
+impl Communicator {
+    /// Returns what the communicator can do. NCCL knows it without the other ranks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::error::ErrorKind::Unsupported) before NCCL 2.29.2,
+    /// [`ErrorKind::Nccl`](crate::error::ErrorKind::Nccl) when NCCL fails;
+    /// [`ErrorKind::Aborted`](crate::error::ErrorKind::Aborted) and [`ErrorKind::Closed`](crate::error::ErrorKind::Closed) when the
+    /// communicator has ended.
+    ///
+    /// Wraps `ncclCommQueryProperties`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let world = nccl::World::threads(1).remove(0);
+    /// # let comm = world.communicator("demo").stream(&stream).build()?;
+    /// println!("one-sided operations: {:?}", comm.properties()?.host_rma);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn properties(&self) -> Result<Properties> {
+        let function = self.library().function(sys::Api::ncclCommQueryProperties)?;
+        self.ask(CALL, move |inner, raw| {
+            let version = inner.library.version();
+            let mut answer = sys::NCCL_COMM_PROPERTIES_INITIALIZER;
+            // An older library has the beginning of the struct, and refuses a release that it does not know.
+            answer.version = answer.version.min(version.code() as u32);
+            // SAFETY: the communicator is alive, under its lock; the place is valid for the call, and as long as any
+            // library that knows the release in it expects.
+            let code = unsafe { function(raw.as_ptr(), &mut answer) };
+            ffi::check(&inner.library, CALL, code).map_err(Error::from)?;
+            let (with_rma, with_hash) = (
+                version >= sys::Version::new(2, 29, 7),
+                version >= sys::Version::new(2, 31, 2),
+            );
+            Ok(Properties {
+                nvml_device: u32::try_from(answer.nvmlDev).ok(),
+                device_api: answer.deviceApiSupport,
+                multimem: answer.multimemSupport,
+                gin: Gin::from_raw(answer.ginType),
+                railed_gin: with_rma.then(|| Gin::from_raw(answer.railedGinType)),
+                host_rma: with_rma.then_some(answer.hostRmaSupport),
+                load_store_teams: with_rma.then_some(answer.nLsaTeams.max(0) as usize),
+                hash: with_hash.then_some(answer.commHash),
+            })
+        })
+    }
+}
