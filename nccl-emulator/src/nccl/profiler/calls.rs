@@ -104,12 +104,7 @@ pub(crate) fn call(context: &Arc<Context>, call: &Call) -> Option<Profile> {
 }
 
 /// Returns the event of the thread's group, which begins here if it has not.
-fn group_event(
-    context: &Arc<Context>,
-    telling: &Telling<'_>,
-    mask: i32,
-    call: &Call,
-) -> Handle {
+fn group_event(context: &Arc<Context>, telling: &Telling<'_>, mask: i32, call: &Call) -> Handle {
     if DEPTH.get() == 0 && mask & IN_GROUP != 0 {
         let handle = telling.start(&Event {
             parent: Handle::NONE,

@@ -94,7 +94,9 @@ pub(super) struct Telling<'a>(RwLockReadGuard<'a, Option<Live>>);
 impl Telling<'_> {
     /// Whether the plugin knows the events of calls and launches.
     pub(super) fn knows_calls(&self) -> bool {
-        self.0.as_ref().is_some_and(|live| live.plugin.knows_calls())
+        self.0
+            .as_ref()
+            .is_some_and(|live| live.plugin.knows_calls())
     }
 
     /// Tells of an event that begins.

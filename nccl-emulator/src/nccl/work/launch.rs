@@ -96,7 +96,9 @@ impl Launch {
             prepared: false,
             stuck: false,
             connection: Watch::default(),
-            is_observed: tracker.as_ref().is_some_and(|tracker| tracker.has_proxies()),
+            is_observed: tracker
+                .as_ref()
+                .is_some_and(|tracker| tracker.has_proxies()),
             tracker,
             look: None,
         })
