@@ -11,6 +11,7 @@ use crate::{Result, workspace};
 /// all.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("nccl-sys", &[]),
+    ("lsa-protocol", &[]),
     ("stand-in-object", &[]),
     ("cuda-emulator", &["stand-in-object"]),
     ("nccl-plugin", &["nccl-sys", "stand-in-object"]),
@@ -37,7 +38,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "nccl-sys",
         ],
     ),
-    ("nccl-emulator", &["cuda-emulator", "nccl-sys"]),
+    (
+        "nccl-emulator",
+        &["cuda-emulator", "lsa-protocol", "nccl-sys"],
+    ),
     ("nccl-candle", &["nccl"]),
 ];
 
