@@ -265,6 +265,8 @@ pub mod device_api {
     pub use nccl_core::device_api::{
         DeviceArgument, DeviceCommunicator, DeviceRequirements, Gin, Properties, Team,
     };
+    #[cfg(feature = "lsa")]
+    pub use nccl_lsa::{LoadStoreAllToAll, LoadStoreRequest};
 }
 pub mod one_sided {
     //! Writing into the memory of another rank, without a call there: windows, puts and signals.

@@ -28,6 +28,7 @@ mod expert_parallel;
 mod foreign_code;
 mod held_by_graphs;
 mod launch_modes;
+mod load_store;
 mod many_communicators;
 mod members;
 mod memory;

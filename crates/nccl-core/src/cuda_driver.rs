@@ -27,7 +27,8 @@ pub fn bind(context: &CudaContext) -> Result<(), DriverError> {
 
 /// Records an event. The event's context is that of the stream, and is bound to this thread.
 #[inline]
-pub(crate) fn record(event: &CudaEvent, stream: &CudaStream) -> Result<(), DriverError> {
+#[doc(hidden)]
+pub fn record(event: &CudaEvent, stream: &CudaStream) -> Result<(), DriverError> {
     // SAFETY: both live.
     unsafe { result::event::record(event.cu_event(), stream.cu_stream()) }
 }
@@ -121,7 +122,8 @@ pub(crate) fn relax_this_thread() {
 
 /// Whether an event was reached; does not break a capture of the program.
 #[inline]
-pub(crate) fn is_reached(event: &CudaEvent) -> Result<bool, DriverError> {
+#[doc(hidden)]
+pub fn is_reached(event: &CudaEvent) -> Result<bool, DriverError> {
     let _relaxed = Relaxed::begin();
     event.try_is_complete()
 }

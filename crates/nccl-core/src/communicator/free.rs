@@ -7,6 +7,8 @@ use std::io;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use nccl_sys as sys;
+
 use super::handle::{NotIdle, RawComm, free, wait_until_idle};
 use super::{AbortFlagParent, Inner, SharedLaunch};
 use crate::error::NcclFailure;
@@ -15,6 +17,9 @@ use crate::ffi;
 use crate::library::Library;
 use crate::state::{FreeMethod, NcclSide};
 use crate::threads;
+
+/// What NCCL would unmap the windows under.
+const KERNEL: &str = "a kernel that reaches the memory of other ranks, and is not over,";
 
 impl NcclSide for Arc<Inner> {
     type Raw = RawComm;
@@ -31,6 +36,11 @@ impl NcclSide for Arc<Inner> {
     }
 
     fn free(&self, method: FreeMethod, raw: RawComm) -> Result<(), NcclFailure> {
+        if !self.peer_kernels.end(method) {
+            let code = sys::ncclResult_t::ncclInProgress;
+            return Err(ffi::failure(&self.library, KERNEL, code))
+                .inspect_err(|failure| self.log_not_freed(failure));
+        }
         // NCCL waits for graphs that hold the communicator. A capture holds the lock, so that every graph is
         // in the list by now.
         self.destroy_plans();

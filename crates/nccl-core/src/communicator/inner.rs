@@ -9,6 +9,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 use super::abort_flag_parent::AbortFlagParent;
 use super::handle::{Handle, HandleLock, RawComm};
 use super::launch_mode::LaunchMode;
+use super::peer_kernels::PeerKernels;
 use super::revocation::Revocation;
 use super::timeouts::Timeouts;
 use crate::abort::AbortSignal;
@@ -62,6 +63,8 @@ pub struct Inner {
     pub(crate) windows: Mutex<Vec<std::ops::Range<u64>>>,
     /// Held from the comparison of a window to its registration.
     pub(crate) window_turn: Mutex<()>,
+    /// Kernels that reach the memory of other ranks through its windows.
+    pub(crate) peer_kernels: PeerKernels,
     /// Whether its ranks are connected for one-sided operations.
     pub(crate) has_window: AtomicBool,
     /// Whether its device memory was given back. Set under the lock of `handle`.

@@ -92,6 +92,12 @@ impl Inner {
         }
     }
 
+    /// Aborts because of what happened beside NCCL's own operations, without waiting for the end.
+    #[doc(hidden)]
+    pub fn fail(self: &Arc<Self>, error: &Error) {
+        self.abort_in_background(error);
+    }
+
     /// Begins an abort without waiting for its end.
     pub(crate) fn abort_in_background<'w>(self: &Arc<Self>, why: impl Into<EndReason<'w>>) {
         if self.begin_abort(why.into()) {
@@ -131,7 +137,8 @@ impl Inner {
     /// memory on all reachable ranks, which may write into it until then; the error then carries
     /// the fault that all ranks report. An error that means a lost device begins the abort.
     #[cold]
-    pub(crate) fn final_error(self: &Arc<Self>, error: Error) -> Error {
+    #[doc(hidden)]
+    pub fn final_error(self: &Arc<Self>, error: Error) -> Error {
         self.abort_if_context_lost(&error, DetectionPhase::AfterIssue);
         let may_follow_from_abort = matches!(
             error.kind(),
@@ -194,6 +201,7 @@ impl Inner {
             .abort_started
             .set((Instant::now(), self.abort_timeout()));
         *self.exit_hold.lock() = Some(drop_queue::ExitHold::begin());
+        self.peer_kernels.leave();
         let roster = self.roster();
         let world_ranks = roster.world_ranks();
         tracing::warn!(

@@ -30,6 +30,7 @@ mod keep_alive;
 pub(crate) mod launch_mode;
 pub(crate) mod lifecycle;
 mod memory_release;
+mod peer_kernels;
 pub mod peers;
 mod public;
 mod rare_calls;
@@ -51,6 +52,9 @@ pub(crate) use keep_alive::{KeepAlive, TemporaryHandle};
 pub use launch_mode::LaunchMode;
 #[doc(hidden)]
 pub use lifecycle::{end_failed, leak_failed};
+#[doc(hidden)]
+pub use peer_kernels::PeerKernel;
+pub(crate) use peer_kernels::PeerKernels;
 pub use public::Communicator;
 pub use registry::{AbortReport, EndedCommunicator, abort_all};
 pub(crate) use stream_order::{

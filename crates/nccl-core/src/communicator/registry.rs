@@ -349,10 +349,11 @@ pub(super) fn end_together(all: Vec<(Arc<Inner>, bool)>) {
             .into_iter()
             .partition(|inner| inner.library.is(&library));
         own = others;
-        // A blocking communicator is aborted separately: first its abort-flag parent, and then it has to be drained.
+        // A blocking communicator is aborted separately: first its abort-flag parent, and then it has to be drained. So is one
+        // whose windows kernels use, which have to end before.
         let same = same
             .into_iter()
-            .filter(|inner| inner.abort_flag_parent.is_none());
+            .filter(|inner| inner.abort_flag_parent.is_none() && inner.peer_kernels.is_empty());
         let same: Vec<Arc<Inner>> = same.cloned().collect();
         if same.len() < 2 || !library.has(Capability::GroupAbort) {
             continue;

@@ -20,7 +20,8 @@ use crate::communicator::launch_mode::{self, LaunchPreference, Obstacle};
 use crate::communicator::registry::PendingInit;
 use crate::communicator::revocation::Revocation;
 use crate::communicator::{
-    AbortFlagParent, DetectionPhase, Inner, Timeouts, blocking_call_monitor, stream_order, timeouts,
+    AbortFlagParent, DetectionPhase, Inner, PeerKernels, Timeouts, blocking_call_monitor,
+    stream_order, timeouts,
 };
 use crate::config::Config;
 use crate::cuda_driver;
@@ -390,6 +391,7 @@ impl PreparedInit {
             lends_beyond_kernels: AtomicBool::new(false),
             shared_launch: Mutex::new(None),
             window_turn: Mutex::default(),
+            peer_kernels: PeerKernels::default(),
             has_window: AtomicBool::new(false),
             is_suspended: AtomicBool::new(false),
             revocation: Revocation::default(),

@@ -1,0 +1,295 @@
+//! The all-to-all: windows, agreement, and one launch for each exchange.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use cudarc::driver::CudaSlice;
+use lsa_protocol::{Layout, Outcome, SLOT_ALIGNMENT, next_epoch};
+use nccl_base::operation::{OperationKind, Shape};
+use nccl_core::device_api::Team;
+use nccl_core::one_sided::Window;
+
+use crate::buffer::{RecvBuffer, SendBuffer};
+use crate::communicator::{Communicator, PeerKernel};
+use crate::cuda_driver;
+use crate::error::{Error, ErrorKind, Result};
+use crate::issuing::{IssueBuffers, failed_check};
+use crate::kernel::{Exchange, Kernel};
+use crate::request::{LoadStoreRequest, failure};
+
+/// An all-to-all of small messages by a kernel of this crate, which stores each block into the memory of its receiver and sets a
+/// flag there; from [`LoadStoreAllToAll::new`]. NCCL has no part in an exchange, and makes no call for it.
+///
+/// For ranks whose devices reach each other's memory ([`Team::load_store`]): those of a host with NVLink or peer access. A block
+/// is copied twice, so it is for blocks of some kibibytes, where the latency of NCCL's kernels counts. **On a GPU nothing of it was
+/// measured yet.** The kernel is compiled at run time by NVRTC, of CUDA 12 or newer, for compute capability 7.0 and newer; on the
+/// emulator a function in Rust runs in its place.
+///
+/// All ranks exchange the same number of times, blocks of the same size. The kernel waits for the other ranks at most as long as
+/// the communicator's timeout for operations; then the exchange fails on the rank that waited, the communicator is aborted, and the
+/// error names the rank whose block did not come. An abort of the communicator ends kernels under way before NCCL gives the
+/// windows back.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// # let world = nccl::World::threads(1).remove(0);
+/// # let comm = world.communicator("demo").stream(&stream).build()?;
+/// use nccl::device_api::LoadStoreAllToAll;
+///
+/// let mut all_to_all = LoadStoreAllToAll::new(&comm, 4096)?; // blocks of at most 4 KiB
+/// let x = stream.clone_htod(&vec![1.0f32; 16 * comm.world_size()])?;
+/// let mut y = stream.alloc_zeros::<f32>(16 * comm.world_size())?;
+/// for _token in 0..3 {
+///     all_to_all.exchange(&x, &mut y)?.wait()?;
+/// }
+/// assert_eq!(stream.clone_dtoh(&y)?, stream.clone_dtoh(&x)?);
+/// # Ok(())
+/// # }
+/// ```
+pub struct LoadStoreAllToAll {
+    comm: Communicator,
+    kernel: Arc<Kernel>,
+    layout: Layout,
+    /// Where this rank's device reaches the window of each rank.
+    addresses: CudaSlice<u64>,
+    window: Window<u8>,
+    epoch: u32,
+}
+
+impl LoadStoreAllToAll {
+    /// Makes an all-to-all of blocks of at most `capacity` bytes. All ranks of the communicator call it, with the same capacity.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] for a capacity of 0, or one that differs between ranks. [`ErrorKind::Unavailable`] where ranks do
+    /// not reach each other's memory, and on a rank without NVRTC: the communicator is aborted then, because the others have theirs.
+    /// Otherwise as [`Communicator::window`].
+    ///
+    /// Wraps `ncclCommWindowRegister` and `ncclGetPeerDevicePointer`.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
+    /// let all_to_all = nccl::device_api::LoadStoreAllToAll::new(comm, 16 << 10)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn new(comm: &Communicator, capacity: usize) -> Result<Self> {
+        let ranks = comm.world_size();
+        let invalid = |reason: String| {
+            Error::new(ErrorKind::InvalidConfig {
+                field: "capacity",
+                reason,
+            })
+        };
+        if capacity == 0 {
+            return Err(invalid(String::from("a block has at least one byte")));
+        }
+        let slot = (capacity as u64).next_multiple_of(SLOT_ALIGNMENT);
+        // Fits: the number of ranks was checked when the communicator was made.
+        let layout = Layout::new(ranks as u32, slot)
+            .map_err(|error| invalid(format!("{capacity} bytes: {error}")))?;
+        let bytes = usize::try_from(layout.window_bytes())
+            .map_err(|_| invalid(format!("{capacity} bytes are more than memory can be")))?;
+        let team = Team::load_store(comm)?;
+        if team.size != ranks {
+            return Err(Error::new(ErrorKind::Unavailable {
+                what: "an all-to-all by loads and stores",
+                reason: format!(
+                    "the devices of {} of the {ranks} ranks reach the memory of this one",
+                    team.size
+                ),
+            }));
+        }
+        // All zeros: no flag is set.
+        let window: Window<u8> = comm.window(bytes)?;
+        // What fails from here on fails on this rank alone.
+        let made = Kernel::load(comm.stream().context())
+            .and_then(|kernel| Ok((kernel, addresses(comm, &window)?)));
+        let (kernel, addresses) = made.inspect_err(|error| comm.inner.fail(error))?;
+        let kernel = Arc::new(kernel);
+        let peer_kernel: Arc<dyn PeerKernel> = Arc::<Kernel>::clone(&kernel);
+        comm.inner.add_peer_kernel(&peer_kernel);
+        // The flags of all ranks are zero, and their windows there, before any rank stores.
+        comm.barrier()?;
+        Ok(Self {
+            comm: comm.clone(),
+            kernel,
+            layout,
+            addresses,
+            window,
+            epoch: 0,
+        })
+    }
+
+    /// Sends a block of `x` to each rank, and receives one of each into `y`, in the order of the ranks: `x` and `y` are as long, a
+    /// multiple of the number of ranks. Both are lent until the communicator's stream has run the kernel; the streams of the buffers
+    /// wait for it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Length`] and [`ErrorKind::DataTypeMismatch`] for buffers that do not fit together, or blocks larger than the capacity:
+    /// nothing was launched. [`ErrorKind::TimedOut`] and [`ErrorKind::Aborted`] after an exchange that failed.
+    ///
+    /// ```
+    /// # fn example(all_to_all: &mut nccl::device_api::LoadStoreAllToAll, x: &nccl::Buffer<u8>, y: &mut nccl::Buffer<u8>) -> nccl::Result<()> {
+    /// let done = all_to_all.exchange(x, y)?;
+    /// // … other work …
+    /// done.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn exchange<'a, S, R>(&'a mut self, x: S, y: R) -> Result<LoadStoreRequest>
+    where
+        S: SendBuffer<'a>,
+        R: RecvBuffer<'a, Element = S::Element>,
+    {
+        nccl_base::forked::check()?;
+        if let Outcome::Missing(_) | Outcome::Aborted = self.kernel.outcome() {
+            return Err(failure(&self.comm, self.kernel.outcome()));
+        }
+        let (x, y) = (x.erase(), y.erase_mut());
+        let ranks = self.comm.world_size();
+        let data_type = x.data_type();
+        if y.data_type() != data_type {
+            return Err(Error::new(ErrorKind::DataTypeMismatch {
+                send: data_type,
+                receive: y.data_type(),
+            }));
+        }
+        let length = |buffer, given, needed, rule| {
+            Err(Error::new(ErrorKind::Length {
+                buffer,
+                given,
+                needed,
+                rule,
+            }))
+        };
+        if !x.len().is_multiple_of(ranks) {
+            let needed = x.len().next_multiple_of(ranks);
+            return length("x", x.len(), needed, "a multiple of the number of ranks");
+        }
+        if y.len() != x.len() {
+            return length("y", y.len(), x.len(), "as long as `x`");
+        }
+        let block = x.len() / ranks;
+        let size = data_type.size_in_bytes().unwrap_or_default();
+        let bytes = (block * size) as u64;
+        if bytes > self.layout.capacity() {
+            let fits = self.layout.capacity() as usize / size.max(1) * ranks;
+            return length("x", x.len(), fits, "blocks of at most the capacity");
+        }
+        let epoch = next_epoch(self.epoch);
+        let comm = &self.comm;
+        let started = Instant::now();
+        let shape = Shape {
+            count: Some(block),
+            data_type: Some(data_type),
+            ..Shape::default()
+        };
+        let describe = || {
+            comm.inner
+                .operation(OperationKind::AllToAll, shape, None, started)
+        };
+        let done = cuda_driver::new_event(comm.stream().context(), None)
+            .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
+        let mut buffers = IssueBuffers::new(comm.stream())?;
+        let taken = (|| {
+            let exchange = Exchange {
+                send: buffers.read(x)?,
+                recv: buffers.write(y)?,
+                bytes,
+                windows: buffers.read(&self.addresses)?,
+                rank: comm.rank() as u32,
+                ranks: ranks as u32,
+                epoch,
+                capacity: self.layout.capacity(),
+                timeout_ns: u64::try_from(comm.timeout.as_nanos()).unwrap_or(0),
+            };
+            // Its stream waits as well.
+            buffers.read(self.window.view())?;
+            Ok(exchange)
+        })();
+        let exchange = match taken {
+            Ok(exchange) => exchange,
+            Err(error) => {
+                return Err(failed_check(comm, OperationKind::AllToAll, shape, error));
+            }
+        };
+        let kernel = &self.kernel;
+        let stream = comm.stream();
+        comm.inner.compute(
+            &buffers,
+            OperationKind::AllToAll,
+            comm.timeout,
+            describe,
+            || {
+                // SAFETY: the buffers are lent to the stream, as long as the exchange needs: checked above. The windows of the
+                // peers are there until the communicator ends, which waits for the kernel.
+                unsafe { kernel.launch(&exchange, stream) }?;
+                cuda_driver::record(&done, stream)
+                    .map_err(Error::cuda("recording an event (cuEventRecord)"))
+            },
+        )?;
+        drop(buffers);
+        self.epoch = epoch;
+        Ok(LoadStoreRequest::new(
+            self.comm.clone(),
+            Arc::clone(&self.kernel),
+            done,
+        ))
+    }
+
+    /// Returns how many bytes a block may have: the capacity that was asked for, rounded up.
+    ///
+    /// ```
+    /// # fn example(all_to_all: &nccl::device_api::LoadStoreAllToAll) {
+    /// assert!(all_to_all.capacity() > 0);
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.layout.capacity() as usize
+    }
+
+    /// Returns the communicator whose ranks exchange.
+    ///
+    /// ```
+    /// # fn example(all_to_all: &nccl::device_api::LoadStoreAllToAll) {
+    /// let ranks = all_to_all.communicator().world_size();
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn communicator(&self) -> &Communicator {
+        &self.comm
+    }
+}
+
+/// The addresses of all windows, in device memory.
+fn addresses(comm: &Communicator, window: &Window<u8>) -> Result<CudaSlice<u64>> {
+    let address = |rank: usize| {
+        window.peer_address(rank)?.ok_or_else(|| {
+            Error::new(ErrorKind::Unavailable {
+                what: "an all-to-all by loads and stores",
+                reason: format!("NCCL has no address for the memory of rank {rank}"),
+            })
+        })
+    };
+    let addresses = (0..comm.world_size())
+        .map(address)
+        .collect::<Result<Vec<_>>>()?;
+    let stream = comm.stream();
+    let copied =
+        cuda_driver::ignoring_stored_error(stream.context(), || stream.clone_htod(&addresses));
+    copied.map_err(Error::cuda("copying addresses to the device"))
+}
+
+impl fmt::Debug for LoadStoreAllToAll {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoadStoreAllToAll")
+            .field("communicator", &self.comm.name())
+            .field("capacity", &self.capacity())
+            .field("exchanges", &self.epoch)
+            .finish()
+    }
+}

@@ -1,0 +1,299 @@
+//! The kernel: compiled, loaded, launched and unloaded.
+
+use std::ffi::{CString, c_void};
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use cudarc::driver::sys::{self as cuda, CUdeviceptr, CUfunction, CUmodule};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
+use cudarc::nvrtc::{self, CompileError, CompileOptions};
+use lsa_protocol::{BLOCK_THREADS, CUDA_SOURCE, KERNEL, Outcome, STAND_IN_PTX};
+
+use crate::communicator::PeerKernel;
+use crate::cuda_driver;
+use crate::drop_queue::{self, DeferredDrop, DropPoll};
+use crate::error::{Error, ErrorKind, Result};
+
+/// The kernel of one rank, with what host and device share.
+pub(crate) struct Kernel {
+    module: CUmodule,
+    function: CUfunction,
+    shared: Shared,
+    /// Recorded behind each launch.
+    last: ManuallyDrop<CudaEvent>,
+    has_run: AtomicBool,
+    context: Arc<CudaContext>,
+}
+
+// SAFETY: handles of the driver's, which any thread may use with the context bound; the memory is of atomics.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+/// Two words of pinned memory, which the kernel reads and writes.
+struct Shared {
+    words: *mut AtomicU32,
+    device: CUdeviceptr,
+}
+
+const ABORT: usize = 0;
+const STATUS: usize = 1;
+
+impl Shared {
+    fn new() -> Result<Self> {
+        let failed = Error::cuda("allocating memory for host and device (cuMemHostAlloc)");
+        let flags = cuda::CU_MEMHOSTALLOC_DEVICEMAP | cuda::CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY: the context is bound; freed once, by `free`.
+        let words = unsafe { result::malloc_host(2 * size_of::<u32>(), flags) }.map_err(failed)?;
+        let words: *mut AtomicU32 = words.cast();
+        let mut device: CUdeviceptr = 0;
+        // SAFETY: allocated above, as long, and aligned for any word; nobody else has it yet.
+        let found = unsafe {
+            words.write(AtomicU32::new(0));
+            words.add(STATUS).write(AtomicU32::new(0));
+            cuda::cuMemHostGetDevicePointer_v2(&mut device, words.cast(), 0).result()
+        };
+        let shared = Self { words, device };
+        if let Err(error) = found {
+            shared.free();
+            return Err(Error::cuda(
+                "asking where the device has memory of the host (cuMemHostGetDevicePointer)",
+            )(error));
+        }
+        Ok(shared)
+    }
+
+    fn word(&self, index: usize) -> &AtomicU32 {
+        // SAFETY: two words that live until `free`, which consumes this value.
+        unsafe { &*self.words.add(index) }
+    }
+
+    fn free(self) {
+        // SAFETY: allocated by `new`, freed once; the kernel that uses it is over.
+        let _ = unsafe { result::free_host(self.words.cast()) };
+    }
+}
+
+/// One exchange. The addresses are of as many bytes as the layout of the exchange needs.
+pub(crate) struct Exchange {
+    pub(crate) send: CUdeviceptr,
+    pub(crate) recv: CUdeviceptr,
+    pub(crate) bytes: u64,
+    /// The addresses of all windows.
+    pub(crate) windows: CUdeviceptr,
+    pub(crate) rank: u32,
+    pub(crate) ranks: u32,
+    pub(crate) epoch: u32,
+    pub(crate) capacity: u64,
+    pub(crate) timeout_ns: u64,
+}
+
+impl Kernel {
+    /// Compiles and loads the kernel.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`] without NVRTC; [`ErrorKind::Cuda`] when the driver fails.
+    pub(crate) fn load(context: &Arc<CudaContext>) -> Result<Self> {
+        cuda_driver::bind(context).map_err(Error::cuda(
+            "binding the context to this thread (cuCtxSetCurrent)",
+        ))?;
+        let ptx = CString::new(text(context)?).unwrap_or_default();
+        let last = cuda_driver::new_event(context, None)
+            .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
+        let shared = Shared::new()?;
+        let loaded = || {
+            // SAFETY: a text that ends with a zero.
+            let module = unsafe { result::module::load_data(ptx.as_ptr().cast()) }
+                .map_err(Error::cuda("loading a kernel (cuModuleLoadData)"))?;
+            let name = CString::new(KERNEL).unwrap_or_default();
+            // SAFETY: the module is loaded.
+            match unsafe { result::module::get_function(module, name) } {
+                Ok(function) => Ok((module, function)),
+                Err(error) => {
+                    // SAFETY: loaded above, unloaded once.
+                    let _ = unsafe { result::module::unload(module) };
+                    Err(Error::cuda("looking up a kernel (cuModuleGetFunction)")(
+                        error,
+                    ))
+                }
+            }
+        };
+        match loaded() {
+            Ok((module, function)) => Ok(Self {
+                module,
+                function,
+                shared,
+                last: ManuallyDrop::new(last),
+                has_run: AtomicBool::new(false),
+                context: Arc::clone(context),
+            }),
+            Err(error) => {
+                shared.free();
+                Err(error)
+            }
+        }
+    }
+
+    /// Launches one exchange, and records that it is the last.
+    ///
+    /// # Safety
+    /// The addresses are valid for the exchange until the stream has run the kernel, and the context is bound.
+    pub(crate) unsafe fn launch(&self, exchange: &Exchange, stream: &CudaStream) -> Result<()> {
+        fn argument<T>(value: &T) -> *mut c_void {
+            std::ptr::from_ref(value).cast_mut().cast()
+        }
+        let abort = self.shared.device + (ABORT * size_of::<u32>()) as u64;
+        let status = self.shared.device + (STATUS * size_of::<u32>()) as u64;
+        let arguments = &mut [
+            argument(&exchange.send),
+            argument(&exchange.recv),
+            argument(&exchange.bytes),
+            argument(&exchange.windows),
+            argument(&exchange.rank),
+            argument(&exchange.ranks),
+            argument(&exchange.epoch),
+            argument(&exchange.capacity),
+            argument(&abort),
+            argument(&exchange.timeout_ns),
+            argument(&status),
+        ];
+        let (grid, block) = ((exchange.ranks, 1, 1), (BLOCK_THREADS, 1, 1));
+        // Set first: from the launch on the kernel may run.
+        self.has_run.store(true, Ordering::Release);
+        // SAFETY: as the kernel takes them; the caller promises that the addresses are valid.
+        unsafe {
+            result::launch_kernel(self.function, grid, block, 0, stream.cu_stream(), arguments)
+        }
+        .map_err(Error::cuda("launching a kernel (cuLaunchKernel)"))?;
+        cuda_driver::record(&self.last, stream)
+            .map_err(Error::cuda("recording an event (cuEventRecord)"))
+    }
+
+    /// What became of the exchanges so far; the first that failed decides.
+    pub(crate) fn outcome(&self) -> Outcome {
+        Outcome::from_status(self.shared.word(STATUS).load(Ordering::Acquire))
+    }
+}
+
+impl PeerKernel for Kernel {
+    fn leave(&self) {
+        self.shared.word(ABORT).store(1, Ordering::Release);
+    }
+
+    fn is_over(&self) -> bool {
+        if !self.has_run.load(Ordering::Acquire) {
+            return true;
+        }
+        // After the loss of the context nothing runs any more.
+        cuda_driver::bind(&self.context).is_err()
+            || cuda_driver::is_reached(&self.last).unwrap_or(true)
+    }
+}
+
+/// The kernel for the context's device, as PTX.
+fn text(context: &CudaContext) -> Result<String> {
+    let name = context
+        .name()
+        .map_err(Error::cuda("asking for the name of the device"))?;
+    if name.to_lowercase().contains("emulated") {
+        return Ok(STAND_IN_PTX.to_owned());
+    }
+    let unavailable = |reason: String| {
+        Error::new(ErrorKind::Unavailable {
+            what: "an all-to-all by loads and stores",
+            reason,
+        })
+    };
+    // SAFETY: only looks whether the library can be loaded.
+    if !unsafe { nvrtc::sys::is_culib_present() } {
+        return Err(unavailable(String::from(
+            "its kernel is compiled by NVRTC, and the dynamic linker finds no libnvrtc.so: install CUDA's runtime compiler, or \
+             put the directory of the wheel nvidia-cuda-nvrtc into LD_LIBRARY_PATH",
+        )));
+    }
+    let (major, minor) = context
+        .compute_capability()
+        .map_err(Error::cuda("asking for the compute capability"))?;
+    let options = CompileOptions {
+        options: vec![
+            format!("--gpu-architecture=compute_{major}{minor}"),
+            String::from("--std=c++17"),
+        ],
+        name: Some(format!("{KERNEL}.cu")),
+        ..CompileOptions::default()
+    };
+    match nvrtc::compile_ptx_with_opts(CUDA_SOURCE, options) {
+        Ok(ptx) => Ok(ptx.to_src()),
+        Err(CompileError::CompileError { log, .. }) => Err(unavailable(format!(
+            "NVRTC does not compile its kernel for compute capability {major}.{minor}: {}",
+            log.to_string_lossy().trim()
+        ))),
+        Err(error) => Err(unavailable(format!("NVRTC failed: {error}"))),
+    }
+}
+
+/// What is left of a kernel. Unloading waits for the device, so that the drop queue does it.
+struct Ending {
+    module: CUmodule,
+    shared: Option<Shared>,
+    last: CudaEvent,
+    has_run: bool,
+    context: Arc<CudaContext>,
+}
+
+// SAFETY: as for `Kernel`.
+unsafe impl Send for Ending {}
+
+impl DeferredDrop for Ending {
+    fn poll(&mut self) -> DropPoll {
+        let is_over = !self.has_run
+            || cuda_driver::bind(&self.context).is_ok()
+                && cuda_driver::is_reached(&self.last).unwrap_or(false);
+        match is_over {
+            true => DropPoll::Over,
+            false => DropPoll::Wait,
+        }
+    }
+
+    fn release(mut self: Box<Self>) {
+        if cuda_driver::bind(&self.context).is_err() {
+            return;
+        }
+        // SAFETY: loaded, and unloaded once; its last launch is over.
+        let _ = unsafe { result::module::unload(self.module) };
+        if let Some(shared) = self.shared.take() {
+            shared.free();
+        }
+    }
+
+    fn describe(&self) -> String {
+        String::from(
+            "the kernel of an all-to-all by loads and stores, which did not come to its end",
+        )
+    }
+}
+
+impl Drop for Kernel {
+    /// Never waits.
+    fn drop(&mut self) {
+        // SAFETY: taken once, here.
+        let last = unsafe { ManuallyDrop::take(&mut self.last) };
+        if drop_queue::is_closed() {
+            std::mem::forget(last);
+            return;
+        }
+        let shared = Shared {
+            words: self.shared.words,
+            device: self.shared.device,
+        };
+        let ending = Ending {
+            module: self.module,
+            shared: Some(shared),
+            last,
+            has_run: self.has_run.load(Ordering::Acquire),
+            context: Arc::clone(&self.context),
+        };
+        drop_queue::defer(Box::new(ending), drop_queue::TIMEOUT);
+    }
+}

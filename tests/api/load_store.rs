@@ -1,0 +1,215 @@
+//! The all-to-all by loads and stores: between threads, between processes, on the emulator's NCCL and on NVIDIA's.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nccl::cudarc::driver::CudaStream;
+use nccl::device_api::LoadStoreAllToAll;
+use nccl::{Communicator, ErrorKind, ReduceOp, World};
+
+use crate::support::{self, Ranks, ranks_as_processes, ranks_as_threads};
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+fn start(world: &World) -> Result<(Arc<CudaStream>, Communicator), Box<dyn std::error::Error>> {
+    let stream = support::device(world)?.new_stream()?;
+    let comm = world.communicator("direct").stream(&stream).build()?;
+    Ok((stream, comm))
+}
+
+/// What `from` sends to `to`.
+fn block(round: usize, from: usize, to: usize, len: usize) -> Vec<u32> {
+    let number = |at| (round * 10_007 + from * 1009 + to * 101 + at) as u32;
+    (0..len).map(number).collect()
+}
+
+/// Blocks of all lengths, with NCCL's own operations in between, and requests that are waited for late or never.
+fn exchange(world: &World) -> Outcome {
+    let (stream, comm) = start(world)?;
+    let (own, ranks) = (comm.rank(), comm.world_size());
+    let mut all_to_all = LoadStoreAllToAll::new(&comm, 5000)?;
+    assert_eq!(all_to_all.capacity(), 5008);
+    let mut pending = Vec::new();
+    let mut sum = stream.clone_htod(&[1.0f32])?;
+    for (round, len) in [1, 0, 7, 8, 1252, 100, 1250].into_iter().enumerate() {
+        let sent: Vec<u32> = (0..ranks)
+            .flat_map(|to| block(round, own, to, len))
+            .collect();
+        let x = comm.buffer::<u32>(ranks * len)?;
+        let mut y = comm.buffer::<u32>(ranks * len)?;
+        let mut x = x;
+        stream.memcpy_htod(&sent, &mut x.view_mut())?;
+        let done = all_to_all.exchange(&x, &mut y)?;
+        comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;
+        match round % 3 {
+            0 => done.wait()?,
+            1 => pending.push(done),
+            _ => drop(done),
+        }
+        let expected: Vec<u32> = (0..ranks)
+            .flat_map(|from| block(round, from, own, len))
+            .collect();
+        assert_eq!(stream.clone_dtoh(&y.view())?, expected, "{round} {len}");
+    }
+    for done in pending {
+        assert!(done.is_over()?);
+        done.wait()?;
+    }
+    drop(all_to_all);
+    comm.finalize()?;
+    Ok(())
+}
+
+#[test]
+fn blocks_arrive_between_threads() {
+    for ranks in [1, 2, 3] {
+        ranks_as_threads(ranks, |world| exchange(&world));
+    }
+}
+
+#[test]
+fn blocks_arrive_between_processes() {
+    for ranks in [2, 4] {
+        ranks_as_processes(ranks, |world| exchange(&world));
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_nothing_is_lost() {
+    ranks_as_threads(2, |world| {
+        let (stream, comm) = start(&world)?;
+        let error = LoadStoreAllToAll::new(&comm, 0).unwrap_err();
+        let expected = ErrorKind::InvalidConfig {
+            field: "capacity",
+            reason: String::from("a block has at least one byte"),
+        };
+        assert_eq!(error.kind().to_string(), expected.to_string());
+        let mut all_to_all = LoadStoreAllToAll::new(&comm, 16)?;
+        let (x, mut y) = (
+            stream.clone_htod(&[1u8; 64])?,
+            stream.clone_htod(&[0u8; 64])?,
+        );
+        for (from, to) in [(3, 3), (8, 6), (34, 34)] {
+            let error = all_to_all
+                .exchange(x.slice(..from), y.slice_mut(..to))
+                .unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Length { .. }), "{error}");
+        }
+        all_to_all
+            .exchange(x.slice(..32), y.slice_mut(..32))?
+            .wait()?;
+        assert_eq!(
+            stream.clone_dtoh(&y)?[..33],
+            [[1u8; 32].as_slice(), &[0]].concat()
+        );
+        comm.barrier()?;
+        Outcome::Ok(())
+    });
+}
+
+#[test]
+fn different_capacities_are_refused_on_all_ranks() {
+    ranks_as_threads(2, |world| {
+        let (_, comm) = start(&world)?;
+        let error = LoadStoreAllToAll::new(&comm, 8192 * (1 + comm.rank())).unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::InvalidConfig { .. }),
+            "{error}"
+        );
+        comm.barrier()?;
+        Outcome::Ok(())
+    });
+}
+
+/// One that waits for a block in vain, by whatever ends its wait.
+fn waits_in_vain(world: &World, timeout: Duration, other: impl FnOnce(&Communicator)) -> Outcome {
+    let (stream, comm) = start(world)?;
+    let comm = comm.within(timeout);
+    let mut all_to_all = LoadStoreAllToAll::new(&comm, 16)?;
+    let (x, mut y) = (
+        stream.clone_htod(&[1u8; 32])?,
+        stream.alloc_zeros::<u8>(32)?,
+    );
+    all_to_all.exchange(&x, &mut y)?.wait()?;
+    comm.barrier()?;
+    if comm.rank() == 1 {
+        other(&comm);
+        return Ok(());
+    }
+    let begun = Instant::now();
+    let error = all_to_all.exchange(&x, &mut y)?.wait().unwrap_err();
+    assert!(begun.elapsed() < Duration::from_secs(20), "{error:#}");
+    println!("vain: {error:#}");
+    let again = all_to_all.exchange(&x, &mut y).unwrap_err();
+    assert!(
+        comm.state().is_final() || again.fault().is_some(),
+        "{again:#}"
+    );
+    // The buffers are this rank's again, and the device works.
+    drop(all_to_all);
+    assert_eq!(stream.clone_dtoh(&x)?, [1u8; 32]);
+    match timeout < Duration::from_secs(5) {
+        true => {
+            assert!(error.is_timeout(), "{error:#}");
+            assert!(format!("{error:#}").contains("rank 1"), "{error:#}");
+        }
+        false => assert!(error.fault().is_some(), "{error:#}"),
+    }
+    Ok(())
+}
+
+#[test]
+fn a_block_that_does_not_come_is_an_error_that_names_its_rank() {
+    ranks_as_processes(2, |world| {
+        waits_in_vain(&world, Duration::from_secs(1), |comm| {
+            // Here, and not there.
+            let deadline = Instant::now() + Duration::from_secs(15);
+            while !comm.state().is_final() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        })
+    });
+}
+
+#[test]
+fn an_abort_of_another_rank_ends_the_wait() {
+    ranks_as_processes(2, |world| {
+        waits_in_vain(&world, Duration::from_secs(30), |comm| {
+            std::thread::sleep(Duration::from_millis(300));
+            comm.abort("enough").unwrap();
+        })
+    });
+}
+
+#[test]
+fn the_end_of_another_rank_ends_the_wait() {
+    Ranks::new(2).processes(|world| {
+        waits_in_vain(&world, Duration::from_secs(30), |_| {
+            std::thread::sleep(Duration::from_millis(300));
+            std::process::exit(0);
+        })
+    });
+}
+
+/// Finalized, and dropped, while the kernels of an exchange are on their way.
+#[test]
+fn an_orderly_end_waits_for_exchanges_under_way() {
+    ranks_as_threads(3, |world| {
+        for round in 0..20 {
+            let (stream, comm) = start(&world)?;
+            let mut all_to_all = LoadStoreAllToAll::new(&comm, 4096)?;
+            let x = stream.clone_htod(&vec![7u8; 3 * 4096])?;
+            let mut y = stream.alloc_zeros::<u8>(3 * 4096)?;
+            for _ in 0..5 {
+                drop(all_to_all.exchange(&x, &mut y)?);
+            }
+            match round % 3 {
+                0 => comm.finalize()?,
+                1 => drop(all_to_all),
+                _ => {}
+            }
+            assert_eq!(stream.clone_dtoh(&y)?, vec![7u8; 3 * 4096]);
+        }
+        Outcome::Ok(())
+    });
+}
