@@ -15,7 +15,7 @@ use cuda_emulator::sync::Mutex;
 
 use crate::installation::{InstallError, Installation, RealLibrary};
 use crate::options::{self, Wishes};
-use crate::{expert_parallel, faults};
+use crate::{expert_parallel, faults, lsa};
 
 /// The replaced names.
 const CUDA: [&CStr; 2] = [c"libcuda.so", c"libcuda.so.1"];
@@ -60,6 +60,7 @@ pub(crate) fn install(wishes: &Wishes) -> Result<Installation, InstallError> {
         lateness: faults::lateness,
     });
     expert_parallel::provide();
+    lsa::provide();
     let mut installation = Installation {
         sonames: Vec::new(),
         symbols: 0,

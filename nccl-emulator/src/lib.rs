@@ -74,6 +74,7 @@ mod expert_parallel;
 pub mod faults;
 mod install;
 mod installation;
+mod lsa;
 mod nccl;
 mod numbers;
 mod options;

@@ -1,10 +1,11 @@
 //! `check-ptx`: checks that NVIDIA's assembler accepts the kernels of the crate `nccl`, for old and for new GPUs.
 //!
 //! The driver of a machine that loads them translates them in the same way. `ptxas` comes from NVIDIA's packages for
-//! Python, at the versions below, into `.cache/ptxas-VERSION`. A failed download fails the chore.
+//! Python, at the versions below, into `.cache/ptxas-VERSION`. A failed download fails the chore. `check-nvrtc` uses the
+//! same assemblers.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::arguments::Arguments;
@@ -15,46 +16,60 @@ const KERNELS: &str = "crates/nccl-moe/src/expert_parallel/kernels.ptx";
 
 /// An assembler, and its targets: the oldest GPUs that it supports, and newer ones. CUDA 13 dropped those before 7.5;
 /// code for 7.0 must work on all later GPUs.
-struct Assembler {
+pub(crate) struct Assembler {
     package: &'static str,
-    version: &'static str,
+    pub(crate) version: &'static str,
     targets: &'static [&'static str],
 }
 
-const ASSEMBLERS: [Assembler; 2] = [
-    Assembler {
-        package: "nvidia-cuda-nvcc-cu12",
-        version: "12.9.86",
-        targets: &["sm_70", "sm_80", "sm_90", "sm_100"],
-    },
-    Assembler {
-        package: "nvidia-cuda-nvcc",
-        version: "13.5.37",
-        targets: &["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"],
-    },
-];
+/// That of CUDA 12.
+pub(crate) const TWELVE: Assembler = Assembler {
+    package: "nvidia-cuda-nvcc-cu12",
+    version: "12.9.86",
+    targets: &["sm_70", "sm_80", "sm_90", "sm_100"],
+};
+
+/// That of CUDA 13.
+pub(crate) const THIRTEEN: Assembler = Assembler {
+    package: "nvidia-cuda-nvcc",
+    version: "13.5.37",
+    targets: &["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"],
+};
 
 pub(crate) fn run(arguments: &mut Arguments) -> Result {
     arguments.finish()?;
     let kernels = workspace::root().join(KERNELS);
-    let output = tempfile::NamedTempFile::new()?;
-    for assembler in ASSEMBLERS {
-        let ptxas = fetch(&assembler)?;
+    for assembler in [TWELVE, THIRTEEN] {
         for target in assembler.targets {
-            let assembled = workspace::run(
-                Command::new(&ptxas)
-                    .arg(format!("--gpu-name={target}"))
-                    .arg("--warning-as-error")
-                    .arg(&kernels)
-                    .arg("--output-file")
-                    .arg(output.path()),
-            );
-            let version = assembler.version;
-            assembled.map_err(|error| format!("{KERNELS} with ptxas {version}: {error}"))?;
-            println!("ptxas {version:<8} {target:<7} assembled");
+            assembler
+                .assemble(&kernels, target)
+                .map_err(|error| format!("{KERNELS}: {error}"))?;
         }
     }
     Ok(())
+}
+
+impl Assembler {
+    /// Assembles a text for a GPU, and says so.
+    ///
+    /// # Errors
+    /// The assembler cannot be downloaded, or refuses the text or warns of it.
+    pub(crate) fn assemble(&self, text: &Path, target: &str) -> Result {
+        let ptxas = fetch(self)?;
+        let output = tempfile::NamedTempFile::new()?;
+        let version = self.version;
+        workspace::run(
+            Command::new(&ptxas)
+                .arg(format!("--gpu-name={target}"))
+                .arg("--warning-as-error")
+                .arg(text)
+                .arg("--output-file")
+                .arg(output.path()),
+        )
+        .map_err(|error| format!("ptxas {version} for {target}: {error}"))?;
+        println!("ptxas {version:<8} {target:<7} assembled");
+        Ok(())
+    }
 }
 
 /// The assembler, downloaded if it is not there yet.

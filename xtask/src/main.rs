@@ -7,6 +7,7 @@ mod arguments;
 mod bindings;
 mod check_bindings;
 mod check_candle_cuda;
+mod check_nvrtc;
 mod check_ptx;
 mod check_symbols;
 mod conformance;
@@ -93,6 +94,12 @@ const CHORES: &[Chore] = &[
         arguments: "",
         purpose: "fail if NVIDIA's assembler refuses the kernels of the crate `nccl`",
         run: check_ptx::run,
+    },
+    Chore {
+        name: "check-nvrtc",
+        arguments: "",
+        purpose: "fail if NVIDIA's compiler refuses the kernels that are CUDA C++; needs no GPU",
+        run: check_nvrtc::run,
     },
     Chore {
         name: "house",

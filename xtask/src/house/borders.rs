@@ -38,7 +38,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "nccl-sys",
         ],
     ),
-    ("nccl-emulator", &["cuda-emulator", "lsa-protocol", "nccl-sys"]),
+    (
+        "nccl-emulator",
+        &["cuda-emulator", "lsa-protocol", "nccl-sys"],
+    ),
     ("nccl-candle", &["nccl"]),
 ];
 

@@ -1,6 +1,7 @@
 //! One launch, as the function that runs in the place of the kernel sees it.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::ptx::Parameter;
 use crate::memory;
@@ -233,6 +234,61 @@ impl Launch<'_> {
         self.write(to, &bytes_of)
     }
 
+    /// Loads a word with acquire ordering, as `ld.acquire.sys` does: what was written before the
+    /// [`store_release`](Self::store_release) whose value it returns can be read afterwards. The word may also be memory of
+    /// the host that the device reaches, which the host writes atomically.
+    ///
+    /// # Errors
+    /// What is wrong with the memory, or with the address.
+    ///
+    /// ```
+    /// use nccl_emulator::kernels::{self, Progress};
+    ///
+    /// kernels::provide_waiting("wait_for", || {
+    ///     |launch| {
+    ///         let (flag, value) = (launch.argument::<u64>(0), launch.argument::<u32>(1));
+    ///         Ok(match launch.load_acquire(flag)? == value {
+    ///             true => Progress::Done,
+    ///             false => Progress::Waiting,
+    ///         })
+    ///     }
+    /// });
+    /// ```
+    pub fn load_acquire(&mut self, address: u64) -> Result<u32, Violation> {
+        self.atomic(address, |word| word.load(Ordering::Acquire))
+    }
+
+    /// Stores a word with release ordering, as `st.release.sys` does: what this launch has written before can be read by
+    /// those who load the value with [`load_acquire`](Self::load_acquire).
+    ///
+    /// # Errors
+    /// What is wrong with the memory, or with the address.
+    ///
+    /// ```
+    /// nccl_emulator::kernels::provide("set_flag", |launch| {
+    ///     launch.write(launch.argument(0), &[1.0f32; 4])?;
+    ///     launch.store_release(launch.argument(1), 1)
+    /// });
+    /// ```
+    pub fn store_release(&mut self, address: u64, value: u32) -> Result<(), Violation> {
+        self.atomic(address, |word| word.store(value, Ordering::Release))
+    }
+
+    fn atomic<T>(
+        &mut self,
+        address: u64,
+        touch: impl FnOnce(&AtomicU32) -> T,
+    ) -> Result<T, Violation> {
+        self.aligned(address, size_of::<u32>())?;
+        self.access_with(address, size_of::<u32>() as u64, |memory| {
+            // A mapping begins at a page, so what is aligned for the device is aligned here.
+            debug_assert!(memory.cast::<u32>().is_aligned());
+            // SAFETY: four aligned bytes that stay mapped during the access; a program that accesses them otherwise than
+            // atomically at the same time has a race on a GPU as well.
+            touch(unsafe { AtomicU32::from_ptr(memory.cast()) })
+        })
+    }
+
     fn aligned(&mut self, address: u64, size: usize) -> Result<(), Violation> {
         if address.is_multiple_of(size as u64) {
             return Ok(());
@@ -251,19 +307,29 @@ impl Launch<'_> {
         if bytes == 0 {
             return Ok(());
         }
-        self.try_access(address, bytes as u64, touch)
+        self.access_with(address, bytes as u64, touch)
+    }
+
+    fn access_with<T>(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        touch: impl FnOnce(*mut u8) -> T,
+    ) -> Result<T, Violation> {
+        self.try_access(address, bytes, touch)
             .map_err(|violation| self.fail(violation, false))
     }
 
-    fn try_access(
+    fn try_access<T>(
         &self,
         address: u64,
         bytes: u64,
-        touch: impl FnOnce(*mut u8),
-    ) -> Result<(), Violation> {
+        touch: impl FnOnce(*mut u8) -> T,
+    ) -> Result<T, Violation> {
         let access = memory::access(self.device, address, bytes)?;
-        touch(access.pointer);
-        access.still_valid()
+        let value = touch(access.pointer);
+        access.still_valid()?;
+        Ok(value)
     }
 
     fn fail(&mut self, violation: Violation, misaligned: bool) -> Violation {

@@ -8,7 +8,7 @@
 //! A launch is work on its stream like any other: it runs in stream order, late with
 //! `nccl_emulator::faults::late`, and again at each replay of a graph that captured it. The launch copies its
 //! arguments. A kernel runs as one thread without interruption, so that interactions between its blocks do not
-//! show.
+//! show; one that waits for memory that others write is given with [`provide_waiting`], and called again and again.
 //!
 //! ```
 //! use cudarc::driver::{CudaContext, result};
@@ -49,7 +49,8 @@ mod ptx;
 mod work;
 
 pub use launch::{Launch, Plain};
+pub use program::Progress;
 pub(crate) use provided::function;
-pub use provided::provide;
+pub use provided::{provide, provide_waiting};
 pub(crate) use ptx::{Entry, Unreadable, entries};
 pub(crate) use work::Kernel;

@@ -2,13 +2,14 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::launch::{Failed, Launch};
-use super::provided::Function;
+use super::program::Progress;
+use super::provided::{Function, Run};
 use super::ptx::Entry;
 use crate::exec::context::Context;
-use crate::exec::{Pause, Recipe, Step, Stream, Work};
+use crate::exec::{Backoff, Pause, Recipe, Step, Stream, Work};
 use crate::hooks;
 use crate::result::CUresult;
 
@@ -36,6 +37,8 @@ impl Recipe for Kernel {
             kernel: self,
             stream: Arc::clone(stream),
             start,
+            run: None,
+            backoff: Backoff::default(),
         })
     }
 }
@@ -45,10 +48,13 @@ struct Running {
     stream: Arc<Stream>,
     /// It begins later than it could: then.
     start: Option<Instant>,
+    /// From the first step on.
+    run: Option<Run>,
+    backoff: Backoff,
 }
 
 impl Running {
-    fn run(&self) -> Result<(), Failed> {
+    fn run(&mut self) -> Result<Progress, Failed> {
         let kernel = &self.kernel;
         let mut launch = Launch {
             name: &kernel.entry.name,
@@ -60,7 +66,8 @@ impl Running {
             arguments: &kernel.arguments,
             failed: None,
         };
-        let returned = (kernel.function)(&mut launch);
+        let run = self.run.get_or_insert_with(|| (kernel.function)());
+        let returned = run(&mut launch);
         match (launch.failed.take(), returned) {
             (Some(failed), _) => Err(failed),
             // Of another launch, which failed for it.
@@ -68,7 +75,7 @@ impl Running {
                 violation,
                 misaligned: false,
             }),
-            (None, Ok(())) => Ok(()),
+            (None, Ok(progress)) => Ok(progress),
         }
     }
 }
@@ -81,9 +88,18 @@ impl Work for Running {
             }
             self.start = None;
         }
+        let ran = catch_unwind(AssertUnwindSafe(|| self.run()));
         let context = &self.kernel.context;
-        match catch_unwind(AssertUnwindSafe(|| self.run())) {
-            Ok(Ok(())) => {}
+        match ran {
+            Ok(Ok(Progress::Done)) => {}
+            Ok(Ok(Progress::Moved)) => {
+                self.backoff.moved();
+                return Step::Progress;
+            }
+            Ok(Ok(Progress::Waiting)) => {
+                self.backoff.missed();
+                return Step::Blocked { seen: 0 };
+            }
             Ok(Err(failed)) => {
                 let violation = failed.violation.during(&self.describe());
                 if failed.misaligned {
@@ -105,10 +121,10 @@ impl Work for Running {
     }
 
     fn pause(&self) -> Pause {
-        let left = self
-            .start
-            .map(|start| start.saturating_duration_since(Instant::now()));
-        Pause::For(left.unwrap_or(Duration::ZERO))
+        if let Some(start) = self.start {
+            return Pause::For(start.saturating_duration_since(Instant::now()));
+        }
+        self.backoff.pause()
     }
 
     fn describe(&self) -> String {
