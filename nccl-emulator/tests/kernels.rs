@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUresult as Code;
 use cudarc::driver::{CudaStream, DriverError, result, sys};
+use nccl_emulator::kernels::Progress;
 use nccl_emulator::{ViolationKind, clear_violations, faults, kernels, violations};
 
 use captures::{GLOBAL, code, device, end, fill, hold, memory, read};
@@ -285,6 +286,56 @@ fn a_kernel_that_panics_is_a_failed_launch() {
         let lost = stream.synchronize();
         assert_eq!(code(lost), Code::CUDA_ERROR_LAUNCH_FAILED);
     });
+}
+
+#[test]
+fn a_kernel_that_waits_is_called_until_it_is_done_and_keeps_a_state_for_each_launch() {
+    alone(
+        "a_kernel_that_waits_is_called_until_it_is_done_and_keeps_a_state_for_each_launch",
+        &[],
+        || {
+            let context = device();
+            let (stream, other) = (context.new_stream().unwrap(), context.new_stream().unwrap());
+            let y = memory(&context, 8);
+            // Waits until the first word is at least `n`, and adds one to the second word if it had to wait.
+            kernels::provide_waiting("await_word", || {
+                let mut waited = false;
+                move |launch| {
+                    let (y, n) = (launch.argument::<u64>(0), launch.argument::<u32>(1));
+                    if launch.load_acquire(y)? < n {
+                        waited = true;
+                        return Ok(Progress::Waiting);
+                    }
+                    let before = launch.load_acquire(y + 4)?;
+                    launch.store_release(y + 4, before + u32::from(waited))?;
+                    Ok(Progress::Done)
+                }
+            });
+            let module = module(&["await_word(.param .u64 y, .param .u32 n)"]);
+            let await_word = function(module, "await_word").unwrap();
+            stream.begin_capture(GLOBAL).unwrap();
+            launch(&stream, await_word, y, 1).unwrap();
+            launch(&stream, await_word, y, 1).unwrap();
+            let graph = end(&stream);
+            for replay in 1..=2u8 {
+                graph.launch().unwrap();
+                std::thread::sleep(Duration::from_millis(5));
+                // SAFETY: the stream is alive.
+                let waiting = unsafe { sys::cuStreamQuery(stream.cu_stream()) };
+                assert_eq!(waiting, Code::CUDA_ERROR_NOT_READY);
+                // Another stream of the same thread goes on meanwhile.
+                fill(&other, y, 1, 1).unwrap();
+                stream.synchronize().unwrap();
+                assert_eq!(read(y, 8), [1, 0, 0, 0, replay, 0, 0, 0]);
+                fill(&other, y, 0, 1).unwrap();
+                other.synchronize().unwrap();
+            }
+            // A word that a GPU cannot load.
+            launch(&stream, await_word, y + 1, 1).unwrap();
+            let lost = stream.synchronize();
+            assert_eq!(code(lost), Code::CUDA_ERROR_MISALIGNED_ADDRESS);
+        },
+    );
 }
 
 #[test]

@@ -76,9 +76,7 @@ impl World {
     fn new() -> Self {
         nccl_emulator::install().unwrap();
         let layout = Layout::new(RANKS, CAPACITY).unwrap();
-        let mut ranks: Vec<_> = (0..RANKS)
-            .map(|rank| Rank::new(rank, &layout))
-            .collect();
+        let mut ranks: Vec<_> = (0..RANKS).map(|rank| Rank::new(rank, &layout)).collect();
         for one in &ranks {
             one.context.bind_to_thread().unwrap();
             for other in ranks.iter().filter(|other| other.rank != one.rank) {
@@ -100,8 +98,8 @@ impl World {
 
     /// Launches the kernel on a rank.
     fn launch(&self, rank: u32, bytes: u64, epoch: u32, limit: Duration) {
-        let refused = self.try_launch(rank, bytes, epoch, limit, (RANKS, BLOCK_THREADS));
-        refused.unwrap();
+        let shape = (RANKS, BLOCK_THREADS);
+        self.try_launch(rank, bytes, epoch, limit, shape).unwrap();
     }
 
     fn try_launch(
