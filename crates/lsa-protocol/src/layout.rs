@@ -223,7 +223,7 @@ mod tests {
             let layout = Layout::new(ranks, capacity).unwrap();
             let flags = layout.flag_bytes();
             let data = layout.data_offset(2, 0);
-            assert!(data >= flags && data - flags < 4096 && data % 4096 == 0);
+            assert!(data >= flags && data - flags < 4096 && data.is_multiple_of(4096));
             for epoch in [1, 2] {
                 for source in 0..ranks {
                     let slot = u64::from(epoch % 2 * ranks + source);
