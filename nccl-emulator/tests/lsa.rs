@@ -259,21 +259,20 @@ fn exchanges_follow_each_other_without_the_host() {
     alone(test, &[], || {
         let world = World::new();
         let epochs = 200;
+        // The same blocks in each epoch: the host does not write them between two launches.
         for rank in &world.ranks {
             rank.prepare(CAPACITY, 1);
         }
-        // Every rank gives all of its launches to a stream that other threads run.
         for rank in 0..RANKS {
             for epoch in 1..=epochs {
                 world.launch(rank, CAPACITY, epoch, Duration::ZERO);
             }
         }
-        let start = Instant::now();
         for rank in &world.ranks {
             rank.synchronize();
             rank.check(CAPACITY, 1);
         }
-        eprintln!("{epochs} exchanges took {:?}", start.elapsed());
+        assert!((0..RANKS).all(|rank| world.outcome(rank) == Outcome::Done));
     });
 }
 

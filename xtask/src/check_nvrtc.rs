@@ -73,6 +73,12 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
                 .assemble(file.path(), &format!("sm_{target}"))
                 .map_err(|error| failed(error.to_string()))?;
         }
+        // A program tries it first, and knows by that whether the driver is the emulator's.
+        let file = tempfile::NamedTempFile::with_suffix(".ptx")?;
+        fs::write(file.path(), STAND_IN_PTX)?;
+        if compiler.assembler.assemble(file.path(), "sm_90").is_ok() {
+            return Err("the stand-in for the emulator assembles for a GPU".into());
+        }
     }
     Ok(())
 }

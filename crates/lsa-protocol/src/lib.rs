@@ -102,7 +102,8 @@ pub const fn next_epoch(epoch: u32) -> u32 {
 }
 
 /// A module that declares the kernel with its parameters and without its code, **for the emulator alone**: a driver that
-/// neither has a compiler nor executes PTX, and runs a Rust function in the kernel's place. On a GPU the kernel traps.
+/// neither has a compiler nor executes PTX, and runs a Rust function in the kernel's place. NVIDIA's driver does not load it:
+/// there is no such target.
 ///
 /// ```
 /// assert!(lsa_protocol::STAND_IN_PTX.contains(lsa_protocol::KERNEL));
@@ -110,7 +111,7 @@ pub const fn next_epoch(epoch: u32) -> u32 {
 pub const STAND_IN_PTX: &str = "\
 // For the emulator, which runs a Rust function in place of this kernel.
 .version 6.3
-.target sm_70
+.target sm_emulated
 .address_size 64
 .visible .entry nccl_lsa_all_to_all(
     .param .u64 send,

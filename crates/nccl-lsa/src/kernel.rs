@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use cudarc::driver::sys::{self as cuda, CUdeviceptr, CUfunction, CUmodule};
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result};
 use cudarc::nvrtc::{self, CompileError, CompileOptions};
 use lsa_protocol::{BLOCK_THREADS, CUDA_SOURCE, KERNEL, Outcome, STAND_IN_PTX};
 
@@ -98,14 +98,16 @@ impl Kernel {
         cuda_driver::bind(context).map_err(Error::cuda(
             "binding the context to this thread (cuCtxSetCurrent)",
         ))?;
-        let ptx = CString::new(text(context)?).unwrap_or_default();
         let last = cuda_driver::new_event(context, None)
             .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
         let shared = Shared::new()?;
         let loaded = || {
-            // SAFETY: a text that ends with a zero.
-            let module = unsafe { result::module::load_data(ptx.as_ptr().cast()) }
-                .map_err(Error::cuda("loading a kernel (cuModuleLoadData)"))?;
+            // The emulator alone takes this text, and only its own.
+            let module = match load(STAND_IN_PTX) {
+                Ok(module) => module,
+                Err(_) => load(&compiled(context)?)
+                    .map_err(Error::cuda("loading a kernel (cuModuleLoadData)"))?,
+            };
             let name = CString::new(KERNEL).unwrap_or_default();
             // SAFETY: the module is loaded.
             match unsafe { result::module::get_function(module, name) } {
@@ -191,14 +193,15 @@ impl PeerKernel for Kernel {
     }
 }
 
+/// Loads a module into the context that is bound.
+fn load(ptx: &str) -> std::result::Result<CUmodule, DriverError> {
+    let ptx = CString::new(ptx).unwrap_or_default();
+    // SAFETY: a text that ends with a zero.
+    unsafe { result::module::load_data(ptx.as_ptr().cast()) }
+}
+
 /// The kernel for the context's device, as PTX.
-fn text(context: &CudaContext) -> Result<String> {
-    let name = context
-        .name()
-        .map_err(Error::cuda("asking for the name of the device"))?;
-    if name.to_lowercase().contains("emulated") {
-        return Ok(STAND_IN_PTX.to_owned());
-    }
+fn compiled(context: &CudaContext) -> Result<String> {
     let unavailable = |reason: String| {
         Error::new(ErrorKind::Unavailable {
             what: "an all-to-all by loads and stores",

@@ -20,6 +20,7 @@ use crate::{Result, workspace};
 const CRATES: &[&str] = &[
     "nccl-sys",
     "nccl",
+    "crates/lsa-protocol",
     "crates/nccl-base",
     "crates/nccl-core",
     "crates/nccl-moe",
