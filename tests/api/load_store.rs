@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use nccl::cudarc::driver::CudaStream;
 use nccl::device_api::LoadStoreAllToAll;
 use nccl::{Communicator, ErrorKind, ReduceOp, World};
+use nccl_tools::testing::name;
 
-use crate::support::{self, Ranks, ranks_as_processes, ranks_as_threads};
+use crate::support::{self, apart, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
@@ -182,13 +183,28 @@ fn an_abort_of_another_rank_ends_the_wait() {
 }
 
 #[test]
-fn the_end_of_another_rank_ends_the_wait() {
-    Ranks::new(2).processes(|world| {
-        waits_in_vain(&world, Duration::from_secs(30), |_| {
-            std::thread::sleep(Duration::from_millis(300));
-            std::process::exit(0);
-        })
-    });
+fn the_death_of_another_rank_ends_the_wait() {
+    const RANKS: usize = 2;
+    let test = name(&|| ());
+    if let Some((_, world)) = apart::rank(&test, RANKS) {
+        let waited = waits_in_vain(&world, Duration::from_secs(30), |_| {
+            println!("working");
+            std::thread::sleep(Duration::from_secs(60));
+        });
+        println!("ended: {waited:?}");
+        return;
+    }
+    if !support::needs_processes(RANKS) {
+        return;
+    }
+    let mut ranks = apart::start(&test, "", RANKS, &[]);
+    ranks[1].says("working");
+    // Rank 0 waits by then.
+    std::thread::sleep(Duration::from_millis(300));
+    ranks[1].kill();
+    let told = ranks[0].says("vain: ");
+    assert!(told.contains("rank 1"), "{told}");
+    assert_eq!(ranks[0].says("ended: "), "ended: Ok(())");
 }
 
 /// Finalized, and dropped, while the kernels of an exchange are on their way.
