@@ -558,10 +558,8 @@ fn has_teams(name: &str, hosts: &str, lsa: i32) {
         }
         let to_lsa = api.ncclTeamRankToLsa().unwrap();
         // SAFETY: as above.
-        assert_eq!(
-            unsafe { to_lsa(rank.comm, world, rank.rank) },
-            rank.rank % lsa
-        );
+        let place = unsafe { to_lsa(rank.comm, world, rank.rank) };
+        assert_eq!(place, rank.rank % lsa);
         let mut properties = nccl_sys::NCCL_COMM_PROPERTIES_INITIALIZER;
         let code = nccl!(ncclCommQueryProperties(rank.comm, &mut properties));
         assert_eq!(code, 0, "{}", last_error());

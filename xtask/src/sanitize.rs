@@ -44,6 +44,7 @@ const CRATES: &[&str] = &[
     "--package=nccl-base",
     "--package=nccl-control",
     "--package=nccl-core",
+    "--package=nccl-lsa",
     "--package=nccl-moe",
     "--package=nccl-diagnose",
     "--package=nccl-launch",

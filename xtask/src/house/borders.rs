@@ -20,6 +20,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("nccl-control-sim", &["nccl-base", "nccl-control"]),
     ("nccl-launch", &["nccl-base", "nccl-control"]),
     ("nccl-core", &["nccl-base", "nccl-sys"]),
+    ("nccl-lsa", &["lsa-protocol", "nccl-base", "nccl-core"]),
     ("nccl-moe", &["nccl-base", "nccl-core"]),
     (
         "nccl-diagnose",
@@ -33,6 +34,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "nccl-core",
             "nccl-diagnose",
             "nccl-launch",
+            "nccl-lsa",
             "nccl-moe",
             "nccl-plugin",
             "nccl-sys",

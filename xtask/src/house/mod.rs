@@ -23,6 +23,7 @@ const CRATES: &[&str] = &[
     "crates/lsa-protocol",
     "crates/nccl-base",
     "crates/nccl-core",
+    "crates/nccl-lsa",
     "crates/nccl-moe",
     "crates/nccl-control",
     "crates/nccl-launch",

@@ -270,7 +270,7 @@ impl DeferredDrop for Ending {
         // SAFETY: made for this communicator, which is alive, under its lock, and destroyed once: the value is over after this.
         let code = unsafe { destroy(raw.as_ptr(), &self.argument.0) };
         if let Err(failure) = ffi::check(&inner.library, DESTROY, code) {
-            crate::events::leaked(&self.describe(), &Error::from(failure));
+            crate::events::leaked(&self.describe(), Error::from(failure));
         }
         DropPoll::Over
     }
