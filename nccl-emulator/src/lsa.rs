@@ -74,6 +74,7 @@ fn step(state: &mut Option<State>, launch: &mut Launch<'_>) -> Result<Progress, 
         Some(state) => state,
         None => {
             let arguments = Arguments::of(launch)?;
+            launch.store_release(arguments.status + 4, arguments.epoch)?;
             state.insert(State {
                 exchange: Exchange::new(arguments.rank, arguments.layout.ranks()),
                 arguments,
@@ -91,10 +92,8 @@ fn step(state: &mut Option<State>, launch: &mut Launch<'_>) -> Result<Progress, 
         Poll::Pending if state.exchange.missing().len() < missing => Ok(Progress::Moved),
         Poll::Pending => Ok(Progress::Waiting),
         Poll::Ready(Outcome::Done) => Ok(Progress::Done),
-        Poll::Ready(ended) => {
-            launch.store_release(state.arguments.status, ended.status())?;
-            Ok(Progress::Done)
-        }
+        // Noted where it failed first.
+        Poll::Ready(Outcome::Missing(_) | Outcome::Aborted) => Ok(Progress::Done),
     }
 }
 
@@ -116,6 +115,17 @@ impl Device<'_, '_> {
     fn slot(&self, rank: u32, source: u32) -> u64 {
         let Arguments { layout, epoch, .. } = self.arguments;
         self.arguments.windows[rank as usize] + layout.data_offset(*epoch, source)
+    }
+
+    /// The address of the word that says how an exchange of this rank has failed.
+    fn failed_at(&self) -> u64 {
+        let Arguments {
+            layout,
+            rank,
+            windows,
+            ..
+        } = self.arguments;
+        windows[*rank as usize] + layout.failed_offset()
     }
 
     fn copy(&mut self, to: u64, from: u64) -> Result<(), Violation> {
@@ -160,6 +170,18 @@ impl Machine for Device<'_, '_> {
 
     fn is_aborted(&mut self) -> Result<bool, Violation> {
         Ok(self.launch.load_acquire(self.arguments.abort_flag)? != 0)
+    }
+
+    fn failed(&mut self) -> Result<Option<Outcome>, Violation> {
+        let outcome = Outcome::from_status(self.launch.load_acquire(self.failed_at())?);
+        Ok((outcome != Outcome::Done).then_some(outcome))
+    }
+
+    fn fail(&mut self, outcome: Outcome) -> Result<(), Violation> {
+        self.launch
+            .store_release(self.failed_at(), outcome.status())?;
+        self.launch
+            .store_release(self.arguments.status, outcome.status())
     }
 
     fn is_overdue(&mut self) -> bool {

@@ -28,14 +28,15 @@ impl HostWord {
     fn new() -> Self {
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: the memory is new, and as large as it is.
-        let memory = unsafe { result::malloc_host(size_of::<u32>(), flags) }.unwrap();
+        let memory = unsafe { result::malloc_host(2 * size_of::<u32>(), flags) }.unwrap();
         let this = Self(memory);
         this.set(0);
         this
     }
 
     fn word(&self) -> &AtomicU32 {
-        // SAFETY: four bytes at the start of an allocation, which nothing accesses otherwise than atomically.
+        // SAFETY: four bytes at the start of an allocation, which nothing accesses otherwise than atomically. The status has one
+        // more word behind it.
         unsafe { AtomicU32::from_ptr(self.0.cast()) }
     }
 

@@ -259,11 +259,12 @@ mod observer;
 pub mod device_api {
     //! For kernels that reach the memory of other ranks by themselves: what a communicator can do there
     //! ([`Communicator::properties`](crate::Communicator::properties)), which ranks reach each other ([`Team`]), where
-    //! ([`Window::peer_address`](crate::one_sided::Window::peer_address)), and the argument of kernels that are written with NCCL's
+    //! ([`Window::peer_address`](crate::one_sided::Window::peer_address)), how long
+    //! ([`Communicator::hold_windows`](crate::Communicator::hold_windows)), and the argument of kernels that are written with NCCL's
     //! device functions ([`DeviceCommunicator`]).
 
     pub use nccl_core::device_api::{
-        DeviceArgument, DeviceCommunicator, DeviceRequirements, Gin, Properties, Team,
+        DeviceArgument, DeviceCommunicator, DeviceRequirements, Gin, Properties, Team, WindowHold,
     };
     #[cfg(feature = "lsa")]
     pub use nccl_lsa::{LoadStoreAllToAll, LoadStoreRequest};

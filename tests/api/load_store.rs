@@ -8,7 +8,7 @@ use nccl::device_api::LoadStoreAllToAll;
 use nccl::{Communicator, ErrorKind, ReduceOp, World};
 use nccl_tools::testing::name;
 
-use crate::support::{self, apart, ranks_as_processes, ranks_as_threads};
+use crate::support::{self, Ranks, apart, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
 
@@ -79,12 +79,14 @@ fn blocks_arrive_between_processes() {
 fn what_does_not_fit_is_refused_and_nothing_is_lost() {
     ranks_as_threads(2, |world| {
         let (stream, comm) = start(&world)?;
-        let error = LoadStoreAllToAll::new(&comm, 0).unwrap_err();
-        let expected = ErrorKind::InvalidConfig {
-            field: "capacity",
-            reason: String::from("a block has at least one byte"),
-        };
-        assert_eq!(error.kind().to_string(), expected.to_string());
+        for wrong in [0, usize::MAX, usize::MAX / 8] {
+            let error = LoadStoreAllToAll::new(&comm, wrong).unwrap_err();
+            let is_capacity = |kind: &ErrorKind| match kind {
+                ErrorKind::InvalidConfig { field, .. } => *field == "capacity",
+                _ => false,
+            };
+            assert!(is_capacity(error.kind()), "{error}");
+        }
         let mut all_to_all = LoadStoreAllToAll::new(&comm, 16)?;
         let (x, mut y) = (
             stream.clone_htod(&[1u8; 64])?,
@@ -109,17 +111,32 @@ fn what_does_not_fit_is_refused_and_nothing_is_lost() {
 }
 
 #[test]
-fn different_capacities_are_refused_on_all_ranks() {
+fn what_one_rank_cannot_have_is_refused_on_all() {
     ranks_as_threads(2, |world| {
         let (_, comm) = start(&world)?;
-        let error = LoadStoreAllToAll::new(&comm, 8192 * (1 + comm.rank())).unwrap_err();
+        let error = LoadStoreAllToAll::new(&comm, 16 - comm.rank()).unwrap_err();
+        let text = error.to_string();
         assert!(
-            matches!(error.kind(), ErrorKind::InvalidConfig { .. }),
-            "{error}"
+            text.contains("16 bytes") && text.contains("of 15"),
+            "{text}"
         );
+        let error = LoadStoreAllToAll::new(&comm, comm.rank()).unwrap_err();
+        let text = error.to_string();
+        match comm.rank() {
+            0 => assert!(text.contains("at least one byte"), "{text}"),
+            _ => assert!(text.contains("rank 0 cannot take part"), "{text}"),
+        }
         comm.barrier()?;
         Outcome::Ok(())
     });
+}
+
+/// It needs windows, and none of NCCL's one-sided operations.
+#[test]
+fn blocks_arrive_without_one_sided_operations() {
+    Ranks::new(2)
+        .variable("NCCL_NUM_RMA_CTX", "0")
+        .processes(|world| exchange(&world));
 }
 
 /// One that waits for a block in vain, by whatever ends its wait.
@@ -226,6 +243,127 @@ fn an_orderly_end_waits_for_exchanges_under_way() {
             }
             assert_eq!(stream.clone_dtoh(&y)?, vec![7u8; 3 * 4096]);
         }
+        Outcome::Ok(())
+    });
+}
+
+/// A rank comes late; the others have dropped everything by then, and what they end waits for their kernels.
+#[test]
+fn what_is_dropped_ends_after_its_kernels() {
+    for end in ["finalize", "drop", "hold"] {
+        ranks_as_threads(2, move |world| {
+            let (stream, comm) = start(&world)?;
+            // Without a timeout, too.
+            let comm = comm.within(Duration::MAX);
+            let mut all_to_all = LoadStoreAllToAll::new(&comm, 64)?;
+            let x = stream.clone_htod(&[3u8; 128])?;
+            let mut y = stream.alloc_zeros::<u8>(128)?;
+            if comm.rank() == 1 {
+                std::thread::sleep(Duration::from_millis(700));
+            }
+            let begun = Instant::now();
+            drop(all_to_all.exchange(&x, &mut y)?);
+            drop(all_to_all.exchange(&x, &mut y)?);
+            drop(all_to_all);
+            match end {
+                "finalize" => comm.finalize()?,
+                "hold" => {
+                    comm.hold_windows()?.until(&stream)?;
+                    comm.finalize()?;
+                }
+                _ => drop(comm),
+            }
+            if world.rank() == 0 && end != "drop" {
+                assert!(
+                    begun.elapsed() > Duration::from_millis(400),
+                    "{:?}",
+                    begun.elapsed()
+                );
+            }
+            assert_eq!(stream.clone_dtoh(&y)?, [3u8; 128]);
+            Outcome::Ok(())
+        });
+    }
+}
+
+#[test]
+fn an_abort_ends_kernels_that_were_dropped() {
+    ranks_as_processes(2, |world| {
+        let (stream, comm) = start(&world)?;
+        let mut all_to_all = LoadStoreAllToAll::new(&comm, 64)?;
+        let x = stream.clone_htod(&[3u8; 128])?;
+        let mut y = stream.alloc_zeros::<u8>(128)?;
+        if comm.rank() == 0 {
+            drop(all_to_all.exchange(&x, &mut y)?);
+            drop(all_to_all.exchange(&x, &mut y)?);
+            drop(all_to_all);
+            let begun = Instant::now();
+            comm.abort("it takes too long")?;
+            assert!(
+                begun.elapsed() < Duration::from_secs(5),
+                "{:?}",
+                begun.elapsed()
+            );
+        } else {
+            let deadline = Instant::now() + Duration::from_secs(15);
+            while !comm.state().is_final() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        assert_eq!(nccl::stats().leaked_communicators, 0);
+        assert_eq!(stream.clone_dtoh(&x)?, [3u8; 128]);
+        Outcome::Ok(())
+    });
+}
+
+/// Nobody waits for the exchange that fails.
+#[test]
+fn a_failure_that_was_dropped_is_told_by_the_orderly_end() {
+    ranks_as_processes(2, |world| {
+        let (stream, comm) = start(&world)?;
+        let comm = comm.within(Duration::from_millis(500));
+        let mut all_to_all = LoadStoreAllToAll::new(&comm, 64)?;
+        let x = stream.clone_htod(&[3u8; 128])?;
+        let mut y = stream.alloc_zeros::<u8>(128)?;
+        if comm.rank() == 0 {
+            drop(all_to_all.exchange(&x, &mut y)?);
+            // Behind it, and of no effect.
+            drop(all_to_all.exchange(&x, &mut y)?);
+            drop(all_to_all);
+            let error = comm.finalize().unwrap_err();
+            assert!(error.to_string().contains("the block of rank 1"), "{error}");
+        } else {
+            comm.finalize()?;
+        }
+        Outcome::Ok(())
+    });
+}
+
+/// What holds the windows holds an abort, and it gives up.
+#[test]
+fn windows_that_are_held_are_not_unmapped() {
+    ranks_as_threads(1, |world| {
+        let stream = support::device(&world)?.new_stream()?;
+        let builder = world.communicator("held").stream(&stream);
+        let comm = builder
+            .with(|comm| comm.timeouts.abort = Duration::from_secs(4))
+            .build()?;
+        let window = comm.window::<u32>(4)?;
+        let address = window.peer_address(0)?.expect("its own");
+        let hold = comm.hold_windows()?;
+        let ended = std::thread::scope(|scope| {
+            let abort = scope.spawn(|| comm.abort("held"));
+            std::thread::sleep(Duration::from_millis(500));
+            assert!(!abort.is_finished());
+            stream.context().bind_to_thread().unwrap();
+            // SAFETY: an element of the window, which is held.
+            unsafe { nccl::cudarc::driver::result::memcpy_htod_sync(address, &[7u32]) }.unwrap();
+            hold.until(&stream).unwrap();
+            abort.join().expect("no panic")
+        });
+        ended?;
+        let error = comm.hold_windows().unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
         Outcome::Ok(())
     });
 }

@@ -63,8 +63,8 @@ static __device__ __forceinline__ void copy(byte* to, const byte* from, u64 byte
 // capacity     bytes of a slot, a multiple of 16
 // abort_flag   memory of the host that this device reads; not 0: leave
 // timeout_ns   0: no limit
-// status       memory of host and device, 0 before: stays 0, or becomes 1 + the rank of a block that did not come in
-//              time, or ABORTED
+// status       two words of memory of host and device, 0 before. The first stays 0, or becomes 1 + the rank of a block that
+//              did not come in time, or ABORTED, and stays so; the second is the epoch that was begun last
 //
 // Grid: ranks blocks of BLOCK_THREADS threads. Block c pushes to rank + c and takes from rank - c, so that block c of one
 // rank waits for block c of another, and the ranks do not all write to the same one at once.
@@ -84,6 +84,20 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) nccl_lsa_all_to_all(
     __shared__ u32 verdict;
 
     const u32 block = blockIdx.x;
+    const u64 own = windows[rank];
+    const u64 slots = 2ull * ranks;
+    u32* const failed = reinterpret_cast<u32*>(own + slots * FLAG_BYTES);
+    if (threadIdx.x == 0) {
+        verdict = *static_cast<volatile u32*>(failed);
+        if (block == 0) {
+            static_cast<volatile u32*>(status)[1] = epoch;
+        }
+    }
+    __syncthreads();
+    // After a failure a push would overwrite what a peer may still take.
+    if (verdict != 0) {
+        return;
+    }
     if (block == 0) {
         copy(recv + rank * bytes, send + rank * bytes, bytes);
         return;
@@ -91,15 +105,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) nccl_lsa_all_to_all(
     const u64 begin = nanoseconds();
     const u32 peer = static_cast<u32>((static_cast<u64>(rank) + block) % ranks);
     const u32 source = static_cast<u32>((static_cast<u64>(rank) + ranks - block) % ranks);
-    const u64 slots = 2ull * ranks;
-    const u64 data = (slots * FLAG_BYTES + DATA_ALIGNMENT - 1) / DATA_ALIGNMENT * DATA_ALIGNMENT;
+    const u64 data = ((slots + 1) * FLAG_BYTES + DATA_ALIGNMENT - 1) / DATA_ALIGNMENT * DATA_ALIGNMENT;
     const u64 buffer = static_cast<u64>(epoch & 1) * ranks;
 
     const u64 theirs = windows[peer];
     copy(reinterpret_cast<byte*>(theirs + data + (buffer + rank) * capacity), send + peer * bytes, bytes);
     __syncthreads();
 
-    const u64 own = windows[rank];
     if (threadIdx.x == 0) {
         release(theirs + (buffer + rank) * FLAG_BYTES, epoch);
         const u64 flag = own + (buffer + source) * FLAG_BYTES;
@@ -117,7 +129,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS) nccl_lsa_all_to_all(
                 break;
             }
         }
-        if (ended != 0) {
+        // The first block that fails says why.
+        if (ended != 0 && atomicCAS(failed, 0u, ended) == 0) {
             *static_cast<volatile u32*>(status) = ended;
         }
         verdict = ended;

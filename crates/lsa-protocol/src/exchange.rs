@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! Pushing ──all blocks pushed, all flags released──▶ Taking
+//!    └──an earlier exchange failed────▶ as that
 //! Taking  ──all blocks taken──▶ Done
 //!    ├──the flag of the host──▶ Aborted
 //!    └──the deadline──────────▶ Missing
@@ -58,6 +59,18 @@ pub trait Machine {
 
     /// Returns whether the time of the exchange is over.
     fn is_overdue(&mut self) -> bool;
+
+    /// Returns how an earlier exchange of this rank over the same window has failed.
+    ///
+    /// # Errors
+    /// The access failed.
+    fn failed(&mut self) -> Result<Option<Outcome>, Self::Error>;
+
+    /// Notes that this exchange fails: [`failed`](Self::failed) returns it from now on.
+    ///
+    /// # Errors
+    /// The access failed.
+    fn fail(&mut self, outcome: Outcome) -> Result<(), Self::Error>;
 }
 
 /// How an exchange ended.
@@ -140,6 +153,12 @@ impl Outcome {
 ///     fn is_overdue(&mut self) -> bool {
 ///         false
 ///     }
+///     fn failed(&mut self) -> Result<Option<Outcome>, Infallible> {
+///         Ok(None)
+///     }
+///     fn fail(&mut self, outcome: Outcome) -> Result<(), Infallible> {
+///         Ok(self.0.push(format!("{outcome:?}")))
+///     }
 /// }
 ///
 /// let (mut exchange, mut machine) = (Exchange::new(0, 2), Alone(Vec::new()));
@@ -192,6 +211,8 @@ impl Exchange {
     /// Pushes all blocks in the first call, and in each call takes what has come. Pending: nothing more to do until
     /// another rank sets a flag.
     ///
+    /// After an exchange that failed none pushes any more: its blocks would overwrite those that a peer may still take.
+    ///
     /// Blocks that have come are taken before the abort and the deadline are looked at, so an exchange whose blocks are all
     /// there is done however late it is. After `Ready` or an error it must not be called again.
     ///
@@ -199,6 +220,9 @@ impl Exchange {
     /// That of the machine.
     pub fn step<M: Machine>(&mut self, machine: &mut M) -> Result<Poll<Outcome>, M::Error> {
         if !self.pushed {
+            if let Some(outcome) = machine.failed()? {
+                return Ok(Poll::Ready(outcome));
+            }
             for block in 1..self.ranks {
                 let peer =
                     ((u64::from(self.rank) + u64::from(block)) % u64::from(self.ranks)) as u32;
@@ -229,13 +253,15 @@ impl Exchange {
         let Some(&source) = self.missing.first() else {
             return Ok(Poll::Ready(Outcome::Done));
         };
-        if machine.is_aborted()? {
-            return Ok(Poll::Ready(Outcome::Aborted));
-        }
-        if machine.is_overdue() {
-            return Ok(Poll::Ready(Outcome::Missing(source)));
-        }
-        Ok(Poll::Pending)
+        let outcome = if machine.is_aborted()? {
+            Outcome::Aborted
+        } else if machine.is_overdue() {
+            Outcome::Missing(source)
+        } else {
+            return Ok(Poll::Pending);
+        };
+        machine.fail(outcome)?;
+        Ok(Poll::Ready(outcome))
     }
 }
 
@@ -250,6 +276,7 @@ mod tests {
         come: Vec<u32>,
         aborted: bool,
         overdue: bool,
+        failed: Option<Outcome>,
         /// The call that fails.
         fails: Option<(&'static str, u32)>,
     }
@@ -294,6 +321,15 @@ mod tests {
         fn is_overdue(&mut self) -> bool {
             self.overdue
         }
+
+        fn failed(&mut self) -> Result<Option<Outcome>, &'static str> {
+            Ok(self.failed)
+        }
+
+        fn fail(&mut self, outcome: Outcome) -> Result<(), &'static str> {
+            self.failed = Some(outcome);
+            Ok(())
+        }
     }
 
     #[test]
@@ -334,12 +370,29 @@ mod tests {
             overdue: true,
             ..Script::default()
         };
-        let step = |script: &mut Script| Exchange::new(0, 3).step(script).unwrap();
+        let step = |script: &mut Script| {
+            script.failed = None;
+            Exchange::new(0, 3).step(script).unwrap()
+        };
         assert_eq!(step(&mut script), Poll::Ready(Outcome::Missing(1)));
         script.aborted = true;
         assert_eq!(step(&mut script), Poll::Ready(Outcome::Aborted));
         script.come.push(1);
         assert_eq!(step(&mut script), Poll::Ready(Outcome::Done));
+    }
+
+    #[test]
+    fn after_a_failure_nothing_is_pushed() {
+        let mut script = Script {
+            overdue: true,
+            ..Script::default()
+        };
+        let missing = Ok(Poll::Ready(Outcome::Missing(2)));
+        assert_eq!(Exchange::new(0, 3).step(&mut script), missing);
+        script.calls.clear();
+        (script.come, script.aborted) = (vec![1, 2], true);
+        assert_eq!(Exchange::new(0, 3).step(&mut script), missing);
+        assert_eq!(script.calls, []);
     }
 
     #[test]

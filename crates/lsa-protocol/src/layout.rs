@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! 0                       flags   [2][ranks]  FLAG_BYTES each, so that no two share a line of the cache
+//! behind them             failed              how the first exchange failed that did; of this rank alone
 //! next multiple of 4096   slots   [2][ranks]  capacity bytes each
 //! ```
 //!
@@ -36,7 +37,7 @@ const MOST_RANKS: u32 = i32::MAX.cast_unsigned();
 /// use lsa_protocol::Layout;
 ///
 /// let layout = Layout::new(8, 1024)?;
-/// // Flags: 2 * 8 * 64 bytes, which end before 4096.
+/// // Flags and the word of a failure: (2 * 8 + 1) * 64 bytes, which end before 4096.
 /// assert_eq!(layout.flag_offset(1, 0), 8 * 64);
 /// assert_eq!(layout.data_offset(2, 3), 4096 + 3 * 1024);
 /// assert_eq!(layout.window_bytes(), 4096 + 2 * 8 * 1024);
@@ -71,7 +72,7 @@ impl Layout {
             return Err(LayoutError::UnevenCapacity { capacity });
         }
         let slots = 2 * ranks as u64;
-        let data = (slots * FLAG_BYTES).next_multiple_of(DATA_ALIGNMENT);
+        let data = ((slots + 1) * FLAG_BYTES).next_multiple_of(DATA_ALIGNMENT);
         let too_large = LayoutError::TooLarge { ranks, capacity };
         let Some(data_bytes) = slots.checked_mul(capacity) else {
             return Err(too_large);
@@ -123,11 +124,22 @@ impl Layout {
     /// The bytes at the start of a window that must be 0 before the first epoch.
     ///
     /// ```
-    /// assert_eq!(lsa_protocol::Layout::new(8, 1024)?.flag_bytes(), 2 * 8 * 64);
+    /// assert_eq!(lsa_protocol::Layout::new(8, 1024)?.flag_bytes(), (2 * 8 + 1) * 64);
     /// # Ok::<(), lsa_protocol::LayoutError>(())
     /// ```
     #[must_use]
     pub const fn flag_bytes(&self) -> u64 {
+        self.failed_offset() + FLAG_BYTES
+    }
+
+    /// Where the word lies that says how an exchange of this rank has failed.
+    ///
+    /// ```
+    /// assert_eq!(lsa_protocol::Layout::new(8, 1024)?.failed_offset(), 2 * 8 * 64);
+    /// # Ok::<(), lsa_protocol::LayoutError>(())
+    /// ```
+    #[must_use]
+    pub const fn failed_offset(&self) -> u64 {
         2 * self.ranks as u64 * FLAG_BYTES
     }
 

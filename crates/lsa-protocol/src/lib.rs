@@ -32,8 +32,9 @@
 //!
 //! This holds as long as
 //!
-//! - every epoch is completed. After [`Outcome::Missing`] or [`Outcome::Aborted`] a late peer may still write, and the
-//!   window serves no other exchange;
+//! - every epoch is completed. After [`Outcome::Missing`] or [`Outcome::Aborted`] a late peer may still write: the
+//!   window serves no other exchange. Launches of that rank which are on its stream already do nothing
+//!   ([`Layout::failed_offset`]): without that they would overwrite blocks that a peer may still take;
 //! - consecutive epochs differ in their last bit, also where the counter starts again: [`next_epoch`];
 //! - the flags are 0 before the first epoch, on all ranks, before any rank begins;
 //! - all blocks of a launch are resident at once, because a block waits for the block of the same number on another
@@ -71,7 +72,8 @@ pub const KERNEL: &str = "nccl_lsa_all_to_all";
 /// ```
 pub const BLOCK_THREADS: u32 = 256;
 
-/// What the kernel writes to its status after an abort; otherwise it is 0, or one more than the rank that is missing.
+/// What the kernel writes to its status after an abort; otherwise it is 0, or one more than the rank that is missing. The
+/// first failure stays. In the word behind it the kernel notes the epoch that it has begun.
 ///
 /// ```
 /// use lsa_protocol::{Outcome, STATUS_ABORTED};

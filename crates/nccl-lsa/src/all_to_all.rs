@@ -5,31 +5,31 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cudarc::driver::CudaSlice;
-use lsa_protocol::{Layout, Outcome, SLOT_ALIGNMENT, next_epoch};
+use lsa_protocol::{Layout, SLOT_ALIGNMENT, next_epoch};
 use nccl_base::operation::{OperationKind, Shape};
 use nccl_core::device_api::Team;
 use nccl_core::one_sided::Window;
 
 use crate::buffer::{RecvBuffer, SendBuffer};
-use crate::communicator::{Communicator, PeerKernel};
+use crate::communicator::Communicator;
 use crate::cuda_driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::issuing::{IssueBuffers, failed_check};
-use crate::kernel::{Exchange, Kernel};
-use crate::request::{LoadStoreRequest, failure};
+use crate::kernel::{Exchange, Kernel, unavailable};
+use crate::request::{LoadStoreRequest, failed};
 
 /// An all-to-all of small messages by a kernel of this crate, which stores each block into the memory of its receiver and sets a
 /// flag there; from [`LoadStoreAllToAll::new`]. NCCL has no part in an exchange, and makes no call for it.
 ///
 /// For ranks whose devices reach each other's memory ([`Team::load_store`]): those of a host with NVLink or peer access. A block
 /// is copied twice, so it is for blocks of some kibibytes, where the latency of NCCL's kernels counts. **On a GPU nothing of it was
-/// measured yet.** The kernel is compiled at run time by NVRTC, of CUDA 12 or newer, for compute capability 7.0 and newer; on the
-/// emulator a function in Rust runs in its place.
+/// measured yet.** The kernel is compiled at run time by NVRTC for the device; tried by its compilers of CUDA 12.9 and 13.5 for compute
+/// capabilities 8.0, 9.0 and 10.0. On the emulator a function in Rust runs in its place.
 ///
 /// All ranks exchange the same number of times, blocks of the same size. The kernel waits for the other ranks at most as long as
-/// the communicator's timeout for operations; then the exchange fails on the rank that waited, the communicator is aborted, and the
-/// error names the rank whose block did not come. An abort of the communicator ends kernels under way before NCCL gives the
-/// windows back.
+/// the communicator's timeout for operations; then the exchange fails on the rank that waited, and those behind it do nothing. The
+/// error names the rank whose block did not come, and the communicator is aborted, when the program waits for the request, begins
+/// the next exchange or finalizes. An abort of the communicator ends kernels under way before NCCL gives the windows back.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -63,8 +63,8 @@ impl LoadStoreAllToAll {
     /// Makes an all-to-all of blocks of at most `capacity` bytes. All ranks of the communicator call it, with the same capacity.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for a capacity of 0, or one that differs between ranks. [`ErrorKind::Unavailable`] where ranks do
-    /// not reach each other's memory, and on a rank without NVRTC: the communicator is aborted then, because the others have theirs.
+    /// On all ranks, and the communicator stays usable: [`ErrorKind::InvalidConfig`] for a capacity of 0, or one that differs between ranks;
+    /// [`ErrorKind::Unavailable`] where ranks do not reach each other's memory, or one is without NVRTC (that rank says so, the others name it).
     /// Otherwise as [`Communicator::window`].
     ///
     /// Wraps `ncclCommWindowRegister` and `ncclGetPeerDevicePointer`.
@@ -76,41 +76,20 @@ impl LoadStoreAllToAll {
     /// # }
     /// ```
     pub fn new(comm: &Communicator, capacity: usize) -> Result<Self> {
-        let ranks = comm.world_size();
-        let invalid = |reason: String| {
-            Error::new(ErrorKind::InvalidConfig {
-                field: "capacity",
-                reason,
-            })
+        let prepared = prepare(comm, capacity);
+        // All ranks compare what they have before any of them has a window, so that all of them fail alike.
+        let (word, bytes) = match &prepared {
+            Ok((layout, _)) => (capacity as u64, layout.window_bytes() as usize),
+            Err(_) => (REFUSED, 0),
         };
-        if capacity == 0 {
-            return Err(invalid(String::from("a block has at least one byte")));
-        }
-        let slot = (capacity as u64).next_multiple_of(SLOT_ALIGNMENT);
-        // Fits: the number of ranks was checked when the communicator was made.
-        let layout = Layout::new(ranks as u32, slot)
-            .map_err(|error| invalid(format!("{capacity} bytes: {error}")))?;
-        let bytes = usize::try_from(layout.window_bytes())
-            .map_err(|_| invalid(format!("{capacity} bytes are more than memory can be")))?;
-        let team = Team::load_store(comm)?;
-        if team.size != ranks {
-            return Err(Error::new(ErrorKind::Unavailable {
-                what: "an all-to-all by loads and stores",
-                reason: format!(
-                    "the devices of {} of the {ranks} ranks reach the memory of this one",
-                    team.size
-                ),
-            }));
-        }
+        let window = comm.window_for_kernels(bytes, || compare(&comm.gather_from_all(word)?));
+        let (layout, kernel) = prepared?;
         // All zeros: no flag is set.
-        let window: Window<u8> = comm.window(bytes)?;
+        let window = window?;
         // What fails from here on fails on this rank alone.
-        let made = Kernel::load(comm.stream().context())
-            .and_then(|kernel| Ok((kernel, addresses(comm, &window)?)));
-        let (kernel, addresses) = made.inspect_err(|error| comm.inner.fail(error))?;
+        let addresses = addresses(comm, &window).inspect_err(|error| comm.inner.fail(error))?;
         let kernel = Arc::new(kernel);
-        let peer_kernel: Arc<dyn PeerKernel> = Arc::<Kernel>::clone(&kernel);
-        comm.inner.add_peer_kernel(&peer_kernel);
+        comm.inner.add_peer_kernel(Arc::<Kernel>::clone(&kernel));
         // The flags of all ranks are zero, and their windows there, before any rank stores.
         comm.barrier()?;
         Ok(Self {
@@ -145,8 +124,8 @@ impl LoadStoreAllToAll {
         R: RecvBuffer<'a, Element = S::Element>,
     {
         nccl_base::forked::check()?;
-        if let Outcome::Missing(_) | Outcome::Aborted = self.kernel.outcome() {
-            return Err(failure(&self.comm, self.kernel.outcome()));
+        if let Some(error) = self.kernel.error() {
+            return Err(failed(&self.comm, error));
         }
         let (x, y) = (x.erase(), y.erase_mut());
         let ranks = self.comm.world_size();
@@ -204,7 +183,9 @@ impl LoadStoreAllToAll {
                 ranks: ranks as u32,
                 epoch,
                 capacity: self.layout.capacity(),
-                timeout_ns: u64::try_from(comm.timeout.as_nanos()).unwrap_or(0),
+                // 0 is no limit.
+                timeout_ns: u64::try_from(comm.timeout.as_nanos())
+                    .map_or(0, |timeout| timeout.max(1)),
             };
             // Its stream waits as well.
             buffers.read(self.window.view())?;
@@ -237,6 +218,7 @@ impl LoadStoreAllToAll {
             self.comm.clone(),
             Arc::clone(&self.kernel),
             done,
+            epoch,
         ))
     }
 
@@ -263,6 +245,67 @@ impl LoadStoreAllToAll {
     pub fn communicator(&self) -> &Communicator {
         &self.comm
     }
+}
+
+/// What a rank tells the others that cannot take part.
+const REFUSED: u64 = u64::MAX;
+
+/// What a rank needs, and finds out without the others.
+fn prepare(comm: &Communicator, capacity: usize) -> Result<(Layout, Kernel)> {
+    let ranks = comm.world_size();
+    if capacity == 0 {
+        return Err(invalid(String::from("a block has at least one byte")));
+    }
+    let too_large = || {
+        invalid(format!(
+            "blocks of {capacity} bytes are more than memory can be"
+        ))
+    };
+    let slot = (capacity as u64)
+        .checked_next_multiple_of(SLOT_ALIGNMENT)
+        .ok_or_else(too_large)?;
+    // Fits: the number of ranks was checked when the communicator was made.
+    let layout = Layout::new(ranks as u32, slot).map_err(|_| too_large())?;
+    if usize::try_from(layout.window_bytes()).is_err() {
+        return Err(too_large());
+    }
+    if !comm.properties()?.device_api {
+        return Err(unavailable(String::from(
+            "the devices of these ranks do not reach each other's memory by NCCL's windows; that needs peer access and memory \
+             from cuMem (NCCL_CUMEM_ENABLE)",
+        )));
+    }
+    let team = Team::load_store(comm)?;
+    if team.size != ranks {
+        return Err(unavailable(format!(
+            "the devices of {} of the {ranks} ranks reach the memory of this one",
+            team.size
+        )));
+    }
+    Ok((layout, Kernel::load(comm.stream().context(), comm.timeout)?))
+}
+
+/// Compares what the ranks have told.
+fn compare(all: &[u64]) -> Result<()> {
+    if let Some(rank) = all.iter().position(|&one| one == REFUSED) {
+        return Err(unavailable(format!(
+            "rank {rank} cannot take part; its error says why"
+        )));
+    }
+    match all.iter().position(|&one| one != all[0]) {
+        None => Ok(()),
+        Some(other) => Err(invalid(format!(
+            "rank 0 asks for blocks of {} bytes, rank {other} for blocks of {}; all ranks have to ask for the same",
+            all[0], all[other]
+        ))),
+    }
+}
+
+fn invalid(reason: String) -> Error {
+    Error::new(ErrorKind::InvalidConfig {
+        field: "capacity",
+        reason,
+    })
 }
 
 /// The addresses of all windows, in device memory.

@@ -4,13 +4,14 @@ use std::ffi::{CString, c_void};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
 use cudarc::driver::sys::{self as cuda, CUdeviceptr, CUfunction, CUmodule};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result};
 use cudarc::nvrtc::{self, CompileError, CompileOptions};
 use lsa_protocol::{BLOCK_THREADS, CUDA_SOURCE, KERNEL, Outcome, STAND_IN_PTX};
 
-use crate::communicator::PeerKernel;
+use crate::communicator::{PeerKernel, is_reached};
 use crate::cuda_driver;
 use crate::drop_queue::{self, DeferredDrop, DropPoll};
 use crate::error::{Error, ErrorKind, Result};
@@ -23,6 +24,10 @@ pub(crate) struct Kernel {
     /// Recorded behind each launch.
     last: ManuallyDrop<CudaEvent>,
     has_run: AtomicBool,
+    /// Whether `last` could not be recorded: then nothing says when the kernel is over.
+    is_lost: AtomicBool,
+    /// For the texts of errors.
+    timeout: Duration,
     context: Arc<CudaContext>,
 }
 
@@ -31,7 +36,7 @@ unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
 
-/// Two words of pinned memory, which the kernel reads and writes.
+/// Three words of pinned memory, which the kernel reads and writes.
 struct Shared {
     words: *mut AtomicU32,
     device: CUdeviceptr,
@@ -39,19 +44,22 @@ struct Shared {
 
 const ABORT: usize = 0;
 const STATUS: usize = 1;
+/// The epoch that was begun last.
+const BEGUN: usize = 2;
+const WORDS: usize = 3;
 
 impl Shared {
     fn new() -> Result<Self> {
         let failed = Error::cuda("allocating memory for host and device (cuMemHostAlloc)");
         let flags = cuda::CU_MEMHOSTALLOC_DEVICEMAP | cuda::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: the context is bound; freed once, by `free`.
-        let words = unsafe { result::malloc_host(2 * size_of::<u32>(), flags) }.map_err(failed)?;
+        let words =
+            unsafe { result::malloc_host(WORDS * size_of::<u32>(), flags) }.map_err(failed)?;
         let words: *mut AtomicU32 = words.cast();
         let mut device: CUdeviceptr = 0;
         // SAFETY: allocated above, as long, and aligned for any word; nobody else has it yet.
         let found = unsafe {
-            words.write(AtomicU32::new(0));
-            words.add(STATUS).write(AtomicU32::new(0));
+            (0..WORDS).for_each(|index| words.add(index).write(AtomicU32::new(0)));
             cuda::cuMemHostGetDevicePointer_v2(&mut device, words.cast(), 0).result()
         };
         let shared = Self { words, device };
@@ -65,7 +73,7 @@ impl Shared {
     }
 
     fn word(&self, index: usize) -> &AtomicU32 {
-        // SAFETY: two words that live until `free`, which consumes this value.
+        // SAFETY: as many words, that live until `free`, which consumes this value.
         unsafe { &*self.words.add(index) }
     }
 
@@ -94,7 +102,7 @@ impl Kernel {
     ///
     /// # Errors
     /// [`ErrorKind::Unavailable`] without NVRTC; [`ErrorKind::Cuda`] when the driver fails.
-    pub(crate) fn load(context: &Arc<CudaContext>) -> Result<Self> {
+    pub(crate) fn load(context: &Arc<CudaContext>, timeout: Duration) -> Result<Self> {
         cuda_driver::bind(context).map_err(Error::cuda(
             "binding the context to this thread (cuCtxSetCurrent)",
         ))?;
@@ -105,8 +113,7 @@ impl Kernel {
             // The emulator alone takes this text, and only its own.
             let module = match load(STAND_IN_PTX) {
                 Ok(module) => module,
-                Err(_) => load(&compiled(context)?)
-                    .map_err(Error::cuda("loading a kernel (cuModuleLoadData)"))?,
+                Err(_) => load(&compiled(context)?).map_err(not_loaded)?,
             };
             let name = CString::new(KERNEL).unwrap_or_default();
             // SAFETY: the module is loaded.
@@ -128,6 +135,8 @@ impl Kernel {
                 shared,
                 last: ManuallyDrop::new(last),
                 has_run: AtomicBool::new(false),
+                is_lost: AtomicBool::new(false),
+                timeout,
                 context: Arc::clone(context),
             }),
             Err(error) => {
@@ -168,14 +177,42 @@ impl Kernel {
             result::launch_kernel(self.function, grid, block, 0, stream.cu_stream(), arguments)
         }
         .map_err(Error::cuda("launching a kernel (cuLaunchKernel)"))?;
-        cuda_driver::record(&self.last, stream)
-            .map_err(Error::cuda("recording an event (cuEventRecord)"))
+        cuda_driver::record(&self.last, stream).map_err(|error| {
+            self.is_lost.store(true, Ordering::Release);
+            Error::cuda("recording an event (cuEventRecord)")(error)
+        })
     }
 
     /// What became of the exchanges so far; the first that failed decides.
     pub(crate) fn outcome(&self) -> Outcome {
         Outcome::from_status(self.shared.word(STATUS).load(Ordering::Acquire))
     }
+
+    /// The epoch that was begun last; 0 before the first.
+    pub(crate) fn begun(&self) -> u32 {
+        self.shared.word(BEGUN).load(Ordering::Acquire)
+    }
+
+    /// The error of exchanges that have failed.
+    pub(crate) fn error(&self) -> Option<Error> {
+        match self.outcome() {
+            Outcome::Done => None,
+            Outcome::Missing(rank) => Some(Error::new(ErrorKind::TimedOut {
+                what: format!("the block of rank {rank} in an all-to-all by loads and stores"),
+                timeout: self.timeout,
+            })),
+            Outcome::Aborted => Some(aborted()),
+        }
+    }
+}
+
+/// The error of an exchange whose communicator was aborted.
+pub(crate) fn aborted() -> Error {
+    Error::new(ErrorKind::Aborted {
+        reason: String::from(
+            "its communicator was aborted during an all-to-all by loads and stores",
+        ),
+    })
 }
 
 impl PeerKernel for Kernel {
@@ -184,12 +221,12 @@ impl PeerKernel for Kernel {
     }
 
     fn is_over(&self) -> bool {
-        if !self.has_run.load(Ordering::Acquire) {
-            return true;
-        }
-        // After the loss of the context nothing runs any more.
-        cuda_driver::bind(&self.context).is_err()
-            || cuda_driver::is_reached(&self.last).unwrap_or(true)
+        !self.has_run.load(Ordering::Acquire)
+            || !self.is_lost.load(Ordering::Acquire) && is_reached(&self.context, &self.last)
+    }
+
+    fn failure(&self) -> Option<Error> {
+        self.error()
     }
 }
 
@@ -200,14 +237,25 @@ fn load(ptx: &str) -> std::result::Result<CUmodule, DriverError> {
     unsafe { result::module::load_data(ptx.as_ptr().cast()) }
 }
 
+/// The error of a compiled kernel that the driver does not load.
+fn not_loaded(error: DriverError) -> Error {
+    match error.0 {
+        cuda::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => unavailable(String::from(
+            "its kernel was compiled by a NVRTC that is newer than the driver: install the NVRTC of the driver's CUDA, or a newer driver",
+        )),
+        _ => Error::cuda("loading a kernel (cuModuleLoadData)")(error),
+    }
+}
+
+pub(crate) fn unavailable(reason: String) -> Error {
+    Error::new(ErrorKind::Unavailable {
+        what: "an all-to-all by loads and stores",
+        reason,
+    })
+}
+
 /// The kernel for the context's device, as PTX.
 fn compiled(context: &CudaContext) -> Result<String> {
-    let unavailable = |reason: String| {
-        Error::new(ErrorKind::Unavailable {
-            what: "an all-to-all by loads and stores",
-            reason,
-        })
-    };
     // SAFETY: only looks whether the library can be loaded.
     if !unsafe { nvrtc::sys::is_culib_present() } {
         return Err(unavailable(String::from(
@@ -241,6 +289,8 @@ struct Ending {
     module: CUmodule,
     shared: Option<Shared>,
     last: CudaEvent,
+    /// Whether the kernel may run for ever, as far as is known.
+    is_lost: bool,
     has_run: bool,
     context: Arc<CudaContext>,
 }
@@ -250,10 +300,8 @@ unsafe impl Send for Ending {}
 
 impl DeferredDrop for Ending {
     fn poll(&mut self) -> DropPoll {
-        let is_over = !self.has_run
-            || cuda_driver::bind(&self.context).is_ok()
-                && cuda_driver::is_reached(&self.last).unwrap_or(false);
-        match is_over {
+        match !self.has_run || is_reached(&self.context, &self.last) {
+            _ if self.is_lost => DropPoll::Never,
             true => DropPoll::Over,
             false => DropPoll::Wait,
         }
@@ -294,6 +342,7 @@ impl Drop for Kernel {
             module: self.module,
             shared: Some(shared),
             last,
+            is_lost: self.is_lost.load(Ordering::Acquire),
             has_run: self.has_run.load(Ordering::Acquire),
             context: Arc::clone(&self.context),
         };

@@ -5,21 +5,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaEvent;
-use lsa_protocol::Outcome;
+use nccl_base::time::later;
 
 use crate::communicator::{Communicator, PeerKernel};
 use crate::cuda_driver;
 use crate::error::{Error, ErrorKind, Result};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, aborted};
 
-/// How much longer than its own timeout a kernel may take to end.
+/// How much longer than its own timeout a kernel may take to end, and how long one that was told to leave.
 const SLACK: Duration = Duration::from_secs(1);
 
 /// The pause between two looks at a kernel that takes long.
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// An exchange under way; from [`LoadStoreAllToAll::exchange`](crate::LoadStoreAllToAll::exchange). Dropped without a wait, its failure
-/// is told by the next exchange.
+/// is told by the next exchange, or by [`Communicator::finalize`].
 ///
 /// ```
 /// # fn example(done: nccl::device_api::LoadStoreRequest) -> nccl::Result<()> {
@@ -31,24 +31,42 @@ pub struct LoadStoreRequest {
     comm: Communicator,
     kernel: Arc<Kernel>,
     done: CudaEvent,
-    deadline: Instant,
+    epoch: u32,
+    issued: Instant,
+}
+
+/// Why a wait has ended.
+#[derive(Clone, Copy)]
+enum End {
+    Over,
+    /// The stream did not come to the kernel.
+    Queued,
+    /// The kernel has begun, and has not ended by itself.
+    Overdue,
+    /// The communicator has ended, and the kernel has not.
+    Aborted,
 }
 
 impl LoadStoreRequest {
-    pub(crate) fn new(comm: Communicator, kernel: Arc<Kernel>, done: CudaEvent) -> Self {
-        let deadline = Instant::now() + comm.timeout.saturating_add(SLACK);
+    pub(crate) fn new(
+        comm: Communicator,
+        kernel: Arc<Kernel>,
+        done: CudaEvent,
+        epoch: u32,
+    ) -> Self {
         Self {
             comm,
             kernel,
             done,
-            deadline,
+            epoch,
+            issued: Instant::now(),
         }
     }
 
     /// Returns whether the exchange is over, well or not.
     ///
     /// # Errors
-    /// [`ErrorKind::Cuda`] when the driver fails.
+    /// [`ErrorKind::Cuda`] when the driver fails; [`ErrorKind::Forked`] in a forked child.
     ///
     /// ```
     /// # fn example(done: &nccl::device_api::LoadStoreRequest) -> nccl::Result<()> {
@@ -57,6 +75,7 @@ impl LoadStoreRequest {
     /// # }
     /// ```
     pub fn is_over(&self) -> Result<bool> {
+        nccl_base::forked::check()?;
         let context = self.comm.stream().context();
         cuda_driver::bind(context)
             .and_then(|()| cuda_driver::is_reached(&self.done))
@@ -66,9 +85,10 @@ impl LoadStoreRequest {
     /// Waits until the exchange is over.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] when a block did not come within the communicator's timeout for operations, naming its rank, or when the
-    /// stream did not come to the kernel; [`ErrorKind::Aborted`] when the communicator was aborted; [`ErrorKind::Cuda`] when the driver
-    /// fails. The communicator is aborted then.
+    /// [`ErrorKind::TimedOut`] when a block did not come within the communicator's timeout for operations, naming its rank;
+    /// [`ErrorKind::Queued`] when other work was on the stream for longer than
+    /// [`Timeouts::queue`](nccl_core::communicator::Timeouts::queue); [`ErrorKind::Aborted`] when the communicator was aborted;
+    /// [`ErrorKind::Cuda`] when the driver fails. The communicator is aborted then.
     ///
     /// ```
     /// # fn example(done: nccl::device_api::LoadStoreRequest) -> nccl::Result<()> {
@@ -76,29 +96,53 @@ impl LoadStoreRequest {
     /// # }
     /// ```
     pub fn wait(self) -> Result<()> {
-        nccl_base::forked::check()?;
+        let end = match self.wait_for_end() {
+            Ok(end) => end,
+            Err(error) => return Err(failed(&self.comm, error)),
+        };
+        let error = match (end, self.kernel.error()) {
+            (End::Over, None) => return Ok(()),
+            (_, Some(error)) => error,
+            (End::Aborted, None) => aborted(),
+            (End::Queued, None) => Error::new(ErrorKind::Queued {
+                what: "an all-to-all by loads and stores",
+                waited: self.issued.elapsed(),
+                timeout: self.comm.inner.queue_timeout().unwrap_or(Duration::MAX),
+            }),
+            (End::Overdue, None) => Error::new(ErrorKind::TimedOut {
+                what: String::from("an all-to-all by loads and stores, whose kernel does not end,"),
+                timeout: self.comm.timeout,
+            }),
+        };
+        Err(failed(&self.comm, error))
+    }
+
+    fn wait_for_end(&self) -> Result<End> {
+        let queue_timeout = self.comm.inner.queue_timeout();
+        let queued_until = queue_timeout.map(|timeout| later(self.issued, timeout));
+        // When the kernel has to be over that has begun; and when one that was told to leave, and why.
+        let (mut running_until, mut leaving) = (None, None);
         let mut looks = 0u32;
-        loop {
-            match self.is_over() {
-                Ok(true) => break,
-                Ok(false) => {}
-                Err(error) => {
-                    self.comm.inner.fail(&error);
-                    return Err(self.comm.inner.final_error(error));
+        while !self.is_over()? {
+            let now = Instant::now();
+            let passed =
+                |deadline: &Option<Instant>| deadline.is_some_and(|deadline| now >= deadline);
+            if running_until.is_none() && self.has_begun() {
+                running_until = Some(later(now, self.comm.timeout.saturating_add(SLACK)));
+            }
+            match leaving {
+                Some((deadline, end)) if now >= deadline => return Ok(end),
+                Some(_) => {}
+                None if self.comm.inner.has_ended() => {
+                    self.kernel.leave();
+                    leaving = Some((later(now, SLACK), End::Aborted));
                 }
-            }
-            if self.comm.inner.has_ended() {
-                self.kernel.leave();
-            }
-            if Instant::now() >= self.deadline {
-                let error = Error::new(ErrorKind::TimedOut {
-                    what: String::from(
-                        "an all-to-all by loads and stores, which the stream has not begun,",
-                    ),
-                    timeout: self.comm.timeout,
-                });
-                self.comm.inner.fail(&error);
-                return Err(self.comm.inner.final_error(error));
+                None if passed(&running_until) => {
+                    self.kernel.leave();
+                    leaving = Some((later(now, SLACK), End::Overdue));
+                }
+                None if running_until.is_none() && passed(&queued_until) => return Ok(End::Queued),
+                None => {}
             }
             looks = looks.saturating_add(1);
             match looks {
@@ -107,26 +151,18 @@ impl LoadStoreRequest {
                 _ => std::thread::sleep(PAUSE),
             }
         }
-        match self.kernel.outcome() {
-            Outcome::Done => Ok(()),
-            outcome => Err(failure(&self.comm, outcome)),
-        }
+        Ok(End::Over)
+    }
+
+    /// Whether the kernel of this exchange, or of a later one, has begun. Epochs start again after four thousand million.
+    fn has_begun(&self) -> bool {
+        let begun = self.kernel.begun();
+        begun != 0 && begun.wrapping_sub(self.epoch) < u32::MAX / 2
     }
 }
 
-/// Aborts the communicator because of an exchange that failed, and returns the error.
-pub(crate) fn failure(comm: &Communicator, outcome: Outcome) -> Error {
-    let error = match outcome {
-        Outcome::Missing(rank) => Error::new(ErrorKind::TimedOut {
-            what: format!("the block of rank {rank} in an all-to-all by loads and stores"),
-            timeout: comm.timeout,
-        }),
-        Outcome::Done | Outcome::Aborted => Error::new(ErrorKind::Aborted {
-            reason: String::from(
-                "its communicator was aborted during an all-to-all by loads and stores",
-            ),
-        }),
-    };
+/// Aborts the communicator because of an exchange that failed, and returns the error to hand out.
+pub(crate) fn failed(comm: &Communicator, error: Error) -> Error {
     comm.inner.fail(&error);
     comm.inner.final_error(error)
 }

@@ -3,15 +3,18 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
+use nccl_sys as sys;
 
-use super::free::{finalize_with, free_with};
-use super::handle::RawComm;
+use super::free::{KERNEL, finalize_with, free_with};
+use super::handle::{NotIdle, RawComm};
+use super::peer_kernels::{DROPPED, PeerKernels};
 use super::timeouts::Timeouts;
 use super::{AbortFlagParent, Inner};
 use crate::abort::AbortSignal;
 use crate::active_calls;
 use crate::drop_queue;
 use crate::events;
+use crate::ffi;
 use crate::library::Library;
 use crate::peers::Supervisor;
 use crate::state::{State, retire};
@@ -30,6 +33,7 @@ struct Dropped {
     /// The stream on which it captured, and the program's stream.
     streams: (Option<Arc<CudaStream>>, Arc<CudaStream>),
     in_use: Vec<Arc<CudaStream>>,
+    peer_kernels: PeerKernels,
     supervisor: Option<Arc<dyn Supervisor>>,
     abort_signal: AbortSignal,
 }
@@ -62,6 +66,7 @@ impl Drop for Inner {
             timeouts: self.timeouts,
             streams: (self.capture_stream.take(), Arc::clone(&self.stream)),
             in_use: std::mem::take(&mut *self.in_use.lock()),
+            peer_kernels: std::mem::take(&mut self.peer_kernels),
             supervisor: self.supervisor.take(),
             abort_signal: self.abort_signal.clone(),
         };
@@ -81,10 +86,14 @@ fn finalize_dropped(dropped: Dropped) {
     };
     let interrupted = || drop_queue::is_exiting() || at_fault() || signal.is_aborted();
     let abort_flag_parent = dropped.abort_flag_parent.as_ref();
+    let peer_kernels = &dropped.peer_kernels;
     let retired = retire(
         dropped.raw,
         |raw| {
             let deadline = deadline_after(timeout);
+            if !peer_kernels.wait(deadline, interrupted) {
+                return Err(NotIdle::TimedOut);
+            }
             finalize_with(
                 &dropped.library,
                 raw,
@@ -100,6 +109,11 @@ fn finalize_dropped(dropped: Dropped) {
             }
         },
         |way, raw| {
+            peer_kernels.leave();
+            if !peer_kernels.wait(deadline_after(DROPPED), || false) {
+                let code = sys::ncclResult_t::ncclInProgress;
+                return Err(ffi::failure(&dropped.library, KERNEL, code));
+            }
             free_with(
                 &dropped.library,
                 way,

@@ -19,7 +19,7 @@ use crate::state::{FreeMethod, NcclSide};
 use crate::threads;
 
 /// What NCCL would unmap the windows under.
-const KERNEL: &str = "a kernel that reaches the memory of other ranks, and is not over,";
+pub(super) const KERNEL: &str = "a kernel that reaches the memory of other ranks, and is not over,";
 
 impl NcclSide for Arc<Inner> {
     type Raw = RawComm;
@@ -36,7 +36,7 @@ impl NcclSide for Arc<Inner> {
     }
 
     fn free(&self, method: FreeMethod, raw: RawComm) -> Result<(), NcclFailure> {
-        if !self.peer_kernels.end(method) {
+        if !self.end_peer_kernels() {
             let code = sys::ncclResult_t::ncclInProgress;
             return Err(ffi::failure(&self.library, KERNEL, code))
                 .inspect_err(|failure| self.log_not_freed(failure));

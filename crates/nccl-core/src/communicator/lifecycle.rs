@@ -50,7 +50,10 @@ pub(super) fn finalize(inner: &Arc<Inner>) -> Result<()> {
         nranks = inner.world_size
     );
     let _entered = span.enter();
-    inner.finalize().map_err(|error| {
+    let ended = inner.finalize();
+    // Of an exchange that nobody has waited for.
+    let ended = ended.and_then(|()| inner.peer_kernels.failure().map_or(Ok(()), Err));
+    ended.map_err(|error| {
         inner
             .final_error(error)
             .during(|| inner.operation(OperationKind::Finalize, Shape::default(), None, started))
@@ -318,6 +321,12 @@ impl Inner {
                 };
                 let wait_until_idle = |raw| {
                     inner.destroy_plans();
+                    if !inner.peer_kernels.wait(deadline, interrupted) {
+                        return Err(match interrupted() {
+                            true => NotIdle::Interrupted,
+                            false => NotIdle::TimedOut,
+                        });
+                    }
                     let abort_flag_parent = inner.abort_flag_parent.as_ref();
                     finalize_with(
                         &inner.library,

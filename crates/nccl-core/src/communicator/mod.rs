@@ -52,9 +52,10 @@ pub(crate) use keep_alive::{KeepAlive, TemporaryHandle};
 pub use launch_mode::LaunchMode;
 #[doc(hidden)]
 pub use lifecycle::{end_failed, leak_failed};
-#[doc(hidden)]
-pub use peer_kernels::PeerKernel;
 pub(crate) use peer_kernels::PeerKernels;
+pub use peer_kernels::WindowHold;
+#[doc(hidden)]
+pub use peer_kernels::{PeerKernel, is_reached};
 pub use public::Communicator;
 pub use registry::{AbortReport, EndedCommunicator, abort_all};
 pub(crate) use stream_order::{

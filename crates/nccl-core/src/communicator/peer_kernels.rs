@@ -1,19 +1,21 @@
-//! Kernels of this crate that reach the memory of other ranks through windows.
+//! Kernels that reach the memory of other ranks through windows.
 //!
 //! When NCCL frees a communicator, it unmaps its windows: a kernel that still reaches them would destroy the context. So such
 //! kernels are told to leave when an abort begins, and NCCL frees the communicator only when they are over. Where one does not
 //! end, the communicator is leaked.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Inner;
-use super::handle::Backoff;
-use crate::state::FreeMethod;
-use crate::sync::Mutex;
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 
-/// How long kernels may take to end before they are told to leave, and how long afterwards.
-const PATIENCE: Duration = Duration::from_secs(2);
+use super::context_lost::is_context_lost;
+use super::handle::Backoff;
+use super::{Communicator, Inner};
+use crate::cuda_driver;
+use crate::error::{Error, Result};
+use crate::forked;
+use crate::sync::Mutex;
 
 /// A kernel that may be under way, launched any number of times.
 #[doc(hidden)]
@@ -23,64 +25,73 @@ pub trait PeerKernel: Send + Sync {
 
     /// Whether no launch of it is under way, or waits on its stream.
     fn is_over(&self) -> bool;
+
+    /// The failure of a launch, for an orderly end.
+    fn failure(&self) -> Option<Error>;
 }
 
-/// Those of a communicator.
+/// Those of a communicator. It keeps them until they are over, whoever has dropped them.
 #[derive(Default)]
-pub(crate) struct PeerKernels(Mutex<Vec<Weak<dyn PeerKernel>>>);
+pub(crate) struct PeerKernels(Mutex<Vec<Arc<dyn PeerKernel>>>);
 
 impl PeerKernels {
-    fn alive(&self) -> Vec<Arc<dyn PeerKernel>> {
-        self.0.lock().iter().filter_map(Weak::upgrade).collect()
+    fn all(&self) -> Vec<Arc<dyn PeerKernel>> {
+        self.0.lock().clone()
     }
 
     /// Whether there are none.
     pub(super) fn is_empty(&self) -> bool {
-        self.alive().is_empty()
+        self.0.lock().is_empty()
     }
 
     /// Tells all to leave.
     pub(super) fn leave(&self) {
-        for kernel in self.alive() {
-            kernel.leave();
-        }
+        self.all().iter().for_each(|kernel| kernel.leave());
     }
 
-    /// Waits until none is under way; false if that takes too long. After an orderly end they may come to their own.
-    pub(super) fn end(&self, method: FreeMethod) -> bool {
-        let kernels = self.alive();
-        if kernels.is_empty() {
-            return true;
+    /// Waits until none is under way; false at the deadline, or when interrupted.
+    pub(super) fn wait(&self, deadline: Instant, interrupted: impl Fn() -> bool) -> bool {
+        let kernels = self.all();
+        let mut backoff = Backoff::new();
+        while !kernels.iter().all(|kernel| kernel.is_over()) {
+            if Instant::now() >= deadline || interrupted() {
+                return false;
+            }
+            backoff.pause();
         }
-        let are_over = || kernels.iter().all(|kernel| kernel.is_over());
-        if method == FreeMethod::Destroy && wait(are_over) {
-            return true;
-        }
-        self.leave();
-        wait(are_over)
+        true
     }
-}
 
-fn wait(is_over: impl Fn() -> bool) -> bool {
-    let deadline = Instant::now() + PATIENCE;
-    let mut backoff = Backoff::new();
-    while !is_over() {
-        if Instant::now() >= deadline {
-            return false;
-        }
-        backoff.pause();
+    /// Returns the failure of one that has failed.
+    pub(super) fn failure(&self) -> Option<Error> {
+        self.all().iter().find_map(|kernel| kernel.failure())
     }
-    true
+
+    /// Removes those that are over and that nobody else has.
+    fn forget(&self) {
+        let mut gone = Vec::new();
+        {
+            let mut all = self.0.lock();
+            let mut index = 0;
+            while index < all.len() {
+                let is_gone = Arc::strong_count(&all[index]) == 1 && all[index].is_over();
+                match is_gone {
+                    true => gone.push(all.swap_remove(index)),
+                    false => index += 1,
+                }
+            }
+        }
+        // Their drops run without the lock.
+        drop(gone);
+    }
 }
 
 impl Inner {
-    /// Adds a kernel, for as long as it is there.
+    /// Adds a kernel.
     #[doc(hidden)]
-    pub fn add_peer_kernel(&self, kernel: &Arc<dyn PeerKernel>) {
-        let mut all = self.peer_kernels.0.lock();
-        all.retain(|other| other.strong_count() > 0);
-        all.push(Arc::downgrade(kernel));
-        drop(all);
+    pub fn add_peer_kernel(&self, kernel: Arc<dyn PeerKernel>) {
+        self.peer_kernels.forget();
+        self.peer_kernels.0.lock().push(Arc::clone(&kernel));
         // An abort that has begun meanwhile did not see it.
         if self.has_ended() {
             kernel.leave();
@@ -93,4 +104,162 @@ impl Inner {
         let state = self.lifecycle.get();
         state.abort_has_begun() || state.is_final()
     }
+
+    /// How long work of others may be ahead of an operation on its stream; `None`: for ever.
+    #[doc(hidden)]
+    pub fn queue_timeout(&self) -> Option<Duration> {
+        self.timeouts.queue_timeout()
+    }
+
+    /// Tells kernels to leave, and waits for them as long as the abort may take, less what NCCL needs of it.
+    pub(super) fn end_peer_kernels(&self) -> bool {
+        self.peer_kernels.leave();
+        let patience = self.timeouts.abort * 3 / 4;
+        self.peer_kernels.wait(Instant::now() + patience, || false)
+    }
 }
+
+/// Keeps NCCL from unmapping the windows of a communicator; from [`Communicator::hold_windows`].
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// # let world = nccl::World::threads(1).remove(0);
+/// # let comm = world.communicator("demo").stream(&stream).build()?;
+/// # let window = comm.window::<f32>(4)?;
+/// let hold = comm.hold_windows()?;
+/// let address = window.peer_address(0)?;
+/// // … launch a kernel on `stream` that uses the address …
+/// hold.until(&stream)?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "dropped at once, it holds nothing"]
+#[derive(Debug)]
+pub struct WindowHold {
+    hold: Arc<Hold>,
+}
+
+#[derive(Debug)]
+struct Hold {
+    context: Arc<CudaContext>,
+    state: Mutex<HoldState>,
+}
+
+#[derive(Debug)]
+enum HoldState {
+    Held,
+    Until(CudaEvent),
+    /// What was to be waited for cannot be: it is never over.
+    Lost,
+    Over,
+}
+
+impl PeerKernel for Hold {
+    fn leave(&self) {}
+
+    fn is_over(&self) -> bool {
+        match &*self.state.lock() {
+            HoldState::Held | HoldState::Lost => false,
+            HoldState::Over => true,
+            HoldState::Until(event) => is_reached(&self.context, event),
+        }
+    }
+
+    fn failure(&self) -> Option<Error> {
+        None
+    }
+}
+
+/// Whether an event was reached, or its context is lost, in which nothing runs any more.
+#[doc(hidden)]
+pub fn is_reached(context: &CudaContext, event: &CudaEvent) -> bool {
+    let reached = cuda_driver::bind(context).and_then(|()| cuda_driver::is_reached(event));
+    reached.unwrap_or_else(|error| is_context_lost(error.0 as u32))
+}
+
+impl Communicator {
+    /// Keeps the windows of the communicator mapped while kernels of the program use [`Window::peer_address`] or a
+    /// [`DeviceCommunicator`]: an abort, which a fault of another rank may begin at any time, waits until what was on the stream
+    /// at [`WindowHold::until`] is over, and an orderly end as well. If that takes longer than three quarters of the
+    /// [abort timeout](crate::Timeouts::abort), the communicator is leaked, with its windows mapped.
+    ///
+    /// Take it before the launch. A kernel that waits for other ranks should look at a flag or a clock, so that it ends when they
+    /// do not come.
+    ///
+    /// [`Window::peer_address`]: crate::one_sided::Window::peer_address
+    /// [`DeviceCommunicator`]: crate::device_api::DeviceCommunicator
+    ///
+    /// # Errors
+    /// [`ErrorKind::Aborted`](crate::error::ErrorKind::Aborted) and [`ErrorKind::Closed`](crate::error::ErrorKind::Closed) when the
+    /// communicator has ended: its windows may be gone.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
+    /// let hold = comm.hold_windows()?;
+    /// drop(hold); // nothing was launched
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn hold_windows(&self) -> Result<WindowHold> {
+        forked::check()?;
+        let hold = Arc::new(Hold {
+            context: Arc::clone(&self.inner.context),
+            state: Mutex::new(HoldState::Held),
+        });
+        let made = WindowHold { hold };
+        self.inner.add_peer_kernel(Arc::<Hold>::clone(&made.hold));
+        // Only now: an end that begins later sees it.
+        match self.inner.has_ended() {
+            true => Err(self.inner.out_of_use()),
+            false => Ok(made),
+        }
+    }
+}
+
+impl WindowHold {
+    /// Holds the windows until what is on the stream now is over. Never waits.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Cuda`](crate::error::ErrorKind::Cuda) when the driver fails: the windows stay mapped for ever then, and the
+    /// communicator is leaked when it ends.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
+    /// let hold = comm.hold_windows()?;
+    /// // … launch …
+    /// hold.until(comm.stream())
+    /// # }
+    /// ```
+    pub fn until(self, stream: &CudaStream) -> Result<()> {
+        let recorded = || {
+            let event = cuda_driver::new_event(stream.context(), None)?;
+            cuda_driver::bind(stream.context())?;
+            cuda_driver::record(&event, stream)?;
+            Ok(event)
+        };
+        match recorded() {
+            Ok(event) => {
+                *self.hold.state.lock() = HoldState::Until(event);
+                Ok(())
+            }
+            Err(error) => {
+                *self.hold.state.lock() = HoldState::Lost;
+                Err(Error::cuda("recording an event (cuEventRecord)")(error))
+            }
+        }
+    }
+}
+
+impl Drop for WindowHold {
+    fn drop(&mut self) {
+        let mut state = self.hold.state.lock();
+        if matches!(*state, HoldState::Held) {
+            *state = HoldState::Over;
+        }
+    }
+}
+
+/// How long a dropped communicator waits for kernels that were told to leave.
+pub(super) const DROPPED: Duration = Duration::from_secs(5);

@@ -36,7 +36,8 @@ impl Communicator {
         let inner = Arc::clone(&self.inner);
         let timeout = self.timeout;
         let asked = detached_call::run(
-            deadline_after(timeout),
+            // The wait for the lock has a deadline of its own.
+            deadline_after(timeout.saturating_add(SLACK)),
             || inner.interrupted(),
             {
                 let inner = Arc::clone(&inner);

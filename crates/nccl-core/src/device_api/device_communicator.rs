@@ -2,13 +2,15 @@
 
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::sync::Arc;
 
-use cudarc::driver::DeviceRepr;
+use cudarc::driver::{CudaEvent, DeviceRepr};
 use nccl_sys as sys;
 
 use crate::communicator::{Communicator, KeepAlive};
 use crate::config;
-use crate::drop_queue::{self, DeferredDrop, DropPoll};
+use crate::cuda_driver;
+use crate::drop_queue::{self, DeferredDrop, DropPoll, StreamPoint};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
 
@@ -70,8 +72,9 @@ impl DeviceRequirements {
 /// Kernels take [`argument`](Self::argument) by value, where C++ has a `ncclDevComm`. It is laid out as in the header of
 /// [`nccl_sys::Version::HEADER`]; NCCL of that release and newer takes kernels that were compiled with that header.
 ///
-/// It keeps the communicator alive; its drop gives back what NCCL has allocated for it, in the background. An abort ends it
-/// as well. A kernel that uses it has to be over by then; that is a part of what the `unsafe` launch of a kernel promises.
+/// It keeps the communicator alive; its drop gives back what NCCL has allocated for it, in the background, when the communicator's
+/// stream has come to that point. An abort ends it as well, at any time: kernels that use it need a
+/// [hold](Communicator::hold_windows).
 ///
 /// ```no_run
 /// # fn example(comm: &nccl::Communicator, kernel: &nccl::cudarc::driver::CudaFunction) -> Result<(), Box<dyn std::error::Error>> {
@@ -81,17 +84,20 @@ impl DeviceRequirements {
 /// let mut needs = DeviceRequirements::default();
 /// needs.load_store_barriers = 1;
 /// let device = comm.device_communicator(&needs)?;
+/// let hold = comm.hold_windows()?;
 /// let mut launch = comm.stream().launch_builder(kernel);
 /// launch.arg(device.argument());
-/// // SAFETY: `extern "C" __global__ void kernel(ncclDevComm comm)`, and the stream is waited for below.
+/// // SAFETY: `extern "C" __global__ void kernel(ncclDevComm comm)`; the windows are held until it is over.
 /// unsafe { launch.launch(LaunchConfig::for_num_elems(256)) }?;
-/// comm.stream().synchronize()?;
+/// hold.until(comm.stream())?;
 /// # Ok(())
 /// # }
 /// ```
 pub struct DeviceCommunicator {
     argument: ManuallyDrop<Box<DeviceArgument>>,
     comm: ManuallyDrop<KeepAlive>,
+    /// Recorded when this is dropped; created beforehand, so that this cannot fail then.
+    last: ManuallyDrop<CudaEvent>,
 }
 
 /// A `ncclDevComm`, as an argument of kernels.
@@ -195,6 +201,14 @@ impl Communicator {
                 ),
             }));
         }
+        if needs.lsaMultimem && !self.properties()?.multimem {
+            return Err(Error::new(ErrorKind::Unavailable {
+                what: "a multicast address of all ranks",
+                reason: String::from("these devices have none (NVLink SHARP)"),
+            }));
+        }
+        let last = cuda_driver::new_event(&self.inner.context, None)
+            .map_err(Error::cuda("creating an event (cuEventCreate)"))?;
         // SAFETY: integers, booleans, arrays of them and pointers, all of which may be zero.
         let made = unsafe { std::mem::zeroed::<sys::ncclDevComm_t>() };
         // Leaked where the call fails: NCCL may still write to it.
@@ -220,6 +234,7 @@ impl Communicator {
         Ok(DeviceCommunicator {
             argument: ManuallyDrop::new(Box::new(DeviceArgument(place.made))),
             comm: ManuallyDrop::new(KeepAlive::new(self.clone())),
+            last: ManuallyDrop::new(last),
         })
     }
 }
@@ -251,10 +266,15 @@ impl fmt::Debug for DeviceCommunicator {
 struct Ending {
     argument: Box<DeviceArgument>,
     comm: KeepAlive,
+    behind: StreamPoint,
 }
 
 impl DeferredDrop for Ending {
     fn poll(&mut self) -> DropPoll {
+        if !self.behind.is_over() {
+            self.comm.abort_if_overdue();
+            return DropPoll::Wait;
+        }
         let inner = &self.comm.inner;
         let Some(guard) = inner.handle.try_lock() else {
             self.comm.abort_if_overdue();
@@ -267,6 +287,10 @@ impl DeferredDrop for Ending {
         let Some(destroy) = inner.library.api().ncclDevCommDestroy else {
             return DropPoll::Over;
         };
+        // NCCL asks for the thread's device, and makes it that again.
+        if cuda_driver::bind(&inner.context).is_err() {
+            return DropPoll::Over;
+        }
         // SAFETY: made for this communicator, which is alive, under its lock, and destroyed once: the value is over after this.
         let code = unsafe { destroy(raw.as_ptr(), &self.argument.0) };
         if let Err(failure) = ffi::check(&inner.library, DESTROY, code) {
@@ -288,13 +312,20 @@ impl Drop for DeviceCommunicator {
         if drop_queue::is_closed() {
             return;
         }
-        // SAFETY: both are taken once, here.
-        let (argument, comm) = unsafe {
+        // SAFETY: each is taken once, here.
+        let (argument, comm, last) = unsafe {
             (
                 ManuallyDrop::take(&mut self.argument),
                 ManuallyDrop::take(&mut self.comm),
+                ManuallyDrop::take(&mut self.last),
             )
         };
-        drop_queue::defer(Box::new(Ending { argument, comm }), drop_queue::TIMEOUT);
+        let behind = StreamPoint::new(Arc::clone(comm.stream()), last);
+        let ending = Ending {
+            argument,
+            comm,
+            behind,
+        };
+        drop_queue::defer(Box::new(ending), drop_queue::TIMEOUT);
     }
 }

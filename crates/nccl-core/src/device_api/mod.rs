@@ -11,6 +11,7 @@ mod device_communicator;
 mod properties;
 mod team;
 
+pub use crate::communicator::WindowHold;
 pub use device_communicator::{DeviceArgument, DeviceCommunicator, DeviceRequirements};
 pub use properties::{Gin, Properties};
 pub use team::Team;

@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 ///
 /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
 /// let near = Team::load_store(comm)?;
-/// let ranks: Vec<usize> = (0..near.size).map(|place| near.rank_at(comm, place)).collect();
+/// let ranks: Vec<usize> = (0..near.size).map(|place| near.rank_at(place)).collect();
 /// println!("kernels of this rank reach the memory of ranks {ranks:?}");
 /// # Ok(())
 /// # }
@@ -26,10 +26,13 @@ pub struct Team {
     pub place: usize,
     /// How many ranks of the communicator lie between a rank of the team and its next one, plus one.
     pub stride: usize,
+    /// The rank of the communicator at place 0.
+    first: usize,
 }
 
 impl Team {
-    /// The ranks whose memory the kernels of this rank can load and store (LSA): those of its host, or of its NVLink domain.
+    /// The ranks whose memory the kernels of this rank can load and store (LSA): those of its host, or of its NVLink domain. NCCL counts
+    /// them by their place; whether they really can is [`Properties::device_api`](super::Properties::device_api).
     ///
     /// # Errors
     /// As [`Communicator::properties`], and [`ErrorKind::Unsupported`] before NCCL 2.28.3. [`ErrorKind::Unavailable`] where NCCL
@@ -83,12 +86,14 @@ impl Team {
             // SAFETY: the communicator is alive, under its lock.
             Ok(unsafe { function(raw.as_ptr()) })
         })?;
+        let own = comm.rank();
         let number = |value| usize::try_from(value).ok();
         let team = || {
             Some(Self {
                 size: number(found.nRanks).filter(|&size| size > 0)?,
                 place: number(found.rank)?,
                 stride: number(found.stride)?,
+                first: own.checked_sub(number(found.rank)? * number(found.stride)?)?,
             })
         };
         team().ok_or_else(|| {
@@ -111,13 +116,13 @@ impl Team {
     /// # let world = nccl::World::threads(1).remove(0);
     /// # let comm = world.communicator("demo").stream(&stream).build()?;
     /// let near = nccl::device_api::Team::load_store(&comm)?;
-    /// assert_eq!(near.rank_at(&comm, near.place), comm.rank());
+    /// assert_eq!(near.rank_at(near.place), comm.rank());
     /// # Ok(())
     /// # }
     /// ```
     #[must_use]
-    pub fn rank_at(&self, comm: &Communicator, place: usize) -> usize {
+    pub fn rank_at(&self, place: usize) -> usize {
         assert!(place < self.size, "the team has {} ranks", self.size);
-        comm.rank() + place * self.stride - self.place * self.stride
+        self.first + place * self.stride
     }
 }

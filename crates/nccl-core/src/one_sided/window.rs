@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut};
 
@@ -51,6 +52,13 @@ pub struct Window<T: NcclType> {
     comm: Communicator,
 }
 
+fn turn_timed_out(timeout: Duration) -> Error {
+    Error::new(ErrorKind::TimedOut {
+        what: String::from("another thread's registration of a window"),
+        timeout,
+    })
+}
+
 /// What a rank lacks that has asked for a window.
 const NO_WINDOW: u64 = 1;
 const NO_OPERATIONS: u64 = 2;
@@ -84,10 +92,7 @@ impl Communicator {
         // Between the comparison and the registration, no other window is registered here.
         let deadline = deadline_after(self.timeout);
         let Some(_turn) = self.inner.window_turn.try_lock_until(deadline) else {
-            return Err(Error::new(ErrorKind::TimedOut {
-                what: String::from("another thread's registration of a window"),
-                timeout: self.timeout,
-            }));
+            return Err(turn_timed_out(self.timeout));
         };
         let bytes = len.saturating_mul(size_of::<T>());
         let all =
@@ -112,8 +117,36 @@ impl Communicator {
                 reason: String::from("a window has at least one element"),
             }));
         }
+        let mut window = self.window_alone(len, self.has_one_sided()?)?;
+        // The first one-sided operation connects all ranks, and would wait for the others to issue one.
+        window.comm = self.apart()?;
+        self.inner.has_window.store(true, Ordering::Release);
+        let own = self.rank();
+        window.comm.signal(Target::rank(own))?;
+        window.wait(&[Signals::from(own)])?.wait()?;
+        window.comm = self.clone();
+        Ok(window)
+    }
+
+    /// As [`window`](Self::window), without one-sided operations. `agree` compares the length among all ranks.
+    #[doc(hidden)]
+    pub fn window_for_kernels(
+        &self,
+        bytes: usize,
+        agree: impl FnOnce() -> Result<()>,
+    ) -> Result<Window<u8>> {
+        let deadline = deadline_after(self.timeout);
+        let Some(_turn) = self.inner.window_turn.try_lock_until(deadline) else {
+            return Err(turn_timed_out(self.timeout));
+        };
+        agree()?;
+        self.window_alone(bytes, true)
+    }
+
+    /// Allocates and registers a window whose length the ranks have compared.
+    fn window_alone<T: NcclType>(&self, len: usize, has_operations: bool) -> Result<Window<T>> {
         let registered = register_alone(self, self.buffer::<T>(len)?)?;
-        let own = match (registered.is_effective(), self.has_one_sided()?) {
+        let own = match (registered.is_effective(), has_operations) {
             (false, _) => NO_WINDOW,
             (true, false) => NO_OPERATIONS,
             (true, true) => 0,
@@ -134,17 +167,10 @@ impl Communicator {
                 reason,
             }));
         }
-        // The first one-sided operation connects all ranks, and would wait for the others to issue one.
-        let mut window = Window {
+        Ok(Window {
             registered,
-            comm: self.apart()?,
-        };
-        self.inner.has_window.store(true, Ordering::Release);
-        let own = self.rank();
-        window.comm.signal(Target::rank(own))?;
-        window.wait(&[Signals::from(own)])?.wait()?;
-        window.comm = self.clone();
-        Ok(window)
+            comm: self.clone(),
+        })
     }
 
     /// The communicator without its configuration, on a stream on which nothing of the program's is waited for.
@@ -164,7 +190,8 @@ impl Communicator {
     }
 
     /// Returns the number that each rank has given.
-    fn gather_from_all(&self, own: u64) -> Result<Vec<u64>> {
+    #[doc(hidden)]
+    pub fn gather_from_all(&self, own: u64) -> Result<Vec<u64>> {
         let comm = self.apart()?;
         let (context, stream) = (&self.inner.context, comm.stream());
         let mut all = vec![0u64; self.world_size()];
@@ -248,8 +275,9 @@ impl<T: NcclType> Window<T> {
     }
 
     /// Returns the address at which kernels of this rank's device reach the part of rank `peer`; `None` for a rank whose memory they
-    /// do not reach ([`Team::load_store`](crate::device_api::Team::load_store)). It is valid for as long as both ranks have the
-    /// window. What kernels read and write there, and when, is for them to arrange.
+    /// do not reach ([`Team::load_store`](crate::device_api::Team::load_store)). It is valid until this rank's window or that one's is dropped, or the
+    /// communicator ends, which an abort for another rank's fault may do at any time: kernels that use it need a
+    /// [hold](Communicator::hold_windows). What they read and write there, and when, is for them to arrange.
     ///
     /// # Errors
     /// [`ErrorKind::NoSuchRank`] for a rank that the communicator does not have; otherwise as [`Communicator::properties`].
