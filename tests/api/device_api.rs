@@ -1,7 +1,7 @@
 //! What kernels of a program need of NCCL: properties, teams, addresses of peers, device communicators.
 
 use nccl::cudarc::driver::result;
-use nccl::device_api::{DeviceRequirements, Gin, Team};
+use nccl::device_api::{DeviceRequirements, Team};
 use nccl::one_sided::Window;
 use nccl::{Communicator, ErrorKind, World};
 
@@ -20,7 +20,6 @@ fn store(world: &World) -> Outcome {
     let (own, ranks) = (comm.rank(), comm.world_size());
     let properties = comm.properties()?;
     assert!(properties.device_api && properties.host_rma == Some(true));
-    assert_eq!((properties.gin, properties.multimem), (Gin::None, false));
     assert_eq!(properties.load_store_teams, Some(1));
     let near = Team::load_store(&comm)?;
     assert_eq!((near.size, near.place, near.stride), (ranks, own, 1));

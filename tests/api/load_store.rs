@@ -63,6 +63,9 @@ fn exchange(world: &World) -> Outcome {
 
 #[test]
 fn blocks_arrive_between_threads() {
+    if !support::needs_nvrtc() {
+        return;
+    }
     for ranks in [1, 2, 3] {
         ranks_as_threads(ranks, |world| exchange(&world));
     }
@@ -70,6 +73,9 @@ fn blocks_arrive_between_threads() {
 
 #[test]
 fn blocks_arrive_between_processes() {
+    if !support::needs_nvrtc() {
+        return;
+    }
     for ranks in [2, 4] {
         ranks_as_processes(ranks, |world| exchange(&world));
     }
@@ -77,6 +83,9 @@ fn blocks_arrive_between_processes() {
 
 #[test]
 fn what_does_not_fit_is_refused_and_nothing_is_lost() {
+    if !support::needs_nvrtc() {
+        return;
+    }
     ranks_as_threads(2, |world| {
         let (stream, comm) = start(&world)?;
         for wrong in [0, usize::MAX, usize::MAX / 8] {
@@ -112,6 +121,9 @@ fn what_does_not_fit_is_refused_and_nothing_is_lost() {
 
 #[test]
 fn what_one_rank_cannot_have_is_refused_on_all() {
+    if !support::needs_nvrtc() {
+        return;
+    }
     ranks_as_threads(2, |world| {
         let (_, comm) = start(&world)?;
         let error = LoadStoreAllToAll::new(&comm, 16 - comm.rank()).unwrap_err();
@@ -134,6 +146,9 @@ fn what_one_rank_cannot_have_is_refused_on_all() {
 /// It needs windows, and none of NCCL's one-sided operations.
 #[test]
 fn blocks_arrive_without_one_sided_operations() {
+    if !support::needs_nvrtc() {
+        return;
+    }
     Ranks::new(2)
         .variable("NCCL_NUM_RMA_CTX", "0")
         .processes(|world| exchange(&world));
@@ -178,6 +193,9 @@ fn waits_in_vain(world: &World, timeout: Duration, other: impl FnOnce(&Communica
 
 #[test]
 fn a_block_that_does_not_come_is_an_error_that_names_its_rank() {
+    if !support::needs_nvrtc() {
+        return;
+    }
     ranks_as_processes(2, |world| {
         waits_in_vain(&world, Duration::from_secs(1), |comm| {
             // Here, and not there.
@@ -191,6 +209,9 @@ fn a_block_that_does_not_come_is_an_error_that_names_its_rank() {
 
 #[test]
 fn an_abort_of_another_rank_ends_the_wait() {
+    if !support::needs_nvrtc() {
+        return;
+    }
     ranks_as_processes(2, |world| {
         waits_in_vain(&world, Duration::from_secs(30), |comm| {
             std::thread::sleep(Duration::from_millis(300));
@@ -201,6 +222,9 @@ fn an_abort_of_another_rank_ends_the_wait() {
 
 #[test]
 fn the_death_of_another_rank_ends_the_wait() {
+    if !support::needs_nvrtc() {
+        return;
+    }
     const RANKS: usize = 2;
     let test = name(&|| ());
     if let Some((_, world)) = apart::rank(&test, RANKS) {
@@ -227,6 +251,9 @@ fn the_death_of_another_rank_ends_the_wait() {
 /// Finalized, and dropped, while the kernels of an exchange are on their way.
 #[test]
 fn an_orderly_end_waits_for_exchanges_under_way() {
+    if !support::needs_nvrtc() {
+        return;
+    }
     ranks_as_threads(3, |world| {
         for round in 0..20 {
             let (stream, comm) = start(&world)?;
@@ -250,6 +277,9 @@ fn an_orderly_end_waits_for_exchanges_under_way() {
 /// A rank comes late; the others have dropped everything by then, and what they end waits for their kernels.
 #[test]
 fn what_is_dropped_ends_after_its_kernels() {
+    if !support::needs_nvrtc() {
+        return;
+    }
     for end in ["finalize", "drop", "hold"] {
         ranks_as_threads(2, move |world| {
             let (stream, comm) = start(&world)?;
@@ -288,6 +318,9 @@ fn what_is_dropped_ends_after_its_kernels() {
 
 #[test]
 fn an_abort_ends_kernels_that_were_dropped() {
+    if !support::needs_nvrtc() {
+        return;
+    }
     ranks_as_processes(2, |world| {
         let (stream, comm) = start(&world)?;
         let mut all_to_all = LoadStoreAllToAll::new(&comm, 64)?;
@@ -319,6 +352,9 @@ fn an_abort_ends_kernels_that_were_dropped() {
 /// Nobody waits for the exchange that fails.
 #[test]
 fn a_failure_that_was_dropped_is_told_by_the_orderly_end() {
+    if !support::needs_nvrtc() {
+        return;
+    }
     ranks_as_processes(2, |world| {
         let (stream, comm) = start(&world)?;
         let comm = comm.within(Duration::from_millis(500));
@@ -342,6 +378,9 @@ fn a_failure_that_was_dropped_is_told_by_the_orderly_end() {
 /// What holds the windows holds an abort, and it gives up.
 #[test]
 fn windows_that_are_held_are_not_unmapped() {
+    if !support::needs_nvrtc() {
+        return;
+    }
     ranks_as_threads(1, |world| {
         let stream = support::device(&world)?.new_stream()?;
         let builder = world.communicator("held").stream(&stream);

@@ -137,6 +137,24 @@ pub fn needs_emulator(what: &str) -> bool {
     emulated
 }
 
+/// Whether kernels can be compiled at run time, or run without that; otherwise reports that the test is left out.
+#[must_use]
+pub fn needs_nvrtc() -> bool {
+    static ADMITTED: OnceLock<bool> = OnceLock::new();
+    *ADMITTED.get_or_init(|| {
+        // SAFETY: only looks whether the library can be loaded.
+        let is_there = || unsafe { nccl::cudarc::nvrtc::sys::is_culib_present() };
+        let admitted = nccl_tools::testing::is_child()
+            || perf::install(1).is_ok_and(|found| found.is_emulated())
+            || on_nvidias()
+            || is_there();
+        if !admitted {
+            not_tested(format_args!("there is no libnvrtc.so for the kernel"));
+        }
+        admitted
+    })
+}
+
 /// Whether NVIDIA's own library runs on the emulator's driver, in place of the emulator's own NCCL.
 #[must_use]
 pub fn on_nvidias() -> bool {
