@@ -2,13 +2,14 @@
 
 use std::sync::{Once, OnceLock};
 
+use nccl_core::library::Library;
 use nccl_plugin::Offer;
 use nccl_plugin::profiler::{self, Events};
 
 /// Says what NCCL is to report: `auto`, `off`, or a list of `operations`, `kernels`, `transfers` and `steps`.
 const VARIABLE: &str = "NCCL_RUN_PROFILER";
 
-/// The most that costs nothing to speak of (`docs/results/profiler.md`).
+/// The most that costs nothing to speak of (`docs/results/profiler.md`) with NVIDIA's library.
 const AUTO: Events = Events {
     operations: true,
     transfers: true,
@@ -65,6 +66,9 @@ pub(crate) fn install() {
             return;
         };
         profiler::set_events(events);
+        if is_auto() {
+            Library::on_load(less_on_the_emulator);
+        }
         match profiler::install() {
             Offer::Made => {}
             Offer::UserHasOne(other) => {
@@ -75,6 +79,22 @@ pub(crate) fn install() {
             }
         }
     });
+}
+
+/// On the emulator's own NCCL a report takes as long as a small operation, and within a host says nothing: there is no transfer, and the
+/// algorithm is always the same.
+fn less_on_the_emulator(library: &Library) {
+    if library.is_emulated() {
+        profiler::add_events_between_hosts(AUTO);
+        profiler::set_events(Events::default());
+    }
+}
+
+/// Whether nothing else was asked for.
+fn is_auto() -> bool {
+    std::env::var(VARIABLE).map_or(true, |text| {
+        parse(&text) == Ok(Some(AUTO)) && !text.contains(',')
+    })
 }
 
 /// Logs once if NCCL has not taken the profiler, although it has made a communicator.

@@ -119,6 +119,13 @@ fn a_device_communicator_is_made_by_nvidias_library_and_refused_by_the_emulator(
         // Not `comm.barrier()`, in which the other rank may still be when the emulator refuses this one.
         world.barrier("both were refused")?;
         needs.barriers = 0;
+        let mut other = needs.clone();
+        other.load_store_barriers += comm.rank();
+        let error = comm.device_communicator(&other).unwrap_err();
+        assert!(
+            error.to_string().contains("rank 1 requires something else"),
+            "{error}"
+        );
         match comm.device_communicator(&needs) {
             Ok(device) => {
                 assert!(support::on_nvidias());

@@ -121,6 +121,9 @@ pub(crate) const OLDEST: Version = Version::new(2, 18, 1);
 
 static LOADED: OnceCell<Library> = OnceCell::new();
 
+/// See [`Library::on_load`].
+static ON_LOAD: OnceCell<fn(&Library)> = OnceCell::new();
+
 impl Library {
     /// Loads libnccl, or returns the library that this process already uses.
     ///
@@ -230,6 +233,9 @@ impl Library {
             path = %library.path().display(),
             "loaded libnccl"
         );
+        if let Some(hook) = ON_LOAD.get() {
+            hook(&library);
+        }
         Ok(library)
     }
 
@@ -285,6 +291,17 @@ impl Library {
             _ => true,
         };
         symbol && self.0.version >= capability.since()
+    }
+
+    /// Has `hook` called with the library that this process loads, before it makes a communicator; at once if it is loaded. The
+    /// first hook counts.
+    #[doc(hidden)]
+    pub fn on_load(hook: fn(&Self)) {
+        if ON_LOAD.set(hook).is_ok()
+            && let Some(library) = Self::loaded()
+        {
+            hook(&library);
+        }
     }
 
     /// Returns the library that this process has loaded, if any.

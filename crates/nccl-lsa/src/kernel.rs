@@ -1,5 +1,6 @@
 //! The kernel: compiled, loaded, launched and unloaded.
 
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use cudarc::driver::sys::{self as cuda, CUdeviceptr, CUfunction, CUmodule};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result};
 use cudarc::nvrtc::{self, CompileError, CompileOptions};
 use lsa_protocol::{BLOCK_THREADS, CUDA_SOURCE, KERNEL, Outcome, STAND_IN_PTX};
+use nccl_base::sync::Mutex;
 
 use crate::communicator::{PeerKernel, is_reached};
 use crate::cuda_driver;
@@ -256,6 +258,8 @@ pub(crate) fn unavailable(reason: String) -> Error {
 
 /// The kernel for the context's device, as PTX.
 fn compiled(context: &CudaContext) -> Result<String> {
+    /// What was compiled, by compute capability: the program may need it for each of its layers.
+    static COMPILED: Mutex<BTreeMap<(i32, i32), String>> = Mutex::new(BTreeMap::new());
     // SAFETY: only looks whether the library can be loaded.
     if !unsafe { nvrtc::sys::is_culib_present() } {
         return Err(unavailable(String::from(
@@ -266,6 +270,10 @@ fn compiled(context: &CudaContext) -> Result<String> {
     let (major, minor) = context
         .compute_capability()
         .map_err(Error::cuda("asking for the compute capability"))?;
+    let mut all = COMPILED.lock();
+    if let Some(ptx) = all.get(&(major, minor)) {
+        return Ok(ptx.clone());
+    }
     let options = CompileOptions {
         options: vec![
             format!("--gpu-architecture=compute_{major}{minor}"),
@@ -275,7 +283,11 @@ fn compiled(context: &CudaContext) -> Result<String> {
         ..CompileOptions::default()
     };
     match nvrtc::compile_ptx_with_opts(CUDA_SOURCE, options) {
-        Ok(ptx) => Ok(ptx.to_src()),
+        Ok(ptx) => {
+            let ptx = ptx.to_src();
+            all.insert((major, minor), ptx.clone());
+            Ok(ptx)
+        }
         Err(CompileError::CompileError { log, .. }) => Err(unavailable(format!(
             "NVRTC does not compile its kernel for compute capability {major}.{minor}: {}",
             log.to_string_lossy().trim()

@@ -1,6 +1,7 @@
 //! The argument of kernels that are written with NCCL's device functions.
 
 use std::fmt;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
@@ -25,7 +26,7 @@ const DESTROY: &str = "ncclDevCommDestroy";
 /// let mut needs = DeviceRequirements::default();
 /// needs.load_store_barriers = 16; // one for each block of a kernel
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct DeviceRequirements {
     /// Barriers among the ranks of a [`Team::load_store`](super::Team::load_store): as many as blocks use one at a time.
@@ -168,7 +169,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] with a NCCL older than the bindings ([`nccl_sys::Version::HEADER`]), whose struct is another.
-    /// [`ErrorKind::InvalidConfig`] for numbers that NCCL cannot count. [`ErrorKind::Unavailable`] where there is no device API
+    /// [`ErrorKind::InvalidConfig`] for numbers that NCCL cannot count, and on all ranks alike where the requirements differ. [`ErrorKind::Unavailable`] where there is no device API
     /// among these ranks ([`Properties::device_api`](super::Properties::device_api)). [`ErrorKind::Nccl`] when NCCL fails, as the
     /// emulator's own does, and [`ErrorKind::TimedOut`] when not all ranks call it: the communicator is aborted then.
     ///
@@ -191,6 +192,7 @@ impl Communicator {
                 sys::Version::HEADER,
             ));
         }
+        self.compare(needs)?;
         let needs = needs.to_raw()?;
         if !self.properties()?.device_api {
             return Err(Error::new(ErrorKind::Unavailable {
@@ -236,6 +238,22 @@ impl Communicator {
             comm: ManuallyDrop::new(KeepAlive::new(self.clone())),
             last: ManuallyDrop::new(last),
         })
+    }
+}
+
+impl Communicator {
+    /// Fails on all ranks alike if they do not require the same: kernels store into the memory that peers have made for it.
+    fn compare(&self, needs: &DeviceRequirements) -> Result<()> {
+        let mut hasher = DefaultHasher::new();
+        needs.hash(&mut hasher);
+        let all = self.gather_from_all(hasher.finish())?;
+        match all.iter().position(|&one| one != all[0]) {
+            None => Ok(()),
+            Some(rank) => Err(config::invalid(
+                "requirements",
+                format!("rank {rank} requires something else than rank 0; this rank {needs:?}"),
+            )),
+        }
     }
 }
 

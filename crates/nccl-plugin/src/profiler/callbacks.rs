@@ -24,6 +24,9 @@ static MASKS: [AtomicPtr<c_int>; 4] = [const { AtomicPtr::new(null_mut()) }; 4];
 /// What is asked for, as a mask of NCCL's.
 static WANTED: AtomicU64 = AtomicU64::new(0);
 
+/// What is asked for as well once there is a communicator of several hosts.
+static WANTED_BETWEEN_HOSTS: AtomicU64 = AtomicU64::new(0);
+
 /// Since when, on the monotonic clock.
 static CHANGED_NS: AtomicU64 = AtomicU64::new(0);
 
@@ -38,6 +41,11 @@ pub(super) fn wanted() -> u64 {
 pub(super) fn want(mask: u64) {
     WANTED.store(mask, Ordering::SeqCst);
     write_masks();
+}
+
+/// Asks for these events as well from the first communicator of several hosts on.
+pub(super) fn want_between_hosts(mask: u64) {
+    WANTED_BETWEEN_HOSTS.store(mask, Ordering::SeqCst);
 }
 
 fn write_masks() {
@@ -115,6 +123,8 @@ struct Introduction {
     name: *const c_char,
     rank: c_int,
     world_size: c_int,
+    /// The number of hosts; 0 where it does not say.
+    nodes: c_int,
 }
 
 /// # Safety
@@ -127,6 +137,11 @@ unsafe fn begin(
 ) -> c_int {
     let no_name = if version < 4 { UNKNOWN_NAME } else { NO_NAME };
     VERSION.fetch_max(version, Ordering::SeqCst);
+    let between_hosts = WANTED_BETWEEN_HOSTS.load(Ordering::SeqCst);
+    if introduction.nodes > 1 && wanted() & between_hosts != between_hosts {
+        WANTED.fetch_or(between_hosts, Ordering::SeqCst);
+        write_masks();
+    }
     if !mask.is_null() {
         register_mask(mask);
     }
@@ -172,6 +187,7 @@ unsafe extern "C" fn init_v1<const V: c_int>(context: *mut *mut c_void, mask: *m
         name: null_mut(),
         rank: -1,
         world_size: -1,
+        nodes: 0,
     };
     // SAFETY: as NCCL calls it.
     unsafe { begin(V, context, mask, &unknown) }
@@ -182,7 +198,7 @@ unsafe extern "C" fn init_v4(
     mask: *mut c_int,
     name: *const c_char,
     hash: u64,
-    _nodes: c_int,
+    nodes: c_int,
     world_size: c_int,
     rank: c_int,
     _log: *const c_void,
@@ -192,6 +208,7 @@ unsafe extern "C" fn init_v4(
         name,
         rank,
         world_size,
+        nodes,
     };
     // SAFETY: as NCCL calls it.
     unsafe { begin(4, context, mask, &introduction) }
@@ -202,7 +219,7 @@ unsafe extern "C" fn init_v5<const V: c_int>(
     hash: u64,
     mask: *mut c_int,
     name: *const c_char,
-    _nodes: c_int,
+    nodes: c_int,
     world_size: c_int,
     rank: c_int,
     _log: *const c_void,
@@ -212,6 +229,7 @@ unsafe extern "C" fn init_v5<const V: c_int>(
         name,
         rank,
         world_size,
+        nodes,
     };
     // SAFETY: as NCCL calls it.
     unsafe { begin(V, context, mask, &introduction) }

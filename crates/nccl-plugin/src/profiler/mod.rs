@@ -73,6 +73,11 @@ pub fn set_events(events: Events) {
     callbacks::want(events.mask());
 }
 
+/// Asks NCCL for these events as well once it makes a communicator whose ranks are on several hosts.
+pub fn add_events_between_hosts(events: Events) {
+    callbacks::want_between_hosts(events.mask());
+}
+
 /// Returns the version of the interface by which a libnccl has taken the plugin.
 #[must_use]
 pub fn taken_by() -> Option<u32> {

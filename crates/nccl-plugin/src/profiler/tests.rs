@@ -392,6 +392,41 @@ fn the_mask_is_written_where_nccl_reads_it() {
 }
 
 #[test]
+fn a_communicator_of_several_hosts_brings_more_events() {
+    let _turn = MASK.lock().unwrap();
+    set_events(Events::default());
+    add_events_between_hosts(Events {
+        transfers: true,
+        ..Events::default()
+    });
+    let value = || NCCLS_MASK.load(Ordering::SeqCst);
+    let on_one = nccl_v5(7, c"on one host", 0);
+    assert_eq!(value(), 0);
+    let table = table::<InitV5, u64>(7);
+    let mut context = null_mut();
+    let (name, nodes) = (c"on two hosts".as_ptr(), 2);
+    // SAFETY: as NCCL calls it.
+    let code = unsafe {
+        (table.init)(
+            &raw mut context,
+            1,
+            NCCLS_MASK.as_ptr(),
+            name,
+            nodes,
+            8,
+            0,
+            null(),
+        )
+    };
+    assert_eq!((code, value()), (0, 0b1110));
+    assert_eq!((table.finalize)(context), 0);
+    // They stay: another one of several hosts may come.
+    assert_eq!(value(), 0b1110);
+    on_one.finalize();
+    add_events_between_hosts(Events::default());
+}
+
+#[test]
 fn old_and_foreign_handles_are_ignored() {
     let _turn = MASK.lock().unwrap();
     set_events(ALL);
