@@ -40,8 +40,19 @@ use super::redirect::{Protection, protect};
 use super::types::{LayoutError, Types};
 use crate::faults;
 
-/// They return text, and cannot fail.
-const TEXTS: [&str; 2] = ["ncclGetErrorString", "ncclGetLastError"];
+/// They return no code: texts, teams and numbers.
+const WITHOUT_CODE: [&str; 10] = [
+    "ncclGetErrorString",
+    "ncclGetLastError",
+    "ncclLLA2ACalcSlots",
+    "ncclTeamCft",
+    "ncclTeamCftMultimem",
+    "ncclTeamLsa",
+    "ncclTeamRail",
+    "ncclTeamRankToLsa",
+    "ncclTeamRankToWorld",
+    "ncclTeamWorld",
+];
 /// Passed in memory, so that it takes no register.
 const IN_MEMORY: &str = "ncclUniqueId";
 const COMMUNICATOR: &str = "ncclComm_t";
@@ -88,7 +99,7 @@ impl Entry {
     fn new(symbol: &str, address: usize, library: &'static Library) -> Option<Self> {
         let wanted = symbol.strip_prefix('p').unwrap_or(symbol);
         let name = *Api::NAMES.iter().find(|name| **name == wanted)?;
-        if TEXTS.contains(&name) {
+        if WITHOUT_CODE.contains(&name) {
             return None;
         }
         let arguments: Vec<_> = Api::arguments(name)?

@@ -206,6 +206,12 @@ impl RealNccl {
         symbols.flatten().collect()
     }
 
+    /// Where the library is loaded.
+    #[cfg(test)]
+    pub(crate) fn base(&self) -> usize {
+        self.base
+    }
+
     /// Where the trampolines are.
     #[cfg(test)]
     pub(crate) fn trampolines(&self) -> &std::ops::Range<usize> {

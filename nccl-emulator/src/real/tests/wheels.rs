@@ -96,17 +96,8 @@ fn a_wheels_library_is_redirected_whole_and_nothing_else_of_it_is_changed() {
     }
 }
 
-fn base(nccl: &RealNccl, calls: &Calls) -> usize {
-    let (name, address) = nccl.nccl_symbols().into_iter().next().unwrap();
-    let export = calls
-        .exports
-        .iter()
-        .find(|export| export.name.as_bytes() == name.as_bytes());
-    address as usize - export.unwrap().address as usize
-}
-
 fn only_sites_are_changed(nccl: &RealNccl, file: &ElfFile<'_>, calls: &Calls) {
-    let base = base(nccl, calls);
+    let base = nccl.base();
     let target_of = |at: u64, bytes: &[u8]| {
         let displacement = i32::from_le_bytes(bytes.try_into().unwrap());
         at.wrapping_add(4).wrapping_add_signed(displacement.into())
