@@ -1,6 +1,7 @@
 //! Raw bindings to [NVIDIA NCCL](https://developer.nvidia.com/nccl), opened at run time.
 //!
-//! - Every function, type and constant of `nccl.h` 2.32.3. They are generated and checked in:
+//! - Every function, type and constant of `nccl.h` 2.32.3, and those of the host's side of its device API
+//!   (`nccl_device/host.h`). They are generated and checked in:
 //!   this crate needs neither clang, nor CUDA, nor NCCL at build time, and links nothing.
 //! - C's enums are newtypes, such as [`ncclResult_t`], because a library may be newer than these
 //!   bindings and return values that they do not know.
