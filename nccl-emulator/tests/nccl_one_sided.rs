@@ -484,7 +484,7 @@ fn reaches_all(rank: &Rank, ranks: i32, meet: impl Fn(&str)) {
                 shown.address.addr() as u64 + 4096 + rank.rank as u64
             );
         }
-        // SAFETY: a byte of that rank's part, which nobody else writes.
+        // SAFETY: a byte of that rank's part that this rank alone writes.
         unsafe { result::memcpy_htod_sync(address, &[10 + rank.rank as u8]) }.unwrap();
     }
     meet("written");

@@ -59,7 +59,7 @@ impl Shared {
             unsafe { result::malloc_host(WORDS * size_of::<u32>(), flags) }.map_err(failed)?;
         let words: *mut AtomicU32 = words.cast();
         let mut device: CUdeviceptr = 0;
-        // SAFETY: allocated above, as long, and aligned for any word; nobody else has it yet.
+        // SAFETY: allocated above, as long, aligned for any word, and known here alone.
         let found = unsafe {
             (0..WORDS).for_each(|index| words.add(index).write(AtomicU32::new(0)));
             cuda::cuMemHostGetDevicePointer_v2(&mut device, words.cast(), 0).result()

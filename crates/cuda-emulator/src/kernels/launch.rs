@@ -258,8 +258,8 @@ impl Launch<'_> {
         self.atomic(address, |word| word.load(Ordering::Acquire))
     }
 
-    /// Stores a word with release ordering, as `st.release.sys` does: what this launch has written before can be read by
-    /// those who load the value with [`load_acquire`](Self::load_acquire).
+    /// Stores a word with release ordering, as `st.release.sys` does: a kernel that loads the value with
+    /// [`load_acquire`](Self::load_acquire) sees what this launch has written before.
     ///
     /// # Errors
     /// What is wrong with the memory, or with the address.

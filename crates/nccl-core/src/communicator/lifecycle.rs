@@ -51,7 +51,7 @@ pub(super) fn finalize(inner: &Arc<Inner>) -> Result<()> {
     );
     let _entered = span.enter();
     let ended = inner.finalize();
-    // Of an exchange that nobody has waited for.
+    // The failure of an exchange whose request was dropped.
     let ended = ended.and_then(|()| inner.peer_kernels.failure().map_or(Ok(()), Err));
     ended.map_err(|error| {
         inner

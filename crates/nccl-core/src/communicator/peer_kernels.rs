@@ -30,7 +30,7 @@ pub trait PeerKernel: Send + Sync {
     fn failure(&self) -> Option<Error>;
 }
 
-/// Those of a communicator. It keeps them until they are over, whoever has dropped them.
+/// The kernels of a communicator, which keeps each until it is over, also after its owner was dropped.
 #[derive(Default)]
 pub(crate) struct PeerKernels(Mutex<Vec<Arc<dyn PeerKernel>>>);
 
@@ -44,12 +44,12 @@ impl PeerKernels {
         self.0.lock().is_empty()
     }
 
-    /// Tells all to leave.
+    /// Tells all kernels to leave.
     pub(super) fn leave(&self) {
         self.all().iter().for_each(|kernel| kernel.leave());
     }
 
-    /// Waits until none is under way; false at the deadline, or when interrupted.
+    /// Waits until no kernel is under way; false at the deadline, or when interrupted.
     pub(super) fn wait(&self, deadline: Instant, interrupted: impl Fn() -> bool) -> bool {
         let kernels = self.all();
         let mut backoff = Backoff::new();
@@ -62,12 +62,12 @@ impl PeerKernels {
         true
     }
 
-    /// Returns the failure of one that has failed.
+    /// Returns the failure of a kernel that has failed.
     pub(super) fn failure(&self) -> Option<Error> {
         self.all().iter().find_map(|kernel| kernel.failure())
     }
 
-    /// Removes those that are over and that nobody else has.
+    /// Removes the kernels that are over and have no other owner.
     fn forget(&self) {
         let mut gone = Vec::new();
         {
