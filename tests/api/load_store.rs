@@ -375,34 +375,36 @@ fn a_failure_that_was_dropped_is_told_by_the_orderly_end() {
     });
 }
 
-/// What holds the windows holds an abort, and it gives up.
+/// What holds the windows holds an abort, also one without a timeout.
 #[test]
 fn windows_that_are_held_are_not_unmapped() {
     if !support::needs_nvrtc() {
         return;
     }
-    ranks_as_threads(1, |world| {
-        let stream = support::device(&world)?.new_stream()?;
-        let builder = world.communicator("held").stream(&stream);
-        let comm = builder
-            .with(|comm| comm.timeouts.abort = Duration::from_secs(4))
-            .build()?;
-        let window = comm.window::<u32>(4)?;
-        let address = window.peer_address(0)?.expect("its own");
-        let hold = comm.hold_windows()?;
-        let ended = std::thread::scope(|scope| {
-            let abort = scope.spawn(|| comm.abort("held"));
-            std::thread::sleep(Duration::from_millis(500));
-            assert!(!abort.is_finished());
-            stream.context().bind_to_thread().unwrap();
-            // SAFETY: an element of the window, which is held.
-            unsafe { nccl::cudarc::driver::result::memcpy_htod_sync(address, &[7u32]) }.unwrap();
-            hold.until(&stream).unwrap();
-            abort.join().expect("no panic")
-        });
-        ended?;
-        let error = comm.hold_windows().unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
-        Outcome::Ok(())
+    for timeout in [Duration::from_secs(4), Duration::MAX] {
+        ranks_as_threads(1, move |world| is_held(&world, timeout));
+    }
+}
+
+fn is_held(world: &World, timeout: Duration) -> Outcome {
+    let stream = support::device(world)?.new_stream()?;
+    let builder = world.communicator("held").stream(&stream);
+    let comm = builder.with(|comm| comm.timeouts.abort = timeout).build()?;
+    let window = comm.window::<u32>(4)?;
+    let address = window.peer_address(0)?.expect("its own");
+    let hold = comm.hold_windows()?;
+    let ended = std::thread::scope(|scope| {
+        let abort = scope.spawn(|| comm.abort("held"));
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(!abort.is_finished());
+        stream.context().bind_to_thread().unwrap();
+        // SAFETY: an element of the window, which is held.
+        unsafe { nccl::cudarc::driver::result::memcpy_htod_sync(address, &[7u32]) }.unwrap();
+        hold.until(&stream).unwrap();
+        abort.join().expect("no panic")
     });
+    ended?;
+    let error = comm.hold_windows().unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
+    Ok(())
 }

@@ -16,6 +16,7 @@ use crate::cuda_driver;
 use crate::error::{Error, Result};
 use crate::forked;
 use crate::sync::Mutex;
+use crate::time::deadline_after;
 
 /// A kernel that may be under way, launched any number of times.
 #[doc(hidden)]
@@ -114,8 +115,9 @@ impl Inner {
     /// Tells kernels to leave, and waits for them as long as the abort may take, less what NCCL needs of it.
     pub(super) fn end_peer_kernels(&self) -> bool {
         self.peer_kernels.leave();
-        let patience = self.timeouts.abort * 3 / 4;
-        self.peer_kernels.wait(Instant::now() + patience, || false)
+        // Without a timeout a multiplication would overflow.
+        let patience = self.timeouts.abort / 4 * 3;
+        self.peer_kernels.wait(deadline_after(patience), || false)
     }
 }
 

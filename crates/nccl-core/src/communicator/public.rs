@@ -315,7 +315,8 @@ impl Communicator {
     /// [`ErrorKind::TimedOut`] when not all ranks finalized within the communicator's finalize
     /// timeout (30 s unless set), which includes operations that are being issued; it is aborted then, which may take the
     /// abort timeout (10 s unless set) and a second more. [`ErrorKind::Closed`] and [`ErrorKind::Aborted`] when it
-    /// had ended before.
+    /// had ended before. The failure of an exchange of `LoadStoreAllToAll` whose request was dropped: the communicator is finalized
+    /// then.
     ///
     /// Wraps `ncclCommFinalize` and `ncclCommDestroy`.
     ///
