@@ -10,16 +10,32 @@ use std::path::{Path, PathBuf};
 /// directory where other users write, no file of theirs is followed: the file's first name is random, and created exclusively.
 #[doc(hidden)]
 pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
-    let directory = path
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty());
-    let (part, mut file) = create(directory.unwrap_or(Path::new(".")))?;
+    let (part, mut file) = create(directory(path))?;
     let written = file
         .write_all(content)
         .and_then(|()| fs::rename(&part, path));
     written.inspect_err(|_| {
         let _ = fs::remove_file(&part);
     })
+}
+
+/// The same, and fails if `path` is there. The file system must support hard links: a link is made atomically and never replaces
+/// another, on network file systems too.
+#[doc(hidden)]
+pub fn write_new(path: &Path, content: &[u8]) -> io::Result<()> {
+    let (part, mut file) = create(directory(path))?;
+    let written = file
+        .write_all(content)
+        .and_then(|()| fs::hard_link(&part, path));
+    let _ = fs::remove_file(&part);
+    written
+}
+
+fn directory(path: &Path) -> &Path {
+    let parent = path.parent();
+    parent
+        .filter(|parent| !parent.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
 }
 
 /// Creates a new file; names that are taken are skipped.
@@ -54,6 +70,17 @@ mod tests {
         assert_eq!(std::fs::read(path("file")).unwrap(), b"new");
         assert_eq!(std::fs::read(path("precious")).unwrap(), b"mine");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn of_two_new_files_of_one_name_the_first_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        write_new(&path, b"first").unwrap();
+        let error = write_new(&path, b"second").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(std::fs::read(&path).unwrap(), b"first");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 
     #[test]

@@ -80,7 +80,8 @@ pub trait Discovery: Send + Sync + UnwindSafe + RefUnwindSafe {
     fn find(&self) -> io::Result<SocketAddr>;
 
     /// Whether `claimant` is the first to claim what follows `generation`: a compare-and-set that is kept for ever. The first
-    /// claimant gets `true` whenever it asks. Both names consist of letters, digits and dashes, and no other job or generation has them.
+    /// claimant gets `true` whenever it asks. A claimant is one half of the voters: several of its ranks may ask, at the same time too,
+    /// and get the same answer. Both names consist of letters, digits and dashes, and no other job or generation has them.
     ///
     /// When exactly half of the voters reach each other, the side that gets `true` continues and the other does not. Without
     /// an implementation of this function neither does, until an operator decides.
@@ -142,14 +143,9 @@ impl Discovery for FileDiscovery {
 
     fn claim(&self, generation: &str, claimant: &str) -> io::Result<bool> {
         let claim = self.beside(&format!(".claim-{generation}"));
-        let own = self.beside(&format!(".claim-{generation}.{claimant}"));
-        // A link is made atomically and never replaces another, on network file systems too.
-        atomic_file::write(&own, claimant.as_bytes())?;
-        let made = std::fs::hard_link(&own, &claim);
-        let _ = std::fs::remove_file(&own);
-        match made {
+        match atomic_file::write_new(&claim, claimant.as_bytes()) {
             Ok(()) => Ok(true),
-            // The link may have been made and only the answer lost.
+            // Another has made it on behalf of the same claimant, or this process has and only the answer was lost.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 Ok(read(&claim)? == claimant)
             }

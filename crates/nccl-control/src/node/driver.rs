@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use nccl_base::ranges::ranges;
 use nccl_base::wire;
+use sha2::{Digest as _, Sha256};
 
 use super::acceptor::Acceptor;
 use super::outbox::Outbox;
@@ -156,10 +157,24 @@ pub(super) struct DeferredWork {
     pub(super) inboxes: Vec<Arc<Inbox>>,
     pub(super) liveness_changes: Vec<LivenessChange>,
     pub(super) listens_at_job_addresses: bool,
-    pub(super) claims: Vec<Generation>,
+    pub(super) claims: Vec<(Generation, BTreeSet<MemberId>)>,
     pub(super) closes_acceptor: bool,
     #[cfg(test)]
     pub(super) dies: bool,
+}
+
+/// The name under which one half of the voters claims. Each of its members gives the same, so that it does not matter which of them
+/// asks first, and coordinates afterwards.
+fn claimant(half: &BTreeSet<MemberId>) -> String {
+    let mut digest = Sha256::new();
+    for id in half {
+        digest.update(id.slot.to_be_bytes());
+        digest.update(id.incarnation.to_be_bytes());
+    }
+    digest.finalize()[..16]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 impl Node {
@@ -224,22 +239,22 @@ impl Node {
     }
 
     /// Asks the discovery whether this side of a cut network may continue, on a thread: the answer may take a while.
-    fn claim(&self, generation: Generation) {
+    fn claim(&self, generation: Generation, half: BTreeSet<MemberId>) {
         let Some(DiscoveryHandle(discovery)) = self.discovery.clone() else {
             return;
         };
-        let (me, this) = (self.me, Weak::clone(&self.this));
+        let this = Weak::clone(&self.this);
         let ask = move || {
             let proposer = generation.proposer;
             let (slot, incarnation) = (proposer.slot, proposer.incarnation);
             let name = format!("{}-{slot}-{incarnation:x}", generation.number);
-            let claimant = format!("{}-{:x}", me.slot, me.incarnation);
+            let claimant = claimant(&half);
             let (by, generation_number) = (discovery.name(), generation.number);
             match discovery.claim(&name, &claimant) {
                 Ok(won) => {
                     tracing::warn!(name: "nccl.rendezvous.claim", target: "nccl", generation = generation_number, by, won, "half of the voters are out of reach: the side that claims first continues");
                     if won && let Some(node) = this.upgrade() {
-                        node.command(Command::Claimed(generation));
+                        node.command(Command::Claimed(generation, half));
                     }
                 }
                 Err(error) => {
@@ -475,7 +490,7 @@ impl Node {
                 state.work.closes_acceptor = true;
                 self.changed.notify_all();
             }
-            Event::Claim(generation) => state.work.claims.push(generation),
+            Event::Claim(generation, half) => state.work.claims.push((generation, half)),
             Event::Joiners(count) => {
                 state.joiners = count;
                 state.push_all(&Push::Joiners(count));
@@ -802,8 +817,8 @@ impl MachineDriver for Node {
             work.liveness_changes
                 .into_iter()
                 .for_each(LivenessChange::log);
-            for generation in work.claims {
-                self.claim(generation);
+            for (generation, half) in work.claims {
+                self.claim(generation, half);
             }
             #[cfg(test)]
             if work.dies {

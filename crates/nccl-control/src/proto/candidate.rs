@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::coordinator::{Coordinator, Transition};
-use super::core::{Core, Event};
+use super::core::Core;
 use super::id::{MemberId, Term, Time};
 use super::message::{Ended, Exclusion, Message, Proof, VoteReport, VoteRequest};
 use super::mistake::Mistake;
@@ -23,7 +23,8 @@ pub(super) struct Candidate {
     unresponsive: bool,
     /// It coordinates a majority, and has to coordinate in a later term, because a vote was promised for one.
     already_coordinates: bool,
-    has_claimed: bool,
+    /// The half for which it has claimed.
+    claimed: BTreeSet<MemberId>,
 }
 
 /// The result of a candidacy.
@@ -46,7 +47,7 @@ impl Candidate {
             next_try: core.now,
             unresponsive,
             already_coordinates,
-            has_claimed: false,
+            claimed: BTreeSet::new(),
         };
         this.start_next_term(core);
         this
@@ -143,6 +144,14 @@ impl Candidate {
             .unwrap_or(self.next_try)
     }
 
+    /// Returns the voters that have voted for it and live, itself among them.
+    fn side<'a>(&'a self, core: &'a Core) -> impl Iterator<Item = MemberId> + 'a {
+        let votes = self.votes.keys().copied();
+        votes
+            .filter(|id| !core.has_ended(*id))
+            .chain(core.own_voter())
+    }
+
     pub(super) fn advance(&mut self, core: &mut Core) -> Option<Outcome> {
         let unresponsive = match core.mistakes.makes(Mistake::UnresponsiveVotes) {
             true => self
@@ -153,10 +162,9 @@ impl Candidate {
             false => 0,
         };
         let me = core.id();
-        let living = self.votes.keys().filter(|id| !core.has_ended(**id)).count();
-        let votes = core.own_vote() + living + unresponsive;
+        let votes = self.side(core).count() + unresponsive;
         let has = |id: MemberId| id == me || self.votes.contains_key(&id);
-        if core.is_majority(votes, self.term, has) {
+        if core.is_majority(votes, has) {
             let since = *self.majority_since.get_or_insert(core.now);
             let awaited = self.awaited(core);
             let mut reachable = awaited.iter().filter(|id| !core.links.is_unreachable(**id));
@@ -169,12 +177,9 @@ impl Candidate {
             return None;
         }
         self.majority_since = None;
-        if core.is_half(votes)
-            && core.now.since(self.since) >= core.timing.resume
-            && !std::mem::replace(&mut self.has_claimed, true)
-        {
-            core.events
-                .push_back(Event::Claim(core.membership.generation));
+        if core.is_half(votes) && core.now.since(self.since) >= core.timing.resume {
+            let side = self.side(core).collect();
+            core.claim(side, &mut self.claimed);
         }
         if self.next_try <= core.now {
             self.request_votes(core);

@@ -135,7 +135,8 @@ pub(super) struct Coordinator {
     adopted: Option<SharedMembership>,
     /// Set if there was such a proposal, so that a generation may exist without this member or its followers: none of them gets a lease.
     inherits: bool,
-    has_claimed: bool,
+    /// The half for which it has claimed.
+    claimed: BTreeSet<MemberId>,
     leaving: Option<Time>,
 }
 
@@ -262,7 +263,7 @@ impl Coordinator {
             proposal: None,
             adopted: None,
             inherits: false,
-            has_claimed: false,
+            claimed: BTreeSet::new(),
             leaving: None,
         }
     }
@@ -396,9 +397,8 @@ impl Coordinator {
             self.renew(core);
         }
         let mut heartbeats = self.heartbeats.iter().rev();
-        let confirmed = heartbeats.find(|heartbeat| {
-            core.is_majority(votes(heartbeat), self.term, answered(heartbeat.number))
-        });
+        let confirmed = heartbeats
+            .find(|heartbeat| core.is_majority(votes(heartbeat), answered(heartbeat.number)));
         if let Some(heartbeat) = confirmed
             && heartbeat.number > self.confirmed.0
         {
@@ -1235,7 +1235,7 @@ impl Coordinator {
                 || core.has_ended(id)
                 || (!is_new && self.lease_has_expired(core, id))
         });
-        all && core.is_majority(votes.len(), self.term, |id| votes.contains(&id))
+        all && core.is_majority(votes.len(), |id| votes.contains(&id))
     }
 
     /// Handles the absence of a majority: a claim may replace it, and the requests for the next generation do not wait for ever.
@@ -1259,18 +1259,15 @@ impl Coordinator {
         }
     }
 
-    /// Asks for the decision between two halves, once.
+    /// Asks for the decision between two halves, once for each half. Returns whether it has asked now.
     fn claim(&mut self, core: &mut Core) -> bool {
-        let answers = |follower: &&Follower| {
-            follower.admitted && core.now.since(follower.last_heard) < core.timing.suspect_after
+        let answers = |(id, follower): &(&MemberId, &Follower)| {
+            let is_heard = core.now.since(follower.last_heard) < core.timing.suspect_after;
+            follower.admitted && is_heard && core.membership.votes(**id) && !core.has_ended(**id)
         };
-        let reached = 1 + self.followers.values().filter(answers).count();
-        let claims = core.is_half(reached) && !std::mem::replace(&mut self.has_claimed, true);
-        if claims {
-            let generation = core.membership.generation;
-            core.events.push_back(Event::Claim(generation));
-        }
-        claims
+        let reached = self.followers.iter().filter(answers);
+        let side = reached.map(|(id, _)| *id).chain(core.own_voter()).collect();
+        core.claim(side, &mut self.claimed)
     }
 
     fn refuse_reconfigure(&mut self, core: &mut Core, missing: &[MemberId]) {

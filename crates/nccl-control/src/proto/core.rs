@@ -1,6 +1,6 @@
 //! The state of a member in every role: its generation, its log, its vote, the ends that it knows, and its driver's requests.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,8 +51,8 @@ pub enum Event {
     Excluded(Exclusion),
     /// This process has left, and the others know.
     Left,
-    /// Asks for the job's `Discovery` to decide whether this side may continue, for this generation.
-    Claim(Generation),
+    /// Asks for the job's `Discovery` to decide whether this side, exactly half of the voters, may continue, for this generation.
+    Claim(Generation, BTreeSet<MemberId>),
     /// The number of processes that wait to be taken into the next generation.
     Joiners(usize),
 }
@@ -146,8 +146,9 @@ pub(super) struct Core {
     /// By how many voters `ended` reduces the electorate.
     removed_voters: usize,
     pub(super) lease: Lease,
-    /// The term in which this side won the claim.
-    pub(super) claimed: Option<Term>,
+    /// The half of the voters that has won the claim, if that is this side. It decides like a majority, whichever of its members
+    /// coordinates: each other half lost, and each majority has one of its members.
+    pub(super) claimed: Option<BTreeSet<MemberId>>,
     /// The operator's decision for this generation, and whether all members have received it.
     pub(super) operator: Option<Arc<OperatorDecision>>,
     pub(super) operator_decision_logged: bool,
@@ -326,15 +327,13 @@ impl Core {
         2 * votes > of || of == 0
     }
 
-    /// Whether so many votes decide, for a leader in `term`: more than half, or a substitute for that.
-    pub(super) fn is_majority(
-        &self,
-        votes: usize,
-        term: Term,
-        has: impl Fn(MemberId) -> bool,
-    ) -> bool {
-        let is_half = self.is_half(votes) && self.claimed == Some(term);
-        if self.is_more_than_half(votes) || is_half {
+    /// Whether so many votes decide: more than half, or a substitute for that.
+    pub(super) fn is_majority(&self, votes: usize, has: impl Fn(MemberId) -> bool) -> bool {
+        let is_claimed = |half: &BTreeSet<MemberId>| {
+            half.len() == votes && half.iter().all(|id| has(*id) && !self.has_ended(*id))
+        };
+        let has_claimed = self.is_half(votes) && self.claimed.as_ref().is_some_and(is_claimed);
+        if self.is_more_than_half(votes) || has_claimed {
             return true;
         }
         self.operator.as_ref().is_some_and(|decision| {
@@ -419,7 +418,27 @@ impl Core {
 
     /// The number of its own votes.
     pub(super) fn own_vote(&self) -> usize {
-        usize::from(!self.sent_leave)
+        self.own_voter().iter().len()
+    }
+
+    /// This process, unless it has left.
+    pub(super) fn own_voter(&self) -> Option<MemberId> {
+        (!self.sent_leave).then(|| self.id())
+    }
+
+    /// Asks whether `side` may continue, if it is exactly half of the voters and `claimed` is not this half. Returns whether it has asked.
+    pub(super) fn claim(
+        &mut self,
+        side: BTreeSet<MemberId>,
+        claimed: &mut BTreeSet<MemberId>,
+    ) -> bool {
+        let asks = self.is_half(side.len()) && side != *claimed;
+        if asks {
+            claimed.clone_from(&side);
+            let generation = self.membership.generation;
+            self.events.push_back(Event::Claim(generation, side));
+        }
+        asks
     }
 
     /// Reports to another process that this one takes part no more. It will not vote, but the successor that it has voted for

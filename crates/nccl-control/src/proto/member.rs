@@ -99,8 +99,8 @@ pub enum Command {
     Leave(Departure),
     /// The operator's decision.
     OperatorDecision(OperatorDecision),
-    /// The claim for this generation was won.
-    Claimed(Generation),
+    /// This half of the voters has won the claim for this generation.
+    Claimed(Generation, BTreeSet<MemberId>),
 }
 
 /// An output of a machine for its driver.
@@ -1650,9 +1650,9 @@ impl MemberMachine {
                     self.handle_operator_decision(decision);
                 }
             },
-            Command::Claimed(generation) => {
+            Command::Claimed(generation, half) => {
                 if generation == self.core.membership.generation {
-                    self.core.claimed = Some(self.core.term);
+                    self.core.claimed = Some(half);
                     self.advance();
                 }
             }

@@ -4,13 +4,16 @@
 //! $ cargo run --release -p nccl-control-sim -- random --schedules 1400000
 //! $ cargo run --release -p nccl-control-sim -- random --seconds 600
 //! $ cargo run --release -p nccl-control-sim -- all
+//! $ cargo run --release -p nccl-control-sim -- halves --schedules 100000
 //! $ cargo run --release -p nccl-control-sim -- replay 1234
+//! $ cargo run --release -p nccl-control-sim -- replay-halves 1234
 //! $ cargo run --release -p nccl-control-sim -- large
 //! $ cargo run --release -p nccl-control-sim --features mistakes -- mistakes
 //! ```
 //!
 //! A schedule is drawn from its seed, so that a broken guarantee can be reproduced. `all` runs every schedule of a small
 //! kind: up to five ranks, of which one or two die before any of their first frames, with the network cut or whole.
+//! `halves` cuts jobs into two halves for good and checks that the one continues that claims first.
 
 mod large;
 mod network;
@@ -33,8 +36,12 @@ fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let words: Vec<_> = arguments.iter().map(String::as_str).collect();
     match &words[..] {
-        ["replay", seed, ..] => {
-            let schedule = Schedule::draw(seed.parse().expect("a seed"));
+        ["replay", seed, ..] | ["replay-halves", seed] => {
+            let seed = seed.parse().expect("a seed");
+            let schedule = match words[0] {
+                "replay" => Schedule::draw(seed),
+                _ => Schedule::halves(seed),
+            };
             println!("{schedule}");
             #[cfg(feature = "mistakes")]
             let mistakes = Mistakes(words.get(2).map(|name| {
@@ -67,6 +74,11 @@ fn main() -> ExitCode {
                 all[number as usize - 1].clone()
             })
         }
+        ["halves", "--schedules", most] => report(
+            Duration::MAX,
+            most.parse().expect("a number"),
+            &Schedule::halves,
+        ),
         ["large"] => large::run(10_000, 100),
         ["large", size, dies] => large::run(
             size.parse().expect("how many ranks"),
@@ -227,8 +239,8 @@ mod tests {
 
     #[test]
     fn the_first_schedules_keep_what_is_promised() {
-        for seed in 1..=300 {
-            let schedule = Schedule::draw(seed);
+        let schedules = (1..=300).map(Schedule::draw);
+        for schedule in schedules.chain((1..=2000).map(Schedule::halves)) {
             if let Err(broken) = Run::new(&schedule, Mistakes::default(), false).run() {
                 panic!("{schedule}{broken}");
             }

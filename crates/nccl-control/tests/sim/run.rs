@@ -117,7 +117,7 @@ pub(crate) struct Run<'s> {
     is_calm: bool,
     /// The entries that the members of a successor had received before it.
     heard: BTreeMap<u64, Vec<Arc<Entry>>>,
-    claimed: BTreeSet<u64>,
+    claimed: BTreeMap<Generation, BTreeSet<MemberId>>,
     counters: Counters,
     /// Whether a program adds.
     has_additions: bool,
@@ -190,7 +190,7 @@ impl<'s> Run<'s> {
             is_reachable: schedule.forming.is_empty() && !steps().any(hinders),
             is_calm: schedule.forming.is_empty() && !schedule.goes_on && steps().all(is_calm),
             heard: BTreeMap::new(),
-            claimed: BTreeSet::new(),
+            claimed: BTreeMap::new(),
             counters: Counters::default(),
             has_additions: steps().any(|step| matches!(step, Step::Add(_))),
             mistakes,
@@ -238,6 +238,7 @@ impl<'s> Run<'s> {
         }
         self.is_available()?;
         self.majority_goes_on()?;
+        self.half_goes_on()?;
         self.is_tolerated()?;
         self.counts_by_the_rule()?;
         self.outcome.generations = self.active.keys().next_back().copied().unwrap_or(0);
@@ -715,13 +716,14 @@ impl<'s> Run<'s> {
                     );
                 }
             }
-            Event::Claim(generation) => {
-                if self.schedule.claims && self.claimed.insert(generation.number) {
-                    self.net.input_in(
-                        5 * MILLI,
-                        process,
-                        Input::Command(Command::Claimed(generation)),
-                    );
+            Event::Claim(generation, half) => {
+                let first = self
+                    .claimed
+                    .entry(generation)
+                    .or_insert_with(|| half.clone());
+                if self.schedule.claims && *first == half {
+                    let won = Command::Claimed(generation, half);
+                    self.net.input_in(5 * MILLI, process, Input::Command(won));
                 }
             }
             Event::Suspected(..)
@@ -932,6 +934,61 @@ impl<'s> Run<'s> {
                 let how = format!("process {process} has lost another, which NCCL reached");
                 return broken(5, how);
             }
+        }
+        Ok(())
+    }
+
+    /// Checks, if the only event is that the network is cut for good into two halves and a claim decides between them, that one of
+    /// them goes on.
+    fn half_goes_on(&self) -> Result<(), Broken> {
+        let Schedule {
+            kernels,
+            witnesses,
+            claims,
+            forming,
+            steps,
+            ..
+        } = self.schedule;
+        let is_harmless = |step: &Step| {
+            matches!(
+                step,
+                Step::Cut { .. }
+                    | Step::Late(_)
+                    | Step::Thaw(_)
+                    | Step::Say(_)
+                    | Step::Tell(..)
+                    | Step::GoOn(_)
+                    | Step::Add(_)
+            )
+        };
+        let ranks = || 0..kernels.len();
+        let (side, other): (Vec<_>, Vec<_>) =
+            ranks().partition(|rank| *rank == 0 || self.net.is_connected(0, *rank));
+        let is_side = |side: &[usize]| {
+            let reaches =
+                |one: usize, other: usize| one == other || self.net.is_connected(one, other);
+            side.iter()
+                .all(|one| ranks().all(|other| reaches(*one, other) == side.contains(&other)))
+        };
+        if !claims
+            || !forming.is_empty()
+            || !witnesses.is_empty()
+            || side.len() != other.len()
+            || !steps.iter().all(|(_, step)| is_harmless(step))
+            || !is_side(&side)
+            || !is_side(&other)
+        {
+            return Ok(());
+        }
+        let is_out = |rank: &usize| {
+            let why = self.notes[*rank].excluded.as_ref();
+            why.is_some_and(|why| !matches!(why, Exclusion::LeftBehind(_)))
+        };
+        if side.iter().any(is_out) && other.iter().any(is_out) {
+            return broken(
+                5,
+                format!("{side:?} and {other:?} are two halves, and neither goes on"),
+            );
         }
         Ok(())
     }

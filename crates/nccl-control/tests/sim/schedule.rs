@@ -249,6 +249,43 @@ impl Schedule {
         self.steps.sort_by_key(|(time, _)| *time);
     }
 
+    /// Two halves that are cut from each other for good, between which a claim decides, and processes that are late now and then.
+    pub(crate) fn halves(seed: u64) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let half = random.usize(1..=4);
+        let size = 2 * half;
+        let rejects = random.bool();
+        let mut steps: Vec<_> = [(0, 1), (1, 0)]
+            .into_iter()
+            .map(|(from, to)| {
+                let time = random.u64(0..1000 * MILLI) * random.u64(0..=1);
+                (time, Step::Cut { from, to, rejects })
+            })
+            .collect();
+        for _ in 0..random.u8(0..4) {
+            let late = random.u64(0..12_000) * MILLI;
+            let slot = random.usize(0..size);
+            steps.push((late, Step::Late(slot)));
+            steps.push((late + random.u64(10..500) * MILLI, Step::Thaw(slot)));
+        }
+        steps.push((random.u64(0..3000) * MILLI, Step::GoOn(0)));
+        steps.sort_by_key(|(time, _)| *time);
+        Self {
+            seed,
+            kernels: (0..size).map(|slot| usize::from(slot >= half)).collect(),
+            witnesses: Vec::new(),
+            observers: Vec::new(),
+            parent: false,
+            watches: random.bool(),
+            launcher: false,
+            claims: true,
+            goes_on: random.bool(),
+            leaves_behind: random.bool(),
+            forming: Vec::new(),
+            steps,
+        }
+    }
+
     pub(crate) fn draw(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let size = random.usize(2..=7);
