@@ -130,6 +130,9 @@ pub(super) struct Coordinator {
     /// The members that take part in no later generation, and how many of them have not departed.
     abstaining: BTreeSet<MemberId>,
     abstainers: usize,
+    /// The tick, the members that are accounted for, the known ends, and the own request and abstention for which the next generation
+    /// was found to wait for leases.
+    waits_for_leases: Option<(u64, usize, usize, (bool, bool))>,
     proposal: Option<Proposal>,
     /// A proposal that an earlier coordinator may have made active.
     adopted: Option<SharedMembership>,
@@ -264,6 +267,7 @@ impl Coordinator {
             adopted: None,
             inherits: false,
             claimed: BTreeSet::new(),
+            waits_for_leases: None,
             leaving: None,
         }
     }
@@ -1115,6 +1119,16 @@ impl Coordinator {
                 return None;
             }
         }
+        // Leases expire at ticks. Until then each of very many answers would be reason to look at very many members.
+        let state = (
+            self.ticks,
+            complete,
+            core.ended.len(),
+            (own.is_some(), core.abstains),
+        );
+        if self.waits_for_leases == Some(state) {
+            return None;
+        }
         let me = core.id();
         let requesting = self
             .followers
@@ -1169,6 +1183,7 @@ impl Coordinator {
             .chain(not_following)
             .all(|id| self.abstaining.contains(&id) || self.lease_has_expired(core, id))
         {
+            self.waits_for_leases = Some(state);
             return None;
         }
         let kept = before
