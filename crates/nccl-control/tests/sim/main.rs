@@ -1,14 +1,14 @@
 //! Many machines of the control plane, in their shipped form, in one virtual time.
 //!
 //! ```console
-//! $ cargo run --release -p nccl-control-sim -- random --schedules 1400000
-//! $ cargo run --release -p nccl-control-sim -- random --seconds 600
-//! $ cargo run --release -p nccl-control-sim -- all
-//! $ cargo run --release -p nccl-control-sim -- halves --schedules 100000
-//! $ cargo run --release -p nccl-control-sim -- replay 1234
-//! $ cargo run --release -p nccl-control-sim -- replay-halves 1234
-//! $ cargo run --release -p nccl-control-sim -- large
-//! $ cargo run --release -p nccl-control-sim --features mistakes -- mistakes
+//! $ cargo run --profile bench -p nccl-control-sim -- random --schedules 1400000
+//! $ cargo run --profile bench -p nccl-control-sim -- random --seconds 600
+//! $ cargo run --profile bench -p nccl-control-sim -- all
+//! $ cargo run --profile bench -p nccl-control-sim -- halves --schedules 100000
+//! $ cargo run --profile bench -p nccl-control-sim -- replay 1234
+//! $ cargo run --profile bench -p nccl-control-sim -- replay-halves 1234
+//! $ cargo run --profile bench -p nccl-control-sim -- large
+//! $ cargo run --profile bench -p nccl-control-sim --features mistakes -- mistakes
 //! ```
 //!
 //! A schedule is drawn from its seed, so that a broken guarantee can be reproduced. `all` runs every schedule of a small
