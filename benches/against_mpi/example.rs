@@ -21,7 +21,14 @@ impl Example {
     /// Builds it, with the same profile and from the same sources as this program.
     pub(crate) fn build(ranks: usize, options: &Options, directory: &Path) -> Outcome<Self> {
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--profile", "bench", "--quiet", "--package", "nccl-tools"]);
+        build.args([
+            "build",
+            "--profile",
+            "bench",
+            "--quiet",
+            "--package",
+            "nccl-tools",
+        ]);
         build.args(["--example", "all_to_all_perf"]);
         let status = build.current_dir(root()).status()?;
         if !status.success() {

@@ -13,6 +13,7 @@ const LOST: i32 = -2;
 
 /// Makes them known to the driver.
 pub(crate) fn provide() {
+    kernels::provide("nccl_expert_parallel_place", place);
     kernels::provide("nccl_expert_parallel_route", route);
     kernels::provide("nccl_expert_parallel_permute_16", permute::<16>);
     kernels::provide("nccl_expert_parallel_permute_4", permute::<4>);
@@ -20,6 +21,43 @@ pub(crate) fn provide() {
     kernels::provide("nccl_expert_parallel_combine_f32", combine::<f32>);
     kernels::provide("nccl_expert_parallel_combine_f16", combine::<F16>);
     kernels::provide("nccl_expert_parallel_combine_bf16", combine::<Bf16>);
+}
+
+/// Gives each entry the place of one of the copies of its expert.
+fn place(launch: &mut Launch<'_>) -> Result<(), Violation> {
+    let pointer = |index| launch.argument::<u64>(index);
+    let (topk, table_at, placed) = (pointer(0), pointer(1), pointer(2));
+    let number = |index| launch.argument::<u32>(index);
+    let (entries, top_k, experts) = (number(3), number(4), number(5));
+    let (places, turn) = (number(6), number(7));
+    let threads = launch.grid()[0] * launch.block()[0];
+    assert!(
+        entries <= threads,
+        "{entries} entries and {threads} threads"
+    );
+    if entries == 0 {
+        return Ok(());
+    }
+    let wanted: Vec<i32> = launch.read(topk, entries as usize)?;
+    let firsts: Vec<i32> = launch.read(table_at, experts as usize + 1)?;
+    let all = firsts[experts as usize].cast_unsigned();
+    let table: Vec<i32> = launch.read(table_at + 4 * (u64::from(experts) + 1), all as usize)?;
+    let of = |(entry, &expert): (u32, &i32)| {
+        let bounds = match usize::try_from(expert) {
+            Err(_) => return expert,
+            Ok(expert) => firsts.get(expert..expert + 2),
+        };
+        match bounds {
+            Some(&[first, end]) if first < end => {
+                let count = (end - first).cast_unsigned();
+                let turn = turn.wrapping_add(entry / top_k) % count;
+                table[first as usize + turn as usize]
+            }
+            _ => places.cast_signed(),
+        }
+    };
+    let chosen: Vec<i32> = (0..).zip(&wanted).map(of).collect();
+    launch.write(placed, &chosen)
 }
 
 /// Gives each entry its slot, in the order of the entries.

@@ -250,7 +250,10 @@ pub mod metrics;
 pub mod moe {
     //! Mixture of experts: routing, dispatch and combine ([`ExpertParallel`]).
 
-    pub use nccl_moe::{Counts, ExpertLayout, ExpertParallel, ExpertParallelBuilder, Routing};
+    pub use nccl_moe::{
+        Counts, ExpertLayout, ExpertParallel, ExpertParallelBuilder, ExpertPlacement,
+        ExpertTransfer, Routing,
+    };
 }
 #[cfg(feature = "world")]
 mod json_values;

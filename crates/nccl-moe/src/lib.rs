@@ -8,7 +8,10 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("the nccl crate works on Linux only, as NCCL does");
 
-pub use expert_parallel::{Counts, ExpertLayout, ExpertParallel, ExpertParallelBuilder, Routing};
+pub use expert_parallel::{
+    Counts, ExpertLayout, ExpertParallel, ExpertParallelBuilder, ExpertPlacement, ExpertTransfer,
+    Routing,
+};
 
 use nccl_base::{error, forked, operation};
 use nccl_core::{

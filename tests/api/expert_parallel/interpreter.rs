@@ -453,6 +453,7 @@ impl<'k> Thread<'k> {
                     ("add", 2) => a.wrapping_add(b),
                     ("mul", 3) if code[1] == "lo" => a.wrapping_mul(b),
                     ("div", 2) => a / b,
+                    ("sub", 2) => a.wrapping_sub(b),
                     ("and", 2) => a & b,
                     ("or", 2) => a | b,
                     _ => panic!("no instruction of these kernels: {code:?}"),

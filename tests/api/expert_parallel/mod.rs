@@ -2,6 +2,7 @@
 //!
 //! Random worlds: a failure names its seed. `NCCL_TEST_SEED=N` runs that one.
 
+mod copies;
 mod interpreter;
 mod ptx;
 mod reference;

@@ -147,6 +147,55 @@ fn routing_is_what_the_ptx_says() {
 }
 
 #[test]
+fn copies_take_turns_as_the_ptx_says() {
+    ranks_as_threads(1, |world: World| -> Outcome {
+        let device = Device::of(&world)?;
+        let mut random = fastrand::Rng::with_seed(10);
+        for round in 0..60 {
+            let experts = random.usize(1..9);
+            let top_k = random.usize(1..4);
+            let entries = if round == 0 {
+                0
+            } else {
+                random.usize(0..300) * top_k
+            };
+            // Any numbers of copies, at any places.
+            let mut table = vec![0];
+            for _ in 0..experts {
+                table.push(table.last().unwrap_or(&0) + random.i32(0..4));
+            }
+            let copies = table[experts];
+            table.extend((0..copies).map(|_| random.i32(..)));
+            let topk: Vec<i32> = (0..entries)
+                .map(|_| match random.u8(..) {
+                    0..16 => -random.i32(1..),
+                    16..32 => experts as i32 + random.i32(0..1_000_000),
+                    _ => random.i32(0..experts as i32),
+                })
+                .collect();
+            let grid = Grid {
+                blocks: [(entries as u32).div_ceil(256).max(1), 1],
+                threads: 256,
+            };
+            let arguments = [
+                // Not empty, so that there is a buffer.
+                numbers(&[&topk[..], &[0]].concat()),
+                numbers(&table),
+                dirt(4 * (entries + 1)),
+                Argument::Narrow(entries as u32),
+                Argument::Narrow(top_k as u32),
+                Argument::Narrow(experts as u32),
+                Argument::Narrow(random.u32(0..1000)),
+                // Beyond the end of the numbers, too.
+                Argument::Narrow(random.u32(..)),
+            ];
+            device.compare("nccl_expert_parallel_place", grid, &arguments)?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn rows_are_copied_as_the_ptx_says() {
     ranks_as_threads(1, |world: World| -> Outcome {
         let device = Device::of(&world)?;

@@ -1,5 +1,6 @@
 //! Builder of an [`ExpertParallel`].
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::DevicePtr;
@@ -7,6 +8,7 @@ use cudarc::driver::DevicePtr;
 use super::experts::{ExpertParallel, Staging};
 use super::kernels::Kernels;
 use super::layout::{Layout, Sizes};
+use super::placement::ExpertPlacement;
 use crate::communicator::Communicator;
 use crate::cuda_driver;
 use crate::error::{Error, ErrorKind, Result};
@@ -40,13 +42,17 @@ use nccl_core::AllToAllAlgorithm as Algorithm;
 #[non_exhaustive]
 pub struct ExpertParallelBuilder<'c> {
     comm: &'c Communicator,
-    /// The number of experts, of all ranks together: a multiple of the number of ranks, and the same on all. Required.
+    /// The number of experts, of all ranks together, and the same on all. Without a [`placement`](Self::placement) it is required, and a
+    /// multiple of the number of ranks; with one it may be left out.
     pub experts: usize,
     /// The number of experts that a token may choose. Required.
     pub top_k: usize,
     /// The maximum number of tokens of this rank in one step. Required.
     pub max_tokens: usize,
-    /// How many tokens of each rank an expert has room for, the same on all ranks. `None` (default) is
+    /// Which experts each rank has, the same on all ranks; each expert at least once. `None` (default) is
+    /// [`ExpertPlacement::blocks`].
+    pub placement: Option<ExpertPlacement>,
+    /// How many tokens of each rank a copy of an expert has room for, the same on all ranks. `None` (default) is
     /// [`max_tokens`](Self::max_tokens), and no token is ever lost unless it chooses an expert twice; then
     /// that has to be the same on all ranks as well.
     ///
@@ -56,7 +62,7 @@ pub struct ExpertParallelBuilder<'c> {
     /// The maximum number of bytes that are sent for a token at once: of a row that is dispatched together with its
     /// scales, or of a row that is combined. Required.
     ///
-    /// The staging memory has `experts * capacity` times as many, on each rank.
+    /// The staging memory has [`ExpertParallel::rows`] times as many, on each rank.
     pub max_row_bytes: usize,
     /// The order of the rows that are received, the same on all ranks; default [`Layout::RankMajor`].
     pub layout: Layout,
@@ -90,6 +96,7 @@ impl<'c> ExpertParallelBuilder<'c> {
             experts: 0,
             top_k: 0,
             max_tokens: 0,
+            placement: None,
             capacity: None,
             max_row_bytes: 0,
             layout: Layout::default(),
@@ -144,10 +151,15 @@ impl<'c> ExpertParallelBuilder<'c> {
 
     fn make(&self) -> Result<ExpertParallel> {
         let ranks = self.comm.world_size();
+        let placement = self.placement.as_ref();
+        let experts = match placement {
+            Some(placement) if self.experts == 0 => placement.experts(),
+            _ => self.experts,
+        };
         let sizes = Sizes {
             ranks,
-            experts: self.experts,
-            own: self.experts / ranks,
+            experts,
+            own: placement.map_or(experts / ranks, ExpertPlacement::places_per_rank),
             top_k: self.top_k,
             max_tokens: self.max_tokens,
             capacity: self.capacity.unwrap_or(self.max_tokens),
@@ -155,6 +167,11 @@ impl<'c> ExpertParallelBuilder<'c> {
             layout: self.layout,
         };
         sizes.check()?;
+        let placement = match &self.placement {
+            Some(placement) => placement.clone(),
+            None => ExpertPlacement::blocks(experts, ranks)?,
+        };
+        check_placement(&placement, &sizes)?;
         let stream = self.comm.stream();
         let context = stream.context();
         let memory = cuda_driver::ignoring_stored_error(context, || {
@@ -173,12 +190,21 @@ impl<'c> ExpertParallelBuilder<'c> {
         };
         let copies = cuda_driver::ignoring_stored_error(context, || context.new_stream())
             .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
+        let table = match self.placement {
+            None => None,
+            Some(_) => cuda_driver::ignoring_stored_error(context, || {
+                stream.clone_htod(&placement.table()).map(Some)
+            })
+            .map_err(Error::cuda("copying the placement"))?,
+        };
         // The staging memory is all zeros, and not in use yet.
         let kernels = Kernels::load(stream, staging.address)?;
         static MADE: AtomicU64 = AtomicU64::new(0);
         Ok(ExpertParallel {
             comm: self.comm.clone(),
             sizes,
+            placement: Arc::new(placement),
+            table: table.map(ForkGuarded::new),
             kernels,
             staging,
             copies: ForkGuarded::new(copies),
@@ -188,12 +214,15 @@ impl<'c> ExpertParallelBuilder<'c> {
 
     /// Compares the sizes that have to be the same on all ranks.
     fn compare(&self, sizes: Option<&Sizes>) -> Result<()> {
-        const FIELDS: [&str; 3] = ["experts", "capacity", "layout"];
-        let own: [u64; 4] = match sizes {
-            None => [0; 4],
+        const FIELDS: [&str; 4] = ["experts", "placement", "capacity", "layout"];
+        let own: [u64; 5] = match sizes {
+            None => [0; 5],
             Some(sizes) => [
                 1,
                 sizes.experts as u64,
+                self.placement
+                    .as_ref()
+                    .map_or(0, ExpertPlacement::fingerprint),
                 sizes.capacity as u64,
                 sizes.layout as u64,
             ],
@@ -226,6 +255,8 @@ impl<'c> ExpertParallelBuilder<'c> {
                         String::from("RankMajor")
                     }
                     ("layout", _) => String::from("ExpertMajor"),
+                    ("placement", 0) => String::from("None"),
+                    ("placement", value) => format!("one with the fingerprint {value:016x}"),
                     _ => value.to_string(),
                 };
                 let reason = format!(
@@ -237,5 +268,38 @@ impl<'c> ExpertParallelBuilder<'c> {
             }
         }
         Ok(())
+    }
+}
+
+/// Returns an error for a placement that does not fit the communicator, or in which an expert is nowhere.
+fn check_placement(placement: &ExpertPlacement, sizes: &Sizes) -> Result<()> {
+    let refuse = |reason| {
+        Err(Error::new(ErrorKind::InvalidConfig {
+            field: "placement",
+            reason,
+        }))
+    };
+    let missing = placement.missing();
+    let Sizes { experts, ranks, .. } = *sizes;
+    match missing.first() {
+        _ if placement.ranks() != ranks => {
+            let planned = placement.ranks();
+            refuse(format!(
+                "it is of {planned} ranks, and the communicator has {ranks}"
+            ))
+        }
+        _ if placement.experts() != experts => {
+            let planned = placement.experts();
+            refuse(format!(
+                "it is of {planned} experts, and `experts` is {experts}"
+            ))
+        }
+        Some(expert) => {
+            let count = missing.len();
+            refuse(format!(
+                "no rank has expert {expert} ({count} are missing): load it somewhere first, as `ExpertPlacement::rebalanced` and `transfers` say"
+            ))
+        }
+        None => Ok(()),
     }
 }

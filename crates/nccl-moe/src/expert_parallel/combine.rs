@@ -19,7 +19,7 @@ const KIND: OperationKind = OperationKind::Combine;
 impl ExpertParallel {
     /// Returns the experts' results to their tokens, weighted and added up.
     ///
-    /// `expert_out` has `experts * capacity` rows, each where [`dispatch`](Self::dispatch) put the row that it was made
+    /// `expert_out` has [`rows`](Self::rows) rows, each where [`dispatch`](Self::dispatch) put the row that it was made
     /// from; of any width, which is the same on all ranks. `weights` is `[token][top_k]`, like the routed choices, and
     /// `out` is `[token][width]`. The elements are f32, f16 or bf16:
     ///
@@ -141,7 +141,7 @@ impl ExpertParallel {
         let (rows, given) = (self.sizes.rows(), expert_out.len());
         if given == 0 || !given.is_multiple_of(rows) {
             let needed = given.next_multiple_of(rows).max(rows);
-            let rule = "a multiple of `experts * capacity`";
+            let rule = "a multiple of `ExpertParallel::rows`";
             return length("expert_out", given, needed, rule);
         }
         let width = given / rows;

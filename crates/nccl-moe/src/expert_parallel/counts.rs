@@ -1,6 +1,7 @@
 //! Numbers of tokens per expert, read by the host.
 
 use super::layout::Sizes;
+use super::placement::ExpertPlacement;
 use crate::error::{Error, ErrorKind, Result};
 
 /// How many tokens were routed to each expert; see [`Routing::counts`](super::Routing::counts).
@@ -16,24 +17,38 @@ use crate::error::{Error, ErrorKind, Result};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
-    /// How many tokens this rank sent to each expert, in the order of the experts.
+    /// How many tokens this rank sent to each expert, to all its copies together, in the order of the experts.
     pub sent: Vec<u32>,
-    /// How many tokens this rank received, as `[source rank][own expert]`.
+    /// How many tokens this rank received, as `[source rank][own expert]`, with a placement `[source rank][own place]`.
     pub received: Vec<u32>,
 }
 
 impl Counts {
-    /// Builds the counts from the device's list: those of the experts, the number of experts that do not exist, and those of the
+    /// Builds the counts from the device's list: those of the places, the number of experts that do not exist, and those of the
     /// source ranks.
     ///
     /// # Errors
     /// An expert that does not exist, or that was full.
-    pub(super) fn of(mut numbers: Vec<u32>, sizes: &Sizes, rank: usize) -> Result<Self> {
-        let invalid = numbers[sizes.experts];
-        let received = numbers.split_off(sizes.experts + 1);
-        numbers.truncate(sizes.experts);
+    pub(super) fn of(
+        mut numbers: Vec<u32>,
+        sizes: &Sizes,
+        placement: &ExpertPlacement,
+        rank: usize,
+    ) -> Result<Self> {
+        let invalid = numbers[sizes.places()];
+        let received = numbers.split_off(sizes.received_counts());
+        // A place that was sent to has an expert.
+        let expert_at = |place: usize| placement.expert_at(place / sizes.own, place % sizes.own);
+        let sent = |expert| {
+            placement
+                .replicas(expert)
+                .iter()
+                .map(|place| numbers[*place])
+        };
         let counts = Self {
-            sent: numbers,
+            sent: (0..sizes.experts)
+                .map(|expert| sent(expert).sum())
+                .collect(),
             received,
         };
         if invalid > 0 {
@@ -43,21 +58,22 @@ impl Counts {
                 experts: sizes.experts,
             }));
         }
-        let full = |rank, expert, tokens: u32| {
+        let full = |rank, place, tokens: u32| {
             Err(Error::new(ErrorKind::ExpertCapacity {
                 rank,
-                expert,
+                expert: expert_at(place).unwrap_or(sizes.experts),
                 tokens: tokens as usize,
                 capacity: sizes.capacity,
             }))
         };
         let too_many = |&(_, &tokens): &(usize, &u32)| tokens as usize > sizes.capacity;
-        if let Some((expert, &tokens)) = counts.sent.iter().enumerate().find(too_many) {
-            return full(rank, expert, tokens);
+        let own = &numbers[..sizes.places()];
+        if let Some((place, &tokens)) = own.iter().enumerate().find(too_many) {
+            return full(rank, place, tokens);
         }
         if let Some((at, &tokens)) = counts.received.iter().enumerate().find(too_many) {
-            let (source, expert) = (at / sizes.own, rank * sizes.own + at % sizes.own);
-            return full(source, expert, tokens);
+            let (source, place) = (at / sizes.own, rank * sizes.own + at % sizes.own);
+            return full(source, place, tokens);
         }
         Ok(counts)
     }

@@ -38,7 +38,7 @@ struct Rows {
 impl ExpertParallel {
     /// Sends the rows of the tokens to their experts.
     ///
-    /// `x` is `[token][width]`, with as many tokens as were routed. `y` has `experts * capacity` rows of the same
+    /// `x` is `[token][width]`, with as many tokens as were routed. `y` has [`rows`](Self::rows) rows of the same
     /// width, in the order of the [`ExpertLayout`](super::ExpertLayout); rows without a token become zeros. The
     /// elements may be of any type: they are copied, bit by bit. `width` is the same on all ranks.
     ///
@@ -54,7 +54,7 @@ impl ExpertParallel {
     /// #     ep: &mut nccl::moe::ExpertParallel, routing: &nccl::moe::Routing, x: &nccl::cudarc::driver::CudaSlice<half::bf16>,
     /// # ) -> Result<(), Box<dyn std::error::Error>> {
     /// let width = 7168;
-    /// let rows = ep.experts() * ep.capacity();
+    /// let rows = ep.rows();
     /// let mut y = ep.communicator().stream().alloc_zeros::<half::bf16>(rows * width)?;
     /// ep.dispatch(routing, x, &mut y)?;
     /// # Ok(())
@@ -86,7 +86,7 @@ impl ExpertParallel {
     /// #     ep: &mut nccl::moe::ExpertParallel, routing: &nccl::moe::Routing,
     /// #     x: &nccl::cudarc::driver::CudaSlice<u8>, scales: &nccl::cudarc::driver::CudaSlice<f32>,
     /// # ) -> Result<(), Box<dyn std::error::Error>> {
-    /// let (stream, rows) = (ep.communicator().stream().clone(), ep.experts() * ep.capacity());
+    /// let (stream, rows) = (ep.communicator().stream().clone(), ep.rows());
     /// let mut y = stream.alloc_zeros::<u8>(rows * 7168)?; // 8-bit floats, as bytes
     /// let mut received = stream.alloc_zeros::<f32>(rows * 56)?; // one for each 128 of them
     /// ep.dispatch_with_scales(routing, x, &mut y, scales, &mut received)?;
@@ -209,7 +209,7 @@ impl ExpertParallel {
         let given = payload.y.len();
         if given == 0 || !given.is_multiple_of(rows) {
             let needed = given.next_multiple_of(rows).max(rows);
-            return length(y, given, needed, "a multiple of `experts * capacity`");
+            return length(y, given, needed, "a multiple of `ExpertParallel::rows`");
         }
         let width = given / rows;
         if payload.x.len() != tokens * width {

@@ -8,6 +8,7 @@ use cudarc::driver::{CudaSlice, CudaStream};
 
 use super::kernels::Kernels;
 use super::layout::{Layout, Sizes};
+use super::placement::ExpertPlacement;
 use crate::communicator::Communicator;
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
@@ -17,8 +18,8 @@ use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
 use crate::queued_op::QueuedOp;
 
-/// The experts of a mixture, distributed over the ranks of a communicator: expert `e` of `experts` is on rank
-/// `e / (experts / ranks)`.
+/// The experts of a mixture, distributed over the ranks of a communicator: in blocks, expert `e` of `experts` on rank
+/// `e / (experts / ranks)`, or as an [`ExpertPlacement`] says, with copies of each.
 ///
 /// A step is three calls, each of which only puts work on the communicator's stream: [`route`](Self::route) assigns
 /// a row to each choice of a token, [`dispatch`](Self::dispatch) sends the rows of the tokens to their
@@ -26,7 +27,7 @@ use crate::queued_op::QueuedOp;
 /// [`Routing`](super::Routing) can be used for any number of dispatches and combines, and several can be in use at once.
 ///
 /// Every rank calls the same operations in the same order, also a rank without tokens. Rows are sent whether or not
-/// they are filled: a buffer of received rows has `experts * capacity` of them, in the order of the
+/// they are filled: a buffer of received rows has [`rows`](Self::rows) of them, in the order of the
 /// [`ExpertLayout`](super::ExpertLayout); rows without a token are zeros.
 ///
 /// Operations on captured streams are refused, and a `CapturedPlan` cannot contain them.
@@ -54,7 +55,7 @@ use crate::queued_op::QueuedOp;
 /// let topk = stream.clone_htod(&[3i32, 1, 3, -1])?;
 /// let weights = stream.clone_htod(&[0.75f32, 0.25, 1.0, 0.0])?;
 /// let x = stream.clone_htod(&[1.0f32, 2.0, 10.0, 20.0])?;
-/// let mut y = stream.alloc_zeros::<f32>(experts * ep.capacity() * width)?;
+/// let mut y = stream.alloc_zeros::<f32>(ep.rows() * width)?;
 /// let mut out = stream.alloc_zeros::<f32>(2 * width)?;
 ///
 /// ep.route(&topk, &mut routing)?;
@@ -70,6 +71,9 @@ use crate::queued_op::QueuedOp;
 pub struct ExpertParallel {
     pub(super) comm: Communicator,
     pub(super) sizes: Sizes,
+    pub(super) placement: Arc<ExpertPlacement>,
+    /// The placement for the kernel, unless the experts are in blocks.
+    pub(super) table: Option<ForkGuarded<CudaSlice<i32>>>,
     pub(super) kernels: Kernels,
     /// Rows in the order of their experts: sent by a dispatch, and received by a combine.
     pub(super) staging: Staging,
@@ -98,11 +102,11 @@ impl ExpertParallel {
         &self.comm
     }
 
-    /// Returns the number of experts, of all ranks together.
+    /// Returns the number of experts, of all ranks together, each counted once.
     ///
     /// ```
     /// # fn example(ep: &nccl::moe::ExpertParallel) {
-    /// assert_eq!(ep.experts(), ep.own_experts() * ep.communicator().world_size());
+    /// println!("{} experts on {} ranks", ep.experts(), ep.communicator().world_size());
     /// # }
     /// ```
     #[must_use]
@@ -110,12 +114,12 @@ impl ExpertParallel {
         self.sizes.experts
     }
 
-    /// Returns the number of experts of each rank.
+    /// Returns the number of experts of each rank; with a placement, the number of its places, some of which may be empty.
     ///
     /// ```
     /// # fn example(ep: &nccl::moe::ExpertParallel) {
     /// let first = ep.communicator().rank() * ep.own_experts();
-    /// println!("experts {first} to {} are here", first + ep.own_experts() - 1);
+    /// println!("experts {first} to {} are here", first + ep.own_experts() - 1); // without a placement
     /// # }
     /// ```
     #[must_use]
@@ -123,11 +127,38 @@ impl ExpertParallel {
         self.sizes.own
     }
 
-    /// Returns the number of rows for each pair of a rank and an expert.
+    /// Returns which experts each rank has.
     ///
     /// ```
-    /// # fn example(ep: &nccl::moe::ExpertParallel, width: usize) {
-    /// let elements = ep.experts() * ep.capacity() * width; // of a buffer of received rows
+    /// # fn example(ep: &nccl::moe::ExpertParallel) {
+    /// for (place, expert) in ep.placement().held_by(ep.communicator().rank()) {
+    ///     println!("expert {expert} is here, at place {place}");
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn placement(&self) -> &ExpertPlacement {
+        &self.placement
+    }
+
+    /// Returns the number of rows that each rank sends and receives: `capacity` for each place of each rank.
+    ///
+    /// ```
+    /// # fn example(ep: &nccl::moe::ExpertParallel) {
+    /// let places = ep.communicator().world_size() * ep.own_experts();
+    /// assert_eq!(ep.rows(), places * ep.capacity());
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.sizes.rows()
+    }
+
+    /// Returns the number of rows for each pair of a rank and a copy of an expert.
+    ///
+    /// ```
+    /// # fn example(ep: &nccl::moe::ExpertParallel) {
+    /// println!("room for {} tokens of each rank", ep.capacity());
     /// # }
     /// ```
     #[must_use]

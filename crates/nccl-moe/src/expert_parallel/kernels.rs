@@ -19,6 +19,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// The source of the kernels, with their description; the emulator knows them by these names.
 const PTX: &str = include_str!("kernels.ptx");
 
+/// Number of threads of a block that assigns places.
+const PLACING: u32 = 256;
 /// Number of threads that copy one row.
 const COPYING: u32 = 128;
 /// Number of threads that add up one row, or a part of it.
@@ -32,6 +34,7 @@ pub(super) struct Kernels {
     stream: Arc<CudaStream>,
     /// Recorded when this value is dropped; made before, so that it cannot fail then.
     last: ManuallyDrop<CudaEvent>,
+    place: Function,
     route: Function,
     /// For words of 16, 4 and 1 bytes.
     permute: [(u64, Function); 3],
@@ -45,6 +48,16 @@ struct Function(CUfunction);
 unsafe impl Send for Kernels {}
 // SAFETY: as above; nothing changes behind a shared reference.
 unsafe impl Sync for Kernels {}
+
+/// Choices of experts, and the places of their copies.
+pub(super) struct PlaceArgs {
+    pub(super) topk: CUdeviceptr,
+    pub(super) table: CUdeviceptr,
+    pub(super) placed: CUdeviceptr,
+    pub(super) entries: usize,
+    /// The turn of the first token.
+    pub(super) turn: u32,
+}
 
 /// Input and output of a routing.
 pub(super) struct RouteArgs {
@@ -84,6 +97,7 @@ impl Kernels {
         let module = Module::load(context)?;
         let function = |name| module.function(name);
         let kernels = Self {
+            place: function(c"nccl_expert_parallel_place")?,
             route: function(c"nccl_expert_parallel_route")?,
             permute: [
                 (16, function(c"nccl_expert_parallel_permute_16")?),
@@ -115,6 +129,7 @@ impl Kernels {
     fn launch_all(&self, nothing: CUdeviceptr) -> Result<()> {
         // SAFETY: no entries and no experts: the kernel writes one zero.
         unsafe {
+            self.launch_place([nothing; 3], [0; 5])?;
             let route = [nothing, nothing, nothing, nothing];
             self.launch_route(route, [0; 4])?;
             for (_, function) in self.permute {
@@ -128,6 +143,42 @@ impl Kernels {
         Ok(())
     }
 
+    /// Assigns places to entries, at least one.
+    ///
+    /// # Safety
+    /// As [`route`](Self::route); the table is that of a placement with the experts and places of `sizes`.
+    pub(super) unsafe fn place(&self, what: &PlaceArgs, sizes: &Sizes) -> Result<()> {
+        let addresses = [what.topk, what.table, what.placed];
+        // All fit: the sizes were checked.
+        let numbers = [
+            what.entries as u32,
+            sizes.top_k as u32,
+            sizes.experts as u32,
+            sizes.places() as u32,
+            what.turn,
+        ];
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_place(addresses, numbers) }
+    }
+
+    unsafe fn launch_place(&self, addresses: [CUdeviceptr; 3], numbers: [u32; 5]) -> Result<()> {
+        let [topk, table, placed] = &addresses;
+        let [entries, top_k, experts, places, turn] = &numbers;
+        let arguments = &mut [
+            argument(topk),
+            argument(table),
+            argument(placed),
+            argument(entries),
+            argument(top_k),
+            argument(experts),
+            argument(places),
+            argument(turn),
+        ];
+        let blocks = entries.div_ceil(PLACING).max(1);
+        // SAFETY: as in `launch_route`.
+        unsafe { self.launch(self.place, [blocks, 1], PLACING, arguments) }
+    }
+
     /// Assigns slots to entries.
     ///
     /// # Safety
@@ -139,7 +190,7 @@ impl Kernels {
         let numbers = [
             what.entries as u32,
             sizes.top_k as u32,
-            sizes.experts as u32,
+            sizes.places() as u32,
             sizes.capacity as u32,
         ];
         // SAFETY: the caller's promise.

@@ -19,18 +19,18 @@ pub enum Layout {
     ExpertMajor,
 }
 
-/// The sizes of an [`ExpertParallel`](super::ExpertParallel), checked. The experts are distributed in blocks:
-/// expert `e` is on rank `e / own`.
+/// The sizes of an [`ExpertParallel`](super::ExpertParallel), checked. A place stands for one copy of an expert, or for none; those of
+/// a rank follow each other. Without a placement, expert `e` is at place `e`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub(super) ranks: usize,
     pub(super) experts: usize,
-    /// Number of experts of each rank.
+    /// Number of places of each rank.
     pub(super) own: usize,
     pub(super) top_k: usize,
     /// Maximum number of tokens of this rank.
     pub(super) max_tokens: usize,
-    /// Number of rows for each pair of a source rank and an expert.
+    /// Number of rows for each pair of a source rank and a place.
     pub(super) capacity: usize,
     /// Maximum number of bytes of all payloads of a token together.
     pub(super) max_row_bytes: usize,
@@ -44,20 +44,25 @@ pub(super) const ALIGNMENT: usize = 256;
 const MOST: usize = i32::MAX as usize;
 
 impl Sizes {
-    /// Returns the number of rows that are sent, and received.
-    pub(super) fn rows(&self) -> usize {
-        self.experts * self.capacity
+    /// Returns the number of places of all ranks.
+    pub(super) fn places(&self) -> usize {
+        self.ranks * self.own
     }
 
-    /// Returns the length of the device's list of counts: what this rank sends to each expert, how often it named an expert
-    /// that does not exist, and what it receives from each rank for each own expert.
+    /// Returns the number of rows that are sent, and received.
+    pub(super) fn rows(&self) -> usize {
+        self.places() * self.capacity
+    }
+
+    /// Returns the length of the device's list of counts: what this rank sends to each place, how often it named an expert
+    /// that does not exist, and what it receives from each rank for each own place.
     pub(super) fn counts(&self) -> usize {
-        2 * self.experts + 1
+        2 * self.places() + 1
     }
 
     /// Returns the index of the first received count.
     pub(super) fn received_counts(&self) -> usize {
-        self.experts + 1
+        self.places() + 1
     }
 
     /// Returns the bytes of the staging memory: rows, and a gap before those of a second payload.
@@ -81,13 +86,6 @@ impl Sizes {
                 return refuse(field, String::from("it has to be given, and at least 1"));
             }
         }
-        if !self.experts.is_multiple_of(self.ranks) {
-            let Self { experts, ranks, .. } = self;
-            return refuse(
-                "experts",
-                format!("{experts} experts cannot be dealt out evenly to {ranks} ranks"),
-            );
-        }
         if self.top_k > self.experts {
             let Self { experts, top_k, .. } = self;
             return refuse("top_k", format!("{top_k} of {experts} experts"));
@@ -99,7 +97,7 @@ impl Sizes {
                 format!("with top_k, there are more than {MOST} entries"),
             );
         }
-        let rows = self.experts.checked_mul(self.capacity);
+        let rows = self.places().checked_mul(self.capacity);
         // A thread of a kernel reads up to 32 rows further.
         if rows.is_none_or(|rows| rows > MOST - 32) {
             return refuse(
@@ -117,8 +115,8 @@ impl Sizes {
         Ok(())
     }
 
-    /// Returns the messages: for each rank, where the rows are that this rank has for the experts there
-    /// (in the order of the experts), where the rows are that belong to its own experts (in the buffer of the
+    /// Returns the messages: for each rank, where the rows are that this rank has for the places there
+    /// (in the order of the places), where the rows are that belong to its own places (in the buffer of the
     /// layout), and how many they are.
     pub(super) fn messages(self) -> impl Iterator<Item = Message> {
         let per_rank = self.own * self.capacity;
@@ -199,7 +197,6 @@ mod tests {
                 Ok(()) => panic!("{sizes:?}"),
             }
         };
-        assert!(refused(|sizes| sizes.experts = 7).contains("7 experts"));
         assert!(refused(|sizes| sizes.top_k = 0).contains("`top_k`"));
         assert!(refused(|sizes| sizes.top_k = 7).contains("7 of 6"));
         assert!(refused(|sizes| sizes.max_tokens = 1 << 31).contains("`max_tokens`"));

@@ -1,7 +1,8 @@
 //! Mixture of experts: tokens are sent to the ranks that have their experts, and back.
 //!
 //! ```text
-//! topk ──route──▶ slots, counts        which row each choice of a token gets; the ranks tell each other how many
+//! topk ──route──▶ slots, counts        which copy of an expert and which row of it each choice of a token gets; the ranks
+//!                                      tell each other how many
 //! x ─────dispatch──▶ y                 rows to the experts' ranks
 //! y ─────(the experts)──▶ z
 //! z ─────combine──▶ out                rows back, weighed and added up
@@ -11,6 +12,7 @@
 //! and an expert. So the host does not need the counts, and never waits, unless the program asks ([`Routing::counts`]).
 //!
 //! - `experts`: an [`ExpertParallel`]; `builder`: its builder; `layout`: its sizes, and the order of rows;
+//! - `placement`: the ranks that have the experts, and copies of them;
 //! - `kernels`: the device code, in `kernels.ptx`; `routing`: the row of each choice, and `counts`: the number of rows;
 //! - `dispatch`, `combine`: the exchanges.
 //!
@@ -24,10 +26,12 @@ mod dispatch;
 mod experts;
 mod kernels;
 mod layout;
+mod placement;
 mod routing;
 
 pub use builder::ExpertParallelBuilder;
 pub use counts::Counts;
 pub use experts::ExpertParallel;
 pub use layout::Layout as ExpertLayout;
+pub use placement::{ExpertPlacement, ExpertTransfer};
 pub use routing::Routing;

@@ -8,8 +8,9 @@ use cudarc::driver::{CudaSlice, CudaStream, CudaView, DeviceRepr, ValidAsZeroBit
 
 use super::counts::Counts;
 use super::experts::{ExpertParallel, length};
-use super::kernels::RouteArgs;
+use super::kernels::{PlaceArgs, RouteArgs};
 use super::layout::Sizes;
+use super::placement::ExpertPlacement;
 use crate::active_calls::CallKind;
 use crate::buffer::SendBuffer;
 use crate::communicator::Communicator;
@@ -51,7 +52,10 @@ pub struct Routing {
     pub(super) of: u64,
     comm: Communicator,
     sizes: Sizes,
+    placement: Arc<ExpertPlacement>,
     copies: ForkGuarded<Arc<CudaStream>>,
+    /// The place of each entry, where the experts are not in blocks.
+    placed: Option<ForkGuarded<CudaSlice<i32>>>,
     /// The slot of each entry.
     pub(super) slots: ForkGuarded<CudaSlice<i32>>,
     /// The token of each slot.
@@ -106,10 +110,16 @@ impl ExpertParallel {
             memory.map_err(Error::cuda("allocating a routing"))
         }
         let (stream, sizes) = (self.comm.stream(), self.sizes);
+        let placed = match self.table {
+            Some(_) => Some(zeros(stream, sizes.max_tokens * sizes.top_k)?),
+            None => None,
+        };
         Ok(Routing {
+            placed: placed.map(ForkGuarded::new),
             of: self.number,
             comm: self.comm.clone(),
             sizes,
+            placement: Arc::clone(&self.placement),
             copies: self.copies.clone(),
             slots: ForkGuarded::new(zeros(stream, sizes.max_tokens * sizes.top_k)?),
             tokens: ForkGuarded::new(zeros(stream, sizes.rows())?),
@@ -119,7 +129,7 @@ impl ExpertParallel {
     }
 
     /// Routes the tokens of this rank: `topk` holds `top_k` experts for each of them, `[token][top_k]`; any negative
-    /// number stands for none.
+    /// number stands for none. With copies of experts, the tokens take turns with them.
     ///
     /// Each choice gets a row of its expert in the order of the tokens, and of the choices of a token, so that
     /// the same choices always give the same rows. Then the ranks tell each other how many rows they have for each expert,
@@ -149,6 +159,7 @@ impl ExpertParallel {
         let issued = Instant::now();
         let Routing {
             of,
+            placed,
             slots,
             tokens,
             counts,
@@ -160,19 +171,35 @@ impl ExpertParallel {
             *routed = None;
             let _inside = self.comm.inner.enter(CallKind::Issue, self.comm.timeout);
             let mut buffers = IssueBuffers::new(self.comm.stream())?;
+            let topk = buffers.read(topk)?;
+            let place = match (&self.table, placed) {
+                (Some(table), Some(placed)) => Some(PlaceArgs {
+                    topk,
+                    table: buffers.read(&**table)?,
+                    placed: buffers.write(&mut **placed)?,
+                    entries,
+                    turn: self.comm.rank() as u32,
+                }),
+                _ => None,
+            };
             let route = RouteArgs {
-                topk: buffers.read(topk)?,
+                topk: place.as_ref().map_or(topk, |place| place.placed),
                 slots: buffers.write(&mut **slots)?,
                 tokens: buffers.write(&mut **tokens)?,
                 counts: buffers.write(&mut **counts)?,
                 entries,
             };
             self.exchange_counts(&mut buffers, route.counts);
-            Ok((buffers, route))
+            Ok((buffers, place, route))
         });
-        let (buffers, route) =
+        let (buffers, place, route) =
             prepared.map_err(|error| failed_check(&self.comm, KIND, SHAPE, error))?;
         self.launch_joined(&buffers, KIND, SHAPE, || {
+            if let Some(place) = place.filter(|place| place.entries > 0) {
+                // SAFETY: as many entries as `topk` has; the table is that of the placement, which was checked against the sizes; a
+                // routing has a place for each entry that the sizes allow. All are leased by the operation.
+                unsafe { self.kernels.place(&place, sizes) }?;
+            }
             // SAFETY: as many entries as `topk` has, and a routing has as many slots, tokens and counts as the sizes
             // require; all are leased by the operation.
             unsafe { self.kernels.route(&route, sizes) }
@@ -294,7 +321,7 @@ impl Routing {
         };
         numbers
             .map_err(Error::cuda("reading the counts of a routing"))
-            .and_then(|numbers| Counts::of(numbers, &self.sizes, comm.rank()))
+            .and_then(|numbers| Counts::of(numbers, &self.sizes, &self.placement, comm.rank()))
             .map_err(|error| {
                 error.during(|| {
                     comm.inner
@@ -303,8 +330,8 @@ impl Routing {
             })
     }
 
-    /// Returns how many tokens each rank sent for each expert of this one, on the device: `[source rank][own expert]`, also
-    /// beyond the capacity. For kernels that should stop at the last token; zeros before tokens were
+    /// Returns how many tokens each rank sent for each expert of this one, on the device: `[source rank][own expert]`, with a placement
+    /// `[source rank][own place]`, also beyond the capacity. For kernels that should stop at the last token; zeros before tokens were
     /// routed.
     ///
     /// ```
