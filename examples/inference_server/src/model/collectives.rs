@@ -1,5 +1,7 @@
 //! What ranks do together. The model asks for it here, so that one rank alone is the same code.
 
+use nccl::moe::ExpertPlacement;
+
 use super::config::Config;
 use super::error::Result;
 
@@ -38,7 +40,7 @@ impl Shape {
 /// is ever refused.
 #[derive(Clone, Debug, Default)]
 pub struct Arrived {
-    /// `[own expert][source rank][rows / ranks][hidden]`.
+    /// `[own expert][source rank][rows / ranks][hidden]`; with a placement, places stand for experts.
     pub rows: Vec<f32>,
     /// How many there are, at the beginning of each such block: `[source rank][own expert]`.
     pub counts: Vec<u32>,
@@ -53,6 +55,11 @@ pub trait Collectives {
 
     /// The number of ranks.
     fn ranks(&self) -> usize;
+
+    /// Which experts each rank has, if that was said.
+    fn placement(&self) -> Option<&ExpertPlacement> {
+        None
+    }
 
     /// Block `i` of `x` goes to rank `i`; block `j` of `y` is from rank `j`. Both have `rows * hidden / ranks` numbers.
     ///

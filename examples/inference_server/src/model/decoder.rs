@@ -35,19 +35,69 @@ pub struct Decoder<C> {
     rotary: Rotary,
     embedding: Vec<f32>,
     layers: Vec<Layer>,
-    norm: Tensor,
-    head: Tensor,
+    head: Head,
     slots: Slots,
     buffers: Buffers,
 }
 
-struct Layer {
+pub(super) struct Layer {
+    pub(super) norm: Tensor,
+    pub(super) attention: Attention,
+    pub(super) output: Tensor,
+    pub(super) experts_norm: Tensor,
+    pub(super) experts: Experts,
+    pub(super) cache: LayerCache,
+}
+
+impl Layer {
+    /// Reads what every rank has of a layer. The cache is of so many slots, positions and numbers.
+    pub(super) fn load(
+        file: &WeightsFile,
+        layer: usize,
+        attention: Attention,
+        experts: Experts,
+        (slots, positions, width): (usize, usize, usize),
+    ) -> Result<Self> {
+        let norm = |which| file.whole(&Tensors::norm(layer, which));
+        Ok(Self {
+            norm: norm("input_layernorm")?,
+            attention,
+            output: file.whole(&Tensors::attention(layer, "o_proj"))?,
+            experts_norm: norm("post_attention_layernorm")?,
+            experts,
+            cache: LayerCache::new(slots, positions, width),
+        })
+    }
+}
+
+/// What makes logits of rows.
+pub(super) struct Head {
     norm: Tensor,
-    attention: Attention,
-    output: Tensor,
-    experts_norm: Tensor,
-    experts: Experts,
-    cache: LayerCache,
+    head: Tensor,
+}
+
+impl Head {
+    pub(super) fn load(file: &WeightsFile) -> Result<Self> {
+        Ok(Self {
+            norm: file.whole(Tensors::NORM)?,
+            head: file.whole(Tensors::HEAD)?,
+        })
+    }
+
+    /// Of the rows that want them; `all` has the rows in the order of the step.
+    pub(super) fn logits(&self, rows: &[Row], all: &[f32], config: &Config) -> Result<Logits> {
+        let hidden = config.hidden_size;
+        let of = |(row, x): (&Row, &[f32])| -> Result<Option<Vec<f32>>> {
+            if !row.logits {
+                return Ok(None);
+            }
+            let x = Tensor::from_slice(x, (1, hidden), &Device::Cpu)?;
+            let x = rms_norm(&x, &self.norm, config.rms_norm_eps as f32)?;
+            Ok(Some(linear(&x, &self.head)?.flatten_all()?.to_vec1()?))
+        };
+        let all = rows.iter().zip(all.chunks_exact(hidden));
+        Ok(Logits(all.map(of).collect::<Result<_>>()?))
+    }
 }
 
 /// Memory of a step, made once; `own` is of this rank's rows, and `all` of those of all ranks.
@@ -85,17 +135,12 @@ impl<C: Collectives> Decoder<C> {
         }
         settings.fit(config.max_position_embeddings)?;
         let hidden = config.hidden_size;
-        let load = |layer| -> Result<Layer> {
-            let norm = |which| file.whole(&Tensors::norm(layer, which));
+        let load = |layer| {
             let width = shard.heads.len() * config.head_size();
-            Ok(Layer {
-                norm: norm("input_layernorm")?,
-                attention: Attention::load(file, layer, &config, &shard)?,
-                output: file.whole(&Tensors::attention(layer, "o_proj"))?,
-                experts_norm: norm("post_attention_layernorm")?,
-                experts: Experts::load(file, layer, &config, &shard)?,
-                cache: LayerCache::new(slots, positions, width),
-            })
+            let own = shard.experts.clone().map(Some);
+            let experts = Experts::load(file, layer, &config, own)?;
+            let attention = Attention::load(file, layer, &config, &shard)?;
+            Layer::load(file, layer, attention, experts, (slots, positions, width))
         };
         let own = rows / shard.ranks * hidden;
         let buffers = Buffers {
@@ -118,8 +163,7 @@ impl<C: Collectives> Decoder<C> {
             layers: (0..config.num_hidden_layers)
                 .map(load)
                 .collect::<Result<_>>()?,
-            norm: file.whole(Tensors::NORM)?,
-            head: file.whole(Tensors::HEAD)?,
+            head: Head::load(file)?,
             slots: Slots::new(settings, config.vocab_size),
             buffers,
             config,
@@ -199,20 +243,6 @@ impl<C: Collectives> Decoder<C> {
         }
         Ok(())
     }
-
-    fn logits(&self, rows: &[Row]) -> Result<Logits> {
-        let hidden = self.config.hidden_size;
-        let of = |(row, x): (&Row, &[f32])| -> Result<Option<Vec<f32>>> {
-            if !row.logits {
-                return Ok(None);
-            }
-            let x = Tensor::from_slice(x, (1, hidden), &Device::Cpu)?;
-            let x = rms_norm(&x, &self.norm, self.config.rms_norm_eps as f32)?;
-            Ok(Some(linear(&x, &self.head)?.flatten_all()?.to_vec1()?))
-        };
-        let all = rows.iter().zip(self.buffers.all.chunks_exact(hidden));
-        Ok(Logits(all.map(of).collect::<Result<_>>()?))
-    }
 }
 
 impl<C: Collectives> Part for Decoder<C> {
@@ -246,7 +276,7 @@ impl<C: Collectives> Part for Decoder<C> {
         for layer in 0..self.layers.len() {
             self.layer(layer, rows)?;
         }
-        let logits = self.logits(rows)?;
+        let logits = self.head.logits(rows, &self.buffers.all, &self.config)?;
         self.slots.written(filled);
         Ok(logits)
     }

@@ -1,22 +1,26 @@
 //! The mixture of experts of one layer: who chooses whom, and what the experts of this rank do.
 
+use std::collections::HashMap;
+
 use candle_core::{Device, Tensor};
 use candle_nn::ops::softmax;
 
 use super::batch_invariant::linear;
 use super::collectives::{Arrived, Collectives};
-use super::config::{Config, Shard};
+use super::config::Config;
 use super::error::Result;
 use super::weights::{Tensors, WeightsFile};
 
 /// One layer's: the router, which every rank has, and the rank's own experts.
 pub(super) struct Experts {
     router: Tensor,
-    own: Vec<Expert>,
+    /// The expert of each place.
+    own: Vec<Option<Expert>>,
     top_k: usize,
 }
 
-struct Expert {
+#[derive(Clone, Debug)]
+pub(super) struct Expert {
     gate: Tensor,
     up: Tensor,
     down: Tensor,
@@ -32,25 +36,53 @@ pub(super) struct Scratch {
 }
 
 impl Experts {
+    /// Reads the experts of a rank's places.
     pub(super) fn load(
         file: &WeightsFile,
         layer: usize,
         config: &Config,
-        shard: &Shard,
+        places: impl Iterator<Item = Option<usize>>,
     ) -> Result<Self> {
-        let load = |expert| -> Result<Expert> {
-            let matrix = |which| file.whole(&Tensors::expert(layer, expert, which));
-            Ok(Expert {
-                gate: matrix("w1")?,
-                up: matrix("w3")?,
-                down: matrix("w2")?,
-            })
+        let load = |expert: Option<usize>| -> Result<Option<Expert>> {
+            expert
+                .map(|expert| Self::read(file, layer, expert))
+                .transpose()
         };
         Ok(Self {
             router: file.whole(&Tensors::router(layer))?,
-            own: shard.experts.clone().map(load).collect::<Result<_>>()?,
+            own: places.map(load).collect::<Result<_>>()?,
             top_k: config.num_experts_per_tok,
         })
+    }
+
+    pub(super) fn read(file: &WeightsFile, layer: usize, expert: usize) -> Result<Expert> {
+        let matrix = |which| file.whole(&Tensors::expert(layer, expert, which));
+        Ok(Expert {
+            gate: matrix("w1")?,
+            up: matrix("w3")?,
+            down: matrix("w2")?,
+        })
+    }
+
+    /// Puts other experts at the places. Those that are somewhere stay, and `find` has the others; nothing changes if it fails.
+    pub(super) fn replace(
+        &mut self,
+        before: &[Option<usize>],
+        now: &[Option<usize>],
+        mut find: impl FnMut(usize) -> Result<Expert>,
+    ) -> Result<()> {
+        let mut own = Vec::with_capacity(now.len());
+        for expert in now {
+            own.push(match expert {
+                None => None,
+                Some(number) => match before.iter().position(|other| other == expert) {
+                    Some(at) => self.own[at].clone(),
+                    None => Some(find(*number)?),
+                },
+            });
+        }
+        self.own = own;
+        Ok(())
     }
 
     /// What the experts make of this rank's rows: `x` has those that are there, `x_all` the same in a buffer of all that
@@ -87,6 +119,7 @@ impl Experts {
         made.clear();
         made.resize(arrived.rows.len(), 0.0);
         for (own, expert) in self.own.iter().enumerate() {
+            let Some(expert) = expert else { continue };
             let blocks: Vec<_> = (0..ranks.ranks())
                 .map(|source| {
                     let count = arrived.counts[source * self.own.len() + own] as usize;
@@ -109,6 +142,26 @@ impl Experts {
             }
         }
         ranks.combine(made, weights, out)
+    }
+}
+
+/// Experts that were read before they are needed.
+#[derive(Debug, Default)]
+pub struct SpareExperts(HashMap<(usize, usize), Expert>);
+
+impl SpareExperts {
+    pub(super) fn read(file: &WeightsFile, experts: &[usize]) -> Result<Self> {
+        let mut all = HashMap::new();
+        for layer in 0..file.config().num_hidden_layers {
+            for &expert in experts {
+                all.insert((layer, expert), Experts::read(file, layer, expert)?);
+            }
+        }
+        Ok(Self(all))
+    }
+
+    pub(super) fn take(&mut self, layer: usize, expert: usize) -> Option<Expert> {
+        self.0.remove(&(layer, expert))
     }
 }
 

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use super::collectives::{Collectives, Shape};
 use super::decoder::Decoder;
+use super::elastic::Elastic;
 use super::error::{Error, Result};
+use super::experts::SpareExperts;
 use super::llama::{Llama, LlamaFile};
 use super::step::{AnyPart, Settings};
 use super::tokenizer::Tokenizer;
@@ -100,6 +102,12 @@ impl Known {
         }
         ModelFile::open(path)
     }
+}
+
+fn without_experts() -> Error {
+    Error::Unusable(String::from(
+        "a model without experts has none that could have copies: it is not elastic",
+    ))
 }
 
 /// The model that is part of the repository.
@@ -199,6 +207,41 @@ impl ModelFile {
         match self {
             Self::Mixture(_) => Ok(Tokenizer::default()),
             Self::Llama(file) => file.tokenizer(),
+        }
+    }
+
+    /// Experts of a layer; 0 for a model without.
+    #[must_use]
+    pub fn experts(&self) -> usize {
+        match self {
+            Self::Mixture(file) => file.config().num_local_experts,
+            Self::Llama(_) => 0,
+        }
+    }
+
+    /// Reads these experts of all layers before they are needed.
+    ///
+    /// # Errors
+    /// [`Error::Unusable`] for a model without experts; [`Error::Weights`].
+    pub fn read_experts(&self, experts: &[usize]) -> Result<SpareExperts> {
+        match self {
+            Self::Mixture(file) => SpareExperts::read(file, experts),
+            Self::Llama(_) => Err(without_experts()),
+        }
+    }
+
+    /// Reads a rank's part of the model laid out by requests, whose experts are where `ranks` says.
+    ///
+    /// # Errors
+    /// As [`Elastic::load`]; [`Error::Unusable`] for a model without experts.
+    pub fn load_elastic<C: Collectives + 'static>(
+        &self,
+        ranks: C,
+        settings: Settings,
+    ) -> Result<Box<AnyPart<C>>> {
+        match self {
+            Self::Mixture(file) => Ok(Box::new(Elastic::load(file, ranks, settings)?)),
+            Self::Llama(_) => Err(without_experts()),
         }
     }
 

@@ -24,7 +24,7 @@
 //!   rank reads its part;
 //! - `batch_invariant`: products; `attention`, `cache`, `rotary`, `experts`: the parts of a layer;
 //! - [`Collectives`]: what ranks do together; [`Alone`], for one rank without any library, and [`OverNccl`];
-//! - [`Decoder`]: all of it; [`Part`]: what it and [`Llama`] have in common; [`ModelFile`]: the file of either; [`Known`]: their
+//! - [`Decoder`]: all of it; [`Elastic`]: the same for ranks that come and go; [`Part`]: what it and [`Llama`] have in common; [`ModelFile`]: the file of either; [`Known`]: their
 //!   names; [`Sampling`]: from logits to a token; [`tokenizer`]: from text to tokens and back.
 
 mod alone;
@@ -34,6 +34,7 @@ mod cache;
 mod collectives;
 mod config;
 mod decoder;
+mod elastic;
 mod error;
 mod experts;
 mod known;
@@ -51,7 +52,9 @@ pub use alone::Alone;
 pub use collectives::{Arrived, Collectives, Shape};
 pub use config::{Config, Shard};
 pub use decoder::Decoder;
+pub use elastic::Elastic;
 pub use error::{Error, Result};
+pub use experts::SpareExperts;
 pub(crate) use experts::choose;
 pub use known::{Known, ModelFile, fetched, tiny};
 pub use llama::{Llama, LlamaConfig, LlamaFile};

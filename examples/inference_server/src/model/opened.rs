@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use candle_core::Tensor;
 
@@ -18,6 +18,10 @@ pub(super) struct Opened {
 }
 
 impl Opened {
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     pub(super) fn new(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         let opened = File::open(&path).and_then(|file| Ok((file.metadata()?.len(), file)));

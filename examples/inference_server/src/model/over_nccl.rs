@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use nccl::Communicator;
 use nccl::cudarc::driver::{CudaSlice, CudaStream};
-use nccl::moe::{ExpertLayout, ExpertParallel, Routing};
+use nccl::moe::{ExpertLayout, ExpertParallel, ExpertPlacement, Routing};
 
 use super::collectives::{Arrived, Collectives, Shape};
 use super::error::{Error, Result};
@@ -59,6 +59,18 @@ impl OverNccl {
     /// # Errors
     /// [`Error::Unusable`] for rows that the ranks cannot share; those of [`ExpertParallel`]'s builder.
     pub fn new(comm: &Communicator, shape: Shape) -> Result<Self> {
+        Self::placed(comm, shape, None)
+    }
+
+    /// As [`new`](Self::new), with experts where this says.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn placed(
+        comm: &Communicator,
+        shape: Shape,
+        placement: Option<ExpertPlacement>,
+    ) -> Result<Self> {
         let ranks = comm.world_size();
         let Shape {
             rows,
@@ -79,6 +91,7 @@ impl OverNccl {
                 let exchange = ExpertParallel::builder(comm)
                     .with(|ep| {
                         ep.experts = experts;
+                        ep.placement = placement;
                         ep.top_k = top_k;
                         // The capacity as well: no row is ever without room, whatever the router does.
                         ep.max_tokens = own;
@@ -86,7 +99,7 @@ impl OverNccl {
                         ep.max_row_bytes = hidden * size_of::<f32>();
                     })
                     .build()?;
-                let places = experts * exchange.capacity() * hidden;
+                let places = exchange.rows() * hidden;
                 Some(Exchange {
                     routing: exchange.routing()?,
                     choices: stream.alloc_zeros(own * top_k)?,
@@ -122,6 +135,11 @@ impl Collectives for OverNccl {
 
     fn ranks(&self) -> usize {
         self.comm.world_size()
+    }
+
+    fn placement(&self) -> Option<&ExpertPlacement> {
+        let exchange = self.exchange.as_ref()?;
+        Some(exchange.experts.placement())
     }
 
     fn all_to_all(&mut self, x: &[f32], y: &mut [f32]) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use super::collectives::Collectives;
 use super::error::{Error, Result};
+use super::experts::SpareExperts;
 
 /// How large steps and the cache are.
 ///
@@ -72,6 +73,18 @@ pub trait Part {
     /// # Errors
     /// [`Error::Unusable`] for another rank or number of ranks, which has another part of the weights: load that.
     fn renew(&mut self, ranks: Self::Ranks) -> Result<()>;
+
+    /// Goes on in the middle of texts with other places of the experts, for a part whose experts have places ([`Elastic`](super::Elastic)):
+    /// `ranks` says where they are. What was read before is taken from `spare`.
+    ///
+    /// # Errors
+    /// [`Error::Unusable`] for other ranks, and for a part whose experts have none; those of reading the file.
+    fn replace_experts(&mut self, ranks: Self::Ranks, spare: SpareExperts) -> Result<()> {
+        let _ = (ranks, spare);
+        Err(Error::Unusable(String::from(
+            "the experts of this part belong to its rank",
+        )))
+    }
 
     /// Takes all rows one step, together with the other ranks, which have to be given the same rows. Without rows,
     /// nothing is exchanged.

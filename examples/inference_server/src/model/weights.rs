@@ -111,6 +111,12 @@ pub struct WeightsFile {
 }
 
 impl WeightsFile {
+    /// Its path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
     /// Opens a file, and compares all its tensors with what its configuration asks for.
     ///
     /// # Errors

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use nccl::moe::ExpertPlacement;
+
 use crate::model::{Arrived, Collectives, Result};
 
 /// Collectives with a sum of their time, which includes the wait for the other ranks.
@@ -38,6 +40,10 @@ impl<C: Collectives> Collectives for Timed<C> {
 
     fn ranks(&self) -> usize {
         self.ranks.ranks()
+    }
+
+    fn placement(&self) -> Option<&ExpertPlacement> {
+        self.ranks.placement()
     }
 
     fn all_to_all(&mut self, x: &[f32], y: &mut [f32]) -> Result<()> {

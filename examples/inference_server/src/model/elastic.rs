@@ -1,0 +1,254 @@
+//! The model laid out by requests, for ranks that come and go.
+//!
+//! Each rank has the whole attention, and the texts of its slots from the first layer to the last: slot `s` is that of rank `s % ranks`. Only the
+//! experts are shared, so many copies of each on so many ranks as an [`ExpertPlacement`] says. So any number of ranks will do, and what is lost with
+//! a rank are its slots' keys and values, which are made again from the text, and its copies of experts. A row takes one exchange with the
+//! experts in each layer, and one at the end of a step.
+
+use candle_core::{Device, Tensor};
+use candle_nn::ops::rms_norm;
+use nccl::moe::ExpertPlacement;
+
+use super::attention::Attention;
+use super::batch_invariant::linear;
+use super::collectives::Collectives;
+use super::config::Config;
+use super::decoder::{Head, Layer, add};
+use super::error::{Error, Result};
+use super::experts::{Experts, Scratch, SpareExperts};
+use super::rotary::Rotary;
+use super::step::{Logits, Part, Row, Settings, Slots};
+use super::tokenizer::END;
+use super::weights::{Tensors, WeightsFile};
+
+/// One rank's part of a model that is laid out by requests: the logits are those of a [`Decoder`](super::Decoder), to the bit.
+///
+/// ```
+/// use inference_server::model::{self, Alone, Elastic, Part, Row, Settings, Shape, WeightsFile};
+///
+/// let file = WeightsFile::open(model::tiny())?;
+/// let settings = Settings::default();
+/// let alone = Alone::new(Shape::new(file.config(), settings.rows));
+/// let mut elastic = Elastic::load(&file, alone, settings)?;
+/// let logits = elastic.step(&[Row { slot: 0, position: 0, token: b'T'.into(), logits: true }])?;
+/// assert_eq!(logits.row(0).unwrap().len(), 256);
+/// # Ok::<(), model::Error>(())
+/// ```
+pub struct Elastic<C> {
+    config: Config,
+    settings: Settings,
+    ranks: C,
+    /// For experts that no other way leads to.
+    file: WeightsFile,
+    /// The expert of each place of this rank.
+    held: Vec<Option<usize>>,
+    rotary: Rotary,
+    embedding: Vec<f32>,
+    layers: Vec<Layer>,
+    head: Head,
+    slots: Slots,
+    /// Of this rank's rows; there is room for all.
+    own: Vec<f32>,
+    normed: Vec<f32>,
+    mixed: Vec<f32>,
+    /// Of the rows of all ranks, as they come and in the order of the step.
+    gathered: Vec<f32>,
+    all: Vec<f32>,
+    scratch: Scratch,
+}
+
+/// The expert of each place of a rank.
+fn held_by(ranks: &impl Collectives, config: &Config) -> Result<Vec<Option<usize>>> {
+    let blocks;
+    let placement = match ranks.placement() {
+        Some(placement) => placement,
+        None => {
+            blocks = ExpertPlacement::blocks(config.num_local_experts, ranks.ranks())?;
+            &blocks
+        }
+    };
+    let places = 0..placement.places_per_rank();
+    Ok(places
+        .map(|place| placement.expert_at(ranks.rank(), place))
+        .collect())
+}
+
+impl<C: Collectives> Elastic<C> {
+    /// Reads the weights, of the experts those that the placement of the ranks gives to this one, and takes the memory of the cache.
+    ///
+    /// # Errors
+    /// [`Error::Unusable`] for settings that do not fit the model; [`Error::Weights`].
+    pub fn load(file: &WeightsFile, ranks: C, settings: Settings) -> Result<Self> {
+        let config = file.config().clone();
+        let Settings {
+            rows,
+            slots,
+            positions,
+        } = settings;
+        if rows == 0 || slots == 0 {
+            let text = format!("steps of {rows} rows and {slots} slots: neither may be 0");
+            return Err(Error::Unusable(text));
+        }
+        settings.fit(config.max_position_embeddings)?;
+        let held = held_by(&ranks, &config)?;
+        // All heads.
+        let shard = config.shard(0, 1)?;
+        let load = |layer| {
+            let experts = Experts::load(file, layer, &config, held.iter().copied())?;
+            let attention = Attention::load(file, layer, &config, &shard)?;
+            Layer::load(
+                file,
+                layer,
+                attention,
+                experts,
+                (slots, positions, config.hidden_size),
+            )
+        };
+        let hidden = config.hidden_size;
+        Ok(Self {
+            rotary: Rotary::new(
+                config.head_size(),
+                config.rope_theta,
+                config.max_position_embeddings,
+            )?,
+            embedding: file.whole(Tensors::EMBEDDING)?.flatten_all()?.to_vec1()?,
+            layers: (0..config.num_hidden_layers)
+                .map(load)
+                .collect::<Result<_>>()?,
+            head: Head::load(file)?,
+            slots: Slots::new(settings, config.vocab_size),
+            own: vec![0.0; rows * hidden],
+            normed: vec![0.0; rows * hidden],
+            mixed: vec![0.0; rows * hidden],
+            gathered: Vec::new(),
+            all: vec![0.0; rows * hidden],
+            scratch: Scratch::default(),
+            file: WeightsFile::open(file.path())?,
+            held,
+            config,
+            settings,
+            ranks,
+        })
+    }
+
+    /// Goes on with other ranks and the experts that they give to this one: those that it has stay, others are spare ones or read.
+    fn take(&mut self, ranks: C, mut spare: SpareExperts) -> Result<()> {
+        let held = held_by(&ranks, &self.config)?;
+        if held != self.held {
+            for (number, layer) in self.layers.iter_mut().enumerate() {
+                let find = |expert| match spare.take(number, expert) {
+                    Some(found) => Ok(found),
+                    None => Experts::read(&self.file, number, expert),
+                };
+                layer.experts.replace(&self.held, &held, find)?;
+            }
+            self.held = held;
+        }
+        self.ranks = ranks;
+        Ok(())
+    }
+
+    fn layer(&mut self, number: usize, mine: &[Row]) -> Result<()> {
+        let (hidden, epsilon) = (self.config.hidden_size, self.config.rms_norm_eps as f32);
+        let layer = &mut self.layers[number];
+        let own = &mut self.own[..mine.len() * hidden];
+        let tensor = |x: &[f32]| Tensor::from_slice(x, (x.len() / hidden, hidden), &Device::Cpu);
+        let flat = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
+        // A rank that has none of these rows does its part for the experts all the same.
+        let x = match mine.is_empty() {
+            true => None,
+            false => {
+                let x = rms_norm(&tensor(own)?, &layer.norm, epsilon)?;
+                let heads = layer
+                    .attention
+                    .forward(&x, mine, &self.rotary, &mut layer.cache)?;
+                add(own, &flat(&linear(&tensor(&heads)?, &layer.output)?)?);
+                let x = rms_norm(&tensor(own)?, &layer.experts_norm, epsilon)?;
+                self.normed[..own.len()].copy_from_slice(&flat(&x)?);
+                Some(x)
+            }
+        };
+        layer.experts.forward(
+            x.as_ref(),
+            &self.normed,
+            &mut self.ranks,
+            &mut self.scratch,
+            &mut self.mixed,
+            self.settings.rows,
+        )?;
+        add(own, &self.mixed);
+        Ok(())
+    }
+
+    /// Gives all ranks what each has made of its rows.
+    fn gather(&mut self, rows: &[Row]) -> Result<()> {
+        let (hidden, ranks) = (self.config.hidden_size, self.ranks.ranks());
+        let owner = |row: &Row| row.slot % ranks;
+        let count = |rank| rows.iter().filter(|row| owner(row) == rank).count();
+        let most = (0..ranks).map(count).max().unwrap_or(0) * hidden;
+        self.gathered.resize(ranks * most, 0.0);
+        self.ranks
+            .all_gather(&self.own[..most], &mut self.gathered)?;
+        let mut next: Vec<_> = (0..ranks).map(|rank| rank * most).collect();
+        for (x, row) in self.all.chunks_exact_mut(hidden).zip(rows) {
+            let at = &mut next[owner(row)];
+            x.copy_from_slice(&self.gathered[*at..*at + hidden]);
+            *at += hidden;
+        }
+        Ok(())
+    }
+}
+
+impl<C: Collectives> Part for Elastic<C> {
+    type Ranks = C;
+
+    fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    fn ranks(&self) -> &C {
+        &self.ranks
+    }
+
+    fn renew(&mut self, ranks: C) -> Result<()> {
+        self.take(ranks, SpareExperts::default())?;
+        self.slots.empty();
+        Ok(())
+    }
+
+    fn replace_experts(&mut self, ranks: C, spare: SpareExperts) -> Result<()> {
+        let (before, now) = (&self.ranks, &ranks);
+        if (before.rank(), before.ranks()) != (now.rank(), now.ranks()) {
+            return Err(Error::Unusable(String::from(
+                "other ranks have other slots: begin again with them",
+            )));
+        }
+        self.take(ranks, spare)
+    }
+
+    fn step(&mut self, rows: &[Row]) -> Result<Logits> {
+        let filled = self.slots.check(rows)?;
+        if rows.is_empty() {
+            return Ok(Logits::default());
+        }
+        let hidden = self.config.hidden_size;
+        let (rank, ranks) = (self.ranks.rank(), self.ranks.ranks());
+        let mine = rows.iter().filter(|row| row.slot % ranks == rank);
+        let mine: Vec<Row> = mine.copied().collect();
+        for (x, row) in self.own.chunks_exact_mut(hidden).zip(&mine) {
+            let token = row.token as usize;
+            x.copy_from_slice(&self.embedding[token * hidden..(token + 1) * hidden]);
+        }
+        for layer in 0..self.layers.len() {
+            self.layer(layer, &mine)?;
+        }
+        self.gather(rows)?;
+        let logits = self.head.logits(rows, &self.all, &self.config)?;
+        self.slots.written(filled);
+        Ok(logits)
+    }
+
+    fn ends(&self, token: u32) -> bool {
+        token == END
+    }
+}

@@ -1,0 +1,167 @@
+//! The model laid out by requests: on any number of ranks, with experts anywhere, the logits are those of a single process, to the bit.
+
+mod support;
+
+use std::path::Path;
+
+use inference_server::model::{
+    Alone, Elastic, Logits, ModelFile, OverNccl, Part, Result, Row, Shape, WeightsFile,
+};
+use nccl::World;
+use nccl::moe::ExpertPlacement;
+use support::{Model, SETTINGS, bits, config, rows, text};
+
+type Outcome = std::result::Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
+/// Some steps of several requests, mixed, of which some ranks have no rows; the logits of each row.
+fn several_steps(mut take: impl FnMut(&[Row]) -> Result<Logits>) -> Vec<Vec<u32>> {
+    let texts: Vec<_> = (0..8).map(|seed| text(seed, 40)).collect();
+    let rows = |slot: usize, from: usize, to: usize| rows(slot, from, &texts[slot][from..to]);
+    let steps = [
+        rows(0, 0, 7),
+        // All rows that a step has room for, most of them of one rank.
+        [rows(0, 7, 8), rows(1, 0, 23)].concat(),
+        [rows(7, 0, 3), rows(0, 8, 9), rows(3, 0, 9), rows(1, 23, 26)].concat(),
+        Vec::new(),
+        [rows(0, 9, 30), rows(4, 0, 2)].concat(),
+        (0..8)
+            .flat_map(|slot| match slot {
+                0 | 1 | 3 | 4 | 7 => rows(
+                    slot,
+                    [30, 26, 0, 9, 2, 0, 0, 3][slot],
+                    [31, 27, 0, 10, 3, 0, 0, 4][slot],
+                ),
+                _ => rows(slot, 0, 2),
+            })
+            .collect(),
+    ];
+    let mut all = Vec::new();
+    for step in steps {
+        let logits = take(&step).unwrap();
+        all.extend((0..step.len()).map(|row| bits(logits.row(row).unwrap())));
+    }
+    all
+}
+
+/// Runs `work` on so many ranks that are threads, with a communicator of all.
+fn on_threads(ranks: usize, work: impl Fn(&World, &nccl::Communicator) -> Outcome + Sync) {
+    nccl_emulator::install_unless_gpu().unwrap();
+    std::thread::scope(|scope| {
+        for world in World::threads(ranks) {
+            let work = &work;
+            scope.spawn(move || {
+                let stream = nccl::device(world.local_rank())
+                    .unwrap()
+                    .new_stream()
+                    .unwrap();
+                let comm = world.communicator("model").stream(&stream).build().unwrap();
+                work(&world, &comm).unwrap();
+                comm.finalize().unwrap();
+            });
+        }
+    });
+    let violations = nccl_emulator::violations();
+    assert!(violations.is_empty(), "{violations:#?}");
+}
+
+fn placed(
+    path: &Path,
+    comm: &nccl::Communicator,
+    placement: &ExpertPlacement,
+) -> inference_server::model::Result<OverNccl> {
+    let file = WeightsFile::open(path)?;
+    // As many rows for each rank as a step has.
+    let shape = Shape::new(file.config(), SETTINGS.rows * comm.world_size());
+    OverNccl::placed(comm, shape, Some(placement.clone()))
+}
+
+fn alone(model: &Model) -> Vec<Vec<u32>> {
+    let mut alone = model.alone(SETTINGS);
+    several_steps(|rows| alone.step(rows))
+}
+
+#[test]
+fn any_number_of_ranks_and_any_placement_give_the_logits_of_a_single_process() {
+    let model = Model::new(&config());
+    let expected = alone(&model);
+    let file = WeightsFile::open(model.path()).unwrap();
+    let one = Alone::new(Shape::new(file.config(), SETTINGS.rows));
+    let mut part = Elastic::load(&file, one, SETTINGS).unwrap();
+    let found = several_steps(|rows| part.step(rows));
+    assert!(found == expected, "one rank without a library");
+    let path = model.path();
+    for (ranks, copies) in [(1, 1), (2, 1), (3, 2), (5, 3), (7, 2), (8, 2)] {
+        let per_rank = (8 * copies as usize).div_ceil(ranks);
+        let loads = [9, 1, 1, 1, 4, 1, 1, 1];
+        let placement = ExpertPlacement::balanced(&loads, ranks, per_rank, copies).unwrap();
+        on_threads(ranks, |world, comm| {
+            let file = WeightsFile::open(&path)?;
+            let mut part = Elastic::load(&file, placed(&path, comm, &placement)?, SETTINGS)?;
+            let found = several_steps(|rows| part.step(rows));
+            assert!(found == expected, "rank {} of {ranks}", world.rank());
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn experts_may_move_in_the_middle_of_texts() {
+    let model = Model::new(&config());
+    let expected = alone(&model);
+    let path = model.path();
+    on_threads(3, |world, comm| {
+        let file = WeightsFile::open(&path)?;
+        let placement = ExpertPlacement::balanced(&[1; 8], 3, 4, 1)?;
+        let mut part = Elastic::load(&file, placed(&path, comm, &placement)?, SETTINGS)?;
+        let mut random = fastrand::Rng::with_seed(4);
+        let found = several_steps(|rows| {
+            let logits = part.step(rows)?;
+            let loads: Vec<_> = (0..8).map(|_| random.u64(..1000)).collect();
+            let placement = ExpertPlacement::balanced(&loads, 3, 4, 1)?;
+            // Some were read before, the others are read now.
+            let spare = ModelFile::open(&*path)?.read_experts(&[0, 5])?;
+            part.replace_experts(placed(&path, comm, &placement)?, spare)?;
+            Ok(logits)
+        });
+        assert!(found == expected, "rank {}", world.rank());
+        Ok(())
+    });
+}
+
+#[test]
+fn those_that_are_left_begin_again_with_the_copies_that_they_have() {
+    let model = Model::new(&config());
+    let expected = alone(&model);
+    let path = model.path();
+    on_threads(4, |world, comm| {
+        let before = ExpertPlacement::balanced(&[1; 8], 4, 4, 2)?;
+        let file = WeightsFile::open(&path)?;
+        let mut part = Elastic::load(&file, placed(&path, comm, &before)?, SETTINGS)?;
+        part.step(&rows(0, 0, &text(9, 5)))?;
+        let others = comm.split("left", (world.rank() != 1).then_some(0), 0)?;
+        let Some(others) = others else { return Ok(()) };
+        let after = before.after(&[Some(0), Some(2), Some(3)])?;
+        assert!(after.missing().is_empty());
+        // The file is not needed: nothing has to be read.
+        part.renew(placed(&path, &others, &after)?)?;
+        assert!(
+            several_steps(|rows| part.step(rows)) == expected,
+            "rank {}",
+            world.rank()
+        );
+        others.finalize()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_model_without_copies_says_so() {
+    let model = Model::new(&config());
+    let file = WeightsFile::open(model.path()).unwrap();
+    let alone = || Alone::new(Shape::new(file.config(), SETTINGS.rows));
+    let error = model
+        .alone(SETTINGS)
+        .replace_experts(alone(), Default::default())
+        .unwrap_err();
+    assert!(error.to_string().contains("belong to its rank"), "{error}");
+}
