@@ -38,6 +38,11 @@ pub enum ToRank {
         /// The generation that is over.
         generation: u64,
     },
+    /// Put the experts where they are to be after a loss: all ranks of the generation have what they need for it.
+    MoveExperts {
+        /// The generation for which it is meant.
+        generation: u64,
+    },
     /// Say goodbye to the others, and end.
     End,
 }
@@ -101,6 +106,15 @@ impl From<Draw> for Sampling {
     }
 }
 
+/// How many copies of each expert there are, at least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Copies {
+    /// Now.
+    pub now: usize,
+    /// After [`ToRank::MoveExperts`], which is waited for if this is more.
+    pub planned: usize,
+}
+
 /// From a rank to the front.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum FromRank {
@@ -126,6 +140,20 @@ pub enum FromRank {
         shards: usize,
         /// The number of its CUDA device, as it sees them; ranks share one where there are not enough.
         device: usize,
+        /// The copies of its experts, where experts have copies.
+        copies: Option<Copies>,
+    },
+    /// It has what it needs for the copies that there are to be ([`ToRank::MoveExperts`]).
+    HasExperts {
+        /// The generation's number.
+        generation: u64,
+    },
+    /// The experts have moved.
+    ExpertsMoved {
+        /// The generation's number.
+        generation: u64,
+        /// How many copies of each expert there are, at least.
+        copies: usize,
     },
     /// The tokens of a step, for the rows that wanted one. The rank that has the first part says them.
     Drawn {

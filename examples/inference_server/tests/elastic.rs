@@ -91,7 +91,7 @@ fn any_number_of_ranks_and_any_placement_give_the_logits_of_a_single_process() {
     assert!(found == expected, "one rank without a library");
     let path = model.path();
     for (ranks, copies) in [(1, 1), (2, 1), (3, 2), (5, 3), (7, 2), (8, 2)] {
-        let per_rank = (8 * copies as usize).div_ceil(ranks);
+        let per_rank = (8_usize * copies).div_ceil(ranks);
         let loads = [9, 1, 1, 1, 4, 1, 1, 1];
         let placement = ExpertPlacement::balanced(&loads, ranks, per_rank, copies).unwrap();
         on_threads(ranks, |world, comm| {

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::engine::Event;
 use super::options::{Options, Recovery};
 use super::view::process_state;
-use crate::wire::{self, ToRank};
+use crate::wire::{self, Copies, ToRank};
 
 /// How long the ranks may take to end; and how much later than others a rank may leave a generation, besides the timeout of an
 /// operation.
@@ -92,6 +92,9 @@ pub(super) struct Serves {
     pub(super) shard: Option<usize>,
     pub(super) shards: usize,
     pub(super) device: usize,
+    pub(super) copies: Option<Copies>,
+    /// Whether it has what it needs to move its experts.
+    pub(super) has_experts: bool,
 }
 
 impl Worker {
@@ -248,6 +251,38 @@ impl Crew {
         (0..shards).all(there).then_some(shards)
     }
 
+    /// Records that a rank has what it needs to move its experts.
+    pub(super) fn has_experts(&mut self, place: usize, generation: u64) {
+        let serves = self.members[place].serves.as_mut();
+        if let Some(serves) = serves.filter(|serves| serves.generation == generation) {
+            serves.has_experts = true;
+        }
+    }
+
+    /// Whether all ranks of the generation have what they need to move their experts. If so, they are told to once.
+    pub(super) fn may_move_experts(&mut self, generation: u64) -> bool {
+        let serve = self.members.iter_mut();
+        let serve = serve.filter_map(|worker| worker.serves.as_mut());
+        let mut serve: Vec<_> = serve
+            .filter(|serves| serves.generation == generation)
+            .collect();
+        let all = !serve.is_empty() && serve.iter().all(|serves| serves.has_experts);
+        if all {
+            serve
+                .iter_mut()
+                .for_each(|serves| serves.has_experts = false);
+        }
+        all
+    }
+
+    /// Records that the experts have moved.
+    pub(super) fn experts_moved(&mut self, place: usize, generation: u64, now: usize) {
+        let serves = self.members[place].serves.as_mut();
+        if let Some(serves) = serves.filter(|serves| serves.generation == generation) {
+            serves.copies = Some(Copies { now, planned: now });
+        }
+    }
+
     /// Sends work to all ranks with a part. A failed write needs no handling: other events report a rank that is gone.
     pub(super) fn send(&mut self, generation: u64, message: &ToRank) {
         for worker in &mut self.members {
@@ -285,7 +320,7 @@ impl Crew {
             self.start_all_again();
             return "nobody is left to go on: all ranks are started again";
         }
-        if self.recovery == Recovery::Shrink {
+        if self.recovery != Recovery::Respawn {
             return "the others go on without it";
         }
         let pause = pause_after(self.members[place].in_vain);

@@ -237,8 +237,11 @@ impl Engine {
                 shard,
                 shards,
                 device,
+                copies,
             } => {
                 let serves = Serves {
+                    copies,
+                    has_experts: false,
                     generation,
                     rank,
                     shard,
@@ -251,6 +254,10 @@ impl Engine {
                 {
                     self.ready(generation, parts);
                 }
+            }
+            FromRank::HasExperts { generation } => self.crew.has_experts(place, generation),
+            FromRank::ExpertsMoved { generation, copies } => {
+                self.crew.experts_moved(place, generation, copies);
             }
             FromRank::Drawn {
                 generation,
@@ -323,6 +330,11 @@ impl Engine {
         if self.under_way.is_some() {
             return;
         }
+        // Between two steps, the same two on all ranks.
+        if self.crew.may_move_experts(generation) {
+            self.crew
+                .send(generation, &ToRank::MoveExperts { generation });
+        }
         let rows = self.scheduler.plan();
         let (number, work) = (
             self.number + 1,
@@ -381,6 +393,7 @@ impl Engine {
             shard: worker.serves.and_then(|serves| serves.shard),
             serves: worker.serves.is_some(),
             device: worker.serves.map(|serves| serves.device),
+            copies: worker.serves.and_then(|serves| serves.copies),
             restarts: worker.restarts,
         });
         let mut view = self.lock();

@@ -29,7 +29,10 @@ go on with a new one in its place, and so do the texts that were being written.
                          how long a client may take to send a request, headers and body each, or to take a part of its
                          answer; a connection without requests is closed after as long (10)
   --recovery HOW         when a rank dies: respawn starts another one in its place, shrink goes on with those that are
-                         left, as many of them as the model can be shared by (respawn)
+                         left, as many of them as the model can be shared by, elastic with all that are left, whose
+                         experts have copies (respawn)
+  --copies N             copies of each expert with elastic: so many ranks but one may die at once, and the others go
+                         on with what they have; what lacks then is read while they serve (2)
   --deadline SECONDS     how long an operation between ranks may take (10)
   --grace SECONDS        how long requests may take to end after SIGTERM (10)
 ";
@@ -41,6 +44,11 @@ pub enum Recovery {
     Respawn,
     /// Go on with those that are left.
     Shrink,
+    /// Go on with those that are left, laid out by requests, with so many copies of each expert.
+    Elastic {
+        /// So many.
+        copies: usize,
+    },
 }
 
 /// The options of the server.
@@ -106,7 +114,7 @@ impl Role {
         // Those of a rank, which the front writes.
         let (mut link, mut wanted) = (None, 1);
         // What is not said depends on the model.
-        let (mut ranks, mut slots) = (None, None);
+        let (mut ranks, mut slots, mut copies) = (None, None, None);
         while let Some(argument) = arguments.next()? {
             match argument {
                 Long("emulator") => options.emulator = true,
@@ -131,12 +139,16 @@ impl Role {
                     options.recovery = match arguments.value()?.string()?.as_str() {
                         "respawn" => Recovery::Respawn,
                         "shrink" => Recovery::Shrink,
+                        "elastic" => Recovery::Elastic { copies: 2 },
                         other => {
-                            let text = format!("there is no recovery {other:?}: respawn or shrink");
+                            let text = format!(
+                                "there is no recovery {other:?}: respawn, shrink or elastic"
+                            );
                             return Err(text.into());
                         }
                     }
                 }
+                Long("copies") => copies = Some(arguments.value()?.parse()?),
                 Long("rank-of") => link = Some(arguments.value()?.string()?),
                 Long("wanted") => wanted = arguments.value()?.parse()?,
                 Long("help") => return Ok(Self::Help),
@@ -146,6 +158,14 @@ impl Role {
         options.ranks = ranks.unwrap_or(options.model.ranks());
         options.settings = options.model.settings();
         options.settings.slots = slots.unwrap_or(options.settings.slots);
+        match (&mut options.recovery, copies) {
+            (Recovery::Elastic { copies }, Some(said)) => *copies = said,
+            // A rank is told what it needs, and not why.
+            (_, Some(_)) if link.is_none() => {
+                return Err("--copies is for --recovery elastic".into());
+            }
+            _ => {}
+        }
         options.are_possible()?;
         Ok(match link {
             None => Self::Front(options),
@@ -156,6 +176,7 @@ impl Role {
                 settings: options.settings,
                 deadline: options.deadline,
                 wanted,
+                copies,
             }),
         })
     }
@@ -186,6 +207,13 @@ impl Options {
         } else if self.deadline.is_zero() || self.deadline > DAY {
             let seconds = self.deadline.as_secs_f64();
             format!("--deadline {seconds}: above 0, and at most a day")
+        } else if let Recovery::Elastic { copies } = self.recovery
+            && !(1..=self.ranks).contains(&copies)
+        {
+            format!(
+                "--copies {copies}: 1 to {} are possible on so many ranks",
+                self.ranks
+            )
         } else if self.grace > DAY {
             let seconds = self.grace.as_secs_f64();
             format!("--grace {seconds}: a day at most")
@@ -199,7 +227,7 @@ impl Options {
     pub(super) fn of_rank(&self, link: &str) -> Vec<OsString> {
         let wanted = match self.recovery {
             Recovery::Respawn => self.ranks,
-            Recovery::Shrink => 1,
+            Recovery::Shrink | Recovery::Elastic { .. } => 1,
         };
         let deadline = self.deadline.as_secs_f64();
         let pairs = [
@@ -214,7 +242,12 @@ impl Options {
         // A path need not be text.
         let models = [OsString::from("--models"), self.models.clone().into()];
         let emulator = self.emulator.then(|| OsString::from("--emulator"));
-        words.chain(models).chain(emulator).collect()
+        let copies = match self.recovery {
+            Recovery::Elastic { copies } => vec![String::from("--copies"), copies.to_string()],
+            _ => Vec::new(),
+        };
+        let copies = copies.into_iter().map(OsString::from);
+        words.chain(models).chain(emulator).chain(copies).collect()
     }
 }
 
@@ -247,6 +280,14 @@ mod tests {
         let Ok(Role::Front(options)) = read(&words) else {
             panic!("not a front");
         };
+        let mut elastic = options.clone();
+        elastic.recovery = Recovery::Elastic { copies: 3 };
+        let words = elastic.of_rank("name");
+        let words: Vec<&str> = words.iter().map(|word| word.to_str().unwrap()).collect();
+        let Ok(Role::Rank(rank)) = read(&words) else {
+            panic!("not a rank");
+        };
+        assert_eq!((rank.copies, rank.wanted), (Some(3), 1));
         let words = options.of_rank("name");
         let words: Vec<&str> = words.iter().map(|word| word.to_str().unwrap()).collect();
         let Ok(Role::Rank(rank)) = read(&words) else {
@@ -254,6 +295,7 @@ mod tests {
         };
         assert_eq!(rank.model, options.model.path(&options.models));
         assert_eq!((rank.link.as_str(), rank.wanted), ("name", 4));
+        assert_eq!(rank.copies, None);
         assert!(rank.emulator);
         assert_eq!(rank.settings, options.settings);
         assert_eq!(rank.deadline, Duration::from_millis(2500));
@@ -286,7 +328,15 @@ mod tests {
             "there is no model \"gpt-9\": there are tiny, smollm2"
         );
         let error = read(&["--recovery", "pray"]).unwrap_err();
-        assert_eq!(error, "there is no recovery \"pray\": respawn or shrink");
+        assert_eq!(
+            error,
+            "there is no recovery \"pray\": respawn, shrink or elastic"
+        );
+        let error = read(&["--copies", "2"]).unwrap_err();
+        assert_eq!(error, "--copies is for --recovery elastic");
+        let words = ["--recovery", "elastic", "--copies", "3"];
+        let error = read(&words).unwrap_err();
+        assert_eq!(error, "--copies 3: 1 to 2 are possible on so many ranks");
         assert!(read(&["--deadline", "-1"]).is_err());
     }
 

@@ -13,7 +13,7 @@ use super::crew::Crew;
 use super::engine::{Engine, Event};
 use super::http::{self, Limits, Server};
 use super::links;
-use super::options::Options;
+use super::options::{Options, Recovery};
 use super::scheduler::Scheduler;
 use super::view::View;
 
@@ -27,7 +27,18 @@ const CHUNK: usize = 32;
 /// address in use, a low limit of open files. And if the server gives up: ranks that end again and again.
 pub fn serve(options: &Options) -> Result<(), Box<dyn Error + Send + Sync>> {
     let file = options.model.open(&options.models)?;
-    file.check_ranks(options.ranks)?;
+    match options.recovery {
+        Recovery::Elastic { .. } if file.experts() == 0 => {
+            let model = options.model.name();
+            return Err(format!(
+                "{model} has no experts that could have copies: take --recovery respawn or shrink"
+            )
+            .into());
+        }
+        // Any number can share it.
+        Recovery::Elastic { .. } if options.ranks > 0 => {}
+        _ => file.check_ranks(options.ranks)?,
+    }
     let tokenizer = file.tokenizer()?;
     drop(file);
     if !options.emulator {

@@ -7,6 +7,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::engine::Work;
+use crate::wire::Copies;
 
 /// How long a step may take before the server is not ready: a multiple of the usual duration, and at least `SLOW`.
 const SLOWER: u32 = 20;
@@ -48,6 +49,8 @@ pub(super) struct Member {
     pub(super) serves: bool,
     /// The rank's CUDA device, when it serves.
     pub(super) device: Option<usize>,
+    /// The copies of experts, where experts have copies.
+    pub(super) copies: Option<Copies>,
     pub(super) restarts: u64,
 }
 
@@ -263,6 +266,9 @@ impl View {
                 "restarts": member.restarts,
             })
         });
+        // A rank that has not moved its experts yet has fewer.
+        let copies = self.members.iter().filter_map(|member| member.copies);
+        let copies = copies.min_by_key(|copies| copies.now);
         json!({
             "ready": trouble.is_none(),
             "trouble": trouble,
@@ -270,6 +276,8 @@ impl View {
             "uptime_seconds": self.started.elapsed().as_secs_f64(),
             "generation": self.serving.map(|(generation, ..)| generation),
             "parts": self.serving.map(|(.., parts)| parts),
+            "copies": copies.map(|copies| copies.now),
+            "copies_planned": copies.map(|copies| copies.planned),
             "running": self.numbers.running,
             "waiting": self.numbers.waiting,
             "steps": self.numbers.steps,

@@ -27,6 +27,8 @@ pub struct RankOptions {
     pub deadline: Duration,
     /// The number of ranks needed to continue after a death.
     pub wanted: usize,
+    /// How many copies of each expert there are to be, for a model laid out by requests; otherwise it is laid out by heads.
+    pub copies: Option<usize>,
 }
 
 /// How long ranks wait for each other in a failover. Where a rank may be frozen, they wait longer by the timeout of an

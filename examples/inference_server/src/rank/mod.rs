@@ -17,9 +17,14 @@
 //! determines its part. A restarted process gets the same place, and the communicator of the model orders its ranks by
 //! place.
 //!
-//! - `generations`: the loop over generations; `serve`: the work in a generation;
+//! With copies of experts (`--recovery elastic`) the model is laid out by requests, and every rank has a part, whichever ranks there are. Each
+//! rank says which experts it has; all of them make the same placement of that. If an expert is nowhere, it is read first; if
+//! copies are missing, they are read while the ranks serve, and put in place between two steps.
+//!
+//! - `copies`: where the experts are in a generation; `generations`: the loop over generations; `serve`: the work in a generation;
 //! - `link`: the connection to the front; `timed`: the time of communication in a step.
 
+mod copies;
 mod generations;
 mod link;
 mod serve;

@@ -6,15 +6,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use nccl::cudarc::driver::CudaStream;
+use nccl::moe::ExpertPlacement;
 use nccl::{Communicator, ReduceOp, World};
 
 use super::Outcome;
+use super::copies::{self, Plan, fewest};
 use super::generations::RankOptions;
 use super::link::{Link, Told};
 use super::timed::Timed;
-use crate::model::{self, AnyPart, Collectives, ModelFile, OverNccl, Sampling};
+use crate::model::{self, AnyPart, Collectives, ModelFile, OverNccl, Sampling, SpareExperts};
 use crate::ranks::device;
-use crate::wire::{FromRank, Step, ToRank};
+use crate::wire::{Copies, FromRank, Step, ToRank};
 
 /// The continuation after a generation.
 pub(super) enum After {
@@ -29,6 +31,10 @@ pub(super) struct Rank {
     file: ModelFile,
     /// The part of the model, which outlives a generation.
     decoder: Option<Box<AnyPart<Timed<OverNccl>>>>,
+    /// The expert of each of its places, for a model laid out by requests.
+    held: Vec<Option<usize>>,
+    /// Where the experts are to be, once all ranks have read theirs; and what this one has read.
+    moves: Option<(ExpertPlacement, SpareExperts)>,
     /// Whether the rank completed work with the others in the last generation.
     achieved: bool,
     options: RankOptions,
@@ -43,6 +49,8 @@ impl Rank {
             stream: device.new_stream()?,
             file: ModelFile::open(&options.model)?,
             decoder: None,
+            held: Vec::new(),
+            moves: None,
             achieved: false,
             options: options.clone(),
             link,
@@ -64,13 +72,27 @@ impl Rank {
         self.achieved = false;
         self.link.say(&FromRank::Entered { generation })?;
         world.phase("meet");
-        let own = world.local_rank() as u64;
-        let places = world.all_gather("places", &own.to_be_bytes())?;
+        let own = copies::encode(world.local_rank() as u64, &self.held);
+        let ranks = world.all_gather("places", &own)?;
+        let ranks: Option<Vec<_>> = ranks.iter().map(|one| copies::decode(one)).collect();
+        let mut ranks = ranks.ok_or("a rank says what is no place")?;
         let mut order: Vec<usize> = (0..world.size()).collect();
-        order.sort_by(|&a, &b| places[a].cmp(&places[b]));
-        let counts = self.file.rank_counts();
-        let shards = counts.iter().rev().find(|&&count| count <= world.size());
-        let shards = shards.copied().unwrap_or(1);
+        order.sort_by_key(|rank| ranks[*rank].0);
+        let shards = match self.options.copies {
+            Some(_) => world.size(),
+            None => {
+                let counts = self.file.rank_counts();
+                let shards = counts.iter().rev().find(|&&count| count <= world.size());
+                shards.copied().unwrap_or(1)
+            }
+        };
+        let held = order.iter().map(|rank| std::mem::take(&mut ranks[*rank].1));
+        let held: Vec<_> = held.collect();
+        let plan = match self.options.copies {
+            Some(copies) => Some(Plan::new(&held, self.file.experts(), copies)?),
+            None => None,
+        };
+        self.moves = None;
         let shard = order.iter().position(|&rank| rank == world.rank());
         let shard = shard.filter(|&shard| shard < shards);
 
@@ -91,7 +113,7 @@ impl Rank {
             }
         };
         if let Some(comm) = &comm {
-            self.connect(world, comm)?;
+            self.connect(world, comm, plan.as_ref())?;
         }
         world.phase("serve");
         self.link.say(&FromRank::Serves {
@@ -100,7 +122,18 @@ impl Rank {
             shard,
             shards,
             device: self.device,
+            copies: plan.as_ref().map(|plan| Copies {
+                now: fewest(&plan.now),
+                planned: fewest(plan.next.as_ref().unwrap_or(&plan.now)),
+            }),
         })?;
+        if let (Some(plan), Some(shard)) = (&plan, shard)
+            && plan.next.is_some()
+        {
+            let model = self.options.model.clone();
+            self.link
+                .read_experts(generation, model, plan.lacks(shard))?;
+        }
         loop {
             match self.link.hear() {
                 Told::Front(ToRank::Step(step))
@@ -119,8 +152,26 @@ impl Rank {
                 Told::Front(ToRank::GoOn { generation: over }) if over == generation => {
                     return Ok(After::Next(None));
                 }
+                Told::Front(ToRank::MoveExperts { generation: of }) if of == generation => {
+                    if let Some(comm) = &comm {
+                        self.move_experts(comm, generation)?;
+                    }
+                }
+                Told::Experts(of, read) if of == generation => {
+                    let next = plan.as_ref().and_then(|plan| plan.next.clone());
+                    if let Some(next) = next {
+                        self.moves = Some((next, read?));
+                        self.link.say(&FromRank::HasExperts { generation })?;
+                    }
+                }
                 // Messages for a generation that is over.
-                Told::Front(ToRank::Step(_) | ToRank::Probe { .. } | ToRank::GoOn { .. }) => {}
+                Told::Front(
+                    ToRank::Step(_)
+                    | ToRank::Probe { .. }
+                    | ToRank::GoOn { .. }
+                    | ToRank::MoveExperts { .. },
+                )
+                | Told::Experts(..) => {}
                 Told::Front(ToRank::End) => break,
                 Told::World => {
                     let mut comms = comm.iter().chain([&all]);
@@ -141,7 +192,21 @@ impl Rank {
 
     /// Gives the decoder this communicator. First loads the part of the model, unless it is already
     /// loaded.
-    fn connect(&mut self, world: &World, comm: &Communicator) -> Outcome<()> {
+    fn connect(&mut self, world: &World, comm: &Communicator, plan: Option<&Plan>) -> Outcome<()> {
+        if let Some(plan) = plan {
+            let ranks = self.ranks_with(comm, &plan.now)?;
+            match &mut self.decoder {
+                // Reads what no rank had.
+                Some(decoder) => decoder.renew(ranks)?,
+                None => {
+                    world.phase("load weights");
+                    let settings = self.options.settings;
+                    self.decoder = Some(self.file.load_elastic(ranks, settings)?);
+                }
+            }
+            self.holds(comm, &plan.now);
+            return Ok(());
+        }
         let shape = self.file.shape(self.options.settings.rows);
         let ranks = Timed::new(OverNccl::new(comm, shape)?);
         match &mut self.decoder {
@@ -156,6 +221,42 @@ impl Rank {
                 self.decoder = Some(self.file.load(ranks, self.options.settings)?);
             }
         }
+        Ok(())
+    }
+
+    /// Connects ranks that have the experts where this says. Each of them may have all rows of a step.
+    fn ranks_with(
+        &self,
+        comm: &Communicator,
+        placement: &ExpertPlacement,
+    ) -> Outcome<Timed<OverNccl>> {
+        let rows = self.options.settings.rows * comm.world_size();
+        let shape = self.file.shape(rows);
+        let ranks = OverNccl::placed(comm, shape, Some(placement.clone()))?;
+        Ok(Timed::new(ranks))
+    }
+
+    fn holds(&mut self, comm: &Communicator, placement: &ExpertPlacement) {
+        let places = 0..placement.places_per_rank();
+        self.held = places
+            .map(|place| placement.expert_at(comm.rank(), place))
+            .collect();
+    }
+
+    /// Puts the experts where they are to be, together with the other ranks, in the middle of texts.
+    fn move_experts(&mut self, comm: &Communicator, generation: u64) -> Outcome<()> {
+        let Some((placement, spare)) = self.moves.take() else {
+            return Err("the experts that are to move have not been read".into());
+        };
+        let ranks = self.ranks_with(comm, &placement)?;
+        if let Some(decoder) = &mut self.decoder {
+            decoder.replace_experts(ranks, spare)?;
+        }
+        self.holds(comm, &placement);
+        self.link.say(&FromRank::ExpertsMoved {
+            generation,
+            copies: fewest(&placement),
+        })?;
         Ok(())
     }
 

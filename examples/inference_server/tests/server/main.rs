@@ -2,13 +2,14 @@
 //!
 //! - `serving`: answers equal those of a single process without any library; `refusals`: invalid requests;
 //! - `crowded`: many clients, slow ones, and monitoring meanwhile;
-//! - `killed`, `frozen`: ranks that die or hang; `shrinking`: failover to fewer ranks; `soak`: many deaths of one server;
+//! - `killed`, `frozen`: ranks that die or hang; `shrinking`: failover to fewer ranks; `elastic`: to all that are left; `soak`: many deaths of one server;
 //! - `strangers`: other users of the host;
 //! - `ending`: the end of the server itself; `smollm2`: another model;
 //! - `program`, `client`, `patience`: the program, its clients, and the time limits.
 
 mod client;
 mod crowded;
+mod elastic;
 mod ending;
 mod frozen;
 mod killed;

@@ -114,6 +114,7 @@ impl Scene {
                 shard: (rank < shards).then_some(rank),
                 shards,
                 device: 0,
+                copies: None,
             };
             self.say(place, message);
         }
@@ -487,6 +488,7 @@ fn a_rank_that_loads_is_not_taken_for_one_that_hangs() {
         shard: Some(1),
         shards: 2,
         device: 0,
+        copies: None,
     };
     scene.say(1, serves);
     nobody_ends(&mut scene);

@@ -125,6 +125,14 @@ fn text(view: &View, slots: usize) -> String {
             generation,
         );
     }
+    let copies = view.members.iter().filter_map(|member| member.copies);
+    if let Some(copies) = copies.map(|copies| copies.now).min() {
+        page.gauge(
+            "inference_expert_copies",
+            "How many copies of each expert there are, at least.",
+            copies,
+        );
+    }
     let name = "inference_ranks";
     page.metric(name, "gauge", "Ranks by state.");
     let mut counts = [

@@ -1,0 +1,151 @@
+//! Going on with all ranks that are left, whose experts have copies.
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::client::{Stream, complete};
+use crate::program::{Server, command, ends, signal};
+use crate::tiny_llama::{self, LlamaModel};
+use crate::{Question, reference, until};
+
+/// The copies of each expert and the ranks that serve, once no copies are missing that there could be.
+fn whole(server: &Server) -> (u64, u64) {
+    until("the copies are there", || {
+        let health = server.health();
+        let (copies, parts) = (health["copies"].as_u64()?, health["parts"].as_u64()?);
+        (Some(copies) == health["copies_planned"].as_u64()).then_some((copies, parts))
+    })
+}
+
+fn parts(server: &Server, number: u64) {
+    until("those that are left serve", || {
+        (server.health()["parts"] == number).then_some(())
+    });
+}
+
+#[test]
+fn one_after_another_dies_and_texts_go_on_with_the_same_words() {
+    let server = Server::start(&["--ranks", "8", "--recovery", "elastic"]);
+    let questions: Vec<_> = (60..63).map(Question::long).collect();
+    let expected = reference(&questions);
+    let before = server.ranks();
+    assert_eq!(whole(&server), (2, 8));
+    let mut left = 8;
+    // The first, which draws the tokens, among them; at last the last but one.
+    for victims in [[0, 5, 3], [7, 1, 2]] {
+        let mut streams: Vec<_> = questions
+            .iter()
+            .map(|question| Stream::new(&server.url, &question.streaming()))
+            .collect();
+        for victim in victims {
+            for stream in &mut streams {
+                let pieces = stream.pieces;
+                stream.read(pieces + 5);
+            }
+            signal(before[victim], Signal::KILL);
+            left -= 1;
+            parts(&server, left);
+            // All that are left serve, and nothing was started again.
+            let health = server.health();
+            let serving = |rank: &&Value| rank["state"] == "serving";
+            let ranks = health["ranks"].as_array().unwrap();
+            assert_eq!(
+                ranks.iter().filter(serving).count() as u64,
+                left,
+                "{health}"
+            );
+            assert_eq!(whole(&server), (2.min(left), left));
+        }
+        for (stream, expected) in streams.into_iter().zip(&expected) {
+            assert_eq!(stream.finish().0, *expected);
+        }
+    }
+    signal(before[4], Signal::KILL);
+    parts(&server, 1);
+    assert_eq!(whole(&server), (1, 1));
+    let answer = complete(&server.url, &questions[0].body()).completion();
+    assert_eq!(answer, expected[0]);
+    // None is left: all begin anew.
+    signal(before[6], Signal::KILL);
+    parts(&server, 8);
+    assert_eq!(whole(&server), (2, 8));
+    let answer = complete(&server.url, &questions[1].body()).completion();
+    assert_eq!(answer, expected[1]);
+}
+
+#[test]
+fn as_many_die_at_once_as_there_are_copies_but_one() {
+    let options = ["--ranks", "8", "--recovery", "elastic", "--copies", "4"];
+    for victims in [[0, 1, 2], [1, 4, 7], [5, 6, 0]] {
+        let server = Server::start(&options);
+        let questions: Vec<_> = (70..72).map(Question::long).collect();
+        let expected = reference(&questions);
+        let before = server.ranks();
+        let mut streams: Vec<_> = questions
+            .iter()
+            .map(|question| Stream::new(&server.url, &question.streaming()))
+            .collect();
+        for stream in &mut streams {
+            stream.read(7);
+        }
+        for victim in victims {
+            signal(before[victim], Signal::KILL);
+        }
+        for (stream, expected) in streams.into_iter().zip(&expected) {
+            assert_eq!(stream.finish().0, *expected);
+        }
+        assert_eq!(whole(&server), (4, 5));
+    }
+}
+
+#[test]
+fn an_expert_of_which_there_is_no_copy_is_read_again_first() {
+    let options = ["--ranks", "3", "--recovery", "elastic", "--copies", "1"];
+    let server = Server::start(&options);
+    assert_eq!(whole(&server), (1, 3));
+    let question = Question::long(80);
+    let expected = &reference(std::slice::from_ref(&question))[0];
+    let before = server.ranks();
+    let mut stream = Stream::new(&server.url, &question.streaming());
+    stream.read(5);
+    signal(before[1], Signal::KILL);
+    assert_eq!(stream.finish().0, *expected);
+    assert_eq!(whole(&server), (1, 2));
+}
+
+#[test]
+fn a_rank_that_stops_is_ended_and_the_others_go_on() {
+    let options = ["--ranks", "4", "--recovery", "elastic", "--deadline", "1"];
+    let server = Server::start(&options);
+    let question = Question::long(81);
+    let expected = &reference(std::slice::from_ref(&question))[0];
+    let before = server.ranks();
+    let mut stream = Stream::new(&server.url, &question.streaming());
+    stream.read(5);
+    signal(before[2], Signal::STOP);
+    assert_eq!(stream.finish().0, *expected);
+    assert_eq!(whole(&server), (2, 3));
+}
+
+#[test]
+fn a_model_without_experts_cannot_be_elastic() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("SmolLM2-135M-Instruct.Q4_1.gguf");
+    let models = directory.path().to_str().unwrap().to_owned();
+    let model = LlamaModel::new(&tiny_llama::config());
+    std::fs::copy(model.path(), &path).unwrap();
+    let words = [
+        "--model",
+        "smollm2",
+        "--models",
+        &models,
+        "--recovery",
+        "elastic",
+    ];
+    let (code, said) = ends(command(&words));
+    assert_eq!(code, Some(1), "{said}");
+    assert!(
+        said.contains("smollm2 has no experts that could have copies"),
+        "{said}"
+    );
+}
