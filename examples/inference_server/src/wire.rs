@@ -43,7 +43,9 @@ pub enum ToRank {
         /// The generation for which it is meant.
         generation: u64,
     },
-    /// Say goodbye to the others, and end.
+    /// Say goodbye to the others, which go on, and end.
+    Leave,
+    /// Say goodbye to the others, which end as well, and end.
     End,
 }
 

@@ -29,7 +29,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// assert!(left.missing().is_empty());
 ///
 /// // Later, every expert has two copies again.
-/// let next = left.rebalanced(&loads, 1)?;
+/// let next = left.rebalanced(&loads, 6, 2)?;
 /// for transfer in left.transfers(&next)? {
 ///     println!("expert {} from rank {:?} to rank {}", transfer.expert, transfer.from, transfer.to);
 /// }
@@ -252,8 +252,8 @@ impl ExpertPlacement {
         Self::new(self.experts, self.places_per_rank, &held)
     }
 
-    /// Returns a [`balanced`](Self::balanced) placement for the same ranks and places, in which each rank keeps, at the same place, what it
-    /// can keep. An expert that no rank has gets its copies too.
+    /// Returns a [`balanced`](Self::balanced) placement for the same ranks, in which each rank keeps what it can keep, at the same place
+    /// where there is still one. An expert that no rank has gets its copies too.
     ///
     /// # Errors
     /// As [`balanced`](Self::balanced); [`ErrorKind::InvalidConfig`] for another number of loads than of experts.
@@ -263,14 +263,17 @@ impl ExpertPlacement {
     ///
     /// let placement = ExpertPlacement::balanced(&[1, 1, 1, 1], 2, 4, 2)?;
     /// // Nothing has changed, and nothing moves.
-    /// let again = placement.rebalanced(&[1, 1, 1, 1], 2)?;
+    /// let again = placement.rebalanced(&[1, 1, 1, 1], 4, 2)?;
     /// assert_eq!(again, placement);
+    /// // With less room, one copy of each is left.
+    /// let less = placement.rebalanced(&[1, 1, 1, 1], 2, 1)?;
+    /// assert!(placement.transfers(&less)?.iter().all(|transfer| transfer.from == Some(transfer.to)));
     /// # Ok::<(), nccl::Error>(())
     /// ```
-    pub fn rebalanced(&self, loads: &[u64], copies: usize) -> Result<Self> {
+    pub fn rebalanced(&self, loads: &[u64], places_per_rank: usize, copies: usize) -> Result<Self> {
         self.check_loads(loads)?;
-        let (ranks, per_rank) = (self.ranks(), self.places_per_rank);
-        let target = Self::balanced(loads, ranks, per_rank, copies)?;
+        let ranks = self.ranks();
+        let target = Self::balanced(loads, ranks, places_per_rank, copies)?;
         // What is planned for one rank goes to the rank that has most of it.
         let own = |rank: usize| self.held_by(rank).map(|(_, expert)| expert);
         let mut pairs = Vec::with_capacity(ranks * ranks);
@@ -291,21 +294,22 @@ impl ExpertPlacement {
                 (group_of[rank], is_taken[group]) = (Some(group), true);
             }
         }
-        let mut held = vec![None; self.held.len()];
+        let mut held = vec![None; ranks * places_per_rank];
         for (rank, group) in group_of.into_iter().enumerate() {
-            let places = &mut held[rank * per_rank..(rank + 1) * per_rank];
+            let places = &mut held[rank * places_per_rank..(rank + 1) * places_per_rank];
             let mut moved = Vec::new();
             for (_, expert) in group.into_iter().flat_map(|group| target.held_by(group)) {
-                match self.held_by(rank).find(|(_, other)| *other == expert) {
-                    Some((place, _)) => places[place] = Some(expert),
-                    None => moved.push(expert),
+                let mut same = self.held_by(rank).filter(|(_, other)| *other == expert);
+                match same.next() {
+                    Some((place, _)) if place < places_per_rank => places[place] = Some(expert),
+                    _ => moved.push(expert),
                 }
             }
             let free = places.iter_mut().filter(|place| place.is_none());
             free.zip(moved)
                 .for_each(|(place, expert)| *place = Some(expert));
         }
-        Self::new(self.experts, per_rank, &held)
+        Self::new(self.experts, places_per_rank, &held)
     }
 
     /// Returns what has to be done so that the ranks of this placement have what `to` says, in the order of ranks and places. Each expert
@@ -314,19 +318,19 @@ impl ExpertPlacement {
     /// All sources are as they are before: a place may be both a source and a destination.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] if the two placements are of different experts, ranks or places.
+    /// [`ErrorKind::InvalidConfig`] if the two placements are of different experts or ranks.
     ///
     /// ```
     /// use nccl::moe::ExpertPlacement;
     ///
     /// let before = ExpertPlacement::blocks(4, 2)?.after(&[Some(0), None])?;
-    /// let after = before.rebalanced(&[1; 4], 1)?;
+    /// let after = before.rebalanced(&[1; 4], 2, 1)?;
     /// let lost = before.transfers(&after)?.into_iter().filter(|transfer| transfer.from.is_none());
     /// assert_eq!(lost.map(|transfer| transfer.expert).collect::<Vec<_>>(), [2, 3]);
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn transfers(&self, to: &Self) -> Result<Vec<ExpertTransfer>> {
-        if self.shape() != to.shape() {
+        if (self.experts, self.ranks()) != (to.experts, to.ranks()) {
             return refuse(
                 "placement",
                 format!("{self:?} cannot become {to:?} by transfers"),
@@ -336,13 +340,12 @@ impl ExpertPlacement {
         let mut transfers = Vec::new();
         for rank in 0..self.ranks() {
             for (place, expert) in to.held_by(rank) {
-                if self.expert_at(rank, place) == Some(expert) {
+                if self.held_by(rank).any(|own| own == (place, expert)) {
                     continue;
                 }
                 let holders = || {
-                    self.replicas(expert)
-                        .iter()
-                        .map(|at| at / self.places_per_rank)
+                    let places = self.replicas(expert).iter();
+                    places.map(|at| at / self.places_per_rank)
                 };
                 let from = match holders().any(|holder| holder == rank) {
                     true => Some(rank),
@@ -360,10 +363,6 @@ impl ExpertPlacement {
             }
         }
         Ok(transfers)
-    }
-
-    fn shape(&self) -> (usize, usize, usize) {
-        (self.experts, self.held.len(), self.places_per_rank)
     }
 
     fn check_loads(&self, loads: &[u64]) -> Result<()> {
@@ -734,7 +733,7 @@ mod tests {
                 .iter()
                 .map(|load| load / 2 + random.u64(0..9))
                 .collect();
-            let next = left.rebalanced(&loads, copies).unwrap();
+            let next = left.rebalanced(&loads, per_rank, copies).unwrap();
             let mut held = left.held.clone();
             for transfer in left.transfers(&next).unwrap() {
                 let ExpertTransfer {
@@ -755,7 +754,15 @@ mod tests {
             for (at, expert) in next.held.iter().enumerate() {
                 assert!(expert.is_none() || held[at] == *expert);
             }
-            assert_eq!(next.rebalanced(&loads, copies).unwrap(), next);
+            assert_eq!(next.rebalanced(&loads, per_rank, copies).unwrap(), next);
+            // With as much room as that needs, and no more, what a rank keeps is at the same place, or moved on the rank.
+            let least = (loads.len() * copies).div_ceil(ranks);
+            let tight = next.rebalanced(&loads, least, copies).unwrap();
+            assert_eq!(tight.places_per_rank(), least);
+            for transfer in next.transfers(&tight).unwrap() {
+                let stays = |rank: usize| next.held_by(rank).any(|(_, own)| own == transfer.expert);
+                assert_eq!(transfer.from == Some(transfer.to), stays(transfer.to));
+            }
         }
     }
 
@@ -825,7 +832,7 @@ mod tests {
         let blocks = ExpertPlacement::blocks(4, 2).unwrap();
         assert!(refused(blocks.after(&[Some(2)])).contains("rank 2 of 2"));
         assert!(refused(blocks.after(&[Some(1), Some(1)])).contains("rank 1 twice"));
-        assert!(refused(blocks.rebalanced(&[1], 1)).contains("1 loads of 4 experts"));
+        assert!(refused(blocks.rebalanced(&[1], 2, 1)).contains("1 loads of 4 experts"));
         let other = ExpertPlacement::blocks(4, 4).unwrap();
         assert!(format!("{:#}", blocks.transfers(&other).unwrap_err()).contains("cannot become"));
     }

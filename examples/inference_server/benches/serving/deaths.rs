@@ -14,6 +14,7 @@ use crate::{Outcome, Spread, Text, until};
 pub(crate) enum Recovery {
     Respawn,
     Shrink,
+    Elastic,
 }
 
 /// What deaths of one kind took, in seconds from before the signal was sent.

@@ -103,8 +103,15 @@ fn run() -> Outcome {
         }
         for clients in [1, 16] {
             let text = Text::tiny(if clients == 1 { 200 } else { 100 });
-            let found = throughput::measure(ranks, clients, plan.turns, &text)?;
+            let found = throughput::measure(ranks, None, clients, plan.turns, &text)?;
             figures.throughput.push(found);
+            for copies in [1, 2] {
+                if copies <= ranks && ranks > 1 {
+                    let copies = Some(copies);
+                    let found = throughput::measure(ranks, copies, clients, plan.turns, &text)?;
+                    figures.throughput.push(found);
+                }
+            }
         }
         for streams in [0, 4] {
             let how = Recovery::Respawn;
@@ -112,16 +119,17 @@ fn run() -> Outcome {
             figures.deaths.push(found);
         }
         if ranks > 1 {
-            let how = Recovery::Shrink;
-            let found = deaths::measure(ranks, how, 4, plan.turns, &Text::tiny(150))?;
-            figures.deaths.push(found);
+            for how in [Recovery::Shrink, Recovery::Elastic] {
+                let found = deaths::measure(ranks, how, 4, plan.turns, &Text::tiny(150))?;
+                figures.deaths.push(found);
+            }
         }
     }
     if Known::SmolLm2.path(&fetched()).exists() {
         for ranks in [1, 3] {
             for (clients, length) in [(1, 24), (8, 12)] {
                 let text = Text::smollm2(length);
-                let found = throughput::measure(ranks, clients, plan.turns, &text)?;
+                let found = throughput::measure(ranks, None, clients, plan.turns, &text)?;
                 figures.throughput.push(found);
             }
         }

@@ -36,16 +36,20 @@ fn throughput(page: &mut String, plan: &Plan, figures: &Figures) {
          clients, 8 wait for a slot. Tokens per second are those of all clients together, prompts and HTTP included in the time. Time of a \
          step and its share of communication, with the wait for the slowest rank, are the server's own: \
          `inference_step_seconds_total`, `inference_communication_seconds_total`. \"tiny\" is the repository's model, bytes are its \
-         tokens; \"smollm2\" needs the file that `scripts/get-smollm2` fetches.\n\n\
-         | model | ranks | clients | tokens of a text | tokens/s | a step (ms) | communication (%) |\n|---|--:|--:|--:|--:|--:|--:|",
+         tokens; \"smollm2\" needs the file that `scripts/get-smollm2` fetches. \
+         With *copies*, the model is laid out by requests (`--recovery elastic`), with so many copies of each expert.\n\n\
+         | model | ranks | copies | clients | tokens of a text | tokens/s | a step (ms) | communication (%) |\n|---|--:|--:|--:|--:|--:|--:|--:|",
         plan.turns
     );
     for found in &figures.throughput {
         let _ = writeln!(
             page,
-            "| {} | {} | {} | {} | {} | {} | {} |",
+            "| {} | {} | {} | {} | {} | {} | {} | {} |",
             found.model,
             found.ranks,
+            found
+                .copies
+                .map_or(String::new(), |copies| copies.to_string()),
             found.clients,
             found.length,
             show(found.tokens_per_second, 1.0),
@@ -66,13 +70,14 @@ fn deaths(page: &mut String, figures: &Figures) {
     *page += "\n## Deaths\n\nRanks get SIGKILL, at random (the same each time), while nothing is done or while texts are being written as streams. Times are from before \
               the signal, seen by a client that asks `/readyz` every millisecond: until it is 503 and names rank, process and signal \
               (a front that takes 250 ms for half of the deaths fails its test), and until it is 200 again, in another generation. The longest gap is that between two pieces \
-              of any of the texts, in each death. With *respawn* one server dies as often as is said; with *shrink* each death \
+              of any of the texts, in each death. With *respawn* one server dies as often as is said; with *shrink* and *elastic* (two copies of each expert) each death \
               is the first of a server.\n\n\
               | model | ranks | recovery | texts | deaths | named (ms) | ready again (ms) | longest gap (ms) |\n|---|--:|---|--:|--:|--:|--:|--:|\n";
     for death in &figures.deaths {
         let recovery = match death.recovery {
             Recovery::Respawn => String::from("respawn"),
             Recovery::Shrink => format!("shrink, to {}", death.parts),
+            Recovery::Elastic => format!("elastic, to {}", death.parts),
         };
         let mut named = death
             .named

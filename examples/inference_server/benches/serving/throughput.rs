@@ -10,6 +10,8 @@ use crate::{Outcome, Spread, Text};
 pub(crate) struct Throughput {
     pub(crate) model: &'static str,
     pub(crate) ranks: usize,
+    /// Copies of each expert, of a model that is laid out by requests.
+    pub(crate) copies: Option<usize>,
     pub(crate) clients: usize,
     /// Tokens of each text, at most.
     pub(crate) length: usize,
@@ -24,11 +26,17 @@ pub(crate) struct Throughput {
 /// Turns of so many clients: each asks for one text in each of them, and all begin together.
 pub(crate) fn measure(
     ranks: usize,
+    copies: Option<usize>,
     clients: usize,
     turns: usize,
     text: &Text,
 ) -> Outcome<Throughput> {
-    let server = Server::start(&["--ranks", &ranks.to_string(), "--model", text.model]);
+    let (number, of_each) = (ranks.to_string(), copies.unwrap_or_default().to_string());
+    let mut arguments = vec!["--ranks", &number, "--model", text.model];
+    if copies.is_some() {
+        arguments.extend(["--recovery", "elastic", "--copies", &of_each]);
+    }
+    let server = Server::start(&arguments);
     let names = [
         "inference_generated_tokens_total",
         "inference_steps_total",
@@ -60,6 +68,7 @@ pub(crate) fn measure(
     let found = Throughput {
         model: text.model,
         ranks,
+        copies,
         clients,
         length: text.most,
         tokens_per_second: Spread::of(&speeds).ok_or("no turns")?,
@@ -67,7 +76,7 @@ pub(crate) fn measure(
         communication: Spread::of(&shares).ok_or("no turns")?,
     };
     eprintln!(
-        "{} on {ranks} ranks, {clients} clients: {:.0} tokens/s",
+        "{} on {ranks} ranks, {clients} clients, copies {copies:?}: {:.0} tokens/s",
         text.model, found.tokens_per_second.median
     );
     Ok(found)

@@ -22,6 +22,10 @@ const GOODBYE: Duration = Duration::from_secs(3);
 
 /// The time without all ranks after which all ranks are restarted.
 const TOO_LONG: Duration = Duration::from_secs(60);
+/// When ranks are told once more to go on with a rank that has come, or one is started once more, because nothing came of it.
+const AGAIN: Duration = Duration::from_millis(300);
+/// How many processes may end before they serve, while the number of ranks grows.
+const SPARE_STARTS: usize = 3;
 /// The first pause before a failed start of a process is tried again. It doubles each time.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The first pause before the restart of a process that ends each time.
@@ -49,6 +53,27 @@ pub(super) struct Crew {
     /// The processes before the restart of all ranks, whose messages are ignored.
     given_up: Vec<u32>,
     owed: Option<Owed>,
+    scale: Option<Scale>,
+}
+
+/// A change of the number of ranks.
+struct Scale {
+    /// How many there are to be.
+    wanted: usize,
+    /// How many processes were started for that, and how many may be.
+    starts: usize,
+    most_starts: usize,
+    /// When a process was started, and when the ranks were told to go on with one.
+    started: Option<Instant>,
+    told: Option<Instant>,
+}
+
+/// What is done about the number of ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Scaling {
+    Nothing,
+    /// The generation that serves is over.
+    GoesOn,
 }
 
 /// Processes that could not be started, for example for want of system resources.
@@ -78,6 +103,8 @@ pub(super) struct Worker {
     /// Restarts of this rank since the ranks last completed work.
     in_vain: usize,
     killed: bool,
+    /// Whether it was asked to leave.
+    pub(super) leaves: bool,
     /// The generation that the rank has left, and the time.
     left: Option<(u64, Instant)>,
     /// When the process was first seen stopped, while no generation serves.
@@ -165,6 +192,7 @@ impl Crew {
             strangers: Vec::new(),
             given_up: Vec::new(),
             owed: None,
+            scale: None,
         })
     }
 
@@ -305,6 +333,74 @@ impl Crew {
                 let _ = wire::write(stream, &ToRank::GoOn { generation });
             }
         }
+    }
+
+    /// Changes the number of ranks, one after another.
+    pub(super) fn scale_to(&mut self, ranks: usize) {
+        self.scale = Some(Scale {
+            wanted: ranks,
+            starts: 0,
+            most_starts: ranks + SPARE_STARTS,
+            started: None,
+            told: None,
+        });
+    }
+
+    /// Takes the next step to the number of ranks that there are to be, between two steps of a generation that serves.
+    pub(super) fn scale(&mut self, generation: u64) -> Scaling {
+        let Some(scale) = &mut self.scale else {
+            return Scaling::Nothing;
+        };
+        if self.members.iter().any(|worker| worker.leaves) {
+            // Its end is an event.
+            return Scaling::Nothing;
+        }
+        let serves = |worker: &Worker| {
+            let serves = worker.serves.map(|serves| serves.generation);
+            serves == Some(generation)
+        };
+        let serving = self.members.iter().filter(|worker| serves(worker)).count();
+        if serving > scale.wanted {
+            let last = self.members.iter().rposition(serves);
+            if let Some(worker) = last.map(|place| &mut self.members[place])
+                && let Some((_, stream)) = &mut worker.link
+            {
+                let _ = wire::write(stream, &ToRank::Leave);
+                worker.leaves = true;
+            }
+            self.go_on(generation);
+            return Scaling::GoesOn;
+        }
+        if serving == scale.wanted {
+            self.scale = None;
+            return Scaling::Nothing;
+        }
+        let is_soon = |at: Option<Instant>| at.is_some_and(|at| at.elapsed() < AGAIN);
+        let comes = |worker: &&Worker| worker.pid.is_some() && !serves(worker);
+        match self.members.iter().find(comes) {
+            // It has connected, and waits to be taken into the next generation, or will at once.
+            Some(worker) if worker.link.is_some() && !is_soon(scale.told) => {
+                scale.told = Some(Instant::now());
+                self.go_on(generation);
+                return Scaling::GoesOn;
+            }
+            Some(_) => {}
+            None if is_soon(scale.started) => {}
+            None if scale.starts == scale.most_starts => {
+                note!("ranks that are started do not come: it stays at {serving} of them");
+                self.scale = None;
+            }
+            None => {
+                scale.starts += 1;
+                if let Some(place) = self.members.iter().position(|worker| worker.pid.is_none()) {
+                    scale.started = Some(Instant::now());
+                    if let Err((_, error)) = self.start_these(vec![place]) {
+                        note!("{error}");
+                    }
+                }
+            }
+        }
+        Scaling::Nothing
     }
 
     /// Starts the recovery from the loss of a rank, and returns a description. `gave_up` means that the rank ended by itself

@@ -28,7 +28,7 @@ use nccl::launch::Event as FleetEvent;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::caller::{Caller, Said};
-use super::crew::{Crew, Failure, Serves};
+use super::crew::{Crew, Failure, Scaling, Serves};
 use super::links::Heard;
 use super::scheduler::{Request, Scheduler};
 use super::view::{Member, Trouble, View};
@@ -60,6 +60,8 @@ pub(super) enum Event {
     Link(usize, Heard),
     /// An event of the processes.
     Fleet(FleetEvent),
+    /// The request to go on with so many ranks.
+    Scale(usize),
     /// The request to end: as soon as all requests are over, and after this time in any case.
     End(Duration),
 }
@@ -182,6 +184,7 @@ impl Engine {
                     });
                 }
             }
+            Event::Scale(ranks) => self.crew.scale_to(ranks),
             Event::Fleet(FleetEvent::Started {
                 rank,
                 pid,
@@ -329,6 +332,13 @@ impl Engine {
         };
         if self.under_way.is_some() {
             return;
+        }
+        if self.crew.scale(generation) == Scaling::GoesOn {
+            let cause = String::from("a rank comes or goes: the number of ranks changes");
+            return self.interrupt(Trouble {
+                cause,
+                ..Trouble::default()
+            });
         }
         // Between two steps, the same two on all ranks.
         if self.crew.may_move_experts(generation) {

@@ -37,11 +37,14 @@ impl Plan {
             table.extend(std::iter::repeat_n(None, places - own.len()));
         }
         let now = ExpertPlacement::new(experts, places, &table)?;
-        if fewest(&now) >= copies {
+        // A newcomer is to have some of the experts, and no rank more than is needed.
+        let has_some = |rank| now.held_by(rank).next().is_some();
+        let is_spread = (0..ranks).all(has_some) || experts * copies < ranks;
+        if fewest(&now) >= copies && is_spread && places == needed {
             return Ok(Self { now, next: None });
         }
         // Nothing is known of how often each is chosen: all weigh the same.
-        let next = now.rebalanced(&vec![1; experts], copies)?;
+        let next = now.rebalanced(&vec![1; experts], needed, copies)?;
         Ok(match now.missing().is_empty() {
             true => Self {
                 now,
@@ -146,6 +149,20 @@ mod tests {
                 }
             );
         }
+    }
+
+    #[test]
+    fn a_rank_that_comes_gets_experts_too() {
+        let two = Plan::new(&vec![Vec::new(); 2], 8, 2).unwrap().now;
+        let held = |rank| (0..8).map(|place| two.expert_at(rank, place)).collect();
+        let plan = Plan::new(&[held(0), Vec::new(), held(1)], 8, 2).unwrap();
+        assert_eq!(fewest(&plan.now), 2);
+        assert!(!plan.lacks(1).is_empty() && plan.lacks(0).is_empty());
+        // More ranks than experts: some have none, and there is nothing to move.
+        let held: Vec<Vec<_>> = (0..3)
+            .map(|rank| vec![(rank < 2).then_some(rank)])
+            .collect();
+        assert_eq!(Plan::new(&held, 2, 1).unwrap().next, None);
     }
 
     #[test]

@@ -172,6 +172,8 @@ impl Rank {
                     | ToRank::MoveExperts { .. },
                 )
                 | Told::Experts(..) => {}
+                // What the others do together ends with this rank, and they go on.
+                Told::Front(ToRank::Leave) => return Ok(After::End),
                 Told::Front(ToRank::End) => break,
                 Told::World => {
                     let mut comms = comm.iter().chain([&all]);

@@ -1,9 +1,12 @@
 //! Going on with all ranks that are left, whose experts have copies.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::client::{Stream, complete};
+use crate::client::{Stream, complete, post};
 use crate::program::{Server, command, ends, signal};
 use crate::tiny_llama::{self, LlamaModel};
 use crate::{Question, reference, until};
@@ -148,4 +151,86 @@ fn a_model_without_experts_cannot_be_elastic() {
         said.contains("smollm2 has no experts that could have copies"),
         "{said}"
     );
+}
+
+/// Asks for so many ranks; returns the status.
+fn scale(server: &Server, ranks: usize) -> u16 {
+    let body = format!("{{\"ranks\": {ranks}}}");
+    post(&format!("{}/admin/ranks", server.url), &body).status
+}
+
+#[test]
+fn ranks_come_and_go_under_load_and_no_request_notices() {
+    let server = Server::start(&["--ranks", "6", "--recovery", "elastic"]);
+    let questions: Vec<_> = (0..24).map(Question::number).collect();
+    let expected = reference(&questions);
+    let is_over = AtomicBool::new(false);
+    /// Ends the clients when the test fails as well.
+    struct Over<'a>(&'a AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let url = &server.url;
+    std::thread::scope(|scope| {
+        for client in 0..3 {
+            let (questions, expected, is_over) = (&questions, &expected, &is_over);
+            scope.spawn(move || {
+                let mut asked = 0;
+                for number in (0..questions.len()).cycle().skip(client * 8) {
+                    let answer = complete(url, &questions[number].body());
+                    assert_eq!(answer.status, 200);
+                    assert_eq!(answer.completion(), expected[number]);
+                    asked += 1;
+                    if is_over.load(Ordering::Relaxed) && asked > 8 {
+                        return;
+                    }
+                }
+            });
+        }
+        let over = Over(&is_over);
+        for ranks in [3, 5, 1, 6] {
+            assert_eq!(scale(&server, ranks), 202);
+            parts(&server, ranks as u64);
+            assert_eq!(whole(&server), (2.min(ranks as u64), ranks as u64));
+            // They stay so many.
+            std::thread::sleep(Duration::from_millis(600));
+            assert_eq!(server.health()["parts"], ranks);
+        }
+        drop(over);
+    });
+    // Nobody has died.
+    assert_eq!(server.metric("inference_rank_ends_total"), 0.0);
+    // One that dies is not replaced by itself, and is when it is asked for.
+    signal(server.ranks()[2], Signal::KILL);
+    parts(&server, 5);
+    assert_eq!(whole(&server), (2, 5));
+    assert_eq!(scale(&server, 6), 202);
+    parts(&server, 6);
+    assert_eq!(whole(&server), (2, 6));
+}
+
+#[test]
+fn numbers_of_ranks_that_cannot_be_are_refused() {
+    let server = Server::start(&["--ranks", "2", "--recovery", "elastic"]);
+    let asked = |body: &str| post(&format!("{}/admin/ranks", server.url), body);
+    for body in [
+        "{\"ranks\": 0}",
+        "{\"ranks\": 3}",
+        "{\"ranks\": -1}",
+        "{}",
+        "ranks",
+        "",
+    ] {
+        let answer = asked(body);
+        assert_eq!(answer.status, 400, "{body}");
+        assert!(
+            answer.text.contains("a number from 1 to 2"),
+            "{}",
+            answer.text
+        );
+    }
+    let server = Server::start(&["--ranks", "2"]);
+    assert_eq!(scale(&server, 1), 409);
 }

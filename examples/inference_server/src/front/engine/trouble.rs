@@ -99,7 +99,12 @@ impl Engine {
         // The others may have moved to the next generation before the exit status is known.
         let late = self.generation.is_some() && !self.serves_now(place);
         let generation = self.crew.members[place].generation;
+        let leaves = self.crew.members[place].leaves;
         if !self.crew.ended(place, pid) {
+            return Ok(());
+        }
+        if leaves && matches!(end.exit, Exit::Code(0)) {
+            note!("{end}; it was asked to, and the others go on without it");
             return Ok(());
         }
         let trouble = Trouble {

@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 
 use crate::front::crew::SharedObserver;
 use crate::front::engine::Event;
-use crate::front::options::Options;
+use crate::front::options::{Options, Recovery};
 use crate::front::view::View;
 use crate::model::Settings;
 use crate::model::tokenizer::Tokenizer;
@@ -29,6 +29,8 @@ pub(in crate::front) struct Server {
     pub(super) tokenizer: Tokenizer,
     pub(super) settings: Settings,
     pub(super) queue: usize,
+    /// The most ranks, if their number can change.
+    pub(super) ranks: Option<usize>,
     /// How long a client may take to send a request.
     pub(super) client_timeout: Duration,
     pub(super) glances: Arc<Semaphore>,
@@ -52,6 +54,7 @@ impl Server {
             tokenizer,
             settings: options.settings,
             queue: options.queue,
+            ranks: matches!(options.recovery, Recovery::Elastic { .. }).then_some(options.ranks),
             client_timeout: options.client_timeout,
             glances: Arc::new(Semaphore::new(GLANCES)),
             looks: Arc::new(Semaphore::new(LOOKS)),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -14,7 +15,9 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::Server;
+use super::body::{self, NoBody};
 use super::refusal::{Refusal, in_json};
+use crate::front::engine::Event;
 
 /// How long ranks may take to send their recordings: for `/health`, and for a timeline.
 const GLANCE: Duration = Duration::from_millis(300);
@@ -35,6 +38,34 @@ pub(super) async fn ready(State(server): State<Arc<Server>>) -> Response {
             let mut json = json!(trouble);
             json["ready"] = Value::from(false);
             in_json(StatusCode::SERVICE_UNAVAILABLE, &json)
+        }
+    }
+}
+
+/// Changes the number of ranks: `{"ranks": 6}`. Answers before that has happened; [`health`] says when it has.
+pub(super) async fn scale(State(server): State<Arc<Server>>, body: Body) -> Response {
+    let body = match body::read(body, server.client_timeout).await {
+        Ok(body) => body,
+        Err(NoBody::Refused(refusal)) => return refusal.into_response(),
+        // Nobody is there who would read it.
+        Err(NoBody::Gone) => return StatusCode::BAD_REQUEST.into_response(),
+    };
+    let Some(most) = server.ranks else {
+        let text = "the number of ranks does not change: it does with --recovery elastic";
+        return Refusal::new(StatusCode::CONFLICT, text).into_response();
+    };
+    let asked: Result<Value, _> = serde_json::from_slice(&body);
+    let asked = asked.ok().and_then(|asked| asked["ranks"].as_u64());
+    let asked = asked.and_then(|asked| usize::try_from(asked).ok());
+    let Some(ranks) = asked.filter(|ranks| (1..=most).contains(ranks)) else {
+        let text = format!("ranks: a number from 1 to {most}, with which the server was started");
+        return Refusal::of("ranks", text).into_response();
+    };
+    match server.engine.send(Event::Scale(ranks)) {
+        Ok(()) => in_json(StatusCode::ACCEPTED, &json!({"ranks": ranks})),
+        Err(_) => {
+            let text = "the server is ending";
+            Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text).into_response()
         }
     }
 }
