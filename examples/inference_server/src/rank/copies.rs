@@ -39,7 +39,7 @@ impl Plan {
         let now = ExpertPlacement::new(experts, places, &table)?;
         // A newcomer is to have some of the experts, and no rank more than is needed.
         let has_some = |rank| now.held_by(rank).next().is_some();
-        let is_spread = (0..ranks).all(has_some) || experts * copies < ranks;
+        let is_spread = (0..ranks).all(has_some);
         if fewest(&now) >= copies && is_spread && places == needed {
             return Ok(Self { now, next: None });
         }
@@ -158,10 +158,14 @@ mod tests {
         let plan = Plan::new(&[held(0), Vec::new(), held(1)], 8, 2).unwrap();
         assert_eq!(fewest(&plan.now), 2);
         assert!(!plan.lacks(1).is_empty() && plan.lacks(0).is_empty());
-        // More ranks than experts: some have none, and there is nothing to move.
-        let held: Vec<Vec<_>> = (0..3)
+        // More ranks than experts: it gets a copy.
+        let held: Vec<_> = (0..3)
             .map(|rank| vec![(rank < 2).then_some(rank)])
             .collect();
+        let plan = Plan::new(&held, 2, 1).unwrap();
+        assert_eq!(plan.lacks(2).len(), 1);
+        let next = plan.next.unwrap();
+        let held: Vec<_> = (0..3).map(|rank| vec![next.expert_at(rank, 0)]).collect();
         assert_eq!(Plan::new(&held, 2, 1).unwrap().next, None);
     }
 
