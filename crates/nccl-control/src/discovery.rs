@@ -80,10 +80,10 @@ pub trait Discovery: Send + Sync + UnwindSafe + RefUnwindSafe {
     fn find(&self) -> io::Result<SocketAddr>;
 
     /// Whether `claimant` is the first to claim what follows `generation`: a compare-and-set that is kept for ever. The first
-    /// claimant gets `true` whenever it asks. A claimant is one half of the voters: several of its ranks may ask, at the same time too,
-    /// and get the same answer. Both names consist of letters, digits and dashes, and no other job or generation has them.
+    /// claimant gets `true` whenever it asks. A claimant is a voter: any rank may ask on its behalf, at the same time as others too,
+    /// and each gets the same answer. Both names consist of letters, digits and dashes, and no other job or generation has them.
     ///
-    /// When exactly half of the voters reach each other, the side that gets `true` continues and the other does not. Without
+    /// When exactly half of the voters reach each other, the side that gets `true` for one of them continues and the other does not. Without
     /// an implementation of this function neither does, until an operator decides.
     ///
     /// # Errors

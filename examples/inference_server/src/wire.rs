@@ -150,6 +150,13 @@ pub enum FromRank {
         /// The generation's number.
         generation: u64,
     },
+    /// It could not read what it would need for that: the experts stay where they are.
+    NoExperts {
+        /// The generation's number.
+        generation: u64,
+        /// Why.
+        error: String,
+    },
     /// The experts have moved.
     ExpertsMoved {
         /// The generation's number.

@@ -577,3 +577,41 @@ fn a_kernel_that_cannot_be_launched_is_the_cause_on_all_ranks() {
         Ok(())
     });
 }
+
+/// The kernels of a call find that the communicator ends, and the abort needs the lock under which they found it.
+#[test]
+fn a_call_that_meets_an_abort_ends_with_it_and_not_at_a_timeout() {
+    ranks_as_threads(1, |world: World| -> Outcome {
+        let context = crate::support::device(&world)?;
+        let stream = context.new_stream()?;
+        let mut random = fastrand::Rng::with_seed(3);
+        for _ in 0..150 {
+            let comm = world.communicator("ends").stream(&stream).with(|comm| {
+                // An end that waits for the call takes as long as this.
+                comm.timeouts.abort = Duration::from_secs(20);
+                comm.timeouts.finalize = Duration::from_secs(20);
+            });
+            let comm = comm.build()?;
+            let ep = made(&comm, &Case { ranks: 1, ..CASE }, WIDTH * 4)?;
+            let mut routing = ep.routing()?;
+            let topk = stream.clone_htod(&[0i32, 1])?;
+            let (aborts, pause) = (comm.clone(), random.u64(0..150));
+            let begun = std::time::Instant::now();
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    let until = std::time::Instant::now() + Duration::from_micros(pause);
+                    while std::time::Instant::now() < until {
+                        std::hint::spin_loop();
+                    }
+                    aborts.abort("the test")
+                });
+                while ep.route(&topk, &mut routing).is_ok() {}
+            });
+            assert!(
+                begun.elapsed() < Duration::from_secs(10),
+                "it waited for a timeout"
+            );
+        }
+        Ok(())
+    });
+}

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use nccl_base::ranges::ranges;
 use nccl_base::wire;
-use sha2::{Digest as _, Sha256};
 
 use super::acceptor::Acceptor;
 use super::outbox::Outbox;
@@ -19,7 +19,7 @@ use crate::clock::Clock;
 use crate::connect;
 use crate::coordinator_message::{CoordinatorMessage, Push, RankRecord};
 use crate::departure::{Departure, LossKind, Lost, ProcessEnd, UnreachableEvidence, cut};
-use crate::discovery::DiscoveryHandle;
+use crate::discovery::{Discovery, DiscoveryHandle};
 use crate::driver_message::{
     self, BroadcastContent, DirectContent, NumberedRequest, RequestHead, decode_reply,
 };
@@ -163,18 +163,20 @@ pub(super) struct DeferredWork {
     pub(super) dies: bool,
 }
 
-/// The name under which one half of the voters claims. Each of its members gives the same, so that it does not matter which of them
-/// asks first, and coordinates afterwards.
-fn claimant(half: &BTreeSet<MemberId>) -> String {
-    let mut digest = Sha256::new();
+/// Claims for the first voter of a half that the claim is or can be won for. The half continues with which it is; of two halves without a
+/// common voter, that is one. Another half may have been first with one of these voters, and the network have changed since.
+fn claim_for_one_of(
+    discovery: &dyn Discovery,
+    generation: &str,
+    half: &BTreeSet<MemberId>,
+) -> io::Result<Option<MemberId>> {
     for id in half {
-        digest.update(id.slot.to_be_bytes());
-        digest.update(id.incarnation.to_be_bytes());
+        let claimant = format!("{}-{:x}", id.slot, id.incarnation);
+        if discovery.claim(generation, &claimant)? {
+            return Ok(Some(*id));
+        }
     }
-    digest.finalize()[..16]
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    Ok(None)
 }
 
 impl Node {
@@ -248,13 +250,13 @@ impl Node {
             let proposer = generation.proposer;
             let (slot, incarnation) = (proposer.slot, proposer.incarnation);
             let name = format!("{}-{slot}-{incarnation:x}", generation.number);
-            let claimant = claimant(&half);
             let (by, generation_number) = (discovery.name(), generation.number);
-            match discovery.claim(&name, &claimant) {
-                Ok(won) => {
+            match claim_for_one_of(&*discovery, &name, &half) {
+                Ok(voter) => {
+                    let won = voter.is_some();
                     tracing::warn!(name: "nccl.rendezvous.claim", target: "nccl", generation = generation_number, by, won, "half of the voters are out of reach: the side that claims first continues");
-                    if won && let Some(node) = this.upgrade() {
-                        node.command(Command::Claimed(generation, half));
+                    if let (Some(voter), Some(node)) = (voter, this.upgrade()) {
+                        node.command(Command::Claimed(generation, voter));
                     }
                 }
                 Err(error) => {

@@ -146,9 +146,9 @@ pub(super) struct Core {
     /// By how many voters `ended` reduces the electorate.
     removed_voters: usize,
     pub(super) lease: Lease,
-    /// The half of the voters that has won the claim, if that is this side. It decides like a majority, whichever of its members
-    /// coordinates: each other half lost, and each majority has one of its members.
-    pub(super) claimed: Option<BTreeSet<MemberId>>,
+    /// The voter for whom the claim was won. A half of the voters that it is in decides like a majority, whichever of its members
+    /// coordinates: two such halves have this voter in common, and each majority has one with each half.
+    pub(super) claimed: Option<MemberId>,
     /// The operator's decision for this generation, and whether all members have received it.
     pub(super) operator: Option<Arc<OperatorDecision>>,
     pub(super) operator_decision_logged: bool,
@@ -329,10 +329,11 @@ impl Core {
 
     /// Whether so many votes decide: more than half, or a substitute for that.
     pub(super) fn is_majority(&self, votes: usize, has: impl Fn(MemberId) -> bool) -> bool {
-        let is_claimed = |half: &BTreeSet<MemberId>| {
-            half.len() == votes && half.iter().all(|id| has(*id) && !self.has_ended(*id))
+        let votes_here = |id: MemberId| {
+            let has_left = id == self.id() && self.sent_leave;
+            has(id) && !self.has_ended(id) && !has_left
         };
-        let has_claimed = self.is_half(votes) && self.claimed.as_ref().is_some_and(is_claimed);
+        let has_claimed = self.is_half(votes) && self.claimed.is_some_and(votes_here);
         if self.is_more_than_half(votes) || has_claimed {
             return true;
         }

@@ -99,8 +99,8 @@ pub enum Command {
     Leave(Departure),
     /// The operator's decision.
     OperatorDecision(OperatorDecision),
-    /// This half of the voters has won the claim for this generation.
-    Claimed(Generation, BTreeSet<MemberId>),
+    /// The claim for this generation was won for this voter: the half of the voters that it is in may continue.
+    Claimed(Generation, MemberId),
 }
 
 /// An output of a machine for its driver.
@@ -1650,9 +1650,9 @@ impl MemberMachine {
                     self.handle_operator_decision(decision);
                 }
             },
-            Command::Claimed(generation, half) => {
+            Command::Claimed(generation, voter) => {
                 if generation == self.core.membership.generation {
-                    self.core.claimed = Some(half);
+                    self.core.claimed = Some(voter);
                     self.advance();
                 }
             }

@@ -117,7 +117,7 @@ pub(crate) struct Run<'s> {
     is_calm: bool,
     /// The entries that the members of a successor had received before it.
     heard: BTreeMap<u64, Vec<Arc<Entry>>>,
-    claimed: BTreeMap<Generation, BTreeSet<MemberId>>,
+    claimed: BTreeMap<Generation, MemberId>,
     counters: Counters,
     /// Whether a program adds.
     has_additions: bool,
@@ -717,12 +717,10 @@ impl<'s> Run<'s> {
                 }
             }
             Event::Claim(generation, half) => {
-                let first = self
-                    .claimed
-                    .entry(generation)
-                    .or_insert_with(|| half.clone());
-                if self.schedule.claims && *first == half {
-                    let won = Command::Claimed(generation, half);
+                let smallest = half.first().copied().expect("half of some voters");
+                let voter = *self.claimed.entry(generation).or_insert(smallest);
+                if self.schedule.claims && half.contains(&voter) {
+                    let won = Command::Claimed(generation, voter);
                     self.net.input_in(5 * MILLI, process, Input::Command(won));
                 }
             }

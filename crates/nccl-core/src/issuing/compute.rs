@@ -48,21 +48,20 @@ impl Inner {
         describe: impl Fn() -> Operation,
         launch: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
-        let before = |error: Error| self.final_error_before_issue(error.during(&describe));
-        let (launched, ordering_outcome) = {
-            let (handle, _) = self
-                .handle
-                .lock_within(Some(kind), timeout)
-                .map_err(before)?;
-            self.ready(&handle).map_err(before)?;
+        let under_the_lock = || {
+            let (handle, _) = self.handle.lock_within(Some(kind), timeout)?;
+            self.ready(&handle)?;
             let _inside = self.enter(CallKind::Issue, timeout);
-            self.prepare(&handle, buffers).map_err(before)?;
+            self.prepare(&handle, buffers)?;
             let lent = EndProcessOnPanic::of(self);
             let launched = launch();
             let ordering_outcome = self.order_after(buffers, &handle.ordering_event);
             std::mem::forget(lent);
-            (launched, ordering_outcome)
+            Ok((launched, ordering_outcome))
         };
+        // Without the lock, for which an abort that has begun may wait.
+        let (launched, ordering_outcome) = under_the_lock()
+            .map_err(|error: Error| self.final_error_before_issue(error.during(&describe)))?;
         let put = match ordering_outcome {
             Some(ordered) => launched.and(ordered),
             None => {

@@ -74,6 +74,25 @@ fn refuse<T>(field: &'static str, reason: String) -> Result<T> {
     Err(Error::new(ErrorKind::InvalidConfig { field, reason }))
 }
 
+/// Refuses numbers that no placement has, or that do not fit into the kernel's 31 bits.
+fn check_sizes(experts: usize, places_per_rank: usize, places: usize) -> Result<()> {
+    let fits = |number: usize| i32::try_from(number).is_ok();
+    if places_per_rank == 0 || places == 0 || !places.is_multiple_of(places_per_rank) {
+        let reason = format!("{places} places are not {places_per_rank} for each of some ranks");
+        return refuse("placement", reason);
+    }
+    match fits(places) && fits(experts) {
+        true => Ok(()),
+        false => refuse(
+            "placement",
+            format!(
+                "{experts} experts and {places} places: at most {} are possible",
+                i32::MAX
+            ),
+        ),
+    }
+}
+
 impl ExpertPlacement {
     /// Returns the placement in blocks, without copies: expert `e` is on rank `e / (experts / ranks)`. It is the default of
     /// [`ExpertParallel::builder`](super::ExpertParallel::builder).
@@ -120,19 +139,7 @@ impl ExpertPlacement {
                 String::from("it has to be given, and at least 1"),
             );
         }
-        let fits = |number: usize| i32::try_from(number).is_ok();
-        if places_per_rank == 0
-            || held.is_empty()
-            || !held.len().is_multiple_of(places_per_rank)
-            || !fits(held.len())
-            || !fits(experts)
-        {
-            let places = held.len();
-            return refuse(
-                "placement",
-                format!("{places} places are not {places_per_rank} for each of some ranks"),
-            );
-        }
+        check_sizes(experts, places_per_rank, held.len())?;
         for (rank, own) in held.chunks(places_per_rank).enumerate() {
             for (place, expert) in own.iter().enumerate() {
                 let Some(expert) = *expert else { continue };
@@ -213,6 +220,7 @@ impl ExpertPlacement {
                 ),
             );
         }
+        check_sizes(experts, places_per_rank, places)?;
         let shares = shares(loads, ranks, places, copies);
         let order = by_load(&shares);
         let held = pack(&shares, &order, ranks, places_per_rank)
@@ -822,6 +830,8 @@ mod tests {
         );
         assert!(refused(balanced(&[], 2, 1, 1)).contains("experts"));
         assert!(refused(balanced(&[1], 0, 1, 1)).contains("on 0 ranks"));
+        assert!(refused(balanced(&[1], 2, usize::MAX, 1)).contains("at most 2147483647"));
+        assert!(refused(balanced(&[1], 2, 1 << 40, 1)).contains("at most 2147483647"));
         assert!(refused(ExpertPlacement::blocks(7, 2)).contains("7 experts"));
         assert!(refused(ExpertPlacement::blocks(0, 2)).contains("experts"));
         assert!(refused(ExpertPlacement::new(1, 2, &[Some(0)])).contains("1 places"));

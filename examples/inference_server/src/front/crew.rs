@@ -24,6 +24,8 @@ const GOODBYE: Duration = Duration::from_secs(3);
 const TOO_LONG: Duration = Duration::from_secs(60);
 /// When ranks are told once more to go on with a rank that has come, or one is started once more, because nothing came of it.
 const AGAIN: Duration = Duration::from_millis(300);
+/// How long a rank that is to leave waits for copies of what it has.
+const COPIED: Duration = Duration::from_secs(5);
 /// How many processes may end before they serve, while the number of ranks grows.
 const SPARE_STARTS: usize = 3;
 /// The first pause before a failed start of a process is tried again. It doubles each time.
@@ -54,6 +56,8 @@ pub(super) struct Crew {
     given_up: Vec<u32>,
     owed: Option<Owed>,
     scale: Option<Scale>,
+    /// How many ranks were asked for last.
+    target: usize,
 }
 
 /// A change of the number of ranks.
@@ -63,9 +67,12 @@ struct Scale {
     /// How many processes were started for that, and how many may be.
     starts: usize,
     most_starts: usize,
-    /// When a process was started, and when the ranks were told to go on with one.
+    /// When a process was started, when the ranks were told to go on with one, and how often since then.
     started: Option<Instant>,
     told: Option<Instant>,
+    tells: u32,
+    /// Since when a rank could leave but for copies that lack.
+    waits: Option<Instant>,
 }
 
 /// What is done about the number of ranks.
@@ -105,6 +112,8 @@ pub(super) struct Worker {
     killed: bool,
     /// Whether it was asked to leave.
     pub(super) leaves: bool,
+    /// Whether it was started beside ranks that serve, and has not served yet.
+    pub(super) is_new: bool,
     /// The generation that the rank has left, and the time.
     left: Option<(u64, Instant)>,
     /// When the process was first seen stopped, while no generation serves.
@@ -193,6 +202,7 @@ impl Crew {
             given_up: Vec::new(),
             owed: None,
             scale: None,
+            target: options.ranks,
         })
     }
 
@@ -337,12 +347,15 @@ impl Crew {
 
     /// Changes the number of ranks, one after another.
     pub(super) fn scale_to(&mut self, ranks: usize) {
+        self.target = ranks;
         self.scale = Some(Scale {
             wanted: ranks,
             starts: 0,
             most_starts: ranks + SPARE_STARTS,
             started: None,
             told: None,
+            tells: 0,
+            waits: None,
         });
     }
 
@@ -361,6 +374,19 @@ impl Crew {
         };
         let serving = self.members.iter().filter(|worker| serves(worker)).count();
         if serving > scale.wanted {
+            // With the next one the last copy of an expert might go.
+            let lacks = |copies: Copies| copies.now < copies.planned;
+            let serves = self.members.iter().filter_map(|worker| worker.serves);
+            if serves.filter_map(|serves| serves.copies).any(lacks)
+                && scale.waits.get_or_insert_with(Instant::now).elapsed() < COPIED
+            {
+                return Scaling::Nothing;
+            }
+            scale.waits = None;
+            let serves = |worker: &Worker| {
+                let serves = worker.serves.map(|serves| serves.generation);
+                serves == Some(generation)
+            };
             let last = self.members.iter().rposition(serves);
             if let Some(worker) = last.map(|place| &mut self.members[place])
                 && let Some((_, stream)) = &mut worker.link
@@ -371,21 +397,33 @@ impl Crew {
             self.go_on(generation);
             return Scaling::GoesOn;
         }
+        let is_soon =
+            |at: Option<Instant>, pause| at.is_some_and(|at: Instant| at.elapsed() < pause);
+        let comes = |worker: &Worker| worker.pid.is_some() && !serves(worker);
         if serving == scale.wanted {
+            // One that was started for a larger number that was asked for before.
+            if let Some(place) = self.members.iter().position(comes) {
+                self.members[place].leaves = true;
+                self.signal(place, Signal::Kill);
+                return Scaling::Nothing;
+            }
             self.scale = None;
             return Scaling::Nothing;
         }
-        let is_soon = |at: Option<Instant>| at.is_some_and(|at| at.elapsed() < AGAIN);
-        let comes = |worker: &&Worker| worker.pid.is_some() && !serves(worker);
-        match self.members.iter().find(comes) {
+        match self.members.iter().find(|worker| comes(worker)) {
             // It has connected, and waits to be taken into the next generation, or will at once.
-            Some(worker) if worker.link.is_some() && !is_soon(scale.told) => {
+            Some(worker)
+                if worker.link.is_some()
+                    && !is_soon(scale.told, AGAIN * (1 << scale.tells.min(5))) =>
+            {
+                // Each time it has not come, all have begun again for nothing.
                 scale.told = Some(Instant::now());
+                scale.tells += 1;
                 self.go_on(generation);
                 return Scaling::GoesOn;
             }
             Some(_) => {}
-            None if is_soon(scale.started) => {}
+            None if is_soon(scale.started, AGAIN) => {}
             None if scale.starts == scale.most_starts => {
                 note!("ranks that are started do not come: it stays at {serving} of them");
                 self.scale = None;
@@ -394,6 +432,8 @@ impl Crew {
                 scale.starts += 1;
                 if let Some(place) = self.members.iter().position(|worker| worker.pid.is_none()) {
                     scale.started = Some(Instant::now());
+                    (scale.told, scale.tells) = (None, 0);
+                    self.members[place].is_new = true;
                     if let Err((_, error)) = self.start_these(vec![place]) {
                         note!("{error}");
                     }
@@ -401,6 +441,14 @@ impl Crew {
             }
         }
         Scaling::Nothing
+    }
+
+    /// Whether a rank is left that can go on.
+    pub(super) fn has_survivors(&self) -> bool {
+        let survives = |worker: &Worker| {
+            worker.link.is_some() && worker.generation.is_some() && !worker.leaves
+        };
+        self.members.iter().any(survives)
     }
 
     /// Starts the recovery from the loss of a rank, and returns a description. `gave_up` means that the rank ended by itself
@@ -411,8 +459,7 @@ impl Crew {
             self.start_all_again();
             return "it did not come together with the others: all ranks are started again";
         }
-        let survives = |worker: &Worker| worker.link.is_some() && worker.generation.is_some();
-        if !self.members.iter().any(survives) {
+        if !self.has_survivors() {
             self.start_all_again();
             return "nobody is left to go on: all ranks are started again";
         }
@@ -499,6 +546,10 @@ impl Crew {
         self.attempt = self.fleet.restart_all()?;
         let all = self.members.iter_mut();
         all.for_each(Worker::is_started_again);
+        // All were started, and fewer may have been asked for.
+        if self.target < self.members.len() {
+            self.scale_to(self.target);
+        }
         let observer = Arc::new(Observer::start(self.fleet.rendezvous()?)?);
         let mut shared = self.observer.lock();
         let before = std::mem::replace(&mut *shared, observer);
@@ -542,6 +593,7 @@ impl Crew {
     pub(super) fn serves_in(&mut self, place: usize, serves: Serves) {
         let worker = &mut self.members[place];
         (worker.serves, worker.since) = (Some(serves), Some(Instant::now()));
+        worker.is_new = false;
     }
 
     /// Records that a generation serves: a pending restart of all ranks is not needed.

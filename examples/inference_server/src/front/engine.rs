@@ -259,6 +259,11 @@ impl Engine {
                 }
             }
             FromRank::HasExperts { generation } => self.crew.has_experts(place, generation),
+            FromRank::NoExperts { error, .. } => {
+                note!(
+                    "rank {place} cannot read more copies of experts, and serves with what there is: {error}"
+                );
+            }
             FromRank::ExpertsMoved { generation, copies } => {
                 self.crew.experts_moved(place, generation, copies);
             }

@@ -139,7 +139,7 @@ impl Role {
                     options.recovery = match arguments.value()?.string()?.as_str() {
                         "respawn" => Recovery::Respawn,
                         "shrink" => Recovery::Shrink,
-                        "elastic" => Recovery::Elastic { copies: 2 },
+                        "elastic" => Recovery::Elastic { copies: 0 },
                         other => {
                             let text = format!(
                                 "there is no recovery {other:?}: respawn, shrink or elastic"
@@ -159,7 +159,7 @@ impl Role {
         options.settings = options.model.settings();
         options.settings.slots = slots.unwrap_or(options.settings.slots);
         match (&mut options.recovery, copies) {
-            (Recovery::Elastic { copies }, Some(said)) => *copies = said,
+            (Recovery::Elastic { copies }, said) => *copies = said.unwrap_or(2.min(options.ranks)),
             // A rank is told what it needs, and not why.
             (_, Some(_)) if link.is_none() => {
                 return Err("--copies is for --recovery elastic".into());

@@ -135,12 +135,17 @@ impl<C: Collectives> Elastic<C> {
     fn take(&mut self, ranks: C, mut spare: SpareExperts) -> Result<()> {
         let held = held_by(&ranks, &self.config)?;
         if held != self.held {
-            for (number, layer) in self.layers.iter_mut().enumerate() {
+            let mut all = Vec::with_capacity(self.layers.len());
+            for (number, layer) in self.layers.iter().enumerate() {
                 let find = |expert| match spare.take(number, expert) {
                     Some(found) => Ok(found),
                     None => Experts::read(&self.file, number, expert),
                 };
-                layer.experts.replace(&self.held, &held, find)?;
+                all.push(layer.experts.at(&self.held, &held, find)?);
+            }
+            // All of them or none.
+            for (layer, own) in self.layers.iter_mut().zip(all) {
+                layer.experts.put(own);
             }
             self.held = held;
         }

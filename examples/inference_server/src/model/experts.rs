@@ -64,13 +64,13 @@ impl Experts {
         })
     }
 
-    /// Puts other experts at the places. Those that are somewhere stay, and `find` has the others; nothing changes if it fails.
-    pub(super) fn replace(
-        &mut self,
+    /// Returns the experts for other places. Those that are somewhere stay, and `find` has the others.
+    pub(super) fn at(
+        &self,
         before: &[Option<usize>],
         now: &[Option<usize>],
         mut find: impl FnMut(usize) -> Result<Expert>,
-    ) -> Result<()> {
+    ) -> Result<Vec<Option<Expert>>> {
         let mut own = Vec::with_capacity(now.len());
         for expert in now {
             own.push(match expert {
@@ -81,8 +81,12 @@ impl Experts {
                 },
             });
         }
+        Ok(own)
+    }
+
+    /// Puts these experts at the places.
+    pub(super) fn put(&mut self, own: Vec<Option<Expert>>) {
         self.own = own;
-        Ok(())
     }
 
     /// What the experts make of this rank's rows: `x` has those that are there, `x_all` the same in a buffer of all that

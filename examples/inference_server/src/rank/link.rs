@@ -89,8 +89,10 @@ impl Link {
         let told = self.told.clone();
         let thread = std::thread::Builder::new().name(String::from("experts"));
         let read = move || {
-            let file = ModelFile::open(model);
-            let read = file.and_then(|file| file.read_experts(&experts));
+            let read = match experts.is_empty() {
+                true => Ok(SpareExperts::default()),
+                false => ModelFile::open(model).and_then(|file| file.read_experts(&experts)),
+            };
             // Fails only when the rank ends.
             let _ = told.send(Told::Experts(
                 generation,

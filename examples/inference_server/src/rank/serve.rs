@@ -160,8 +160,16 @@ impl Rank {
                 Told::Experts(of, read) if of == generation => {
                     let next = plan.as_ref().and_then(|plan| plan.next.clone());
                     if let Some(next) = next {
-                        self.moves = Some((next, read?));
-                        self.link.say(&FromRank::HasExperts { generation })?;
+                        match read {
+                            Ok(read) => {
+                                self.moves = Some((next, read));
+                                self.link.say(&FromRank::HasExperts { generation })?;
+                            }
+                            // There is one of each: that will do.
+                            Err(error) => {
+                                self.link.say(&FromRank::NoExperts { generation, error })?
+                            }
+                        }
                     }
                 }
                 // Messages for a generation that is over.

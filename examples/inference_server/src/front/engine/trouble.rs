@@ -95,7 +95,9 @@ impl Engine {
         let (place, pid) = (end.rank, end.pid);
         let gave_up = matches!(end.exit, Exit::Code(_))
             && self.generation.is_none()
-            && self.crew.members[place].serves.is_none();
+            && self.crew.members[place].serves.is_none()
+            // What a new one lacks, those that have served have.
+            && !self.crew.members[place].is_new;
         // The others may have moved to the next generation before the exit status is known.
         let late = self.generation.is_some() && !self.serves_now(place);
         let generation = self.crew.members[place].generation;
@@ -103,8 +105,15 @@ impl Engine {
         if !self.crew.ended(place, pid) {
             return Ok(());
         }
-        if leaves && matches!(end.exit, Exit::Code(0)) {
-            note!("{end}; it was asked to, and the others go on without it");
+        if leaves {
+            let done = match self.generation.is_some() || self.crew.has_survivors() {
+                true => "the others go on without it",
+                false => {
+                    self.crew.start_all_again();
+                    "nobody is left to go on: all ranks are started again"
+                }
+            };
+            note!("{end}; it was asked to, and {done}");
             return Ok(());
         }
         let trouble = Trouble {
