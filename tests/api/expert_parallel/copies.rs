@@ -189,7 +189,10 @@ fn ranks_that_are_left_go_on_with_the_copies_that_they_have() {
         for gone in 0..4 {
             let left: Vec<_> = (0..4).filter(|rank| *rank != gone).collect();
             let others = comm.split("left", (world.rank() != gone).then_some(0), 0)?;
-            let Some(others) = others else { continue };
+            let Some(others) = others else {
+                world.all_gather("the others are done", &[])?;
+                continue;
+            };
             let former: Vec<_> = left.iter().copied().map(Some).collect();
             let after = before.after(&former)?;
             assert_eq!(after.missing(), [0; 0]);
@@ -214,6 +217,8 @@ fn ranks_that_are_left_go_on_with_the_copies_that_they_have() {
             )?;
             assert_same(&what, &found, &all, width);
             others.finalize()?;
+            // A split waits for all.
+            world.all_gather("the others are done", &[])?;
         }
         comm.finalize()?;
         nothing_was_caught();
