@@ -54,7 +54,13 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
             })
             .collect(),
     };
-    run_command(cargo().args(["build", "--package", "nccl-tools", "--bin", "conformance"]))?;
+    let package = ["--package", "nccl-tools", "--features", "real-nccl"];
+    run_command(
+        cargo()
+            .arg("build")
+            .args(package)
+            .args(["--bin", "conformance"]),
+    )?;
     let program = workspace::target_directory().join("debug/conformance");
     let mut different = Vec::new();
     let mut text = HEAD.to_owned();

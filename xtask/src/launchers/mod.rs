@@ -410,6 +410,8 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
         "build",
         "--package",
         "nccl-tools",
+        "--features",
+        "real-nccl",
         "--bin",
         "nccl-run",
         "--bin",
