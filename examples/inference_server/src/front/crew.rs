@@ -75,14 +75,6 @@ struct Scale {
     waits: Option<Instant>,
 }
 
-/// What is done about the number of ranks.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Scaling {
-    Nothing,
-    /// The generation that serves is over.
-    GoesOn,
-}
-
 /// Processes that could not be started, for example for want of system resources.
 struct Owed {
     what: Start,
@@ -359,14 +351,15 @@ impl Crew {
         });
     }
 
-    /// Takes the next step to the number of ranks that there are to be, between two steps of a generation that serves.
-    pub(super) fn scale(&mut self, generation: u64) -> Scaling {
+    /// Takes the next step to the number of ranks that there are to be, between two steps of a generation that serves. Returns whether that
+    /// generation is over.
+    pub(super) fn scale(&mut self, generation: u64) -> bool {
         let Some(scale) = &mut self.scale else {
-            return Scaling::Nothing;
+            return false;
         };
         if self.members.iter().any(|worker| worker.leaves) {
             // Its end is an event.
-            return Scaling::Nothing;
+            return false;
         }
         let serves = |worker: &Worker| {
             let serves = worker.serves.map(|serves| serves.generation);
@@ -376,17 +369,13 @@ impl Crew {
         if serving > scale.wanted {
             // With the next one the last copy of an expert might go.
             let lacks = |copies: Copies| copies.now < copies.planned;
-            let serves = self.members.iter().filter_map(|worker| worker.serves);
-            if serves.filter_map(|serves| serves.copies).any(lacks)
+            let all = self.members.iter().filter_map(|worker| worker.serves);
+            if all.filter_map(|serves| serves.copies).any(lacks)
                 && scale.waits.get_or_insert_with(Instant::now).elapsed() < COPIED
             {
-                return Scaling::Nothing;
+                return false;
             }
             scale.waits = None;
-            let serves = |worker: &Worker| {
-                let serves = worker.serves.map(|serves| serves.generation);
-                serves == Some(generation)
-            };
             let last = self.members.iter().rposition(serves);
             if let Some(worker) = last.map(|place| &mut self.members[place])
                 && let Some((_, stream)) = &mut worker.link
@@ -395,7 +384,7 @@ impl Crew {
                 worker.leaves = true;
             }
             self.go_on(generation);
-            return Scaling::GoesOn;
+            return true;
         }
         let is_soon =
             |at: Option<Instant>, pause| at.is_some_and(|at: Instant| at.elapsed() < pause);
@@ -405,10 +394,10 @@ impl Crew {
             if let Some(place) = self.members.iter().position(comes) {
                 self.members[place].leaves = true;
                 self.signal(place, Signal::Kill);
-                return Scaling::Nothing;
+                return false;
             }
             self.scale = None;
-            return Scaling::Nothing;
+            return false;
         }
         match self.members.iter().find(|worker| comes(worker)) {
             // It has connected, and waits to be taken into the next generation, or will at once.
@@ -420,7 +409,7 @@ impl Crew {
                 scale.told = Some(Instant::now());
                 scale.tells += 1;
                 self.go_on(generation);
-                return Scaling::GoesOn;
+                return true;
             }
             Some(_) => {}
             None if is_soon(scale.started, AGAIN) => {}
@@ -440,7 +429,13 @@ impl Crew {
                 }
             }
         }
-        Scaling::Nothing
+        false
+    }
+
+    /// Whether the number of ranks is to change.
+    #[cfg(test)]
+    pub(super) fn changes(&self) -> bool {
+        self.scale.is_some()
     }
 
     /// Whether a rank is left that can go on.

@@ -28,7 +28,7 @@ use nccl::launch::Event as FleetEvent;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::caller::{Caller, Said};
-use super::crew::{Crew, Failure, Scaling, Serves};
+use super::crew::{Crew, Failure, Serves};
 use super::links::Heard;
 use super::scheduler::{Request, Scheduler};
 use super::view::{Member, Trouble, View};
@@ -338,7 +338,7 @@ impl Engine {
         if self.under_way.is_some() {
             return;
         }
-        if self.crew.scale(generation) == Scaling::GoesOn {
+        if self.crew.scale(generation) {
             let cause = String::from("a rank comes or goes: the number of ranks changes");
             return self.interrupt(Trouble {
                 cause,

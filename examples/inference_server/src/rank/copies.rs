@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn ranks_that_are_left_serve_with_what_they_have_and_read_what_lacks_meanwhile() {
-        // At first nobody has anything.
+        // At first no rank has an expert.
         let first = Plan::new(&vec![Vec::new(); 8], 8, 2).unwrap();
         assert_eq!((fewest(&first.now), first.now.places_per_rank()), (2, 2));
         assert_eq!(first.next, None);

@@ -535,3 +535,57 @@ fn ranks_that_do_nothing_before_they_end_are_not_started_for_ever_and_each_time_
         scene.say(1, FromRank::Hello { place: 1 });
     }
 }
+
+const ELASTIC: [&str; 4] = ["--ranks", "3", "--recovery", "elastic"];
+
+#[test]
+fn a_rank_that_is_added_and_fails_leaves_the_others_as_they_are() {
+    let mut scene = Scene::new(&ELASTIC);
+    scene.serve(0, &[0, 1, 2], 3);
+    let end = scene.kill(2);
+    scene.tell(end);
+    scene.serve(1, &[0, 1], 2);
+    scene.tell(Event::Scale(3));
+    scene.engine.go();
+    assert_eq!(scene.started(), 2);
+    // It has come, the others go on with it, and then it ends by itself.
+    scene.engine.interrupt(Trouble::default());
+    let Event::Fleet(FleetEvent::Exited(mut end)) = scene.kill(2) else {
+        panic!("no end");
+    };
+    Arc::make_mut(&mut end).exit = Exit::Code(1);
+    scene.tell(Event::Fleet(FleetEvent::Exited(end)));
+    let pids = [0, 1].map(|place: usize| scene.engine.crew.members[place].pid);
+    assert_eq!(pids, [Some(scene.pids[0]), Some(scene.pids[1])]);
+}
+
+#[test]
+fn when_the_last_other_one_dies_while_a_rank_leaves_all_are_started_again() {
+    let mut scene = Scene::new(&ELASTIC);
+    scene.serve(0, &[0, 1], 2);
+    scene.tell(Event::Scale(1));
+    scene.engine.go();
+    assert_eq!(scene.heard(1), Some(ToRank::Leave));
+    assert_eq!(scene.heard(0), Some(ToRank::GoOn { generation: 0 }));
+    assert_eq!(scene.engine.generation, None);
+    let end = scene.kill(0);
+    scene.tell(end);
+    assert!(scene.engine.crew.members[0].restarts > 0);
+}
+
+#[test]
+fn how_many_ranks_were_asked_for_is_known_when_all_are_started_again() {
+    let mut scene = Scene::new(&ELASTIC);
+    scene.serve(0, &[0, 1, 2], 3);
+    let end = scene.kill(2);
+    scene.tell(end);
+    scene.serve(1, &[0, 1], 2);
+    scene.tell(Event::Scale(2));
+    scene.engine.go();
+    assert!(!scene.engine.crew.changes());
+    for place in [0, 1] {
+        let end = scene.kill(place);
+        scene.tell(end);
+    }
+    assert!(scene.engine.crew.changes());
+}
