@@ -15,7 +15,6 @@ use nccl_base::fault::cause::PastEvent;
 use nccl_base::roster::Roster;
 use nccl_base::warning::FirstWarning;
 use nccl_core::recorder::{self, Call, CallState, RecordedOperation, Track, WorldRank};
-use nccl_core::supervision::watchdog;
 use nccl_diagnose::host_evidence::{HostEvidence, ThreadsOfInterest};
 
 /// See the module. Ranks are those of the communicator.
@@ -270,10 +269,7 @@ fn entered_calls(track: &Track) -> (Vec<EnteredCall>, Option<u64>) {
     let now = recorder::origin().monotonic.elapsed();
     let issuing = track.calls();
     let given_up = track.given_up();
-    let front = watchdog::pending()
-        .into_iter()
-        .find(|pending| pending.communicator_number == track.communicator_number)
-        .and_then(|pending| pending.oldest);
+    let queued_call = track.queued_call();
     let kept = recording.calls.iter();
     // A call that was given up while it waited had been entered.
     let is_entered =
@@ -284,14 +280,11 @@ fn entered_calls(track: &Track) -> (Vec<EnteredCall>, Option<u64>) {
             let is_issuing = issuing
                 .iter()
                 .any(|one| one.sequence == call.sequence && one.issuing);
-            let is_queued = front.as_ref().is_some_and(|front| {
-                front.sequence == call.sequence && front.stage == watchdog::CallStage::Queued
-            });
             let state = match call.state {
                 CallState::Done => EnteredCallState::Done,
                 _ if call.kind == OperationKind::Capture => EnteredCallState::Done,
                 _ if is_issuing || call.state == CallState::Failed => EnteredCallState::Issuing,
-                _ if is_queued => EnteredCallState::Queued,
+                _ if queued_call == Some(call.sequence) => EnteredCallState::Queued,
                 _ => EnteredCallState::Pending,
             };
             EnteredCall {

@@ -34,6 +34,8 @@ pub struct Track {
     pub(super) stream_progress: StreamProgressTable,
     /// The number of replays that are being launched, which happens without the communicator's lock.
     pub(super) launching: AtomicU64,
+    /// The call that waited for other work on its stream when the watchdog polled last; 0 for none.
+    pub(super) queued_call: AtomicU64,
     pub(crate) fast_path: FastPathFilter,
     pub(in crate::recorder) tally: Arc<Tally>,
 }
@@ -48,6 +50,22 @@ impl Track {
     /// the lock now.
     pub(crate) fn begin_launch(&self) {
         self.launching.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Notes the call that waits for other work on its stream, if the first pending one does.
+    pub(crate) fn set_queued_call(&self, sequence: Option<u64>) {
+        self.queued_call
+            .store(sequence.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// The call that waited for other work on its stream when the watchdog polled last. Kept when the communicator ends: its
+    /// failure is diagnosed after that.
+    #[doc(hidden)]
+    pub fn queued_call(&self) -> Option<u64> {
+        match self.queued_call.load(Ordering::Relaxed) {
+            0 => None,
+            sequence => Some(sequence),
+        }
     }
 
     /// Up to which sequence number the operations on `stream` are done; 0 for none.

@@ -41,6 +41,7 @@ impl TrackHandle {
             operation_ring: SeqlockRing::new(MAX_OPERATIONS),
             stream_progress: StreamProgressTable::default(),
             launching: AtomicU64::new(0),
+            queued_call: AtomicU64::new(0),
             fast_path: FastPathFilter::default(),
             tally: Arc::clone(tally),
         });

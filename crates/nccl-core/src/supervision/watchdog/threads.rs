@@ -13,7 +13,7 @@ use super::registry::{
 use crate::communicator::{Inner, TemporaryHandle, is_same_stream};
 use crate::drop_queue;
 use crate::monitor::{self, NextCheck, PeriodicCheck};
-use crate::pending_call::Overdue;
+use crate::pending_call::{CallStage, Overdue};
 use crate::recorder::{origin, timeout_of_code};
 use crate::state::State as Life;
 use crate::sync::{Condvar, MutexGuard};
@@ -204,6 +204,12 @@ impl WatchdogState {
             streams,
             found,
         } = report;
+        let queued = results
+            .pending_call
+            .filter(|pending_call| pending_call.stage == CallStage::Queued);
+        entry
+            .track
+            .set_queued_call(queued.map(|queued| queued.call.sequence));
         entry.results = results;
         let began = begun.saturating_duration_since(origin().monotonic);
         entry.unseen = entry.unseen.filter(|unseen| unseen.call.since > began);
