@@ -692,6 +692,7 @@ impl Node {
         } else if state.has_exit_reporter(member) {
             let until = Instant::now() + EXIT_REPORT_WAIT;
             state.deferred_ends.push((until, member, Proof::Kernel));
+            state.handle(Input::Exited(member));
         } else {
             state.handle(Input::Ended(member, Proof::Kernel));
         }

@@ -727,7 +727,7 @@ impl Coordinator {
         is_exit_report
             && self.followers.contains_key(&id)
             && core.links.is_ready(id)
-            && !core.is_departed(id)
+            && (!core.is_departed(id) || core.awaits_report(id))
     }
 
     /// Applies the launchers' reports that have waited long enough.
@@ -739,6 +739,27 @@ impl Coordinator {
         for (_, mut ended) in due {
             ended.reduces_electorate |= core.holds_lease();
             self.handle_end(core, &ended);
+        }
+    }
+
+    /// Handles that a process has ended whose launcher will report how.
+    pub(super) fn handle_exit(&mut self, core: &mut Core, id: MemberId) {
+        if self.leaving.is_none() && core.learn_exit(id) {
+            self.forget_answers(id);
+        }
+    }
+
+    /// Forgets what a member has answered: it is no vote any more.
+    fn forget_answers(&mut self, id: MemberId) {
+        if let Some(follower) = self.followers.get_mut(&id) {
+            let answered = std::mem::take(&mut follower.answered);
+            for heartbeat in self
+                .heartbeats
+                .iter_mut()
+                .filter(|heartbeat| heartbeat.number <= answered)
+            {
+                heartbeat.answers -= 1;
+            }
         }
     }
 
@@ -766,17 +787,7 @@ impl Coordinator {
             _ => ended,
         };
         core.learn_end(ended);
-        // It is no vote any more, whatever it has answered.
-        if let Some(follower) = self.followers.get_mut(&id) {
-            let answered = std::mem::take(&mut follower.answered);
-            for heartbeat in self
-                .heartbeats
-                .iter_mut()
-                .filter(|heartbeat| heartbeat.number <= answered)
-            {
-                heartbeat.answers -= 1;
-            }
-        }
+        self.forget_answers(id);
         if id == core.id() || !core.membership.votes(id) || core.log.departure_proven(id).is_some()
         {
             return;
@@ -1119,6 +1130,17 @@ impl Coordinator {
                 return None;
             }
         }
+        // The members of the next generation learn before it why others are not in it, if need be without their launchers' reports.
+        for member in core.unreported_exits() {
+            let (proof, reduces_electorate) = (Proof::Kernel, false);
+            let ended = Ended {
+                member,
+                proof,
+                reduces_electorate,
+            };
+            self.handle_end(core, &ended);
+        }
+        self.send_pending_entries(core);
         // Leases expire at ticks. Until then each of very many answers would be reason to look at very many members.
         let state = (
             self.ticks,

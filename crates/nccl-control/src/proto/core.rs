@@ -62,6 +62,8 @@ pub enum Event {
 pub(super) struct KnownEnd {
     pub(super) proof: Proof,
     pub(super) reduces_electorate: bool,
+    /// Whether a launcher will report how the process ended, so that others are not told yet.
+    awaits_report: bool,
     at: Time,
 }
 
@@ -500,9 +502,11 @@ impl Core {
             KnownEnd {
                 proof,
                 reduces_electorate,
+                awaits_report: false,
                 at,
             }
         });
+        is_new |= std::mem::take(&mut known.awaits_report);
         // The launcher's report is more specific.
         if ended.proof < known.proof {
             known.proof = ended.proof.clone();
@@ -511,6 +515,28 @@ impl Core {
             self.removed_voters += 1;
         }
         is_new
+    }
+
+    /// Records that a process has ended whose launcher will report how. Returns whether it is new.
+    pub(super) fn learn_exit(&mut self, member: MemberId) -> bool {
+        if self.has_ended(member) {
+            return false;
+        }
+        let is_new = self.learn_end(&Ended {
+            member,
+            proof: Proof::Kernel,
+            reduces_electorate: self.holds_lease(),
+        });
+        if let Some(known) = self.ended.get_mut(&member) {
+            known.awaits_report = true;
+        }
+        is_new
+    }
+
+    /// Whether a launcher will report how a process ended that is known to have ended.
+    pub(super) fn awaits_report(&self, id: MemberId) -> bool {
+        let known = self.ended.get(&id);
+        known.is_some_and(|known| known.awaits_report)
     }
 
     /// Counts the ends that were known while the lease from `start` on ran, because no generation existed without this member
@@ -529,15 +555,21 @@ impl Core {
 
     /// Returns all known ends, for others.
     pub(super) fn known_ends(&self) -> Vec<Ended> {
-        let all = self.ended.iter();
-        all.map(|(&member, known)| self.end_for_others(member, known))
-            .collect()
+        let all = self.ended.keys();
+        all.filter_map(|member| self.end_of(*member)).collect()
     }
 
     /// Returns the known end of a member, for others.
     pub(super) fn end_of(&self, member: MemberId) -> Option<Ended> {
         let known = self.ended.get(&member)?;
-        Some(self.end_for_others(member, known))
+        (!known.awaits_report).then(|| self.end_for_others(member, known))
+    }
+
+    /// Returns the members that have ended and whose launchers have not reported how.
+    pub(super) fn unreported_exits(&self) -> Vec<MemberId> {
+        let all = self.ended.iter();
+        all.filter_map(|(id, known)| known.awaits_report.then_some(*id))
+            .collect()
     }
 
     /// A member that has accepted a successor is bound to it, and may count the ends that it sees after that. Others may not count

@@ -42,6 +42,9 @@ pub enum Input {
     Closed(Connection),
     /// A process has ended, as reported by its launcher or the kernel.
     Ended(MemberId, Proof),
+    /// A process has ended, as reported by the kernel, and a launcher will report how. It does not vote from now on; what the
+    /// others are told waits for [`Ended`](Self::Ended), which the driver gives in any case.
+    Exited(MemberId),
     /// The driver's evidence about an unreachable peer. Where the end of that peer is not proven, the coordinator reports
     /// the latest evidence that is newer than the peer's last message. Its texts are already sanitized, like those of decoded
     /// messages.
@@ -405,7 +408,8 @@ impl MemberMachine {
                 self.advance();
             }
             Input::Ended(member, proof) if self.is_in() => self.ended(member, proof),
-            Input::Ended(..) => {}
+            Input::Exited(member) if self.is_in() => self.exited(member),
+            Input::Ended(..) | Input::Exited(..) => {}
             Input::Evidence(member, lost) => {
                 if !self.core.has_ended(member) {
                     self.core.evidence.insert(member, (now, lost));
@@ -750,6 +754,20 @@ impl MemberMachine {
         });
     }
 
+    fn exited(&mut self, member: MemberId) {
+        match &mut self.role {
+            Role::Forming(_) => {}
+            Role::Coordinating(coordinator) => {
+                coordinator.handle_exit(&mut self.core, member);
+                self.advance();
+            }
+            _ => {
+                let is_new = self.core.learn_exit(member);
+                self.handle_missing(member, is_new);
+            }
+        }
+    }
+
     fn handle_proven_end(&mut self, ended: Ended) {
         let member = ended.member;
         if let Role::Coordinating(coordinator) = &mut self.role {
@@ -757,13 +775,21 @@ impl MemberMachine {
             return self.advance();
         }
         let is_new = self.core.learn_end(&ended);
+        if is_new
+            && let Role::Following { .. } = &self.role
+            && self.core.synced.coordinator != member
+        {
+            let coordinator_id = self.core.synced.coordinator;
+            self.core.send(coordinator_id, Message::ReportEnd(ended));
+        }
+        self.handle_missing(member, is_new);
+    }
+
+    /// Handles that a process has ended, while this one does not coordinate.
+    fn handle_missing(&mut self, member: MemberId, is_new: bool) {
         match &self.role {
             Role::Following { .. } if self.core.synced.coordinator == member => {
                 self.handle_coordinator_lost(false)
-            }
-            Role::Following { .. } if is_new => {
-                let coordinator_id = self.core.synced.coordinator;
-                self.core.send(coordinator_id, Message::ReportEnd(ended));
             }
             Role::Waiting(_) if is_new && !self.is_bound() => self.wait(false),
             Role::Waiting(_) => {}

@@ -148,6 +148,8 @@ impl ObserverMachine {
             Input::Frame(connection, frame) => self.links.received(now, connection, frame),
             Input::Closed(connection) => self.links.closed(now, connection),
             Input::Ended(member, proof) => self.ended(member, proof),
+            // Its `Ended` follows.
+            Input::Exited(_) => {}
             Input::Evidence(..) | Input::Progress => {}
             Input::Command(Command::Request(bytes)) => {
                 self.send_to_coordinator(Message::Request(bytes))

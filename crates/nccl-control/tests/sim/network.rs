@@ -601,7 +601,12 @@ impl Network {
                 _ => continue,
             };
             if other != process {
-                let delay = self.random.u64(10..3000) * 1000;
+                let mut delay = self.random.u64(10..3000) * 1000;
+                // A driver that expects a launcher's report gives both.
+                if proof == Proof::Kernel && self.random.bool() {
+                    self.input_in(delay, other, Input::Exited(id));
+                    delay += self.random.u64(0..500) * MILLI;
+                }
                 self.input_in(delay, other, Input::Ended(id, proof));
             }
         }
@@ -633,7 +638,7 @@ impl Network {
         // Inputs of sockets and pidfds are read in any order between the two, and in order within each.
         let mut backlog: Vec<_> = std::mem::take(&mut self.processes[process].backlog).into();
         if self.random.bool() {
-            backlog.sort_by_key(|input| !matches!(input, Input::Ended(..)));
+            backlog.sort_by_key(|input| !matches!(input, Input::Ended(..) | Input::Exited(..)));
         }
         for input in backlog {
             self.give(process, input);

@@ -13,6 +13,7 @@ struct Net {
     observer: Option<(ObserverMachine, Vec<Event>)>,
     /// The two ends of each connection.
     lines: Vec<[usize; 2]>,
+    killed: Option<usize>,
     now: Time,
 }
 
@@ -75,8 +76,20 @@ impl Net {
         self.run();
     }
 
+    /// Ends a process; its connections are closed.
+    fn kill(&mut self, of: usize) {
+        self.killed = Some(of);
+        for line in 0..self.lines.len() {
+            if self.lines[line].contains(&of) {
+                let line = Connection(line as u64);
+                self.give(self.other(of, line), Input::Closed(line));
+            }
+        }
+    }
+
     fn handle(&mut self, to: usize, input: Input) {
         match (to, &mut self.observer) {
+            _ if self.killed == Some(to) => {}
             (OBSERVER, Some((observer, _))) => observer.handle(self.now, input),
             _ => self.members[to].0.handle(self.now, input),
         }
@@ -90,7 +103,9 @@ impl Net {
     fn wait(&mut self, nanos: u64) {
         let until = self.now.after(nanos);
         loop {
-            let due = self.members.iter().map(|(member, _)| member.next_timeout());
+            let living = self.members.iter().enumerate();
+            let living = living.filter(|(of, _)| self.killed != Some(*of));
+            let due = living.map(|(_, (member, _))| member.next_timeout());
             let observer = self.observer.iter();
             let due = due.chain(observer.map(|(observer, _)| observer.next_timeout()));
             self.now = due.min().unwrap_or(Time::NEVER).max(self.now.after(1));
@@ -98,8 +113,8 @@ impl Net {
                 self.now = until;
                 return;
             }
-            for (member, _) in &mut self.members {
-                if member.next_timeout() <= self.now {
+            for (of, (member, _)) in self.members.iter_mut().enumerate() {
+                if self.killed != Some(of) && member.next_timeout() <= self.now {
                     member.handle_timeout(self.now);
                 }
             }
@@ -142,7 +157,9 @@ impl Net {
 
     fn poll(&mut self) -> Option<(usize, Output)> {
         for (own, (member, _)) in self.members.iter_mut().enumerate() {
-            if let Some(output) = member.poll() {
+            if self.killed != Some(own)
+                && let Some(output) = member.poll()
+            {
                 return Some((own, output));
             }
         }
@@ -416,4 +433,56 @@ fn an_exit_report_waits_for_a_leave_message_as_long_as_one_may_arrive() {
         net.wait(3000 * MILLI);
         assert_eq!(gone(&net.take_events(0)), [], "{what}");
     }
+}
+
+#[test]
+fn of_two_the_one_that_is_left_coordinates_before_a_launcher_has_reported_the_end_of_the_other() {
+    for is_reported in [true, false] {
+        let mut net = Net::first(2, 0);
+        net.rank(1, 5);
+        net.wait(1000 * MILLI);
+        net.take_events(1);
+        net.kill(0);
+        net.wait(MILLI);
+        assert_eq!(
+            net.take_events(1),
+            [],
+            "the end of a connection proves nothing"
+        );
+        net.give(1, Input::Exited(id(0, 1)));
+        net.wait(MILLI);
+        assert_eq!(net.take_events(1), [Event::Coordinator(id(1, 5))]);
+        let end = ProcessEnd::in_words("killed by SIGKILL", "");
+        let proof = match is_reported {
+            true => Proof::Launcher(Box::new(end.clone())),
+            false => Proof::Kernel,
+        };
+        let expected = proof.departure(1000);
+        net.give(1, Input::Ended(id(0, 1), proof));
+        assert_eq!(gone(&net.take_events(1)), [(id(0, 1), expected)]);
+    }
+}
+
+#[test]
+fn the_next_generation_does_not_wait_for_a_launchers_report() {
+    let mut net = Net::first(2, 0);
+    net.rank(1, 5);
+    net.wait(1000 * MILLI);
+    net.kill(0);
+    net.give(1, Input::Exited(id(0, 1)));
+    net.take_events(1);
+    net.command(
+        1,
+        Command::Reconfigure {
+            timeout: 200 * MILLI,
+            leaves_behind: true,
+        },
+    );
+    net.wait(300 * MILLI);
+    let events = net.take_events(1);
+    let expected = Proof::Kernel.departure(1000);
+    assert_eq!(gone(&events), [(id(0, 1), expected)]);
+    let active =
+        |event: &Event| matches!(event, Event::Active(membership) if membership.members.len() == 1);
+    assert!(events.iter().any(active), "{events:?}");
 }
