@@ -252,7 +252,7 @@ pub mod moe {
 
     pub use nccl_moe::{
         Counts, ExpertLayout, ExpertParallel, ExpertParallelBuilder, ExpertPlacement,
-        ExpertTransfer, Routing,
+        ExpertTransfer, Routing, TransferPart,
     };
 }
 #[cfg(feature = "world")]

@@ -10,7 +10,7 @@ compile_error!("the nccl crate works on Linux only, as NCCL does");
 
 pub use expert_parallel::{
     Counts, ExpertLayout, ExpertParallel, ExpertParallelBuilder, ExpertPlacement, ExpertTransfer,
-    Routing,
+    Routing, TransferPart,
 };
 
 use nccl_base::{error, forked, operation};

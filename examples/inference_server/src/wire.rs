@@ -38,10 +38,24 @@ pub enum ToRank {
         /// The generation that is over.
         generation: u64,
     },
-    /// Put the experts where they are to be after a loss: all ranks of the generation have what they need for it.
+    /// Send and receive the next part of the experts that other ranks are to have.
     MoveExperts {
         /// The generation for which it is meant.
         generation: u64,
+        /// Its number, of all steps and probes of the server.
+        number: u64,
+    },
+    /// Put the experts where they are to be: all parts have arrived.
+    PlaceExperts {
+        /// The generation for which it is meant.
+        generation: u64,
+    },
+    /// Plan other places for the experts, by how often each was chosen.
+    Balance {
+        /// The generation for which it is meant.
+        generation: u64,
+        /// Its number, of all steps and probes of the server.
+        number: u64,
     },
     /// Say goodbye to the others, which go on, and end.
     Leave,
@@ -113,8 +127,10 @@ impl From<Draw> for Sampling {
 pub struct Copies {
     /// Now.
     pub now: usize,
-    /// After [`ToRank::MoveExperts`], which is waited for if this is more.
+    /// After [`ToRank::PlaceExperts`].
     pub planned: usize,
+    /// After so many rounds of [`ToRank::MoveExperts`]; `None` when the experts are where they are to be.
+    pub rounds: Option<usize>,
 }
 
 /// From a rank to the front.
@@ -145,24 +161,30 @@ pub enum FromRank {
         /// The copies of its experts, where experts have copies.
         copies: Option<Copies>,
     },
-    /// It has what it needs for the copies that there are to be ([`ToRank::MoveExperts`]).
-    HasExperts {
+    /// A round of [`ToRank::MoveExperts`] is over. The rank that has the first part says so.
+    Moved {
         /// The generation's number.
         generation: u64,
+        /// The round's number.
+        number: u64,
     },
-    /// It could not read what it would need for that: the experts stay where they are.
-    NoExperts {
-        /// The generation's number.
-        generation: u64,
-        /// Why.
-        error: String,
-    },
-    /// The experts have moved.
-    ExpertsMoved {
+    /// The experts are where they were to be.
+    Placed {
         /// The generation's number.
         generation: u64,
         /// How many copies of each expert there are, at least.
         copies: usize,
+    },
+    /// Other places are planned ([`ToRank::Balance`]). The rank that has the first part says so.
+    Balanced {
+        /// The generation's number.
+        generation: u64,
+        /// The plan's number.
+        number: u64,
+        /// What is to move.
+        copies: Copies,
+        /// What the busiest rank has to do, over the mean of all, by how often the experts were chosen: now and after that.
+        imbalance: [f64; 2],
     },
     /// The tokens of a step, for the rows that wanted one. The rank that has the first part says them.
     Drawn {

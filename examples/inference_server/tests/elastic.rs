@@ -5,7 +5,7 @@ mod support;
 use std::path::Path;
 
 use inference_server::model::{
-    Alone, Elastic, Logits, ModelFile, OverNccl, Part, Result, Row, Shape, WeightsFile,
+    Alone, Elastic, Logits, OverNccl, Part, Result, Row, Shape, WeightsFile,
 };
 use nccl::World;
 use nccl::moe::ExpertPlacement;
@@ -105,7 +105,7 @@ fn any_number_of_ranks_and_any_placement_give_the_logits_of_a_single_process() {
 }
 
 #[test]
-fn experts_may_move_in_the_middle_of_texts() {
+fn experts_move_between_steps_in_the_middle_of_texts() {
     let model = Model::new(&config());
     let expected = alone(&model);
     let path = model.path();
@@ -114,18 +114,79 @@ fn experts_may_move_in_the_middle_of_texts() {
         let placement = ExpertPlacement::balanced(&[1; 8], 3, 4, 1)?;
         let mut part = Elastic::load(&file, placed(&path, comm, &placement)?, SETTINGS)?;
         let mut random = fastrand::Rng::with_seed(4);
+        // An expert has 4,608 numbers.
+        let mut most = [901, 1 << 30, 5000].into_iter();
+        let (mut planned, mut moved) = (None, 0);
         let found = several_steps(|rows| {
             let logits = part.step(rows)?;
-            let loads: Vec<_> = (0..8).map(|_| random.u64(..1000)).collect();
-            let placement = ExpertPlacement::balanced(&loads, 3, 4, 1)?;
-            // Some were read before, the others are read now.
-            let spare = ModelFile::open(&*path)?.read_experts(&[0, 5])?;
-            part.replace_experts(placed(&path, comm, &placement)?, spare)?;
+            match planned.take() {
+                None => {
+                    let loads: Vec<_> = (0..8).map(|_| random.u64(..1000)).collect();
+                    let next = ExpertPlacement::balanced(&loads, 3, 4, 1)?;
+                    let rounds = part.plan_moves(&next, most.next().unwrap_or(1))?;
+                    assert!(rounds > 0);
+                    // All but one before the next step.
+                    for _ in 1..rounds {
+                        part.move_experts()?;
+                    }
+                    moved += rounds;
+                    planned = Some(next);
+                }
+                Some(next) => {
+                    part.move_experts()?;
+                    part.replace_experts(placed(&path, comm, &next)?)?;
+                }
+            }
             Ok(logits)
         });
+        assert!(moved > 8, "{moved} rounds");
         assert!(found == expected, "rank {}", world.rank());
         Ok(())
     });
+}
+
+#[test]
+fn what_has_arrived_is_not_read_from_the_file() {
+    let model = Model::new(&config());
+    let expected = alone(&model);
+    // A file with other experts.
+    let other = Model::changed(&config(), |numbers| {
+        let experts = numbers
+            .iter_mut()
+            .filter(|(name, _)| name.contains(".experts."));
+        experts.for_each(|(_, numbers)| numbers.fill(0.5));
+    });
+    let paths = [model.path(), other.path()];
+    let one = [(0..8).map(Some).collect(), vec![None; 8]].concat();
+    let one = ExpertPlacement::new(8, 8, &one).unwrap();
+    let both = one.rebalanced(&[1; 8], 8, 2).unwrap();
+    on_threads(2, |world, comm| {
+        let path = &paths[world.rank()];
+        let file = WeightsFile::open(path)?;
+        let mut part = Elastic::load(&file, placed(path, comm, &one)?, SETTINGS)?;
+        for _ in 0..part.plan_moves(&both, 1000)? {
+            part.move_experts()?;
+        }
+        part.replace_experts(placed(path, comm, &both)?)?;
+        let found = several_steps(|rows| part.step(rows));
+        assert!(found == expected, "rank {}", world.rank());
+        Ok(())
+    });
+}
+
+#[test]
+fn loads_are_how_often_experts_were_chosen() {
+    let model = Model::new(&config());
+    let file = WeightsFile::open(model.path()).unwrap();
+    let one = Alone::new(Shape::new(file.config(), SETTINGS.rows));
+    let mut part = Elastic::load(&file, one, SETTINGS).unwrap();
+    assert_eq!(part.take_loads(), [0; 8]);
+    part.step(&rows(0, 0, &text(1, 20))).unwrap();
+    let loads = part.take_loads();
+    // Two of each row in each of two layers.
+    assert_eq!(loads.iter().sum::<u64>(), 20 * 2 * 2);
+    let halves: Vec<_> = loads.iter().map(|load| load / 2).collect();
+    assert_eq!(part.take_loads(), halves);
 }
 
 #[test]
@@ -159,9 +220,6 @@ fn a_model_without_copies_says_so() {
     let model = Model::new(&config());
     let file = WeightsFile::open(model.path()).unwrap();
     let alone = || Alone::new(Shape::new(file.config(), SETTINGS.rows));
-    let error = model
-        .alone(SETTINGS)
-        .replace_experts(alone(), Default::default())
-        .unwrap_err();
+    let error = model.alone(SETTINGS).replace_experts(alone()).unwrap_err();
     assert!(error.to_string().contains("belong to its rank"), "{error}");
 }

@@ -12,7 +12,7 @@
 //! and an expert. So the host does not need the counts, and never waits, unless the program asks ([`Routing::counts`]).
 //!
 //! - `experts`: an [`ExpertParallel`]; `builder`: its builder; `layout`: its sizes, and the order of rows;
-//! - `placement`: the ranks that have the experts, and copies of them;
+//! - `placement`: the ranks that have the experts, and copies of them; `transfers`: what moves when that changes;
 //! - `kernels`: the device code, in `kernels.ptx`; `routing`: the row of each choice, and `counts`: the number of rows;
 //! - `dispatch`, `combine`: the exchanges.
 //!
@@ -28,10 +28,12 @@ mod kernels;
 mod layout;
 mod placement;
 mod routing;
+mod transfers;
 
 pub use builder::ExpertParallelBuilder;
 pub use counts::Counts;
 pub use experts::ExpertParallel;
 pub use layout::Layout as ExpertLayout;
-pub use placement::{ExpertPlacement, ExpertTransfer};
+pub use placement::ExpertPlacement;
 pub use routing::Routing;
+pub use transfers::{ExpertTransfer, TransferPart};

@@ -46,31 +46,7 @@ pub struct ExpertPlacement {
     first: Vec<usize>,
 }
 
-/// An expert that a rank needs and does not have at that place; see [`ExpertPlacement::transfers`].
-///
-/// ```
-/// use nccl::moe::ExpertPlacement;
-///
-/// let before = ExpertPlacement::new(2, 1, &[Some(0), None])?;
-/// let after = ExpertPlacement::new(2, 1, &[Some(0), Some(1)])?;
-/// let transfer = before.transfers(&after)?[0];
-/// assert_eq!((transfer.expert, transfer.from, transfer.to, transfer.place), (1, None, 1, 0));
-/// # Ok::<(), nccl::Error>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub struct ExpertTransfer {
-    /// The expert.
-    pub expert: usize,
-    /// A rank that has it: [`to`](Self::to) itself, if it has it at another place. `None`: no rank has it, and it has to be loaded.
-    pub from: Option<usize>,
-    /// The rank that needs it.
-    pub to: usize,
-    /// The place on that rank.
-    pub place: usize,
-}
-
-fn refuse<T>(field: &'static str, reason: String) -> Result<T> {
+pub(super) fn refuse<T>(field: &'static str, reason: String) -> Result<T> {
     Err(Error::new(ErrorKind::InvalidConfig { field, reason }))
 }
 
@@ -320,59 +296,6 @@ impl ExpertPlacement {
         Self::new(self.experts, places_per_rank, &held)
     }
 
-    /// Returns what has to be done so that the ranks of this placement have what `to` says, in the order of ranks and places. Each expert
-    /// comes from the rank that has it and has been asked least.
-    ///
-    /// All sources are as they are before: a place may be both a source and a destination.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidConfig`] if the two placements are of different experts or ranks.
-    ///
-    /// ```
-    /// use nccl::moe::ExpertPlacement;
-    ///
-    /// let before = ExpertPlacement::blocks(4, 2)?.after(&[Some(0), None])?;
-    /// let after = before.rebalanced(&[1; 4], 2, 1)?;
-    /// let lost = before.transfers(&after)?.into_iter().filter(|transfer| transfer.from.is_none());
-    /// assert_eq!(lost.map(|transfer| transfer.expert).collect::<Vec<_>>(), [2, 3]);
-    /// # Ok::<(), nccl::Error>(())
-    /// ```
-    pub fn transfers(&self, to: &Self) -> Result<Vec<ExpertTransfer>> {
-        if (self.experts, self.ranks()) != (to.experts, to.ranks()) {
-            return refuse(
-                "placement",
-                format!("{self:?} cannot become {to:?} by transfers"),
-            );
-        }
-        let mut asked = vec![0usize; self.ranks()];
-        let mut transfers = Vec::new();
-        for rank in 0..self.ranks() {
-            for (place, expert) in to.held_by(rank) {
-                if self.held_by(rank).any(|own| own == (place, expert)) {
-                    continue;
-                }
-                let holders = || {
-                    let places = self.replicas(expert).iter();
-                    places.map(|at| at / self.places_per_rank)
-                };
-                let from = match holders().any(|holder| holder == rank) {
-                    true => Some(rank),
-                    false => holders().min_by_key(|holder| (asked[*holder], *holder)),
-                };
-                if let Some(from) = from {
-                    asked[from] += 1;
-                }
-                transfers.push(ExpertTransfer {
-                    expert,
-                    from,
-                    to: rank,
-                    place,
-                });
-            }
-        }
-        Ok(transfers)
-    }
-
     fn check_loads(&self, loads: &[u64]) -> Result<()> {
         match loads.len() == self.experts {
             true => Ok(()),
@@ -436,6 +359,22 @@ impl ExpertPlacement {
         self.held[rank * self.places_per_rank + place].map(|expert| expert as usize)
     }
 
+    /// Returns the expert of each place of a rank, in the order of the places.
+    ///
+    /// # Panics
+    /// If the rank does not exist.
+    ///
+    /// ```
+    /// let placement = nccl::moe::ExpertPlacement::new(1, 2, &[Some(0), None])?;
+    /// assert_eq!(placement.row(0).collect::<Vec<_>>(), [Some(0), None]);
+    /// # Ok::<(), nccl::Error>(())
+    /// ```
+    pub fn row(&self, rank: usize) -> impl Iterator<Item = Option<usize>> + '_ {
+        let own = &self.held[rank * self.places_per_rank..(rank + 1) * self.places_per_rank];
+        own.iter()
+            .map(|expert| expert.map(|expert| expert as usize))
+    }
+
     /// Returns the experts of a rank with their places, in the order of the places.
     ///
     /// # Panics
@@ -447,9 +386,8 @@ impl ExpertPlacement {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn held_by(&self, rank: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
-        let own = &self.held[rank * self.places_per_rank..(rank + 1) * self.places_per_rank];
-        let places = own.iter().enumerate();
-        places.filter_map(|(place, expert)| expert.map(|expert| (place, expert as usize)))
+        let places = self.row(rank).enumerate();
+        places.filter_map(|(place, expert)| Some((place, expert?)))
     }
 
     /// Returns the places of an expert, ascending: `rank * places_per_rank + place`.
@@ -685,6 +623,7 @@ fn cyclic(
 
 #[cfg(test)]
 mod tests {
+    use super::super::transfers::ExpertTransfer;
     use super::*;
 
     /// A number of experts, ranks, places and copies that fit, and loads of very different sizes.

@@ -12,6 +12,7 @@ use nccl::launch::{Fleet, Signal};
 use parking_lot::Mutex;
 
 use super::engine::Event;
+use super::moves::{Moves, pause_at};
 use super::options::{Options, Recovery};
 use super::view::process_state;
 use crate::wire::{self, Copies, ToRank};
@@ -58,6 +59,9 @@ pub(super) struct Crew {
     scale: Option<Scale>,
     /// How many ranks were asked for last.
     target: usize,
+    /// Experts that are on their way, and the pause between two rounds.
+    pub(super) moves: Option<Moves>,
+    pause: Duration,
 }
 
 /// A change of the number of ranks.
@@ -121,8 +125,6 @@ pub(super) struct Serves {
     pub(super) shards: usize,
     pub(super) device: usize,
     pub(super) copies: Option<Copies>,
-    /// Whether it has what it needs to move its experts.
-    pub(super) has_experts: bool,
 }
 
 impl Worker {
@@ -195,6 +197,8 @@ impl Crew {
             owed: None,
             scale: None,
             target: options.ranks,
+            moves: None,
+            pause: pause_at(options.move_rate),
         })
     }
 
@@ -281,35 +285,34 @@ impl Crew {
         (0..shards).all(there).then_some(shards)
     }
 
-    /// Records that a rank has what it needs to move its experts.
-    pub(super) fn has_experts(&mut self, place: usize, generation: u64) {
-        let serves = self.members[place].serves.as_mut();
-        if let Some(serves) = serves.filter(|serves| serves.generation == generation) {
-            serves.has_experts = true;
-        }
+    /// Begins to move experts, if there is something to move.
+    pub(super) fn begin_moves(&mut self, generation: u64) {
+        let mut serve = self.members.iter().filter_map(|worker| worker.serves);
+        let copies = serve.find(|serves| serves.generation == generation);
+        let copies = copies.and_then(|serves| serves.copies);
+        self.moves = copies.and_then(|copies| Moves::begin(generation, copies, self.pause));
     }
 
-    /// Whether all ranks of the generation have what they need to move their experts. If so, they are told to once.
-    pub(super) fn may_move_experts(&mut self, generation: u64) -> bool {
-        let serve = self.members.iter_mut();
-        let serve = serve.filter_map(|worker| worker.serves.as_mut());
-        let mut serve: Vec<_> = serve
-            .filter(|serves| serves.generation == generation)
-            .collect();
-        let all = !serve.is_empty() && serve.iter().all(|serves| serves.has_experts);
-        if all {
-            serve
-                .iter_mut()
-                .for_each(|serves| serves.has_experts = false);
+    /// Records that other places of the experts are planned.
+    pub(super) fn balanced(&mut self, generation: u64, copies: Copies) {
+        for worker in &mut self.members {
+            let serves = worker.serves.as_mut();
+            if let Some(serves) = serves.filter(|serves| serves.generation == generation) {
+                serves.copies = Some(copies);
+            }
         }
-        all
+        self.begin_moves(generation);
     }
 
-    /// Records that the experts have moved.
-    pub(super) fn experts_moved(&mut self, place: usize, generation: u64, now: usize) {
+    /// Records that the experts of a rank are in their places.
+    pub(super) fn placed(&mut self, place: usize, generation: u64, now: usize) {
         let serves = self.members[place].serves.as_mut();
         if let Some(serves) = serves.filter(|serves| serves.generation == generation) {
-            serves.copies = Some(Copies { now, planned: now });
+            serves.copies = Some(Copies {
+                now,
+                planned: now,
+                rounds: None,
+            });
         }
     }
 
@@ -432,10 +435,9 @@ impl Crew {
         false
     }
 
-    /// Whether the number of ranks is to change.
-    #[cfg(test)]
-    pub(super) fn changes(&self) -> bool {
-        self.scale.is_some()
+    /// Returns the number of ranks that there are to be, while it changes.
+    pub(super) fn scales_to(&self) -> Option<usize> {
+        self.scale.as_ref().map(|scale| scale.wanted)
     }
 
     /// Whether a rank is left that can go on.

@@ -30,6 +30,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::caller::{Caller, Said};
 use super::crew::{Crew, Failure, Serves};
 use super::links::Heard;
+use super::moves::{Due, Moves};
 use super::scheduler::{Request, Scheduler};
 use super::view::{Member, Trouble, View};
 use crate::wire::{FromRank, Step, ToRank};
@@ -50,6 +51,8 @@ pub(super) enum Work {
     Step,
     /// A small operation that shows that the ranks work.
     Probe,
+    /// A part of the experts that move, or the plan for that.
+    Move,
 }
 
 /// An event for the engine.
@@ -62,6 +65,8 @@ pub(super) enum Event {
     Fleet(FleetEvent),
     /// The request to go on with so many ranks.
     Scale(usize),
+    /// The request to place the experts by how often each is chosen.
+    Balance,
     /// The request to end: as soon as all requests are over, and after this time in any case.
     End(Duration),
 }
@@ -79,6 +84,8 @@ pub(super) struct Engine {
     under_way: Option<Work>,
     /// The end of the last work.
     quiet: Instant,
+    /// Whether the experts are to be placed anew.
+    wants_balance: bool,
     troubled: Instant,
     next_tick: Instant,
     end: Option<Instant>,
@@ -101,6 +108,7 @@ impl Engine {
             number: 0,
             under_way: None,
             quiet: Instant::now(),
+            wants_balance: false,
             troubled: Instant::now(),
             next_tick: Instant::now(),
             end: None,
@@ -132,7 +140,10 @@ impl Engine {
 
     fn serve(&mut self) -> Result<(), Failure> {
         loop {
-            let left = self.next_tick.saturating_duration_since(Instant::now());
+            let next = self
+                .next_move()
+                .map_or(self.next_tick, |at| at.min(self.next_tick));
+            let left = next.saturating_duration_since(Instant::now());
             match self.inbox.recv_timeout(left) {
                 Ok(event) => self.handle(event)?,
                 Err(RecvTimeoutError::Timeout) => {}
@@ -185,6 +196,7 @@ impl Engine {
                 }
             }
             Event::Scale(ranks) => self.crew.scale_to(ranks),
+            Event::Balance => self.wants_balance = true,
             Event::Fleet(FleetEvent::Started {
                 rank,
                 pid,
@@ -244,7 +256,6 @@ impl Engine {
             } => {
                 let serves = Serves {
                     copies,
-                    has_experts: false,
                     generation,
                     rank,
                     shard,
@@ -258,14 +269,43 @@ impl Engine {
                     self.ready(generation, parts);
                 }
             }
-            FromRank::HasExperts { generation } => self.crew.has_experts(place, generation),
-            FromRank::NoExperts { error, .. } => {
-                note!(
-                    "rank {place} cannot read more copies of experts, and serves with what there is: {error}"
-                );
+            FromRank::Moved { generation, number } => {
+                if self.is_over(Work::Move, generation, number) {
+                    self.lock().answered();
+                    if let Some(moves) = &mut self.crew.moves {
+                        moves.moved();
+                    }
+                }
             }
-            FromRank::ExpertsMoved { generation, copies } => {
-                self.crew.experts_moved(place, generation, copies);
+            FromRank::Placed { generation, copies } => {
+                self.crew.placed(place, generation, copies);
+            }
+            FromRank::Balanced {
+                generation,
+                number,
+                copies,
+                imbalance,
+            } => {
+                if self.is_over(Work::Move, generation, number) {
+                    self.crew.balanced(generation, copies);
+                    let mut view = self.lock();
+                    view.answered();
+                    let [before, after] = imbalance;
+                    view.imbalance = Some(if copies.rounds.is_some() {
+                        after
+                    } else {
+                        before
+                    });
+                    drop(view);
+                    match copies.rounds {
+                        Some(_) => note!(
+                            "experts move: the busiest rank had {before:.2} times the mean, and will have {after:.2}"
+                        ),
+                        None => note!(
+                            "experts stay: the busiest rank has {before:.2} times the mean, and no other places are better"
+                        ),
+                    }
+                }
             }
             FromRank::Drawn {
                 generation,
@@ -345,10 +385,8 @@ impl Engine {
                 ..Trouble::default()
             });
         }
-        // Between two steps, the same two on all ranks.
-        if self.crew.may_move_experts(generation) {
-            self.crew
-                .send(generation, &ToRank::MoveExperts { generation });
+        if self.move_experts(generation) {
+            return;
         }
         let rows = self.scheduler.plan();
         let (number, work) = (
@@ -359,19 +397,58 @@ impl Engine {
                 true => return,
             },
         );
-        (self.number, self.under_way) = (number, Some(work));
-        self.lock().given(work, number);
-        self.crew.send(
-            generation,
-            &match work {
-                Work::Probe => ToRank::Probe { generation, number },
-                Work::Step => ToRank::Step(Step {
-                    generation,
-                    number,
-                    rows,
-                }),
-            },
-        );
+        let message = match work {
+            Work::Step => ToRank::Step(Step {
+                generation,
+                number,
+                rows,
+            }),
+            _ => ToRank::Probe { generation, number },
+        };
+        self.give(generation, work, &message);
+    }
+
+    /// Sends the next work, which has the next number.
+    fn give(&mut self, generation: u64, work: Work, message: &ToRank) {
+        self.number += 1;
+        self.under_way = Some(work);
+        self.lock().given(work, self.number);
+        self.crew.send(generation, message);
+    }
+
+    /// Takes the next part of moving experts, if it is due, between the same two steps on all ranks. Returns whether that is work.
+    fn move_experts(&mut self, generation: u64) -> bool {
+        let number = self.number + 1;
+        let Some(moves) = &mut self.crew.moves else {
+            // Other places are planned when the experts are where they are to be.
+            let message = ToRank::Balance { generation, number };
+            let wants = std::mem::take(&mut self.wants_balance);
+            if wants {
+                self.give(generation, Work::Move, &message);
+            }
+            return wants;
+        };
+        match moves.due(generation) {
+            None => false,
+            Some(Due::Round) => {
+                moves.begun();
+                let message = ToRank::MoveExperts { generation, number };
+                self.give(generation, Work::Move, &message);
+                true
+            }
+            Some(Due::Place) => {
+                self.crew.moves = None;
+                self.crew
+                    .send(generation, &ToRank::PlaceExperts { generation });
+                false
+            }
+        }
+    }
+
+    /// When the next part of moving experts is due, while the ranks have nothing else to do.
+    fn next_move(&self) -> Option<Instant> {
+        let generation = self.generation.filter(|_| self.under_way.is_none())?;
+        self.crew.moves.as_ref()?.due_at(generation)
     }
 
     fn tick(&mut self) -> Result<(), Failure> {
@@ -414,6 +491,8 @@ impl Engine {
         let mut view = self.lock();
         view.members.clear();
         view.members.extend(members);
+        view.scaling_to = self.crew.scales_to();
+        view.moving = self.crew.moves.as_ref().map(Moves::progress);
         view.numbers.waiting = self.scheduler.waiting();
         view.numbers.running = self.scheduler.running();
     }

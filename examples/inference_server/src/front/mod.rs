@@ -28,6 +28,7 @@ mod crew;
 mod engine;
 mod http;
 mod links;
+mod moves;
 mod options;
 mod scheduler;
 mod serve;

@@ -32,7 +32,8 @@ go on with a new one in its place, and so do the texts that were being written.
                          left, as many of them as the model can be shared by, elastic with all that are left, whose
                          experts have copies (respawn)
   --copies N             copies of each expert with elastic: so many ranks but one may die at once, and the others go
-                         on with what they have; what lacks then is read while they serve (2)
+                         on with what they have; what lacks then comes from other ranks while they serve (2)
+  --move-rate MIB        how much of its experts a rank sends to others in a second, at most, beside the service (256)
   --deadline SECONDS     how long an operation between ranks may take (10)
   --grace SECONDS        how long requests may take to end after SIGTERM (10)
 ";
@@ -56,6 +57,8 @@ pub enum Recovery {
 pub struct Options {
     /// Whether the emulator takes the place of a GPU that is not there.
     pub emulator: bool,
+    /// How many bytes of its experts a rank sends in a second, at most.
+    pub move_rate: u64,
     /// Ranks at the start.
     pub ranks: usize,
     /// Where to listen.
@@ -108,6 +111,7 @@ impl Role {
             connections: None,
             client_timeout: Duration::from_secs(10),
             recovery: Recovery::Respawn,
+            move_rate: 256 << 20,
             deadline: Duration::from_secs(10),
             grace: Duration::from_secs(10),
         };
@@ -147,6 +151,10 @@ impl Role {
                             return Err(text.into());
                         }
                     }
+                }
+                Long("move-rate") => {
+                    let rate: u64 = arguments.value()?.parse()?;
+                    options.move_rate = rate.saturating_mul(1 << 20);
                 }
                 Long("copies") => copies = Some(arguments.value()?.parse()?),
                 Long("rank-of") => link = Some(arguments.value()?.string()?),
@@ -195,6 +203,8 @@ impl Options {
         let slots = self.settings.slots;
         let text = if !(1..=SLOTS).contains(&slots) {
             format!("--slots {slots}: 1 to {SLOTS} are possible")
+        } else if self.move_rate == 0 {
+            String::from("--move-rate 0: nothing would move")
         } else if self.queue > QUEUE {
             format!("--queue {}: {QUEUE} at most", self.queue)
         } else if let Some(connections) = self.connections

@@ -23,6 +23,12 @@ pub(super) struct View {
     pub(super) members: Vec<Member>,
     /// The generation that serves, the beginning of its service, and its number of parts.
     pub(super) serving: Option<(u64, Instant, usize)>,
+    /// The number of ranks that there are to be, while it changes.
+    pub(super) scaling_to: Option<usize>,
+    /// How many rounds of moving experts are over, and how many there are, while experts move.
+    pub(super) moving: Option<(usize, usize)>,
+    /// What the busiest rank has to do over the mean of all, as it was found when the experts were placed by that.
+    pub(super) imbalance: Option<f64>,
     /// The reason why no generation serves.
     pub(super) trouble: Trouble,
     /// The work of the ranks, its number, and its beginning.
@@ -146,6 +152,9 @@ impl View {
             started: Instant::now(),
             members: vec![Member::default(); ranks],
             serving: None,
+            scaling_to: None,
+            moving: None,
+            imbalance: None,
             trouble: Trouble {
                 cause: String::from("the ranks are being started"),
                 ..Trouble::default()
@@ -196,7 +205,7 @@ impl View {
         let (usual, age) = (self.usual(), since.elapsed());
         let most = match work {
             Work::Step => SLOW.max(usual * SLOWER),
-            Work::Probe => SLOW,
+            Work::Probe | Work::Move => SLOW,
         };
         let (usual, seconds) = (usual.as_secs_f64(), age.as_secs_f64());
         let cause = match work {
@@ -206,6 +215,7 @@ impl View {
             Work::Probe => format!(
                 "the ranks were asked for a sign of life {seconds:.1} s ago, and have not given it"
             ),
+            Work::Move => format!("a part of moving experts has been under way for {seconds:.1} s"),
         };
         (age > most).then(|| Trouble {
             cause,
@@ -276,8 +286,11 @@ impl View {
             "uptime_seconds": self.started.elapsed().as_secs_f64(),
             "generation": self.serving.map(|(generation, ..)| generation),
             "parts": self.serving.map(|(.., parts)| parts),
+            "scaling_to": self.scaling_to,
             "copies": copies.map(|copies| copies.now),
             "copies_planned": copies.map(|copies| copies.planned),
+            "moving": self.moving.map(|(done, rounds)| json!({"done": done, "rounds": rounds})),
+            "imbalance": self.imbalance,
             "running": self.numbers.running,
             "waiting": self.numbers.waiting,
             "steps": self.numbers.steps,

@@ -3,7 +3,7 @@
 use nccl::moe::ExpertPlacement;
 
 use super::config::Config;
-use super::error::Result;
+use super::error::{Error, Result};
 
 /// The sizes of what is exchanged: the same in every step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +59,22 @@ pub trait Collectives {
     /// Which experts each rank has, if that was said.
     fn placement(&self) -> Option<&ExpertPlacement> {
         None
+    }
+
+    /// Sends numbers to ranks, and receives as many as there is room for from others: all messages together. Between two ranks, messages come in
+    /// the order in which they were sent.
+    ///
+    /// # Errors
+    /// Of the operation; [`Error::Unusable`] where there are no other ranks.
+    fn exchange(
+        &mut self,
+        sent: &[(usize, &[f32])],
+        received: &mut [(usize, Vec<f32>)],
+    ) -> Result<()> {
+        match sent.is_empty() && received.is_empty() {
+            true => Ok(()),
+            false => Err(Error::Unusable(String::from("there is no other rank"))),
+        }
     }
 
     /// Block `i` of `x` goes to rank `i`; block `j` of `y` is from rank `j`. Both have `rows * hidden / ranks` numbers.

@@ -5,6 +5,9 @@
 //! a rank are its slots' keys and values, which are made again from the text, and its copies of experts. A row takes one exchange with the
 //! experts in each layer, and one at the end of a step.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
+
 use candle_core::{Device, Tensor};
 use candle_nn::ops::rms_norm;
 use nccl::moe::ExpertPlacement;
@@ -15,7 +18,8 @@ use super::collectives::Collectives;
 use super::config::Config;
 use super::decoder::{Head, Layer, add};
 use super::error::{Error, Result};
-use super::experts::{Experts, Scratch, SpareExperts};
+use super::experts::{Expert, Experts, Scratch};
+use super::moving::Moving;
 use super::rotary::Rotary;
 use super::step::{Logits, Part, Row, Settings, Slots};
 use super::tokenizer::END;
@@ -55,22 +59,20 @@ pub struct Elastic<C> {
     gathered: Vec<f32>,
     all: Vec<f32>,
     scratch: Scratch,
+    moving: Option<Moving>,
+    /// How often the rows of this rank have chosen each expert.
+    loads: Vec<u64>,
 }
 
-/// The expert of each place of a rank.
-fn held_by(ranks: &impl Collectives, config: &Config) -> Result<Vec<Option<usize>>> {
-    let blocks;
-    let placement = match ranks.placement() {
-        Some(placement) => placement,
-        None => {
-            blocks = ExpertPlacement::blocks(config.num_local_experts, ranks.ranks())?;
-            &blocks
-        }
-    };
-    let places = 0..placement.places_per_rank();
-    Ok(places
-        .map(|place| placement.expert_at(ranks.rank(), place))
-        .collect())
+/// Where the experts are: in blocks, unless the ranks say something else.
+fn placement<'r>(ranks: &'r impl Collectives, config: &Config) -> Result<Cow<'r, ExpertPlacement>> {
+    Ok(match ranks.placement() {
+        Some(placement) => Cow::Borrowed(placement),
+        None => Cow::Owned(ExpertPlacement::blocks(
+            config.num_local_experts,
+            ranks.ranks(),
+        )?),
+    })
 }
 
 impl<C: Collectives> Elastic<C> {
@@ -90,7 +92,7 @@ impl<C: Collectives> Elastic<C> {
             return Err(Error::Unusable(text));
         }
         settings.fit(config.max_position_embeddings)?;
-        let held = held_by(&ranks, &config)?;
+        let held: Vec<_> = placement(&ranks, &config)?.row(ranks.rank()).collect();
         // All heads.
         let shard = config.shard(0, 1)?;
         let load = |layer| {
@@ -123,6 +125,8 @@ impl<C: Collectives> Elastic<C> {
             gathered: Vec::new(),
             all: vec![0.0; rows * hidden],
             scratch: Scratch::default(),
+            moving: None,
+            loads: vec![0; config.num_local_experts],
             file: WeightsFile::open(file.path())?,
             held,
             config,
@@ -131,14 +135,18 @@ impl<C: Collectives> Elastic<C> {
         })
     }
 
-    /// Goes on with other ranks and the experts that they give to this one: those that it has stay, others are spare ones or read.
-    fn take(&mut self, ranks: C, mut spare: SpareExperts) -> Result<()> {
-        let held = held_by(&ranks, &self.config)?;
+    /// Goes on with other ranks and the experts that they give to this one: those that it has stay, others have arrived or are read.
+    fn take(&mut self, ranks: C, arrived: &HashMap<usize, Vec<f32>>) -> Result<()> {
+        let held: Vec<_> = placement(&ranks, &self.config)?.row(ranks.rank()).collect();
         if held != self.held {
             let mut all = Vec::with_capacity(self.layers.len());
+            let length = Expert::length(&self.config);
             for (number, layer) in self.layers.iter().enumerate() {
-                let find = |expert| match spare.take(number, expert) {
-                    Some(found) => Ok(found),
+                let find = |expert| match arrived.get(&expert) {
+                    Some(numbers) => {
+                        let of_layer = &numbers[number * length..(number + 1) * length];
+                        Expert::of_numbers(&self.config, of_layer)
+                    }
                     None => Experts::read(&self.file, number, expert),
                 };
                 all.push(layer.experts.at(&self.held, &held, find)?);
@@ -181,6 +189,14 @@ impl<C: Collectives> Elastic<C> {
             &mut self.mixed,
             self.settings.rows,
         )?;
+        for &expert in &self.scratch.choices {
+            if let Some(load) = usize::try_from(expert)
+                .ok()
+                .and_then(|at| self.loads.get_mut(at))
+            {
+                *load += 1;
+            }
+        }
         add(own, &self.mixed);
         Ok(())
     }
@@ -216,19 +232,52 @@ impl<C: Collectives> Part for Elastic<C> {
     }
 
     fn renew(&mut self, ranks: C) -> Result<()> {
-        self.take(ranks, SpareExperts::default())?;
+        self.moving = None;
+        self.take(ranks, &HashMap::new())?;
         self.slots.empty();
         Ok(())
     }
 
-    fn replace_experts(&mut self, ranks: C, spare: SpareExperts) -> Result<()> {
+    fn plan_moves(&mut self, next: &ExpertPlacement, most: usize) -> Result<usize> {
+        let length = self.layers.len() * Expert::length(&self.config);
+        let now = placement(&self.ranks, &self.config)?;
+        let (moving, rounds) = Moving::new(&now, next, length, most)?;
+        self.moving = Some(moving);
+        Ok(rounds)
+    }
+
+    fn move_experts(&mut self) -> Result<()> {
+        let Some(moving) = &mut self.moving else {
+            return Err(Error::Unusable(String::from("no experts are to move")));
+        };
+        let (layers, held) = (&self.layers, &self.held);
+        moving.round(&mut self.ranks, |expert| {
+            let Some(place) = held.iter().position(|own| *own == Some(expert)) else {
+                return Err(Error::Unusable(format!("this rank has no expert {expert}")));
+            };
+            let mut numbers = Vec::new();
+            for layer in layers {
+                layer.experts.flatten(place, &mut numbers)?;
+            }
+            Ok(numbers)
+        })
+    }
+
+    fn take_loads(&mut self) -> Vec<u64> {
+        let loads = self.loads.clone();
+        self.loads.iter_mut().for_each(|load| *load /= 2);
+        loads
+    }
+
+    fn replace_experts(&mut self, ranks: C) -> Result<()> {
         let (before, now) = (&self.ranks, &ranks);
         if (before.rank(), before.ranks()) != (now.rank(), now.ranks()) {
             return Err(Error::Unusable(String::from(
                 "other ranks have other slots: begin again with them",
             )));
         }
-        self.take(ranks, spare)
+        let arrived = self.moving.take().map(Moving::finish);
+        self.take(ranks, &arrived.unwrap_or_default())
     }
 
     fn step(&mut self, rows: &[Row]) -> Result<Logits> {

@@ -1,7 +1,5 @@
 //! The mixture of experts of one layer: who chooses whom, and what the experts of this rank do.
 
-use std::collections::HashMap;
-
 use candle_core::{Device, Tensor};
 use candle_nn::ops::softmax;
 
@@ -29,7 +27,8 @@ pub(super) struct Expert {
 /// Memory of a step, used again in each layer and step.
 #[derive(Default)]
 pub(super) struct Scratch {
-    choices: Vec<i32>,
+    /// Of each row `top_k` experts; −1 where there is no row.
+    pub(super) choices: Vec<i32>,
     weights: Vec<f32>,
     arrived: Arrived,
     made: Vec<f32>,
@@ -82,6 +81,14 @@ impl Experts {
             });
         }
         Ok(own)
+    }
+
+    /// Appends the numbers of the expert at a place.
+    pub(super) fn flatten(&self, place: usize, numbers: &mut Vec<f32>) -> Result<()> {
+        match &self.own[place] {
+            Some(expert) => expert.flatten(numbers),
+            None => Ok(()),
+        }
     }
 
     /// Puts these experts at the places.
@@ -149,27 +156,35 @@ impl Experts {
     }
 }
 
-/// Experts that were read before they are needed.
-#[derive(Debug, Default)]
-pub struct SpareExperts(HashMap<(usize, usize), Expert>);
-
-impl SpareExperts {
-    pub(super) fn read(file: &WeightsFile, experts: &[usize]) -> Result<Self> {
-        let mut all = HashMap::new();
-        for layer in 0..file.config().num_hidden_layers {
-            for &expert in experts {
-                all.insert((layer, expert), Experts::read(file, layer, expert)?);
-            }
-        }
-        Ok(Self(all))
-    }
-
-    pub(super) fn take(&mut self, layer: usize, expert: usize) -> Option<Expert> {
-        self.0.remove(&(layer, expert))
-    }
-}
-
 impl Expert {
+    /// Appends its numbers.
+    fn flatten(&self, numbers: &mut Vec<f32>) -> Result<()> {
+        for matrix in [&self.gate, &self.up, &self.down] {
+            numbers.extend(matrix.flatten_all()?.to_vec1::<f32>()?);
+        }
+        Ok(())
+    }
+
+    /// The expert with the numbers that [`flatten`](Self::flatten) has appended.
+    pub(super) fn of_numbers(config: &Config, numbers: &[f32]) -> Result<Self> {
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let matrix = |number: usize, shape: (usize, usize)| {
+            let length = hidden * inner;
+            let numbers = &numbers[number * length..(number + 1) * length];
+            Tensor::from_slice(numbers, shape, &Device::Cpu)
+        };
+        Ok(Self {
+            gate: matrix(0, (inner, hidden))?,
+            up: matrix(1, (inner, hidden))?,
+            down: matrix(2, (hidden, inner))?,
+        })
+    }
+
+    /// How many numbers it has.
+    pub(super) fn length(config: &Config) -> usize {
+        3 * config.hidden_size * config.intermediate_size
+    }
+
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let inner = (linear(x, &self.gate)?.silu()? * linear(x, &self.up)?)?;
         Ok(linear(&inner, &self.down)?)

@@ -8,7 +8,6 @@ use super::collectives::{Collectives, Shape};
 use super::decoder::Decoder;
 use super::elastic::Elastic;
 use super::error::{Error, Result};
-use super::experts::SpareExperts;
 use super::llama::{Llama, LlamaFile};
 use super::step::{AnyPart, Settings};
 use super::tokenizer::Tokenizer;
@@ -216,17 +215,6 @@ impl ModelFile {
         match self {
             Self::Mixture(file) => file.config().num_local_experts,
             Self::Llama(_) => 0,
-        }
-    }
-
-    /// Reads these experts of all layers before they are needed.
-    ///
-    /// # Errors
-    /// [`Error::Unusable`] for a model without experts; [`Error::Weights`].
-    pub fn read_experts(&self, experts: &[usize]) -> Result<SpareExperts> {
-        match self {
-            Self::Mixture(file) => SpareExperts::read(file, experts),
-            Self::Llama(_) => Err(without_experts()),
         }
     }
 

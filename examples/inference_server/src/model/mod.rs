@@ -22,7 +22,7 @@
 //!
 //! - [`Config`]: the numbers of a model, and by how many ranks it can be shared; [`WeightsFile`]: the file, of which a
 //!   rank reads its part;
-//! - `batch_invariant`: products; `attention`, `cache`, `rotary`, `experts`: the parts of a layer;
+//! - `batch_invariant`: products; `attention`, `cache`, `rotary`, `experts`: the parts of a layer; `moving`: experts on their way from rank to rank;
 //! - [`Collectives`]: what ranks do together; [`Alone`], for one rank without any library, and [`OverNccl`];
 //! - [`Decoder`]: all of it; [`Elastic`]: the same for ranks that come and go; [`Part`]: what it and [`Llama`] have in common; [`ModelFile`]: the file of either; [`Known`]: their
 //!   names; [`Sampling`]: from logits to a token; [`tokenizer`]: from text to tokens and back.
@@ -39,6 +39,7 @@ mod error;
 mod experts;
 mod known;
 mod llama;
+mod moving;
 mod opened;
 mod over_nccl;
 pub(crate) mod random;
@@ -54,7 +55,6 @@ pub use config::{Config, Shard};
 pub use decoder::Decoder;
 pub use elastic::Elastic;
 pub use error::{Error, Result};
-pub use experts::SpareExperts;
 pub(crate) use experts::choose;
 pub use known::{Known, ModelFile, fetched, tiny};
 pub use llama::{Llama, LlamaConfig, LlamaFile};

@@ -142,6 +142,34 @@ impl Collectives for OverNccl {
         Some(exchange.experts.placement())
     }
 
+    fn exchange(
+        &mut self,
+        sent: &[(usize, &[f32])],
+        received: &mut [(usize, Vec<f32>)],
+    ) -> Result<()> {
+        let copy = |(to, numbers): &(usize, &[f32])| Ok((*to, self.stream.clone_htod(*numbers)?));
+        let sent = sent.iter().map(copy).collect::<Result<Vec<_>>>()?;
+        let room = |(from, numbers): &(usize, Vec<f32>)| {
+            Ok((*from, self.stream.alloc_zeros::<f32>(numbers.len())?))
+        };
+        let mut arrived = received.iter().map(room).collect::<Result<Vec<_>>>()?;
+        self.comm
+            .group(|group| {
+                for (to, numbers) in &sent {
+                    group.isend(numbers, *to)?;
+                }
+                for (from, numbers) in &mut arrived {
+                    group.irecv(numbers, *from)?;
+                }
+                Ok(())
+            })?
+            .wait()?;
+        for ((_, arrived), (_, numbers)) in arrived.iter().zip(received) {
+            self.stream.memcpy_dtoh(arrived, numbers)?;
+        }
+        Ok(())
+    }
+
     fn all_to_all(&mut self, x: &[f32], y: &mut [f32]) -> Result<()> {
         let mut own = self.own.slice_mut(..x.len());
         self.stream.memcpy_htod(x, &mut own)?;

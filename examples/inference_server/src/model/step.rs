@@ -1,8 +1,9 @@
 //! Steps: what a rank's part of a model is given and gives, whatever the model.
 
+use nccl::moe::ExpertPlacement;
+
 use super::collectives::Collectives;
 use super::error::{Error, Result};
-use super::experts::SpareExperts;
 
 /// How large steps and the cache are.
 ///
@@ -74,16 +75,38 @@ pub trait Part {
     /// [`Error::Unusable`] for another rank or number of ranks, which has another part of the weights: load that.
     fn renew(&mut self, ranks: Self::Ranks) -> Result<()>;
 
-    /// Goes on in the middle of texts with other places of the experts, for a part whose experts have places ([`Elastic`](super::Elastic)):
-    /// `ranks` says where they are. What was read before is taken from `spare`.
+    /// Prepares to move experts to where `next` says, for a part whose experts have places ([`Elastic`](super::Elastic)), and returns the number of
+    /// rounds. In each a rank sends `most` numbers at most, and receives as many.
     ///
     /// # Errors
-    /// [`Error::Unusable`] for other ranks, and for a part whose experts have none; those of reading the file.
-    fn replace_experts(&mut self, ranks: Self::Ranks, spare: SpareExperts) -> Result<()> {
-        let _ = (ranks, spare);
-        Err(Error::Unusable(String::from(
-            "the experts of this part belong to its rank",
-        )))
+    /// [`Error::Unusable`] for a part whose experts have no places; [`Error::Nccl`] for a placement of other experts or ranks.
+    fn plan_moves(&mut self, next: &ExpertPlacement, most: usize) -> Result<usize> {
+        let _ = (next, most);
+        Err(without_places())
+    }
+
+    /// Takes the next round of [`plan_moves`](Self::plan_moves), together with the other ranks, between any two steps.
+    ///
+    /// # Errors
+    /// Of the exchange, after which nothing has moved.
+    fn move_experts(&mut self) -> Result<()> {
+        Err(without_places())
+    }
+
+    /// Goes on in the middle of texts with other places of the experts: `ranks` says where they are. What has not arrived by
+    /// [`move_experts`](Self::move_experts) is read from the file.
+    ///
+    /// # Errors
+    /// [`Error::Unusable`] for other ranks, and for a part whose experts have no places; those of reading the file.
+    fn replace_experts(&mut self, ranks: Self::Ranks) -> Result<()> {
+        let _ = ranks;
+        Err(without_places())
+    }
+
+    /// How often the rows of this rank have chosen each expert, in all layers together; each call halves the counts. Empty for a part whose
+    /// experts have no places.
+    fn take_loads(&mut self) -> Vec<u64> {
+        Vec::new()
     }
 
     /// Takes all rows one step, together with the other ranks, which have to be given the same rows. Without rows,
@@ -98,6 +121,10 @@ pub trait Part {
 
     /// Whether a text is over with this token.
     fn ends(&self, token: u32) -> bool;
+}
+
+fn without_places() -> Error {
+    Error::Unusable(String::from("the experts of this part belong to its rank"))
 }
 
 /// A part of a model of which it was known only when its file was opened what it is.

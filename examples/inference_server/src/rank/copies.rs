@@ -20,13 +20,14 @@ pub(super) fn fewest(placement: &ExpertPlacement) -> usize {
 }
 
 impl Plan {
-    /// Plans for ranks of which each has these experts (`held[rank][place]`), with `copies` of each expert if there are so many ranks.
+    /// Plans for ranks of which each has these experts (`held[rank][place]`), with `copies` of each expert if there are so many ranks; `loads` has
+    /// how often each expert was chosen.
     pub(super) fn new(
         held: &[Vec<Option<usize>>],
-        experts: usize,
+        loads: &[u64],
         copies: usize,
     ) -> nccl::Result<Self> {
-        let ranks = held.len();
+        let (experts, ranks) = (loads.len(), held.len());
         let copies = copies.min(ranks);
         let needed = (experts * copies).div_ceil(ranks);
         let longest = held.iter().map(Vec::len).max().unwrap_or_default();
@@ -43,8 +44,7 @@ impl Plan {
         if fewest(&now) >= copies && is_spread && places == needed {
             return Ok(Self { now, next: None });
         }
-        // Nothing is known of how often each is chosen: all weigh the same.
-        let next = now.rebalanced(&vec![1; experts], needed, copies)?;
+        let next = now.rebalanced(loads, needed, copies)?;
         Ok(match now.missing().is_empty() {
             true => Self {
                 now,
@@ -57,41 +57,59 @@ impl Plan {
             },
         })
     }
+}
 
-    /// What `rank` has to have for the next placement and has not now.
-    pub(super) fn lacks(&self, rank: usize) -> Vec<usize> {
-        let has = |expert: usize| self.now.held_by(rank).any(|(_, own)| own == expert);
-        let next = self.next.iter().flat_map(|next| next.held_by(rank));
-        let mut lacks: Vec<_> = next
-            .map(|(_, expert)| expert)
-            .filter(|expert| !has(*expert))
-            .collect();
-        lacks.sort_unstable();
-        lacks
+/// What a rank says of itself.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Own {
+    /// Its place among the launcher's.
+    pub(super) place: u64,
+    /// The expert of each of its places.
+    pub(super) held: Vec<Option<usize>>,
+    /// How often its rows have chosen each expert.
+    pub(super) loads: Vec<u64>,
+}
+
+impl Own {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let held = self.held.iter();
+        let held = held.map(|held| held.map_or(u64::MAX, |expert| expert as u64));
+        [self.place, self.held.len() as u64]
+            .into_iter()
+            .chain(held)
+            .chain(self.loads.iter().copied())
+            .flat_map(u64::to_be_bytes)
+            .collect()
+    }
+
+    /// As [`encode`](Self::encode) made it.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (words, []) = bytes.as_chunks::<8>() else {
+            return None;
+        };
+        let mut words = words.iter().copied().map(u64::from_be_bytes);
+        let (place, places) = (words.next()?, words.next()?);
+        let rest: Vec<_> = words.collect();
+        let (held, loads) = rest.split_at_checked(usize::try_from(places).ok()?)?;
+        let held = held.iter();
+        let held = held.map(|word| usize::try_from(*word).ok().filter(|_| *word != u64::MAX));
+        Some(Self {
+            place,
+            held: held.collect(),
+            loads: loads.to_vec(),
+        })
     }
 }
 
-/// What a rank says of itself: its place among the launcher's, and the expert of each of its places.
-pub(super) fn encode(place: u64, held: &[Option<usize>]) -> Vec<u8> {
-    let held = held
-        .iter()
-        .map(|held| held.map_or(u64::MAX, |expert| expert as u64));
-    [place]
-        .into_iter()
-        .chain(held)
-        .flat_map(u64::to_be_bytes)
-        .collect()
-}
-
-/// As [`encode`] made it.
-pub(super) fn decode(bytes: &[u8]) -> Option<(u64, Vec<Option<usize>>)> {
-    let (words, []) = bytes.as_chunks::<8>() else {
-        return None;
-    };
-    let mut words = words.iter().copied().map(u64::from_be_bytes);
-    let place = words.next()?;
-    let held = words.map(|word| usize::try_from(word).ok().filter(|_| word != u64::MAX));
-    Some((place, held.collect()))
+/// The sum of what ranks have counted; those that are new have counted nothing.
+pub(super) fn sum<'l>(experts: usize, all: impl Iterator<Item = &'l [u64]>) -> Vec<u64> {
+    let mut sum = vec![0u64; experts];
+    for loads in all {
+        for (sum, load) in sum.iter_mut().zip(loads) {
+            *sum = sum.saturating_add(*load);
+        }
+    }
+    sum
 }
 
 #[cfg(test)]
@@ -100,17 +118,29 @@ mod tests {
 
     #[test]
     fn what_is_said_is_what_is_understood() {
-        let held = vec![Some(0), None, Some(7)];
-        assert_eq!(decode(&encode(3, &held)), Some((3, held)));
-        assert_eq!(decode(&encode(0, &[])), Some((0, Vec::new())));
-        assert_eq!(decode(&[1; 9]), None);
-        assert_eq!(decode(&[]), None);
+        let own = Own {
+            place: 3,
+            held: vec![Some(0), None, Some(7)],
+            loads: vec![9, 0, u64::MAX],
+        };
+        assert_eq!(Own::decode(&own.encode()), Some(own.clone()));
+        let new = Own {
+            held: Vec::new(),
+            loads: Vec::new(),
+            ..own
+        };
+        assert_eq!(Own::decode(&new.encode()), Some(new));
+        for bytes in [&[][..], &[1; 9], &[0; 8], &[1; 24]] {
+            assert_eq!(Own::decode(bytes), None, "{bytes:?}");
+        }
+        let counted = [&[1, 2][..], &[], &[u64::MAX, 3]];
+        assert_eq!(sum(2, counted.into_iter()), [u64::MAX, 5]);
     }
 
     #[test]
-    fn ranks_that_are_left_serve_with_what_they_have_and_read_what_lacks_meanwhile() {
+    fn ranks_that_are_left_serve_with_what_they_have_and_give_each_other_what_lacks() {
         // At first no rank has an expert.
-        let first = Plan::new(&vec![Vec::new(); 8], 8, 2).unwrap();
+        let first = Plan::new(&vec![Vec::new(); 8], &[1; 8], 2).unwrap();
         assert_eq!((fewest(&first.now), first.now.places_per_rank()), (2, 2));
         assert_eq!(first.next, None);
         for gone in 0..8 {
@@ -122,27 +152,19 @@ mod tests {
                         .collect()
                 })
                 .collect();
-            let plan = Plan::new(&held, 8, 2).unwrap();
+            let plan = Plan::new(&held, &[1; 8], 2).unwrap();
             assert_eq!(fewest(&plan.now), 1);
             let next = plan.next.clone().unwrap();
             assert_eq!((fewest(&next), next.places_per_rank()), (2, 3));
-            // Of those that are not there, each is read by the rank that is to have it.
-            let read: usize = (0..7).map(|rank| plan.lacks(rank).len()).sum();
-            assert_eq!(
-                read,
-                plan.now
-                    .transfers(&next)
-                    .unwrap()
-                    .iter()
-                    .filter(|one| one.from != Some(one.to))
-                    .count()
-            );
+            // All of it is somewhere.
+            let transfers = plan.now.transfers(&next).unwrap();
+            assert!(transfers.iter().all(|transfer| transfer.from.is_some()));
             // Once they are there, nothing is left to do.
             let held: Vec<Vec<_>> = (0..7)
                 .map(|rank| (0..3).map(|place| next.expert_at(rank, place)).collect())
                 .collect();
             assert_eq!(
-                Plan::new(&held, 8, 2).unwrap(),
+                Plan::new(&held, &[1; 8], 2).unwrap(),
                 Plan {
                     now: next,
                     next: None
@@ -153,31 +175,39 @@ mod tests {
 
     #[test]
     fn a_rank_that_comes_gets_experts_too() {
-        let two = Plan::new(&vec![Vec::new(); 2], 8, 2).unwrap().now;
+        let two = Plan::new(&vec![Vec::new(); 2], &[1; 8], 2).unwrap().now;
         let held = |rank| (0..8).map(|place| two.expert_at(rank, place)).collect();
-        let plan = Plan::new(&[held(0), Vec::new(), held(1)], 8, 2).unwrap();
+        let plan = Plan::new(&[held(0), Vec::new(), held(1)], &[1; 8], 2).unwrap();
         assert_eq!(fewest(&plan.now), 2);
-        assert!(!plan.lacks(1).is_empty() && plan.lacks(0).is_empty());
+        let to = |plan: &Plan, rank| {
+            let next = plan.next.as_ref().unwrap();
+            let transfers = plan.now.transfers(next).unwrap().into_iter();
+            transfers
+                .filter(|one| one.to == rank && one.from != Some(rank))
+                .count()
+        };
+        assert!(to(&plan, 1) > 0);
+        assert_eq!(to(&plan, 0), 0);
         // More ranks than experts: it gets a copy.
         let held: Vec<_> = (0..3)
             .map(|rank| vec![(rank < 2).then_some(rank)])
             .collect();
-        let plan = Plan::new(&held, 2, 1).unwrap();
-        assert_eq!(plan.lacks(2).len(), 1);
+        let plan = Plan::new(&held, &[1; 2], 1).unwrap();
+        assert_eq!(to(&plan, 2), 1);
         let next = plan.next.unwrap();
         let held: Vec<_> = (0..3).map(|rank| vec![next.expert_at(rank, 0)]).collect();
-        assert_eq!(Plan::new(&held, 2, 1).unwrap().next, None);
+        assert_eq!(Plan::new(&held, &[1; 2], 1).unwrap().next, None);
     }
 
     #[test]
     fn an_expert_that_is_nowhere_is_there_before_anything_is_served() {
         let held = vec![vec![Some(0), Some(1)], vec![Some(2), None]];
-        let plan = Plan::new(&held, 4, 1).unwrap();
+        let plan = Plan::new(&held, &[1; 4], 1).unwrap();
         assert!(plan.now.missing().is_empty() && plan.next.is_none());
         // What was there has stayed.
         assert_eq!(plan.now.expert_at(0, 0), Some(0));
         // One rank has all of them, and no more copies than ranks.
-        let plan = Plan::new(&[Vec::new()], 8, 2).unwrap();
+        let plan = Plan::new(&[Vec::new()], &[1; 8], 2).unwrap();
         assert_eq!((fewest(&plan.now), plan.now.places_per_rank()), (1, 8));
     }
 }

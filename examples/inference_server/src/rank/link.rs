@@ -3,13 +3,11 @@
 use std::io::{self, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
-use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use nccl::World;
 use nccl::control::WorldEvent;
 
-use crate::model::{ModelFile, SpareExperts};
 use crate::wire::{self, FromRank, ToRank};
 
 /// A message to a waiting rank.
@@ -18,8 +16,6 @@ pub(super) enum Told {
     Front(ToRank),
     /// An event of the world: a rank may be gone.
     World,
-    /// Experts that were read beside the service, for this generation.
-    Experts(u64, Result<SpareExperts, String>),
 }
 
 /// The connection to the front. A thread reads it, and ends the process when the connection ends: without a front
@@ -77,29 +73,6 @@ impl Link {
             }
         };
         thread.spawn(listen).map(drop)
-    }
-
-    /// Reads experts on a thread of their own, and hands them over as a message.
-    pub(super) fn read_experts(
-        &self,
-        generation: u64,
-        model: PathBuf,
-        experts: Vec<usize>,
-    ) -> io::Result<()> {
-        let told = self.told.clone();
-        let thread = std::thread::Builder::new().name(String::from("experts"));
-        let read = move || {
-            let read = match experts.is_empty() {
-                true => Ok(SpareExperts::default()),
-                false => ModelFile::open(model).and_then(|file| file.read_experts(&experts)),
-            };
-            // Fails only when the rank ends.
-            let _ = told.send(Told::Experts(
-                generation,
-                read.map_err(|error| error.to_string()),
-            ));
-        };
-        thread.spawn(read).map(drop)
     }
 
     pub(super) fn say(&mut self, message: &FromRank) -> io::Result<()> {

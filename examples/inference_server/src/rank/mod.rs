@@ -19,7 +19,7 @@
 //!
 //! With copies of experts (`--recovery elastic`) the model is laid out by requests, and every rank has a part, whichever ranks there are. Each
 //! rank says which experts it has; all of them make the same placement of that. If an expert is nowhere, it is read first; if
-//! copies are missing, they are read while the ranks serve, and put in place between two steps.
+//! copies are missing, ranks that have them send them part by part between steps, and put them in place when all parts have arrived.
 //!
 //! - `copies`: where the experts are in a generation; `generations`: the loop over generations; `serve`: the work in a generation;
 //! - `link`: the connection to the front; `timed`: the time of communication in a step.
@@ -31,5 +31,6 @@ mod serve;
 mod timed;
 
 pub use self::generations::{RankOptions, run};
+pub(crate) use self::serve::NUMBERS_PER_ROUND;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;

@@ -10,13 +10,16 @@ use nccl::moe::ExpertPlacement;
 use nccl::{Communicator, ReduceOp, World};
 
 use super::Outcome;
-use super::copies::{self, Plan, fewest};
+use super::copies::{Own, Plan, fewest, sum};
 use super::generations::RankOptions;
 use super::link::{Link, Told};
 use super::timed::Timed;
-use crate::model::{self, AnyPart, Collectives, ModelFile, OverNccl, Sampling, SpareExperts};
+use crate::model::{self, AnyPart, Collectives, ModelFile, OverNccl, Sampling};
 use crate::ranks::device;
 use crate::wire::{Copies, FromRank, Step, ToRank};
+
+/// How many numbers of experts a rank sends at most between two steps, and receives.
+pub(crate) const NUMBERS_PER_ROUND: usize = 64 << 10;
 
 /// The continuation after a generation.
 pub(super) enum After {
@@ -33,8 +36,8 @@ pub(super) struct Rank {
     decoder: Option<Box<AnyPart<Timed<OverNccl>>>>,
     /// The expert of each of its places, for a model laid out by requests.
     held: Vec<Option<usize>>,
-    /// Where the experts are to be, once all ranks have read theirs; and what this one has read.
-    moves: Option<(ExpertPlacement, SpareExperts)>,
+    /// Where the experts are to be, once all parts of them have arrived.
+    next: Option<ExpertPlacement>,
     /// Whether the rank completed work with the others in the last generation.
     achieved: bool,
     options: RankOptions,
@@ -50,7 +53,7 @@ impl Rank {
             file: ModelFile::open(&options.model)?,
             decoder: None,
             held: Vec::new(),
-            moves: None,
+            next: None,
             achieved: false,
             options: options.clone(),
             link,
@@ -72,12 +75,16 @@ impl Rank {
         self.achieved = false;
         self.link.say(&FromRank::Entered { generation })?;
         world.phase("meet");
-        let own = copies::encode(world.local_rank() as u64, &self.held);
-        let ranks = world.all_gather("places", &own)?;
-        let ranks: Option<Vec<_>> = ranks.iter().map(|one| copies::decode(one)).collect();
+        let own = Own {
+            place: world.local_rank() as u64,
+            held: self.held.clone(),
+            loads: self.take_loads(),
+        };
+        let ranks = world.all_gather("places", &own.encode())?;
+        let ranks: Option<Vec<_>> = ranks.iter().map(|one| Own::decode(one)).collect();
         let mut ranks = ranks.ok_or("a rank says what is no place")?;
         let mut order: Vec<usize> = (0..world.size()).collect();
-        order.sort_by_key(|rank| ranks[*rank].0);
+        order.sort_by_key(|rank| ranks[*rank].place);
         let shards = match self.options.copies {
             Some(_) => world.size(),
             None => {
@@ -86,13 +93,17 @@ impl Rank {
                 shards.copied().unwrap_or(1)
             }
         };
-        let held = order.iter().map(|rank| std::mem::take(&mut ranks[*rank].1));
+        let held = order
+            .iter()
+            .map(|rank| std::mem::take(&mut ranks[*rank].held));
         let held: Vec<_> = held.collect();
         let plan = match self.options.copies {
-            Some(copies) => Some(Plan::new(&held, self.file.experts(), copies)?),
+            Some(copies) => {
+                let loads = ranks.iter().map(|rank| &rank.loads[..]);
+                Some(Plan::new(&held, &sum(self.file.experts(), loads), copies)?)
+            }
             None => None,
         };
-        self.moves = None;
         let shard = order.iter().position(|&rank| rank == world.rank());
         let shard = shard.filter(|&shard| shard < shards);
 
@@ -115,6 +126,20 @@ impl Rank {
         if let Some(comm) = &comm {
             self.connect(world, comm, plan.as_ref())?;
         }
+        let copies = match (plan, &comm) {
+            (Some(plan), Some(comm)) => {
+                let now = fewest(&plan.now);
+                Some(match plan.next {
+                    Some(next) => self.plan_moves(comm, now, next)?,
+                    None => Copies {
+                        now,
+                        planned: now,
+                        rounds: None,
+                    },
+                })
+            }
+            _ => None,
+        };
         world.phase("serve");
         self.link.say(&FromRank::Serves {
             generation,
@@ -122,18 +147,8 @@ impl Rank {
             shard,
             shards,
             device: self.device,
-            copies: plan.as_ref().map(|plan| Copies {
-                now: fewest(&plan.now),
-                planned: fewest(plan.next.as_ref().unwrap_or(&plan.now)),
-            }),
+            copies,
         })?;
-        if let (Some(plan), Some(shard)) = (&plan, shard)
-            && plan.next.is_some()
-        {
-            let model = self.options.model.clone();
-            self.link
-                .read_experts(generation, model, plan.lacks(shard))?;
-        }
         loop {
             match self.link.hear() {
                 Told::Front(ToRank::Step(step))
@@ -152,24 +167,28 @@ impl Rank {
                 Told::Front(ToRank::GoOn { generation: over }) if over == generation => {
                     return Ok(After::Next(None));
                 }
-                Told::Front(ToRank::MoveExperts { generation: of }) if of == generation => {
-                    if let Some(comm) = &comm {
-                        self.move_experts(comm, generation)?;
+                Told::Front(ToRank::MoveExperts {
+                    generation: of,
+                    number,
+                }) if of == generation => {
+                    if let Some(decoder) = &mut self.decoder {
+                        decoder.move_experts()?;
+                    }
+                    if comm.as_ref().is_some_and(|comm| comm.rank() == 0) {
+                        self.link.say(&FromRank::Moved { generation, number })?;
                     }
                 }
-                Told::Experts(of, read) if of == generation => {
-                    let next = plan.as_ref().and_then(|plan| plan.next.clone());
-                    if let Some(next) = next {
-                        match read {
-                            Ok(read) => {
-                                self.moves = Some((next, read));
-                                self.link.say(&FromRank::HasExperts { generation })?;
-                            }
-                            // There is one of each: that will do.
-                            Err(error) => {
-                                self.link.say(&FromRank::NoExperts { generation, error })?
-                            }
-                        }
+                Told::Front(ToRank::PlaceExperts { generation: of }) if of == generation => {
+                    if let Some(comm) = &comm {
+                        self.place_experts(comm, generation)?;
+                    }
+                }
+                Told::Front(ToRank::Balance {
+                    generation: of,
+                    number,
+                }) if of == generation => {
+                    if let Some(comm) = &comm {
+                        self.balance(comm, generation, number)?;
                     }
                 }
                 // Messages for a generation that is over.
@@ -177,9 +196,10 @@ impl Rank {
                     ToRank::Step(_)
                     | ToRank::Probe { .. }
                     | ToRank::GoOn { .. }
-                    | ToRank::MoveExperts { .. },
-                )
-                | Told::Experts(..) => {}
+                    | ToRank::MoveExperts { .. }
+                    | ToRank::PlaceExperts { .. }
+                    | ToRank::Balance { .. },
+                ) => {}
                 // What the others do together ends with this rank, and they go on.
                 Told::Front(ToRank::Leave) => return Ok(After::End),
                 Told::Front(ToRank::End) => break,
@@ -247,25 +267,93 @@ impl Rank {
     }
 
     fn holds(&mut self, comm: &Communicator, placement: &ExpertPlacement) {
-        let places = 0..placement.places_per_rank();
-        self.held = places
-            .map(|place| placement.expert_at(comm.rank(), place))
-            .collect();
+        self.held = placement.row(comm.rank()).collect();
+        self.next = None;
+    }
+
+    fn take_loads(&mut self) -> Vec<u64> {
+        let decoder = self.decoder.as_mut();
+        decoder
+            .map(|decoder| decoder.take_loads())
+            .unwrap_or_default()
+    }
+
+    /// Prepares to move the experts, beside the service.
+    fn plan_moves(
+        &mut self,
+        comm: &Communicator,
+        now: usize,
+        next: ExpertPlacement,
+    ) -> Outcome<Copies> {
+        let Some(decoder) = &mut self.decoder else {
+            return Err("no model is loaded".into());
+        };
+        // Ranks that receive nothing take part: in what order ranks do what has to be the same on all of them.
+        let rounds = match comm.world_size() {
+            1 => 0,
+            _ => decoder.plan_moves(&next, NUMBERS_PER_ROUND)?,
+        };
+        let planned = fewest(&next);
+        self.next = Some(next);
+        Ok(Copies {
+            now,
+            planned,
+            rounds: Some(rounds),
+        })
+    }
+
+    /// Plans the places of the experts anew, by how often each was chosen.
+    fn balance(&mut self, comm: &Communicator, generation: u64, number: u64) -> Outcome<()> {
+        let (experts, ranks) = (self.file.experts(), comm.world_size());
+        let own = self.take_loads();
+        let own = self.stream.clone_htod(&own)?;
+        let mut all = self.stream.alloc_zeros::<u64>(experts * ranks)?;
+        comm.all_gather(&own, &mut all)?.wait()?;
+        let all = self.stream.clone_dtoh(&all)?;
+        let loads = sum(experts, all.chunks_exact(experts));
+        let decoder = self.decoder.as_ref();
+        let now = decoder
+            .and_then(|decoder| decoder.ranks().placement())
+            .cloned();
+        let now = now.ok_or("the experts of this model have no places")?;
+        // No more than there are: a plan that is under way is replaced.
+        let copies = self.options.copies.unwrap_or(1).min(ranks);
+        let places = (experts * copies).div_ceil(ranks).max(1);
+        let next = now.rebalanced(&loads, places, copies)?;
+        let imbalance = [now.imbalance(&loads), next.imbalance(&loads)];
+        let before = fewest(&now);
+        let copies = match next == now || imbalance[1] >= imbalance[0] {
+            false => self.plan_moves(comm, before, next)?,
+            true => Copies {
+                now: before,
+                planned: before,
+                rounds: None,
+            },
+        };
+        if comm.rank() == 0 {
+            self.link.say(&FromRank::Balanced {
+                generation,
+                number,
+                copies,
+                imbalance,
+            })?;
+        }
+        Ok(())
     }
 
     /// Puts the experts where they are to be, together with the other ranks, in the middle of texts.
-    fn move_experts(&mut self, comm: &Communicator, generation: u64) -> Outcome<()> {
-        let Some((placement, spare)) = self.moves.take() else {
-            return Err("the experts that are to move have not been read".into());
+    fn place_experts(&mut self, comm: &Communicator, generation: u64) -> Outcome<()> {
+        let Some(next) = self.next.take() else {
+            return Err("no other places of the experts are planned".into());
         };
-        let ranks = self.ranks_with(comm, &placement)?;
+        let ranks = self.ranks_with(comm, &next)?;
         if let Some(decoder) = &mut self.decoder {
-            decoder.replace_experts(ranks, spare)?;
+            decoder.replace_experts(ranks)?;
         }
-        self.holds(comm, &placement);
-        self.link.say(&FromRank::ExpertsMoved {
+        self.holds(comm, &next);
+        self.link.say(&FromRank::Placed {
             generation,
-            copies: fewest(&placement),
+            copies: fewest(&next),
         })?;
         Ok(())
     }

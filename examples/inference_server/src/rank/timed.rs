@@ -46,6 +46,14 @@ impl<C: Collectives> Collectives for Timed<C> {
         self.ranks.placement()
     }
 
+    fn exchange(
+        &mut self,
+        sent: &[(usize, &[f32])],
+        received: &mut [(usize, Vec<f32>)],
+    ) -> Result<()> {
+        self.time(|ranks| ranks.exchange(sent, received))
+    }
+
     fn all_to_all(&mut self, x: &[f32], y: &mut [f32]) -> Result<()> {
         self.time(|ranks| ranks.all_to_all(x, y))
     }

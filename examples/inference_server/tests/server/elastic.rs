@@ -212,6 +212,78 @@ fn ranks_come_and_go_under_load_and_no_request_notices() {
 }
 
 #[test]
+fn what_lacks_comes_from_other_ranks_beside_the_service_at_the_rate_that_was_asked_for() {
+    // Both experts of the dead rank have 768 KiB in two layers: two rounds of 256 KiB in a second.
+    let options = ["--ranks", "4", "--recovery", "elastic", "--move-rate", "1"];
+    let server = Server::start(&options);
+    let question = Question::long(90);
+    let expected = &reference(std::slice::from_ref(&question))[0];
+    let mut stream = Stream::new(&server.url, &question.streaming());
+    stream.read(5);
+    signal(server.ranks()[3], Signal::KILL);
+    parts(&server, 3);
+    let steps = until("experts that move", || {
+        let health = server.health();
+        let rounds = health["moving"]["rounds"].as_u64()?;
+        assert!(rounds > 4, "{health}");
+        assert_eq!(
+            (&health["copies"], &health["copies_planned"]),
+            (&1.into(), &2.into())
+        );
+        health["steps"].as_u64()
+    });
+    until("steps beside that", || {
+        let health = server.health();
+        (health["steps"].as_u64() > Some(steps) && !health["moving"].is_null()).then_some(())
+    });
+    // And when a rank dies in the middle of it, it begins again with what there is.
+    signal(server.ranks()[0], Signal::KILL);
+    parts(&server, 2);
+    assert_eq!(whole(&server), (2, 2));
+    assert_eq!(stream.finish().0, *expected);
+}
+
+#[test]
+fn experts_are_placed_by_how_often_they_are_chosen_in_the_middle_of_texts() {
+    let options = ["--ranks", "4", "--recovery", "elastic", "--copies", "1"];
+    let server = Server::start(&options);
+    let questions: Vec<_> = (91..94).map(Question::long).collect();
+    let expected = reference(&questions);
+    let generation = server.health()["generation"].clone();
+    assert!(server.health()["imbalance"].is_null());
+    let mut streams: Vec<_> = questions
+        .iter()
+        .map(|question| Stream::new(&server.url, &question.streaming()))
+        .collect();
+    let mut found = Vec::new();
+    for _ in 0..2 {
+        for stream in &mut streams {
+            let pieces = stream.pieces;
+            stream.read(pieces + 20);
+        }
+        let answer = post(&format!("{}/admin/balance", server.url), "");
+        assert_eq!(answer.status, 202, "{}", answer.text);
+        found.push(until("experts in their places", || {
+            let health = server.health();
+            let imbalance = health["imbalance"].as_f64()?;
+            (health["moving"].is_null() && found.last() != Some(&imbalance)).then_some(imbalance)
+        }));
+    }
+    for (stream, expected) in streams.into_iter().zip(&expected) {
+        assert_eq!(stream.finish().0, *expected);
+    }
+    // Nothing was interrupted for it.
+    assert_eq!(server.health()["generation"], generation);
+    assert!(
+        found.iter().all(|imbalance| (1.0..4.0).contains(imbalance)),
+        "{found:?}"
+    );
+    let server = Server::start(&["--ranks", "1"]);
+    let answer = post(&format!("{}/admin/balance", server.url), "");
+    assert_eq!(answer.status, 409, "{}", answer.text);
+}
+
+#[test]
 fn numbers_of_ranks_that_cannot_be_are_refused() {
     let server = Server::start(&["--ranks", "2", "--recovery", "elastic"]);
     let asked = |body: &str| post(&format!("{}/admin/ranks", server.url), body);

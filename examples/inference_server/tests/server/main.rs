@@ -3,13 +3,17 @@
 //! - `serving`: answers equal those of a single process without any library; `refusals`: invalid requests;
 //! - `crowded`: many clients, slow ones, and monitoring meanwhile;
 //! - `killed`, `frozen`: ranks that die or hang; `shrinking`: failover to fewer ranks; `elastic`: to all that are left; `soak`: many deaths of one server;
+//!   `elastic_soak`: random deaths, stops and changes of the number of ranks;
 //! - `strangers`: other users of the host;
 //! - `ending`: the end of the server itself; `smollm2`: another model;
-//! - `program`, `client`, `patience`: the program, its clients, and the time limits.
+//! - `program`, `belongings`, `client`, `clients`, `patience`: the program, what its processes have, its clients, and the time limits.
 
+mod belongings;
 mod client;
+mod clients;
 mod crowded;
 mod elastic;
+mod elastic_soak;
 mod ending;
 mod frozen;
 mod killed;

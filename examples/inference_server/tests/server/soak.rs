@@ -6,13 +6,14 @@
 //! `NCCL_TEST_DEATHS=24 cargo test -p inference-server --test server soak -- --nocapture`.
 
 use std::collections::BTreeSet;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
+use crate::belongings::{nothing_is_left, settled};
 use crate::client::{Stream, get};
+use crate::clients::{Clients, under_load};
 use crate::program::{Server, signal};
 use crate::{Question, reference, until};
 
@@ -52,8 +53,6 @@ fn deaths() -> usize {
 /// How soon `/readyz` names the rank that was killed.
 const NAMED: Duration = Duration::from_millis(250);
 
-const CLIENTS: usize = 3;
-
 #[test]
 fn many_deaths_at_all_moments_change_no_word_and_leave_nothing_in_the_front() {
     let named = soak(&[0, 1, 2, 3], 14);
@@ -78,25 +77,8 @@ fn ranks_that_survive_many_deaths_have_nothing_left_of_them() {
 fn soak(victims: &[usize], seed: u64) -> Vec<Duration> {
     let all = deaths();
     let server = Server::start_thrifty(&["--ranks", "4"]);
-    let questions: Vec<_> = (0..12).map(Question::number).collect();
-    let expected = reference(&questions);
-    let clients = Clients::default();
-    std::thread::scope(|scope| {
-        // Also ends the clients when this thread panics.
-        let _closing = Closing(&clients);
-        for client in 0..CLIENTS {
-            let (clients, questions, expected) = (&clients, &questions, &expected);
-            let url = &server.url;
-            scope.spawn(move || {
-                let turns = (client..).step_by(CLIENTS);
-                for number in turns.map(|turn| turn % questions.len()) {
-                    let Some(_asking) = clients.ask() else { return };
-                    let (text, _) = Stream::new(url, &questions[number].streaming()).finish();
-                    assert_eq!(text, expected[number], "question {number}");
-                }
-            });
-        }
-        let mut deaths = Deaths::new(&server, &clients, victims, seed);
+    under_load(&server, |clients| {
+        let mut deaths = Deaths::new(&server, clients, victims, seed);
         deaths.go_on_until(WARM);
         let survivors = (0..4).filter(|place| !victims.contains(place));
         let mut measured: Vec<_> = survivors
@@ -106,72 +88,11 @@ fn soak(victims: &[usize], seed: u64) -> Vec<Duration> {
         let before: Vec<_> = measured.iter().map(|(_, pid)| settled(*pid)).collect();
         deaths.go_on_until(all);
         for ((what, pid), before) in measured.iter().zip(before) {
-            nothing_is_left(what, *pid, before, all);
+            // 200 KiB of each death, and at most 1024 allocations.
+            nothing_is_left(what, *pid, before, 200 * (all - WARM));
         }
         deaths.finish()
     })
-}
-
-/// The state of the clients, which ask repeatedly unless they are paused.
-#[derive(Default)]
-struct Clients {
-    state: Mutex<Asking>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Asking {
-    under_way: usize,
-    paused: bool,
-    over: bool,
-}
-
-impl Clients {
-    fn lock(&self) -> MutexGuard<'_, Asking> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until it may be asked; `None` at the end.
-    fn ask(&self) -> Option<UnderWay<'_>> {
-        let waits = |state: &mut Asking| state.paused && !state.over;
-        let state = self.changed.wait_while(self.lock(), waits);
-        let mut state = state.unwrap_or_else(PoisonError::into_inner);
-        (!state.over).then(|| {
-            state.under_way += 1;
-            UnderWay(self)
-        })
-    }
-
-    /// Pauses the clients, and waits until no question is open.
-    fn pause(&self) {
-        self.lock().paused = true;
-        until("the end of all texts", || {
-            (self.lock().under_way == 0).then_some(())
-        });
-    }
-
-    fn resume(&self) {
-        self.lock().paused = false;
-        self.changed.notify_all();
-    }
-}
-
-/// A question that has no answer yet.
-struct UnderWay<'a>(&'a Clients);
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        self.0.lock().under_way -= 1;
-    }
-}
-
-struct Closing<'a>(&'a Clients);
-
-impl Drop for Closing<'_> {
-    fn drop(&mut self) {
-        self.0.lock().over = true;
-        self.0.changed.notify_all();
-    }
 }
 
 /// What is done to the ranks, and what came of it.
@@ -361,92 +282,5 @@ impl<'a> Deaths<'a> {
         assert!(self.named.len() > deaths / 4, "seldom named");
         self.named.sort();
         self.named
-    }
-}
-
-/// What a process has, of that of which something may be left.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Belongings {
-    descriptors: usize,
-    threads: usize,
-    mappings: usize,
-    /// Memory of its own, and that of its device, which other ranks can see.
-    own_kib: usize,
-    device_kib: usize,
-}
-
-impl Belongings {
-    /// Of a process, now.
-    fn of(pid: u32) -> Self {
-        let read = |what: &str| std::fs::read_to_string(format!("/proc/{pid}/{what}")).unwrap();
-        let count = |what: &str| {
-            let entries = std::fs::read_dir(format!("/proc/{pid}/{what}"));
-            entries.unwrap().count()
-        };
-        let status = read("status");
-        // Not what it has of files: the program's own code comes when it is needed.
-        let kib = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name));
-            let number = line.and_then(|line| line.split_whitespace().next());
-            number.and_then(|number| number.parse().ok()).unwrap_or(0)
-        };
-        Self {
-            descriptors: count("fd"),
-            threads: count("task"),
-            mappings: read("maps").lines().count(),
-            own_kib: kib("RssAnon:"),
-            device_kib: kib("RssShmem:"),
-        }
-    }
-
-    fn least(self, other: Self) -> Self {
-        Self {
-            descriptors: self.descriptors.min(other.descriptors),
-            threads: self.threads.min(other.threads),
-            mappings: self.mappings.min(other.mappings),
-            own_kib: self.own_kib.min(other.own_kib),
-            device_kib: self.device_kib.min(other.device_kib),
-        }
-    }
-}
-
-/// How long what ends by itself may take to do so: connections, and threads that wait for more work.
-const A_WHILE: Duration = Duration::from_secs(15);
-
-/// What a process has when nothing happens for a moment.
-fn settled(pid: u32) -> Belongings {
-    let mut least = Belongings::of(pid);
-    for _ in 0..20 {
-        std::thread::sleep(Duration::from_millis(50));
-        least = least.least(Belongings::of(pid));
-    }
-    least
-}
-
-/// Waits until a process has no more than before, or little: what is left behind each time that the server goes on, is left five
-/// times at least.
-fn nothing_is_left(what: &str, pid: u32, before: Belongings, deaths: usize) {
-    let most = Belongings {
-        descriptors: before.descriptors + 4,
-        threads: before.threads + 4,
-        mappings: before.mappings + 40,
-        own_kib: before.own_kib + 5 * 1024,
-        // The emulator keeps freed memory in quarantine for a while, to detect late uses: 200 KiB of each death, and at most
-        // 1024 allocations.
-        device_kib: before.device_kib + 5 * 1024 + 200 * (deaths - WARM),
-    };
-    let begun = Instant::now();
-    let mut least = Belongings::of(pid);
-    loop {
-        least = least.least(Belongings::of(pid));
-        if least.least(most) == least {
-            println!("{what}: {before:?}, later {least:?}");
-            return;
-        }
-        assert!(
-            begun.elapsed() < A_WHILE,
-            "{what} (pid {pid}) keeps something of each death: {before:?} after {WARM} of them, {least:?} after {deaths}",
-        );
-        std::thread::sleep(Duration::from_millis(50));
     }
 }

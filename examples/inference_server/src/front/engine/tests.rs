@@ -582,10 +582,10 @@ fn how_many_ranks_were_asked_for_is_known_when_all_are_started_again() {
     scene.serve(1, &[0, 1], 2);
     scene.tell(Event::Scale(2));
     scene.engine.go();
-    assert!(!scene.engine.crew.changes());
+    assert_eq!(scene.engine.crew.scales_to(), None);
     for place in [0, 1] {
         let end = scene.kill(place);
         scene.tell(end);
     }
-    assert!(scene.engine.crew.changes());
+    assert_eq!(scene.engine.crew.scales_to(), Some(2));
 }

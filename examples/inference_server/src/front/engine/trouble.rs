@@ -185,6 +185,7 @@ impl Engine {
     pub(super) fn ready(&mut self, generation: u64, parts: usize) {
         self.generation = Some(generation);
         self.crew.serves();
+        self.crew.begin_moves(generation);
         let took = self.troubled.elapsed().as_secs_f64();
         // Makes a probe due at once, to show that the ranks work.
         self.quiet = Instant::now()

@@ -133,6 +133,20 @@ fn text(view: &View, slots: usize) -> String {
             copies,
         );
     }
+    if let Some((done, rounds)) = view.moving {
+        page.gauge(
+            "inference_expert_rounds_left",
+            "In how many more rounds experts move to other ranks.",
+            rounds - done,
+        );
+    }
+    if let Some(imbalance) = view.imbalance {
+        page.gauge(
+            "inference_expert_imbalance",
+            "What the busiest rank has to do, over the mean of all ranks, when the experts were placed by that.",
+            imbalance,
+        );
+    }
     let name = "inference_ranks";
     page.metric(name, "gauge", "Ranks by state.");
     let mut counts = [

@@ -15,7 +15,7 @@ use super::server::{Server, Ticket};
 use super::{body, completions, metrics, status};
 
 /// The list of routes, for errors about other paths.
-const ALL: &str = "POST /v1/completions, GET /v1/models, /livez, /readyz, /health, /metrics and /debug/timeline, POST /admin/ranks";
+const ALL: &str = "POST /v1/completions, GET /v1/models, /livez, /readyz, /health, /metrics and /debug/timeline, POST /admin/ranks and /admin/balance";
 
 /// Returns the router with all routes.
 pub(super) fn all(server: Arc<Server>) -> Router {
@@ -23,6 +23,7 @@ pub(super) fn all(server: Arc<Server>) -> Router {
         .route("/v1/completions", post(completions::complete))
         .route("/v1/models", get(completions::models))
         .route("/admin/ranks", post(status::scale))
+        .route("/admin/balance", post(status::balance))
         .route("/health", get(status::health))
         .route("/debug/timeline", get(status::timeline))
         .merge(probes())

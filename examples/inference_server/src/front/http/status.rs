@@ -61,8 +61,21 @@ pub(super) async fn scale(State(server): State<Arc<Server>>, body: Body) -> Resp
         let text = format!("ranks: a number from 1 to {most}, with which the server was started");
         return Refusal::of("ranks", text).into_response();
     };
-    match server.engine.send(Event::Scale(ranks)) {
-        Ok(()) => in_json(StatusCode::ACCEPTED, &json!({"ranks": ranks})),
+    tell(&server, Event::Scale(ranks), &json!({"ranks": ranks}))
+}
+
+/// Places the experts by how often each was chosen. Answers before that has happened; [`health`] says how far it is.
+pub(super) async fn balance(State(server): State<Arc<Server>>) -> Response {
+    if server.ranks.is_none() {
+        let text = "the experts stay where they are: they move with --recovery elastic";
+        return Refusal::new(StatusCode::CONFLICT, text).into_response();
+    }
+    tell(&server, Event::Balance, &json!({}))
+}
+
+fn tell(server: &Server, event: Event, answer: &Value) -> Response {
+    match server.engine.send(event) {
+        Ok(()) => in_json(StatusCode::ACCEPTED, answer),
         Err(_) => {
             let text = "the server is ending";
             Refusal::new(StatusCode::SERVICE_UNAVAILABLE, text).into_response()

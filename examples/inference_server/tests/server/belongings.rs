@@ -1,0 +1,88 @@
+//! What a process has: descriptors, threads, mappings, memory.
+
+use std::time::{Duration, Instant};
+
+/// What a process has, of that of which something may be left.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Belongings {
+    descriptors: usize,
+    threads: usize,
+    mappings: usize,
+    /// Memory of its own, and that of its device, which other ranks can see.
+    own_kib: usize,
+    device_kib: usize,
+}
+
+impl Belongings {
+    /// Of a process, now.
+    fn of(pid: u32) -> Self {
+        let read = |what: &str| std::fs::read_to_string(format!("/proc/{pid}/{what}")).unwrap();
+        let count = |what: &str| {
+            let entries = std::fs::read_dir(format!("/proc/{pid}/{what}"));
+            entries.unwrap().count()
+        };
+        let status = read("status");
+        // Not what it has of files: the program's own code comes when it is needed.
+        let kib = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            let number = line.and_then(|line| line.split_whitespace().next());
+            number.and_then(|number| number.parse().ok()).unwrap_or(0)
+        };
+        Self {
+            descriptors: count("fd"),
+            threads: count("task"),
+            mappings: read("maps").lines().count(),
+            own_kib: kib("RssAnon:"),
+            device_kib: kib("RssShmem:"),
+        }
+    }
+
+    fn least(self, other: Self) -> Self {
+        Self {
+            descriptors: self.descriptors.min(other.descriptors),
+            threads: self.threads.min(other.threads),
+            mappings: self.mappings.min(other.mappings),
+            own_kib: self.own_kib.min(other.own_kib),
+            device_kib: self.device_kib.min(other.device_kib),
+        }
+    }
+}
+
+/// How long what ends by itself may take to do so: connections, and threads that wait for more work.
+const A_WHILE: Duration = Duration::from_secs(15);
+
+/// What a process has when nothing happens for a moment.
+pub(crate) fn settled(pid: u32) -> Belongings {
+    let mut least = Belongings::of(pid);
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(50));
+        least = least.least(Belongings::of(pid));
+    }
+    least
+}
+
+/// Waits until a process has no more than before, or little: what is left behind each time that the server goes on, is left five times at
+/// least. So much memory may be freed memory of its device, which the emulator keeps in quarantine to detect late uses.
+pub(crate) fn nothing_is_left(what: &str, pid: u32, before: Belongings, quarantine_kib: usize) {
+    let most = Belongings {
+        descriptors: before.descriptors + 4,
+        threads: before.threads + 4,
+        mappings: before.mappings + 40,
+        own_kib: before.own_kib + 5 * 1024,
+        device_kib: before.device_kib + 5 * 1024 + quarantine_kib,
+    };
+    let begun = Instant::now();
+    let mut least = Belongings::of(pid);
+    loop {
+        least = least.least(Belongings::of(pid));
+        if least.least(most) == least {
+            println!("{what}: {before:?}, later {least:?}");
+            return;
+        }
+        assert!(
+            begun.elapsed() < A_WHILE,
+            "{what} (pid {pid}) keeps something each time: {before:?} at first, {least:?} later",
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}

@@ -1,0 +1,213 @@
+//! Random deaths, stops and changes of the number of ranks of one server whose experts have copies, under constant load: all texts are
+//! unchanged, the server is whole each time, and what lives on has nothing left of what is gone.
+//!
+//! There are 15 in each test unless `NCCL_TEST_CHANGES` says otherwise. The seed is printed, and `NCCL_TEST_SEED` repeats it:
+//! `NCCL_TEST_SEED=7 NCCL_TEST_CHANGES=250 cargo test -p inference-server --test server elastic_soak -- --nocapture`.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::belongings::{nothing_is_left, settled};
+use crate::client::post;
+use crate::clients::under_load;
+use crate::program::{Server, lives, signal};
+use crate::until;
+
+const RANKS: usize = 8;
+const COPIES: usize = 2;
+
+/// The process of the launcher's that ends the ranks if the front is killed.
+const HELPERS: usize = 1;
+
+/// The most freed memory of a device that the emulator keeps.
+const QUARANTINE_KIB: usize = 128 << 10;
+
+/// After so many changes everything has been used once.
+const WARM: usize = 5;
+
+/// One thing that happens to the ranks.
+#[derive(Clone, Debug)]
+enum Change {
+    /// So many of the ranks that serve are killed at once.
+    Kill(usize),
+    /// One of them stops.
+    Stop,
+    /// So many are asked for.
+    Scale(usize),
+}
+
+#[test]
+fn whatever_happens_to_ranks_no_word_changes_and_nothing_is_left_in_the_front() {
+    soak(0..RANKS);
+}
+
+#[test]
+fn a_rank_that_lives_through_everything_has_nothing_left_of_the_others() {
+    soak(1..RANKS);
+}
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}: a number")))
+}
+
+fn soak(victims: std::ops::Range<usize>) {
+    let all = number("NCCL_TEST_CHANGES").unwrap_or(15) as usize;
+    assert!(all > WARM, "NCCL_TEST_CHANGES: more than {WARM}");
+    let seed = number("NCCL_TEST_SEED").unwrap_or_else(|| fastrand::u64(..1_000_000));
+    println!("NCCL_TEST_SEED={seed}");
+    let copies = COPIES.to_string();
+    let server = Server::start_thrifty(&[
+        "--ranks",
+        "8",
+        "--recovery",
+        "elastic",
+        "--copies",
+        &copies,
+        "--deadline",
+        "1",
+    ]);
+    under_load(&server, |_| {
+        let mut changes = Changes {
+            server: &server,
+            victims: victims.clone(),
+            random: fastrand::Rng::with_seed(seed),
+            target: RANKS,
+            left: Some(RANKS),
+        };
+        changes.make(WARM);
+        changes.scale(RANKS);
+        changes.is_whole();
+        let mut measured = vec![("the front", server.pid())];
+        if victims.start > 0 {
+            measured.push(("rank 0", server.ranks()[0]));
+        }
+        let before: Vec<_> = measured.iter().map(|(_, pid)| settled(*pid)).collect();
+        changes.make(all - WARM);
+        // What the processes have depends on how many ranks there are.
+        changes.scale(RANKS);
+        changes.is_whole();
+        for ((what, pid), before) in measured.iter().zip(before) {
+            assert!(lives(*pid), "{what}");
+            nothing_is_left(what, *pid, before, QUARANTINE_KIB);
+        }
+    });
+}
+
+struct Changes<'a> {
+    server: &'a Server,
+    /// The ranks that may be killed and stopped.
+    victims: std::ops::Range<usize>,
+    random: fastrand::Rng,
+    /// How many ranks were asked for last, and are started when none is left.
+    target: usize,
+    /// How many ranks there have to be, where that is known.
+    left: Option<usize>,
+}
+
+impl Changes<'_> {
+    /// Makes so many changes, some of them while the one before is still under way, and waits until the server is whole.
+    fn make(&mut self, count: usize) {
+        for number in 0..count {
+            std::thread::sleep(Duration::from_millis(self.random.u64(0..60)));
+            self.change();
+            if number + 1 < count && self.random.u8(0..3) == 0 {
+                self.left = None;
+                continue;
+            }
+            self.is_whole();
+        }
+    }
+
+    fn change(&mut self) {
+        let serving = self.serving();
+        let mut victims: Vec<_> = serving
+            .iter()
+            .filter(|(place, _)| self.victims.contains(place))
+            .map(|(_, pid)| *pid)
+            .collect();
+        self.random.shuffle(&mut victims);
+        let change = match self.random.u8(0..10) {
+            0..=4 if !victims.is_empty() => {
+                Change::Kill(self.random.usize(1..=3.min(victims.len())))
+            }
+            // One that stops alone is missed by no other rank.
+            5 if !victims.is_empty() && serving.len() > 1 => Change::Stop,
+            _ => Change::Scale(self.random.usize(1..=RANKS)),
+        };
+        println!("{} serve: {change:?}", serving.len());
+        match change {
+            Change::Kill(number) => {
+                // It may have ended in the change before.
+                let victims = victims.iter().take(number).filter(|pid| lives(**pid));
+                victims.for_each(|pid| signal(*pid, Signal::KILL));
+                self.lose(number);
+            }
+            Change::Stop => {
+                if lives(victims[0]) {
+                    signal(victims[0], Signal::STOP);
+                }
+                self.lose(1);
+            }
+            Change::Scale(ranks) => self.scale(ranks),
+        }
+    }
+
+    fn scale(&mut self, ranks: usize) {
+        let body = format!("{{\"ranks\": {ranks}}}");
+        let answer = post(&format!("{}/admin/ranks", self.server.url), &body);
+        assert_eq!(answer.status, 202, "{}", answer.text);
+        until("that the number is known", || {
+            let health = self.server.health();
+            let is_known = health["scaling_to"] == ranks
+                || (health["scaling_to"].is_null() && health["parts"] == ranks);
+            is_known.then_some(())
+        });
+        self.target = ranks;
+        self.left = Some(ranks).filter(|_| self.left.is_some());
+    }
+
+    /// So many ranks are gone. Where none is left, all begin anew.
+    fn lose(&mut self, number: usize) {
+        self.left = self.left.map(|left| match left - number {
+            0 => self.target,
+            left => left,
+        });
+    }
+
+    /// The ranks that serve, and their processes.
+    fn serving(&self) -> Vec<(usize, u32)> {
+        let health = self.server.health();
+        let ranks = health["ranks"].as_array().unwrap();
+        let serving = ranks.iter().enumerate().filter_map(|(place, rank)| {
+            let pid = rank["pid"]
+                .as_u64()
+                .filter(|_| rank["state"] == "serving")?;
+            Some((place, pid as u32))
+        });
+        serving.collect()
+    }
+
+    /// Waits until all ranks that there are serve, with all copies.
+    fn is_whole(&mut self) {
+        let known = self.left;
+        let left = until("a whole server", || {
+            let health = self.server.health();
+            let number = |name: &str| health[name].as_u64().map(|number| number as usize);
+            let (parts, copies) = (number("parts")?, number("copies")?);
+            let serving = self.serving();
+            let is_whole = health["ready"] == true
+                && health["scaling_to"].is_null()
+                && known.is_none_or(|known| known == parts)
+                && serving.len() == parts
+                && serving.iter().all(|(_, pid)| lives(*pid))
+                && number("copies_planned") == Some(copies)
+                && copies == COPIES.min(parts);
+            is_whole.then_some(parts)
+        });
+        // A process of each rank, and no other.
+        assert_eq!(self.server.children().len(), left + HELPERS);
+        self.left = Some(left);
+    }
+}
