@@ -32,6 +32,8 @@ pub(crate) struct Death {
     pub(crate) named: Option<Spread>,
     /// Until `/readyz` said 200, in another generation.
     pub(crate) ready: Spread,
+    /// Until there were as many copies of each expert as before, or as many as ranks.
+    pub(crate) whole: Option<Spread>,
     /// The longest time between two pieces of any of the texts.
     pub(crate) gap: Option<Spread>,
 }
@@ -55,15 +57,18 @@ pub(crate) fn measure(
     ];
     let mut one = None;
     let (mut named, mut ready, mut gaps) = (Vec::new(), Vec::new(), Vec::new());
+    let mut whole = Vec::new();
     let mut parts = 0;
     // In turn it would always be the one that coordinates: the dead come back as the last.
     let mut random = fastrand::Rng::with_seed(7);
     for kill in 0..kills {
         let server = one.take().unwrap_or_else(|| Server::start(&arguments));
-        let found = kill_one(&server, random.usize(..ranks), streams, kill, text);
+        let copies = (recovery == Recovery::Elastic).then(|| 2.min(ranks - 1));
+        let found = kill_one(&server, random.usize(..ranks), streams, kill, text, copies);
         named.extend(found.named);
         ready.push(found.ready);
         gaps.extend(found.gap);
+        whole.extend(found.whole);
         parts = server.health()["parts"]
             .as_u64()
             .ok_or("no parts")?
@@ -82,6 +87,7 @@ pub(crate) fn measure(
         seen: named.len(),
         named: Spread::of(&named),
         ready: Spread::of(&ready).ok_or("no kills")?,
+        whole: Spread::of(&whole),
         gap: Spread::of(&gaps),
     };
     eprintln!(
@@ -96,10 +102,19 @@ pub(crate) fn measure(
 struct Found {
     named: Option<f64>,
     ready: f64,
+    whole: Option<f64>,
     gap: Option<f64>,
 }
 
-fn kill_one(server: &Server, rank: usize, streams: usize, seed: usize, text: &Text) -> Found {
+/// `copies`: how many there are to be of each expert after that.
+fn kill_one(
+    server: &Server,
+    rank: usize,
+    streams: usize,
+    seed: usize,
+    text: &Text,
+    copies: Option<usize>,
+) -> Found {
     let asking: Vec<_> = (0..streams)
         .map(|number| {
             let mut stream = Stream::new(&server.url, &text.body(seed * streams + number));
@@ -121,12 +136,19 @@ fn kill_one(server: &Server, rank: usize, streams: usize, seed: usize, text: &Te
         }
         (answer.status == 200 && json["generation"] != generation).then_some(took)
     });
+    let whole = copies.map(|copies| {
+        until("all copies", || {
+            let now = server.metric("inference_expert_copies ");
+            (now >= copies as f64).then(|| begun.elapsed().as_secs_f64())
+        })
+    });
     // A text that breaks off is not what is measured.
     let join = |one: JoinHandle<f64>| one.join().expect("a whole text");
     let gaps = asking.into_iter().map(join);
     Found {
         named,
         ready,
+        whole,
         gap: gaps.reduce(f64::max),
     }
 }

@@ -3,12 +3,13 @@
 //! ```text
 //! cargo bench -p inference-server --bench serving            all of it; writes docs/results/inference_server.md
 //! cargo bench -p inference-server --bench serving -- --output DIRECTORY --ranks 4 --turns 7 --kills 20
+//! cargo bench -p inference-server --bench serving -- --ranks 0     the picture alone
 //! ```
 //!
 //! The program itself is started, with processes for its ranks, and asked over TCP, as in `tests/server`. Times of a step and of its
 //! communication are the server's own (`/metrics`); all others are those of this program's clock, from outside.
 //!
-//! - `deaths`: ranks that are killed; `throughput`: tokens; `page`: what is written of it.
+//! - `deaths`: ranks that are killed; `timeline`: one of them as a picture; `throughput`: tokens; `page`: what is written of it.
 
 // Each has more than is needed here.
 #[allow(dead_code)]
@@ -22,6 +23,7 @@ mod patience;
 #[path = "../../tests/server/program.rs"]
 mod program;
 mod throughput;
+mod timeline;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -125,7 +127,9 @@ fn run() -> Outcome {
             }
         }
     }
-    if Known::SmolLm2.path(&fetched()).exists() {
+    if plan.ranks == 0 {
+        // The picture alone.
+    } else if Known::SmolLm2.path(&fetched()).exists() {
         for ranks in [1, 3] {
             for (clients, length) in [(1, 24), (8, 12)] {
                 let text = Text::smollm2(length);
@@ -140,6 +144,12 @@ fn run() -> Outcome {
         eprintln!("serving: smollm2 is not measured: scripts/get-smollm2 fetches it");
     }
     std::fs::create_dir_all(&plan.output)?;
+    let picture = plan.output.join("elastic_death.svg");
+    std::fs::write(&picture, timeline::draw()?)?;
+    eprintln!("wrote {}", picture.display());
+    if plan.ranks == 0 {
+        return Ok(());
+    }
     let path = plan.output.join("inference_server.md");
     std::fs::write(&path, page::write(&plan, &before, &figures))?;
     eprintln!("wrote {}", path.display());

@@ -71,8 +71,8 @@ fn deaths(page: &mut String, figures: &Figures) {
               the signal, seen by a client that asks `/readyz` every millisecond: until it is 503 and names rank, process and signal \
               (a front that takes 250 ms for half of the deaths fails its test), and until it is 200 again, in another generation. The longest gap is that between two pieces \
               of any of the texts, in each death. With *respawn* one server dies as often as is said; with *shrink* and *elastic* (two copies of each expert) each death \
-              is the first of a server.\n\n\
-              | model | ranks | recovery | texts | deaths | named (ms) | ready again (ms) | longest gap (ms) |\n|---|--:|---|--:|--:|--:|--:|--:|\n";
+              is the first of a server; *all copies* is the time until each expert has two copies again, or one if one rank is left, which come from other ranks while texts are written.\n\n\
+              | model | ranks | recovery | texts | deaths | named (ms) | ready again (ms) | all copies (ms) | longest gap (ms) |\n|---|--:|---|--:|--:|--:|--:|--:|--:|\n";
     for death in &figures.deaths {
         let recovery = match death.recovery {
             Recovery::Respawn => String::from("respawn"),
@@ -86,9 +86,10 @@ fn deaths(page: &mut String, figures: &Figures) {
             let _ = write!(named, ", seen {} times", death.seen);
         }
         let gap = death.gap.map_or(String::new(), |gap| show(gap, 1e3));
+        let whole = death.whole.map_or(String::new(), |whole| show(whole, 1e3));
         let _ = writeln!(
             page,
-            "| {} | {} | {recovery} | {} | {} | {named} | {} | {gap} |",
+            "| {} | {} | {recovery} | {} | {} | {named} | {} | {whole} | {gap} |",
             death.model,
             death.ranks,
             death.streams,
