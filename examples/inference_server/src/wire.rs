@@ -160,6 +160,8 @@ pub enum FromRank {
         device: usize,
         /// The copies of its experts, where experts have copies.
         copies: Option<Copies>,
+        /// How many positions of each slot are still in a cache; of slots that are not named, none are.
+        kept: Vec<usize>,
     },
     /// A round of [`ToRank::MoveExperts`] is over. The rank that has the first part says so.
     Moved {

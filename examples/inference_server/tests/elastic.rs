@@ -5,7 +5,7 @@ mod support;
 use std::path::Path;
 
 use inference_server::model::{
-    Alone, Elastic, Logits, OverNccl, Part, Result, Row, Shape, WeightsFile,
+    Alone, Elastic, Logits, OverNccl, Part, Result, Row, Shape, SlotOwner, WeightsFile,
 };
 use nccl::World;
 use nccl::moe::ExpertPlacement;
@@ -210,6 +210,54 @@ fn those_that_are_left_begin_again_with_the_copies_that_they_have() {
             "rank {}",
             world.rank()
         );
+        others.finalize()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn slots_of_ranks_that_stay_keep_their_texts() {
+    let model = Model::new(&config());
+    let path = model.path();
+    let texts: Vec<_> = (0..4).map(|seed| text(seed, 13)).collect();
+    let first: Vec<_> = (0..4)
+        .flat_map(|slot| rows(slot, 0, &texts[slot][..5]))
+        .collect();
+    let more: Vec<_> = (0..4)
+        .flat_map(|slot| rows(slot, 5, &texts[slot][5..9]))
+        .collect();
+    let mut alone = model.alone(SETTINGS);
+    alone.step(&first).unwrap();
+    alone.step(&more).unwrap();
+    let last: Vec<_> = (0..4)
+        .flat_map(|slot| rows(slot, 9, &texts[slot][9..]))
+        .collect();
+    let logits = alone.step(&last).unwrap();
+    let expected: Vec<_> = (0..16).map(|row| bits(logits.row(row).unwrap())).collect();
+    on_threads(4, |world, comm| {
+        let before = ExpertPlacement::balanced(&[1; 8], 4, 4, 2)?;
+        let file = WeightsFile::open(&path)?;
+        let mut part = Elastic::load(&file, placed(&path, comm, &before)?, SETTINGS)?;
+        assert_eq!(part.cached(), []);
+        part.step(&first)?;
+        part.step(&more)?;
+        assert_eq!(part.cached(), [(world.rank(), 9)]);
+        let others = comm.split("left", (world.rank() != 1).then_some(0), 0)?;
+        let Some(others) = others else { return Ok(()) };
+        let after = before.after(&[Some(0), Some(2), Some(3)])?;
+        part.renew(placed(&path, &others, &after)?)?;
+        let owner = |rank, positions| SlotOwner { rank, positions };
+        assert!(part.give_slots(&[owner(0, 0); 7]).is_err());
+        assert!(part.give_slots(&[owner(3, 0); 8]).is_err());
+        // Slot 1 is lost, and is read again by another rank.
+        let mut slots = [owner(0, 9), owner(0, 0), owner(1, 9), owner(2, 9)].to_vec();
+        slots.resize(8, owner(1, 0));
+        part.give_slots(&slots)?;
+        part.step(&rows(1, 0, &texts[1][..9]))?;
+        let logits = part.step(&last)?;
+        let found: Vec<_> = (0..16).map(|row| bits(logits.row(row).unwrap())).collect();
+        assert!(found == expected, "rank {}", world.rank());
+        assert_eq!(part.cached().len(), [2, 1, 1][others.rank()]);
         others.finalize()?;
         Ok(())
     });

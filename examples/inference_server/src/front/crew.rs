@@ -100,6 +100,8 @@ pub(super) struct Worker {
     /// The generation that the rank has entered.
     pub(super) generation: Option<u64>,
     pub(super) serves: Option<Serves>,
+    /// How many positions of each slot were in a cache when it began to serve.
+    kept: Vec<usize>,
     /// The beginning of the service.
     since: Option<Instant>,
     pub(super) restarts: u64,
@@ -283,6 +285,17 @@ impl Crew {
         let shards = serve.first()?.shards;
         let there = |shard| serve.iter().any(|serves| serves.shard == Some(shard));
         (0..shards).all(there).then_some(shards)
+    }
+
+    /// How many positions of each slot are in a cache as this generation begins; the same on all of its ranks.
+    pub(super) fn kept(&self, generation: u64) -> &[usize] {
+        let serves = |worker: &&Worker| {
+            worker
+                .serves
+                .is_some_and(|serves| serves.generation == generation)
+        };
+        let first = self.members.iter().find(serves);
+        first.map_or(&[], |worker| &worker.kept)
     }
 
     /// Begins to move experts, if there is something to move.
@@ -587,8 +600,9 @@ impl Crew {
     }
 
     /// Records that a rank serves in a generation.
-    pub(super) fn serves_in(&mut self, place: usize, serves: Serves) {
+    pub(super) fn serves_in(&mut self, place: usize, serves: Serves, kept: Vec<usize>) {
         let worker = &mut self.members[place];
+        worker.kept = kept;
         (worker.serves, worker.since) = (Some(serves), Some(Instant::now()));
         worker.is_new = false;
     }

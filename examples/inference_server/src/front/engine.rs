@@ -253,6 +253,7 @@ impl Engine {
                 shards,
                 device,
                 copies,
+                kept,
             } => {
                 let serves = Serves {
                     copies,
@@ -262,7 +263,7 @@ impl Engine {
                     shards,
                     device,
                 };
-                self.crew.serves_in(place, serves);
+                self.crew.serves_in(place, serves, kept);
                 if self.generation.is_none()
                     && let Some(parts) = self.crew.complete(generation)
                 {

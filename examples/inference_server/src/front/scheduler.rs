@@ -3,7 +3,7 @@
 //! ```text
 //! waiting (first come, first served) ──a slot is free──▶ prefill, in chunks ──▶ decode, a token a step ──▶ over
 //!                                                          ▲                          │
-//!                                                          └── the caches are void ───┘
+//!                                                          └─ its cache was lost ────┘
 //! ```
 //!
 //! A step takes first the next token of each request in its decode phase, and then parts of prompts, up to its capacity. A
@@ -116,11 +116,17 @@ impl<C: Client> Scheduler<C> {
         running.chain(self.waiting.iter_mut().map(|request| &mut request.client))
     }
 
-    /// Makes all running requests start again, after the caches were lost.
-    pub(super) fn begin_again(&mut self) {
+    /// Forgets the step that was under way.
+    pub(super) fn interrupt(&mut self) {
         self.planned.clear();
+    }
+
+    /// Goes on with caches that have so many positions of each slot; none of slots that are not named.
+    pub(super) fn resume(&mut self, kept: &[usize]) {
         for one in &mut self.running {
-            one.known = 0;
+            let kept = kept.get(one.slot).copied().unwrap_or(0);
+            // What the step that was under way has written is written again.
+            one.known = one.known.min(kept);
         }
     }
 
@@ -314,15 +320,21 @@ mod tests {
     }
 
     #[test]
-    fn a_request_begins_again_from_its_tokens_when_the_caches_are_void() {
+    fn a_request_goes_on_from_what_is_left_in_a_cache() {
         let mut scheduler = Scheduler::new(SETTINGS, 4, 2);
         let (one, log) = request(3, 9);
         assert!(scheduler.submit(one).is_ok());
         scheduler.plan();
         scheduler.took(&[40]);
-        scheduler.plan();
-        // The step in progress failed.
-        scheduler.begin_again();
+        // The step in progress failed, and its rank has written position 3 or has not; then that rank is gone as well.
+        for kept in [4, 3] {
+            scheduler.plan();
+            scheduler.interrupt();
+            scheduler.resume(&[kept, 9]);
+            assert_eq!(places(&scheduler.plan()), [(0, 3, true)]);
+        }
+        scheduler.interrupt();
+        scheduler.resume(&[]);
         let rows = scheduler.plan();
         assert_eq!(
             places(&rows),
@@ -331,6 +343,13 @@ mod tests {
         assert_eq!(rows[3].token, 40);
         scheduler.took(&[41]);
         assert_eq!(*log.said.borrow(), [40, 41]);
+        // Another one at its place has nothing of it, whatever is there.
+        scheduler.interrupt();
+        scheduler.resume(&[2]);
+        assert_eq!(
+            places(&scheduler.plan()),
+            [(0, 2, false), (0, 3, false), (0, 4, true)]
+        );
     }
 
     #[test]

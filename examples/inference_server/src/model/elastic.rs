@@ -1,6 +1,6 @@
 //! The model laid out by requests, for ranks that come and go.
 //!
-//! Each rank has the whole attention, and the texts of its slots from the first layer to the last: slot `s` is that of rank `s % ranks`. Only the
+//! Each rank has the whole attention, and the texts of its slots from the first layer to the last. Only the
 //! experts are shared, so many copies of each on so many ranks as an [`ExpertPlacement`] says. So any number of ranks will do, and what is lost with
 //! a rank are its slots' keys and values, which are made again from the text, and its copies of experts. A row takes one exchange with the
 //! experts in each layer, and one at the end of a step.
@@ -21,7 +21,7 @@ use super::error::{Error, Result};
 use super::experts::{Expert, Experts, Scratch};
 use super::moving::Moving;
 use super::rotary::Rotary;
-use super::step::{Logits, Part, Row, Settings, Slots};
+use super::step::{Logits, Part, Row, Settings, SlotOwner, Slots};
 use super::tokenizer::END;
 use super::weights::{Tensors, WeightsFile};
 
@@ -51,6 +51,8 @@ pub struct Elastic<C> {
     layers: Vec<Layer>,
     head: Head,
     slots: Slots,
+    /// The rank of each slot.
+    owners: Vec<usize>,
     /// Of this rank's rows; there is room for all.
     own: Vec<f32>,
     normed: Vec<f32>,
@@ -73,6 +75,11 @@ fn placement<'r>(ranks: &'r impl Collectives, config: &Config) -> Result<Cow<'r,
             ranks.ranks(),
         )?),
     })
+}
+
+/// The rank of each slot, unless something else is said.
+fn owners(slots: usize, ranks: usize) -> Vec<usize> {
+    (0..slots).map(|slot| slot % ranks).collect()
 }
 
 impl<C: Collectives> Elastic<C> {
@@ -119,6 +126,7 @@ impl<C: Collectives> Elastic<C> {
                 .collect::<Result<_>>()?,
             head: Head::load(file)?,
             slots: Slots::new(settings, config.vocab_size),
+            owners: owners(slots, ranks.ranks()),
             own: vec![0.0; rows * hidden],
             normed: vec![0.0; rows * hidden],
             mixed: vec![0.0; rows * hidden],
@@ -204,7 +212,7 @@ impl<C: Collectives> Elastic<C> {
     /// Gives all ranks what each has made of its rows.
     fn gather(&mut self, rows: &[Row]) -> Result<()> {
         let (hidden, ranks) = (self.config.hidden_size, self.ranks.ranks());
-        let owner = |row: &Row| row.slot % ranks;
+        let owner = |row: &Row| self.owners[row.slot];
         let count = |rank| rows.iter().filter(|row| owner(row) == rank).count();
         let most = (0..ranks).map(count).max().unwrap_or(0) * hidden;
         self.gathered.resize(ranks * most, 0.0);
@@ -212,7 +220,7 @@ impl<C: Collectives> Elastic<C> {
             .all_gather(&self.own[..most], &mut self.gathered)?;
         let mut next: Vec<_> = (0..ranks).map(|rank| rank * most).collect();
         for (x, row) in self.all.chunks_exact_mut(hidden).zip(rows) {
-            let at = &mut next[owner(row)];
+            let at = &mut next[self.owners[row.slot]];
             x.copy_from_slice(&self.gathered[*at..*at + hidden]);
             *at += hidden;
         }
@@ -235,6 +243,29 @@ impl<C: Collectives> Part for Elastic<C> {
         self.moving = None;
         self.take(ranks, &HashMap::new())?;
         self.slots.empty();
+        self.owners = owners(self.settings.slots, self.ranks.ranks());
+        Ok(())
+    }
+
+    fn cached(&self) -> Vec<(usize, usize)> {
+        let rank = self.ranks.rank();
+        let all = self.slots.filled().iter().zip(&self.owners).enumerate();
+        all.filter(|(_, (filled, owner))| **filled > 0 && **owner == rank)
+            .map(|(slot, (filled, _))| (slot, *filled))
+            .collect()
+    }
+
+    fn give_slots(&mut self, slots: &[SlotOwner]) -> Result<()> {
+        let ranks = self.ranks.ranks();
+        if slots.len() != self.settings.slots || slots.iter().any(|slot| slot.rank >= ranks) {
+            let text = format!(
+                "{slots:?} for {} slots of {ranks} ranks",
+                self.settings.slots
+            );
+            return Err(Error::Unusable(text));
+        }
+        self.owners = slots.iter().map(|slot| slot.rank).collect();
+        self.slots.fill(slots.iter().map(|slot| slot.positions));
         Ok(())
     }
 
@@ -286,8 +317,8 @@ impl<C: Collectives> Part for Elastic<C> {
             return Ok(Logits::default());
         }
         let hidden = self.config.hidden_size;
-        let (rank, ranks) = (self.ranks.rank(), self.ranks.ranks());
-        let mine = rows.iter().filter(|row| row.slot % ranks == rank);
+        let rank = self.ranks.rank();
+        let mine = rows.iter().filter(|row| self.owners[row.slot] == rank);
         let mine: Vec<Row> = mine.copied().collect();
         for (x, row) in self.own.chunks_exact_mut(hidden).zip(&mine) {
             let token = row.token as usize;

@@ -61,5 +61,5 @@ pub use llama::{Llama, LlamaConfig, LlamaFile};
 pub use over_nccl::OverNccl;
 pub(crate) use rotary::Rotary;
 pub use sampling::Sampling;
-pub use step::{AnyPart, Logits, Part, Row, Settings};
+pub use step::{AnyPart, Logits, Part, Row, Settings, SlotOwner};
 pub use weights::{Tensors, WeightsFile};

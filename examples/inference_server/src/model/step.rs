@@ -103,6 +103,21 @@ pub trait Part {
         Err(without_places())
     }
 
+    /// The slots of this rank of which something is in its cache, with the number of positions; none for a part whose slots belong to all ranks.
+    fn cached(&self) -> Vec<(usize, usize)> {
+        Vec::new()
+    }
+
+    /// Gives each slot to a rank that has so many of its positions in its cache, after [`renew`](Self::renew) and before the first step. All ranks give the
+    /// same; without it, slot `s` is that of rank `s % ranks`, and nothing is in the caches.
+    ///
+    /// # Errors
+    /// [`Error::Unusable`] for a part whose slots belong to all ranks, for another number of slots, and for ranks that do not exist.
+    fn give_slots(&mut self, slots: &[SlotOwner]) -> Result<()> {
+        let _ = slots;
+        Err(without_places())
+    }
+
     /// How often the rows of this rank have chosen each expert, in all layers together; each call halves the counts. Empty for a part whose
     /// experts have no places.
     fn take_loads(&mut self) -> Vec<u64> {
@@ -123,8 +138,19 @@ pub trait Part {
     fn ends(&self, token: u32) -> bool;
 }
 
+/// Which rank has a slot, and how many of its positions are in that rank's cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotOwner {
+    /// The rank.
+    pub rank: usize,
+    /// The positions.
+    pub positions: usize,
+}
+
 fn without_places() -> Error {
-    Error::Unusable(String::from("the experts of this part belong to its rank"))
+    Error::Unusable(String::from(
+        "the experts of this part belong to its rank, and its slots to all ranks",
+    ))
 }
 
 /// A part of a model of which it was known only when its file was opened what it is.
@@ -173,6 +199,16 @@ impl Slots {
 
     pub(super) fn empty(&mut self) {
         self.filled.fill(0);
+    }
+
+    /// So much of each slot is there.
+    pub(super) fn fill(&mut self, filled: impl Iterator<Item = usize>) {
+        self.filled = filled.collect();
+    }
+
+    /// How much of each slot is there.
+    pub(super) fn filled(&self) -> &[usize] {
+        &self.filled
     }
 
     /// The step that was checked has been taken.

@@ -66,6 +66,8 @@ pub(super) struct Own {
     pub(super) place: u64,
     /// The expert of each of its places.
     pub(super) held: Vec<Option<usize>>,
+    /// The slots of which something is in its cache, with the number of positions.
+    pub(super) cached: Vec<(usize, usize)>,
     /// How often its rows have chosen each expert.
     pub(super) loads: Vec<u64>,
 }
@@ -74,9 +76,14 @@ impl Own {
     pub(super) fn encode(&self) -> Vec<u8> {
         let held = self.held.iter();
         let held = held.map(|held| held.map_or(u64::MAX, |expert| expert as u64));
-        [self.place, self.held.len() as u64]
+        let cached = self.cached.iter();
+        let cached = cached.flat_map(|(slot, positions)| [*slot as u64, *positions as u64]);
+        let lengths = [self.held.len() as u64, self.cached.len() as u64];
+        [self.place]
             .into_iter()
+            .chain(lengths)
             .chain(held)
+            .chain(cached)
             .chain(self.loads.iter().copied())
             .flat_map(u64::to_be_bytes)
             .collect()
@@ -88,14 +95,23 @@ impl Own {
             return None;
         };
         let mut words = words.iter().copied().map(u64::from_be_bytes);
-        let (place, places) = (words.next()?, words.next()?);
+        let place = words.next()?;
+        let [places, slots] = [words.next()?, words.next()?].map(usize::try_from);
         let rest: Vec<_> = words.collect();
-        let (held, loads) = rest.split_at_checked(usize::try_from(places).ok()?)?;
+        let (held, rest) = rest.split_at_checked(places.ok()?)?;
+        let (cached, loads) = rest.split_at_checked(slots.ok()?.checked_mul(2)?)?;
+        let (cached, []) = cached.as_chunks::<2>() else {
+            return None;
+        };
+        let number = |word: u64| usize::try_from(word).ok();
+        let cached = cached.iter();
+        let cached = cached.map(|[slot, positions]| Some((number(*slot)?, number(*positions)?)));
         let held = held.iter();
         let held = held.map(|word| usize::try_from(*word).ok().filter(|_| *word != u64::MAX));
         Some(Self {
             place,
             held: held.collect(),
+            cached: cached.collect::<Option<_>>()?,
             loads: loads.to_vec(),
         })
     }
@@ -121,16 +137,18 @@ mod tests {
         let own = Own {
             place: 3,
             held: vec![Some(0), None, Some(7)],
+            cached: vec![(4, 900), (0, 1)],
             loads: vec![9, 0, u64::MAX],
         };
         assert_eq!(Own::decode(&own.encode()), Some(own.clone()));
         let new = Own {
             held: Vec::new(),
+            cached: Vec::new(),
             loads: Vec::new(),
             ..own
         };
         assert_eq!(Own::decode(&new.encode()), Some(new));
-        for bytes in [&[][..], &[1; 9], &[0; 8], &[1; 24]] {
+        for bytes in [&[][..], &[1; 9], &[0; 8], &[1; 24], &[0xff; 40]] {
             assert_eq!(Own::decode(bytes), None, "{bytes:?}");
         }
         let counted = [&[1, 2][..], &[], &[u64::MAX, 3]];

@@ -21,13 +21,14 @@
 //! rank says which experts it has; all of them make the same placement of that. If an expert is nowhere, it is read first; if
 //! copies are missing, ranks that have them send them part by part between steps, and put them in place when all parts have arrived.
 //!
-//! - `copies`: where the experts are in a generation; `generations`: the loop over generations; `serve`: the work in a generation;
+//! - `copies`: where the experts are in a generation; `slots`: whose texts are where; `generations`: the loop over generations; `serve`: the work in a generation;
 //! - `link`: the connection to the front; `timed`: the time of communication in a step.
 
 mod copies;
 mod generations;
 mod link;
 mod serve;
+mod slots;
 mod timed;
 
 pub use self::generations::{RankOptions, run};

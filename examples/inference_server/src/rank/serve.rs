@@ -13,6 +13,7 @@ use super::Outcome;
 use super::copies::{Own, Plan, fewest, sum};
 use super::generations::RankOptions;
 use super::link::{Link, Told};
+use super::slots::deal;
 use super::timed::Timed;
 use crate::model::{self, AnyPart, Collectives, ModelFile, OverNccl, Sampling};
 use crate::ranks::device;
@@ -78,6 +79,11 @@ impl Rank {
         let own = Own {
             place: world.local_rank() as u64,
             held: self.held.clone(),
+            cached: self
+                .decoder
+                .as_ref()
+                .map(|decoder| decoder.cached())
+                .unwrap_or_default(),
             loads: self.take_loads(),
         };
         let ranks = world.all_gather("places", &own.encode())?;
@@ -126,6 +132,17 @@ impl Rank {
         if let Some(comm) = &comm {
             self.connect(world, comm, plan.as_ref())?;
         }
+        let mut kept = Vec::new();
+        if plan.is_some()
+            && let Some(decoder) = &mut self.decoder
+        {
+            let cached = order
+                .iter()
+                .map(|rank| std::mem::take(&mut ranks[*rank].cached));
+            let slots = deal(&cached.collect::<Vec<_>>(), self.options.settings.slots);
+            decoder.give_slots(&slots)?;
+            kept = slots.iter().map(|slot| slot.positions).collect();
+        }
         let copies = match (plan, &comm) {
             (Some(plan), Some(comm)) => {
                 let now = fewest(&plan.now);
@@ -148,6 +165,7 @@ impl Rank {
             shards,
             device: self.device,
             copies,
+            kept,
         })?;
         loop {
             match self.link.hear() {

@@ -115,6 +115,7 @@ impl Scene {
                 shards,
                 device: 0,
                 copies: None,
+                kept: Vec::new(),
             };
             self.say(place, message);
         }
@@ -489,6 +490,7 @@ fn a_rank_that_loads_is_not_taken_for_one_that_hangs() {
         shards: 2,
         device: 0,
         copies: None,
+        kept: Vec::new(),
     };
     scene.say(1, serves);
     nobody_ends(&mut scene);

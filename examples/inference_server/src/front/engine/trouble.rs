@@ -173,7 +173,7 @@ impl Engine {
         if self.generation.take().is_some() {
             self.troubled = Instant::now();
             self.under_way = None;
-            self.scheduler.begin_again();
+            self.scheduler.interrupt();
             let mut view = self.lock();
             view.trouble = trouble;
             view.serving = None;
@@ -186,6 +186,7 @@ impl Engine {
         self.generation = Some(generation);
         self.crew.serves();
         self.crew.begin_moves(generation);
+        self.scheduler.resume(self.crew.kept(generation));
         let took = self.troubled.elapsed().as_secs_f64();
         // Makes a probe due at once, to show that the ranks work.
         self.quiet = Instant::now()
