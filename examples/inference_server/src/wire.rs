@@ -49,6 +49,8 @@ pub enum ToRank {
     PlaceExperts {
         /// The generation for which it is meant.
         generation: u64,
+        /// Its number, of all steps and probes of the server.
+        number: u64,
     },
     /// Plan other places for the experts, by how often each was chosen.
     Balance {
@@ -163,17 +165,19 @@ pub enum FromRank {
         /// How many positions of each slot are still in a cache; of slots that are not named, none are.
         kept: Vec<usize>,
     },
-    /// A round of [`ToRank::MoveExperts`] is over. The rank that has the first part says so.
+    /// A round of [`ToRank::MoveExperts`] is over on this rank.
     Moved {
         /// The generation's number.
         generation: u64,
         /// The round's number.
         number: u64,
     },
-    /// The experts are where they were to be.
+    /// The experts of this rank are where they were to be.
     Placed {
         /// The generation's number.
         generation: u64,
+        /// The number of what asked for it.
+        number: u64,
         /// How many copies of each expert there are, at least.
         copies: usize,
     },

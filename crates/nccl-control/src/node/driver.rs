@@ -1037,11 +1037,18 @@ impl State {
     fn apply_entry(&mut self, entry: &Entry, me: MemberId) {
         match entry {
             Entry::Departed {
-                member, departure, ..
+                member,
+                departure,
+                proven,
             } => {
                 self.process_watches.remove(member);
                 self.exit_reported_by_observer.remove(member);
-                self.deferred_ends.retain(|(_, id, _)| id != member);
+                let is_its = |(_, id, _): &mut (Instant, MemberId, Proof)| id == member;
+                let deferred: Vec<_> = self.deferred_ends.extract_if(.., is_its).collect();
+                // Where the loss was not proven, the end still counts for what follows.
+                for (_, member, proof) in deferred.into_iter().filter(|_| !proven) {
+                    self.handle(Input::Ended(member, proof));
+                }
                 if self.coordinator == Some(*member) {
                     self.coordinator_heartbeat = None;
                 }

@@ -1,4 +1,4 @@
-//! The services of this process while it coordinates: a [`Service`] for each generation whose sessions still make requests.
+//! The services of this process while it coordinates: a [`Service`] for each of the last generations, whose sessions may still make requests.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nccl_base::clock;
 
 use crate::coordinator_message::{Answer, Push, RankRecord};
-use crate::departure::Departure;
+use crate::departure::{Departure, LossKind};
 use crate::driver_message::RequestHead;
 use crate::proto::{MemberId, SharedMembership};
 use crate::request::{NO_ANSWER, Request};
@@ -15,6 +15,9 @@ use crate::round::RequestError;
 #[cfg(test)]
 use crate::round::Round;
 use crate::service::{self, LONGEST_NAME, Recipients, Service};
+
+/// How many generations have a service: programs may still end communicators of the ones before the last.
+const MAX_GENERATIONS: usize = 8;
 
 #[derive(Default)]
 pub(super) struct Services {
@@ -142,6 +145,30 @@ impl Services {
                 .push_back((generation, Output::Push { to, push }));
         }
         self.services.insert(generation, generation_service);
+        while self.services.len() > MAX_GENERATIONS {
+            self.end_oldest();
+        }
+    }
+
+    /// Ends the service of the oldest generation: what still waits for it fails.
+    fn end_oldest(&mut self) {
+        let Some((generation, mut generation_service)) = self.services.pop_first() else {
+            return;
+        };
+        let members = &generation_service.membership.members;
+        for rank in 0..members.len() {
+            let departure = Departure::lost(LossKind::Superseded);
+            let service = &mut generation_service.service;
+            service.record_departure(rank, departure, false);
+        }
+        while let Some(output) = generation_service.service.poll() {
+            if let service::Output::Answer { to, answer } = output {
+                let to = to.into_iter().map(|(rank, id)| (members[rank].id, id));
+                let to = to.collect();
+                let output = Output::Answer { to, answer };
+                self.direct_outputs.push_back((generation, output));
+            }
+        }
     }
 
     /// Forgets which changes of the store were made, as a planted mistake.
@@ -405,5 +432,69 @@ impl Services {
         let all = self.services.values_mut();
         all.flat_map(|generation_service| generation_service.service.reports(now))
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::{Generation, Membership, ProcessInfo};
+
+    #[test]
+    fn the_last_generations_alone_have_a_service_and_what_waits_in_others_fails() {
+        let id = |slot| MemberId {
+            slot,
+            incarnation: 1,
+        };
+        let process = |slot| ProcessInfo {
+            id: id(slot),
+            host: String::from("node"),
+            pid: 70 + slot,
+            start_time: 0,
+            kernel: 0,
+            at: String::new(),
+            launcher_rank: None,
+            observed: false,
+        };
+        let mut services = Services::default();
+        for number in 0..50 {
+            let generation = Generation {
+                number,
+                proposer: id(0),
+            };
+            let members = (0..2).map(process).collect();
+            let membership = Arc::new(Membership::new(generation, members, Vec::new()));
+            services.open(number, &membership, &[], true);
+            let get = Request::Get {
+                key: String::from("k"),
+                timeout: Duration::from_secs(3600),
+            };
+            services.handle(id(1), number, 7 + number, get, RequestHead::default());
+        }
+        assert_eq!(services.services.len(), MAX_GENERATIONS);
+        let mut failed = Vec::new();
+        while let Some((generation, output)) = services.poll() {
+            if let Output::Answer { to, answer } = output {
+                assert!(matches!(answer, Answer::Failed(_)), "{answer:?}");
+                assert_eq!(to, [(id(1), 7 + generation)]);
+                failed.push(generation);
+            }
+        }
+        assert!(failed.into_iter().eq(0..50 - MAX_GENERATIONS as u64));
+        let get = Request::TryGet {
+            key: String::from("k"),
+        };
+        services.handle(id(1), 3, 99, get, RequestHead::default());
+        let answer = services.poll();
+        assert!(matches!(
+            answer,
+            Some((
+                3,
+                Output::Answer {
+                    answer: Answer::Failed(_),
+                    ..
+                }
+            ))
+        ));
     }
 }

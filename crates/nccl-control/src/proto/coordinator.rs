@@ -746,7 +746,15 @@ impl Coordinator {
     pub(super) fn handle_exit(&mut self, core: &mut Core, id: MemberId) {
         if self.leaving.is_none() && core.learn_exit(id) {
             self.forget_answers(id);
+            self.forget_unproven_loss(id);
         }
+    }
+
+    /// Forgets a loss that waits for a majority: the end of the process is proven now.
+    fn forget_unproven_loss(&mut self, id: MemberId) {
+        self.pending_entries.retain(|pending| {
+            !(pending.needs.is_some() && departing_member(&pending.entry) == Some(id))
+        });
     }
 
     /// Forgets what a member has answered: it is no vote any more.
@@ -792,10 +800,7 @@ impl Coordinator {
         {
             return;
         }
-        // A loss of it that was not proven is void.
-        self.pending_entries.retain(|pending| {
-            !(pending.needs.is_some() && departing_member(&pending.entry) == Some(id))
-        });
+        self.forget_unproven_loss(id);
         let pid = core.membership.process(id).map_or(0, |process| process.pid);
         let departure = ended.proof.departure(pid);
         let proven = true;

@@ -775,12 +775,21 @@ impl MemberMachine {
             return self.advance();
         }
         let is_new = self.core.learn_end(&ended);
-        if is_new
-            && let Role::Following { .. } = &self.role
-            && self.core.synced.coordinator != member
-        {
-            let coordinator_id = self.core.synced.coordinator;
-            self.core.send(coordinator_id, Message::ReportEnd(ended));
+        let coordinator_id = self.core.synced.coordinator;
+        if is_new && let Some(ended) = self.core.end_of(member) {
+            match &self.role {
+                Role::Following { .. } if coordinator_id != member => {
+                    self.core.send(coordinator_id, Message::ReportEnd(ended));
+                }
+                // The first member in failover order may be on a host where that is not known.
+                Role::Waiting(_) if coordinator_id == member => {
+                    let first = self.failover_order().first().copied();
+                    if let Some(first) = first.filter(|first| *first != self.core.id()) {
+                        self.core.reach(first, Message::ReportEnd(ended));
+                    }
+                }
+                _ => {}
+            }
         }
         self.handle_missing(member, is_new);
     }

@@ -387,7 +387,8 @@ impl Crew {
             let lacks = |copies: Copies| copies.now < copies.planned;
             let all = self.members.iter().filter_map(|worker| worker.serves);
             if all.filter_map(|serves| serves.copies).any(lacks)
-                && scale.waits.get_or_insert_with(Instant::now).elapsed() < COPIED
+                // Copies that move come, or the generation ends.
+                && (self.moves.is_some() || scale.waits.get_or_insert_with(Instant::now).elapsed() < COPIED)
             {
                 return false;
             }

@@ -51,8 +51,10 @@ pub(super) enum Work {
     Step,
     /// A small operation that shows that the ranks work.
     Probe,
-    /// A part of the experts that move, or the plan for that.
+    /// A part of the experts that move, or their new places.
     Move,
+    /// The plan for other places of the experts.
+    Balance,
 }
 
 /// An event for the engine.
@@ -82,10 +84,16 @@ pub(super) struct Engine {
     /// The number of the last work sent, and its kind while it is in progress.
     number: u64,
     under_way: Option<Work>,
+    /// How many ranks have said that they have moved experts, of how many.
+    moved: usize,
+    parts: usize,
+    /// Whether the last work was that.
+    has_just_moved: bool,
     /// The end of the last work.
     quiet: Instant,
-    /// Whether the experts are to be placed anew.
+    /// Whether the experts are to be placed anew; and while they move for that, how uneven the ranks will be.
     wants_balance: bool,
+    balancing: Option<f64>,
     troubled: Instant,
     next_tick: Instant,
     end: Option<Instant>,
@@ -107,8 +115,12 @@ impl Engine {
             served: false,
             number: 0,
             under_way: None,
+            moved: 0,
+            parts: 0,
+            has_just_moved: false,
             quiet: Instant::now(),
             wants_balance: false,
+            balancing: None,
             troubled: Instant::now(),
             next_tick: Instant::now(),
             end: None,
@@ -271,40 +283,45 @@ impl Engine {
                 }
             }
             FromRank::Moved { generation, number } => {
-                if self.is_over(Work::Move, generation, number) {
-                    self.lock().answered();
-                    if let Some(moves) = &mut self.crew.moves {
-                        moves.moved();
-                    }
+                if self.have_all_moved(generation, number)
+                    && let Some(moves) = &mut self.crew.moves
+                {
+                    moves.moved();
+                    self.lock().numbers.expert_rounds += 1;
                 }
             }
-            FromRank::Placed { generation, copies } => {
+            FromRank::Placed {
+                generation,
+                number,
+                copies,
+            } => {
                 self.crew.placed(place, generation, copies);
+                if self.have_all_moved(generation, number) {
+                    self.crew.moves = None;
+                    if let Some(imbalance) = self.balancing.take() {
+                        self.is_balanced(imbalance);
+                    }
+                }
             }
             FromRank::Balanced {
                 generation,
                 number,
                 copies,
-                imbalance,
+                imbalance: [before, after],
             } => {
-                if self.is_over(Work::Move, generation, number) {
+                if self.is_over(Work::Balance, generation, number) {
+                    self.lock().answered();
                     self.crew.balanced(generation, copies);
-                    let mut view = self.lock();
-                    view.answered();
-                    let [before, after] = imbalance;
-                    view.imbalance = Some(if copies.rounds.is_some() {
-                        after
-                    } else {
-                        before
-                    });
-                    drop(view);
-                    match copies.rounds {
-                        Some(_) => note!(
+                    if copies.rounds.is_some() {
+                        note!(
                             "experts move: the busiest rank had {before:.2} times the mean, and will have {after:.2}"
-                        ),
-                        None => note!(
+                        );
+                        self.balancing = Some(after);
+                    } else {
+                        note!(
                             "experts stay: the busiest rank has {before:.2} times the mean, and no other places are better"
-                        ),
+                        );
+                        self.is_balanced(before);
                     }
                 }
             }
@@ -371,6 +388,28 @@ impl Engine {
         over
     }
 
+    /// Counts a rank that has moved experts. Returns whether all have, and the work is over.
+    fn have_all_moved(&mut self, generation: u64, number: u64) -> bool {
+        let work = (self.under_way, self.generation, self.number);
+        if work != (Some(Work::Move), Some(generation), number) {
+            return false;
+        }
+        self.moved += 1;
+        let all = self.moved == self.parts;
+        if all {
+            self.is_over(Work::Move, generation, number);
+            self.lock().answered();
+        }
+        all
+    }
+
+    fn is_balanced(&mut self, imbalance: f64) {
+        self.wants_balance = false;
+        let mut view = self.lock();
+        view.imbalance = Some(imbalance);
+        view.numbers.balances += 1;
+    }
+
     /// Sends the next step or probe, if one is due.
     fn go(&mut self) {
         let Some(generation) = self.generation else {
@@ -386,7 +425,9 @@ impl Engine {
                 ..Trouble::default()
             });
         }
-        if self.move_experts(generation) {
+        // Texts wait for one part of experts at most.
+        let is_turn_of_texts = std::mem::take(&mut self.has_just_moved);
+        if !(is_turn_of_texts && !self.scheduler.is_idle()) && self.move_experts(generation) {
             return;
         }
         let rows = self.scheduler.plan();
@@ -413,37 +454,32 @@ impl Engine {
     fn give(&mut self, generation: u64, work: Work, message: &ToRank) {
         self.number += 1;
         self.under_way = Some(work);
+        (self.moved, self.has_just_moved) = (0, work == Work::Move);
         self.lock().given(work, self.number);
         self.crew.send(generation, message);
     }
 
-    /// Takes the next part of moving experts, if it is due, between the same two steps on all ranks. Returns whether that is work.
+    /// Takes the next part of moving experts, if it is due, between the same two steps on all ranks. Returns whether it is.
     fn move_experts(&mut self, generation: u64) -> bool {
         let number = self.number + 1;
         let Some(moves) = &mut self.crew.moves else {
             // Other places are planned when the experts are where they are to be.
-            let message = ToRank::Balance { generation, number };
-            let wants = std::mem::take(&mut self.wants_balance);
-            if wants {
-                self.give(generation, Work::Move, &message);
+            if self.wants_balance {
+                let message = ToRank::Balance { generation, number };
+                self.give(generation, Work::Balance, &message);
             }
-            return wants;
+            return self.wants_balance;
         };
-        match moves.due(generation) {
-            None => false,
+        let message = match moves.due(generation) {
+            None => return false,
             Some(Due::Round) => {
                 moves.begun();
-                let message = ToRank::MoveExperts { generation, number };
-                self.give(generation, Work::Move, &message);
-                true
+                ToRank::MoveExperts { generation, number }
             }
-            Some(Due::Place) => {
-                self.crew.moves = None;
-                self.crew
-                    .send(generation, &ToRank::PlaceExperts { generation });
-                false
-            }
-        }
+            Some(Due::Place) => ToRank::PlaceExperts { generation, number },
+        };
+        self.give(generation, Work::Move, &message);
+        true
     }
 
     /// When the next part of moving experts is due, while the ranks have nothing else to do.

@@ -129,6 +129,9 @@ pub(super) struct Numbers {
     pub(super) prompt_tokens: u64,
     pub(super) made_tokens: u64,
     pub(super) steps: u64,
+    /// Rounds in which experts moved, and how often they were placed by how often they were chosen.
+    pub(super) expert_rounds: u64,
+    pub(super) balances: u64,
     pub(super) step_seconds: f64,
     pub(super) communication_seconds: f64,
     pub(super) rank_ends: u64,
@@ -205,7 +208,7 @@ impl View {
         let (usual, age) = (self.usual(), since.elapsed());
         let most = match work {
             Work::Step => SLOW.max(usual * SLOWER),
-            Work::Probe | Work::Move => SLOW,
+            Work::Probe | Work::Move | Work::Balance => SLOW,
         };
         let (usual, seconds) = (usual.as_secs_f64(), age.as_secs_f64());
         let cause = match work {
@@ -215,7 +218,9 @@ impl View {
             Work::Probe => format!(
                 "the ranks were asked for a sign of life {seconds:.1} s ago, and have not given it"
             ),
-            Work::Move => format!("a part of moving experts has been under way for {seconds:.1} s"),
+            Work::Move | Work::Balance => {
+                format!("a part of moving experts has been under way for {seconds:.1} s")
+            }
         };
         (age > most).then(|| Trouble {
             cause,

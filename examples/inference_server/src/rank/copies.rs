@@ -157,8 +157,8 @@ mod tests {
 
     #[test]
     fn ranks_that_are_left_serve_with_what_they_have_and_give_each_other_what_lacks() {
-        // At first no rank has an expert.
-        let first = Plan::new(&vec![Vec::new(); 8], &[1; 8], 2).unwrap();
+        // At first no rank has an expert, and none was chosen.
+        let first = Plan::new(&vec![Vec::new(); 8], &[0; 8], 2).unwrap();
         assert_eq!((fewest(&first.now), first.now.places_per_rank()), (2, 2));
         assert_eq!(first.next, None);
         for gone in 0..8 {

@@ -192,13 +192,14 @@ impl Rank {
                     if let Some(decoder) = &mut self.decoder {
                         decoder.move_experts()?;
                     }
-                    if comm.as_ref().is_some_and(|comm| comm.rank() == 0) {
-                        self.link.say(&FromRank::Moved { generation, number })?;
-                    }
+                    self.link.say(&FromRank::Moved { generation, number })?;
                 }
-                Told::Front(ToRank::PlaceExperts { generation: of }) if of == generation => {
+                Told::Front(ToRank::PlaceExperts {
+                    generation: of,
+                    number,
+                }) if of == generation => {
                     if let Some(comm) = &comm {
-                        self.place_experts(comm, generation)?;
+                        self.place_experts(comm, generation, number)?;
                     }
                 }
                 Told::Front(ToRank::Balance {
@@ -360,7 +361,7 @@ impl Rank {
     }
 
     /// Puts the experts where they are to be, together with the other ranks, in the middle of texts.
-    fn place_experts(&mut self, comm: &Communicator, generation: u64) -> Outcome<()> {
+    fn place_experts(&mut self, comm: &Communicator, generation: u64, number: u64) -> Outcome<()> {
         let Some(next) = self.next.take() else {
             return Err("no other places of the experts are planned".into());
         };
@@ -371,6 +372,7 @@ impl Rank {
         self.holds(comm, &next);
         self.link.say(&FromRank::Placed {
             generation,
+            number,
             copies: fewest(&next),
         })?;
         Ok(())

@@ -11,7 +11,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use super::*;
 use crate::front::options::{Options, Role};
 use crate::model::tokenizer::Tokenizer;
-use crate::wire::{self, Draw, ToRank};
+use crate::wire::{self, Copies, Draw, ToRank};
 
 /// How long the system may take to start or to end a process.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -104,6 +104,16 @@ impl Scene {
 
     /// These are in the generation, and share the model in so many parts; the last ones have none.
     fn serve(&mut self, generation: u64, places: &[usize], shards: usize) {
+        self.serve_with(generation, places, shards, None);
+    }
+
+    fn serve_with(
+        &mut self,
+        generation: u64,
+        places: &[usize],
+        shards: usize,
+        copies: Option<Copies>,
+    ) {
         for &place in places {
             self.say(place, FromRank::Entered { generation });
         }
@@ -114,7 +124,7 @@ impl Scene {
                 shard: (rank < shards).then_some(rank),
                 shards,
                 device: 0,
-                copies: None,
+                copies,
                 kept: Vec::new(),
             };
             self.say(place, message);
@@ -590,4 +600,97 @@ fn how_many_ranks_were_asked_for_is_known_when_all_are_started_again() {
         scene.tell(end);
     }
     assert_eq!(scene.engine.crew.scales_to(), Some(2));
+}
+
+/// Answers the last work as all ranks do, and returns what it was.
+fn answer(scene: &mut Scene, places: &[usize]) -> &'static str {
+    let (generation, number) = (scene.engine.generation.unwrap(), scene.engine.number);
+    let work = scene.engine.under_way;
+    let (word, message) = match work {
+        Some(Work::Step) => (
+            "step",
+            FromRank::Drawn {
+                generation,
+                number,
+                tokens: vec![65],
+                seconds: 0.0,
+                communicating: 0.0,
+            },
+        ),
+        Some(Work::Move) => {
+            let mut is_placed = false;
+            while let Some(told) = scene.heard(0) {
+                is_placed = matches!(told, ToRank::PlaceExperts { .. });
+            }
+            let (moved, placed) = (
+                FromRank::Moved { generation, number },
+                FromRank::Placed {
+                    generation,
+                    number,
+                    copies: 2,
+                },
+            );
+            let message = if is_placed { placed } else { moved };
+            for &place in &places[1..] {
+                scene.say(place, message.clone());
+                assert_eq!(scene.engine.under_way, work, "one has not answered");
+            }
+            (if is_placed { "place" } else { "move" }, message)
+        }
+        Some(Work::Probe) => ("probe", FromRank::Probed { generation, number }),
+        Some(Work::Balance) => (
+            "balance",
+            FromRank::Balanced {
+                generation,
+                number,
+                copies: Copies {
+                    now: 2,
+                    planned: 2,
+                    rounds: Some(1),
+                },
+                imbalance: [1.5, 1.1],
+            },
+        ),
+        None => return "nothing",
+    };
+    scene.say(places[0], message);
+    word
+}
+
+#[test]
+fn texts_and_moving_experts_take_turns_however_fast_experts_may_move() {
+    let mut scene = Scene::new(&[&ELASTIC[..], &["--move-rate", "1000000"]].concat());
+    let copies = |rounds| Copies {
+        now: 1,
+        planned: 2,
+        rounds,
+    };
+    scene.serve_with(0, &[0, 1, 2], 3, Some(copies(Some(3))));
+    let (mut request, _heard) = request();
+    request.most = 5;
+    scene.tell(Event::Ask(request));
+    scene.tell(Event::Balance);
+    let next = |scene: &mut Scene, places: &[usize]| {
+        std::thread::sleep(Duration::from_millis(1));
+        scene.engine.go();
+        answer(scene, places)
+    };
+    let all = [0, 1, 2];
+    let words: Vec<_> = (0..8).map(|_| next(&mut scene, &all)).collect();
+    let expected = [
+        "move", "step", "move", "step", "move", "step", "place", "step",
+    ];
+    assert_eq!(words, expected);
+    // What was asked for meanwhile comes after that. Another generation interrupts it, and it is asked for again.
+    assert_eq!(next(&mut scene, &all), "balance");
+    assert_eq!(scene.engine.crew.moves.as_ref().unwrap().progress(), (0, 1));
+    let end = scene.kill(2);
+    scene.tell(end);
+    assert!(scene.engine.crew.moves.is_none());
+    assert_eq!(scene.engine.lock().numbers.balances, 0);
+    scene.serve_with(1, &[0, 1], 2, Some(copies(None)));
+    let words: Vec<_> = (0..5).map(|_| next(&mut scene, &all[..2])).collect();
+    assert_eq!(words, ["balance", "move", "step", "place", "nothing"]);
+    let view = scene.engine.lock();
+    assert_eq!((view.numbers.balances, view.imbalance), (1, Some(1.1)));
 }

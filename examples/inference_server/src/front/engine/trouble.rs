@@ -174,6 +174,8 @@ impl Engine {
             self.troubled = Instant::now();
             self.under_way = None;
             self.scheduler.interrupt();
+            // The next generation plans anew; what was asked for is asked for again.
+            (self.crew.moves, self.balancing) = (None, None);
             let mut view = self.lock();
             view.trouble = trouble;
             view.serving = None;
@@ -184,6 +186,7 @@ impl Engine {
     /// Begins the service of a generation.
     pub(super) fn ready(&mut self, generation: u64, parts: usize) {
         self.generation = Some(generation);
+        self.parts = parts;
         self.crew.serves();
         self.crew.begin_moves(generation);
         self.scheduler.resume(self.crew.kept(generation));

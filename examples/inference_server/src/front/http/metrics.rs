@@ -133,6 +133,16 @@ fn text(view: &View, slots: usize) -> String {
             copies,
         );
     }
+    page.counter(
+        "inference_expert_rounds_total",
+        "In how many rounds experts moved to other ranks.",
+        numbers.expert_rounds,
+    );
+    page.counter(
+        "inference_expert_balances_total",
+        "How often the places of experts were balanced, or found to be balanced.",
+        numbers.balances,
+    );
     if let Some((done, rounds)) = view.moving {
         page.gauge(
             "inference_expert_rounds_left",
