@@ -186,6 +186,8 @@ impl Changes<'_> {
                     signal(victims[0], Signal::STOP);
                 }
                 self.lose(1);
+                // Of two ranks, the other one may have lost its majority before the one that stopped is ended: then all begin anew.
+                self.left = self.left.filter(|_| serving.len() > 2);
             }
             Change::Scale(ranks) => self.scale(ranks),
         }
