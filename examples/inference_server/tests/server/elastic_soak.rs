@@ -32,7 +32,7 @@ fn extent() -> Extent {
             ranks: 8,
             changes: 15,
             warm: 5,
-            deadline: "1",
+            deadline: "3",
         },
         Extent {
             ranks: 4,
@@ -169,8 +169,8 @@ impl Changes<'_> {
             0..=4 if !victims.is_empty() => {
                 Change::Kill(self.random.usize(1..=3.min(victims.len())))
             }
-            // One that stops alone is missed by no other rank.
-            5 if !victims.is_empty() && serving.len() > 1 => Change::Stop,
+            // Of two ranks, the other one may have lost its majority before the one that stopped is ended: then all begin anew.
+            5 if !victims.is_empty() && serving.len() > 2 && self.left.is_some() => Change::Stop,
             _ => Change::Scale(self.random.usize(1..=self.ranks)),
         };
         println!("{} serve: {change:?}", serving.len());
@@ -186,8 +186,7 @@ impl Changes<'_> {
                     signal(victims[0], Signal::STOP);
                 }
                 self.lose(1);
-                // Of two ranks, the other one may have lost its majority before the one that stopped is ended: then all begin anew.
-                self.left = self.left.filter(|_| serving.len() > 2);
+                self.is_whole();
             }
             Change::Scale(ranks) => self.scale(ranks),
         }
