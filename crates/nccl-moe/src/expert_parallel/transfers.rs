@@ -61,7 +61,7 @@ impl ExpertPlacement {
     /// All sources are as they are before: a place may be both a source and a destination.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] if the two placements are of different experts or ranks.
+    /// [`InvalidConfig`](crate::error::ErrorKind::InvalidConfig) if the two placements are of different experts or ranks.
     ///
     /// ```
     /// use nccl::moe::ExpertPlacement;

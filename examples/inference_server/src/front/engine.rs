@@ -426,8 +426,9 @@ impl Engine {
             });
         }
         // Texts wait for one part of experts at most.
-        let is_turn_of_texts = std::mem::take(&mut self.has_just_moved);
-        if !(is_turn_of_texts && !self.scheduler.is_idle()) && self.move_experts(generation) {
+        let is_turn_of_texts =
+            std::mem::take(&mut self.has_just_moved) && !self.scheduler.is_idle();
+        if !is_turn_of_texts && self.move_experts(generation) {
             return;
         }
         let rows = self.scheduler.plan();
