@@ -436,16 +436,19 @@ impl Services {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::proto::{Generation, Membership, ProcessInfo};
 
-    #[test]
-    fn the_last_generations_alone_have_a_service_and_what_waits_in_others_fails() {
-        let id = |slot| MemberId {
+    fn id(slot: u32) -> MemberId {
+        MemberId {
             slot,
             incarnation: 1,
-        };
+        }
+    }
+
+    /// The members of a generation, on one host.
+    pub(in crate::node) fn membership(number: u64, members: u32) -> SharedMembership {
         let process = |slot| ProcessInfo {
             id: id(slot),
             host: String::from("node"),
@@ -456,14 +459,19 @@ mod tests {
             launcher_rank: None,
             observed: false,
         };
+        let generation = Generation {
+            number,
+            proposer: id(0),
+        };
+        let members = (0..members).map(process).collect();
+        Arc::new(Membership::new(generation, members, Vec::new()))
+    }
+
+    #[test]
+    fn the_last_generations_alone_have_a_service_and_what_waits_in_others_fails() {
         let mut services = Services::default();
         for number in 0..50 {
-            let generation = Generation {
-                number,
-                proposer: id(0),
-            };
-            let members = (0..2).map(process).collect();
-            let membership = Arc::new(Membership::new(generation, members, Vec::new()));
+            let membership = membership(number, 2);
             services.open(number, &membership, &[], true);
             let get = Request::Get {
                 key: String::from("k"),

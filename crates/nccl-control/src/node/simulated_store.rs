@@ -227,7 +227,6 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::{Generation, Membership, ProcessInfo};
 
     fn id(slot: u32) -> MemberId {
         MemberId {
@@ -238,22 +237,7 @@ mod tests {
 
     /// The stores of ranks 0 to 2, of which rank 0 coordinates.
     fn three() -> Vec<SimulatedStore> {
-        let peer = |slot| ProcessInfo {
-            id: id(slot),
-            host: String::from("node"),
-            pid: 70 + slot,
-            start_time: 0,
-            kernel: 0,
-            at: String::new(),
-            launcher_rank: None,
-            observed: false,
-        };
-        let generation = Generation {
-            number: 0,
-            proposer: id(0),
-        };
-        let members = (0..3).map(peer).collect();
-        let membership = Arc::new(Membership::new(generation, members, Vec::new()));
+        let membership = super::super::services::tests::membership(0, 3);
         let all = (0..3).map(|slot| {
             let mut store = SimulatedStore::new(id(slot), Mistakes::default());
             store.active(&membership);

@@ -366,10 +366,10 @@ impl ExpertPlacement {
     ///
     /// ```
     /// let placement = nccl::moe::ExpertPlacement::new(1, 2, &[Some(0), None])?;
-    /// assert_eq!(placement.row(0).collect::<Vec<_>>(), [Some(0), None]);
+    /// assert_eq!(placement.places_of(0).collect::<Vec<_>>(), [Some(0), None]);
     /// # Ok::<(), nccl::Error>(())
     /// ```
-    pub fn row(&self, rank: usize) -> impl Iterator<Item = Option<usize>> + '_ {
+    pub fn places_of(&self, rank: usize) -> impl Iterator<Item = Option<usize>> + '_ {
         let own = &self.held[rank * self.places_per_rank..(rank + 1) * self.places_per_rank];
         own.iter()
             .map(|expert| expert.map(|expert| expert as usize))
@@ -386,7 +386,7 @@ impl ExpertPlacement {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn held_by(&self, rank: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
-        let places = self.row(rank).enumerate();
+        let places = self.places_of(rank).enumerate();
         places.filter_map(|(place, expert)| Some((place, expert?)))
     }
 

@@ -99,7 +99,9 @@ impl<C: Collectives> Elastic<C> {
             return Err(Error::Unusable(text));
         }
         settings.fit(config.max_position_embeddings)?;
-        let held: Vec<_> = placement(&ranks, &config)?.row(ranks.rank()).collect();
+        let held: Vec<_> = placement(&ranks, &config)?
+            .places_of(ranks.rank())
+            .collect();
         // All heads.
         let shard = config.shard(0, 1)?;
         let load = |layer| {
@@ -145,7 +147,9 @@ impl<C: Collectives> Elastic<C> {
 
     /// Goes on with other ranks and the experts that they give to this one: those that it has stay, others have arrived or are read.
     fn take(&mut self, ranks: C, arrived: &HashMap<usize, Vec<f32>>) -> Result<()> {
-        let held: Vec<_> = placement(&ranks, &self.config)?.row(ranks.rank()).collect();
+        let held: Vec<_> = placement(&ranks, &self.config)?
+            .places_of(ranks.rank())
+            .collect();
         if held != self.held {
             let mut all = Vec::with_capacity(self.layers.len());
             let length = Expert::length(&self.config);

@@ -63,7 +63,7 @@ impl Moving {
             let arrived = arrived.or_insert_with(|| vec![0.0; self.length]);
             arrived[part.elements.clone()].copy_from_slice(&numbers);
         }
-        // Another rank may get it later, and its numbers are there until then as well.
+        // Where another rank gets the same expert later, its numbers are collected again.
         let length = self.length;
         let is_sent = |part: &&TransferPart| part.from == me && part.elements.end == length;
         for part in round.iter().filter(is_sent) {

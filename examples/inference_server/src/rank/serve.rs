@@ -143,11 +143,11 @@ impl Rank {
             decoder.give_slots(&slots)?;
             kept = slots.iter().map(|slot| slot.positions).collect();
         }
-        let copies = match (plan, &comm) {
-            (Some(plan), Some(comm)) => {
+        let copies = match plan {
+            Some(plan) => {
                 let now = fewest(&plan.now);
                 Some(match plan.next {
-                    Some(next) => self.plan_moves(comm, now, next)?,
+                    Some(next) => self.plan_moves(now, next)?,
                     None => Copies {
                         now,
                         planned: now,
@@ -155,7 +155,7 @@ impl Rank {
                     },
                 })
             }
-            _ => None,
+            None => None,
         };
         world.phase("serve");
         self.link.say(&FromRank::Serves {
@@ -286,7 +286,7 @@ impl Rank {
     }
 
     fn holds(&mut self, comm: &Communicator, placement: &ExpertPlacement) {
-        self.held = placement.row(comm.rank()).collect();
+        self.held = placement.places_of(comm.rank()).collect();
         self.next = None;
     }
 
@@ -298,20 +298,11 @@ impl Rank {
     }
 
     /// Prepares to move the experts, beside the service.
-    fn plan_moves(
-        &mut self,
-        comm: &Communicator,
-        now: usize,
-        next: ExpertPlacement,
-    ) -> Outcome<Copies> {
+    fn plan_moves(&mut self, now: usize, next: ExpertPlacement) -> Outcome<Copies> {
         let Some(decoder) = &mut self.decoder else {
             return Err("no model is loaded".into());
         };
-        // Ranks that receive nothing take part: in what order ranks do what has to be the same on all of them.
-        let rounds = match comm.world_size() {
-            1 => 0,
-            _ => decoder.plan_moves(&next, NUMBERS_PER_ROUND)?,
-        };
+        let rounds = decoder.plan_moves(&next, NUMBERS_PER_ROUND)?;
         let planned = fewest(&next);
         self.next = Some(next);
         Ok(Copies {
@@ -335,14 +326,13 @@ impl Rank {
             .and_then(|decoder| decoder.ranks().placement())
             .cloned();
         let now = now.ok_or("the experts of this model have no places")?;
-        // No more than there are: a plan that is under way is replaced.
         let copies = self.options.copies.unwrap_or(1).min(ranks);
-        let places = (experts * copies).div_ceil(ranks).max(1);
+        let places = (experts * copies).div_ceil(ranks);
         let next = now.rebalanced(&loads, places, copies)?;
         let imbalance = [now.imbalance(&loads), next.imbalance(&loads)];
         let before = fewest(&now);
         let copies = match next == now || imbalance[1] >= imbalance[0] {
-            false => self.plan_moves(comm, before, next)?,
+            false => self.plan_moves(before, next)?,
             true => Copies {
                 now: before,
                 planned: before,

@@ -91,10 +91,10 @@ fn soak(first: usize) {
     assert!(all > warm, "NCCL_TEST_CHANGES: more than {warm}");
     let seed = number("NCCL_TEST_SEED").unwrap_or_else(|| fastrand::u64(..1_000_000));
     println!("NCCL_TEST_SEED={seed}");
-    let (number, copies) = (ranks.to_string(), COPIES.to_string());
+    let (started, copies) = (ranks.to_string(), COPIES.to_string());
     let server = Server::start_thrifty(&[
         "--ranks",
-        &number,
+        &started,
         "--recovery",
         "elastic",
         "--copies",
