@@ -180,8 +180,18 @@ impl Split {
 
     /// Sends all ranks the same command; returns the answer of each.
     fn all(&mut self, order: &str) -> Vec<String> {
-        let begun = Instant::now();
+        self.tell(order);
+        self.hear(order)
+    }
+
+    /// Sends all ranks the same command.
+    fn tell(&mut self, order: &str) {
         self.ranks.iter_mut().for_each(|rank| rank.tell(order));
+    }
+
+    /// Returns the answer of each to the last command.
+    fn hear(&mut self, order: &str) -> Vec<String> {
+        let begun = Instant::now();
         let said: Vec<_> = self.ranks.iter().map(Actor::says).collect();
         let after = begun.elapsed().as_secs_f64();
         let _ = write!(self.log, "\n{order} ({after:.1} s):");
@@ -301,6 +311,29 @@ fn a_network_that_is_whole_again_soon_ends_nothing() {
             for said in split.all("talk") {
                 assert_eq!(said, format!("on 0 {size}"), "{}", split.log);
             }
+        }
+    });
+}
+
+#[test]
+fn an_exchange_under_way_outlives_a_change_of_the_coordinator() {
+    let test = &name(&|| ());
+    if let Role::Child(role) = Role::of(test) {
+        return process(&role);
+    }
+    // Neither side has a majority: no rank is lost.
+    each(&[[1, 1], [1, 1], [2, 2], [2, 2]], |counts| {
+        let Some(mut split) = Split::new(test, counts, false, "-") else {
+            return;
+        };
+        split.hosts.cut(1);
+        split.tell("talk");
+        // Long enough that its followers look for another coordinator.
+        std::thread::sleep(Duration::from_secs(7));
+        split.hosts.mend(1);
+        let size = counts[0] + counts[1];
+        for said in split.hear("talk") {
+            assert_eq!(said, format!("on 0 {size}"), "{}", split.log);
         }
     });
 }

@@ -11,7 +11,7 @@ use super::phase::Phase;
 use super::process;
 use super::process_state::ProcessState;
 use super::proto::ProcessInfo;
-use super::round::{Parts, RequestError};
+use super::round::{Parts, RequestError, Round};
 use super::straggler::StragglerReport;
 use crate::departure::Departure;
 use crate::sanitize;
@@ -75,6 +75,8 @@ pub(super) enum Push {
         skew: Duration,
         last: usize,
     },
+    /// Asks for the outcome of an exchange, which an earlier coordinator has told this rank and not all others.
+    WantOutcome(Round),
     /// For a process on the host of a suspect: asks for the state of that rank's process.
     ProbeProcess {
         rank: usize,

@@ -31,6 +31,14 @@ pub(crate) struct RequestHead {
 impl RequestHead {
     const LENGTH: usize = 9;
 
+    /// That of a request that the coordinator may have received before.
+    pub(crate) fn repeated() -> Self {
+        Self {
+            is_repeated: true,
+            ..Self::default()
+        }
+    }
+
     fn encode(self) -> [u8; Self::LENGTH] {
         let mut bytes = [u8::from(self.is_repeated); Self::LENGTH];
         bytes[1..].copy_from_slice(&self.settled.to_le_bytes());

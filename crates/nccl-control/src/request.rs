@@ -5,6 +5,7 @@ use std::time::Duration;
 use nccl_base::wire::{self, bytes, clean};
 use serde::{Deserialize, Serialize};
 
+use super::coordinator_message::Answer;
 use super::frame::{Broken, Frame, Outgoing};
 use super::process_state::ProcessState;
 use super::round::Round;
@@ -29,6 +30,13 @@ pub(super) enum Request {
     /// Gives up the request of the same number, and with it the exchange for all.
     Cancel {
         reason: Reason,
+    },
+    /// To a coordinator from which no answer has come yet: the exchanges whose outcome this rank has, and whether they failed.
+    Outcomes(Vec<(Round, bool)>),
+    /// The answer to a [`Push::WantOutcome`](super::coordinator_message::Push::WantOutcome).
+    Outcome {
+        round: Round,
+        answer: Answer,
     },
     Set {
         key: String,

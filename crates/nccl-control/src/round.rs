@@ -106,6 +106,10 @@ pub(super) enum RequestError {
     },
     /// An earlier coordinator of this generation had the store.
     StoreLost,
+    /// The coordinator does not serve this generation: an earlier one did, and a later generation has another.
+    OldGeneration,
+    /// An earlier coordinator has answered some ranks, and what it has answered is not kept.
+    OutcomeLost,
     /// This rank itself cancelled the request.
     Interrupted,
     /// All ranks of the round have given their parts, but are not known to be on the side that continues.
@@ -145,6 +149,8 @@ impl RequestError {
             | Self::NotANumber { .. }
             | Self::SumOverflows { .. }
             | Self::StoreLost
+            | Self::OldGeneration
+            | Self::OutcomeLost
             | Self::Interrupted
             | Self::NoMajority { .. } => None,
         }

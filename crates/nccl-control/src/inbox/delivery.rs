@@ -79,7 +79,10 @@ impl Inbox {
                 return state.notices.push_back(Notice::Skewed { key, skew, last });
             }
             // For observers, or answered by the reader of the connection.
-            Push::WorldSize(_) | Push::Rank(_) | Push::ProbeProcess { .. } => return,
+            Push::WorldSize(_)
+            | Push::Rank(_)
+            | Push::ProbeProcess { .. }
+            | Push::WantOutcome(_) => return,
         };
         state.deliver(notice);
     }

@@ -28,7 +28,16 @@ pub(crate) struct PendingRequest<'m> {
 impl Inbox {
     /// Returns a number for a request, under which its answer will arrive.
     pub(crate) fn begin_request(&self) -> PendingRequest<'_> {
-        let (id, slot) = self.register_request();
+        self.begin(false)
+    }
+
+    /// As [`begin_request`](Self::begin_request), for a request that is repeated to a successor of the coordinator.
+    pub(crate) fn begin_repeatable_request(&self) -> PendingRequest<'_> {
+        self.begin(true)
+    }
+
+    fn begin(&self, is_repeatable: bool) -> PendingRequest<'_> {
+        let (id, slot) = self.register(is_repeatable);
         PendingRequest {
             inbox: self,
             id,
@@ -37,11 +46,25 @@ impl Inbox {
     }
 
     /// Returns a number for a request, and where its answer arrives until [`forget_request`](Self::forget_request).
+    #[cfg(any(test, feature = "simulator"))]
     pub(crate) fn register_request(&self) -> (u64, Arc<AnswerSlot>) {
+        self.register(false)
+    }
+
+    /// As [`register_request`](Self::register_request), for a request that is repeated to a successor of the coordinator.
+    #[cfg(any(test, feature = "simulator"))]
+    pub(crate) fn register_repeatable_request(&self) -> (u64, Arc<AnswerSlot>) {
+        self.register(true)
+    }
+
+    fn register(&self, is_repeatable: bool) -> (u64, Arc<AnswerSlot>) {
         let slot = Arc::new(AnswerSlot::default());
         let mut state = self.state.lock();
         let id = state.next;
         state.next += 1;
+        if is_repeatable {
+            state.repeatable.insert(id);
+        }
         match &state.closed {
             None => {
                 state.waiting.insert(id, Arc::clone(&slot));
@@ -56,13 +79,6 @@ impl Inbox {
         let mut state = self.state.lock();
         state.waiting.remove(&id);
         state.repeatable.remove(&id);
-    }
-
-    /// As [`begin_request`](Self::begin_request), for a request that is repeated to a successor of the coordinator.
-    pub(crate) fn begin_repeatable_request(&self) -> PendingRequest<'_> {
-        let pending = self.begin_request();
-        self.state.lock().repeatable.insert(pending.id);
-        pending
     }
 
     pub(crate) fn answer(&self, id: u64, answer: Answer) {

@@ -535,7 +535,7 @@ impl Node {
                 rank,
                 membership: Arc::clone(&membership),
                 inbox: state.inbox.take().unwrap_or_default(),
-                outbox: Outbox::default(),
+                outbox: Outbox::new(membership.generation.number, rank),
             });
         }
         state.process_watches.retain(|id, _| membership.votes(*id));
@@ -641,7 +641,7 @@ impl Node {
                 commands.extend(
                     session
                         .outbox
-                        .requests_to_resend()
+                        .requests_to_resend(before.is_some())
                         .into_iter()
                         .map(Command::Request),
                 );
@@ -1330,7 +1330,7 @@ impl State {
         let inbox = Arc::clone(&session.inbox);
         match incoming {
             CoordinatorMessage::Answer(answer) => {
-                session.outbox.answered(id);
+                session.outbox.answered(id, &answer);
                 inbox.answer(id, answer);
             }
             CoordinatorMessage::Push(Push::ProbeProcess { rank, pid }) => {
@@ -1343,6 +1343,11 @@ impl State {
                     self.handle(Input::Command(Command::Request(
                         numbered.encode(RequestHead::default()),
                     )));
+                }
+            }
+            CoordinatorMessage::Push(Push::WantOutcome(round)) => {
+                if let Some(bytes) = session.outbox.outcome(round) {
+                    self.handle(Input::Command(Command::Request(bytes)));
                 }
             }
             CoordinatorMessage::Push(push) => {

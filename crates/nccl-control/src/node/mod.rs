@@ -12,7 +12,7 @@
 //!
 //! - `driver`: the node; `admission`: which processes it admits;
 //! - `acceptor`, `inbound_connections`, `inbound_connection`: listening, and peers that have not proved their identity yet;
-//! - `outbox`: the requests that are sent again to each new coordinator;
+//! - `outbox`: the requests that are sent again to each new coordinator; `kept_exchanges`: the exchanges among them;
 //! - `services`: the coordinator's services; `process_watch`: the ends of processes of this kernel; `recording_requests`:
 //!   requests for the recordings of this process;
 //! - `simulated_store`: the requests and services of a process for the simulator;
@@ -24,6 +24,7 @@ mod driver;
 mod inbound_connection;
 mod inbound_connections;
 mod join;
+mod kept_exchanges;
 mod outbox;
 mod process_watch;
 mod recording_requests;

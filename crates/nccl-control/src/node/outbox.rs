@@ -4,9 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::kept_exchanges::KeptExchanges;
+use crate::coordinator_message::Answer;
 use crate::driver_message::{NumberedRequest, RequestHead, with_head};
 use crate::inbox::Inbox;
 use crate::request::{NO_ANSWER, Request};
+use crate::round::Round;
 
 /// How many answered end reports are kept for the next coordinator; and how many end reports in all.
 const MIN_KEPT_ENDS: usize = 128;
@@ -18,8 +21,9 @@ const MAX_DIRECT: usize = 16;
 const DIRECT_KEPT_FOR: Duration = Duration::from_secs(2);
 
 /// The kept requests of one session; see the module.
-#[derive(Default)]
 pub(super) struct Outbox {
+    generation: u64,
+    exchanges: KeptExchanges,
     /// The ends of communicators that this rank has reported.
     end_reports: VecDeque<(u64, Arc<[u8]>)>,
     phase: Option<Arc<[u8]>>,
@@ -27,14 +31,36 @@ pub(super) struct Outbox {
     /// Messages to one rank alone, and when they were sent. A rank may receive one twice.
     recent_direct: VecDeque<(Instant, usize, Vec<u8>)>,
     /// Requests made while there was no coordinator.
-    deferred: Vec<(u64, Arc<[u8]>)>,
+    deferred: Vec<Deferred>,
     /// Requests that are not answered yet.
     open: BTreeMap<u64, Arc<[u8]>>,
     /// Those of them that change the store.
     open_changes: BTreeSet<u64>,
 }
 
+struct Deferred {
+    id: u64,
+    bytes: Arc<[u8]>,
+    /// Whether each new coordinator gets it anyway.
+    is_kept: bool,
+}
+
 impl Outbox {
+    /// That of a rank in a generation.
+    pub(super) fn new(generation: u64, rank: usize) -> Self {
+        Self {
+            generation,
+            exchanges: KeptExchanges::new(rank),
+            end_reports: VecDeque::new(),
+            phase: None,
+            leave_world: None,
+            recent_direct: VecDeque::new(),
+            deferred: Vec::new(),
+            open: BTreeMap::new(),
+            open_changes: BTreeSet::new(),
+        }
+    }
+
     /// Keeps what is sent again to another coordinator, and returns the encoded request.
     pub(super) fn add(&mut self, numbered: &NumberedRequest, inbox: &Inbox) -> Arc<[u8]> {
         let is_awaited = numbered.id != NO_ANSWER && inbox.is_waited_for(numbered.id);
@@ -58,6 +84,14 @@ impl Outbox {
                 self.end_reports
                     .push_back((numbered.id, Arc::clone(&bytes)));
             }
+            Request::Exchange { round, timeout, .. } => {
+                let now = Instant::now();
+                self.exchanges
+                    .enter(now, numbered.id, round, *timeout, &bytes);
+            }
+            Request::Cancel { reason } => {
+                self.exchanges.given_up(Instant::now(), numbered.id, reason);
+            }
             Request::Phase { .. } => self.phase = Some(Arc::clone(&bytes)),
             Request::LeaveWorld { .. } => self.leave_world = Some(Arc::clone(&bytes)),
             _ => {}
@@ -67,14 +101,15 @@ impl Outbox {
 
     /// Keeps a request until there is a coordinator.
     pub(super) fn defer(&mut self, numbered: &NumberedRequest, bytes: Arc<[u8]>) {
-        let is_kept = match &numbered.request {
-            Request::Exchange { round, .. } => round.is_of_ends(),
-            Request::Phase { .. } | Request::LeaveWorld { .. } => true,
-            _ => false,
-        };
-        if !is_kept {
-            self.deferred.push((numbered.id, bytes));
-        }
+        let is_kept = matches!(
+            numbered.request,
+            Request::Exchange { .. } | Request::Phase { .. } | Request::LeaveWorld { .. }
+        );
+        self.deferred.push(Deferred {
+            id: numbered.id,
+            bytes,
+            is_kept,
+        });
     }
 
     pub(super) fn add_direct(&mut self, to: usize, bytes: Vec<u8>) {
@@ -84,7 +119,8 @@ impl Outbox {
         self.recent_direct.push_back((Instant::now(), to, bytes));
     }
 
-    pub(super) fn answered(&mut self, id: u64) {
+    pub(super) fn answered(&mut self, id: u64, answer: &Answer) {
+        self.exchanges.answered(Instant::now(), id, answer);
         self.open.remove(&id);
         self.open_changes.remove(&id);
     }
@@ -107,30 +143,64 @@ impl Outbox {
             is_repeated: true,
             settled: self.settled(inbox),
         };
+        let outcomes = self.outcomes(false);
         let open = self.open.values().map(|bytes| with_head(bytes, head));
         // Those that are awaited are open as well, and sent once.
         let deferred = std::mem::take(&mut self.deferred).into_iter();
-        let deferred = deferred.filter(|(id, _)| !self.open.contains_key(id));
+        let deferred = deferred.filter(|deferred| !self.open.contains_key(&deferred.id));
         // Their own heads are of the time before, when requests with lower numbers may not have been here.
         let now = RequestHead {
             is_repeated: false,
             ..head
         };
-        let deferred = deferred.map(|(_, bytes)| with_head(&bytes, now));
-        open.chain(deferred).collect()
+        let deferred = deferred.map(|deferred| with_head(&deferred.bytes, now));
+        outcomes.into_iter().chain(open).chain(deferred).collect()
     }
 
-    /// Returns the requests to repeat to another coordinator.
-    pub(super) fn requests_to_resend(&mut self) -> Vec<Arc<[u8]>> {
-        let own = [&self.phase, &self.leave_world]
-            .into_iter()
-            .flatten()
-            .cloned();
-        let end_reports = self.end_reports.iter().map(|(_, bytes)| Arc::clone(bytes));
+    /// Returns the requests to make of another coordinator; whether `it_asks`: what it waits for, if it has taken over from one.
+    pub(super) fn requests_to_resend(&mut self, it_asks: bool) -> Vec<Arc<[u8]>> {
+        let outcomes = self.outcomes(it_asks);
+        let exchanges = self.exchanges.requests(Instant::now());
+        // A coordinator of the last generation serves the earlier ones too, and has these reports already.
+        let end_reports = self.end_reports.iter();
+        let end_reports = end_reports.map(|(_, bytes)| with_head(bytes, RequestHead::repeated()));
         let deferred = std::mem::take(&mut self.deferred).into_iter();
-        own.chain(end_reports)
-            .chain(deferred.map(|(_, bytes)| bytes))
+        let deferred = deferred.filter(|deferred| !deferred.is_kept);
+        // This rank leaves its world after the exchanges that it has entered.
+        let requests = self.phase.iter().cloned();
+        let requests = requests.chain(outcomes).chain(exchanges);
+        let requests = requests.chain(self.leave_world.clone()).chain(end_reports);
+        requests
+            .chain(deferred.map(|deferred| deferred.bytes))
             .collect()
+    }
+
+    /// Returns the request that tells of which exchanges the outcomes are here, if there are some or `it_asks`.
+    fn outcomes(&mut self, it_asks: bool) -> Option<Arc<[u8]>> {
+        let outcomes = self.exchanges.outcomes(Instant::now());
+        let is_told = it_asks || !outcomes.is_empty();
+        is_told.then(|| self.unnumbered(Request::Outcomes(outcomes)))
+    }
+
+    /// Returns the request that tells the outcome of an exchange, if it is here.
+    pub(super) fn outcome(&self, round: Round) -> Option<Arc<[u8]>> {
+        let answer = self.exchanges.outcome(&round)?;
+        Some(self.unnumbered(Request::Outcome { round, answer }))
+    }
+
+    fn unnumbered(&self, request: Request) -> Arc<[u8]> {
+        let numbered = NumberedRequest {
+            generation: self.generation,
+            id: NO_ANSWER,
+            request,
+        };
+        numbered.encode(RequestHead::default())
+    }
+
+    /// Tells coordinators of no outcomes, as a planted mistake.
+    #[cfg(any(test, feature = "simulator"))]
+    pub(super) fn tell_no_outcomes(&mut self) {
+        self.exchanges.tells_nothing = true;
     }
 
     /// Returns the messages to one rank alone that were sent within [`DIRECT_KEPT_FOR`].

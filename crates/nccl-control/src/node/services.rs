@@ -109,6 +109,9 @@ impl Services {
         }
         let now = Instant::now();
         let mut service = Service::new(membership.members.len());
+        if !is_first {
+            service.takes_over(now);
+        }
         for (rank, process) in membership.members.iter().enumerate() {
             service.arrive(now, rank, &process.host, process.pid.into());
         }
@@ -222,7 +225,7 @@ impl Services {
         };
         let Some(generation_service) = self.services.get_mut(&generation) else {
             // The request is of a generation in which this process was no member.
-            let why = Answer::Failed(Arc::new(RequestError::Interrupted));
+            let why = Answer::Failed(Arc::new(RequestError::OldGeneration));
             if id != NO_ANSWER {
                 self.direct_outputs.push_back(answer(why));
             }
@@ -241,7 +244,7 @@ impl Services {
             self.direct_outputs.extend(given.map(answer));
             return;
         }
-        if head.is_repeated {
+        if head.is_repeated && id != NO_ANSWER {
             if generation_service.service.is_waiting(rank, id) {
                 return;
             }

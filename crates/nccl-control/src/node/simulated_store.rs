@@ -1,18 +1,20 @@
-//! The store of one process without threads and sockets, for the simulator and for tests.
+//! The store and the exchanges of one process without threads and sockets, for the simulator and for tests.
 //!
 //! What is shipped is run: the requests of the process until they are answered ([`Outbox`]), and its service while it coordinates
 //! ([`Services`]). Only what connects them to the machine is written here once more, from `driver`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::outbox::Outbox;
 use super::services::{Output, Services};
-use crate::coordinator_message::{Answer, CoordinatorMessage};
+use crate::coordinator_message::{Answer, CoordinatorMessage, Push};
 use crate::departure::{Departure, LossKind, Lost};
 use crate::driver_message::{NumberedRequest, decode_reply, encode_reply};
 use crate::inbox::{AnswerSlot, Inbox};
 use crate::proto::{Command, MemberId, Mistake, Mistakes, SharedMembership};
-use crate::request::Request;
+use crate::request::{NO_ANSWER, Request};
+use crate::round::{RequestError, Round};
 
 /// The store, as one process has it.
 pub struct SimulatedStore {
@@ -28,14 +30,38 @@ struct Session {
     membership: SharedMembership,
     inbox: Arc<Inbox>,
     outbox: Outbox,
+    /// How many exchanges of all its ranks this process has entered.
+    exchanges: u64,
 }
 
-/// An addition whose result is awaited.
-pub struct PendingAdd {
+/// A request whose answer is awaited.
+struct Pending {
     generation: u64,
     id: u64,
     inbox: Arc<Inbox>,
     slot: Arc<AnswerSlot>,
+}
+
+/// An addition whose result is awaited.
+pub struct PendingAdd(Pending);
+
+/// An exchange whose result is awaited.
+pub struct PendingExchange {
+    pending: Pending,
+    number: u64,
+}
+
+/// The result of an exchange.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExchangeResult {
+    /// The parts of all ranks.
+    Parts(Vec<Vec<u8>>),
+    /// A rank has departed.
+    Departed,
+    /// The process takes part no more.
+    Ended,
+    /// Another error.
+    Failed(String),
 }
 
 /// The result of an addition.
@@ -51,20 +77,42 @@ impl PendingAdd {
     /// Returns the generation to whose store it goes.
     #[must_use]
     pub fn generation(&self) -> u64 {
-        self.generation
+        self.0.generation
     }
 
     /// Returns the result, once.
     #[must_use]
     pub fn take(&self) -> Option<AddResult> {
-        self.slot.take().map(|answer| match answer {
+        self.0.slot.take().map(|answer| match answer {
             Ok(Answer::Sum(sum)) => AddResult::Sum(sum),
             _ => AddResult::Failed,
         })
     }
 }
 
-impl Drop for PendingAdd {
+impl PendingExchange {
+    /// Returns the generation whose ranks take part, and the number of its exchanges before.
+    #[must_use]
+    pub fn round(&self) -> (u64, u64) {
+        (self.pending.generation, self.number)
+    }
+
+    /// Returns the result, once.
+    #[must_use]
+    pub fn take(&self) -> Option<ExchangeResult> {
+        self.pending.slot.take().map(|answer| match answer {
+            Ok(Answer::Parts(parts)) => ExchangeResult::Parts(Arc::unwrap_or_clone(parts)),
+            Ok(Answer::Failed(why)) => match &*why {
+                RequestError::Departed { .. } => ExchangeResult::Departed,
+                why => ExchangeResult::Failed(format!("{why:?}")),
+            },
+            Ok(answer) => ExchangeResult::Failed(format!("{answer:?}")),
+            Err(_) => ExchangeResult::Ended,
+        })
+    }
+}
+
+impl Drop for Pending {
     fn drop(&mut self) {
         self.inbox.forget_request(self.id);
     }
@@ -88,11 +136,16 @@ impl SimulatedStore {
     pub fn active(&mut self, membership: &SharedMembership) {
         self.departed.clear();
         self.coordinator = None;
-        if membership.rank_of(self.me).is_some() {
+        if let Some(rank) = membership.rank_of(self.me) {
+            let mut outbox = Outbox::new(membership.generation.number, rank);
+            if self.mistakes.makes(Mistake::OutcomesForgotten) {
+                outbox.tell_no_outcomes();
+            }
             self.sessions.push(Session {
                 membership: Arc::clone(membership),
                 inbox: Arc::default(),
-                outbox: Outbox::default(),
+                outbox,
+                exchanges: 0,
             });
         }
     }
@@ -120,16 +173,17 @@ impl SimulatedStore {
         for session in &mut self.sessions {
             requests.extend(match !is_other && before.is_some() {
                 true => session.outbox.requests_to_repeat(&session.inbox),
-                false => session.outbox.requests_to_resend(),
+                false => session.outbox.requests_to_resend(before.is_some()),
             });
         }
         requests.into_iter().map(Command::Request).collect()
     }
 
-    /// Handles that a member has departed.
-    pub fn departed(&mut self, member: MemberId, departure: &Departure) {
+    /// Handles that a member has departed. Returns what the machine is to send.
+    pub fn departed(&mut self, member: MemberId, departure: &Departure) -> Vec<Command> {
         self.departed.push((member, departure.clone()));
         self.services.record_departure(member, departure, false);
+        self.replies()
     }
 
     /// Handles that the process takes part no more.
@@ -141,33 +195,38 @@ impl SimulatedStore {
 
     /// Adds 1 to the counter of the last generation, if the process is in one. Returns what the machine is to send.
     pub fn add(&mut self, has_coordinator: bool) -> Option<(PendingAdd, Option<Command>)> {
-        let session = self.sessions.last_mut()?;
-        let inbox = Arc::clone(&session.inbox);
-        let (id, slot) = inbox.register_request();
-        let generation = session.generation();
-        let numbered = NumberedRequest {
-            generation,
-            id,
-            request: Request::Add {
+        let (pending, command) = self.sessions.last_mut()?.ask(
+            has_coordinator,
+            Request::Add {
                 key: String::from("counter"),
                 amount: 1,
             },
-        };
-        let bytes = session.outbox.add(&numbered, &inbox);
-        let command = match has_coordinator {
-            true => Some(Command::Request(bytes)),
-            false => {
-                session.outbox.defer(&numbered, bytes);
-                None
-            }
-        };
-        let pending = PendingAdd {
-            generation,
-            id,
-            inbox,
-            slot,
-        };
-        Some((pending, command))
+        );
+        Some((PendingAdd(pending), command))
+    }
+
+    /// Enters the next exchange of all ranks of the last generation, if the process is in one. Returns what the machine is to send.
+    pub fn exchange(
+        &mut self,
+        has_coordinator: bool,
+        part: Vec<u8>,
+    ) -> Option<(PendingExchange, Option<Command>)> {
+        let session = self.sessions.last_mut()?;
+        let number = session.exchanges;
+        session.exchanges += 1;
+        let (pending, command) = session.ask(
+            has_coordinator,
+            Request::Exchange {
+                round: Round {
+                    topic: String::from("all"),
+                    number,
+                    members: None,
+                },
+                timeout: Duration::MAX,
+                part,
+            },
+        );
+        Some((PendingExchange { pending, number }, command))
     }
 
     /// Handles a request that has arrived at this process. Returns the replies.
@@ -183,15 +242,27 @@ impl SimulatedStore {
             } = numbered;
             self.services.handle(from, generation, id, request, head);
         }
+        self.replies()
+    }
+
+    fn replies(&mut self) -> Vec<Command> {
         let mut replies = Vec::new();
         while let Some((generation, output)) = self.services.poll() {
-            let Output::Answer { to, answer } = output else {
-                continue;
+            let (to, message, payload) = match output {
+                Output::Answer { to, answer } => {
+                    let payload = answer.encode();
+                    (to, CoordinatorMessage::Answer(answer), payload)
+                }
+                Output::Push { to, push } => {
+                    let to = to.into_iter().map(|to| (to, NO_ANSWER)).collect();
+                    let payload = push.encode().payload;
+                    (to, CoordinatorMessage::Push(push), payload)
+                }
+                Output::Observe(_) => continue,
             };
-            let payload = answer.encode();
             for (to, id) in to {
                 match to == self.me {
-                    true => self.answered(generation, id, answer.clone()),
+                    true => replies.extend(self.receive(generation, id, &message)),
                     false => replies.push(Command::Reply {
                         to,
                         bytes: encode_reply(generation, id, &payload),
@@ -202,18 +273,31 @@ impl SimulatedStore {
         replies
     }
 
-    /// Handles a reply that has arrived at this process.
-    pub fn reply(&mut self, bytes: &[u8]) {
-        if let Ok((generation, id, CoordinatorMessage::Answer(answer))) = decode_reply(bytes) {
-            self.answered(generation, id, answer);
-        }
+    /// Handles a reply that has arrived at this process. Returns what the machine is to send.
+    pub fn reply(&mut self, bytes: &[u8]) -> Option<Command> {
+        let (generation, id, message) = decode_reply(bytes).ok()?;
+        self.receive(generation, id, &message)
     }
 
-    fn answered(&mut self, generation: u64, id: u64, answer: Answer) {
+    fn receive(
+        &mut self,
+        generation: u64,
+        id: u64,
+        message: &CoordinatorMessage,
+    ) -> Option<Command> {
         let mut sessions = self.sessions.iter_mut();
-        if let Some(session) = sessions.find(|session| session.generation() == generation) {
-            session.outbox.answered(id);
-            session.inbox.answer(id, answer);
+        let session = sessions.find(|session| session.generation() == generation)?;
+        match message {
+            CoordinatorMessage::Answer(answer) => {
+                session.outbox.answered(id, answer);
+                session.inbox.answer(id, answer.clone());
+                None
+            }
+            CoordinatorMessage::Push(Push::WantOutcome(round)) => {
+                let outcome = session.outbox.outcome(round.clone())?;
+                Some(Command::Request(outcome))
+            }
+            CoordinatorMessage::Push(_) => None,
         }
     }
 }
@@ -222,10 +306,41 @@ impl Session {
     fn generation(&self) -> u64 {
         self.membership.generation.number
     }
+
+    fn ask(&mut self, has_coordinator: bool, request: Request) -> (Pending, Option<Command>) {
+        let inbox = Arc::clone(&self.inbox);
+        let (id, slot) = match request {
+            Request::Exchange { .. } => inbox.register_repeatable_request(),
+            _ => inbox.register_request(),
+        };
+        let generation = self.generation();
+        let numbered = NumberedRequest {
+            generation,
+            id,
+            request,
+        };
+        let bytes = self.outbox.add(&numbered, &inbox);
+        let command = match has_coordinator {
+            true => Some(Command::Request(bytes)),
+            false => {
+                self.outbox.defer(&numbered, bytes);
+                None
+            }
+        };
+        let pending = Pending {
+            generation,
+            id,
+            inbox,
+            slot,
+        };
+        (pending, command)
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
     use super::*;
 
     fn id(slot: u32) -> MemberId {
@@ -306,6 +421,121 @@ mod tests {
         deliver(&mut stores, 1, &sent[0], false);
         assert_eq!(one.take(), Some(AddResult::Sum(1)));
         assert!(stores[1].coordinator(id(0)).is_empty());
+    }
+
+    /// Lets rank 1 take over: delivers to it what all ask of it, in an order by `turn`, and its replies.
+    fn rank_1_takes_over(stores: &mut [SimulatedStore], turn: usize) {
+        let mut requests: VecDeque<_> = VecDeque::new();
+        for from in [1, 0, 2] {
+            let own = stores[from].coordinator(id(1)).into_iter();
+            requests.extend(own.map(|command| (from, command)));
+        }
+        let middle = turn % requests.len();
+        requests.rotate_left(middle);
+        while let Some((from, command)) = requests.pop_front() {
+            let Command::Request(bytes) = command else {
+                panic!("a request: {command:?}");
+            };
+            for command in stores[1].request(id(from as u32), &bytes) {
+                let again = match command {
+                    Command::Reply { to, bytes } => {
+                        let to = to.slot as usize;
+                        stores[to].reply(&bytes).map(|command| (to, command))
+                    }
+                    command => Some((1, command)),
+                };
+                requests.extend(again);
+            }
+        }
+    }
+
+    /// Enters the next exchange on all ranks, and delivers the requests of some to rank 0, and its replies to some; sets of ranks are
+    /// bits of a number.
+    fn exchange_at_rank_0(
+        stores: &mut [SimulatedStore],
+        part: &dyn Fn(usize) -> Vec<u8>,
+        entered: usize,
+        heard: usize,
+    ) -> Vec<PendingExchange> {
+        let mut all = Vec::new();
+        for from in 0..3 {
+            let (pending, command) = stores[from].exchange(true, part(from)).unwrap();
+            all.push(pending);
+            if entered >> from & 1 == 0 {
+                continue;
+            }
+            for reply in stores[0].request(id(from as u32), request(&command.unwrap())) {
+                let Command::Reply { to, bytes } = reply else {
+                    panic!("a reply");
+                };
+                if heard >> to.slot & 1 == 1 {
+                    stores[to.slot as usize].reply(&bytes);
+                }
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn an_exchange_outlives_its_coordinator_whatever_the_ranks_have_been_answered() {
+        // Ranks whose requests have arrived at rank 0, and those whose replies have; which rank asks rank 1 first.
+        for case in 0..8 * 8 * 5 {
+            let (entered, heard, turn) = (case % 8, case / 8 % 8, case / 64);
+            let mut stores = three();
+            for round in 0..3 {
+                let part = move |rank: usize| vec![rank as u8, round];
+                let parts = Some(ExchangeResult::Parts((0..3).map(part).collect()));
+                let is_last = round == 2;
+                let (to, from) = if is_last { (entered, heard) } else { (7, 7) };
+                let pending = exchange_at_rank_0(&mut stores, &part, to, from);
+                let mut results: Vec<_> = pending.iter().map(PendingExchange::take).collect();
+                if is_last {
+                    // Rank 0 has its own.
+                    for (rank, result) in results.iter().enumerate() {
+                        let has_heard = entered == 7 && (heard | 1) >> rank & 1 == 1;
+                        assert_eq!(result.is_some(), has_heard);
+                    }
+                    rank_1_takes_over(&mut stores, turn);
+                    for (pending, result) in pending.iter().zip(&mut results) {
+                        *result = result.take().or_else(|| pending.take());
+                    }
+                }
+                assert!(
+                    results.iter().all(|result| *result == parts),
+                    "{case}: {results:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_an_ended_coordinator_has_answered_to_one_rank_the_other_gets() {
+        for turn in 0..5 {
+            for heard in 0..8 {
+                let mut stores = three();
+                let part = |rank: usize| vec![rank as u8];
+                let pending = exchange_at_rank_0(&mut stores, &part, 7, heard);
+                for store in &mut stores[1..] {
+                    store.departed(id(0), &Departure::lost(LossKind::Closed));
+                }
+                let mut results: Vec<_> = pending.iter().map(PendingExchange::take).collect();
+                // Rank 0 is silent.
+                let mut others = stores.split_off(1);
+                let silent = SimulatedStore::new(id(0), Mistakes::default());
+                others.insert(0, silent);
+                rank_1_takes_over(&mut others, turn);
+                for (pending, result) in pending.iter().zip(&mut results).skip(1) {
+                    *result = result.take().or_else(|| pending.take());
+                }
+                let expected = match heard & 6 {
+                    0 => ExchangeResult::Departed,
+                    _ => ExchangeResult::Parts((0..3).map(part).collect()),
+                };
+                for result in &results[1..] {
+                    assert_eq!(result.as_ref(), Some(&expected), "{turn} {heard}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -54,11 +54,13 @@ pub enum Mistake {
     GapForgotten,
     /// A coordinator forgets which changes of the store it has made, and makes a repeated one again.
     ChangesForgotten,
+    /// A rank does not tell a new coordinator of which exchanges it has the outcome.
+    OutcomesForgotten,
 }
 
 impl Mistake {
     /// All mistakes.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::ClosedIsDead,
         Self::UnresponsiveVotes,
         Self::RoundReused,
@@ -83,6 +85,7 @@ impl Mistake {
         Self::BoundLeaves,
         Self::GapForgotten,
         Self::ChangesForgotten,
+        Self::OutcomesForgotten,
     ];
 }
 

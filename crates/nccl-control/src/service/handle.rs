@@ -38,7 +38,7 @@ impl Service {
     }
 
     /// Handles one request of a rank that is connected: [`Exchange`](Request::Exchange), [`Cancel`](Request::Cancel),
-    /// those of the store ([`Request::uses_store`]), [`Phase`](Request::Phase), [`Send`](Request::Send),
+    /// [`Outcomes`](Request::Outcomes), [`Outcome`](Request::Outcome), those of the store ([`Request::uses_store`]), [`Phase`](Request::Phase), [`Send`](Request::Send),
     /// [`Consumed`](Request::Consumed), [`QueryStragglers`](Request::QueryStragglers) or
     /// [`EntryReport`](Request::EntryReport). Others are about membership, and have no effect here.
     pub(crate) fn handle(&mut self, now: Instant, rank: usize, id: u64, request: Request) {
@@ -52,6 +52,8 @@ impl Service {
                 self.cancel_get(rank, id);
                 self.cancel_round(rank, id, reason);
             }
+            Request::Outcomes(outcomes) => self.hear_outcomes(rank, outcomes),
+            Request::Outcome { round, answer } => self.hear_outcome(rank, &round, answer),
             Request::Set { key, value } => self.set(rank, id, key, value.into()),
             Request::Get { key, timeout } => self.get(now, (rank, id), key, timeout),
             Request::TryGet { key } => self.try_get(rank, id, &key),
@@ -109,11 +111,13 @@ impl Service {
             return;
         }
         self.end_late_rounds(now);
+        self.end_takeover(now);
         self.give_up_gets(now);
         self.give_up_sending(now);
         self.end_overdue_queries(now);
         let deadlines = [
             self.next_round_deadline(),
+            self.outcomes.takeover_until(),
             self.gets.iter().map(|get| get.deadline).min(),
             self.next_send_deadline(),
             self.next_query_deadline(),

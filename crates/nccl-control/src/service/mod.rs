@@ -9,12 +9,14 @@
 //! cancels it before. A round ends once, with one answer for all its ranks, also for those that enter it later.
 //!
 //! - `state`: the state of ranks and requests; `handle`: the interface to the driver;
-//! - `rounds`: one part of each rank, collected; `store`: keys and values; `channels`: messages in one order for all ranks;
+//! - `rounds`: one part of each rank, collected; `outcomes`: what ranks have from an earlier coordinator;
+//!   `store`: keys and values; `channels`: messages in one order for all ranks;
 //! - `straggler_queries`: which ranks have not entered an operation; `reporting`: log lines while ranks wait.
 
 mod channel;
 mod channels;
 mod handle;
+mod outcomes;
 mod reporting;
 mod round_state;
 mod rounds;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::coordinator_message::Answer;
-use crate::round::Parts;
+use crate::round::{Parts, RequestError};
 
 pub(super) struct RoundState {
     pub(super) members: Option<Arc<[usize]>>,
@@ -18,6 +18,10 @@ pub(super) struct RoundState {
     /// Which ranks have given their parts, by their index in the round.
     pub(super) arrived: Vec<bool>,
     pub(super) waiting: Vec<(usize, u64)>,
+    /// The rank that was asked for the outcome, which it has from an earlier coordinator.
+    pub(super) asked: Option<usize>,
+    /// Why it fails unless a rank has another outcome of an earlier coordinator.
+    pub(super) failure: Option<RequestError>,
     pub(super) outcome: Option<Answer>,
 }
 

@@ -43,6 +43,7 @@ impl Service {
             let is_disputed = round.members.is_some()
                 && self.rounds.iter().any(|(other, open)| {
                     (&other.topic, other.number) == (&round.topic, round.number)
+                        && open.outcome.is_none()
                         && open.index_of(rank).is_some()
                 });
             if is_disputed {
@@ -61,6 +62,8 @@ impl Service {
                 bytes: 0,
                 arrived: vec![false; count],
                 waiting: Vec::new(),
+                asked: None,
+                failure: None,
                 outcome: None,
             }
         });
@@ -80,21 +83,51 @@ impl Service {
             if open.bytes > LARGEST {
                 let bytes = open.bytes;
                 open.outcome = Some(Answer::Failed(Arc::new(RequestError::TooLarge { bytes })));
-            } else if open.is_complete() {
-                if self.has_majority || !round.needs_majority() {
-                    open.complete();
-                }
-            } else if round.is_of_ends() {
-                open.end_without_the_closed(|rank| self.ranks[rank].is_closed());
-            } else {
-                let why = open.absent().find_map(|rank| {
-                    Some(departure_error(rank, self.ranks[rank].departure.as_ref()?))
-                });
-                open.outcome = why.map(|why| Answer::Failed(Arc::new(why)));
             }
         }
         self.note_deadline(deadline);
-        self.answer_waiting_ranks(&round);
+        self.settle(&round);
+    }
+
+    /// Ends a round if what is known suffices, and answers the ranks that wait in it.
+    pub(super) fn settle(&mut self, key: &Round) {
+        let Some(open) = self.rounds.get_mut(key) else {
+            return;
+        };
+        if open.outcome.is_some() {
+            return self.answer_waiting_ranks(key);
+        }
+        let ranks = &self.ranks;
+        if open.is_complete() && (self.has_majority || !key.needs_majority()) {
+            open.complete();
+        } else if key.is_of_ends() {
+            open.end_without_the_closed(|rank| ranks[rank].is_closed());
+        } else {
+            let answers = |rank: usize| !ranks[rank].is_closed();
+            if open.asked.is_some_and(answers) {
+                return;
+            }
+            let holder = self.outcomes.holder(key, answers);
+            let may_change = self.outcomes.is_taking_over();
+            if let Some((rank, has_failed)) = holder
+                && !(has_failed && may_change)
+            {
+                open.asked = Some(rank);
+                return self.want_outcome(rank, key);
+            }
+            if may_change {
+                return;
+            }
+            let first = self.channels.closed_by.as_ref().map(|(rank, _)| *rank);
+            let first = first.filter(|first| open.absent().any(|rank| rank == *first));
+            let departed = first
+                .into_iter()
+                .chain(open.absent())
+                .find_map(|rank| Some(departure_error(rank, ranks[rank].departure.as_ref()?)));
+            let why = open.failure.take().or(departed);
+            open.outcome = why.map(|why| Answer::Failed(Arc::new(why)));
+        }
+        self.answer_waiting_ranks(key);
     }
 
     /// Sets whether a majority of all ranks answers by now.
@@ -102,15 +135,7 @@ impl Service {
         if std::mem::replace(&mut self.has_majority, answers) || !answers {
             return;
         }
-        let complete = |(key, open): (&Round, &mut RoundState)| {
-            let waits = open.outcome.is_none() && open.is_complete();
-            waits.then(|| {
-                open.complete();
-                key.clone()
-            })
-        };
-        let keys: Vec<_> = self.rounds.iter_mut().filter_map(complete).collect();
-        keys.iter().for_each(|key| self.answer_waiting_ranks(key));
+        self.settle_all();
     }
 
     /// Sends a round's outcome to the ranks that wait for it, and forgets the round when no other rank can enter it.
@@ -124,9 +149,10 @@ impl Service {
         open.parts.clear();
         let waiting = std::mem::take(&mut open.waiting);
         let ranks = &self.ranks;
+        let outcomes = &self.outcomes;
         let cannot_enter = |rank: usize| match key.is_of_ends() {
             true => ranks[rank].is_closed(),
-            false => ranks[rank].departure.is_some(),
+            false => ranks[rank].departure.is_some() || outcomes.is_held_by(key, rank),
         };
         if open.absent().all(cannot_enter) {
             self.rounds.remove(key);
@@ -149,8 +175,15 @@ impl Service {
             .rounds
             .iter()
             .find_map(|(key, open)| open.waiting.contains(&(rank, id)).then(|| key.clone()));
-        if let Some(key) = key {
-            self.end(&key, RequestError::GivenUp { rank, reason });
+        if let Some(key) = key
+            && let Some(open) = self.rounds.get_mut(&key)
+        {
+            let why = RequestError::GivenUp { rank, reason };
+            if key.is_of_ends() {
+                return self.end(&key, why);
+            }
+            open.failure.get_or_insert(why);
+            self.settle(&key);
         }
     }
 
@@ -176,17 +209,13 @@ impl Service {
             let Some(open) = self.rounds.get_mut(&key) else {
                 continue;
             };
-            if key.is_of_ends() {
-                if open.outcome.is_none() {
-                    open.end_without_the_closed(|rank| self.ranks[rank].is_closed());
-                }
-                self.answer_waiting_ranks(&key);
-            } else if open.arrived[index] {
-                self.answer_waiting_ranks(&key);
-            } else {
-                self.end(&key, departure_error(rank, departure));
+            if !key.is_of_ends() && !open.arrived[index] {
+                let why = departure_error(rank, departure);
+                open.failure.get_or_insert(why);
             }
+            self.settle(&key);
         }
+        self.check_takeover();
     }
 
     pub(super) fn end_late_rounds(&mut self, now: Instant) {

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::channel::Channels;
+use super::outcomes::Outcomes;
 use super::round_state::RoundState;
 use super::straggler_query::StragglerQuery;
 use crate::coordinator_message::{Answer, Push};
 use crate::departure::Departure;
 use crate::phase::Phase;
+use crate::request::NO_ANSWER;
 use crate::round::{Missing, RequestError, Round};
 
 /// The longest name of a topic, a key or a phase, in bytes.
@@ -22,6 +24,8 @@ pub(super) const MAX_OPEN: usize = 1 << 16;
 pub(crate) struct Service {
     pub(super) ranks: Vec<RankStatus>,
     pub(super) rounds: BTreeMap<Round, RoundState>,
+    /// What ranks have told of earlier coordinators' rounds.
+    pub(super) outcomes: Outcomes,
     pub(super) keys: HashMap<String, Arc<[u8]>>,
     /// Bytes of all keys and values.
     pub(super) kept: usize,
@@ -107,6 +111,7 @@ impl Service {
         Self {
             ranks: (0..size).map(|_| RankStatus::default()).collect(),
             rounds: BTreeMap::new(),
+            outcomes: Outcomes::default(),
             keys: HashMap::new(),
             kept: 0,
             gets: Vec::new(),
@@ -154,7 +159,8 @@ impl Service {
 
 /// Helpers of all parts.
 impl Service {
-    pub(super) fn answer(&mut self, to: Vec<(usize, u64)>, answer: Answer) {
+    pub(super) fn answer(&mut self, mut to: Vec<(usize, u64)>, answer: Answer) {
+        to.retain(|(_, id)| *id != NO_ANSWER);
         if !to.is_empty() {
             self.outputs.push_back(Output::Answer { to, answer });
         }

@@ -71,6 +71,16 @@ impl RankSession {
                 "{topic:?} was in the store of an earlier coordinator, which is lost: the next generation begins with an \
                  empty one"
             )),
+            RequestError::OldGeneration => Error::rendezvous(format!(
+                "{topic:?} was requested in generation {}, whose coordinator is gone, and a later generation has another: \
+                 use the world that next_generation has returned",
+                self.job.1
+            )),
+            RequestError::OutcomeLost => Error::rendezvous(format!(
+                "{topic:?} has ended on other ranks, and its outcome was lost on the way to rank {}, with the coordinator that it \
+                 came from",
+                self.rank
+            )),
             RequestError::NoMajority { waited } => Error::rendezvous(format!(
                 "{topic:?} cannot end on rank {}: for {:.1} s its coordinator has not reached a majority of the ranks, \
                  and the others may continue without this side",

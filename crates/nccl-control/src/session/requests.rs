@@ -39,8 +39,11 @@ impl RankSession {
         let started = Instant::now();
         self.check_takes_part(topic)?;
         let request = request(deadline.saturating_duration_since(started));
-        let pending = self.inbox.begin_request();
         let is_exchange = matches!(request, Request::Exchange { .. });
+        let pending = match is_exchange {
+            true => self.inbox.begin_repeatable_request(),
+            false => self.inbox.begin_request(),
+        };
         let mut given_up = false;
         self.send(pending.id, request);
         let give_up = |error: &RequestError, reason: Reason| {

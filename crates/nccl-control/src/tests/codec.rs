@@ -18,6 +18,7 @@ use crate::noise::{Initiator, Responder};
 use crate::operation::OperationKind;
 use crate::phase::Phase;
 use crate::process_state::{Held, ProcessState};
+use crate::request::NO_ANSWER;
 use crate::request::{ExpectedValue, Request};
 use crate::round::{Missing, RequestError};
 use crate::secret::Secret;
@@ -78,6 +79,15 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
         },
         timeout: Duration::from_secs(60),
         part: b"part".to_vec(),
+    };
+    let round = |members: &[usize]| Round {
+        topic: text("barrier/x"),
+        number: 1,
+        members: (!members.is_empty()).then(|| members.into()),
+    };
+    let outcome = Request::Outcome {
+        round: round(&[2, 0]),
+        answer: Answer::Parts(Arc::new(vec![b"one".to_vec(), Vec::new()])),
     };
     let subject = QueriedOperation {
         key: text("k"),
@@ -267,6 +277,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             .encode(),
         ),
         ("look", Push::ProbeProcess { rank: 2, pid: 77 }.encode()),
+        ("want-outcome", Push::WantOutcome(round(&[])).encode()),
         (
             "suspected",
             Push::Suspected {
@@ -402,6 +413,8 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             }),
         ),
         ("store-lost", error(RequestError::StoreLost)),
+        ("outcome-lost", error(RequestError::OutcomeLost)),
+        ("old-generation", error(RequestError::OldGeneration)),
         ("interrupted", error(RequestError::Interrupted)),
         (
             "no-majority",
@@ -426,6 +439,11 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             }
             .encode(),
         ),
+        (
+            "outcomes",
+            Request::Outcomes(vec![(round(&[2, 0]), true), (round(&[]), false)]).encode(NO_ANSWER),
+        ),
+        ("outcome", outcome.encode(NO_ANSWER)),
         ("newcomers", Push::Joiners(2).encode()),
         ("size", Push::WorldSize(4).encode()),
         (

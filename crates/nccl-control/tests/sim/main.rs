@@ -192,6 +192,8 @@ fn report(limit: Duration, last: u64, make: Make<'_>) -> ExitCode {
     println!("{excluded:>12} processes excluded");
     let sums: u64 = all.iter().map(|sum| sum.sums).sum();
     println!("{sums:>12} additions to a counter of the store");
+    let exchanged: u64 = all.iter().map(|sum| sum.exchanged).sum();
+    println!("{exchanged:>12} results of exchanges");
     let broken: Vec<_> = all.iter().flat_map(|sum| &sum.broken).collect();
     for (seed, why) in &broken {
         println!("{}{why}", make(*seed));
@@ -210,6 +212,7 @@ struct Sum {
     generations: [u64; 4],
     excluded: u64,
     sums: u64,
+    exchanged: u64,
     broken: Vec<(u64, String)>,
 }
 
@@ -225,6 +228,7 @@ impl Sum {
                 self.generations[outcome.generations.min(3) as usize] += 1;
                 self.excluded += u64::from(outcome.excluded);
                 self.sums += outcome.sums;
+                self.exchanged += outcome.exchanged;
             }
             Err(broken) => {
                 self.broken.push((schedule.seed, broken.to_string()));

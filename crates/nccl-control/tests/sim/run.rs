@@ -74,6 +74,8 @@ pub(crate) struct Outcome {
     pub(crate) excluded: u32,
     /// How many additions have returned a sum.
     pub(crate) sums: u64,
+    /// How many exchanges have returned all parts to a process.
+    pub(crate) exchanged: u64,
     pub(crate) seconds: u64,
 }
 
@@ -233,7 +235,7 @@ impl<'s> Run<'s> {
             if self.net.frames > MOST_FRAMES {
                 return broken(6, "frames are sent for ever");
             }
-            self.happen_all();
+            self.happen_all()?;
             self.look()?;
         }
         self.is_available()?;
@@ -248,6 +250,7 @@ impl<'s> Run<'s> {
             .filter(|notes| notes.excluded.is_some())
             .count() as u32;
         self.outcome.sums = self.counters.sums;
+        self.outcome.exchanged = self.counters.exchanged;
         self.outcome.seconds = self.net.now / (1000 * MILLI);
         Ok(self.outcome)
     }
@@ -302,19 +305,35 @@ impl<'s> Run<'s> {
     fn form_until(&mut self, time: u64) -> Result<(), Broken> {
         self.look()?;
         while self.forms().next().is_some() && self.net.step(time) {
-            self.happen_all();
+            self.happen_all()?;
             self.look()?;
         }
         Ok(())
     }
 
-    fn happen_all(&mut self) {
+    fn happen_all(&mut self) -> Result<(), Broken> {
         while let Some(number) = self.net.due.pop() {
             let Schedule { steps, forming, .. } = self.schedule;
             let forming = || forming[number - steps.len()];
             let (_, step) = steps.get(number).copied().unwrap_or_else(forming);
             self.happen(step);
+            if matches!(step, Step::Add(_)) {
+                self.exchange_once_more()?;
+            }
         }
+        Ok(())
+    }
+
+    /// Lets the programs of all processes enter one more exchange.
+    fn exchange_once_more(&mut self) -> Result<(), Broken> {
+        self.counters.more_exchanges();
+        for process in 0..self.net.processes.len() {
+            let own = &self.net.processes[process];
+            if own.alive && !own.frozen {
+                self.go_on(process, Vec::new())?;
+            }
+        }
+        Ok(())
     }
 
     fn happen(&mut self, step: Step) {
@@ -398,7 +417,9 @@ impl<'s> Run<'s> {
                 self.notes[process].asked.insert(self.said, false);
                 self.ask(process, self.said);
             }
-            Step::Add(slot) => self.begin_to_add(self.slots[slot]),
+            Step::Add(slot) => {
+                self.begin_to_add(self.slots[slot]);
+            }
             Step::Operator(side) => self.operator(side),
             Step::Progress(long) => {
                 let members = (0..self.ranks).map(|slot| self.slots[slot]);
@@ -503,20 +524,27 @@ impl<'s> Run<'s> {
     /// Lets the store of a process handle an event of its machine, and the program what comes of it.
     fn run_store(&mut self, process: usize, event: &Event) -> Result<(), Broken> {
         let own = &self.net.processes[process];
-        let Machine::Member(member) = &own.machine else {
-            return Ok(());
-        };
-        if !self.has_additions {
+        if !self.has_additions || !matches!(own.machine, Machine::Member(_)) {
             return Ok(());
         }
-        let has_coordinator = member.has_coordinator();
         let (id, mistakes) = (own.id, self.mistakes);
         let store = self.notes[process].store.as_mut();
         let Some(store) = store else {
             self.notes[process].store = Some(StoreProgram::new(id, mistakes));
             return self.run_store(process, event);
         };
-        let mut commands = store.handle(event);
+        let commands = store.handle(event);
+        self.go_on(process, commands)
+    }
+
+    /// Lets the program of a process go on, and the machine do what comes of it, after `commands`.
+    fn go_on(&mut self, process: usize, mut commands: Vec<Command>) -> Result<(), Broken> {
+        let own = &self.net.processes[process];
+        let (Machine::Member(member), Some(store)) = (&own.machine, &mut self.notes[process].store)
+        else {
+            return Ok(());
+        };
+        let has_coordinator = member.has_coordinator();
         match store.go_on(has_coordinator, &mut self.counters) {
             Ok(more) => commands.extend(more),
             Err(how) => return broken(RULE, format!("process {process}: {how}")),
@@ -783,6 +811,14 @@ impl<'s> Run<'s> {
             let store = self.notes[number].store.as_ref();
             if store.is_some_and(|store| store.waits_for(generation)) {
                 return say("waits for the store");
+            }
+            let answers = |id: MemberId| {
+                let of = self.net.process_of(id).map(|of| &processes[of]);
+                of.is_some_and(|of| of.alive && !of.frozen && of.member().is_in())
+            };
+            self.counters.agree(generation, answers)?;
+            if store.is_some_and(|store| store.waits_in_vain(&self.counters, answers)) {
+                return say("waits in an exchange that all have entered");
             }
             let log = &self.notes[number].log;
             let has_gone = |id: MemberId| {

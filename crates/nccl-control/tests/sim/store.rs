@@ -1,17 +1,30 @@
-//! Programs that add to a counter of the store, and the check that each addition is made once and in one order.
+//! Programs that add to a counter of the store and exchange parts, and the checks that each addition is made once and in one order,
+//! and that what one rank has of an exchange the others get.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use nccl_control::proto::{Command, Entry, Event, MemberId, Mistakes};
-use nccl_control::simulated_store::{AddResult, PendingAdd, SimulatedStore};
+use nccl_control::proto::{Command, Entry, Event, MemberId, Mistakes, SharedMembership};
+use nccl_control::simulated_store::{
+    AddResult, ExchangeResult, PendingAdd, PendingExchange, SimulatedStore,
+};
 
 /// How often a thread adds.
 const ADDITIONS: u32 = 8;
 
 /// The store of a process, and the threads of its program that add.
 pub(crate) struct StoreProgram {
+    me: MemberId,
     store: SimulatedStore,
     threads: Vec<Thread>,
+    generation: Option<SharedMembership>,
+    /// The exchange that it waits in.
+    exchange: Option<PendingExchange>,
+    /// How many it has entered in its generation; `None` after one that failed.
+    exchanges: Option<u64>,
+    /// Whether a member of its generation has departed, and whether this one has.
+    has_departures: bool,
+    has_ended: bool,
 }
 
 /// A thread that waits for the result of an addition.
@@ -28,6 +41,41 @@ pub(crate) struct Counters {
     of: BTreeMap<u64, Counter>,
     /// How many additions have returned a sum.
     pub(crate) sums: u64,
+    /// How many exchanges the programs are to enter, at least, in each generation.
+    exchanges: u64,
+    /// Which members have entered an exchange, by its generation and number.
+    entered: BTreeMap<(u64, u64), BTreeSet<MemberId>>,
+    /// Which members have an outcome of an exchange, and whether it has all parts.
+    ended: BTreeMap<(u64, u64), BTreeMap<MemberId, bool>>,
+    /// How many exchanges have returned all parts to a member.
+    pub(crate) exchanged: u64,
+}
+
+impl Counters {
+    /// Checks that members of a generation that still take part have the same outcomes.
+    pub(crate) fn agree(
+        &self,
+        generation: u64,
+        takes_part: impl Fn(MemberId) -> bool,
+    ) -> Result<(), String> {
+        let first = (generation, 0);
+        for (round, ended) in self.ended.range(first..(generation + 1, 0)) {
+            let mut all = ended.iter().filter(|(id, _)| takes_part(**id));
+            if let Some((first, has_parts)) = all.next()
+                && let Some((other, _)) = all.find(|(_, other)| *other != has_parts)
+            {
+                return Err(format!(
+                    "{first:?} and {other:?} have other outcomes of exchange {round:?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the programs enter one more exchange.
+    pub(crate) fn more_exchanges(&mut self) {
+        self.exchanges += 1;
+    }
 }
 
 #[derive(Default)]
@@ -54,27 +102,43 @@ impl Counter {
 impl StoreProgram {
     pub(crate) fn new(me: MemberId, mistakes: Mistakes) -> Self {
         Self {
+            me,
             store: SimulatedStore::new(me, mistakes),
             threads: Vec::new(),
+            generation: None,
+            exchange: None,
+            exchanges: None,
+            has_departures: false,
+            has_ended: false,
         }
     }
 
     /// Handles an event of the machine. Returns what the machine is to do.
     pub(crate) fn handle(&mut self, event: &Event) -> Vec<Command> {
         match event {
-            Event::Active(membership) => self.store.active(membership),
+            Event::Active(membership) => {
+                self.store.active(membership);
+                self.exchanges = membership.rank_of(self.me).map(|_| 0);
+                self.generation = Some(Arc::clone(membership));
+                self.exchange = None;
+                self.has_departures = false;
+            }
             Event::Coordinator(id) => return self.store.coordinator(*id),
             Event::Entry(entry) => {
                 if let Entry::Departed {
                     member, departure, ..
                 } = &**entry
                 {
-                    self.store.departed(*member, departure);
+                    self.has_departures = true;
+                    return self.store.departed(*member, departure);
                 }
             }
             Event::Request(from, bytes) => return self.store.request(*from, bytes),
-            Event::Reply(bytes) => self.store.reply(bytes),
-            Event::Excluded(_) | Event::Left => self.store.end(),
+            Event::Reply(bytes) => return self.store.reply(bytes).into_iter().collect(),
+            Event::Excluded(_) | Event::Left => {
+                self.has_ended = true;
+                self.store.end();
+            }
             _ => {}
         }
         Vec::new()
@@ -128,7 +192,77 @@ impl StoreProgram {
                 }
             }
         }
+        self.exchange(has_coordinator, counters, &mut commands)?;
         Ok(commands)
+    }
+
+    /// Checks the parts that have arrived, and enters the next exchange.
+    fn exchange(
+        &mut self,
+        has_coordinator: bool,
+        counters: &mut Counters,
+        commands: &mut Vec<Command>,
+    ) -> Result<(), String> {
+        loop {
+            let (Some(membership), Some(entered)) = (&self.generation, self.exchanges) else {
+                return Ok(());
+            };
+            let part = |id: MemberId, number: u64| vec![id.slot as u8, number as u8];
+            if let Some(pending) = &self.exchange {
+                let (_, number) = pending.round();
+                let all = membership.members.iter();
+                let expected: Vec<_> = all.map(|process| part(process.id, number)).collect();
+                match pending.take() {
+                    None => return Ok(()),
+                    Some(ExchangeResult::Parts(parts)) if parts == expected => {
+                        counters.exchanged += 1;
+                        let ended = counters.ended.entry(pending.round()).or_default();
+                        ended.insert(self.me, true);
+                    }
+                    Some(ExchangeResult::Departed) if self.has_departures => {
+                        let ended = counters.ended.entry(pending.round()).or_default();
+                        ended.insert(self.me, false);
+                        self.exchanges = None;
+                    }
+                    Some(ExchangeResult::Ended) if self.has_ended => self.exchanges = None,
+                    Some(other) => {
+                        return Err(format!("exchange {number} has {other:?}, not {expected:?}"));
+                    }
+                }
+                self.exchange = None;
+                continue;
+            }
+            if entered >= counters.exchanges {
+                return Ok(());
+            }
+            let own = part(self.me, entered);
+            let Some((pending, command)) = self.store.exchange(has_coordinator, own) else {
+                return Ok(());
+            };
+            counters
+                .entered
+                .entry(pending.round())
+                .or_default()
+                .insert(self.me);
+            self.exchanges = Some(entered + 1);
+            self.exchange = Some(pending);
+            commands.extend(command);
+        }
+    }
+
+    /// Whether it waits in an exchange that all members have entered: those that cannot answer any more excepted.
+    pub(crate) fn waits_in_vain(
+        &self,
+        counters: &Counters,
+        answers: impl Fn(MemberId) -> bool,
+    ) -> bool {
+        let (Some(pending), Some(membership)) = (&self.exchange, &self.generation) else {
+            return false;
+        };
+        let entered = counters.entered.get(&pending.round());
+        let has_entered = |id: MemberId| entered.is_some_and(|entered| entered.contains(&id));
+        let mut members = membership.members.iter();
+        members.all(|process| has_entered(process.id) && answers(process.id))
     }
 
     /// Whether a thread waits for the store of a generation.
