@@ -7,6 +7,7 @@ use nccl::cudarc::driver::CudaStream;
 use nccl::one_sided::{Signals, Target, Window};
 use nccl::{Communicator, ErrorKind, World};
 
+use crate::support::gate::Gate;
 use crate::support::{self, ranks_as_processes, ranks_as_threads};
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
@@ -89,6 +90,29 @@ fn signals_are_counted() {
             inbox.wait(&[Signals::from(0).times(5)])?.wait()?;
             assert_eq!(stream.clone_dtoh(&inbox.view())?, [8, 7, 6, 5, 4, 3, 2, 1]);
         }
+        comm.barrier()?;
+        Ok::<(), Box<dyn std::error::Error>>(())
+    });
+}
+
+/// Whatever a stream had to do before: a rank that has its window puts at once.
+#[test]
+fn the_zeros_of_a_window_come_before_what_is_put() {
+    ranks_as_threads(2, |world| {
+        let (stream, comm) = start(&world)?;
+        let other = 1 - comm.rank();
+        let mut source: Window<u32> = comm.window(2)?;
+        stream.memcpy_htod(&[7, 8], &mut source.view_mut())?;
+        let gate = (other == 1).then(|| Gate::closed_on(&stream)).transpose()?;
+        let opens = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(300));
+            gate.map(Gate::open);
+        });
+        let mut inbox: Window<u32> = comm.window(2)?;
+        inbox.put(source.view(), Target::rank(other))?;
+        inbox.wait(&[Signals::from(other)])?.wait()?;
+        assert_eq!(stream.clone_dtoh(&inbox.view())?, [7, 8]);
+        opens.join().expect("it does not panic");
         comm.barrier()?;
         Ok::<(), Box<dyn std::error::Error>>(())
     });

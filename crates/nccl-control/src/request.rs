@@ -22,6 +22,10 @@ pub(super) enum Request {
     /// A part of an exchange; answered when all ranks have given theirs.
     Exchange {
         round: Round,
+        /// For how long it was made of earlier coordinators.
+        #[serde(deserialize_with = "clean")]
+        waited: Duration,
+        /// How long it may take from now on.
         #[serde(deserialize_with = "clean")]
         timeout: Duration,
         #[serde(with = "bytes")]
@@ -31,7 +35,7 @@ pub(super) enum Request {
     Cancel {
         reason: Reason,
     },
-    /// To a coordinator from which no answer has come yet: the exchanges whose outcome this rank has, and whether they failed.
+    /// To a coordinator that this rank begins to follow, or follows again: the exchanges whose outcome it has, and whether they failed.
     Outcomes(Vec<(Round, bool)>),
     /// The answer to a [`Push::WantOutcome`](super::coordinator_message::Push::WantOutcome).
     Outcome {

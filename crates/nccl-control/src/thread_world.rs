@@ -161,10 +161,12 @@ impl ThreadWorld {
         // A failed rank has reported that. A rank that stays silently is reported only when it has left.
         let is_reported = matches!(state.service.departure(rank), Some(Departure::Failed(_)));
         let stays_silently = keeps_communicators && departure == Departure::Left;
-        if !state
-            .service
-            .record_departure(rank, departure.clone(), keeps_communicators)
-        {
+        if !state.service.record_departure(
+            Instant::now(),
+            rank,
+            departure.clone(),
+            keeps_communicators,
+        ) {
             return;
         }
         state.present[rank] = keeps_communicators;

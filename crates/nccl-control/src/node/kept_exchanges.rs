@@ -32,33 +32,36 @@ pub(super) struct KeptExchanges {
 struct KeptExchange {
     id: u64,
     round: Round,
-    deadline: Instant,
-    request: Arc<[u8]>,
-    outcome: Option<Outcome>,
+    state: State,
 }
 
-struct Outcome {
-    since: Instant,
-    answer: Answer,
+enum State {
+    Open {
+        entered: Instant,
+        deadline: Instant,
+        /// The encoded request.
+        request: Arc<[u8]>,
+    },
+    Ended {
+        since: Instant,
+        outcome: Answer,
+    },
 }
 
-impl Outcome {
-    fn has_failed(&self) -> bool {
-        matches!(self.answer, Answer::Failed(_))
-    }
-
-    fn bytes(&self) -> usize {
-        match &self.answer {
-            Answer::Parts(parts) => parts.iter().map(Vec::len).sum(),
-            _ => 0,
+impl KeptExchange {
+    fn outcome(&self) -> Option<&Answer> {
+        match &self.state {
+            State::Ended { outcome, .. } => Some(outcome),
+            State::Open { .. } => None,
         }
     }
+}
 
-    /// Forgets the parts.
-    fn drop_parts(&mut self) {
-        if !self.has_failed() {
-            self.answer = lost();
-        }
+/// Returns the bytes of the parts of an outcome.
+fn bytes(outcome: &Answer) -> usize {
+    match outcome {
+        Answer::Parts(parts) => parts.iter().map(Vec::len).sum(),
+        _ => 0,
     }
 }
 
@@ -85,48 +88,33 @@ impl KeptExchanges {
         timeout: Duration,
         request: &Arc<[u8]>,
     ) {
-        self.all.push_back(KeptExchange {
-            id,
-            round: round.clone(),
+        let state = State::Open {
+            entered: now,
             deadline: later(now, timeout),
             request: Arc::clone(request),
-            outcome: None,
-        });
+        };
+        let round = round.clone();
+        self.all.push_back(KeptExchange { id, round, state });
     }
 
     /// Keeps the answer to an exchange.
     pub(super) fn answered(&mut self, now: Instant, id: u64, answer: &Answer) {
-        self.ended(now, id, || answer.clone());
-    }
-
-    /// Keeps that this rank gives an exchange up, unless it has its answer.
-    pub(super) fn given_up(&mut self, now: Instant, id: u64, reason: &Reason) {
-        let rank = self.rank;
-        self.ended(now, id, || {
-            let reason = reason.clone();
-            Answer::Failed(Arc::new(RequestError::GivenUp { rank, reason }))
-        });
-    }
-
-    fn ended(&mut self, now: Instant, id: u64, answer: impl FnOnce() -> Answer) {
-        let Some(index) = self.all.iter().position(|kept| kept.id == id) else {
+        let Some(kept) = self.all.iter_mut().find(|kept| kept.id == id) else {
             return;
         };
-        let kept = &mut self.all[index];
-        let mut outcome = Outcome {
-            since: now,
-            answer: answer(),
+        let outcome = match bytes(answer) > LARGEST_OUTCOME {
+            true => lost(),
+            false => answer.clone(),
         };
-        if outcome.bytes() > LARGEST_OUTCOME {
-            outcome.drop_parts();
-        }
+        kept.state = State::Ended {
+            since: now,
+            outcome,
+        };
         // All ranks have entered this one: those before it had ended for them, but for threads that wait in two at a time.
-        let has_parts = !outcome.has_failed();
-        kept.outcome = Some(outcome);
-        if has_parts {
+        if matches!(answer, Answer::Parts(_)) {
             let round = kept.round.clone();
             self.all.retain(|kept| {
-                kept.outcome.is_none()
+                kept.outcome().is_none()
                     || (&kept.round.topic, &kept.round.members) != (&round.topic, &round.members)
                     || kept.round.number + 1 >= round.number
             });
@@ -134,19 +122,33 @@ impl KeptExchanges {
         self.limit(now);
     }
 
+    /// Keeps that this rank gives an exchange up, unless it has its answer.
+    pub(super) fn given_up(&mut self, now: Instant, id: u64, reason: &Reason) {
+        let mut all = self.all.iter_mut();
+        if let Some(kept) = all.find(|kept| kept.id == id && kept.outcome().is_none()) {
+            let (rank, reason) = (self.rank, reason.clone());
+            let outcome = Answer::Failed(Arc::new(RequestError::GivenUp { rank, reason }));
+            kept.state = State::Ended {
+                since: now,
+                outcome,
+            };
+        }
+        self.limit(now);
+    }
+
     /// Drops the outcomes that are old or too many, and the parts that are too large together.
     fn limit(&mut self, now: Instant) {
-        let (mut count, mut bytes) = (0, 0);
+        let (mut count, mut sum) = (0, 0);
         for index in (0..self.all.len()).rev() {
-            let Some(outcome) = &mut self.all[index].outcome else {
+            let State::Ended { since, outcome } = &mut self.all[index].state else {
                 continue;
             };
             count += 1;
-            bytes += outcome.bytes();
-            if bytes > MAX_BYTES {
-                outcome.drop_parts();
+            sum += bytes(outcome);
+            if sum > MAX_BYTES && matches!(outcome, Answer::Parts(_)) {
+                *outcome = lost();
             }
-            if count > MAX_OUTCOMES || outcome.since + KEPT_FOR <= now {
+            if count > MAX_OUTCOMES || *since + KEPT_FOR <= now {
                 self.all.remove(index);
             }
         }
@@ -160,8 +162,8 @@ impl KeptExchanges {
         }
         self.limit(now);
         let ended = self.all.iter().filter_map(|kept| {
-            let outcome = kept.outcome.as_ref()?;
-            Some((kept.round.clone(), outcome.has_failed()))
+            let has_failed = matches!(kept.outcome()?, Answer::Failed(_));
+            Some((kept.round.clone(), has_failed))
         });
         ended.collect()
     }
@@ -169,18 +171,29 @@ impl KeptExchanges {
     /// Returns the outcome of an exchange, unless this rank waits in it as well.
     pub(super) fn outcome(&self, round: &Round) -> Option<Answer> {
         match self.all.iter().find(|kept| kept.round == *round) {
-            Some(kept) => Some(kept.outcome.as_ref()?.answer.clone()),
+            Some(kept) => kept.outcome().cloned(),
             None => Some(lost()),
         }
     }
 
-    /// Returns the encoded requests that make those that are awaited of another coordinator.
+    /// Returns the encoded requests that make those that are awaited again.
     pub(super) fn requests(&self, now: Instant) -> Vec<Arc<[u8]>> {
-        let open = self.all.iter().filter(|kept| kept.outcome.is_none());
-        let again = open.filter_map(|kept| {
-            let (_, mut numbered) = NumberedRequest::decode(&kept.request).ok()?;
-            if let Request::Exchange { timeout, .. } = &mut numbered.request {
-                *timeout = kept.deadline.saturating_duration_since(now);
+        let again = self.all.iter().filter_map(|kept| {
+            let State::Open {
+                entered,
+                deadline,
+                request,
+            } = &kept.state
+            else {
+                return None;
+            };
+            let (_, mut numbered) = NumberedRequest::decode(request).ok()?;
+            if let Request::Exchange {
+                waited, timeout, ..
+            } = &mut numbered.request
+            {
+                *waited = now.saturating_duration_since(*entered);
+                *timeout = deadline.saturating_duration_since(now);
             }
             Some(numbered.encode(RequestHead::repeated()))
         });

@@ -32,10 +32,15 @@ pub(super) struct Outbox {
     recent_direct: VecDeque<(Instant, usize, Vec<u8>)>,
     /// Requests made while there was no coordinator.
     deferred: Vec<Deferred>,
-    /// Requests that are not answered yet.
+    /// Requests that are not answered yet, without `exchanges`.
     open: BTreeMap<u64, Arc<[u8]>>,
     /// Those of them that change the store.
     open_changes: BTreeSet<u64>,
+}
+
+/// Whether a request is kept by [`KeptExchanges`].
+fn is_kept_exchange(request: &Request) -> bool {
+    matches!(request, Request::Exchange { round, .. } if !round.is_of_ends())
 }
 
 struct Deferred {
@@ -70,7 +75,8 @@ impl Outbox {
             head.settled = self.settled(inbox);
         }
         let bytes = numbered.encode(head);
-        if is_awaited {
+        let is_kept_exchange = is_kept_exchange(&numbered.request);
+        if is_awaited && !is_kept_exchange {
             self.open.insert(numbered.id, Arc::clone(&bytes));
         }
         match &numbered.request {
@@ -101,6 +107,9 @@ impl Outbox {
 
     /// Keeps a request until there is a coordinator.
     pub(super) fn defer(&mut self, numbered: &NumberedRequest, bytes: Arc<[u8]>) {
+        if is_kept_exchange(&numbered.request) {
+            return;
+        }
         let is_kept = matches!(
             numbered.request,
             Request::Exchange { .. } | Request::Phase { .. } | Request::LeaveWorld { .. }
@@ -143,7 +152,8 @@ impl Outbox {
             is_repeated: true,
             settled: self.settled(inbox),
         };
-        let outcomes = self.outcomes(false);
+        let outcomes = self.outcomes(true);
+        let exchanges = self.exchanges.requests(Instant::now());
         let open = self.open.values().map(|bytes| with_head(bytes, head));
         // Those that are awaited are open as well, and sent once.
         let deferred = std::mem::take(&mut self.deferred).into_iter();
@@ -154,7 +164,8 @@ impl Outbox {
             ..head
         };
         let deferred = deferred.map(|deferred| with_head(&deferred.bytes, now));
-        outcomes.into_iter().chain(open).chain(deferred).collect()
+        let requests = outcomes.into_iter().chain(exchanges);
+        requests.chain(open).chain(deferred).collect()
     }
 
     /// Returns the requests to make of another coordinator; whether `it_asks`: what it waits for, if it has taken over from one.

@@ -88,8 +88,12 @@ impl GenerationService {
         if let Some(rank) = self.membership.rank_of(member) {
             self.first_departure
                 .get_or_insert_with(|| (rank, departure.clone()));
-            self.service
-                .record_departure(rank, departure.clone(), keeps_communicators);
+            self.service.record_departure(
+                Instant::now(),
+                rank,
+                departure.clone(),
+                keeps_communicators,
+            );
         }
     }
 }
@@ -162,7 +166,7 @@ impl Services {
         for rank in 0..members.len() {
             let departure = Departure::lost(LossKind::Superseded);
             let service = &mut generation_service.service;
-            service.record_departure(rank, departure, false);
+            service.record_departure(Instant::now(), rank, departure, false);
         }
         while let Some(output) = generation_service.service.poll() {
             if let service::Output::Answer { to, answer } = output {
@@ -377,7 +381,9 @@ impl Services {
     /// Sets whether a majority of the last generation answers. Earlier generations end with their sessions.
     pub(super) fn set_majority(&mut self, answers: bool) {
         for generation_service in self.services.values_mut() {
-            generation_service.service.set_majority(answers);
+            generation_service
+                .service
+                .set_majority(Instant::now(), answers);
         }
     }
 

@@ -45,15 +45,16 @@ impl Service {
         match request {
             Request::Exchange {
                 round,
+                waited,
                 timeout,
                 part,
-            } => self.exchange(now, (rank, id), round, timeout, part),
+            } => self.exchange(now, (rank, id), round, (waited, timeout), part),
             Request::Cancel { reason } => {
                 self.cancel_get(rank, id);
-                self.cancel_round(rank, id, reason);
+                self.cancel_round(now, rank, id, reason);
             }
-            Request::Outcomes(outcomes) => self.hear_outcomes(rank, outcomes),
-            Request::Outcome { round, answer } => self.hear_outcome(rank, &round, answer),
+            Request::Outcomes(outcomes) => self.hear_outcomes(now, rank, outcomes),
+            Request::Outcome { round, answer } => self.hear_outcome(now, rank, &round, answer),
             Request::Set { key, value } => self.set(rank, id, key, value.into()),
             Request::Get { key, timeout } => self.get(now, (rank, id), key, timeout),
             Request::TryGet { key } => self.try_get(rank, id, &key),
@@ -86,6 +87,7 @@ impl Service {
     /// ends, and leaves a second time after them. Returns whether that is new.
     pub(crate) fn record_departure(
         &mut self,
+        now: Instant,
         rank: usize,
         departure: Departure,
         keeps_communicators: bool,
@@ -99,7 +101,7 @@ impl Service {
         if !matches!(own.departure, Some(Departure::Failed(_))) {
             own.departure = Some(departure.clone());
         }
-        self.leave_rounds(rank, &departure, keeps_communicators);
+        self.leave_rounds(now, rank, &departure, keeps_communicators);
         self.leave_store(rank, &departure);
         self.end_channels(rank, departure);
         true
@@ -110,14 +112,15 @@ impl Service {
         if self.earliest.is_none_or(|earliest| earliest > now) {
             return;
         }
+        self.handle_outcome_timeout(now);
         self.end_late_rounds(now);
-        self.end_takeover(now);
         self.give_up_gets(now);
         self.give_up_sending(now);
         self.end_overdue_queries(now);
         let deadlines = [
             self.next_round_deadline(),
-            self.outcomes.takeover_until(),
+            self.outcomes.next_timeout(),
+            self.next_answer_timeout(),
             self.gets.iter().map(|get| get.deadline).min(),
             self.next_send_deadline(),
             self.next_query_deadline(),

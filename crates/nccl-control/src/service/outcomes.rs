@@ -4,13 +4,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use super::round_state::{ANSWER_TIMEOUT, RoundState};
 use super::state::{LONGEST_NAME, Recipients, Service};
 use crate::coordinator_message::{Answer, Push};
-use crate::round::Round;
+use crate::round::{RequestError, Round};
 use crate::time::later;
 
-/// How long a coordinator that takes over waits for what all living ranks have, before it ends a round without an absent one.
-const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a coordinator that takes over waits for what all living ranks have, before it ends a round without an absent one:
+/// shorter than a rank waits that gives an exchange up.
+const TAKEOVER_TIMEOUT: Duration = Duration::from_millis(800);
+
+/// How long it is remembered which ranks have outcomes: as long as they keep them.
+const REMEMBERED_FOR: Duration = Duration::from_secs(30);
 
 /// How many rounds of one rank are remembered.
 const MAX_HELD: usize = 256;
@@ -18,12 +23,14 @@ const MAX_HELD: usize = 256;
 /// See the module.
 #[derive(Default)]
 pub(super) struct Outcomes {
-    /// The ranks that have the outcome of a round, and whether it failed.
+    /// The ranks that have the outcome of a round.
     holders: BTreeMap<Round, Vec<Holder>>,
-    /// Until all ranks have told, or for [`TAKEOVER_TIMEOUT`]: the ranks that have.
-    takeover: Option<Takeover>,
-    /// The ranks that have told, ever.
+    /// Until when.
+    remembered_until: Option<Instant>,
+    /// The ranks that have told which outcomes they have.
     told: BTreeSet<usize>,
+    /// Until when this coordinator waits for those that have not, when it has taken over.
+    takeover: Option<Instant>,
 }
 
 #[derive(Clone, Copy)]
@@ -32,19 +39,20 @@ struct Holder {
     has_failed: bool,
 }
 
-struct Takeover {
-    told: BTreeSet<usize>,
-    until: Instant,
-}
-
 impl Outcomes {
-    pub(super) fn takeover_until(&self) -> Option<Instant> {
-        self.takeover.as_ref().map(|takeover| takeover.until)
+    /// Returns until when more may become known about the rounds of an earlier coordinator.
+    pub(super) fn takeover(&self) -> Option<Instant> {
+        self.takeover
     }
 
-    /// Whether more may become known about the rounds of an earlier coordinator.
-    pub(super) fn is_taking_over(&self) -> bool {
-        self.takeover.is_some()
+    pub(super) fn next_timeout(&self) -> Option<Instant> {
+        self.takeover.into_iter().chain(self.remembered_until).min()
+    }
+
+    fn forget(&mut self, round: &Round, rank: usize) {
+        if let Some(holders) = self.holders.get_mut(round) {
+            holders.retain(|holder| holder.rank != rank);
+        }
     }
 
     pub(super) fn is_held_by(&self, round: &Round, rank: usize) -> bool {
@@ -70,84 +78,145 @@ impl Service {
     /// Records that this coordinator takes over from another, which may have answered some ranks.
     pub(crate) fn takes_over(&mut self, now: Instant) {
         let until = later(now, TAKEOVER_TIMEOUT);
-        self.outcomes.takeover = Some(Takeover {
-            told: BTreeSet::new(),
-            until,
-        });
+        self.outcomes.takeover = Some(until);
         self.note_deadline(until);
     }
 
     /// Handles that `rank` has told of which rounds it has the outcome.
-    pub(super) fn hear_outcomes(&mut self, rank: usize, outcomes: Vec<(Round, bool)>) {
+    pub(super) fn hear_outcomes(
+        &mut self,
+        now: Instant,
+        rank: usize,
+        outcomes: Vec<(Round, bool)>,
+    ) {
         if !self.outcomes.told.insert(rank) {
             self.outcomes.holders.retain(|_, holders| {
                 holders.retain(|holder| holder.rank != rank);
                 !holders.is_empty()
             });
         }
+        let size = self.ranks.len();
         for (round, has_failed) in outcomes.into_iter().take(MAX_HELD) {
-            if round.topic.len() > LONGEST_NAME || round.is_of_ends() {
+            let is_member = match &round.members {
+                None => true,
+                Some(members) => members.len() <= size && members.contains(&rank),
+            };
+            let is_known = round.topic.len() <= LONGEST_NAME && !round.is_of_ends();
+            if !is_member || !is_known || self.outcomes.is_held_by(&round, rank) {
                 continue;
             }
-            let holders = self.outcomes.holders.entry(round.clone()).or_default();
+            let holders = self.outcomes.holders.entry(round).or_default();
             holders.push(Holder { rank, has_failed });
-            self.settle(&round);
         }
-        if let Some(takeover) = &mut self.outcomes.takeover {
-            takeover.told.insert(rank);
+        let until = later(now, REMEMBERED_FOR);
+        self.outcomes.remembered_until = Some(until);
+        self.note_deadline(until);
+        // What it was asked before may not have arrived.
+        let was_asked = |open: &RoundState| open.asked.is_some_and(|(asked, _)| asked == rank);
+        for open in self.rounds.values_mut().filter(|open| was_asked(open)) {
+            open.asked = None;
+        }
+        if self.outcomes.takeover.is_some() {
             self.check_takeover();
         }
+        self.settle_all(now);
     }
 
     /// Ends the takeover when all ranks that have not departed have told what they have.
     pub(super) fn check_takeover(&mut self) {
-        let Some(takeover) = &self.outcomes.takeover else {
-            return;
-        };
+        let told = &self.outcomes.told;
         let mut ranks = self.ranks.iter().enumerate();
-        if ranks.all(|(rank, own)| own.departure.is_some() || takeover.told.contains(&rank)) {
+        if ranks.all(|(rank, own)| own.departure.is_some() || told.contains(&rank)) {
             self.outcomes.takeover = None;
-            self.settle_all();
         }
     }
 
-    /// Ends the takeover when it has taken too long.
-    pub(super) fn end_takeover(&mut self, now: Instant) {
-        if self
-            .outcomes
-            .takeover_until()
-            .is_some_and(|until| until <= now)
-        {
-            self.outcomes.takeover = None;
-            self.settle_all();
+    /// Ends the takeover when it has taken too long, asks other ranks for what was not answered, and forgets which have it.
+    pub(super) fn handle_outcome_timeout(&mut self, now: Instant) {
+        let is_over = |until: Option<Instant>| until.is_some_and(|until| until <= now);
+        if is_over(self.outcomes.remembered_until) {
+            self.outcomes.remembered_until = None;
+            self.outcomes.holders.clear();
         }
+        if is_over(self.outcomes.takeover) {
+            self.outcomes.takeover = None;
+            self.settle_all(now);
+        }
+        let is_late = |open: &RoundState| {
+            open.outcome.is_none() && is_over(open.asked.map(|(_, until)| until))
+        };
+        let late = self.rounds.iter().filter(|(_, open)| is_late(open));
+        let late: Vec<_> = late.map(|(key, _)| key.clone()).collect();
+        late.iter().for_each(|key| self.settle(now, key));
     }
 
-    pub(super) fn settle_all(&mut self) {
+    pub(super) fn next_answer_timeout(&self) -> Option<Instant> {
+        let open = self.rounds.values().filter(|open| open.outcome.is_none());
+        open.filter_map(|open| Some(open.asked?.1)).min()
+    }
+
+    pub(super) fn settle_all(&mut self, now: Instant) {
         let keys: Vec<_> = self.rounds.keys().cloned().collect();
-        keys.iter().for_each(|key| self.settle(key));
+        keys.iter().for_each(|key| self.settle(now, key));
     }
 
-    /// Asks a rank for the outcome of a round.
-    pub(super) fn want_outcome(&mut self, rank: usize, round: &Round) {
-        self.push(Recipients::Rank(rank), Push::WantOutcome(round.clone()));
+    /// Asks a rank that has the outcome of a round for it. Returns whether the outcome may still come.
+    pub(super) fn want_outcome(&mut self, now: Instant, key: &Round) -> bool {
+        let Some(open) = self.rounds.get_mut(key) else {
+            return false;
+        };
+        let ranks = &self.ranks;
+        let answers = |rank: usize| !ranks[rank].is_closed();
+        let asked = open.asked.filter(|(rank, _)| answers(*rank));
+        if asked.is_some_and(|(_, until)| until > now) {
+            return true;
+        }
+        // Another one, if there is one.
+        let asked = asked.map(|(rank, _)| rank);
+        let outcomes = &self.outcomes;
+        let other = outcomes.holder(key, |rank| answers(rank) && asked != Some(rank));
+        let holder = other.or_else(|| outcomes.holder(key, answers));
+        let may_change = outcomes.takeover.is_some();
+        let Some((rank, has_failed)) = holder else {
+            open.asked = None;
+            return may_change;
+        };
+        if has_failed && may_change {
+            return true;
+        }
+        let until = later(now, ANSWER_TIMEOUT);
+        open.asked = Some((rank, until));
+        self.note_deadline(until);
+        self.push(Recipients::Rank(rank), Push::WantOutcome(key.clone()));
+        true
     }
 
     /// Handles the outcome of a round that `rank` has had from an earlier coordinator.
-    pub(super) fn hear_outcome(&mut self, rank: usize, round: &Round, answer: Answer) {
+    pub(super) fn hear_outcome(
+        &mut self,
+        now: Instant,
+        rank: usize,
+        round: &Round,
+        answer: Answer,
+    ) {
         if !self.outcomes.is_held_by(round, rank) {
             return;
         }
         let Some(open) = self.rounds.get_mut(round) else {
             return;
         };
-        let is_outcome = match &answer {
-            Answer::Parts(parts) => parts.len() == open.arrived.len(),
-            answer => matches!(answer, Answer::Failed(_)),
-        };
-        if is_outcome {
-            open.outcome.get_or_insert(answer);
-            self.settle(round);
+        match &answer {
+            Answer::Failed(why) if **why == RequestError::OutcomeLost => {
+                self.outcomes.forget(round, rank);
+                open.asked = None;
+                if self.outcomes.holder(round, |_| true).is_none() {
+                    open.failure.get_or_insert(RequestError::OutcomeLost);
+                }
+            }
+            Answer::Parts(parts) if parts.len() != open.arrived.len() => return,
+            Answer::Parts(_) | Answer::Failed(_) => _ = open.outcome.get_or_insert(answer),
+            _ => return,
         }
+        self.settle(now, round);
     }
 }

@@ -1,10 +1,14 @@
 //! The state of one round.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::coordinator_message::Answer;
 use crate::round::{Parts, RequestError};
+use crate::time::later;
+
+/// After how long without the outcome that a rank has another rank is asked for it.
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) struct RoundState {
     pub(super) members: Option<Arc<[usize]>>,
@@ -18,14 +22,23 @@ pub(super) struct RoundState {
     /// Which ranks have given their parts, by their index in the round.
     pub(super) arrived: Vec<bool>,
     pub(super) waiting: Vec<(usize, u64)>,
-    /// The rank that was asked for the outcome, which it has from an earlier coordinator.
-    pub(super) asked: Option<usize>,
+    /// The rank that was asked for the outcome, which it has from an earlier coordinator, and until when it is to answer.
+    pub(super) asked: Option<(usize, Instant)>,
     /// Why it fails unless a rank has another outcome of an earlier coordinator.
     pub(super) failure: Option<RequestError>,
     pub(super) outcome: Option<Answer>,
 }
 
 impl RoundState {
+    /// Returns when it ends without those that are absent; `takeover`: until when more may become known.
+    pub(super) fn ends_at(&self, takeover: Option<Instant>) -> Instant {
+        // A rank that does not answer holds the others up for a while.
+        let longest = later(self.deadline, 2 * ANSWER_TIMEOUT);
+        let asked = self.asked.map(|(_, until)| until.min(longest));
+        let later = asked.into_iter().chain(takeover).max();
+        later.map_or(self.deadline, |later| later.max(self.deadline))
+    }
+
     pub(super) fn rank_at(&self, index: usize) -> usize {
         self.members
             .as_ref()

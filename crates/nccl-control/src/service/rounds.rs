@@ -26,7 +26,7 @@ impl Service {
         now: Instant,
         (rank, id): (usize, u64),
         round: Round,
-        timeout: Duration,
+        (waited, timeout): (Duration, Duration),
         part: Vec<u8>,
     ) {
         let size = self.ranks.len();
@@ -43,8 +43,11 @@ impl Service {
             let is_disputed = round.members.is_some()
                 && self.rounds.iter().any(|(other, open)| {
                     (&other.topic, other.number) == (&round.topic, round.number)
-                        && open.outcome.is_none()
-                        && open.index_of(rank).is_some()
+                        && open.index_of(rank).is_some_and(|index| {
+                            // One that has ended for this rank does not keep it from another.
+                            let has_ended = open.arrived[index] && open.outcome.is_some();
+                            !has_ended && !self.outcomes.is_held_by(other, rank)
+                        })
                 });
             if is_disputed {
                 return self.refuse(rank, id, RequestError::OtherMembers);
@@ -55,7 +58,7 @@ impl Service {
             let count = round.members.as_ref().map_or(size, |members| members.len());
             RoundState {
                 members: round.members.clone(),
-                begun: now,
+                begun: now.checked_sub(waited).unwrap_or(now),
                 next_report: now + WAIT_LOG_INTERVAL,
                 deadline,
                 parts: vec![None; count],
@@ -86,56 +89,51 @@ impl Service {
             }
         }
         self.note_deadline(deadline);
-        self.settle(&round);
+        self.settle(now, &round);
     }
 
     /// Ends a round if what is known suffices, and answers the ranks that wait in it.
-    pub(super) fn settle(&mut self, key: &Round) {
+    pub(super) fn settle(&mut self, now: Instant, key: &Round) {
         let Some(open) = self.rounds.get_mut(key) else {
             return;
         };
-        if open.outcome.is_some() {
-            return self.answer_waiting_ranks(key);
-        }
-        let ranks = &self.ranks;
-        if open.is_complete() && (self.has_majority || !key.needs_majority()) {
-            open.complete();
-        } else if key.is_of_ends() {
-            open.end_without_the_closed(|rank| ranks[rank].is_closed());
-        } else {
-            let answers = |rank: usize| !ranks[rank].is_closed();
-            if open.asked.is_some_and(answers) {
-                return;
+        if open.outcome.is_none() {
+            let is_complete = open.is_complete();
+            if is_complete && open.failure.is_none() {
+                if self.has_majority || !key.needs_majority() {
+                    open.complete();
+                }
+            } else if key.is_of_ends() {
+                open.end_without_the_closed(|rank| self.ranks[rank].is_closed());
+            } else if is_complete || !self.want_outcome(now, key) {
+                self.fail(key);
             }
-            let holder = self.outcomes.holder(key, answers);
-            let may_change = self.outcomes.is_taking_over();
-            if let Some((rank, has_failed)) = holder
-                && !(has_failed && may_change)
-            {
-                open.asked = Some(rank);
-                return self.want_outcome(rank, key);
-            }
-            if may_change {
-                return;
-            }
-            let first = self.channels.closed_by.as_ref().map(|(rank, _)| *rank);
-            let first = first.filter(|first| open.absent().any(|rank| rank == *first));
-            let departed = first
-                .into_iter()
-                .chain(open.absent())
-                .find_map(|rank| Some(departure_error(rank, ranks[rank].departure.as_ref()?)));
-            let why = open.failure.take().or(departed);
-            open.outcome = why.map(|why| Answer::Failed(Arc::new(why)));
         }
         self.answer_waiting_ranks(key);
     }
 
+    /// Ends a round if it is known why it cannot be completed.
+    fn fail(&mut self, key: &Round) {
+        let Some(open) = self.rounds.get_mut(key) else {
+            return;
+        };
+        let first = self.channels.closed_by.as_ref().map(|(rank, _)| *rank);
+        let first = first.filter(|first| open.absent().any(|rank| rank == *first));
+        let ranks = &self.ranks;
+        let departed = first.into_iter().chain(open.absent()).find_map(|rank| {
+            let departure = ranks[rank].departure.as_ref()?;
+            Some(departure_error(rank, departure))
+        });
+        let why = open.failure.take().or(departed);
+        open.outcome = why.map(|why| Answer::Failed(Arc::new(why)));
+    }
+
     /// Sets whether a majority of all ranks answers by now.
-    pub(crate) fn set_majority(&mut self, answers: bool) {
+    pub(crate) fn set_majority(&mut self, now: Instant, answers: bool) {
         if std::mem::replace(&mut self.has_majority, answers) || !answers {
             return;
         }
-        self.settle_all();
+        self.settle_all(now);
     }
 
     /// Sends a round's outcome to the ranks that wait for it, and forgets the round when no other rank can enter it.
@@ -170,7 +168,7 @@ impl Service {
     }
 
     /// Gives up the round for which the request `id` of `rank` waits.
-    pub(super) fn cancel_round(&mut self, rank: usize, id: u64, reason: Reason) {
+    pub(super) fn cancel_round(&mut self, now: Instant, rank: usize, id: u64, reason: Reason) {
         let key = self
             .rounds
             .iter()
@@ -183,13 +181,14 @@ impl Service {
                 return self.end(&key, why);
             }
             open.failure.get_or_insert(why);
-            self.settle(&key);
+            self.settle(now, &key);
         }
     }
 
     /// Ends the rounds that need `rank`.
     pub(super) fn leave_rounds(
         &mut self,
+        now: Instant,
         rank: usize,
         departure: &Departure,
         keeps_communicators: bool,
@@ -213,20 +212,28 @@ impl Service {
                 let why = departure_error(rank, departure);
                 open.failure.get_or_insert(why);
             }
-            self.settle(&key);
+            self.settle(now, &key);
         }
-        self.check_takeover();
+        if self.outcomes.takeover().is_some() {
+            self.check_takeover();
+            self.settle_all(now);
+        }
     }
 
     pub(super) fn end_late_rounds(&mut self, now: Instant) {
-        let late: Vec<_> = self
-            .rounds
-            .iter()
-            .filter(|(_, open)| open.outcome.is_none() && open.deadline <= now)
-            .map(|(key, open)| (key.clone(), self.late(key, open, now)))
-            .collect();
-        for (key, why) in late {
-            self.end(&key, why);
+        let takeover = self.outcomes.takeover();
+        let is_late = |open: &RoundState| open.outcome.is_none() && open.ends_at(takeover) <= now;
+        let late = self.rounds.iter().filter(|(_, open)| is_late(open));
+        let late: Vec<_> = late.map(|(key, _)| key.clone()).collect();
+        for key in late {
+            // Why it cannot be completed, if that is known.
+            if !key.is_of_ends() {
+                self.fail(&key);
+            }
+            let why = self.rounds.get(&key).map(|open| self.late(&key, open, now));
+            if let Some(why) = why {
+                self.end(&key, why);
+            }
         }
     }
 
@@ -256,7 +263,8 @@ impl Service {
 
     pub(super) fn next_round_deadline(&self) -> Option<Instant> {
         let rounds = self.rounds.values().filter(|open| open.outcome.is_none());
-        rounds.map(|open| open.deadline).min()
+        let takeover = self.outcomes.takeover();
+        rounds.map(|open| open.ends_at(takeover)).min()
     }
 
     #[cfg(test)]

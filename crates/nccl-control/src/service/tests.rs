@@ -13,6 +13,8 @@ use crate::request::{ExpectedValue, Request};
 use crate::round::{END_TOPIC, Missing, RequestError, Round};
 use crate::straggler::{EntryReport, QueriedOperation, StragglerQueryRequest, StragglerReport};
 
+mod takeover;
+
 /// A service, and its time.
 struct World {
     service: Service,
@@ -51,7 +53,8 @@ impl World {
     }
 
     fn leave(&mut self, rank: usize, departure: Departure, stays: bool) -> Vec<Output> {
-        self.service.record_departure(rank, departure, stays);
+        self.service
+            .record_departure(self.now, rank, departure, stays);
         self.outputs()
     }
 
@@ -67,6 +70,7 @@ fn collect(topic: &str, seconds: u64, members: Option<&[usize]>) -> Request {
             number: 0,
             members: members.map(Arc::from),
         },
+        waited: Duration::ZERO,
         timeout: Duration::from_secs(seconds),
         part: topic.as_bytes()[..1].to_vec(),
     }
@@ -247,14 +251,18 @@ fn a_round_ends_with_all_parts_with_a_rank_that_leaves_or_with_one_that_gives_up
     );
     let never = world.ask(0, 5, collect("never", 60, None));
     assert_eq!(never, [error_answer(&[(0, 5)], gone(1))]);
-    assert!(!world.service.record_departure(1, Departure::Left, false));
+    assert!(
+        !world
+            .service
+            .record_departure(world.now, 1, Departure::Left, false)
+    );
 }
 
 /// The ranks could be on the side of a cut network that does not continue.
 #[test]
 fn what_some_ranks_agree_on_waits_for_a_majority_of_all() {
     let mut world = World::new(3);
-    world.service.set_majority(false);
+    world.service.set_majority(world.now, false);
     assert_eq!(world.ask(0, 1, collect("late", 2, Some(&[0]))), []);
     assert_eq!(world.ask(1, 2, collect("token", 60, Some(&[1, 2]))), []);
     assert_eq!(world.ask(2, 2, collect("token", 60, Some(&[1, 2]))), []);
@@ -271,7 +279,7 @@ fn what_some_ranks_agree_on_waits_for_a_majority_of_all() {
     let waited = Duration::from_secs(2);
     let why = RequestError::NoMajority { waited };
     assert_eq!(world.at(2000), [error_answer(&[(0, 1)], why)]);
-    world.service.set_majority(true);
+    world.service.set_majority(world.now, true);
     let token = parts(&[(1, 2), (2, 2)], &[b"t", b"t"]);
     assert_eq!(world.outputs(), [token]);
     let open = world.ask(0, 6, collect("open", 60, Some(&[1, 0])));

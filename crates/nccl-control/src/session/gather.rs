@@ -79,6 +79,7 @@ impl RankSession {
         let part = part.to_vec();
         Request::Exchange {
             round,
+            waited: Duration::ZERO,
             timeout,
             part,
         }

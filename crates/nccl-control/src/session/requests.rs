@@ -210,6 +210,7 @@ impl RankSession {
         let too_large = part.len() > LARGEST;
         let request = |timeout| Request::Exchange {
             round,
+            waited: Duration::ZERO,
             timeout,
             // The coordinator has to know of the exchange to end it for all.
             part: if too_large { Vec::new() } else { part.to_vec() },

@@ -77,6 +77,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             number: 1,
             members,
         },
+        waited: Duration::from_millis(1500),
         timeout: Duration::from_secs(60),
         part: b"part".to_vec(),
     };
@@ -749,6 +750,7 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
     let requests = [
         Request::Exchange {
             round,
+            waited: time,
             timeout: time,
             part: Vec::new(),
         },

@@ -65,7 +65,7 @@ const NO_OPERATIONS: u64 = 2;
 
 impl Communicator {
     /// Allocates a window of `len` elements, all zeros, into which the other ranks can put. Every rank calls it with the same
-    /// length, at the same time.
+    /// length, at the same time. Returns when what was enqueued before on the streams of all ranks is done, and the zeros are there.
     ///
     /// # Errors
     /// On all ranks alike: [`ErrorKind::InvalidConfig`] when lengths or types differ, or the length is 0;
@@ -151,7 +151,12 @@ impl Communicator {
             (true, false) => NO_OPERATIONS,
             (true, true) => 0,
         };
-        let lacks = self.gather_from_all(own)?;
+        let apart = self.apart()?;
+        // The zeros are written on this stream: no rank may put before they are there on all.
+        let zeros = || apart.stream().join(self.stream());
+        cuda_driver::ignoring_stored_error(&self.inner.context, zeros)
+            .map_err(Error::cuda("waiting for the zeros (cuStreamWaitEvent)"))?;
+        let lacks = apart.gather_on_own_stream(own)?;
         if let Some(rank) = lacks.iter().position(|&lack| lack != 0) {
             let reason = match lacks[rank] {
                 NO_OPERATIONS => format!(
@@ -192,13 +197,16 @@ impl Communicator {
     /// Returns the number that each rank has given.
     #[doc(hidden)]
     pub fn gather_from_all(&self, own: u64) -> Result<Vec<u64>> {
-        let comm = self.apart()?;
-        let (context, stream) = (&self.inner.context, comm.stream());
+        self.apart()?.gather_on_own_stream(own)
+    }
+
+    fn gather_on_own_stream(&self, own: u64) -> Result<Vec<u64>> {
+        let (context, stream) = (&self.inner.context, self.stream());
         let mut all = vec![0u64; self.world_size()];
         all[self.rank()] = own;
         let mut numbers = cuda_driver::ignoring_stored_error(context, || stream.clone_htod(&all))
             .map_err(Error::cuda("copying numbers to the device"))?;
-        comm.all_reduce_in_place(&mut numbers, ReduceOp::Max)?
+        self.all_reduce_in_place(&mut numbers, ReduceOp::Max)?
             .wait()?;
         // The stream is idle.
         cuda_driver::ignoring_stored_error(context, || stream.clone_dtoh(&numbers))
