@@ -15,6 +15,7 @@ use super::engine::Event;
 use super::moves::{Moves, pause_at};
 use super::options::{Options, Recovery};
 use super::view::process_state;
+use super::vote::Vote;
 use crate::wire::{self, Copies, ToRank};
 
 /// How long the ranks may take to end; and how much later than others a rank may leave a generation, besides the timeout of an
@@ -44,6 +45,8 @@ pub(super) type SharedObserver = Arc<Mutex<Arc<Observer>>>;
 
 pub(super) struct Crew {
     fleet: Fleet,
+    /// Leaves before the ranks end.
+    vote: Option<Vote>,
     observer: SharedObserver,
     recovery: Recovery,
     /// How long a rank may be stopped while the others wait for it.
@@ -154,14 +157,21 @@ fn pause_after(in_vain: usize) -> Duration {
     }
 }
 
+/// Whether the front votes with the ranks: where those that are left go on without one that stands still.
+fn votes(recovery: Recovery) -> bool {
+    matches!(recovery, Recovery::Elastic { .. })
+}
+
 impl Crew {
     /// Starts the ranks. The engine gets the events of their processes.
     pub(super) fn start(options: &Options, link: &str, to: Sender<Event>) -> Result<Self, Failure> {
         let program = std::env::current_exe()?;
         let arguments = options.of_rank(link);
+        let votes = votes(options.recovery);
         let rank = move || {
             let mut command = Command::new(&program);
             command.args(&arguments);
+            command.envs(votes.then_some(Vote::OF_RANKS));
             command
         };
         Self::start_as(options, to, rank)
@@ -187,8 +197,13 @@ impl Crew {
             .name(String::from("ends of ranks"))
             .spawn(tell)?;
         let observer = Observer::start(fleet.rendezvous()?)?;
+        let vote = votes(options.recovery).then(Vote::default);
+        if let Some(vote) = &vote {
+            vote.join(0, fleet.rendezvous()?)?;
+        }
         Ok(Self {
             fleet,
+            vote,
             observer: Arc::new(Mutex::new(Arc::new(observer))),
             recovery: options.recovery,
             deadline: options.deadline,
@@ -562,6 +577,9 @@ impl Crew {
             self.scale_to(self.target);
         }
         let observer = Arc::new(Observer::start(self.fleet.rendezvous()?)?);
+        if let Some(vote) = &self.vote {
+            vote.join(self.attempt, self.fleet.rendezvous()?)?;
+        }
         let mut shared = self.observer.lock();
         let before = std::mem::replace(&mut *shared, observer);
         drop(shared);

@@ -13,7 +13,7 @@
 //! - `serve`: the front from start to end; `options`: the command line; `http`: the HTTP interface;
 //! - `engine`: events and their handling; `scheduler`: the tokens of the next step; `caller`, `text`: the messages to a
 //!   client;
-//! - `crew`, `links`: the ranks' processes and connections; `view`: the observable state.
+//! - `crew`, `links`: the ranks' processes and connections; `vote`: the front's vote among them; `view`: the observable state.
 
 /// Writes a line to stderr. A closed stderr does not stop the server.
 macro_rules! note {
@@ -34,6 +34,7 @@ mod scheduler;
 mod serve;
 mod text;
 mod view;
+mod vote;
 
 pub use self::options::{HELP, Options, Recovery, Role};
 pub use self::serve::serve;

@@ -130,6 +130,25 @@ fn a_rank_that_stops_is_ended_and_the_others_go_on() {
     assert_eq!(whole(&server), (2, 3));
 }
 
+/// The front votes with it: neither of two ranks would go on alone for long, as the other may live.
+#[test]
+fn of_two_ranks_the_one_that_does_not_stop_goes_on() {
+    for stopped in [0, 1] {
+        // Longer than a lease and than a rank without a majority waits for one.
+        let options = ["--ranks", "2", "--recovery", "elastic", "--deadline", "20"];
+        let server = Server::start(&options);
+        let question = Question::long(81);
+        let expected = &reference(std::slice::from_ref(&question))[0];
+        let before = server.ranks();
+        let mut stream = Stream::new(&server.url, &question.streaming());
+        stream.read(5);
+        signal(before[stopped], Signal::STOP);
+        assert_eq!(stream.finish().0, *expected);
+        assert_eq!(whole(&server), (1, 1));
+        assert!(server.ranks().contains(&before[1 - stopped]));
+    }
+}
+
 #[test]
 fn a_model_without_experts_cannot_be_elastic() {
     let directory = tempfile::tempdir().unwrap();

@@ -169,8 +169,7 @@ impl Changes<'_> {
             0..=4 if !victims.is_empty() => {
                 Change::Kill(self.random.usize(1..=3.min(victims.len())))
             }
-            // Of two ranks, the other one may have lost its majority before the one that stopped is ended: then all begin anew.
-            5 if !victims.is_empty() && serving.len() > 2 && self.left.is_some() => Change::Stop,
+            5 if !victims.is_empty() && serving.len() > 1 && self.left.is_some() => Change::Stop,
             _ => Change::Scale(self.random.usize(1..=self.ranks)),
         };
         println!("{} serve: {change:?}", serving.len());
