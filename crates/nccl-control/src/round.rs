@@ -120,6 +120,11 @@ pub(super) enum RequestError {
 }
 
 impl RequestError {
+    /// Whether a request was refused, which says nothing about its round.
+    pub(super) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Twice | Self::OtherMembers | Self::OldGeneration)
+    }
+
     /// The part of an error that other code acts on.
     pub(super) fn unfinished(&self) -> Option<UnfinishedExchange> {
         match self {

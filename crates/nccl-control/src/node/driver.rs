@@ -641,7 +641,7 @@ impl Node {
                 commands.extend(
                     session
                         .outbox
-                        .requests_to_resend(before.is_some())
+                        .requests_to_resend(&session.inbox, before.is_some())
                         .into_iter()
                         .map(Command::Request),
                 );
@@ -894,6 +894,14 @@ impl DeferredWork {
 }
 
 impl State {
+    /// Returns the process of the initial coordinator, if it has ended and no other has taken its place.
+    pub(super) fn lost_initial_coordinator(&mut self, now: Instant) -> Option<u64> {
+        let (_, pid) = self
+            .ended_initial_coordinator
+            .take_if(|(until, _)| *until <= now)?;
+        self.connections.is_empty().then_some(pid)
+    }
+
     pub(super) fn handle(&mut self, input: Input) {
         self.machine.handle(self.clock.time(Instant::now()), input);
     }

@@ -211,8 +211,9 @@ impl Node {
             claimed_role,
             deadline,
         )?;
-        let listener =
-            socket::listen_beside(address, &format!("{slot}"), authenticated.connection.fd())?;
+        let fd = authenticated.connection.fd();
+        let listener = socket::listen_beside(address, &format!("{slot}"), fd)?;
+        let initial_coordinator = fd.try_clone_to_owned().ok();
         let at = address.to_string();
         let me = process_info(slot as usize, &listener.at)?;
         let number = rendezvous.generation;
@@ -222,16 +223,21 @@ impl Node {
             StartRole::Witness { number, at },
             Some(authenticated),
         );
+        node.state.lock().initial_coordinator_watch =
+            initial_coordinator.and_then(|fd| node.watch_initial_coordinator(fd));
         node.open(listener, rendezvous, rendezvous.world_size)?;
         let mut state = node.state.lock();
         while state.coordinator.is_none() {
+            let now = Instant::now();
+            let is_lost = state.lost_initial_coordinator(now).is_some();
             let why = match &state.formation_error {
                 Some(_) => "the ranks have given up the first generation",
-                None if Instant::now() >= deadline => {
-                    "not all ranks joined, or they expect no such witness"
-                }
+                None if is_lost => "rank 0 has ended",
+                None if now >= deadline => "not all ranks joined, or they expect no such witness",
                 None => {
-                    node.wait(&mut state, deadline);
+                    let stand_in = state.ended_initial_coordinator.map(|(until, _)| until);
+                    let until = stand_in.map_or(deadline, |until| until.min(deadline));
+                    node.wait(&mut state, until);
                     continue;
                 }
             };
@@ -291,14 +297,9 @@ impl Node {
                 return Err(why);
             }
             let now = Instant::now();
-            if let Some((stand_in_deadline, pid)) = state.ended_initial_coordinator
-                && now >= stand_in_deadline
-            {
-                state.ended_initial_coordinator = None;
-                if state.connections.is_empty() {
-                    let departure = Departure::lost(LossKind::Exited { pid });
-                    return Err(RequestError::Departed { rank: 0, departure });
-                }
+            if let Some(pid) = state.lost_initial_coordinator(now) {
+                let departure = Departure::lost(LossKind::Exited { pid });
+                return Err(RequestError::Departed { rank: 0, departure });
             }
             if now >= until {
                 let coordinates = self.slot() == 0;

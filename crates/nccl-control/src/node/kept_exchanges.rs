@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::coordinator_message::Answer;
 use crate::departure::Reason;
 use crate::driver_message::{NumberedRequest, RequestHead};
+use crate::inbox::Inbox;
 use crate::request::Request;
 use crate::round::{RequestError, Round};
 use crate::time::later;
@@ -42,26 +43,51 @@ enum State {
         /// The encoded request.
         request: Arc<[u8]>,
     },
-    Ended {
-        since: Instant,
-        outcome: Answer,
-    },
+    Ended(Outcome),
 }
 
-impl KeptExchange {
-    fn outcome(&self) -> Option<&Answer> {
-        match &self.state {
-            State::Ended { outcome, .. } => Some(outcome),
-            State::Open { .. } => None,
+struct Outcome {
+    since: Instant,
+    answer: Answer,
+    has_failed: bool,
+    /// In memory.
+    bytes: usize,
+}
+
+impl Outcome {
+    fn new(now: Instant, answer: Answer) -> Self {
+        let bytes = match &answer {
+            Answer::Parts(parts) => parts
+                .iter()
+                .map(|part| size_of_val(part) + part.len())
+                .sum(),
+            _ => 0,
+        };
+        let mut outcome = Self {
+            since: now,
+            has_failed: matches!(answer, Answer::Failed(_)),
+            answer,
+            bytes,
+        };
+        if bytes > LARGEST_OUTCOME {
+            outcome.drop_parts();
+        }
+        outcome
+    }
+
+    fn drop_parts(&mut self) {
+        if self.bytes > 0 {
+            (self.answer, self.bytes) = (lost(), 0);
         }
     }
 }
 
-/// Returns the bytes of the parts of an outcome.
-fn bytes(outcome: &Answer) -> usize {
-    match outcome {
-        Answer::Parts(parts) => parts.iter().map(Vec::len).sum(),
-        _ => 0,
+impl KeptExchange {
+    fn outcome(&self) -> Option<&Outcome> {
+        match &self.state {
+            State::Ended(outcome) => Some(outcome),
+            State::Open { .. } => None,
+        }
     }
 }
 
@@ -99,17 +125,18 @@ impl KeptExchanges {
 
     /// Keeps the answer to an exchange.
     pub(super) fn answered(&mut self, now: Instant, id: u64, answer: &Answer) {
-        let Some(kept) = self.all.iter_mut().find(|kept| kept.id == id) else {
+        let Some(index) = self.all.iter().position(|kept| kept.id == id) else {
             return;
         };
-        let outcome = match bytes(answer) > LARGEST_OUTCOME {
-            true => lost(),
-            false => answer.clone(),
-        };
-        kept.state = State::Ended {
-            since: now,
-            outcome,
-        };
+        // What the coordinator refused is not the outcome.
+        if let Answer::Failed(why) = answer
+            && why.is_refusal()
+        {
+            self.all.remove(index);
+            return;
+        }
+        let kept = &mut self.all[index];
+        kept.state = State::Ended(Outcome::new(now, answer.clone()));
         // All ranks have entered this one: those before it had ended for them, but for threads that wait in two at a time.
         if matches!(answer, Answer::Parts(_)) {
             let round = kept.round.clone();
@@ -127,11 +154,8 @@ impl KeptExchanges {
         let mut all = self.all.iter_mut();
         if let Some(kept) = all.find(|kept| kept.id == id && kept.outcome().is_none()) {
             let (rank, reason) = (self.rank, reason.clone());
-            let outcome = Answer::Failed(Arc::new(RequestError::GivenUp { rank, reason }));
-            kept.state = State::Ended {
-                since: now,
-                outcome,
-            };
+            let answer = Answer::Failed(Arc::new(RequestError::GivenUp { rank, reason }));
+            kept.state = State::Ended(Outcome::new(now, answer));
         }
         self.limit(now);
     }
@@ -140,15 +164,15 @@ impl KeptExchanges {
     fn limit(&mut self, now: Instant) {
         let (mut count, mut sum) = (0, 0);
         for index in (0..self.all.len()).rev() {
-            let State::Ended { since, outcome } = &mut self.all[index].state else {
+            let State::Ended(outcome) = &mut self.all[index].state else {
                 continue;
             };
             count += 1;
-            sum += bytes(outcome);
-            if sum > MAX_BYTES && matches!(outcome, Answer::Parts(_)) {
-                *outcome = lost();
+            sum += outcome.bytes;
+            if sum > MAX_BYTES {
+                outcome.drop_parts();
             }
-            if count > MAX_OUTCOMES || *since + KEPT_FOR <= now {
+            if count > MAX_OUTCOMES || outcome.since + KEPT_FOR <= now {
                 self.all.remove(index);
             }
         }
@@ -161,23 +185,25 @@ impl KeptExchanges {
             return Vec::new();
         }
         self.limit(now);
-        let ended = self.all.iter().filter_map(|kept| {
-            let has_failed = matches!(kept.outcome()?, Answer::Failed(_));
-            Some((kept.round.clone(), has_failed))
-        });
+        let ended = self
+            .all
+            .iter()
+            .filter_map(|kept| Some((kept.round.clone(), kept.outcome()?.has_failed)));
         ended.collect()
     }
 
     /// Returns the outcome of an exchange, unless this rank waits in it as well.
     pub(super) fn outcome(&self, round: &Round) -> Option<Answer> {
         match self.all.iter().find(|kept| kept.round == *round) {
-            Some(kept) => kept.outcome().cloned(),
+            Some(kept) => Some(kept.outcome()?.answer.clone()),
             None => Some(lost()),
         }
     }
 
-    /// Returns the encoded requests that make those that are awaited again.
-    pub(super) fn requests(&self, now: Instant) -> Vec<Arc<[u8]>> {
+    /// Returns the encoded requests that make those again whose answers are awaited.
+    pub(super) fn requests(&mut self, now: Instant, inbox: &Inbox) -> Vec<Arc<[u8]>> {
+        self.all
+            .retain(|kept| kept.outcome().is_some() || inbox.is_waited_for(kept.id));
         let again = self.all.iter().filter_map(|kept| {
             let State::Open {
                 entered,

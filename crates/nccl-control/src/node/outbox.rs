@@ -90,7 +90,7 @@ impl Outbox {
                 self.end_reports
                     .push_back((numbered.id, Arc::clone(&bytes)));
             }
-            Request::Exchange { round, timeout, .. } => {
+            Request::Exchange { round, timeout, .. } if is_awaited => {
                 let now = Instant::now();
                 self.exchanges
                     .enter(now, numbered.id, round, *timeout, &bytes);
@@ -153,7 +153,7 @@ impl Outbox {
             settled: self.settled(inbox),
         };
         let outcomes = self.outcomes(true);
-        let exchanges = self.exchanges.requests(Instant::now());
+        let exchanges = self.exchanges.requests(Instant::now(), inbox);
         let open = self.open.values().map(|bytes| with_head(bytes, head));
         // Those that are awaited are open as well, and sent once.
         let deferred = std::mem::take(&mut self.deferred).into_iter();
@@ -169,9 +169,9 @@ impl Outbox {
     }
 
     /// Returns the requests to make of another coordinator; whether `it_asks`: what it waits for, if it has taken over from one.
-    pub(super) fn requests_to_resend(&mut self, it_asks: bool) -> Vec<Arc<[u8]>> {
+    pub(super) fn requests_to_resend(&mut self, inbox: &Inbox, it_asks: bool) -> Vec<Arc<[u8]>> {
         let outcomes = self.outcomes(it_asks);
-        let exchanges = self.exchanges.requests(Instant::now());
+        let exchanges = self.exchanges.requests(Instant::now(), inbox);
         // A coordinator of the last generation serves the earlier ones too, and has these reports already.
         let end_reports = self.end_reports.iter();
         let end_reports = end_reports.map(|(_, bytes)| with_head(bytes, RequestHead::repeated()));

@@ -173,7 +173,9 @@ impl SimulatedStore {
         for session in &mut self.sessions {
             requests.extend(match !is_other && before.is_some() {
                 true => session.outbox.requests_to_repeat(&session.inbox),
-                false => session.outbox.requests_to_resend(before.is_some()),
+                false => session
+                    .outbox
+                    .requests_to_resend(&session.inbox, before.is_some()),
             });
         }
         requests.into_iter().map(Command::Request).collect()

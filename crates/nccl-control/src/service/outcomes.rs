@@ -14,6 +14,9 @@ use crate::time::later;
 /// shorter than a rank waits that gives an exchange up.
 const TAKEOVER_TIMEOUT: Duration = Duration::from_millis(800);
 
+// A rank is asked once before the takeover is over.
+const _: () = assert!(TAKEOVER_TIMEOUT.as_nanos() < ANSWER_TIMEOUT.as_nanos());
+
 /// How long it is remembered which ranks have outcomes: as long as they keep them.
 const REMEMBERED_FOR: Duration = Duration::from_secs(30);
 

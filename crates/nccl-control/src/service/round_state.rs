@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::coordinator_message::Answer;
-use crate::round::{Parts, RequestError};
+use crate::round::{Parts, RequestError, Round};
 use crate::time::later;
 
 /// After how long without the outcome that a rank has another rank is asked for it.
@@ -30,8 +30,11 @@ pub(super) struct RoundState {
 }
 
 impl RoundState {
-    /// Returns when it ends without those that are absent; `takeover`: until when more may become known.
-    pub(super) fn ends_at(&self, takeover: Option<Instant>) -> Instant {
+    /// Returns when the round `key` ends without those that are absent; `takeover`: until when more may become known.
+    pub(super) fn ends_at(&self, key: &Round, takeover: Option<Instant>) -> Instant {
+        if key.is_of_ends() {
+            return self.deadline;
+        }
         // A rank that does not answer holds the others up for a while.
         let longest = later(self.deadline, 2 * ANSWER_TIMEOUT);
         let asked = self.asked.map(|(_, until)| until.min(longest));

@@ -54,11 +54,12 @@ impl Service {
             }
         }
         let deadline = later(now, timeout);
+        let begun = now.checked_sub(waited).unwrap_or(now);
         let open = self.rounds.entry(round.clone()).or_insert_with(|| {
             let count = round.members.as_ref().map_or(size, |members| members.len());
             RoundState {
                 members: round.members.clone(),
-                begun: now.checked_sub(waited).unwrap_or(now),
+                begun,
                 next_report: now + WAIT_LOG_INTERVAL,
                 deadline,
                 parts: vec![None; count],
@@ -77,6 +78,7 @@ impl Service {
             return self.refuse(rank, id, RequestError::Twice);
         }
         open.arrived[index] = true;
+        open.begun = open.begun.min(begun);
         open.waiting.push((rank, id));
         open.deadline = open.deadline.min(deadline);
         let deadline = open.deadline;
@@ -222,8 +224,10 @@ impl Service {
 
     pub(super) fn end_late_rounds(&mut self, now: Instant) {
         let takeover = self.outcomes.takeover();
-        let is_late = |open: &RoundState| open.outcome.is_none() && open.ends_at(takeover) <= now;
-        let late = self.rounds.iter().filter(|(_, open)| is_late(open));
+        let is_late = |key: &Round, open: &RoundState| {
+            open.outcome.is_none() && open.ends_at(key, takeover) <= now
+        };
+        let late = self.rounds.iter().filter(|(key, open)| is_late(key, open));
         let late: Vec<_> = late.map(|(key, _)| key.clone()).collect();
         for key in late {
             // Why it cannot be completed, if that is known.
@@ -262,9 +266,12 @@ impl Service {
     }
 
     pub(super) fn next_round_deadline(&self) -> Option<Instant> {
-        let rounds = self.rounds.values().filter(|open| open.outcome.is_none());
+        let rounds = self
+            .rounds
+            .iter()
+            .filter(|(_, open)| open.outcome.is_none());
         let takeover = self.outcomes.takeover();
-        rounds.map(|open| open.ends_at(takeover)).min()
+        rounds.map(|(key, open)| open.ends_at(key, takeover)).min()
     }
 
     #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::panics;
+use crate::witness::Witness;
 
 #[test]
 fn a_rank_0_that_fails_before_it_joins_is_named_on_all_ranks_and_knows_that_they_heard() {
@@ -114,4 +115,41 @@ fn a_process_that_aborts_tells_of_its_panic_before() {
     let word = "it failed: its thread panicked at x.rs:1:2: out of cheese";
     assert!(error.contains(word), "{error}");
     assert!(!child.wait().unwrap().success());
+}
+
+/// Ranks that are started anew would wait for a witness that still waits for the ones before.
+#[test]
+fn a_witness_does_not_wait_for_ranks_whose_first_has_ended() {
+    const ROLE: &str = "NCCL_TEST_RANK_0_OF_TWO";
+    if let Ok(place) = std::env::var(ROLE) {
+        let meet = Rendezvous::unix(&place, 0, 2).unwrap();
+        let _ = World::join(meet.with(|meet| meet.witnesses = 1));
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().join("ranks");
+    let name = "tests::failing::a_witness_does_not_wait_for_ranks_whose_first_has_ended";
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name])
+        .env(ROLE, &place)
+        .stderr(std::process::Stdio::null())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let meet = Rendezvous::observer(&format!("unix:{}", place.display())).unwrap();
+    let witness = std::thread::spawn(move || Witness::join(meet, 0).unwrap_err().to_string());
+    // When it has joined.
+    let own = directory.path().join("ranks.1073741824");
+    let begun = Instant::now();
+    while !own.exists() {
+        assert!(begun.elapsed() < SOON, "the witness does not listen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let killed = Instant::now();
+    let error = witness.join().unwrap();
+    assert!(error.contains("rank 0 has ended"), "{error}");
+    assert!(killed.elapsed() < SOON);
 }

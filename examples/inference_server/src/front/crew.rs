@@ -45,7 +45,6 @@ pub(super) type SharedObserver = Arc<Mutex<Arc<Observer>>>;
 
 pub(super) struct Crew {
     fleet: Fleet,
-    /// Leaves before the ranks end.
     vote: Option<Vote>,
     observer: SharedObserver,
     recovery: Recovery,
@@ -159,7 +158,7 @@ fn pause_after(in_vain: usize) -> Duration {
 
 /// Whether the front votes with the ranks: where those that are left go on without one that stands still.
 fn votes(recovery: Recovery) -> bool {
-    matches!(recovery, Recovery::Elastic { .. })
+    matches!(recovery, Recovery::Elastic { .. } | Recovery::Shrink)
 }
 
 impl Crew {

@@ -1,10 +1,14 @@
 //! The front's vote in the ranks' control plane: of two ranks, one goes on also when the other stands still.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use nccl::Rendezvous;
 use nccl::control::Witness;
 use parking_lot::Mutex;
+
+/// How long after a failed attempt to join the next one begins: the ranks wait for the front's vote.
+const AGAIN: Duration = Duration::from_millis(200);
 
 /// The front as a witness of the ranks of one attempt.
 #[derive(Default)]
@@ -33,19 +37,25 @@ impl Vote {
         let join = move || {
             // Its ranks are being ended.
             drop(before);
-            match Witness::join(rendezvous, 0) {
-                Ok(witness) => {
-                    let mut present = present.lock();
-                    let is_late = present.attempt != attempt;
-                    let other = match is_late {
-                        true => Some(witness),
-                        false => present.witness.replace(witness),
-                    };
-                    drop(present);
-                    drop(other);
+            loop {
+                let joined = Witness::join(rendezvous.clone(), 0);
+                let mut present = present.lock();
+                let is_late = present.attempt != attempt;
+                match joined {
+                    Ok(witness) if is_late => {
+                        drop(present);
+                        drop(witness);
+                    }
+                    Ok(witness) => present.witness = Some(witness),
+                    Err(_) if is_late => {}
+                    Err(error) => {
+                        drop(present);
+                        note!("the front has no vote yet: {error}");
+                        std::thread::sleep(AGAIN);
+                        continue;
+                    }
                 }
-                // The ranks tell what kept them from coming.
-                Err(error) => note!("the front has no vote: {error}"),
+                return;
             }
         };
         let thread = std::thread::Builder::new().name(String::from("vote"));
