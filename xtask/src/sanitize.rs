@@ -117,7 +117,8 @@ const TOO_SLOW: &[&str] = &[
 /// communicator that a call creates, which NCCL may still write to (`hangs`), and the watchdog's data when it is inside
 /// a call. The root of an init that not all ranks joined waits for them as long as its process lives, as NCCL's does;
 /// the sanitizer does not always find the stack of such a thread, nor its list of destructors
-/// (`__cxa_thread_atexit_impl`).
+/// (`__cxa_thread_atexit_impl`). The frame that calls into the standard library may be missing on a stack, so that of its
+/// caller is named too.
 const LEAKS: &str = "\
 leak:operations_after_a_group_are_not_part_of_it
 leak:what_is_over_is_released_once_and_what_never_is_stays
@@ -127,6 +128,7 @@ leak:an_abort_that_does_not_come_back_names_the_plan_that_holds_it
 leak:hangs::build
 leak:hangs::grow
 leak:nccl_emulator::nccl::bootstrap::root::start
+leak:start_root
 leak:__cxa_thread_atexit_impl
 leak:nccl_core::creation::init::stream_and_event
 leak:nccl_core::supervision::watchdog::poll::CommunicatorPoller

@@ -13,8 +13,6 @@ use crate::transport::{
 };
 
 /// Starts the root of `id` in this process.
-// By this name on the stack, the leak sanitizer's suppressions know what a root has when its process ends.
-#[inline(never)]
 pub(crate) fn start(id: &UniqueId) -> io::Result<()> {
     let listener = Listener::bind(&id.address())?;
     raise_descriptor_limit();
