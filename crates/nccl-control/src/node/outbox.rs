@@ -168,7 +168,8 @@ impl Outbox {
         requests.chain(open).chain(deferred).collect()
     }
 
-    /// Returns the requests to make of another coordinator; whether `it_asks`: what it waits for, if it has taken over from one.
+    /// Returns the requests to make of another coordinator. With `it_asks`, as of one that takes over, it is told which outcomes are here
+    /// also when there are none.
     pub(super) fn requests_to_resend(&mut self, inbox: &Inbox, it_asks: bool) -> Vec<Arc<[u8]>> {
         let outcomes = self.outcomes(it_asks);
         let exchanges = self.exchanges.requests(Instant::now(), inbox);

@@ -18,8 +18,7 @@ use crate::noise::{Initiator, Responder};
 use crate::operation::OperationKind;
 use crate::phase::Phase;
 use crate::process_state::{Held, ProcessState};
-use crate::request::NO_ANSWER;
-use crate::request::{ExpectedValue, Request};
+use crate::request::{ExpectedValue, NO_ANSWER, Request};
 use crate::round::{Missing, RequestError};
 use crate::secret::Secret;
 use crate::{EntryReport, LateRank, QueriedOperation, StragglerQueryRequest, StragglerReport};
@@ -71,20 +70,16 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             at: text("tcp:10.0.0.6:31001"),
         },
     };
-    let collect = |members: Option<Arc<[usize]>>| Request::Exchange {
-        round: Round {
-            topic: text("barrier/x"),
-            number: 1,
-            members,
-        },
-        waited: Duration::from_millis(1500),
-        timeout: Duration::from_secs(60),
-        part: b"part".to_vec(),
-    };
     let round = |members: &[usize]| Round {
         topic: text("barrier/x"),
         number: 1,
         members: (!members.is_empty()).then(|| members.into()),
+    };
+    let collect = |members: &[usize]| Request::Exchange {
+        round: round(members),
+        waited: Duration::from_millis(1500),
+        timeout: Duration::from_secs(60),
+        part: b"part".to_vec(),
     };
     let outcome = Request::Outcome {
         round: round(&[2, 0]),
@@ -156,8 +151,8 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             .encode(),
         ),
         ("refused", refused.encode()),
-        ("collect", collect(None).encode(1)),
-        ("collect-some", collect(Some([2, 0].into())).encode(2)),
+        ("collect", collect(&[]).encode(1)),
+        ("collect-some", collect(&[2, 0]).encode(2)),
         (
             "cancel",
             Request::Cancel {

@@ -84,6 +84,17 @@ fn the_message_of_a_panic_travels_where_the_program_wants_it() {
     }
 }
 
+/// Starts a test of this file once more, as the process that `role` is set for.
+fn again(test: &str, role: &str, place: &std::path::Path) -> std::process::Child {
+    std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &format!("tests::failing::{test}")])
+        .env(role, place)
+        .stderr(std::process::Stdio::null())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
 /// The effect of the hook in a program whose panics abort: no thread unwinds, and no world is dropped. This test
 /// starts itself once more for the rank, which then aborts.
 #[test]
@@ -101,14 +112,8 @@ fn a_process_that_aborts_tells_of_its_panic_before() {
         std::process::abort();
     }
     let place = std::env::temp_dir().join(format!("nccl-aborts-{}.sock", std::process::id()));
-    let name = "tests::failing::a_process_that_aborts_tells_of_its_panic_before";
-    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name])
-        .env(ROLE, &place)
-        .stderr(std::process::Stdio::null())
-        .stdout(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
+    let name = "a_process_that_aborts_tells_of_its_panic_before";
+    let mut child = again(name, ROLE, &place);
     let world = World::join(meet(place.to_str().unwrap(), 0)).unwrap();
     world.barrier("met").unwrap();
     let error = world.barrier("never").unwrap_err().to_string();
@@ -128,14 +133,8 @@ fn a_witness_does_not_wait_for_ranks_whose_first_has_ended() {
     }
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path().join("ranks");
-    let name = "tests::failing::a_witness_does_not_wait_for_ranks_whose_first_has_ended";
-    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name])
-        .env(ROLE, &place)
-        .stderr(std::process::Stdio::null())
-        .stdout(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
+    let name = "a_witness_does_not_wait_for_ranks_whose_first_has_ended";
+    let mut child = again(name, ROLE, &place);
     let meet = Rendezvous::observer(&format!("unix:{}", place.display())).unwrap();
     let witness = std::thread::spawn(move || Witness::join(meet, 0).unwrap_err().to_string());
     // When it has joined.

@@ -417,9 +417,7 @@ impl<'s> Run<'s> {
                 self.notes[process].asked.insert(self.said, false);
                 self.ask(process, self.said);
             }
-            Step::Add(slot) => {
-                self.begin_to_add(self.slots[slot]);
-            }
+            Step::Add(slot) => self.begin_to_add(self.slots[slot]),
             Step::Operator(side) => self.operator(side),
             Step::Progress(long) => {
                 let members = (0..self.ranks).map(|slot| self.slots[slot]);

@@ -65,7 +65,8 @@ const NO_OPERATIONS: u64 = 2;
 
 impl Communicator {
     /// Allocates a window of `len` elements, all zeros, into which the other ranks can put. Every rank calls it with the same
-    /// length, at the same time. Returns when what was enqueued before on the streams of all ranks is done, and the zeros are there: the communicator's timeout counts for that as well.
+    /// length, at the same time. Returns when what was enqueued before on the streams of all ranks is done, and the zeros are there:
+    /// the communicator's timeout counts for that as well.
     ///
     /// # Errors
     /// On all ranks alike: [`ErrorKind::InvalidConfig`] when lengths or types differ, or the length is 0;

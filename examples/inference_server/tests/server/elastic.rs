@@ -116,17 +116,23 @@ fn an_expert_of_which_there_is_no_copy_is_read_again_first() {
     assert_eq!(whole(&server), (1, 2));
 }
 
-#[test]
-fn a_rank_that_stops_is_ended_and_the_others_go_on() {
-    let options = ["--ranks", "4", "--recovery", "elastic", "--deadline", "1"];
-    let server = Server::start(&options);
+/// One of the ranks stops in the middle of a text and never goes on. Returns the server, and the ranks from before.
+fn one_stops(ranks: &str, deadline: &str, stopped: usize) -> (Server, Vec<u32>) {
+    let options = ["--ranks", ranks, "--recovery", "elastic"];
+    let server = Server::start(&[&options[..], &["--deadline", deadline]].concat());
     let question = Question::long(81);
     let expected = &reference(std::slice::from_ref(&question))[0];
     let before = server.ranks();
     let mut stream = Stream::new(&server.url, &question.streaming());
     stream.read(5);
-    signal(before[2], Signal::STOP);
+    signal(before[stopped], Signal::STOP);
     assert_eq!(stream.finish().0, *expected);
+    (server, before)
+}
+
+#[test]
+fn a_rank_that_stops_is_ended_and_the_others_go_on() {
+    let (server, _) = one_stops("4", "1", 2);
     assert_eq!(whole(&server), (2, 3));
 }
 
@@ -135,15 +141,7 @@ fn a_rank_that_stops_is_ended_and_the_others_go_on() {
 fn of_two_ranks_the_one_that_does_not_stop_goes_on() {
     for stopped in [0, 1] {
         // Longer than a lease and than a rank without a majority waits for one.
-        let options = ["--ranks", "2", "--recovery", "elastic", "--deadline", "20"];
-        let server = Server::start(&options);
-        let question = Question::long(81);
-        let expected = &reference(std::slice::from_ref(&question))[0];
-        let before = server.ranks();
-        let mut stream = Stream::new(&server.url, &question.streaming());
-        stream.read(5);
-        signal(before[stopped], Signal::STOP);
-        assert_eq!(stream.finish().0, *expected);
+        let (server, before) = one_stops("2", "20", stopped);
         assert_eq!(whole(&server), (1, 1));
         assert!(server.ranks().contains(&before[1 - stopped]));
     }
