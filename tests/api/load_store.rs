@@ -326,6 +326,8 @@ fn an_abort_ends_kernels_that_were_dropped() {
         let mut all_to_all = LoadStoreAllToAll::new(&comm, 64)?;
         let x = stream.clone_htod(&[3u8; 128])?;
         let mut y = stream.alloc_zeros::<u8>(128)?;
+        // Not before the other rank has its own: an abort would end that as well.
+        world.barrier("both have one")?;
         if comm.rank() == 0 {
             drop(all_to_all.exchange(&x, &mut y)?);
             drop(all_to_all.exchange(&x, &mut y)?);
