@@ -70,8 +70,10 @@ pub struct Rendezvous {
     /// of them is lost; those are reported as unreachable 3 s after NCCL stops doing so. With `false`, they are as soon as the
     /// connection is given up. Default `true`; `NCCL_RUN_UNREACHABLE=abort` or `tolerate` after [`from_env`](Self::from_env).
     ///
-    /// What counts are the collectives that need every rank (`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`), on
-    /// communicators of all ranks of the world; launches of captured plans do not count.
+    /// Where one rank says `false`, that counts for all; the log names it.
+    ///
+    /// What counts are calls, groups and replays of captured plans that need data of every rank (`all_reduce`, `all_gather`,
+    /// `reduce_scatter`, `all_to_all`, messages from all other ranks), on communicators of all ranks of the world.
     pub tolerate_unreachable: bool,
     /// Whether this process was started in the place of one that has ended, while the other ranks continue
     /// (`NCCL_RUN_RESTARTED`, as `nccl-run --restart failed` and `Fleet::restart`

@@ -62,8 +62,6 @@ pub(crate) struct Node {
     pub(super) discovery: Option<DiscoveryHandle>,
     /// How long it waits for a majority.
     pub(super) majority_timeout: Duration,
-    /// Whether a rank that NCCL reaches stays, although the connection to it is lost.
-    tolerates_unreachable: bool,
     /// The value whose recordings it sends.
     pub(super) recorder: Mutex<Option<Arc<dyn RankRecorder>>>,
     /// Signalled when a generation is active, a request for the next generation has failed, or this process is excluded.
@@ -231,7 +229,6 @@ impl Node {
             state: Mutex::new(state),
             discovery: rendezvous.address.discovery().cloned(),
             majority_timeout: rendezvous.bounded_majority_timeout(),
-            tolerates_unreachable: rendezvous.tolerate_unreachable,
             recorder: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -521,6 +518,9 @@ impl Node {
 
     /// Handles that this process is in a new generation.
     fn generation_active(&self, state: &mut State, membership: SharedMembership) {
+        if membership.generation.proposer == self.me {
+            log_mixed_tolerance(&membership);
+        }
         state.departed.clear();
         (state.reconfiguration_missing, state.coordinator) = (None, None);
         (
@@ -714,7 +714,8 @@ impl Node {
     /// Reports to the machine when NCCL has reached all ranks since the last check.
     fn check_progress(&self, state: &mut State, now: Instant) {
         let is_early = |at: Instant| now.saturating_duration_since(at) < PROGRESS_INTERVAL;
-        if !self.tolerates_unreachable || state.progress.at.is_some_and(is_early) {
+        let is_tolerated = state.machine.membership().tolerates_unreachable();
+        if !is_tolerated || state.progress.at.is_some_and(is_early) {
             return;
         }
         let Some(recorder) = self.recorder.lock().clone() else {
@@ -1512,6 +1513,17 @@ fn describe_cut(from: &[usize], is_on_one_host: bool) -> String {
     format!(
         "cut off from {who}: {how}, and this side has no majority, so that it cannot tell whether {fault}"
     )
+}
+
+/// Logs which ranks do not tolerate unreachable ones, where others do.
+fn log_mixed_tolerance(membership: &Membership) {
+    let processes = membership.members.iter().enumerate();
+    let intolerant = processes.filter(|(_, process)| !process.tolerates_unreachable);
+    let intolerant: Vec<_> = intolerant.map(|(rank, _)| rank).collect();
+    if !intolerant.is_empty() && intolerant.len() < membership.members.len() {
+        let ranks = ranges(&intolerant);
+        tracing::warn!(name: "nccl.rendezvous.tolerance", target: "nccl", ranks, "not all ranks tolerate unreachable ones (NCCL_RUN_UNREACHABLE): none of the job does");
+    }
 }
 
 fn broadcast(content: &BroadcastContent) -> Command {

@@ -112,7 +112,7 @@ fn random() -> u64 {
 }
 
 /// Returns what the others receive about this process.
-fn process_info(slot: usize, at: &str) -> Result<ProcessInfo> {
+fn process_info(rendezvous: &Rendezvous, slot: usize, at: &str) -> Result<ProcessInfo> {
     let incarnation = random().max(1);
     let launcher_rank = launcher::launched_rank()?;
     Ok(ProcessInfo {
@@ -127,6 +127,7 @@ fn process_info(slot: usize, at: &str) -> Result<ProcessInfo> {
         at: at.to_owned(),
         launcher_rank: launcher_rank.and_then(|rank| rank.try_into().ok()),
         observed: launcher::is_observed(),
+        tolerates_unreachable: rendezvous.tolerate_unreachable,
     })
 }
 
@@ -181,7 +182,7 @@ impl Node {
             first = Some(authenticated);
         }
         let unreachable = socket::unreachable(address, &listener);
-        let me = process_info(*rank, &listener.at)?;
+        let me = process_info(rendezvous, *rank, &listener.at)?;
         let node = Self::new(rendezvous, me, role, first);
         {
             let mut state = node.state.lock();
@@ -215,7 +216,7 @@ impl Node {
         let listener = socket::listen_beside(address, &format!("{slot}"), fd)?;
         let initial_coordinator = fd.try_clone_to_owned().ok();
         let at = address.to_string();
-        let me = process_info(slot as usize, &listener.at)?;
+        let me = process_info(rendezvous, slot as usize, &listener.at)?;
         let number = rendezvous.generation;
         let node = Self::new(
             rendezvous,
@@ -393,7 +394,7 @@ impl Node {
             // Other processes may have asked to join as the same rank, and this process too.
             let name = format!("{slot}-{:x}", random() as u32);
             let listener = socket::listen_beside(&found, &name, authenticated.connection.fd())?;
-            let me = process_info(slot, &listener.at)?;
+            let me = process_info(rendezvous, slot, &listener.at)?;
             let at = vec![found.to_string()];
             let node = Self::new(
                 rendezvous,

@@ -467,6 +467,7 @@ pub(super) mod tests {
             at: String::new(),
             launcher_rank: None,
             observed: false,
+            tolerates_unreachable: true,
         };
         let generation = Generation {
             number,

@@ -89,6 +89,7 @@ impl ObserverDriver {
             at: String::new(),
             launcher_rank: None,
             observed: false,
+            tolerates_unreachable: true,
         };
         let at = vec![found.to_owned()];
         let machine = ObserverMachine::new(

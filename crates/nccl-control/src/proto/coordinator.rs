@@ -882,7 +882,7 @@ impl Coordinator {
         }
         let needs = Some(self.heartbeat + 1);
         for (member, heard) in lost {
-            let departure = core.unreachable(member, heard, core.now.since(heard));
+            let departure = core.unreachable(member, heard);
             let proven = false;
             self.enqueue_entry(
                 core,
@@ -1467,6 +1467,7 @@ mod tests {
             at: format!("unix:@{slot}"),
             launcher_rank: None,
             observed: false,
+            tolerates_unreachable: true,
         };
         let [me, other] = [process(0), process(1)];
         let (proposer, suspect) = (me.id, other.id);

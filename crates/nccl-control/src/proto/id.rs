@@ -94,6 +94,8 @@ pub struct ProcessInfo {
     pub launcher_rank: Option<u32>,
     /// Whether its launcher takes part as an observer, and will report how it ends.
     pub observed: bool,
+    /// Whether it stays with members that are unreachable while NCCL reaches them. All members do, or none.
+    pub tolerates_unreachable: bool,
 }
 
 /// The members of one generation, in the order of their ranks, and the witnesses that vote with them.
@@ -111,6 +113,8 @@ pub struct Membership {
     /// Ranks by member id, sorted.
     #[serde(skip_serializing)]
     index: Vec<(MemberId, u32)>,
+    #[serde(skip_serializing)]
+    tolerates_unreachable: bool,
 }
 
 #[derive(Deserialize)]
@@ -139,12 +143,20 @@ impl Membership {
         let ranks = members.iter().zip(0..);
         let mut index: Vec<_> = ranks.map(|(process, rank)| (process.id, rank)).collect();
         index.sort_unstable();
+        let tolerates_unreachable = members.iter().all(|process| process.tolerates_unreachable);
         Self {
             generation,
             members,
             witnesses,
             index,
+            tolerates_unreachable,
         }
+    }
+
+    /// Whether its members stay together while NCCL reaches all of them: none of them says otherwise.
+    #[must_use]
+    pub fn tolerates_unreachable(&self) -> bool {
+        self.tolerates_unreachable
     }
 
     /// Returns the rank of a member.

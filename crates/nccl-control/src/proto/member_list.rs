@@ -61,6 +61,7 @@ struct EncodedPeer<'a> {
     at: Text<'a>,
     launcher_rank: Option<u32>,
     observed: bool,
+    tolerates_unreachable: bool,
 }
 
 /// The texts and the kernel of the member before.
@@ -97,6 +98,7 @@ pub(super) fn serialize<S: Serializer>(
             at: Text::new(&process.at, before.at),
             launcher_rank: process.launcher_rank,
             observed: process.observed,
+            tolerates_unreachable: process.tolerates_unreachable,
         }
     };
     serializer.collect_seq((0..processes.len()).map(entry))
@@ -131,6 +133,7 @@ impl<'de> Visitor<'de> for Peers {
                 at: entry.at.restore(before.at)?,
                 launcher_rank: entry.launcher_rank,
                 observed: entry.observed,
+                tolerates_unreachable: entry.tolerates_unreachable,
             };
             process.host.clean();
             processes.push(process);
@@ -159,6 +162,7 @@ mod tests {
             at: at.to_owned(),
             launcher_rank: Some(slot),
             observed: slot.is_multiple_of(2),
+            tolerates_unreachable: slot.is_multiple_of(3),
         }
     }
 
@@ -206,6 +210,7 @@ mod tests {
                 },
                 launcher_rank: None,
                 observed: false,
+                tolerates_unreachable: true,
             };
             bytes.extend(nccl_base::wire::encode(&next));
             nccl_base::wire::decode::<List>(&bytes)

@@ -252,6 +252,7 @@ impl Network {
             start_time: 0,
             launcher_rank: None,
             observed: false,
+            tolerates_unreachable: true,
         };
         self.processes.push(Process {
             machine: machine(info),

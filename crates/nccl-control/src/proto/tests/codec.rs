@@ -65,6 +65,7 @@ fn process_info(random: &mut Rng) -> ProcessInfo {
         start_time: number(random),
         launcher_rank: random.bool().then(|| random.u32(..64)),
         observed: random.bool(),
+        tolerates_unreachable: random.bool(),
     }
 }
 

@@ -14,6 +14,8 @@ struct Net {
     /// The two ends of each connection.
     lines: Vec<[usize; 2]>,
     killed: Option<usize>,
+    /// The slot of a member that does not tolerate unreachable ones.
+    intolerant: Option<u32>,
     now: Time,
 }
 
@@ -31,6 +33,7 @@ impl Net {
             at: self.members.len().to_string(),
             launcher_rank: None,
             observed: false,
+            tolerates_unreachable: self.intolerant != Some(slot),
         }
     }
 
@@ -58,17 +61,18 @@ impl Net {
 
     fn first(size: u32, witnesses: u32) -> Self {
         let mut net = Self::default();
-        let number = 3;
-        net.start(
-            0,
-            1,
-            StartRole::InitialCoordinator {
-                number,
-                size,
-                witnesses,
-            },
-        );
+        net.start_first(size, witnesses);
         net
+    }
+
+    fn start_first(&mut self, size: u32, witnesses: u32) {
+        let number = 3;
+        let role = StartRole::InitialCoordinator {
+            number,
+            size,
+            witnesses,
+        };
+        self.start(0, 1, role);
     }
 
     fn give(&mut self, to: usize, input: Input) {
@@ -460,6 +464,27 @@ fn of_two_the_one_that_is_left_coordinates_before_a_launcher_has_reported_the_en
         let expected = proof.departure(1000);
         net.give(1, Input::Ended(id(0, 1), proof));
         assert_eq!(gone(&net.take_events(1)), [(id(0, 1), expected)]);
+    }
+}
+
+#[test]
+fn members_that_nccl_reaches_stay_unless_one_member_does_not_tolerate_unreachable_ones() {
+    for intolerant in [None, Some(1), Some(2)] {
+        let mut net = Net {
+            intolerant,
+            ..Net::default()
+        };
+        net.start_first(3, 0);
+        net.rank(1, 5);
+        net.rank(2, 6);
+        net.wait(1000 * MILLI);
+        net.kill(2);
+        for _ in 0..10 {
+            net.give(1, Input::Progress);
+            net.wait(1000 * MILLI);
+        }
+        let is_gone = !gone(&net.take_events(0)).is_empty();
+        assert_eq!(is_gone, intolerant.is_some(), "{intolerant:?}");
     }
 }
 
