@@ -76,6 +76,27 @@ impl Actor {
         Ok(())
     }
 
+    /// As [`work_for`](Self::work_for), by replays of messages to all ranks.
+    pub(crate) fn replay_for(&self, time: Duration) -> nccl::Result<()> {
+        let ranks = self.comm().world_size();
+        let memory = || (0..ranks).map(|_| self.memory::<f32>(1 << 10)).collect();
+        let buffers: (Vec<_>, Vec<_>) = (memory(), memory());
+        let mut plan = self.comm().capture(buffers, |capture, (x, mut y)| {
+            capture.group(|group| {
+                for (peer, (x, y)) in x.iter().zip(&mut y).enumerate() {
+                    group.isend(x, peer)?;
+                    group.irecv(y, peer)?;
+                }
+                Ok(())
+            })
+        })?;
+        for _ in 0..time.as_millis() / 10 {
+            plan.launch()?.wait()?;
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
     /// All ranks are here, and the fault happens now.
     pub(crate) fn harm(&self) {
         self.world.barrier("harm").expect("all are there");

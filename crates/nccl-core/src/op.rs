@@ -1,5 +1,6 @@
 //! The description of one operation: the same value in the call, in the recorder, and in comparisons of ranks.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use nccl_sys as sys;
@@ -143,6 +144,25 @@ const REDUCTION: u32 = 8;
 #[inline]
 fn byte(packed: u32, at: u32) -> u8 {
     (packed >> at) as u8
+}
+
+/// Whether operations of `rank` that are done show that NCCL reaches all `world_size` ranks of its communicator: one of them needs
+/// data of every rank, or every other rank has sent something.
+pub(crate) fn reach_all(
+    operations: impl IntoIterator<Item = Descriptor>,
+    rank: usize,
+    world_size: usize,
+) -> bool {
+    use Function::{AllGather, AllReduce, AllToAll, Recv, ReduceScatter};
+    let mut senders = BTreeSet::new();
+    for operation in operations.into_iter().filter(|one| one.count > 0) {
+        match operation.function() {
+            AllReduce | AllGather | ReduceScatter | AllToAll => return true,
+            Recv => senders.extend(operation.peer().filter(|peer| *peer != rank)),
+            _ => {}
+        }
+    }
+    world_size > 1 && senders.len() + 1 == world_size
 }
 
 impl Descriptor {
@@ -313,6 +333,31 @@ mod tests {
     use nccl_base::wire;
 
     use super::*;
+
+    #[test]
+    fn a_collective_or_messages_of_all_other_ranks_show_that_these_are_reached() {
+        let recv = |peer, count| Descriptor::new(Function::Recv, count, DataType::Int8, peer);
+        let one = |function| Descriptor::new(function, 1, DataType::Int8, 0);
+        let reach = |operations: &[Descriptor]| reach_all(operations.iter().copied(), 1, 4);
+        for function in [
+            Function::AllReduce,
+            Function::AllGather,
+            Function::ReduceScatter,
+            Function::AllToAll,
+        ] {
+            assert!(reach(&[one(function)]));
+        }
+        assert!(!reach(&[one(Function::Broadcast), one(Function::Reduce)]));
+        assert!(reach(&[recv(0, 1), recv(2, 1), recv(3, 1)]));
+        assert!(!reach(&[recv(0, 1), recv(1, 1), recv(2, 1), recv(2, 1)]));
+        assert!(!reach(&[recv(0, 1), recv(2, 0), recv(3, 1)]));
+        assert!(!reach(&[Descriptor::new(
+            Function::AllReduce,
+            0,
+            DataType::Int8,
+            0
+        )]));
+    }
 
     #[test]
     fn a_descriptor_tells_what_it_was_made_of() {

@@ -17,5 +17,5 @@ pub use compute::read_back;
 #[doc(hidden)]
 pub use issue::{failed_check, issue};
 pub use issue_buffers::IssueBuffers;
-pub(crate) use replay::NotLaunched;
+pub(crate) use replay::{NotLaunched, Replayed};
 pub(crate) use steps::{DeviceCopy, Step, launch_step};

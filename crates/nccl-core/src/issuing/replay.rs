@@ -17,6 +17,16 @@ use crate::operation::{Operation, OperationKind, Shape};
 use crate::stats::Volume;
 use crate::supervision::watchdog;
 
+/// What a launch replays.
+pub(crate) struct Replayed<'p> {
+    /// The number of the plan.
+    pub(crate) plan: u64,
+    /// What the launch adds to the statistics.
+    pub(crate) volume: Option<&'p Volume>,
+    /// Whether its operations reach all ranks.
+    pub(crate) reaches_all: bool,
+}
+
 /// Why a replay was not launched.
 pub(crate) enum NotLaunched {
     /// CUDA was not called.
@@ -26,15 +36,13 @@ pub(crate) enum NotLaunched {
 }
 
 impl Inner {
-    /// Orders the streams in `buffers` around `launch`, which puts work on their stream. Counts `volume`, if given.
-    /// Returns the operation's number.
+    /// Orders the streams in `buffers` around `launch`, which puts work on their stream. Returns the operation's number.
     pub(crate) fn replay(
         self: &Arc<Self>,
         buffers: &IssueBuffers<'_>,
         ordering_event: &CudaEvent,
-        volume: Option<&Volume>,
+        replayed: &Replayed<'_>,
         timeout: Duration,
-        plan: u64,
         launch: impl FnOnce(&Self) -> Result<(), NotLaunched>,
     ) -> Result<u64> {
         let (sequence, ticket) = {
@@ -45,7 +53,7 @@ impl Inner {
             self.ready(&handle)?;
             handle.sequence += 1;
             let sequence = handle.sequence;
-            self.plans.replays(sequence, plan);
+            self.plans.replays(sequence, replayed.plan);
             let recorder = &mut handle.recorder;
             let ticket = recorder.begin(
                 sequence,
@@ -56,8 +64,11 @@ impl Inner {
                 0,
             );
             self.track_handle.track().begin_launch();
-            if let Some(volume) = volume {
+            if let Some(volume) = replayed.volume {
                 recorder.count_replay(volume);
+            }
+            if replayed.reaches_all {
+                recorder.replays_operations_of_all(ticket);
             }
             (sequence, ticket)
         };

@@ -18,7 +18,7 @@ use crate::error::ErrorKind;
 use crate::error::Result;
 use crate::forked;
 use crate::graphs::GraphSlot;
-use crate::issuing::{IssueBuffers, NotLaunched};
+use crate::issuing::{IssueBuffers, NotLaunched, Replayed};
 use crate::memory::PlanBuffers;
 use crate::operation::{OperationKind, Shape};
 use crate::request::Request;
@@ -69,6 +69,8 @@ pub struct CapturedPlan<B: PlanBuffers> {
     pub(super) operations: usize,
     /// What a launch adds to the statistics.
     pub(super) volume: Volume,
+    /// Whether a launch shows that NCCL reaches all ranks.
+    pub(super) reaches_all: bool,
     /// Joins the streams of the buffers with that of the launch.
     pub(super) ordering_event: ManuallyDrop<CudaEvent>,
     /// Bounds the number of replays in flight.
@@ -107,15 +109,14 @@ impl<B: PlanBuffers> CapturedPlan<B> {
             }
             drop(taking);
             // The first launch was counted when it was captured.
-            let volume = (self.throttle.launches > 0).then_some(&self.volume);
+            let replayed = Replayed {
+                plan: self.slot.number,
+                volume: (self.throttle.launches > 0).then_some(&self.volume),
+                reaches_all: self.reaches_all,
+            };
             let (ordering_event, timeout) = (&self.ordering_event, comm.timeout);
-            comm.inner.replay(
-                &buffers,
-                ordering_event,
-                volume,
-                timeout,
-                self.slot.number,
-                |inner| {
+            comm.inner
+                .replay(&buffers, ordering_event, &replayed, timeout, |inner| {
                     let graph = self.slot.graph.lock();
                     // Under this lock: the communicator cannot end before the graph does.
                     match graph.as_ref() {
@@ -127,8 +128,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
                         }
                         _ => Err(NotLaunched::Refused(inner.out_of_use())),
                     }
-                },
-            )
+                })
         });
         match launched {
             Ok(sequence) => {

@@ -18,7 +18,7 @@ use crate::drop_queue::{self, StreamPoint};
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
 use crate::memory::PlanBuffers;
-use crate::op::Descriptor;
+use crate::op::{Descriptor, reach_all};
 use crate::operation::{OperationKind, Shape};
 use crate::operation_comparison::OperationUse;
 use crate::stats::Volume;
@@ -125,6 +125,8 @@ impl Communicator {
         let recorded = || groups.iter().flat_map(|group| group.batch().queued);
         let mut volume = Volume::default();
         recorded().for_each(|one| one.add_to(&mut volume));
+        let descriptors = recorded().map(|one| one.descriptor);
+        let reaches_all = reach_all(descriptors, self.rank(), self.world_size());
         match self.inner.capture(number, &groups, started, self.timeout) {
             Ok(slot) => Ok(CapturedPlan {
                 buffers,
@@ -132,6 +134,7 @@ impl Communicator {
                 comm: ManuallyDrop::new(self.clone()),
                 operations: recorded().count(),
                 volume,
+                reaches_all,
                 ordering_event: ManuallyDrop::new(ordering_event),
                 throttle: ManuallyDrop::new(LaunchThrottle::new(marks)),
             }),

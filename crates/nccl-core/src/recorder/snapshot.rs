@@ -497,7 +497,7 @@ fn call(
     };
     Call {
         sequence: raw.sequence,
-        kind: OperationKind::from_code((raw.state >> 8) as u8),
+        kind: raw.kind(),
         since,
         at: track::origin().wall + since,
         stream: raw.stream,

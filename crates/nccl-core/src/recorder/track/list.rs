@@ -9,7 +9,6 @@ use super::slots::CallProgress;
 use super::stream_progress::StreamProgressTable;
 use super::{CallTicket, MAX_CALLS, MAX_OPERATIONS, Track, Writer};
 use crate::identity::{Identity, RecorderScope};
-use crate::operation::OperationKind;
 use crate::recorder::fast_path::FastPathFilter;
 use crate::recorder::seqlock_ring::SeqlockRing;
 use crate::state::Lifecycle;
@@ -110,11 +109,10 @@ pub fn tracks() -> Vec<Arc<Track>> {
     all().live.iter().filter_map(Weak::upgrade).collect()
 }
 
-/// Returns a number that grows while collectives complete that need every rank of `scope`, and so show that NCCL reaches all of
-/// them: the sum of the numbers of the last such kept call that is known to be done, of each communicator of all its ranks.
+/// Returns a number that grows while operations complete that show that NCCL reaches all ranks of `scope`: the sum of the numbers of
+/// the last such kept call that is known to be done, of each communicator of all its ranks.
 #[doc(hidden)]
 pub fn progress_of(scope: &Arc<RecorderScope>) -> u64 {
-    use OperationKind::{AllGather, AllReduce, AllToAll, ReduceScatter};
     let size = scope.place.world_size;
     let is_of_all = |track: &&Arc<Track>| {
         let Identity {
@@ -127,19 +125,10 @@ pub fn progress_of(scope: &Arc<RecorderScope>) -> u64 {
         };
         Arc::ptr_eq(other, scope) && *world_size == size
     };
-    let last_done = |track: &Arc<Track>| {
-        let calls = track.calls();
-        let mut calls = calls.iter().rev();
-        calls.find_map(|call| {
-            let needs_all = matches!(call.kind, AllReduce | AllGather | ReduceScatter | AllToAll);
-            let is_done = !call.issuing && call.sequence <= track.done_on(call.stream);
-            (needs_all && is_done).then_some(call.sequence)
-        })
-    };
     tracks()
         .iter()
         .filter(is_of_all)
-        .filter_map(last_done)
+        .filter_map(|track| track.last_reaching_all())
         .sum()
 }
 
@@ -154,7 +143,7 @@ pub fn last_call() -> Option<String> {
     let is_done = raw.sequence <= track.done_on(raw.stream);
     Some(format!(
         "{} #{} on {:?}, called {:.1} s before that{}",
-        OperationKind::from_code((raw.state >> 8) as u8),
+        raw.kind(),
         raw.sequence,
         &*track.identity.name,
         age.as_secs_f64(),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
 
-use super::slots::{CallProgress, CallSlot, OperationSlot};
+use super::slots::{CallProgress, CallSlot, OperationSlot, REPLAY_OF_ALL, kind_of};
 use super::{Track, handle_of, timeout_code};
 use crate::error::Error;
 use crate::operation::OperationKind;
@@ -116,6 +116,12 @@ impl Writer {
         self.tally.replay(volume);
     }
 
+    /// Notes that the replay that was begun last reaches all ranks of the communicator.
+    pub(crate) fn replays_operations_of_all(&self, ticket: CallTicket) {
+        let slot = self.track.call_ring.slot(ticket.index);
+        slot.state.fetch_or(REPLAY_OF_ALL, Ordering::Relaxed);
+    }
+
     /// Notes how the calls ended.
     #[inline]
     pub(crate) fn end(&self, ticket: CallTicket, failure: Option<&Error>) {
@@ -144,6 +150,6 @@ impl Track {
 fn record_enqueue_time(slot: &CallSlot, state: u64) {
     let now = origin().monotonic.elapsed();
     let began = Duration::from_nanos(slot.time.load(Ordering::Relaxed));
-    let kind = OperationKind::from_code((state >> 8) as u8);
+    let kind = kind_of(state);
     stats::enqueue(kind).add(now.saturating_sub(began));
 }
