@@ -14,6 +14,7 @@ use super::rank::BATCH;
 const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) struct ByCrate {
+    world: World,
     stream: Arc<CudaStream>,
     comm: Communicator,
 }
@@ -32,7 +33,16 @@ impl ByCrate {
             .stream(&stream)
             .with(|comm| comm.timeouts.operation = LIMIT)
             .build()?;
-        Ok(Self { stream, comm })
+        Ok(Self {
+            world,
+            stream,
+            comm,
+        })
+    }
+
+    /// Returns when all ranks are here, without NCCL.
+    pub(crate) fn meet(&self) -> Outcome {
+        Ok(self.world.barrier("cycle")?)
     }
 
     /// Enqueues an all-to-all of `count` floats.

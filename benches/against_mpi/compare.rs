@@ -6,6 +6,7 @@ use super::Outcome;
 use super::example::Example;
 use super::operation::Operation;
 use super::options::Options;
+use super::rank::BATCH;
 use super::team::Team;
 
 /// Repetitions in a turn, at least and at most.
@@ -23,6 +24,8 @@ pub(crate) struct Comparison {
     pub(crate) meeting: Vec<f64>,
     /// As `ours`, called through the safe crate; empty if not measured.
     pub(crate) by_crate: Vec<f64>,
+    /// By the C functions, in cycles as the example program measures; empty if not measured.
+    pub(crate) in_cycles: Vec<f64>,
     /// By the example program; empty if not measured.
     pub(crate) by_example: Vec<f64>,
 }
@@ -56,9 +59,9 @@ impl Comparison {
         ratio(&self.by_crate, &self.ours)
     }
 
-    /// The example program over the C functions, likewise.
+    /// The example program over the C functions in cycles, likewise.
     pub(crate) fn example_ratio(&self) -> Spread {
-        ratio(&self.by_example, &self.ours)
+        ratio(&self.by_example, &self.in_cycles)
     }
 
     /// The time that the safe crate adds to the C functions within each round, in seconds.
@@ -146,16 +149,18 @@ fn compare(
         (Competitor::Meeting, Some(meeting)) => meeting.time(operation, bytes, count),
         (Competitor::Mpi | Competitor::Meeting, _) => teams.theirs.time(operation, bytes, count),
         (Competitor::Memcpy, _) => teams.theirs.time(Operation::Memcpy, bytes, count),
-        (Competitor::Example, _) => example.ok_or("no example")?.time(bytes, count),
+        (Competitor::Cycles, _) => teams.ours.time_cycles(bytes, count),
+        (Competitor::Example, _) => example.ok_or("no example")?.time_cycles(bytes, count),
     };
     let mut counts = Vec::new();
     for &competitor in &competitors {
         counts.push(repetitions(options.turn, |count| turn(competitor, count))?);
     }
     if example.is_some() {
-        // As many as the C functions.
-        competitors.push(Competitor::Example);
-        counts.push(counts[0]);
+        // About as many operations as the C functions in their turn.
+        let cycles = counts[0].div_ceil(BATCH).clamp(1, 100);
+        competitors.extend([Competitor::Cycles, Competitor::Example]);
+        counts.extend([cycles; 2]);
     }
     let mut done = Comparison {
         operation,
@@ -166,6 +171,7 @@ fn compare(
         memcpy: Vec::new(),
         meeting: Vec::new(),
         by_crate: Vec::new(),
+        in_cycles: Vec::new(),
         by_example: Vec::new(),
     };
     // A competitor leaves data in the caches for the next: each order occurs.
@@ -189,6 +195,7 @@ enum Competitor {
     Memcpy,
     Meeting,
     Crate,
+    Cycles,
     Example,
 }
 
@@ -200,6 +207,7 @@ impl Comparison {
             Competitor::Memcpy => &mut self.memcpy,
             Competitor::Meeting => &mut self.meeting,
             Competitor::Crate => &mut self.by_crate,
+            Competitor::Cycles => &mut self.in_cycles,
             Competitor::Example => &mut self.by_example,
         }
     }

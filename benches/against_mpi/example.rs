@@ -5,7 +5,9 @@ use std::process::{Command, Stdio};
 
 use super::Outcome;
 use super::options::Options;
+use super::rank::BATCH;
 use super::root::root;
+use nccl_tools::statistics::median;
 
 /// The program, built.
 pub(crate) struct Example {
@@ -47,15 +49,16 @@ impl Example {
         })
     }
 
-    /// Seconds of one operation of `count`, on the slowest rank.
-    pub(crate) fn time(&self, bytes: usize, count: usize) -> Outcome<f64> {
+    /// Seconds of one operation: the median of so many cycles, of each of which the slowest rank counts.
+    pub(crate) fn time_cycles(&self, bytes: usize, count: usize) -> Outcome<f64> {
         let mut command = Command::new(&self.program);
         // One size, in buffers that are as large as the largest.
         for (option, value) in [
             ("--minbytes", bytes),
             ("--maxbytes", self.room),
             ("--stepfactor", 2 * self.room),
-            ("--iters", count),
+            ("--iters", BATCH),
+            ("--run_cycles", count),
             ("--ranks", self.ranks),
             ("--warmup_iters", 20),
             ("--average", 3),
@@ -73,11 +76,15 @@ impl Example {
         let read: serde_json::Value = serde_json::from_slice(&std::fs::read(&self.json)?)?;
         // The program does not overwrite an existing file, but picks another name.
         std::fs::remove_file(&self.json)?;
-        let row = &read["results"][0];
-        let time = row["out_of_place"]["time"].as_f64();
-        match (row["size"].as_u64(), time) {
-            (Some(size), Some(microseconds)) if size == bytes as u64 => Ok(microseconds * 1e-6),
-            _ => Err(format!("all_to_all_perf has not measured {bytes} bytes: {row}").into()),
+        let rows = read["results"].as_array().ok_or("no results")?;
+        let time = |row: &serde_json::Value| {
+            let is_of_size = row["size"].as_u64() == Some(bytes as u64);
+            row["out_of_place"]["time"].as_f64().filter(|_| is_of_size)
+        };
+        let times: Vec<f64> = rows.iter().filter_map(time).collect();
+        match (median(&times), times.len() == count) {
+            (Some(microseconds), true) => Ok(microseconds * 1e-6),
+            _ => Err(format!("all_to_all_perf has not measured {bytes} bytes: {read}").into()),
         }
     }
 }

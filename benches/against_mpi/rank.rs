@@ -122,6 +122,7 @@ impl Rank {
                 let operation = Operation::named(operation).ok_or("no such operation")?;
                 self.time(operation, bytes.parse()?, count.parse()?)
             }
+            ["cycles", bytes, count] => self.time_cycles(bytes.parse()?, count.parse()?),
             ["check", operation, bytes] => {
                 let operation = Operation::named(operation).ok_or("no such operation")?;
                 let right = self.is_right(operation, bytes.parse()?)?;
@@ -149,6 +150,24 @@ impl Rank {
         }
         self.cuda.synchronize()?;
         Ok(format!("{begun} {}", now()))
+    }
+
+    /// Returns the nanoseconds of each of `count` cycles of [`BATCH`] all-to-alls, measured as the example measures its rows.
+    fn time_cycles(&self, bytes: usize, count: usize) -> Outcome<String> {
+        let mut times = Vec::with_capacity(count);
+        for _ in 0..count {
+            self.start(Operation::AllToAll, bytes, 0)?;
+            self.cuda.synchronize()?;
+            self.by_crate.meet()?;
+            self.barrier()?;
+            let begun = now();
+            for turn in 0..BATCH {
+                self.start(Operation::AllToAll, bytes, turn)?;
+            }
+            self.cuda.synchronize()?;
+            times.push((now() - begun).to_string());
+        }
+        Ok(times.join(" "))
     }
 
     /// Returns when all ranks are here.
