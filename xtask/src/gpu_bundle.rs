@@ -9,9 +9,9 @@
 //! ```text
 //! run.sh              starts the check: run.sh [quick|full] [--emulated]
 //! gpu-check.gz        what run.sh unpacks and starts: unpacks the rest, runs every step, writes the reports
-//! programs.tar.xz     release binaries of tests, examples, benches and programs; NCCL's headers, and the
+//! programs.tar.xz     release binaries of tests, examples and programs; NCCL's headers, and the
 //!                     sources of nccl-tests if --nccl-tests named a checkout of them
-//! libnccl.so.2.xz     the release of NCCL that nccl-sys binds, with code for sm_90 only (slim.rs)
+//! libnccl.so.2.xz     the release of NCCL that nccl-sys binds, with code for sm_90 only and nothing for debuggers (slim.rs)
 //! bundle.json         what it was made of
 //! ```
 //!
@@ -34,7 +34,6 @@ use crate::{Result, header, slim};
 const PACKAGES: &[(&str, &[&str])] = &[
     ("nccl-tools", &["bin", "example"]),
     ("nccl-tests", &["test"]),
-    ("nccl-benches", &["bench"]),
 ];
 /// The most that a bundle may weigh in bytes.
 const LIMIT: u64 = 60 << 20;
@@ -42,20 +41,18 @@ const LIMIT: u64 = 60 << 20;
 const ARCHITECTURE: u32 = 90;
 /// The newest glibc whose symbols a binary may need.
 const NEWEST_GLIBC: (u32, u32) = (2, 36);
-/// Tests (binaries, or the modules of those that are made of many files), examples and benches that are not included, and
+/// Tests (binaries, or the modules of those that are made of many files) and examples that are not included, and
 /// why.
 const LEFT_OUT: &[(&str, &str, &str)] = &[
-    ("bench", "against_mpi", "it measures the emulator"),
-    ("bench", "all_to_all", "it watches the emulator"),
-    ("bench", "channel", "it needs no GPU"),
-    (
-        "bench",
-        "faults",
-        "it measures how soon ranks hear, and needs no GPU",
-    ),
-    ("bench", "rendezvous", "it needs no GPU"),
-    ("bench", "scale", "it measures the emulator"),
     ("example", "all_to_all_model", "it prints what formulas say"),
+    ("example", "data_parallel", "the check does not run it"),
+    ("example", "going_on", "the check does not run it"),
+    ("example", "hello_all_reduce", "the check does not run it"),
+    ("example", "moe", "the check does not run it"),
+    ("example", "ring_sendrecv", "the check does not run it"),
+    ("example", "root_cause", "the check does not run it"),
+    ("example", "subgroups", "the check does not run it"),
+    ("example", "survive_a_death", "the check does not run it"),
     (
         "example",
         "overhead_instructions",
@@ -177,8 +174,7 @@ fn bundle(options: &Options) -> Result {
             "bin" if artifact.name == "gpu-check" => work.path().join(&artifact.name),
             "bin" => programs.join(&artifact.name),
             "test" => programs.join("deps").join(&artifact.name),
-            "example" => programs.join("examples").join(&artifact.name),
-            _ => programs.join("benches").join(&artifact.name),
+            _ => programs.join("examples").join(&artifact.name),
         };
         fs::create_dir_all(target.parent().expect("it is in a directory"))?;
         run_command(
@@ -241,7 +237,6 @@ fn bundle(options: &Options) -> Result {
         "glibc": format!("{}.{}", glibc.0, glibc.1),
         "tests": tests,
         "examples": names(&artifacts, "example"),
-        "benches": names(&artifacts, "bench"),
         "nccl_tests": options.nccl_tests.as_deref().map(commit_of),
         "left_out": left_out(),
     });
@@ -415,7 +410,7 @@ fn newest_glibc(text: &str) -> (u32, u32) {
 
 /// The slimmed and compressed library, kept beside the whole one.
 fn slimmed(release: &Release) -> Result<PathBuf> {
-    let name = format!("libnccl-sm{ARCHITECTURE}-small.so.2");
+    let name = format!("libnccl-sm{ARCHITECTURE}-slim.so.2");
     let packed = release.library.with_file_name(format!("{name}.xz"));
     if packed.is_file() {
         return Ok(packed);

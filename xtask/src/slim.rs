@@ -1,8 +1,10 @@
-//! A copy of `libnccl.so.2` with device code for one GPU architecture only.
+//! A copy of `libnccl.so.2` with device code for one GPU architecture only, and nothing for debuggers.
 //!
-//! NVIDIA's library has machine code for every architecture, a few hundred megabytes. Code that a given GPU never
-//! selects is overwritten with zeros in place: every offset stays the same, the linker sees the same file, and a
-//! compressor removes almost all of the zeros.
+//! NVIDIA's library has machine code for every architecture, a few hundred megabytes, and what debuggers read, some seventy. Code that
+//! a given GPU never selects is overwritten with zeros in place, and so are the debuggers' sections: every offset stays the same, the
+//! linker sees the same file, and a compressor removes almost all of the zeros.
+
+use std::ops::Range;
 
 use crate::Result;
 
@@ -13,18 +15,24 @@ const MAGIC: u32 = 0xBA55_ED50;
 /// The kind of an entry with machine code; others are PTX.
 const CUBIN: u16 = 2;
 
-/// Zeros all device code in `image` except machine code for `architecture` (compute capability times ten); returns the
-/// bytes of device code that are left.
+/// The beginning of the names of sections that only debuggers read.
+const DEBUG: &[u8] = b".debug_";
+
+/// Zeros what debuggers read, and all device code in `image` except machine code for `architecture` (compute capability times ten);
+/// returns the bytes of device code that are left.
 ///
 /// # Errors
 /// When `image` is no 64-bit ELF file, or has no machine code for that architecture.
 pub(crate) fn keep_architecture(image: &mut [u8], architecture: u32) -> Result<usize> {
     let mut kept = 0;
-    for (begin, end) in sections(image)? {
+    for (kind, range) in sections(image)? {
         let section = image
-            .get_mut(begin..end)
+            .get_mut(range)
             .ok_or("a section lies outside of the file")?;
-        kept += blank(section, architecture)?;
+        match kind {
+            Kind::Device => kept += blank(section, architecture)?,
+            Kind::Debug => section.fill(0),
+        }
     }
     if kept == 0 {
         return Err(format!("there is no machine code for sm_{architecture} in it").into());
@@ -32,8 +40,14 @@ pub(crate) fn keep_architecture(image: &mut [u8], architecture: u32) -> Result<u
     Ok(kept)
 }
 
-/// The ranges of the sections with device code in the file.
-fn sections(image: &[u8]) -> Result<Vec<(usize, usize)>> {
+/// What is in a section that does not stay as it is.
+enum Kind {
+    Device,
+    Debug,
+}
+
+/// The ranges of these sections in the file.
+fn sections(image: &[u8]) -> Result<Vec<(Kind, Range<usize>)>> {
     if !image.starts_with(b"\x7fELF\x02\x01") {
         return Err("it is not a 64-bit little-endian ELF file".into());
     }
@@ -47,10 +61,13 @@ fn sections(image: &[u8]) -> Result<Vec<(usize, usize)>> {
         let name = names + number(image, header, 4)?;
         let name = image.get(name..).unwrap_or_default();
         let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
-        if SECTIONS.contains(&name) {
-            let begin = number(image, header + 0x18, 8)?;
-            found.push((begin, begin + number(image, header + 0x20, 8)?));
-        }
+        let kind = match SECTIONS.contains(&name) {
+            true => Kind::Device,
+            false if name.starts_with(DEBUG) => Kind::Debug,
+            false => continue,
+        };
+        let begin = number(image, header + 0x18, 8)?;
+        found.push((kind, begin..begin + number(image, header + 0x20, 8)?));
     }
     Ok(found)
 }
@@ -128,17 +145,26 @@ mod tests {
         bytes
     }
 
-    /// A file with one section of device code, and a section of names.
+    /// What debuggers read in [`library`].
+    const LINES: [u8; 24] = [4; 24];
+
+    /// A file with one section of device code, one for debuggers, and a section of names.
     fn library(code: &[u8]) -> Vec<u8> {
-        let names = b"\0.nv_fatbin\0";
+        let names = b"\0.nv_fatbin\0.debug_line\0";
         let mut image = vec![0; 64];
         image[..6].copy_from_slice(b"\x7fELF\x02\x01");
         let begin = image.len();
         image.extend(code);
+        let lines_at = image.len();
+        image.extend(LINES);
         let names_at = image.len();
         image.extend(names);
         let table = image.len();
-        for (name, offset, size) in [(1u32, begin, code.len()), (0, names_at, names.len())] {
+        for (name, offset, size) in [
+            (1u32, begin, code.len()),
+            (12, lines_at, LINES.len()),
+            (0, names_at, names.len()),
+        ] {
             let mut header = vec![0; 64];
             header[..4].copy_from_slice(&name.to_le_bytes());
             header[0x18..0x20].copy_from_slice(&(offset as u64).to_le_bytes());
@@ -146,7 +172,7 @@ mod tests {
             image.extend(header);
         }
         image[0x28..0x30].copy_from_slice(&(table as u64).to_le_bytes());
-        for (at, value) in [(0x3A, 64u16), (0x3C, 2), (0x3E, 1)] {
+        for (at, value) in [(0x3A, 64u16), (0x3C, 3), (0x3E, 2)] {
             image[at..at + 2].copy_from_slice(&value.to_le_bytes());
         }
         image
@@ -165,7 +191,11 @@ mod tests {
         assert_eq!(keep_architecture(&mut image, 90).unwrap(), 24);
         let left = |byte| image.iter().filter(|&&b| b == byte).count();
         assert_eq!(image.len(), before.len());
-        assert!(!image.windows(24).any(|w| w == old || w == text));
+        assert!(
+            !image
+                .windows(24)
+                .any(|w| w == old || w == text || w == LINES)
+        );
         assert!(image.windows(24).any(|w| w == wanted));
         assert!(left(2) >= 24);
     }
