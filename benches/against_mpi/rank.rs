@@ -152,10 +152,17 @@ impl Rank {
         Ok(format!("{begun} {}", now()))
     }
 
-    /// Returns the nanoseconds of each of `count` cycles of [`BATCH`] all-to-alls, measured as the example measures its rows.
+    /// Returns the nanoseconds of each of `count` cycles of [`BATCH`] all-to-alls, measured as the example measures its rows: between
+    /// two cycles it measures all-to-alls in place, which are copied there from the other buffer.
     fn time_cycles(&self, bytes: usize, count: usize) -> Outcome<String> {
         let mut times = Vec::with_capacity(count);
         for _ in 0..count {
+            for turn in 0..BATCH {
+                let (to, from) = self.places(bytes, turn);
+                self.start_between(Operation::AllToAll, bytes, (from, to))?;
+                self.copy(from, to, bytes)?;
+            }
+            self.cuda.synchronize()?;
             self.start(Operation::AllToAll, bytes, 0)?;
             self.cuda.synchronize()?;
             self.by_crate.meet()?;
@@ -181,7 +188,15 @@ impl Rank {
 
     /// Enqueues one operation on `bytes`. Buffers shift from one to the next as in nccl-tests.
     fn start(&self, operation: Operation, bytes: usize, turn: usize) -> Outcome {
-        let (from, to) = self.places(bytes, turn);
+        self.start_between(operation, bytes, self.places(bytes, turn))
+    }
+
+    fn start_between(
+        &self,
+        operation: Operation,
+        bytes: usize,
+        (from, to): (Memory, Memory),
+    ) -> Outcome {
         let (x, y, stream) = (from.pointer(), to.pointer(), self.stream.raw());
         let (kind, sum, count) = (
             Kind::ncclFloat32,
@@ -213,6 +228,13 @@ impl Rank {
     fn places(&self, bytes: usize, turn: usize) -> (Memory, Memory) {
         let shift = bytes * (turn % (self.room / bytes).max(1));
         (self.from.from(shift), self.to.from(shift))
+    }
+
+    /// Enqueues a copy.
+    fn copy(&self, from: Memory, to: Memory, bytes: usize) -> Outcome {
+        let (from, to) = (from.pointer().addr() as u64, to.pointer().addr() as u64);
+        // SAFETY: both are as long, and the stream is waited for before they end.
+        Ok(unsafe { result::memcpy_dtod_async(to, from, bytes, self.cuda.cu_stream()) }?)
     }
 
     /// As [`start`](Self::start), an all-to-all through the safe crate.

@@ -11,7 +11,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
 use nccl::control::Witness;
-use nccl::{Rendezvous, World};
+use nccl::{Observer, Rendezvous, World};
 use nccl_tools::testing::{Role, again, name};
 
 use crate::isolated_hosts::{IsolatedHosts, Plan};
@@ -22,7 +22,8 @@ const PORT: u16 = 29_400;
 const LONG: Duration = Duration::from_secs(60);
 
 /// A process of the job, which obeys commands on its standard input, a line each: `next MS` goes on to the next generation,
-/// `decide R,R` is the operator's decision, `talk` is an exchange of all ranks. It prints the outcome.
+/// `decide R,R` is the operator's decision, `talk` is an exchange of all ranks. It prints the outcome. An observer is told ranks,
+/// for which the operator decides.
 fn process(role: &str) {
     let mut words = role.split(' ');
     let mut word = || words.next().expect("a role has six words");
@@ -41,6 +42,20 @@ fn process(role: &str) {
         println!("\nready");
         let _ = std::io::stdin().lines().next();
         drop(witness);
+        return;
+    }
+    if kind == "observer" {
+        let at = format!("tcp:{host}:{PORT}");
+        let rendezvous = Rendezvous::observer(&at).unwrap();
+        let observer = Observer::join(rendezvous.with(|meet| meet.secret = Some([7; 32].into())));
+        let observer = observer.expect("the ranks come");
+        println!("\nready");
+        for ranks in std::io::stdin().lines() {
+            let ranks = ranks.unwrap();
+            let ranks: Vec<_> = ranks.split(',').map(|rank| rank.parse().unwrap()).collect();
+            observer.decide_split(&ranks).expect("they are ranks");
+            println!("decided");
+        }
         return;
     }
     let rendezvous = Rendezvous::tcp(host, PORT, rank, size).unwrap();
@@ -111,10 +126,12 @@ impl Drop for Actor {
     }
 }
 
-/// Ranks on hosts, `counts` on each, and a witness on the last host if there is one.
+/// Ranks on hosts, `counts` on each, an observer on the second where an operator decides, and a witness on the last host if there is
+/// one.
 struct Split {
     // First, so that they are dropped before their hosts.
     ranks: Vec<Actor>,
+    observer: Option<Actor>,
     _witness: Option<Actor>,
     hosts: IsolatedHosts,
     first: usize,
@@ -157,12 +174,14 @@ impl Split {
         let ranks: Vec<_> = (0..size)
             .map(|rank| start(usize::from(rank >= counts[0]), "rank", rank))
             .collect();
+        let observer = (published == "operator").then(|| start(1, "observer", 0));
         let witness = has_witness.then(|| start(2, "witness", 0));
-        for actor in ranks.iter().chain(&witness) {
+        for actor in ranks.iter().chain(&observer).chain(&witness) {
             assert_eq!(actor.says(), "ready");
         }
         Some(Self {
             ranks,
+            observer,
             _witness: witness,
             hosts,
             first: counts[0],
@@ -535,7 +554,8 @@ fn of_an_even_split_the_side_goes_on_for_which_an_operator_speaks() {
         let ranks = split.of(side);
         let names: Vec<_> = ranks.clone().map(|rank| rank.to_string()).collect();
         let names = names.join(",");
-        // By a rank's program, or by a command line beside the rank that listens at the rendezvous address.
+        // By a rank's program, by an observer that was there before, or by a command line beside the rank that listens at the
+        // rendezvous address.
         if side == 0 && each == 2 {
             let secret = tempfile::NamedTempFile::new().expect("a file");
             std::fs::write(&secret, [7; 32]).expect("a file");
@@ -549,6 +569,10 @@ fn of_an_even_split_the_side_goes_on_for_which_an_operator_speaks() {
             let said = String::from_utf8_lossy(&output.stdout);
             let wrong = String::from_utf8_lossy(&output.stderr);
             assert!(said.contains("[0, 1] may go on"), "{said}{wrong}");
+        } else if side == 1 && each == 2 {
+            let observer = split.observer.as_mut().expect("there is one");
+            observer.tell(&names);
+            assert_eq!(observer.says(), "decided");
         } else {
             let first = &mut split.ranks[ranks.start];
             first.tell(&format!("decide {names}"));
