@@ -125,13 +125,16 @@ pub mod control {
     //! What the ranks of a [`World`](crate::World) tell each other beside NCCL.
     //!
     //! - [`Events`]: what happens to the ranks, as values ([`WorldEvent`]); [`WorldState`]: how they are now.
-    //! - [`Channel`], [`Subgroup`], [`CompareSet`]: messages, exchanges and the store of a program.
+    //! - [`Channel`], [`Subgroup`], [`CompareSet`]: messages, exchanges and the store of a program; [`ProposedStep`]: agreement on what is
+    //!   done next.
     //! - [`Discovery`]: where the coordinator is found; [`Secret`]: who may come in; [`Witness`]: a process that votes and has no rank.
 
     pub use nccl_control::{
         Channel, ChannelMessage, CompareSet, Discovery, Events, RankEnd, RankState, Secret,
         Subgroup, Witness, WorldEvent, WorldState,
     };
+
+    pub use crate::proposed_step::ProposedStep;
 }
 #[cfg(feature = "world")]
 pub mod debug_log {
@@ -363,6 +366,8 @@ pub mod recorder {
     #[cfg(feature = "world")]
     pub use nccl_diagnose::timeline::{MissingRank, RankRecording, Standing, Timeline};
 }
+#[cfg(feature = "world")]
+mod proposed_step;
 pub mod stats;
 #[cfg(feature = "world")]
 mod supervision;

@@ -38,7 +38,7 @@ use serde::de::DeserializeOwned;
 /// });
 /// ```
 pub struct World {
-    control: nccl_control::World,
+    pub(crate) control: nccl_control::World,
     /// Default timeouts of its communicators.
     timeouts: Timeouts,
     /// Whether its communicators use NCCL.

@@ -40,4 +40,5 @@ mod random_worlds;
 mod revoke;
 mod send_sync;
 mod splits;
+mod steps;
 mod store;

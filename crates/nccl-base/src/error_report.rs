@@ -166,6 +166,7 @@ fn name(kind: &ErrorKind) -> &'static str {
         ErrorKind::CaptureDiffers { .. } => "capture_differs",
         ErrorKind::CallsDiffer { .. } => "calls_differ",
         ErrorKind::PlansDiffer { .. } => "plans_differ",
+        ErrorKind::StepsDiffer { .. } => "steps_differ",
         ErrorKind::ExpertCapacity { .. } => "expert_capacity",
         ErrorKind::NoSuchExpert { .. } => "no_such_expert",
         ErrorKind::NotWeighed(_) => "not_weighed",

@@ -111,7 +111,7 @@ impl Channel<'_> {
         };
         let deadline = deadline_after(self.world.timeout());
         let full = format!("{topic}, where {CAPACITY} messages wait");
-        session.ask(&full, request, deadline, None, None).map(drop)
+        session.ask(&full, request, deadline, None).map(drop)
     }
 
     /// Returns the next message; `None` when none arrives within `timeout`.

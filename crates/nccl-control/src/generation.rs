@@ -139,7 +139,7 @@ impl World {
                 };
                 // The coordinator knows their phases.
                 let request = |_| Request::Missing { ranks, waited };
-                let answer = self.ask(TOPIC, request, now + PHASES_TIMEOUT, None, None);
+                let answer = self.ask(TOPIC, request, now + PHASES_TIMEOUT, None);
                 answer.map_or_else(|error| error, |_| self.error_of(TOPIC, &late))
             }
             NextGenerationError::Excluded => match (

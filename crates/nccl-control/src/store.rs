@@ -148,7 +148,7 @@ impl World {
     }
 
     fn ask_store(&self, topic: &str, request: impl FnOnce(Duration) -> Request) -> Result<Answer> {
-        self.ask(topic, request, deadline_after(self.timeout()), None, None)
+        self.ask(topic, request, deadline_after(self.timeout()), None)
     }
 
     /// Checks that a request has no more bytes than the store may have.

@@ -231,10 +231,8 @@ impl World {
         request: impl FnOnce(Duration) -> Request,
         deadline: Instant,
         interrupted: Option<&dyn Fn() -> bool>,
-        refused: Option<RequestError>,
     ) -> Result<Answer> {
-        self.session
-            .ask(topic, request, deadline, interrupted, refused)
+        self.session.ask(topic, request, deadline, interrupted)
     }
 
     /// As [`RankSession::send`].

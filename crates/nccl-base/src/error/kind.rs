@@ -220,6 +220,16 @@ pub enum ErrorKind {
         difference: String,
     },
 
+    /// The ranks were about to enter steps that differ ([`World::propose_step`](https://docs.rs/nccl/latest/nccl/struct.World.html)); the
+    /// same on all of them.
+    #[error("the ranks do not agree on the step of {name:?}: {difference}")]
+    StepsDiffer {
+        /// The name of the kind of step.
+        name: String,
+        /// The ranks of each side, and what they would enter.
+        difference: String,
+    },
+
     /// An expert was given more tokens than it has room for; reported by the rank that sent them and by the rank that
     /// has the expert.
     #[error(

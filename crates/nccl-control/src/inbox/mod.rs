@@ -21,5 +21,5 @@ mod status;
 pub(crate) use answer_slot::AnswerSlot;
 pub(crate) use channel_messages::ReceiveOutcome;
 pub use notice::Notice;
-pub(crate) use pending_request::WaitOutcome;
+pub(crate) use pending_request::{PendingRequest, WaitOutcome};
 pub(crate) use state::Inbox;

@@ -19,27 +19,27 @@ pub(crate) enum WaitOutcome {
 }
 
 /// A pending request; its answer is discarded once this value is dropped.
-pub(crate) struct PendingRequest<'m> {
-    inbox: &'m Inbox,
+pub(crate) struct PendingRequest {
+    inbox: Arc<Inbox>,
     pub(crate) id: u64,
     slot: Arc<AnswerSlot>,
 }
 
 impl Inbox {
     /// Returns a number for a request, under which its answer will arrive.
-    pub(crate) fn begin_request(&self) -> PendingRequest<'_> {
+    pub(crate) fn begin_request(self: &Arc<Self>) -> PendingRequest {
         self.begin(false)
     }
 
     /// As [`begin_request`](Self::begin_request), for a request that is repeated to a successor of the coordinator.
-    pub(crate) fn begin_repeatable_request(&self) -> PendingRequest<'_> {
+    pub(crate) fn begin_repeatable_request(self: &Arc<Self>) -> PendingRequest {
         self.begin(true)
     }
 
-    fn begin(&self, is_repeatable: bool) -> PendingRequest<'_> {
+    fn begin(self: &Arc<Self>, is_repeatable: bool) -> PendingRequest {
         let (id, slot) = self.register(is_repeatable);
         PendingRequest {
-            inbox: self,
+            inbox: Arc::clone(self),
             id,
             slot,
         }
@@ -94,7 +94,12 @@ impl Inbox {
     }
 }
 
-impl PendingRequest<'_> {
+impl PendingRequest {
+    /// Whether the answer is there, so that no wait is needed.
+    pub(crate) fn is_over(&self) -> bool {
+        self.slot.answer.lock().is_some()
+    }
+
     /// Waits for the answer. An interruption signals nothing, so it is polled.
     pub(crate) fn wait(
         &self,
@@ -122,7 +127,7 @@ impl PendingRequest<'_> {
     }
 }
 
-impl Drop for PendingRequest<'_> {
+impl Drop for PendingRequest {
     fn drop(&mut self) {
         self.inbox.forget_request(self.id);
     }

@@ -27,3 +27,4 @@ pub use handle::RankSession;
 pub(crate) use handle::SessionBackend;
 pub use leave::leave_all;
 pub use open::sessions;
+pub(crate) use requests::BegunRequest;

@@ -59,7 +59,7 @@ impl RankSession {
         let deadline = deadline_after(HANDSHAKE_TIMEOUT);
         let mut readings = Readings::default();
         for _ in 0..READINGS {
-            let ask = || match self.ask("clock", |_| Request::Clock, deadline, None, None) {
+            let ask = || match self.ask("clock", |_| Request::Clock, deadline, None) {
                 Ok(Answer::Value(value)) => Some(value),
                 _ => None,
             };

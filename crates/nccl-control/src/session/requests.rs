@@ -11,7 +11,7 @@ use crate::departure::{Departure, Lost};
 use crate::error::{Error, Result};
 use crate::forked;
 use crate::frame::LARGEST;
-use crate::inbox::WaitOutcome;
+use crate::inbox::{PendingRequest, WaitOutcome};
 use crate::phase::Phase;
 use crate::refusal::HANDSHAKE_TIMEOUT;
 use crate::request::{NO_ANSWER, Request};
@@ -25,16 +25,42 @@ const CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 const FAILOVER_TIMEOUT: Duration = Duration::from_secs(6);
 const MAX_OVERRUN: Duration = Duration::from_secs(1);
 
+/// A request that was sent, and whose answer is awaited.
+pub(crate) struct BegunRequest {
+    topic: String,
+    pending: PendingRequest,
+    is_exchange: bool,
+    started: Instant,
+    deadline: Instant,
+}
+
+impl BegunRequest {
+    /// Whether the answer is there.
+    pub(crate) fn is_over(&self) -> bool {
+        self.pending.is_over()
+    }
+}
+
 impl RankSession {
-    /// Sends a request and waits for its answer; with `refused`, cancels it at once with that error.
+    /// Sends a request and waits for its answer.
     pub(crate) fn ask(
         &self,
         topic: &str,
         request: impl FnOnce(Duration) -> Request,
         deadline: Instant,
-        mut interrupted: Option<&dyn Fn() -> bool>,
-        refused: Option<RequestError>,
+        interrupted: Option<&dyn Fn() -> bool>,
     ) -> Result<Answer> {
+        let begun = self.begin(topic, request, deadline)?;
+        self.finish(&begun, interrupted)
+    }
+
+    /// Sends a request, whose answer [`finish`](Self::finish) waits for.
+    fn begin(
+        &self,
+        topic: &str,
+        request: impl FnOnce(Duration) -> Request,
+        deadline: Instant,
+    ) -> Result<BegunRequest> {
         forked::check()?;
         let started = Instant::now();
         self.check_takes_part(topic)?;
@@ -44,16 +70,37 @@ impl RankSession {
             true => self.inbox.begin_repeatable_request(),
             false => self.inbox.begin_request(),
         };
-        let mut given_up = false;
         self.send(pending.id, request);
-        let give_up = |error: &RequestError, reason: Reason| {
-            self.send(pending.id, Request::Cancel { reason });
-            Err(self.error_of(topic, error))
-        };
-        if let Some(error) = refused {
-            return give_up(&error, Reason::TooLarge);
-        }
-        let mut timeout = deadline;
+        Ok(BegunRequest {
+            topic: topic.to_owned(),
+            pending,
+            is_exchange,
+            started,
+            deadline,
+        })
+    }
+
+    /// Cancels a request; returns the error of that.
+    fn give_up(&self, begun: &BegunRequest, error: &RequestError, reason: Reason) -> Error {
+        self.send(begun.pending.id, Request::Cancel { reason });
+        self.error_of(&begun.topic, error)
+    }
+
+    /// Waits for the answer of a request.
+    fn finish(
+        &self,
+        begun: &BegunRequest,
+        mut interrupted: Option<&dyn Fn() -> bool>,
+    ) -> Result<Answer> {
+        let BegunRequest {
+            topic,
+            pending,
+            is_exchange,
+            started,
+            deadline,
+        } = begun;
+        let (is_exchange, started, deadline) = (*is_exchange, *started, *deadline);
+        let (mut given_up, mut timeout) = (false, deadline);
         loop {
             match pending.wait(timeout, interrupted) {
                 WaitOutcome::Answer(Answer::Failed(error)) => {
@@ -77,7 +124,7 @@ impl RankSession {
                     timeout = Instant::now() + CANCEL_TIMEOUT;
                 }
                 WaitOutcome::Interrupted => {
-                    return give_up(&RequestError::Interrupted, Reason::Aborted);
+                    return Err(self.give_up(begun, &RequestError::Interrupted, Reason::Aborted));
                 }
                 WaitOutcome::Late if given_up => return Err(self.gave_up(topic)),
                 // The coordinator keeps the deadline, so that all ranks get the same outcome.
@@ -96,9 +143,9 @@ impl RankSession {
                         notes: Vec::new(),
                     };
                     let by = self.coordinator();
-                    let gave_up: Result<Answer> = give_up(&timed_out, Reason::Unanswered);
+                    let error = self.give_up(begun, &timed_out, Reason::Unanswered);
                     let unanswered = Some(UnfinishedExchange::Unanswered { by });
-                    return gave_up.map_err(|error| error.of_exchange(unanswered));
+                    return Err(error.of_exchange(unanswered));
                 }
             }
         }
@@ -191,6 +238,18 @@ impl RankSession {
         deadline: Instant,
         interrupted: Option<&dyn Fn() -> bool>,
     ) -> Result<Vec<Vec<u8>>> {
+        let begun = self.begin_exchange(topic, members, part, deadline)?;
+        self.finish_exchange(&begun, interrupted)
+    }
+
+    /// Gives this rank's part of an exchange.
+    pub(crate) fn begin_exchange(
+        &self,
+        topic: &str,
+        members: Option<&Arc<[usize]>>,
+        part: &[u8],
+        deadline: Instant,
+    ) -> Result<BegunRequest> {
         forked::check()?;
         let number = {
             let mut rounds = self.rounds.lock();
@@ -215,12 +274,25 @@ impl RankSession {
             // The coordinator has to know of the exchange to end it for all.
             part: if too_large { Vec::new() } else { part.to_vec() },
         };
-        let refused = too_large.then_some(RequestError::TooLarge { bytes: part.len() });
-        match self.ask(topic, request, deadline, interrupted, refused)? {
+        let begun = self.begin(topic, request, deadline)?;
+        if too_large {
+            let error = RequestError::TooLarge { bytes: part.len() };
+            return Err(self.give_up(&begun, &error, Reason::TooLarge));
+        }
+        Ok(begun)
+    }
+
+    /// Waits for the parts of all.
+    pub(crate) fn finish_exchange(
+        &self,
+        begun: &BegunRequest,
+        interrupted: Option<&dyn Fn() -> bool>,
+    ) -> Result<Vec<Vec<u8>>> {
+        match self.finish(begun, interrupted)? {
             Answer::Parts(parts) => {
                 Ok(Arc::try_unwrap(parts).unwrap_or_else(|parts| parts.to_vec()))
             }
-            _ => Err(self.error_of(topic, &RequestError::OtherMembers)),
+            _ => Err(self.error_of(&begun.topic, &RequestError::OtherMembers)),
         }
     }
 
