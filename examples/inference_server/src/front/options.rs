@@ -35,6 +35,8 @@ go on with a new one in its place, and so do the texts that were being written.
                          on with what they have; what lacks then comes from other ranks while they serve (2)
   --move-rate MIB        how much of its experts a rank sends to others in a second, at most, beside the service (256)
   --deadline SECONDS     how long an operation between ranks may take (10)
+  --agree-steps SECONDS  before each step the ranks agree that it is the same, and wait so long for each other: a rank that
+                         would enter another one is named, instead of a hang (off)
   --grace SECONDS        how long requests may take to end after SIGTERM (10)
 ";
 
@@ -79,6 +81,8 @@ pub struct Options {
     pub recovery: Recovery,
     /// The timeout of an operation.
     pub deadline: Duration,
+    /// How long ranks wait to agree on each step; `None`: they do not.
+    pub agree: Option<Duration>,
     /// The timeout of an orderly end.
     pub grace: Duration,
 }
@@ -113,6 +117,7 @@ impl Role {
             recovery: Recovery::Respawn,
             move_rate: 256 << 20,
             deadline: Duration::from_secs(10),
+            agree: None,
             grace: Duration::from_secs(10),
         };
         // Those of a rank, which the front writes.
@@ -138,6 +143,9 @@ impl Role {
                     options.client_timeout = seconds(arguments.value()?.parse()?)?;
                 }
                 Long("deadline") => options.deadline = seconds(arguments.value()?.parse()?)?,
+                Long("agree-steps") => {
+                    options.agree = Some(seconds(arguments.value()?.parse()?)?);
+                }
                 Long("grace") => options.grace = seconds(arguments.value()?.parse()?)?,
                 Long("recovery") => {
                     options.recovery = match arguments.value()?.string()?.as_str() {
@@ -183,6 +191,7 @@ impl Role {
                 model: options.model.path(&options.models),
                 settings: options.settings,
                 deadline: options.deadline,
+                agree: options.agree,
                 wanted,
                 copies,
             }),
@@ -217,6 +226,11 @@ impl Options {
         } else if self.deadline.is_zero() || self.deadline > DAY {
             let seconds = self.deadline.as_secs_f64();
             format!("--deadline {seconds}: above 0, and at most a day")
+        } else if let Some(timeout) = self.agree
+            && !(SHORTEST..=DAY).contains(&timeout)
+        {
+            let seconds = timeout.as_secs_f64();
+            format!("--agree-steps {seconds}: a thousandth at least, and at most a day")
         } else if let Recovery::Elastic { copies } = self.recovery
             && !(1..=self.ranks).contains(&copies)
         {
@@ -256,8 +270,13 @@ impl Options {
             Recovery::Elastic { copies } => vec![String::from("--copies"), copies.to_string()],
             _ => Vec::new(),
         };
-        let copies = copies.into_iter().map(OsString::from);
-        words.chain(models).chain(emulator).chain(copies).collect()
+        let agree = self.agree.map(|timeout| {
+            let seconds = timeout.as_secs_f64().to_string();
+            [String::from("--agree-steps"), seconds]
+        });
+        let more = copies.into_iter().chain(agree.into_iter().flatten());
+        let more = more.map(OsString::from);
+        words.chain(models).chain(emulator).chain(more).collect()
     }
 }
 
@@ -285,6 +304,8 @@ mod tests {
             "2.5",
             "--models",
             "x",
+            "--agree-steps",
+            "0.5",
             "--emulator",
         ];
         let Ok(Role::Front(options)) = read(&words) else {
@@ -298,6 +319,7 @@ mod tests {
             panic!("not a rank");
         };
         assert_eq!((rank.copies, rank.wanted), (Some(3), 1));
+        assert_eq!(rank.agree, Some(Duration::from_millis(500)));
         let words = options.of_rank("name");
         let words: Vec<&str> = words.iter().map(|word| word.to_str().unwrap()).collect();
         let Ok(Role::Rank(rank)) = read(&words) else {
@@ -361,6 +383,7 @@ mod tests {
             ("--client-timeout", "0"),
             ("--client-timeout", "1e-4"),
             ("--client-timeout", "86401"),
+            ("--agree-steps", "0"),
             ("--deadline", "0"),
             ("--deadline", "1e-12"),
             ("--deadline", "1e18"),

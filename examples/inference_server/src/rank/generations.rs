@@ -25,6 +25,8 @@ pub struct RankOptions {
     pub settings: Settings,
     /// The timeout of an operation.
     pub deadline: Duration,
+    /// How long ranks wait to agree on each step before they enter it; `None`: they do not.
+    pub agree: Option<Duration>,
     /// The number of ranks needed to continue after a death.
     pub wanted: usize,
     /// How many copies of each expert there are to be, for a model laid out by requests; otherwise it is laid out by heads.

@@ -1,10 +1,12 @@
 //! The work of a rank in a generation.
 
 use std::error::Error;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
+use nccl::control::ProposedStep;
 use nccl::cudarc::driver::CudaStream;
 use nccl::moe::ExpertPlacement;
 use nccl::{Communicator, ReduceOp, World};
@@ -172,7 +174,8 @@ impl Rank {
                 Told::Front(ToRank::Step(step))
                     if step.generation == generation && comm.is_some() =>
                 {
-                    self.step(&step)?;
+                    let agreement = self.propose(world, comm.as_ref(), &step)?;
+                    self.step(&step, agreement)?;
                 }
                 Told::Front(ToRank::Probe {
                     generation: of,
@@ -368,10 +371,35 @@ impl Rank {
         Ok(())
     }
 
-    fn step(&mut self, step: &Step) -> Outcome<()> {
+    /// Tells the other ranks which step this one is about to enter, if that is wanted and all ranks of the world take part in steps.
+    fn propose(
+        &self,
+        world: &World,
+        comm: Option<&Communicator>,
+        step: &Step,
+    ) -> Outcome<Option<ProposedStep>> {
+        let (Some(timeout), Some(comm)) = (self.options.agree, comm) else {
+            return Ok(None);
+        };
+        if comm.world_size() < world.size() {
+            return Ok(None);
+        }
+        let mut hasher = DefaultHasher::new();
+        for row in &step.rows {
+            (row.slot, row.position, row.token).hash(&mut hasher);
+        }
+        let (number, rows, hash) = (step.number, step.rows.len(), hasher.finish());
+        let step = format!("step {number}: {rows} rows, {hash:016x}");
+        Ok(Some(world.propose_step("step", &step, timeout)?))
+    }
+
+    fn step(&mut self, step: &Step, agreement: Option<ProposedStep>) -> Outcome<()> {
         let Some(decoder) = &mut self.decoder else {
             return Ok(());
         };
+        if let Some(agreement) = agreement {
+            decoder.ranks().propose(agreement);
+        }
         let (begun, before) = (Instant::now(), decoder.ranks().spent());
         let rows: Vec<_> = step.rows.iter().map(|row| row.row()).collect();
         let logits = decoder.step(&rows)?;

@@ -1,7 +1,9 @@
-//! The time of communication in a step.
+//! The time of communication in a step, and the agreement of the ranks on the step before its first collective.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
+use nccl::control::ProposedStep;
 use nccl::moe::ExpertPlacement;
 
 use crate::model::{Arrived, Collectives, Result};
@@ -10,6 +12,7 @@ use crate::model::{Arrived, Collectives, Result};
 pub(super) struct Timed<C> {
     ranks: C,
     spent: Duration,
+    proposed: Cell<Option<ProposedStep>>,
 }
 
 impl<C> Timed<C> {
@@ -17,7 +20,13 @@ impl<C> Timed<C> {
         Self {
             ranks,
             spent: Duration::ZERO,
+            proposed: Cell::default(),
         }
+    }
+
+    /// Agrees on this step before the next collective; what comes before that is done meanwhile.
+    pub(super) fn propose(&self, step: ProposedStep) {
+        self.proposed.set(Some(step));
     }
 
     /// Returns the sum since the connection was made.
@@ -25,8 +34,11 @@ impl<C> Timed<C> {
         self.spent
     }
 
-    fn time<T>(&mut self, work: impl FnOnce(&mut C) -> T) -> T {
+    fn time<T>(&mut self, work: impl FnOnce(&mut C) -> Result<T>) -> Result<T> {
         let begun = Instant::now();
+        if let Some(step) = self.proposed.take() {
+            step.agree()?;
+        }
         let made = work(&mut self.ranks);
         self.spent += begun.elapsed();
         made

@@ -77,6 +77,37 @@ fn one_after_another_dies_and_texts_go_on_with_the_same_words() {
 }
 
 #[test]
+fn ranks_that_agree_on_each_step_write_the_same_and_lose_none_by_that() {
+    let options = ["--ranks", "4", "--recovery", "elastic"];
+    let agreeing = ["--agree-steps", "0.5"];
+    let server = Server::start(&[&options[..], &agreeing].concat());
+    let questions: Vec<_> = (90..92).map(Question::long).collect();
+    let expected = reference(&questions);
+    let before = server.ranks();
+    let mut streams: Vec<_> = questions
+        .iter()
+        .map(|question| Stream::new(&server.url, &question.streaming()))
+        .collect();
+    for stream in &mut streams {
+        stream.read(7);
+    }
+    // The others give the step up, and go on together with it when it runs again.
+    signal(before[2], Signal::STOP);
+    std::thread::sleep(Duration::from_secs(2));
+    signal(before[2], Signal::CONT);
+    for stream in &mut streams {
+        let pieces = stream.pieces;
+        stream.read(pieces + 7);
+    }
+    assert_eq!(server.ranks(), before);
+    signal(before[0], Signal::KILL);
+    for (stream, expected) in streams.into_iter().zip(&expected) {
+        assert_eq!(stream.finish().0, *expected);
+    }
+    parts(&server, 3);
+}
+
+#[test]
 fn as_many_die_at_once_as_there_are_copies_but_one() {
     let options = ["--ranks", "8", "--recovery", "elastic", "--copies", "4"];
     for victims in [[0, 1, 2], [1, 4, 7], [5, 6, 0]] {
