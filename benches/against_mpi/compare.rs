@@ -149,7 +149,7 @@ fn compare(
         (Competitor::Meeting, Some(meeting)) => meeting.time(operation, bytes, count),
         (Competitor::Mpi | Competitor::Meeting, _) => teams.theirs.time(operation, bytes, count),
         (Competitor::Memcpy, _) => teams.theirs.time(Operation::Memcpy, bytes, count),
-        (Competitor::Cycles, _) => teams.ours.time_cycles(bytes, count),
+        (Competitor::Cycles, _) => time_cycles(&mut teams.ours, bytes, count),
         (Competitor::Example, _) => example.ok_or("no example")?.time_cycles(bytes, count),
     };
     let mut counts = Vec::new();
@@ -211,6 +211,18 @@ impl Comparison {
             Competitor::Example => &mut self.by_example,
         }
     }
+}
+
+/// Seconds of one all-to-all: the median of so many cycles, of each of which the slowest rank counts.
+fn time_cycles(team: &mut Team, bytes: usize, count: usize) -> Outcome<f64> {
+    let mut slowest = vec![0u64; count];
+    for answer in team.tell(&format!("cycles {bytes} {count}"))? {
+        for (slowest, own) in slowest.iter_mut().zip(answer.split(' ')) {
+            *slowest = own.parse::<u64>()?.max(*slowest);
+        }
+    }
+    let seconds: Vec<f64> = slowest.iter().map(|time| *time as f64 * 1e-9).collect();
+    Ok(median(&seconds).ok_or("no cycle")? / BATCH as f64)
 }
 
 /// How many repetitions fit into a turn.

@@ -10,8 +10,6 @@ use nccl::launch::{Fleet, Output};
 
 use super::Outcome;
 use super::operation::Operation;
-use super::rank::BATCH;
-use nccl_tools::statistics::median;
 
 /// Limit of the start, and of every order.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -135,20 +133,6 @@ impl Team {
         }
         let span = last.checked_sub(first).ok_or("an end before the begin")?;
         Ok(span as f64 * 1e-9 / count as f64)
-    }
-}
-
-impl Team {
-    /// Seconds of one all-to-all: the median of so many cycles, of each of which the slowest rank counts.
-    pub(crate) fn time_cycles(&mut self, bytes: usize, count: usize) -> Outcome<f64> {
-        let mut slowest = vec![0u64; count];
-        for answer in self.tell(&format!("cycles {bytes} {count}"))? {
-            for (slowest, own) in slowest.iter_mut().zip(answer.split(' ')) {
-                *slowest = own.parse::<u64>()?.max(*slowest);
-            }
-        }
-        let seconds: Vec<f64> = slowest.iter().map(|time| *time as f64 * 1e-9).collect();
-        Ok(median(&seconds).ok_or("no cycle")? / BATCH as f64)
     }
 }
 
