@@ -11,15 +11,16 @@ use nccl_control::{PendingExchange, RankProcess};
 
 use crate::world::World;
 
-/// The longest description of a step, in bytes.
-const LONGEST: usize = 1024;
+/// How much of a step's description an error shows, in characters.
+const SHOWN: usize = 200;
 
 /// How many ranks, and how many different steps, an error names one by one.
 const NAMED: usize = 4;
 
 /// A step that this rank has proposed to the others ([`World::propose_step`]).
 ///
-/// Dropped, it is agreed on without this rank: the others do not wait for it.
+/// It does not keep the rank in its world. Dropped, the others still count it, unless another rank takes over as coordinator before
+/// all have proposed: then they wait for this rank until the timeout.
 #[must_use = "the ranks have agreed once `agree` has returned"]
 pub struct ProposedStep {
     exchange: PendingExchange,
@@ -33,10 +34,11 @@ impl World {
     /// step; the n-th proposal of a rank under it meets the n-th of every other.
     ///
     /// It does not wait: propose a step while the one before is still running, and call [`ProposedStep::agree`] before the first
-    /// collective. Ranks of another generation of the world take part in nothing of this one.
+    /// collective. At most two proposals of a name may be undecided at a time. Each rank receives the texts of all: of `n` ranks, `n²` texts
+    /// go over the network. A rank that has missed a step is answered with the failure of that one first.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] for a text of more than 1024 bytes; [`ErrorKind::Rendezvous`] when this rank takes part in its world no more.
+    /// [`ErrorKind::Rendezvous`] when this rank is no longer part of its world.
     ///
     /// ```
     /// use std::time::Duration;
@@ -48,16 +50,9 @@ impl World {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub fn propose_step(&self, name: &str, step: &str, timeout: Duration) -> Result<ProposedStep> {
-        if step.len() > LONGEST {
-            let bytes = step.len();
-            return Err(Error::new(ErrorKind::Io {
-                what: format!("a step's description has {bytes} bytes, more than {LONGEST}"),
-                error: std::io::ErrorKind::InvalidInput.into(),
-            }));
-        }
         let exchange =
             self.control
-                .begin_all_gather(&format!("step/{name}"), step.as_bytes(), timeout)?;
+                .begin_exchange(&format!("step/{name}"), step.as_bytes(), timeout)?;
         Ok(ProposedStep {
             exchange,
             name: name.to_owned(),
@@ -67,7 +62,7 @@ impl World {
 }
 
 impl ProposedStep {
-    /// Whether [`agree`](Self::agree) does not wait any more.
+    /// Whether [`agree`](Self::agree) would return at once.
     ///
     /// ```
     /// let world = nccl::World::single();
@@ -78,7 +73,7 @@ impl ProposedStep {
     /// ```
     #[must_use]
     pub fn is_decided(&self) -> bool {
-        self.exchange.is_over()
+        self.exchange.is_ready()
     }
 
     /// Waits until all ranks have proposed their step.
@@ -86,7 +81,7 @@ impl ProposedStep {
     /// # Errors
     /// [`ErrorKind::StepsDiffer`], the same on all ranks, when they are not about to do the same: it names the ranks that differ from most
     /// others, and what each would do. [`ErrorKind::Rendezvous`] names the ranks that have proposed nothing within the timeout, or the rank that
-    /// is gone. In none of these cases is a rank excluded from the world.
+    /// is gone; or says that this rank has left the world. No rank is excluded from the world because of a proposal.
     ///
     /// ```
     /// use std::time::Duration;
@@ -149,12 +144,16 @@ fn difference(parts: &[Vec<u8>], who: impl Fn(usize) -> String) -> Option<String
     let mut texts: Vec<_> = shown
         .map(|(step, ranks)| {
             let step = sanitize::text(&String::from_utf8_lossy(step));
-            format!("{} would enter {step:?}", names(ranks))
+            let shown: String = step.chars().take(SHOWN).collect();
+            format!("{} would enter {shown:?}", names(ranks))
         })
         .collect();
     let more = sides.len() - texts.len();
     if more > 0 {
-        texts.insert(most, format!("ranks of {more} more steps"));
+        texts.insert(
+            most,
+            format!("other ranks would enter {more} further steps"),
+        );
     }
     Some(texts.join("; "))
 }
@@ -191,7 +190,10 @@ mod tests {
         let some = "ranks 0-4 would enter \"b\"; the others would enter \"a\"";
         assert_eq!(of(&many).unwrap(), some);
         let all = of(&["a", "b", "c", "d", "e", "f"]).unwrap();
-        assert!(all.contains("; ranks of 2 more steps; "), "{all}");
+        assert!(
+            all.contains("; other ranks would enter 2 further steps; "),
+            "{all}"
+        );
         assert!(!of(&["a", "\u{1b}[2J", "a"]).unwrap().contains('\u{1b}'));
     }
 }

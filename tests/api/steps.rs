@@ -1,6 +1,6 @@
 //! Steps on which the ranks agree before they enter them.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nccl::{ErrorKind, ReduceOp, World};
 
@@ -83,14 +83,35 @@ fn a_rank_that_proposes_nothing_is_named_and_stays() {
 /// A proposal that is dropped does not keep the others from agreeing.
 #[test]
 fn a_proposal_that_is_dropped_counts() {
-    ranks_as_threads(2, |world| -> Outcome {
+    ranks_as_processes(2, |world| -> Outcome {
         let proposed = world.propose_step(KIND, "step 0", LONG)?;
         match world.rank() {
             0 => drop(proposed),
             _ => proposed.agree()?,
         }
-        let far = "x".repeat(1025);
-        assert!(world.propose_step(KIND, &far, LONG).is_err());
         goes_ahead(&world)
+    });
+}
+
+#[test]
+fn a_proposal_that_outlives_its_world_is_an_error_at_once_and_holds_nothing() {
+    ranks_as_processes(2, |world| -> Outcome {
+        let begun = Instant::now();
+        if world.rank() == 1 {
+            let stream = support::device(&world)?.new_stream()?;
+            let proposed = world.propose_step(KIND, "step 0", LONG)?;
+            // Also while a communicator of the world lives on.
+            let comm = world.communicator("one").stream(&stream).build()?;
+            drop(world);
+            assert!(proposed.agree().is_err());
+            drop(comm);
+        } else {
+            let stream = support::device(&world)?.new_stream()?;
+            let comm = world.communicator("one").stream(&stream).build()?;
+            drop(comm);
+            assert!(world.propose_step(KIND, "step 0", LONG)?.agree().is_ok());
+        }
+        assert!(begun.elapsed() < LONG / 2, "{:?}", begun.elapsed());
+        Ok(())
     });
 }

@@ -76,11 +76,32 @@ impl Actor {
         Ok(())
     }
 
+    /// A buffer for each rank.
+    fn buffers(&self) -> Vec<CudaSlice<f32>> {
+        let ranks = 0..self.comm().world_size();
+        ranks.map(|_| self.memory::<f32>(1 << 10)).collect()
+    }
+
+    /// As [`work_for`](Self::work_for), by groups of messages to all ranks.
+    pub(crate) fn message_for(&self, time: Duration) -> nccl::Result<()> {
+        let (x, mut y) = (self.buffers(), self.buffers());
+        for _ in 0..time.as_millis() / 10 {
+            let messages = self.comm().group(|group| {
+                for (peer, (x, y)) in x.iter().zip(&mut y).enumerate() {
+                    group.isend(x, peer)?;
+                    group.irecv(y, peer)?;
+                }
+                Ok(())
+            })?;
+            messages.wait()?;
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
     /// As [`work_for`](Self::work_for), by replays of messages to all ranks.
     pub(crate) fn replay_for(&self, time: Duration) -> nccl::Result<()> {
-        let ranks = self.comm().world_size();
-        let memory = || (0..ranks).map(|_| self.memory::<f32>(1 << 10)).collect();
-        let buffers: (Vec<_>, Vec<_>) = (memory(), memory());
+        let buffers = (self.buffers(), self.buffers());
         let mut plan = self.comm().capture(buffers, |capture, (x, mut y)| {
             capture.group(|group| {
                 for (peer, (x, y)) in x.iter().zip(&mut y).enumerate() {

@@ -1,6 +1,5 @@
 //! The description of one operation: the same value in the call, in the recorder, and in comparisons of ranks.
 
-use std::collections::BTreeSet;
 use std::fmt;
 
 use nccl_sys as sys;
@@ -148,21 +147,41 @@ fn byte(packed: u32, at: u32) -> u8 {
 
 /// Whether operations of `rank` that are done show that NCCL reaches all `world_size` ranks of its communicator: one of them needs
 /// data of every rank, or every other rank has sent something.
-pub(crate) fn reach_all(
-    operations: impl IntoIterator<Item = Descriptor>,
+///
+/// Allocates nothing; of more than 65536 ranks, messages show nothing.
+pub(crate) fn reach_all<'a>(
+    operations: impl Iterator<Item = &'a Descriptor> + Clone,
     rank: usize,
     world_size: usize,
 ) -> bool {
-    use Function::{AllGather, AllReduce, AllToAll, Recv, ReduceScatter};
-    let mut senders = BTreeSet::new();
-    for operation in operations.into_iter().filter(|one| one.count > 0) {
+    use Function::{AllGather, AllReduce, AllToAll, Gather, Recv, ReduceScatter};
+    let mut received = 0;
+    for operation in operations.clone().filter(|one| one.count > 0) {
         match operation.function() {
             AllReduce | AllGather | ReduceScatter | AllToAll => return true,
-            Recv => senders.extend(operation.peer().filter(|peer| *peer != rank)),
+            Gather if operation.root() == Some(rank) => return true,
+            Recv => received += 1,
             _ => {}
         }
     }
-    world_size > 1 && senders.len() + 1 == world_size
+    // Most groups end here.
+    if received + 1 < world_size || world_size < 2 {
+        return false;
+    }
+    let mut senders = [0u64; 1 << 10];
+    let mut missing = world_size - 1;
+    let messages = operations.filter(|one| one.count > 0 && one.function() == Recv);
+    for peer in messages
+        .filter_map(Descriptor::peer)
+        .filter(|peer| *peer != rank)
+    {
+        let Some(word) = senders.get_mut(peer / 64) else {
+            return false;
+        };
+        missing -= usize::from(*word >> (peer % 64) & 1 == 0);
+        *word |= 1 << (peer % 64);
+    }
+    missing == 0
 }
 
 impl Descriptor {
@@ -338,7 +357,7 @@ mod tests {
     fn a_collective_or_messages_of_all_other_ranks_show_that_these_are_reached() {
         let recv = |peer, count| Descriptor::new(Function::Recv, count, DataType::Int8, peer);
         let one = |function| Descriptor::new(function, 1, DataType::Int8, 0);
-        let reach = |operations: &[Descriptor]| reach_all(operations.iter().copied(), 1, 4);
+        let reach = |operations: &[Descriptor]| reach_all(operations.iter(), 1, 4);
         for function in [
             Function::AllReduce,
             Function::AllGather,
@@ -348,6 +367,8 @@ mod tests {
             assert!(reach(&[one(function)]));
         }
         assert!(!reach(&[one(Function::Broadcast), one(Function::Reduce)]));
+        let gather = |root| Descriptor::new(Function::Gather, 1, DataType::Int8, root);
+        assert!(reach(&[gather(1)]) && !reach(&[gather(0)]));
         assert!(reach(&[recv(0, 1), recv(2, 1), recv(3, 1)]));
         assert!(!reach(&[recv(0, 1), recv(1, 1), recv(2, 1), recv(2, 1)]));
         assert!(!reach(&[recv(0, 1), recv(2, 0), recv(3, 1)]));

@@ -146,6 +146,22 @@ pub(crate) const ROWS: &[Row] = &[
         ..ROW
     },
     Row {
+        name: "tolerated-messages",
+        fault: "a host's cable is pulled for 8 s, and messages in groups take another way",
+        cast: Cast::Hosts(&[2, 1]),
+        harm: Some(|stage| {
+            cut(stage, 1);
+            std::thread::sleep(Duration::from_secs(8));
+            hosts(stage).on(1, "ip link set eth0 up");
+            Ok(())
+        }),
+        play: |actor| actor.message_for(Duration::from_secs(12)),
+        ends: Ends::Nothing,
+        then: Then::Same,
+        on_nvidias: OnNvidias::NotTried(ONE_WAY),
+        ..ROW
+    },
+    Row {
         name: "tolerated-replays",
         fault: "a host's cable is pulled for 8 s, and the data of a captured plan takes another way",
         cast: Cast::Hosts(&[2, 1]),

@@ -96,7 +96,7 @@ impl Inbox {
 
 impl PendingRequest {
     /// Whether the answer is there, so that no wait is needed.
-    pub(crate) fn is_over(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         self.slot.answer.lock().is_some()
     }
 

@@ -882,7 +882,9 @@ impl Coordinator {
         }
         let needs = Some(self.heartbeat + 1);
         for (member, heard) in lost {
-            let departure = core.unreachable(member, heard);
+            // A link is lost after its session could not be resumed for some time, also where the generation is younger.
+            let unheard = core.now.since(heard).max(core.timing.resume);
+            let departure = core.unreachable(member, heard, unheard);
             let proven = false;
             self.enqueue_entry(
                 core,

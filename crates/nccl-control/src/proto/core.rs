@@ -593,13 +593,11 @@ impl Core {
         self.remove_voters_ended_before(self.lease.start);
     }
 
-    /// Returns the departure of an unreachable member that was last heard at `heard`. A link is lost after its session could not be
-    /// resumed for some time, also where the generation is younger.
-    pub(super) fn unreachable(&self, id: MemberId, heard: Time) -> Departure {
+    /// Returns the departure of an unreachable member that was last heard at `heard`, `unheard` nanoseconds ago.
+    pub(super) fn unreachable(&self, id: MemberId, heard: Time, unheard: u64) -> Departure {
         let evidence = self.evidence.get(&id).filter(|(at, _)| *at > heard);
         let lost = evidence.map(|(_, lost)| lost.clone());
         Departure::Lost(lost.unwrap_or_else(|| {
-            let unheard = self.now.since(heard).max(self.timing.resume);
             let unheard = Duration::from_nanos(unheard);
             Lost::from(UnreachableEvidence::Unheard {
                 unheard,
@@ -739,7 +737,7 @@ impl Core {
 
     /// Whether NCCL has made progress lately, so that no unreachable member has to end.
     pub(super) fn progresses(&self) -> bool {
-        let is_late = |at| self.now.since(at) < self.timing.progress;
-        self.progress.is_some_and(is_late) && self.membership.tolerates_unreachable()
+        let is_recent = |at| self.now.since(at) < self.timing.progress;
+        self.progress.is_some_and(is_recent) && self.membership.tolerates_unreachable()
     }
 }

@@ -836,8 +836,9 @@ impl MemberMachine {
                 joining.ask(&mut self.core)
             }
             Role::Forming(_) => {
-                let heard = Time(self.core.now.0.saturating_sub(2 * self.core.timing.resume));
-                self.join_revoked(peer, |core, _| core.unreachable(peer, heard));
+                let resume = self.core.timing.resume;
+                let heard = Time(self.core.now.0.saturating_sub(2 * resume));
+                self.join_revoked(peer, |core, _| core.unreachable(peer, heard, resume));
             }
             _ => self.advance(),
         }

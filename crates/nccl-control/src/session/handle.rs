@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,8 @@ pub struct RankSession {
     pub(crate) job: (String, u64),
     /// How often each topic was used: the n-th use on one rank meets the n-th use on every other.
     pub(super) rounds: Mutex<HashMap<String, u64>>,
+    /// Whether the world was dropped while communicators live on.
+    pub(super) has_left_world: AtomicBool,
     /// The generation that has followed this one; 0 before.
     pub(super) reconfigured_to: AtomicU64,
     /// The value under which its communicators record their calls.

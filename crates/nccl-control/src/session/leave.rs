@@ -1,5 +1,6 @@
 //! How a rank leaves the others: with its world, with its communicators, or with its process.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -84,6 +85,7 @@ impl RankSession {
             Departure::Failed(why) => Some(why),
             Departure::Left | Departure::Lost(_) => None,
         };
+        self.has_left_world.store(true, Ordering::Release);
         self.send(NO_ANSWER, Request::LeaveWorld { why });
     }
 

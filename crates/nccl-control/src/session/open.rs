@@ -1,6 +1,6 @@
 //! Opening a session, and all sessions of this process.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock, Weak};
 
 use super::handle::{RankSession, SessionBackend};
@@ -49,6 +49,7 @@ impl RankSession {
             fault_listener: OnceLock::new(),
             job,
             rounds: Mutex::default(),
+            has_left_world: AtomicBool::new(false),
             reconfigured_to: AtomicU64::new(0),
             recorder,
             phase: Mutex::default(),

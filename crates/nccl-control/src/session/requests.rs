@@ -27,7 +27,7 @@ const MAX_OVERRUN: Duration = Duration::from_secs(1);
 
 /// A request that was sent, and whose answer is awaited.
 pub(crate) struct BegunRequest {
-    topic: String,
+    pub(crate) topic: String,
     pending: PendingRequest,
     is_exchange: bool,
     started: Instant,
@@ -36,8 +36,8 @@ pub(crate) struct BegunRequest {
 
 impl BegunRequest {
     /// Whether the answer is there.
-    pub(crate) fn is_over(&self) -> bool {
-        self.pending.is_over()
+    pub(crate) fn is_ready(&self) -> bool {
+        self.pending.is_ready()
     }
 }
 

@@ -61,6 +61,11 @@ impl RankSession {
         Arc::clone(&self.members)
     }
 
+    /// Whether this rank takes part in exchanges of its world, which has no later generation yet.
+    pub(crate) fn is_in_world(&self) -> bool {
+        !self.has_left_world.load(Ordering::Acquire) && self.reconfigured_to().is_none()
+    }
+
     /// Returns the numbers of `members`, as a communicator and the launcher count them.
     pub fn roster(&self, members: &[usize]) -> Roster {
         Roster::new(members, &launcher_ranks(self.members.get()))

@@ -34,6 +34,7 @@ use crate::communicator::{Backoff, Communicator, Inner, stream_order};
 use crate::error::{Error, ErrorKind, NcclFailure, Result};
 use crate::fatal::{FatalCause, FatalReport, end_the_process};
 use crate::ffi::Progress;
+use crate::op::reach_all;
 use crate::operation::{Operation, OperationKind, Shape};
 use crate::queued_op;
 use crate::request::Request;
@@ -187,6 +188,12 @@ impl Inner {
             timeout,
             batch.queued.len(),
         );
+        if ticket.is_reach_due {
+            let operations = batch.queued.iter().map(|one| &one.descriptor);
+            if reach_all(operations, self.rank, self.world_size) {
+                writer.note_reach(ticket);
+            }
+        }
         let issue = watchdog::ReportedCall {
             inner: self,
             on: buffers.on,

@@ -67,8 +67,8 @@ impl Inner {
             if let Some(volume) = replayed.volume {
                 recorder.count_replay(volume);
             }
-            if replayed.reaches_all {
-                recorder.replays_operations_of_all(ticket);
+            if replayed.reaches_all && ticket.is_reach_due {
+                recorder.note_reach(ticket);
             }
             (sequence, ticket)
         };

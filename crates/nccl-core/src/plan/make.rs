@@ -125,7 +125,7 @@ impl Communicator {
         let recorded = || groups.iter().flat_map(|group| group.batch().queued);
         let mut volume = Volume::default();
         recorded().for_each(|one| one.add_to(&mut volume));
-        let descriptors = recorded().map(|one| one.descriptor);
+        let descriptors = recorded().map(|one| &one.descriptor);
         let reaches_all = reach_all(descriptors, self.rank(), self.world_size());
         match self.inner.capture(number, &groups, started, self.timeout) {
             Ok(slot) => Ok(CapturedPlan {

@@ -68,7 +68,7 @@ impl IndexedCall {
     fn of(raw: &RawCall) -> Self {
         Self {
             sequence: raw.sequence,
-            kind: raw.kind(),
+            kind: OperationKind::from_code((raw.state >> 8) as u8),
             since: Duration::from_nanos(raw.time),
             stream: raw.stream,
         }

@@ -17,7 +17,7 @@ impl Track {
         let Some(raw) = raw.filter(|raw| raw.sequence == sequence) else {
             return Shape::default();
         };
-        let kind = raw.kind();
+        let kind = OperationKind::from_code((raw.state >> 8) as u8);
         let indices = raw.first..raw.first.saturating_add(raw.count.min(LOOKED_AT));
         let operations: Vec<_> = indices
             .filter_map(|index| snapshot::operation(self.operation_ring.get(index)?))

@@ -497,7 +497,7 @@ fn call(
     };
     Call {
         sequence: raw.sequence,
-        kind: raw.kind(),
+        kind: OperationKind::from_code((raw.state >> 8) as u8),
         since,
         at: track::origin().wall + since,
         stream: raw.stream,

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use super::slots::{CallProgress, RawCall};
 use super::{MAX_CALLS, Track, timeout_of_code};
-use crate::identity::Identity;
-use crate::op::{Descriptor, reach_all};
+use crate::op::Descriptor;
 use crate::operation::OperationKind;
 use crate::recorder::is_of_some_ranks;
 use crate::recorder::seqlock_ring::RingSlot;
@@ -37,7 +36,7 @@ impl Track {
         let records = self.call_ring.read().records;
         let calls = records.iter().map(|raw| RecordedCall {
             sequence: raw.sequence,
-            kind: raw.kind(),
+            kind: OperationKind::from_code((raw.state >> 8) as u8),
             since: Duration::from_nanos(raw.time),
             timeout: timeout_of_code(raw.state >> 16),
             stream: raw.stream,
@@ -51,31 +50,6 @@ impl Track {
             .zip(failed)
             .filter_map(|(call, failed)| (!failed).then_some(call))
             .collect()
-    }
-
-    /// The last kept call that is known to be done, and shows that NCCL reaches all ranks of the communicator.
-    pub(super) fn last_reaching_all(&self) -> Option<u64> {
-        use OperationKind::{AllGather, AllReduce, AllToAll, Group, ReduceScatter, Replay};
-        let reaches_all = |raw: &RawCall| match raw.kind() {
-            AllReduce | AllGather | ReduceScatter | AllToAll => true,
-            Replay => raw.is_replay_of_all(),
-            Group => {
-                let indices = raw.first..raw.first.saturating_add(raw.count);
-                let operations = indices.filter_map(|index| self.operation_ring.get(index)?);
-                let Identity {
-                    rank, world_size, ..
-                } = self.identity;
-                reach_all(operations.map(|(one, _)| one), rank, world_size)
-            }
-            _ => false,
-        };
-        let is_done = |raw: &RawCall| {
-            CallProgress::from_word(raw.state) == CallProgress::Issued
-                && raw.sequence <= self.done_on(raw.stream)
-        };
-        let records = self.call_ring.read().records;
-        let mut done = records.iter().rev().filter(|raw| is_done(raw));
-        done.find(|raw| reaches_all(raw)).map(|raw| raw.sequence)
     }
 
     /// How many calls were recorded so far.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::CudaStream;
 
+use super::reach::Reach;
 use super::slots::{CallSlot, OperationSlot};
 use super::stream_progress::StreamProgressTable;
 use crate::identity::Identity;
@@ -12,6 +13,7 @@ use crate::recorder::fast_path::FastPathFilter;
 use crate::recorder::seqlock_ring::SeqlockRing;
 use crate::state::Lifecycle;
 use crate::stats::Tally;
+use crate::sync::Mutex;
 use nccl_base::clock::now;
 
 /// How many calls of each communicator are kept; below, how many operations.
@@ -37,6 +39,7 @@ pub struct Track {
     /// The call that waited for other work on its stream when the watchdog polled last; 0 for none.
     pub(super) queued_call: AtomicU64,
     pub(crate) fast_path: FastPathFilter,
+    pub(super) reach: Mutex<Reach>,
     pub(in crate::recorder) tally: Arc<Tally>,
 }
 

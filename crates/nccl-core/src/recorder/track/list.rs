@@ -9,6 +9,7 @@ use super::slots::CallProgress;
 use super::stream_progress::StreamProgressTable;
 use super::{CallTicket, MAX_CALLS, MAX_OPERATIONS, Track, Writer};
 use crate::identity::{Identity, RecorderScope};
+use crate::operation::OperationKind;
 use crate::recorder::fast_path::FastPathFilter;
 use crate::recorder::seqlock_ring::SeqlockRing;
 use crate::state::Lifecycle;
@@ -42,6 +43,7 @@ impl TrackHandle {
             launching: AtomicU64::new(0),
             queued_call: AtomicU64::new(0),
             fast_path: FastPathFilter::default(),
+            reach: Mutex::default(),
             tally: Arc::clone(tally),
         });
         all.live.retain(|track| track.strong_count() > 0);
@@ -51,6 +53,7 @@ impl TrackHandle {
             origin,
             calls_written: 0,
             operations_written: 0,
+            reach_noted: 0,
             tally: Arc::clone(tally),
         };
         (Self(track), writer)
@@ -110,7 +113,7 @@ pub fn tracks() -> Vec<Arc<Track>> {
 }
 
 /// Returns a number that grows while operations complete that show that NCCL reaches all ranks of `scope`: the sum of the numbers of
-/// the last such kept call that is known to be done, of each communicator of all its ranks.
+/// the last such call that is known to be done, of each communicator of all its ranks.
 #[doc(hidden)]
 pub fn progress_of(scope: &Arc<RecorderScope>) -> u64 {
     let size = scope.place.world_size;
@@ -125,11 +128,9 @@ pub fn progress_of(scope: &Arc<RecorderScope>) -> u64 {
         };
         Arc::ptr_eq(other, scope) && *world_size == size
     };
-    tracks()
-        .iter()
-        .filter(is_of_all)
-        .filter_map(|track| track.last_reaching_all())
-        .sum()
+    let tracks = tracks();
+    let tracks = tracks.iter().filter(is_of_all);
+    tracks.map(|track| track.last_reaching_all()).sum()
 }
 
 /// Describes the last call on any communicator of a world. Reads one record of each.
@@ -143,7 +144,7 @@ pub fn last_call() -> Option<String> {
     let is_done = raw.sequence <= track.done_on(raw.stream);
     Some(format!(
         "{} #{} on {:?}, called {:.1} s before that{}",
-        raw.kind(),
+        OperationKind::from_code((raw.state >> 8) as u8),
         raw.sequence,
         &*track.identity.name,
         age.as_secs_f64(),

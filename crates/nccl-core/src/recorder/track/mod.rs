@@ -14,6 +14,7 @@
 mod calls;
 mod communicator_track;
 mod list;
+mod reach;
 mod slots;
 mod stream_progress;
 mod timeout_code;

@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use crate::error::{Error, ErrorKind};
 use crate::op::Descriptor;
-use crate::operation::OperationKind;
 use crate::recorder::seqlock_ring::RingSlot;
 use crate::recorder::spans::SpanRef;
 
@@ -21,7 +20,7 @@ pub(in crate::recorder) struct CallSlot {
     pub(super) count: AtomicU64,
     /// The number of the span that it was called in.
     pub(super) span: AtomicU64,
-    /// Its [`CallProgress`] in the lowest byte, its kind in the next 7 bits, [`REPLAY_OF_ALL`], and its timeout above
+    /// Its [`CallProgress`] in the lowest byte, its kind in the next, and its timeout above
     /// ([`timeout_code`](super::timeout_code())).
     pub(super) state: AtomicU64,
     /// When it was first known to be done, in nanoseconds since [`origin`](crate::recorder::origin); 0 while it is not, and for a
@@ -39,25 +38,6 @@ pub(in crate::recorder) struct RawCall {
     pub(in crate::recorder) span: SpanRef,
     pub(in crate::recorder) state: u64,
     pub(in crate::recorder) done: u64,
-}
-
-/// In the state of a replay: its operations reach all ranks of the communicator.
-pub(super) const REPLAY_OF_ALL: u64 = 1 << 15;
-
-/// Returns the kind in the state of a call.
-pub(super) fn kind_of(state: u64) -> OperationKind {
-    OperationKind::from_code((state >> 8) as u8 & 0x7f)
-}
-
-impl RawCall {
-    pub(in crate::recorder) fn kind(&self) -> OperationKind {
-        kind_of(self.state)
-    }
-
-    /// Whether it is a replay of operations that reach all ranks of the communicator.
-    pub(super) fn is_replay_of_all(&self) -> bool {
-        self.state & REPLAY_OF_ALL > 0
-    }
 }
 
 impl RingSlot for CallSlot {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
 
-use super::slots::{CallProgress, CallSlot, OperationSlot, REPLAY_OF_ALL, kind_of};
+use super::slots::{CallProgress, CallSlot, OperationSlot};
 use super::{Track, handle_of, timeout_code};
 use crate::error::Error;
 use crate::operation::OperationKind;
@@ -21,6 +21,8 @@ pub(crate) struct Writer {
     /// How many were written so far, whether or not they are still kept.
     pub(super) calls_written: u64,
     pub(super) operations_written: u64,
+    /// When the last call was noted that shows that NCCL reaches all ranks, in nanoseconds since `origin`.
+    pub(super) reach_noted: u64,
     pub(super) tally: Arc<Tally>,
 }
 
@@ -29,6 +31,8 @@ pub(crate) struct Writer {
 pub(crate) struct CallTicket {
     index: u64,
     sequence: u64,
+    /// Whether [`Writer::note_reach`] is to be called if its operations reach all ranks.
+    pub(crate) is_reach_due: bool,
     /// Whether it has to be reported to the watchdog.
     pub(crate) needs_report: bool,
 }
@@ -43,6 +47,9 @@ pub(crate) struct NextSlots<'w> {
 /// One call in this many of a communicator is timed, because reading a clock costs as much as a message. Not
 /// the first, in which NCCL may connect the ranks.
 const TIMED: u64 = 64;
+
+/// How often it is looked whether calls reach all ranks, in nanoseconds.
+const REACH_INTERVAL: u64 = 50_000_000;
 
 impl Writer {
     /// Records call `sequence` of `operations` operations, which is about to be made.
@@ -88,6 +95,7 @@ impl Writer {
         CallTicket {
             index,
             sequence,
+            is_reach_due: started_ns.saturating_sub(self.reach_noted) >= REACH_INTERVAL,
             needs_report: !is_covered,
         }
     }
@@ -111,15 +119,17 @@ impl Writer {
         self.track.operation_ring.publish(self.operations_written);
     }
 
+    /// Notes that the call that was begun last reaches all ranks of the communicator.
+    pub(crate) fn note_reach(&mut self, ticket: CallTicket) {
+        let slot = self.track.call_ring.slot(ticket.index);
+        self.reach_noted = slot.time.load(Ordering::Relaxed);
+        let stream = slot.stream.load(Ordering::Relaxed);
+        self.track.note_reach(ticket.sequence, stream);
+    }
+
     /// Counts what a launch replays.
     pub(crate) fn count_replay(&self, volume: &Volume) {
         self.tally.replay(volume);
-    }
-
-    /// Notes that the replay that was begun last reaches all ranks of the communicator.
-    pub(crate) fn replays_operations_of_all(&self, ticket: CallTicket) {
-        let slot = self.track.call_ring.slot(ticket.index);
-        slot.state.fetch_or(REPLAY_OF_ALL, Ordering::Relaxed);
     }
 
     /// Notes how the calls ended.
@@ -150,6 +160,6 @@ impl Track {
 fn record_enqueue_time(slot: &CallSlot, state: u64) {
     let now = origin().monotonic.elapsed();
     let began = Duration::from_nanos(slot.time.load(Ordering::Relaxed));
-    let kind = kind_of(state);
+    let kind = OperationKind::from_code((state >> 8) as u8);
     stats::enqueue(kind).add(now.saturating_sub(began));
 }
