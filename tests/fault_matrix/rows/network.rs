@@ -47,6 +47,21 @@ const ONE_WAY: &str = "the operations' own packets would be lost too, and the op
 /// The data of these rows does not go through the cut network, and would be a reason to wait.
 const ABORTS: &[(&str, &str)] = &[("NCCL_RUN_UNREACHABLE", "abort")];
 
+/// A host's cable is pulled for 8 s, while NCCL's data takes another way, and nothing ends.
+const OUTAGE: Row = Row {
+    cast: Cast::Hosts(&[2, 1]),
+    harm: Some(|stage| {
+        cut(stage, 1);
+        std::thread::sleep(Duration::from_secs(8));
+        hosts(stage).on(1, "ip link set eth0 up");
+        Ok(())
+    }),
+    ends: Ends::Nothing,
+    then: Then::Same,
+    on_nvidias: OnNvidias::NotTried(ONE_WAY),
+    ..ROW
+};
+
 pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "killed-on-another-host",
@@ -132,50 +147,20 @@ pub(crate) const ROWS: &[Row] = &[
     Row {
         name: "tolerated",
         fault: "a host's cable is pulled for 8 s, and NCCL's data takes another way",
-        cast: Cast::Hosts(&[2, 1]),
-        harm: Some(|stage| {
-            cut(stage, 1);
-            std::thread::sleep(Duration::from_secs(8));
-            hosts(stage).on(1, "ip link set eth0 up");
-            Ok(())
-        }),
         play: |actor| actor.work_for(Duration::from_secs(12)),
-        ends: Ends::Nothing,
-        then: Then::Same,
-        on_nvidias: OnNvidias::NotTried(ONE_WAY),
-        ..ROW
+        ..OUTAGE
     },
     Row {
         name: "tolerated-messages",
         fault: "a host's cable is pulled for 8 s, and messages in groups take another way",
-        cast: Cast::Hosts(&[2, 1]),
-        harm: Some(|stage| {
-            cut(stage, 1);
-            std::thread::sleep(Duration::from_secs(8));
-            hosts(stage).on(1, "ip link set eth0 up");
-            Ok(())
-        }),
         play: |actor| actor.message_for(Duration::from_secs(12)),
-        ends: Ends::Nothing,
-        then: Then::Same,
-        on_nvidias: OnNvidias::NotTried(ONE_WAY),
-        ..ROW
+        ..OUTAGE
     },
     Row {
         name: "tolerated-replays",
         fault: "a host's cable is pulled for 8 s, and the data of a captured plan takes another way",
-        cast: Cast::Hosts(&[2, 1]),
-        harm: Some(|stage| {
-            cut(stage, 1);
-            std::thread::sleep(Duration::from_secs(8));
-            hosts(stage).on(1, "ip link set eth0 up");
-            Ok(())
-        }),
         play: |actor| actor.replay_for(Duration::from_secs(12)),
-        ends: Ends::Nothing,
-        then: Then::Same,
-        on_nvidias: OnNvidias::NotTried(ONE_WAY),
-        ..ROW
+        ..OUTAGE
     },
     Row {
         name: "tolerated-until-it-stops",

@@ -2,28 +2,36 @@
 
 use super::Track;
 
-/// The last call that has shown it, and one that will once it is done.
+/// A call: its sequence number and its stream.
+type Call = (u64, u64);
+
+/// The last call that has shown it, and two that will once they are done.
 #[derive(Default)]
 pub(super) struct Reach {
     /// The sequence number of the last one; 0 for none.
     shown: u64,
-    /// The sequence number and the stream of one that is not known to be done.
-    pending: Option<(u64, u64)>,
+    /// One that stays until it is done: the next would replace it again and again before it is.
+    first: Option<Call>,
+    /// The newest: the end of the first may never be known, when it was refused or its stream is gone.
+    last: Option<Call>,
 }
 
 impl Reach {
-    /// Notes a call, unless an earlier one is pending: one that is replaced again and again would never count.
-    fn note(&mut self, call: (u64, u64), done_on: impl Fn(u64) -> u64) {
+    fn note(&mut self, call: Call, done_on: impl Fn(u64) -> u64) {
         self.update(done_on);
-        self.pending.get_or_insert(call);
+        match self.first {
+            None => self.first = Some(call),
+            Some(_) => self.last = Some(call),
+        }
     }
 
     fn update(&mut self, done_on: impl Fn(u64) -> u64) -> u64 {
-        if let Some((sequence, _)) = self
-            .pending
-            .take_if(|(sequence, stream)| *sequence <= done_on(*stream))
-        {
-            self.shown = sequence;
+        let is_done =
+            |call: Option<Call>| call.filter(|(sequence, stream)| *sequence <= done_on(*stream));
+        if let Some((sequence, _)) = is_done(self.last) {
+            (self.shown, self.first, self.last) = (sequence, None, None);
+        } else if let Some((sequence, _)) = is_done(self.first) {
+            (self.shown, self.first) = (sequence, self.last.take());
         }
         self.shown
     }
@@ -55,8 +63,20 @@ mod tests {
         assert_eq!(reach.update(|_| 6), 0);
         assert_eq!(reach.update(|stream| if stream == 1 { 6 } else { 20 }), 0);
         assert_eq!(reach.update(|_| 8), 7);
-        reach.note((12, 2), |_| 8);
-        assert_eq!(reach.update(|_| 8), 7);
+        assert_eq!(reach.update(|_| 9), 9);
+        reach.note((12, 2), |_| 9);
+        assert_eq!(reach.update(|_| 9), 9);
         assert_eq!(reach.update(|stream| if stream == 2 { 12 } else { 0 }), 12);
+    }
+
+    #[test]
+    fn a_call_whose_end_is_never_known_keeps_no_later_one_from_counting() {
+        let mut reach = Reach::default();
+        let on_two = |done: u64| move |stream| if stream == 2 { done } else { 0 };
+        reach.note((7, 1), on_two(0));
+        for sequence in [8, 9, 10] {
+            reach.note((sequence, 2), on_two(sequence - 1));
+            assert_eq!(reach.update(on_two(sequence)), sequence);
+        }
     }
 }
