@@ -531,10 +531,7 @@ impl Coordinator {
                 self.handle_end(core, &ended);
             }
             Message::Request(bytes) => {
-                let follower = self.followers.get(&from);
-                if follower.is_some_and(|follower| follower.admitted)
-                    || core.observers.contains_key(&from)
-                {
+                if self.may_reply(core, from) {
                     core.events.push_back(Event::Request(from, bytes));
                 }
             }
@@ -584,8 +581,13 @@ impl Coordinator {
                 role: JoinRole::Joiner,
             } => {
                 core.links.keep(from, true);
-                core.joiners.insert(from, process);
-                core.events.push_back(Event::Joiners(core.joiners.len()));
+                if core.membership.votes(from) && core.log.departure_proven(from).is_none() {
+                    // It is a member already, and has not received that.
+                    self.handle_outdated_member(core, from);
+                } else {
+                    core.joiners.insert(from, process);
+                    core.events.push_back(Event::Joiners(core.joiners.len()));
+                }
             }
             Message::Observe(process) => self.observe(core, from, process),
             Message::Accepted { term, generation } => {
@@ -626,6 +628,7 @@ impl Coordinator {
         let entries = core.log.since(0);
         let message = match entries.filter(|_| self.followers.contains_key(&from)) {
             Some(entries) => Message::SyncLog {
+                has_proposal: self.has_proposal(),
                 term,
                 start,
                 entries,
@@ -706,6 +709,7 @@ impl Coordinator {
         core.send(to, Message::Coordinating { term, membership });
         let (start, entries) = (core.log.first(), core.log.part().entries);
         let sync_log = Message::SyncLog {
+            has_proposal: self.has_proposal(),
             term,
             start,
             entries,
@@ -899,6 +903,14 @@ impl Coordinator {
         self.send_heartbeat(core);
     }
 
+    /// Whether a process has the entries that replies rest on. One that does not follow yet asks again once it does.
+    pub(super) fn may_reply(&self, core: &Core, to: MemberId) -> bool {
+        let is_admitted = |follower: &Follower| follower.admitted;
+        to == core.id()
+            || self.followers.get(&to).is_some_and(is_admitted)
+            || core.observers.contains_key(&to)
+    }
+
     /// Lets the voter follow if the log here continues the log of its report.
     fn admit(&mut self, core: &mut Core, from: MemberId, report: &VoteReport) {
         for ended in &report.ended {
@@ -935,6 +947,7 @@ impl Coordinator {
         });
         let term = self.term;
         let sync_log = Message::SyncLog {
+            has_proposal: self.has_proposal(),
             term,
             start,
             entries,
@@ -1098,6 +1111,11 @@ impl Coordinator {
     /// Handles a new or withdrawn request of this member's driver for the next generation.
     pub(super) fn own_reconfigure_request(&mut self, core: &mut Core) -> Option<Transition> {
         self.advance(core)
+    }
+
+    /// Whether it proposes a successor, or will.
+    fn has_proposal(&self) -> bool {
+        self.proposal.is_some() || self.adopted.is_some()
     }
 
     fn try_reconfigure(&mut self, core: &mut Core) -> Option<Transition> {

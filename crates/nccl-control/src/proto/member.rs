@@ -75,7 +75,9 @@ pub enum Command {
     /// Sends a request to the coordinator's driver, which may be this process's. Lost with the coordinator, and dropped while there is
     /// none: the driver has to repeat it at [`Event::Coordinator`].
     Request(Arc<[u8]>),
-    /// Replies from the coordinator's driver to one process. Dropped if this one is neither the coordinator nor the initial one.
+    /// Replies from the coordinator's driver to one process. Dropped if this one is neither the coordinator nor the initial one, or
+    /// if the receiver does not follow it yet: it might have received fewer entries than the reply rests on, and repeats its requests
+    /// when it follows.
     Reply {
         /// The receiver.
         to: MemberId,
@@ -1007,12 +1009,13 @@ impl MemberMachine {
             (
                 Role::Coordinating(_),
                 Message::SyncLog {
+                    has_proposal,
                     term,
                     start,
                     entries,
                 },
             ) if term > self.core.term => {
-                self.sync_log(from, term, start, entries);
+                self.sync_log(from, has_proposal, term, start, entries);
             }
             (Role::Coordinating(coordinator), message) => {
                 let next = coordinator.message(&mut self.core, from, message);
@@ -1077,11 +1080,12 @@ impl MemberMachine {
             (
                 _,
                 Message::SyncLog {
+                    has_proposal,
                     term,
                     start,
                     entries,
                 },
-            ) => self.sync_log(from, term, start, entries),
+            ) => self.sync_log(from, has_proposal, term, start, entries),
             (Role::Following { heard, .. }, Message::Append { term, at, entry }) => {
                 if term == self.core.synced {
                     *heard = self.core.now;
@@ -1439,7 +1443,14 @@ impl MemberMachine {
     }
 
     /// Follows a coordinator that has admitted this member.
-    fn sync_log(&mut self, from: MemberId, term: Term, start: u64, entries: Vec<Arc<Entry>>) {
+    fn sync_log(
+        &mut self,
+        from: MemberId,
+        has_proposal: bool,
+        term: Term,
+        start: u64,
+        entries: Vec<Arc<Entry>>,
+    ) {
         if term < self.core.term || term.coordinator != from || start > self.core.log.end() {
             return;
         }
@@ -1454,6 +1465,9 @@ impl MemberMachine {
         }
         self.core.term = term;
         self.core.synced = term;
+        if !has_proposal {
+            self.core.accepted.take_if(|(bound, _)| *bound < term);
+        }
         self.role = Role::Following {
             heard: self.core.now,
             asked: self.core.now,
@@ -1583,10 +1597,12 @@ impl MemberMachine {
                 }
             }
             Command::Reply { to, bytes } => {
-                if !matches!(self.role, Role::Coordinating(_) | Role::Forming(_)) {
-                    return;
-                }
+                let listens = match &self.role {
+                    Role::Coordinating(coordinator) => coordinator.may_reply(&self.core, to),
+                    role => matches!(role, Role::Forming(_)),
+                };
                 match to == self.core.id() {
+                    _ if !listens => {}
                     true => self.core.events.push_back(Event::Reply(bytes)),
                     false => self.core.send(to, Message::Reply(bytes)),
                 }

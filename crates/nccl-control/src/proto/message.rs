@@ -303,6 +303,9 @@ pub enum Message {
     },
     /// From a new coordinator: the receiver follows it, and lacks these entries.
     SyncLog {
+        /// Whether it proposes, or will propose, a successor: a member that has accepted one in an earlier term stays bound to it
+        /// until then. Otherwise none of an earlier term will ever be active, because the votes for this term exclude it.
+        has_proposal: bool,
         /// The coordinator's term.
         term: Term,
         /// The index of the first.

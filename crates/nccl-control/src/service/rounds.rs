@@ -75,7 +75,10 @@ impl Service {
             return self.refuse(rank, id, RequestError::OtherMembers);
         };
         if open.arrived[index] {
-            return self.refuse(rank, id, RequestError::Twice);
+            // One that departs repeats its requests when it coordinates in a later term.
+            let departure = self.ranks[rank].departure.as_ref();
+            let why = departure.map(|departure| departure_error(rank, departure));
+            return self.refuse(rank, id, why.unwrap_or(RequestError::Twice));
         }
         open.arrived[index] = true;
         open.begun = open.begun.min(begun);

@@ -307,6 +307,12 @@ fn a_part_that_cannot_be_of_the_round_is_refused_at_once() {
     );
     let other = world.ask(2, 4, collect("x", 60, Some(&[2])));
     assert_eq!(other, [parts(&[(2, 4)], &[b"x"])]);
+    // A coordinator that leaves repeats its requests when it coordinates in a later term.
+    world.leave(0, Departure::Left, false);
+    let (rank, departure) = (0, Departure::Left);
+    let why = RequestError::Departed { rank, departure };
+    let refused = world.ask(0, 1, collect("x", 60, Some(&[0, 1])));
+    assert_eq!(refused, [error_answer(&[(0, 1)], why)]);
 }
 
 #[test]

@@ -694,6 +694,7 @@ fn brief(frame: &Frame) -> String {
                     term,
                     start,
                     entries,
+                    ..
                 } => format!("Lead {term:?} {start}+{}", entries.len()),
                 Message::Join { role, .. } => format!("Join {role:?}"),
                 message => format!("{message:?}"),

@@ -599,6 +599,10 @@ impl<'s> Run<'s> {
                         format!("two generations {number} are active: {one:?} and {generation:?}"),
                     );
                 }
+                let members: BTreeSet<_> = membership.voters().map(|voter| voter.id).collect();
+                if members.len() != membership.voters().count() {
+                    return broken(RULE, format!("a member is twice in generation {number}"));
+                }
                 let before = std::mem::take(&mut notes.log);
                 let before_it = notes.generation.map(|before| before.number + 1);
                 if before_it == Some(number) && !is_observer {
@@ -814,7 +818,6 @@ impl<'s> Run<'s> {
                 let of = self.net.process_of(id).map(|of| &processes[of]);
                 of.is_some_and(|of| of.alive && !of.frozen && of.member().is_in())
             };
-            self.counters.agree(generation, answers)?;
             if store.is_some_and(|store| store.waits_in_vain(&self.counters, answers)) {
                 return say("waits in an exchange that all have entered");
             }
@@ -824,6 +827,9 @@ impl<'s> Run<'s> {
                     |entry| matches!(&**entry, Entry::Departed { member, .. } if *member == id),
                 )
             };
+            // One that the others have lost, and that follows a frozen process, cannot know what the others received later.
+            let goes_on = |id: MemberId| answers(id) && !has_gone(id);
+            self.counters.agree(generation, goes_on)?;
             for voter in member.membership().voters() {
                 let of = self
                     .net
@@ -1012,10 +1018,13 @@ impl<'s> Run<'s> {
         {
             return Ok(());
         }
-        let is_out = |rank: &usize| {
-            let why = self.notes[*rank].excluded.as_ref();
-            why.is_some_and(|why| !matches!(why, Exclusion::LeftBehind(_)))
-        };
+        // A half of which a member was left behind is none.
+        let is_left_behind =
+            |notes: &Notes| matches!(notes.excluded, Some(Exclusion::LeftBehind(_)));
+        if self.notes.iter().any(is_left_behind) {
+            return Ok(());
+        }
+        let is_out = |rank: &usize| self.notes[*rank].excluded.is_some();
         if side.iter().any(is_out) && other.iter().any(is_out) {
             return broken(
                 5,

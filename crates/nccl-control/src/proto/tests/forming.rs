@@ -1,6 +1,6 @@
 //! A generation that forms, and the events for its coordinator's driver; the effect of an observer's reports.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::super::*;
@@ -13,7 +13,12 @@ struct Net {
     observer: Option<(ObserverMachine, Vec<Event>)>,
     /// The two ends of each connection.
     lines: Vec<[usize; 2]>,
-    killed: Option<usize>,
+    /// Those that were killed, or that are not heard for a while.
+    silent: BTreeSet<usize>,
+    /// Those that hear no others and are not heard by them.
+    parted: BTreeSet<usize>,
+    /// One that no other can connect to, and that does not hear that a generation is active.
+    hidden: Option<usize>,
     /// The slot of a member that does not tolerate unreachable ones.
     intolerant: Option<u32>,
     now: Time,
@@ -82,18 +87,41 @@ impl Net {
 
     /// Ends a process; its connections are closed.
     fn kill(&mut self, of: usize) {
-        self.killed = Some(of);
+        self.silent.insert(of);
+        self.break_lines(of);
+    }
+
+    /// Closes the connections of a process.
+    fn break_lines(&mut self, of: usize) {
         for line in 0..self.lines.len() {
             if self.lines[line].contains(&of) {
                 let line = Connection(line as u64);
                 self.give(self.other(of, line), Input::Closed(line));
+                self.give(of, Input::Closed(line));
             }
         }
     }
 
+    /// Parts these members from the others, and closes the connections between the two, before and after.
+    fn part(&mut self, members: &[usize]) {
+        let before = std::mem::replace(&mut self.parted, members.iter().copied().collect());
+        for line in 0..self.lines.len() {
+            let [one, other] = self.lines[line];
+            let line = Connection(line as u64);
+            if self.is_parted(one, other) || before.contains(&one) != before.contains(&other) {
+                self.give(one, Input::Closed(line));
+                self.give(other, Input::Closed(line));
+            }
+        }
+    }
+
+    fn is_parted(&self, one: usize, other: usize) -> bool {
+        self.parted.contains(&one) != self.parted.contains(&other)
+    }
+
     fn handle(&mut self, to: usize, input: Input) {
         match (to, &mut self.observer) {
-            _ if self.killed == Some(to) => {}
+            _ if self.silent.contains(&to) => {}
             (OBSERVER, Some((observer, _))) => observer.handle(self.now, input),
             _ => self.members[to].0.handle(self.now, input),
         }
@@ -108,7 +136,7 @@ impl Net {
         let until = self.now.after(nanos);
         loop {
             let living = self.members.iter().enumerate();
-            let living = living.filter(|(of, _)| self.killed != Some(*of));
+            let living = living.filter(|(of, _)| !self.silent.contains(of));
             let due = living.map(|(_, (member, _))| member.next_timeout());
             let observer = self.observer.iter();
             let due = due.chain(observer.map(|(observer, _)| observer.next_timeout()));
@@ -118,7 +146,7 @@ impl Net {
                 return;
             }
             for (of, (member, _)) in self.members.iter_mut().enumerate() {
-                if self.killed != Some(of) && member.next_timeout() <= self.now {
+                if !self.silent.contains(&of) && member.next_timeout() <= self.now {
                     member.handle_timeout(self.now);
                 }
             }
@@ -138,12 +166,29 @@ impl Net {
                 match output {
                     Output::Event(event) => self.events(own).push(event),
                     Output::Connection(ConnectionRequest::Dial { peer, at }) => {
+                        let to = at.parse().unwrap();
                         let line = Connection(self.lines.len() as u64);
-                        self.lines.push([own, at.parse().unwrap()]);
-                        inputs.push_back((own, Input::Connected(peer, line)));
+                        let dialed = match self.silent.contains(&to)
+                            || self.hidden == Some(to)
+                            || self.is_parted(own, to)
+                        {
+                            true => Input::DialFailed(peer),
+                            false => Input::Connected(peer, line),
+                        };
+                        self.lines.push([own, to]);
+                        inputs.push_back((own, dialed));
                     }
                     Output::Connection(ConnectionRequest::Transmit(line, frame)) => {
+                        let message = match &frame {
+                            Frame::Data { message, .. } => Some(message),
+                            _ => None,
+                        };
                         let other = self.other(own, line);
+                        let is_lost = self.hidden == Some(other)
+                            && matches!(message, Some(Message::Activate { .. }));
+                        if is_lost || self.is_parted(own, other) {
+                            continue;
+                        }
                         inputs.push_back((other, Input::Frame(line, frame)));
                     }
                     Output::Connection(ConnectionRequest::Close(line)) => {
@@ -161,7 +206,7 @@ impl Net {
 
     fn poll(&mut self) -> Option<(usize, Output)> {
         for (own, (member, _)) in self.members.iter_mut().enumerate() {
-            if self.killed != Some(own)
+            if !self.silent.contains(&own)
                 && let Some(output) = member.poll()
             {
                 return Some((own, output));
@@ -510,4 +555,111 @@ fn the_next_generation_does_not_wait_for_a_launchers_report() {
     let active =
         |event: &Event| matches!(event, Event::Active(membership) if membership.members.len() == 1);
     assert!(events.iter().any(active), "{events:?}");
+}
+
+#[test]
+fn a_reply_goes_to_no_member_that_may_lack_the_entries_it_rests_on() {
+    let mut net = Net::first(3, 0);
+    net.rank(1, 5);
+    net.rank(2, 6);
+    net.wait(1000 * MILLI);
+    // Member 1 loses its link with the coordinator and asks for votes. The other takes up a later term, of which member 2 knows nothing.
+    net.silent = BTreeSet::from([0, 2]);
+    net.break_lines(0);
+    net.wait(3000 * MILLI);
+    net.silent.remove(&0);
+    net.break_lines(0);
+    for member in 0..3 {
+        net.take_events(member);
+    }
+    net.wait(1500 * MILLI);
+    let begins = Event::Coordinator(id(0, 1));
+    assert!(net.take_events(0).contains(&begins));
+    let reply = |net: &mut Net, to, word: &[u8]| {
+        let bytes = Arc::from(word);
+        net.command(0, Command::Reply { to, bytes });
+    };
+    reply(&mut net, id(1, 5), b"one");
+    reply(&mut net, id(2, 6), b"lost");
+    assert!(
+        net.take_events(1)
+            .contains(&Event::Reply(Arc::from(&b"one"[..])))
+    );
+    net.silent.clear();
+    net.break_lines(2);
+    net.wait(2000 * MILLI);
+    reply(&mut net, id(2, 6), b"other");
+    let heard = net.take_events(2);
+    let replies = heard.iter().filter_map(|event| match event {
+        Event::Reply(bytes) => Some(&**bytes),
+        _ => None,
+    });
+    assert_eq!(replies.collect::<Vec<_>>(), [b"other"], "{heard:?}");
+    let position = |wanted: &dyn Fn(&Event) -> bool| heard.iter().position(wanted);
+    let begins = position(&|event| *event == begins);
+    let replied = position(&|event| matches!(event, Event::Reply(_)));
+    assert!(begins.is_some() && begins < replied, "{heard:?}");
+}
+
+/// What lets a member request the next generation.
+fn reconfigure() -> Command {
+    Command::Reconfigure {
+        timeout: 3000 * MILLI,
+        leaves_behind: false,
+    }
+}
+
+#[test]
+fn a_member_that_is_bound_to_a_proposal_without_a_future_may_leave() {
+    let mut net = Net::first(5, 0);
+    for slot in 1..5 {
+        net.rank(slot, 5);
+    }
+    net.wait(1000 * MILLI);
+    for member in 1..5 {
+        net.command(member, reconfigure());
+    }
+    // The proposal reaches member 1 alone. The other three get another coordinator, which does not know of it.
+    net.part(&[0, 1]);
+    net.command(0, reconfigure());
+    net.wait(4000 * MILLI);
+    assert!(net.members[2].0.is_coordinator());
+    net.part(&[]);
+    net.command(1, Command::Leave(Departure::Left));
+    net.wait(5000 * MILLI);
+    let events = net.take_events(2);
+    assert_eq!(gone(&events), [(id(1, 5), Departure::Left)], "{events:?}");
+    let events = net.take_events(1);
+    assert!(events.contains(&Event::Left), "{events:?}");
+}
+
+#[test]
+fn a_member_that_joins_once_more_is_no_other_member() {
+    let mut net = Net::first(1, 0);
+    let at = vec![String::from("0")];
+    let joiner = net.start(1, 6, StartRole::Joiner { at });
+    // It agrees to the next generation, and does not hear that this is active.
+    net.hidden = Some(joiner);
+    net.command(0, reconfigure());
+    net.part(&[joiner]);
+    net.wait(3000 * MILLI);
+    let members = |net: &Net, of: usize| {
+        let membership = net.members[of].0.membership();
+        let ids = membership.members.iter().map(|process| process.id);
+        (membership.generation.number, ids.collect::<Vec<_>>())
+    };
+    let both = || vec![id(0, 1), id(1, 6)];
+    assert_eq!(members(&net, 0), (4, both()));
+    assert!(net.members[joiner].0.is_joining());
+    net.part(&[]);
+    net.wait(3000 * MILLI);
+    assert_eq!(members(&net, joiner), (4, both()));
+    net.hidden = None;
+    for member in [0, joiner] {
+        net.command(member, reconfigure());
+    }
+    net.wait(1000 * MILLI);
+    for member in [0, joiner] {
+        assert_eq!(members(&net, member), (5, both()));
+    }
 }
