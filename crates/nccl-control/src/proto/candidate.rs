@@ -100,6 +100,12 @@ impl Candidate {
         }
     }
 
+    fn request_votes_again(&mut self, core: &mut Core) {
+        if self.next_try <= core.now {
+            self.request_votes(core);
+        }
+    }
+
     pub(super) fn vote(&mut self, core: &mut Core, from: MemberId, term: Term, report: VoteReport) {
         if term == self.term
             && core.membership.votes(from)
@@ -174,6 +180,8 @@ impl Candidate {
             {
                 return Some(self.coordinate(core));
             }
+            // An earlier request may have been of the generation before.
+            self.request_votes_again(core);
             return None;
         }
         self.majority_since = None;
@@ -181,9 +189,7 @@ impl Candidate {
             let side = self.side(core).collect();
             core.claim(side, &mut self.claimed);
         }
-        if self.next_try <= core.now {
-            self.request_votes(core);
-        }
+        self.request_votes_again(core);
         if core.has_no_majority() {
             let why = no_majority(core, &self.votes.keys().copied().collect());
             let term = self.term;

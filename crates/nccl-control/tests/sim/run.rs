@@ -966,9 +966,12 @@ impl<'s> Run<'s> {
         {
             return Ok(());
         }
-        let is_gone = |entry: &Arc<Entry>| matches!(**entry, Entry::Departed { .. });
+        // NCCL does not reach witnesses.
+        let is_rank = |slot: usize| slot < self.ranks;
+        let is_gone = |entry: &Arc<Entry>| matches!(**entry, Entry::Departed { member, .. } if is_rank(member.slot as usize));
         for (process, notes) in self.notes.iter().enumerate() {
-            if notes.excluded.is_some() || notes.log.iter().any(is_gone) {
+            let is_excluded = notes.excluded.is_some() && is_rank(process);
+            if is_excluded || notes.log.iter().any(is_gone) {
                 let how = format!("process {process} has lost another, which NCCL reached");
                 return broken(5, how);
             }
