@@ -19,6 +19,9 @@ struct Net {
     parted: BTreeSet<usize>,
     /// One that no other can connect to, and that does not hear that a generation is active.
     hidden: Option<usize>,
+    /// One to which frames are late, and those frames.
+    delayed: Option<usize>,
+    late_frames: Vec<Input>,
     /// The slot of a member that does not tolerate unreachable ones.
     intolerant: Option<u32>,
     now: Time,
@@ -187,6 +190,10 @@ impl Net {
                         let is_lost = self.hidden == Some(other)
                             && matches!(message, Some(Message::Activate { .. }));
                         if is_lost || self.is_parted(own, other) {
+                            continue;
+                        }
+                        if self.delayed == Some(other) {
+                            self.late_frames.push(Input::Frame(line, frame));
                             continue;
                         }
                         inputs.push_back((other, Input::Frame(line, frame)));
@@ -661,5 +668,47 @@ fn a_member_that_joins_once_more_is_no_other_member() {
     net.wait(1000 * MILLI);
     for member in [0, joiner] {
         assert_eq!(members(&net, member), (5, both()));
+    }
+}
+
+#[test]
+fn a_candidate_asks_again_those_that_it_has_asked_in_the_generation_before() {
+    let mut net = Net::first(4, 0);
+    for slot in 1..4 {
+        net.rank(slot, 5);
+    }
+    net.wait(1000 * MILLI);
+    for member in 1..4 {
+        net.command(member, reconfigure());
+    }
+    // Member 1 does not hear that the next generation is active, and member 2 does not hear the coordinator's last message.
+    net.hidden = Some(1);
+    net.command(0, reconfigure());
+    net.silent.insert(2);
+    let (topic, bytes) = (String::from("topic"), vec![1]);
+    net.command(0, Command::Broadcast { topic, bytes });
+    net.silent.remove(&2);
+    net.kill(0);
+    net.hidden = None;
+    // What member 1 sends to member 3, which has heard it, arrives when member 1 has learnt of that generation and has a majority.
+    net.delayed = Some(3);
+    for member in [1, 2] {
+        net.give(member, Input::Ended(id(0, 1), Proof::Kernel));
+    }
+    net.wait(300 * MILLI);
+    assert_eq!(net.members[1].0.membership().generation.number, 4);
+    assert!(!net.members[1].0.is_coordinator());
+    net.delayed = None;
+    for frame in std::mem::take(&mut net.late_frames) {
+        net.give(3, frame);
+    }
+    net.give(3, Input::Ended(id(0, 1), Proof::Kernel));
+    net.wait(3000 * MILLI);
+    assert!(net.members[1].0.is_coordinator());
+    for member in 1..4 {
+        let events = net.take_events(member);
+        let has_heard = |event: &Event| matches!(event, Event::Entry(entry) if matches!(&**entry, Entry::Broadcast(_)));
+        assert!(events.iter().any(has_heard), "{member}: {events:?}");
+        assert!(net.members[member].0.is_in());
     }
 }
