@@ -57,6 +57,8 @@ struct Follower {
     reconfigure_request: Option<(ReconfigureRequest, Time)>,
     /// Whether it has received that the others form the next generation without it.
     was_told_left_behind: bool,
+    /// The replies that it receives when it follows.
+    held_replies: Vec<Arc<[u8]>>,
 }
 
 impl Follower {
@@ -70,6 +72,7 @@ impl Follower {
             link_lost_at: None,
             reconfigure_request: None,
             was_told_left_behind: false,
+            held_replies: Vec::new(),
         }
     }
 }
@@ -531,7 +534,10 @@ impl Coordinator {
                 self.handle_end(core, &ended);
             }
             Message::Request(bytes) => {
-                if self.may_reply(core, from) {
+                let follower = self.followers.get(&from);
+                if follower.is_some_and(|follower| follower.admitted)
+                    || core.observers.contains_key(&from)
+                {
                     core.events.push_back(Event::Request(from, bytes));
                 }
             }
@@ -833,6 +839,7 @@ impl Coordinator {
         if let Some(follower) = self.followers.get_mut(&id) {
             // Messages on their way in both directions are lost with it.
             (follower.link_lost_at, follower.admitted) = (Some(core.now), false);
+            follower.held_replies.clear();
             self.reconfigure_requests -= usize::from(follower.reconfigure_request.take().is_some());
             if core.mistakes.makes(Mistake::ClosedIsDead) {
                 let (member, proof, reduces_electorate) = (id, Proof::Kernel, true);
@@ -903,12 +910,15 @@ impl Coordinator {
         self.send_heartbeat(core);
     }
 
-    /// Whether a process has the entries that replies rest on. One that does not follow yet asks again once it does.
-    pub(super) fn may_reply(&self, core: &Core, to: MemberId) -> bool {
-        let is_admitted = |follower: &Follower| follower.admitted;
-        to == core.id()
-            || self.followers.get(&to).is_some_and(is_admitted)
-            || core.observers.contains_key(&to)
+    /// Sends a reply, when its receiver has the entries that it rests on.
+    pub(super) fn reply(&mut self, core: &mut Core, to: MemberId, bytes: Arc<[u8]>) {
+        match self.followers.get_mut(&to) {
+            // As other messages, it is lost with the link.
+            Some(follower) if !follower.admitted && core.links.has_link(to) => {
+                follower.held_replies.push(bytes);
+            }
+            _ => core.send(to, Message::Reply(bytes)),
+        }
     }
 
     /// Lets the voter follow if the log here continues the log of its report.
@@ -941,6 +951,7 @@ impl Coordinator {
             follower.admitted,
             follower.was_told_left_behind,
         ) = (None, true, false);
+        let replies = std::mem::take(&mut follower.held_replies);
         // A member that was unreachable is reachable again.
         self.pending_entries.retain(|pending| {
             !(pending.needs.is_some() && departing_member(&pending.entry) == Some(from))
@@ -954,6 +965,9 @@ impl Coordinator {
         };
         core.reach(from, sync_log);
         core.links.keep(from, true);
+        for bytes in replies {
+            core.send(from, Message::Reply(bytes));
+        }
         for broadcast in &report.unlogged {
             self.enqueue_broadcast(core, Arc::clone(broadcast));
         }

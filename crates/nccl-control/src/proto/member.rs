@@ -75,9 +75,8 @@ pub enum Command {
     /// Sends a request to the coordinator's driver, which may be this process's. Lost with the coordinator, and dropped while there is
     /// none: the driver has to repeat it at [`Event::Coordinator`].
     Request(Arc<[u8]>),
-    /// Replies from the coordinator's driver to one process. Dropped if this one is neither the coordinator nor the initial one, or
-    /// if the receiver does not follow it yet: it might have received fewer entries than the reply rests on, and repeats its requests
-    /// when it follows.
+    /// Replies from the coordinator's driver to one process. Dropped if this one is neither the coordinator nor the initial one. A
+    /// member that does not follow it yet receives the reply when it does, after the entries that the reply rests on.
     Reply {
         /// The receiver.
         to: MemberId,
@@ -1596,17 +1595,14 @@ impl MemberMachine {
                     _ => {}
                 }
             }
-            Command::Reply { to, bytes } => {
-                let listens = match &self.role {
-                    Role::Coordinating(coordinator) => coordinator.may_reply(&self.core, to),
-                    role => matches!(role, Role::Forming(_)),
-                };
-                match to == self.core.id() {
-                    _ if !listens => {}
-                    true => self.core.events.push_back(Event::Reply(bytes)),
-                    false => self.core.send(to, Message::Reply(bytes)),
+            Command::Reply { to, bytes } => match &mut self.role {
+                Role::Coordinating(_) | Role::Forming(_) if to == self.core.id() => {
+                    self.core.events.push_back(Event::Reply(bytes));
                 }
-            }
+                Role::Coordinating(coordinator) => coordinator.reply(&mut self.core, to, bytes),
+                Role::Forming(_) => self.core.send(to, Message::Reply(bytes)),
+                _ => {}
+            },
             Command::AbortFormation(bytes) => self.abort_formation(bytes),
             Command::Reconfigure { .. } if self.core.abstains || self.core.is_witness() => {
                 self.core
