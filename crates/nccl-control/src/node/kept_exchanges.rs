@@ -128,9 +128,10 @@ impl KeptExchanges {
         let Some(index) = self.all.iter().position(|kept| kept.id == id) else {
             return;
         };
-        // What the coordinator refused is not the outcome.
+        // What the coordinator refused is not the outcome, nor is that this rank has departed.
         if let Answer::Failed(why) = answer
-            && why.is_refusal()
+            && (why.is_refusal()
+                || matches!(**why, RequestError::Departed { rank, .. } if rank == self.rank))
         {
             self.all.remove(index);
             return;

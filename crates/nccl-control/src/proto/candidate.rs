@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::coordinator::{Coordinator, Transition};
 use super::core::Core;
 use super::id::{MemberId, Term, Time};
+use super::link::Links;
 use super::message::{Ended, Exclusion, Message, Proof, VoteReport, VoteRequest};
 use super::mistake::Mistake;
 
@@ -63,7 +64,7 @@ impl Candidate {
         core.term = Term { round, coordinator };
         (self.term, self.asked, self.majority_since) = (core.term, core.now, None);
         self.votes.clear();
-        self.request_votes(core);
+        self.request_votes(core, may_ask);
     }
 
     pub(super) fn term(&self) -> Term {
@@ -77,13 +78,12 @@ impl Candidate {
             .collect()
     }
 
-    /// Asks the voters that have not voted.
-    fn request_votes(&mut self, core: &mut Core) {
+    /// Asks the voters that have not voted, and whose links are such.
+    fn request_votes(&mut self, core: &mut Core, may_ask: fn(&Links, MemberId) -> bool) {
         self.next_try = core.now.after(core.timing.heartbeat_interval);
         let ended = core.known_ends();
         for id in self.awaited(core) {
-            // The link repeats earlier messages.
-            if core.links.is_ready(id) || !core.links.has_link(id) {
+            if may_ask(&core.links, id) {
                 let (term, ended) = (self.term, ended.clone());
                 let (unresponsive, already_coordinates) =
                     (self.unresponsive, self.already_coordinates);
@@ -97,12 +97,6 @@ impl Candidate {
                     }),
                 );
             }
-        }
-    }
-
-    fn request_votes_again(&mut self, core: &mut Core) {
-        if self.next_try <= core.now {
-            self.request_votes(core);
         }
     }
 
@@ -180,8 +174,10 @@ impl Candidate {
             {
                 return Some(self.coordinate(core));
             }
-            // An earlier request may have been of the generation before.
-            self.request_votes_again(core);
+            // An earlier request may have been of the generation before. One whose link is lost is not waited for.
+            if self.next_try <= core.now {
+                self.request_votes(core, |links, id| links.is_ready(id));
+            }
             return None;
         }
         self.majority_since = None;
@@ -189,7 +185,9 @@ impl Candidate {
             let side = self.side(core).collect();
             core.claim(side, &mut self.claimed);
         }
-        self.request_votes_again(core);
+        if self.next_try <= core.now {
+            self.request_votes(core, may_ask);
+        }
         if core.has_no_majority() {
             let why = no_majority(core, &self.votes.keys().copied().collect());
             let term = self.term;
@@ -230,6 +228,11 @@ impl Candidate {
         }
         Outcome::Coordinates(Box::new(Coordinator::elected(core, self.asked, reports)))
     }
+}
+
+/// Whether a voter is asked that is awaited: a link that is not ready repeats earlier messages when it is.
+fn may_ask(links: &Links, id: MemberId) -> bool {
+    links.is_ready(id) || !links.has_link(id)
 }
 
 /// The exclusion of a member that reaches these voters and itself, and no majority.

@@ -57,8 +57,8 @@ struct Follower {
     reconfigure_request: Option<(ReconfigureRequest, Time)>,
     /// Whether it has received that the others form the next generation without it.
     was_told_left_behind: bool,
-    /// The replies that it receives when it follows.
-    held_replies: Vec<Arc<[u8]>>,
+    /// The coordinator of an earlier term whose proposal it has accepted and which could make that active.
+    bound_by: Option<MemberId>,
 }
 
 impl Follower {
@@ -72,7 +72,7 @@ impl Follower {
             link_lost_at: None,
             reconfigure_request: None,
             was_told_left_behind: false,
-            held_replies: Vec::new(),
+            bound_by: None,
         }
     }
 }
@@ -516,7 +516,12 @@ impl Coordinator {
                 if report.promised > self.term && core.log.departure_proven(from).is_none() {
                     return Some(self.coordinate_later_term(core, report.promised));
                 }
-                self.admit(core, from, &report);
+                // One that was asked twice votes twice. The second vote is older than the log that it has received for the first.
+                let follower = self.followers.get(&from);
+                let is_admitted = follower.is_some_and(|follower| follower.admitted);
+                if !is_admitted || report.synced == self.term {
+                    self.admit(core, from, &report);
+                }
             }
             Message::Broadcast(broadcast) => self.enqueue_broadcast(core, broadcast),
             Message::Direct { from, to, bytes } if to == core.id() => {
@@ -588,8 +593,9 @@ impl Coordinator {
             } => {
                 core.links.keep(from, true);
                 if core.membership.votes(from) && core.log.departure_proven(from).is_none() {
-                    // It is a member already, and has not received that.
-                    self.handle_outdated_member(core, from);
+                    // It is a member already, and may not have received that.
+                    let membership = Arc::clone(&core.membership);
+                    core.send(from, Message::NewerGeneration(membership));
                 } else {
                     core.joiners.insert(from, process);
                     core.events.push_back(Event::Joiners(core.joiners.len()));
@@ -634,7 +640,7 @@ impl Coordinator {
         let entries = core.log.since(0);
         let message = match entries.filter(|_| self.followers.contains_key(&from)) {
             Some(entries) => Message::SyncLog {
-                has_proposal: self.has_proposal(),
+                binds: true,
                 term,
                 start,
                 entries,
@@ -715,7 +721,7 @@ impl Coordinator {
         core.send(to, Message::Coordinating { term, membership });
         let (start, entries) = (core.log.first(), core.log.part().entries);
         let sync_log = Message::SyncLog {
-            has_proposal: self.has_proposal(),
+            binds: true,
             term,
             start,
             entries,
@@ -839,7 +845,6 @@ impl Coordinator {
         if let Some(follower) = self.followers.get_mut(&id) {
             // Messages on their way in both directions are lost with it.
             (follower.link_lost_at, follower.admitted) = (Some(core.now), false);
-            follower.held_replies.clear();
             self.reconfigure_requests -= usize::from(follower.reconfigure_request.take().is_some());
             if core.mistakes.makes(Mistake::ClosedIsDead) {
                 let (member, proof, reduces_electorate) = (id, Proof::Kernel, true);
@@ -913,10 +918,7 @@ impl Coordinator {
     /// Sends a reply, when its receiver has the entries that it rests on.
     pub(super) fn reply(&mut self, core: &mut Core, to: MemberId, bytes: Arc<[u8]>) {
         match self.followers.get_mut(&to) {
-            // As other messages, it is lost with the link.
-            Some(follower) if !follower.admitted && core.links.has_link(to) => {
-                follower.held_replies.push(bytes);
-            }
+            Some(follower) if !follower.admitted => core.hold_reply(to, bytes),
             _ => core.send(to, Message::Reply(bytes)),
         }
     }
@@ -951,23 +953,23 @@ impl Coordinator {
             follower.admitted,
             follower.was_told_left_behind,
         ) = (None, true, false);
-        let replies = std::mem::take(&mut follower.held_replies);
+        let bound = report.accepted.as_ref();
+        let bound = bound.filter(|(bound, _)| *bound < self.term);
+        follower.bound_by = bound.map(|(bound, _)| bound.coordinator);
         // A member that was unreachable is reachable again.
         self.pending_entries.retain(|pending| {
             !(pending.needs.is_some() && departing_member(&pending.entry) == Some(from))
         });
         let term = self.term;
         let sync_log = Message::SyncLog {
-            has_proposal: self.has_proposal(),
+            binds: self.binds(core, from),
             term,
             start,
             entries,
         };
         core.reach(from, sync_log);
         core.links.keep(from, true);
-        for bytes in replies {
-            core.send(from, Message::Reply(bytes));
-        }
+        core.send_held_replies(from);
         for broadcast in &report.unlogged {
             self.enqueue_broadcast(core, Arc::clone(broadcast));
         }
@@ -1127,9 +1129,39 @@ impl Coordinator {
         self.advance(core)
     }
 
-    /// Whether it proposes a successor, or will.
-    fn has_proposal(&self) -> bool {
-        self.proposal.is_some() || self.adopted.is_some()
+    /// Whether a follower stays bound to the proposal of an earlier term that it has accepted.
+    ///
+    /// The votes for this term exclude that it becomes active only as long as its coordinator counts no ends of their voters. So that one
+    /// has to follow here, or to have been silent for longer than its lease, as where a proposal of this term leaves it out.
+    fn binds(&self, core: &Core, id: MemberId) -> bool {
+        let follower = |id: MemberId| self.followers.get(&id);
+        let Some(by) = follower(id).and_then(|follower| follower.bound_by) else {
+            return true;
+        };
+        let follows = by == core.id() || follower(by).is_some_and(|by| by.admitted);
+        let is_silent = follower(by).is_some() && !core.has_ended(by);
+        let is_over = follows || (is_silent && self.lease_has_expired(core, by));
+        !is_over || self.proposal.is_some() || self.adopted.is_some()
+    }
+
+    /// Tells followers that proposals which they have accepted will never be active.
+    fn release_bound_followers(&mut self, core: &mut Core) {
+        let followers = self.followers.iter();
+        let bound =
+            followers.filter(|(_, follower)| follower.admitted && follower.bound_by.is_some());
+        let released = bound.map(|(id, _)| *id).filter(|id| !self.binds(core, *id));
+        for id in released.collect::<Vec<_>>() {
+            if let Some(follower) = self.followers.get_mut(&id) {
+                follower.bound_by = None;
+            }
+            let sync_log = Message::SyncLog {
+                binds: false,
+                term: self.term,
+                start: core.log.end(),
+                entries: Vec::new(),
+            };
+            core.send(id, sync_log);
+        }
     }
 
     fn try_reconfigure(&mut self, core: &mut Core) -> Option<Transition> {
@@ -1463,6 +1495,7 @@ impl Coordinator {
             self.send_heartbeat(core);
             self.depart_lost_members(core);
             self.request_missing_votes(core);
+            self.release_bound_followers(core);
         }
         self.advance(core)
     }

@@ -163,6 +163,8 @@ pub(super) struct Core {
     /// Processes that wait to be taken into the next generation, and observers.
     pub(super) joiners: BTreeMap<MemberId, ProcessInfo>,
     pub(super) observers: BTreeMap<MemberId, ProcessInfo>,
+    /// Replies to members that do not follow yet, or while it is open whether this one coordinates.
+    pub(super) held_replies: BTreeMap<MemberId, Vec<Arc<[u8]>>>,
     /// The departure of this process, until it is acknowledged.
     pub(super) leaving: Option<Departure>,
     /// When this process asked to join, or accepted the proposal that it knows.
@@ -223,6 +225,7 @@ impl Core {
             reconfigure_request: None,
             reconfigure_requests: 0,
             joiners: BTreeMap::new(),
+            held_replies: BTreeMap::new(),
             observers: BTreeMap::new(),
             leaving: None,
             consented: Time::default(),
@@ -251,6 +254,20 @@ impl Core {
     pub(super) fn send(&mut self, to: MemberId, message: Message) {
         let generation = self.generation();
         self.links.send(to, generation, message);
+    }
+
+    /// Keeps a reply until its receiver follows. Like other messages, it is lost with the link.
+    pub(super) fn hold_reply(&mut self, to: MemberId, bytes: Arc<[u8]>) {
+        if self.links.has_link(to) {
+            self.held_replies.entry(to).or_default().push(bytes);
+        }
+    }
+
+    /// Sends what was kept for a member that follows now.
+    pub(super) fn send_held_replies(&mut self, to: MemberId) {
+        for bytes in self.held_replies.remove(&to).unwrap_or_default() {
+            self.send(to, Message::Reply(bytes));
+        }
     }
 
     /// Sends to a voter, over a link that is opened if there is none.
@@ -292,6 +309,7 @@ impl Core {
         self.synced = self.term;
         self.log = Log::new(membership.members.len());
         self.accepted = None;
+        self.held_replies.clear();
         self.ended.retain(|id, _| membership.votes(*id));
         for known in self.ended.values_mut() {
             known.reduces_electorate = false;

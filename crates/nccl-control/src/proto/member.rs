@@ -817,6 +817,7 @@ impl MemberMachine {
 
     fn handle_link_lost(&mut self, peer: MemberId) {
         self.core.observers.remove(&peer);
+        self.core.held_replies.remove(&peer);
         match &mut self.role {
             Role::Coordinating(coordinator) => {
                 let next = coordinator.handle_link_lost(&mut self.core, peer);
@@ -1008,13 +1009,13 @@ impl MemberMachine {
             (
                 Role::Coordinating(_),
                 Message::SyncLog {
-                    has_proposal,
+                    binds,
                     term,
                     start,
                     entries,
                 },
             ) if term > self.core.term => {
-                self.sync_log(from, has_proposal, term, start, entries);
+                self.sync_log(from, binds, term, start, entries);
             }
             (Role::Coordinating(coordinator), message) => {
                 let next = coordinator.message(&mut self.core, from, message);
@@ -1079,12 +1080,12 @@ impl MemberMachine {
             (
                 _,
                 Message::SyncLog {
-                    has_proposal,
+                    binds,
                     term,
                     start,
                     entries,
                 },
-            ) => self.sync_log(from, has_proposal, term, start, entries),
+            ) => self.sync_log(from, binds, term, start, entries),
             (Role::Following { heard, .. }, Message::Append { term, at, entry }) => {
                 if term == self.core.synced {
                     *heard = self.core.now;
@@ -1445,7 +1446,7 @@ impl MemberMachine {
     fn sync_log(
         &mut self,
         from: MemberId,
-        has_proposal: bool,
+        binds: bool,
         term: Term,
         start: u64,
         entries: Vec<Arc<Entry>>,
@@ -1464,7 +1465,8 @@ impl MemberMachine {
         }
         self.core.term = term;
         self.core.synced = term;
-        if !has_proposal {
+        self.core.held_replies.clear();
+        if !binds {
             self.core.accepted.take_if(|(bound, _)| *bound < term);
         }
         self.role = Role::Following {
@@ -1600,6 +1602,8 @@ impl MemberMachine {
                     self.core.events.push_back(Event::Reply(bytes));
                 }
                 Role::Coordinating(coordinator) => coordinator.reply(&mut self.core, to, bytes),
+                // It may coordinate in a later term.
+                Role::Candidate(_) => self.core.hold_reply(to, bytes),
                 Role::Forming(_) => self.core.send(to, Message::Reply(bytes)),
                 _ => {}
             },

@@ -303,9 +303,9 @@ pub enum Message {
     },
     /// From a new coordinator: the receiver follows it, and lacks these entries.
     SyncLog {
-        /// Whether it proposes, or will propose, a successor: a member that has accepted one in an earlier term stays bound to it
-        /// until then. Otherwise none of an earlier term will ever be active, because the votes for this term exclude it.
-        has_proposal: bool,
+        /// Whether a proposal of an earlier term that the receiver has accepted may still become active, or another may take its
+        /// place.
+        binds: bool,
         /// The coordinator's term.
         term: Term,
         /// The index of the first.

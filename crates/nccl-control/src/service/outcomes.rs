@@ -92,6 +92,14 @@ impl Service {
         rank: usize,
         outcomes: Vec<(Round, bool)>,
     ) {
+        // A message about that may have been lost with this rank's link.
+        if let Some((first, departure)) = self.channels.closed_by.clone() {
+            let closed = Push::ChannelsClosed {
+                rank: first,
+                departure,
+            };
+            self.push(Recipients::Rank(rank), closed);
+        }
         if !self.outcomes.told.insert(rank) {
             self.outcomes.holders.retain(|_, holders| {
                 holders.retain(|holder| holder.rank != rank);

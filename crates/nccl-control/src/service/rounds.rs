@@ -75,6 +75,10 @@ impl Service {
             return self.refuse(rank, id, RequestError::OtherMembers);
         };
         if open.arrived[index] {
+            // A repeated request, whose answer is not kept any more.
+            if let Some(outcome) = open.outcome.clone() {
+                return self.answer(vec![(rank, id)], outcome);
+            }
             // One that departs repeats its requests when it coordinates in a later term.
             let departure = self.ranks[rank].departure.as_ref();
             let why = departure.map(|departure| departure_error(rank, departure));

@@ -256,7 +256,7 @@ fn message(random: &mut Rng, kind: u8) -> Message {
             already_coordinates: random.bool(),
         },
         23 => Message::SyncLog {
-            has_proposal: random.bool(),
+            binds: random.bool(),
             term: term(random),
             start: number(random),
             entries: many(random, entry),

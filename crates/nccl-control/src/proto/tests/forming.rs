@@ -15,8 +15,8 @@ struct Net {
     lines: Vec<[usize; 2]>,
     /// Those that were killed, or that are not heard for a while.
     silent: BTreeSet<usize>,
-    /// Those that hear no others and are not heard by them.
-    parted: BTreeSet<usize>,
+    /// The pairs between which the network is cut.
+    cuts: BTreeSet<[usize; 2]>,
     /// One that no other can connect to, and that does not hear that a generation is active.
     hidden: Option<usize>,
     /// One to which frames are late, and those frames.
@@ -105,21 +105,31 @@ impl Net {
         }
     }
 
-    /// Parts these members from the others, and closes the connections between the two, before and after.
-    fn part(&mut self, members: &[usize]) {
-        let before = std::mem::replace(&mut self.parted, members.iter().copied().collect());
-        for line in 0..self.lines.len() {
-            let [one, other] = self.lines[line];
-            let line = Connection(line as u64);
-            if self.is_parted(one, other) || before.contains(&one) != before.contains(&other) {
-                self.give(one, Input::Closed(line));
-                self.give(other, Input::Closed(line));
-            }
-        }
+    /// Cuts the network between some members and others, and closes their connections.
+    fn cut(&mut self, some: &[usize], others: &[usize]) {
+        let pairs = some
+            .iter()
+            .flat_map(|one| others.iter().map(move |other| [*one, *other]));
+        self.cuts
+            .extend(pairs.flat_map(|[one, other]| [[one, other], [other, one]]));
+        self.close_cut_lines();
     }
 
-    fn is_parted(&self, one: usize, other: usize) -> bool {
-        self.parted.contains(&one) != self.parted.contains(&other)
+    /// Connects all members; what was connected over the cuts has ended.
+    fn heal(&mut self) {
+        self.close_cut_lines();
+        self.cuts.clear();
+    }
+
+    fn close_cut_lines(&mut self) {
+        for line in 0..self.lines.len() {
+            let ends = self.lines[line];
+            if self.cuts.contains(&ends) {
+                for end in ends {
+                    self.give(end, Input::Closed(Connection(line as u64)));
+                }
+            }
+        }
     }
 
     fn handle(&mut self, to: usize, input: Input) {
@@ -173,7 +183,7 @@ impl Net {
                         let line = Connection(self.lines.len() as u64);
                         let dialed = match self.silent.contains(&to)
                             || self.hidden == Some(to)
-                            || self.is_parted(own, to)
+                            || self.cuts.contains(&[own, to])
                         {
                             true => Input::DialFailed(peer),
                             false => Input::Connected(peer, line),
@@ -189,7 +199,7 @@ impl Net {
                         let other = self.other(own, line);
                         let is_lost = self.hidden == Some(other)
                             && matches!(message, Some(Message::Activate { .. }));
-                        if is_lost || self.is_parted(own, other) {
+                        if is_lost || self.cuts.contains(&[own, other]) {
                             continue;
                         }
                         if self.delayed == Some(other) {
@@ -631,11 +641,11 @@ fn a_member_that_is_bound_to_a_proposal_without_a_future_may_leave() {
         net.command(member, reconfigure());
     }
     // The proposal reaches member 1 alone. The other three get another coordinator, which does not know of it.
-    net.part(&[0, 1]);
+    net.cut(&[0, 1], &[2, 3, 4]);
     net.command(0, reconfigure());
     net.wait(4000 * MILLI);
     assert!(net.members[2].0.is_coordinator());
-    net.part(&[]);
+    net.heal();
     net.command(1, Command::Leave(Departure::Left));
     net.wait(5000 * MILLI);
     let events = net.take_events(2);
@@ -652,7 +662,7 @@ fn a_member_that_joins_once_more_is_no_other_member() {
     // It agrees to the next generation, and does not hear that this is active.
     net.hidden = Some(joiner);
     net.command(0, reconfigure());
-    net.part(&[joiner]);
+    net.cut(&[joiner], &[0]);
     net.wait(3000 * MILLI);
     let members = |net: &Net, of: usize| {
         let membership = net.members[of].0.membership();
@@ -662,7 +672,7 @@ fn a_member_that_joins_once_more_is_no_other_member() {
     let both = || vec![id(0, 1), id(1, 6)];
     assert_eq!(members(&net, 0), (4, both()));
     assert!(net.members[joiner].0.is_joining());
-    net.part(&[]);
+    net.heal();
     net.wait(3000 * MILLI);
     assert_eq!(members(&net, joiner), (4, both()));
     net.hidden = None;
@@ -715,4 +725,49 @@ fn a_candidate_asks_again_those_that_it_has_asked_in_the_generation_before() {
         assert!(events.iter().any(has_heard), "{member}: {events:?}");
         assert!(net.members[member].0.is_in());
     }
+}
+
+#[test]
+fn a_member_stays_bound_as_long_as_the_proposer_may_count_ends() {
+    let mut net = Net::first(5, 0);
+    for slot in 1..5 {
+        net.rank(slot, 5);
+    }
+    net.wait(1000 * MILLI);
+    net.command(4, Command::Abstain);
+    let patient = || Command::Reconfigure {
+        timeout: 60_000 * MILLI,
+        leaves_behind: false,
+    };
+    for member in 1..4 {
+        net.command(member, patient());
+    }
+    // The proposal reaches member 1 alone, which hears both sides.
+    net.cut(&[0], &[2, 3, 4]);
+    net.command(0, patient());
+    while !net.members[2].0.is_coordinator() {
+        net.wait(50 * MILLI);
+        assert!(net.now < Time::default().after(6000 * MILLI));
+    }
+    let follows = |net: &Net| net.members[1].0.coordinator() == id(2, 5);
+    while !follows(&net) {
+        net.wait(50 * MILLI);
+    }
+    // Those that have elected the other coordinator end, and the first one makes its proposal active with the answer of member 1.
+    net.cut(&[0], &[1]);
+    for dead in [2, 3] {
+        net.kill(dead);
+        for member in [0, 1, 4] {
+            net.give(member, Input::Ended(id(dead as u32, 5), Proof::Kernel));
+        }
+    }
+    net.wait(1000 * MILLI);
+    let active = net.members[0].0.membership().generation;
+    assert_eq!((active.number, active.proposer), (4, id(0, 1)));
+    net.wait(30_000 * MILLI);
+    let other = net.members[1].0.membership().generation;
+    assert!(
+        other.number == 3 || other == active,
+        "{active:?} and {other:?}"
+    );
 }

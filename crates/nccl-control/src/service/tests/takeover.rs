@@ -43,6 +43,17 @@ fn want(rank: usize, topic: &str) -> Output {
     }
 }
 
+/// What a rank is told once more that may not have heard it.
+fn closed(to: usize) -> Output {
+    Output::Push {
+        to: Recipients::Rank(to),
+        push: Push::ChannelsClosed {
+            rank: 2,
+            departure: gone(),
+        },
+    }
+}
+
 fn failed_with(why: RequestError) -> Answer {
     Answer::Failed(Arc::new(why))
 }
@@ -136,14 +147,14 @@ fn a_successor_ends_no_round_before_it_knows_what_all_ranks_have() {
         world.service.departed_before(2, gone());
         world.service.disconnect(2);
         assert_eq!(world.ask(0, 1, collect("x", timeout, None)), []);
-        assert_eq!(world.ask(0, NO_ANSWER, told(&[])), []);
+        assert_eq!(world.ask(0, NO_ANSWER, told(&[])), [closed(0)]);
         world
     };
     // All have told.
     let mut world = begin(60);
     assert_eq!(
         world.ask(1, NO_ANSWER, told(&[])),
-        [answer(&[(0, 1)], departed())]
+        [closed(1), answer(&[(0, 1)], departed())]
     );
     // One does not; also when the exchange is late by then.
     for timeout in [60, 0] {
@@ -155,7 +166,7 @@ fn a_successor_ends_no_round_before_it_knows_what_all_ranks_have() {
     let mut world = begin(0);
     assert_eq!(
         world.ask(1, NO_ANSWER, told(&[("x", false)])),
-        [want(1, "x")]
+        [closed(1), want(1, "x")]
     );
     assert_eq!(world.at(900), []);
     assert_eq!(
@@ -166,7 +177,7 @@ fn a_successor_ends_no_round_before_it_knows_what_all_ranks_have() {
     let mut world = begin(0);
     assert_eq!(
         world.ask(1, NO_ANSWER, told(&[("x", false)])),
-        [want(1, "x")]
+        [closed(1), want(1, "x")]
     );
     assert_eq!(world.at(1000), [want(1, "x")]);
     assert_eq!(
