@@ -516,12 +516,7 @@ impl Coordinator {
                 if report.promised > self.term && core.log.departure_proven(from).is_none() {
                     return Some(self.coordinate_later_term(core, report.promised));
                 }
-                // One that was asked twice votes twice. The second vote is older than the log that it has received for the first.
-                let follower = self.followers.get(&from);
-                let is_admitted = follower.is_some_and(|follower| follower.admitted);
-                if !is_admitted || report.synced == self.term {
-                    self.admit(core, from, &report);
-                }
+                self.admit(core, from, &report);
             }
             Message::Broadcast(broadcast) => self.enqueue_broadcast(core, broadcast),
             Message::Direct { from, to, bytes } if to == core.id() => {
@@ -939,7 +934,13 @@ impl Coordinator {
         let start = report.log.end().min(core.log.end());
         let entries = core.log.since(start).filter(|_| continues && !is_gone);
         let Some(entries) = entries else {
-            core.send(from, Message::Reject(Exclusion::Superseded(core.id())));
+            // One that was asked twice votes twice, and may have received more since than is kept.
+            let follower = self.followers.get(&from);
+            let is_old =
+                follower.is_some_and(|follower| follower.admitted) && continues && !is_gone;
+            if !is_old {
+                core.send(from, Message::Reject(Exclusion::Superseded(core.id())));
+            }
             return;
         };
         let now = core.now;
