@@ -202,6 +202,10 @@ impl Candidate {
 
     fn coordinate(&mut self, core: &mut Core) -> Outcome {
         let reports = std::mem::take(&mut self.votes);
+        if reports.values().any(|report| report.synced > core.synced) {
+            // Another has coordinated since, and may have replied more.
+            core.held_replies.clear();
+        }
         let own = (core.synced, core.log.end());
         let best = reports
             .values()

@@ -57,8 +57,6 @@ struct Follower {
     reconfigure_request: Option<(ReconfigureRequest, Time)>,
     /// Whether it has received that the others form the next generation without it.
     was_told_left_behind: bool,
-    /// The coordinator of an earlier term whose proposal it has accepted and which could make that active.
-    bound_by: Option<MemberId>,
 }
 
 impl Follower {
@@ -72,7 +70,6 @@ impl Follower {
             link_lost_at: None,
             reconfigure_request: None,
             was_told_left_behind: false,
-            bound_by: None,
         }
     }
 }
@@ -635,7 +632,6 @@ impl Coordinator {
         let entries = core.log.since(0);
         let message = match entries.filter(|_| self.followers.contains_key(&from)) {
             Some(entries) => Message::SyncLog {
-                binds: true,
                 term,
                 start,
                 entries,
@@ -716,7 +712,6 @@ impl Coordinator {
         core.send(to, Message::Coordinating { term, membership });
         let (start, entries) = (core.log.first(), core.log.part().entries);
         let sync_log = Message::SyncLog {
-            binds: true,
             term,
             start,
             entries,
@@ -910,6 +905,21 @@ impl Coordinator {
         self.send_heartbeat(core);
     }
 
+    /// Goes on with the proposal that a late voter has accepted, if there is no other.
+    ///
+    /// The votes for this term contain no acceptance of it. But its proposer may count the ends of those that gave them, and make it
+    /// active with this voter's: the voter alone may know of it then. It can only leave when the proposal is active.
+    fn adopt_late(&mut self, core: &Core, report: &VoteReport) {
+        let accepted = report.accepted.as_ref();
+        let accepted = accepted.filter(|_| self.proposal.is_none() && self.adopted.is_none());
+        if let Some((_, membership)) = accepted
+            && !core.mistakes.makes(Mistake::DecisionForgotten)
+        {
+            self.adopted = Some(Arc::clone(membership));
+            self.inherits = !core.mistakes.makes(Mistake::BoundReportsEnd);
+        }
+    }
+
     /// Sends a reply, when its receiver has the entries that it rests on.
     pub(super) fn reply(&mut self, core: &mut Core, to: MemberId, bytes: Arc<[u8]>) {
         match self.followers.get_mut(&to) {
@@ -954,16 +964,12 @@ impl Coordinator {
             follower.admitted,
             follower.was_told_left_behind,
         ) = (None, true, false);
-        let bound = report.accepted.as_ref();
-        let bound = bound.filter(|(bound, _)| *bound < self.term);
-        follower.bound_by = bound.map(|(bound, _)| bound.coordinator);
         // A member that was unreachable is reachable again.
         self.pending_entries.retain(|pending| {
             !(pending.needs.is_some() && departing_member(&pending.entry) == Some(from))
         });
         let term = self.term;
         let sync_log = Message::SyncLog {
-            binds: self.binds(core, from),
             term,
             start,
             entries,
@@ -971,6 +977,7 @@ impl Coordinator {
         core.reach(from, sync_log);
         core.links.keep(from, true);
         core.send_held_replies(from);
+        self.adopt_late(core, report);
         for broadcast in &report.unlogged {
             self.enqueue_broadcast(core, Arc::clone(broadcast));
         }
@@ -1048,6 +1055,7 @@ impl Coordinator {
             if *member == core.id() {
                 self.leaving = Some(core.now);
             }
+            core.held_replies.remove(member);
             self.abstainers -= usize::from(self.abstaining.contains(member));
             if let Some(follower) = self.followers.remove(member) {
                 core.links.keep(*member, false);
@@ -1128,41 +1136,6 @@ impl Coordinator {
     /// Handles a new or withdrawn request of this member's driver for the next generation.
     pub(super) fn own_reconfigure_request(&mut self, core: &mut Core) -> Option<Transition> {
         self.advance(core)
-    }
-
-    /// Whether a follower stays bound to the proposal of an earlier term that it has accepted.
-    ///
-    /// The votes for this term exclude that it becomes active only as long as its coordinator counts no ends of their voters. So that one
-    /// has to follow here, or to have been silent for longer than its lease, as where a proposal of this term leaves it out.
-    fn binds(&self, core: &Core, id: MemberId) -> bool {
-        let follower = |id: MemberId| self.followers.get(&id);
-        let Some(by) = follower(id).and_then(|follower| follower.bound_by) else {
-            return true;
-        };
-        let follows = by == core.id() || follower(by).is_some_and(|by| by.admitted);
-        let is_silent = follower(by).is_some() && !core.has_ended(by);
-        let is_over = follows || (is_silent && self.lease_has_expired(core, by));
-        !is_over || self.proposal.is_some() || self.adopted.is_some()
-    }
-
-    /// Tells followers that proposals which they have accepted will never be active.
-    fn release_bound_followers(&mut self, core: &mut Core) {
-        let followers = self.followers.iter();
-        let bound =
-            followers.filter(|(_, follower)| follower.admitted && follower.bound_by.is_some());
-        let released = bound.map(|(id, _)| *id).filter(|id| !self.binds(core, *id));
-        for id in released.collect::<Vec<_>>() {
-            if let Some(follower) = self.followers.get_mut(&id) {
-                follower.bound_by = None;
-            }
-            let sync_log = Message::SyncLog {
-                binds: false,
-                term: self.term,
-                start: core.log.end(),
-                entries: Vec::new(),
-            };
-            core.send(id, sync_log);
-        }
     }
 
     fn try_reconfigure(&mut self, core: &mut Core) -> Option<Transition> {
@@ -1496,7 +1469,6 @@ impl Coordinator {
             self.send_heartbeat(core);
             self.depart_lost_members(core);
             self.request_missing_votes(core);
-            self.release_bound_followers(core);
         }
         self.advance(core)
     }

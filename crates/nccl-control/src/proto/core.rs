@@ -258,7 +258,7 @@ impl Core {
 
     /// Keeps a reply until its receiver follows. Like other messages, it is lost with the link.
     pub(super) fn hold_reply(&mut self, to: MemberId, bytes: Arc<[u8]>) {
-        if self.links.has_link(to) {
+        if self.links.has_link(to) && self.membership.votes(to) && !self.is_departed(to) {
             self.held_replies.entry(to).or_default().push(bytes);
         }
     }

@@ -1009,13 +1009,12 @@ impl MemberMachine {
             (
                 Role::Coordinating(_),
                 Message::SyncLog {
-                    binds,
                     term,
                     start,
                     entries,
                 },
             ) if term > self.core.term => {
-                self.sync_log(from, binds, term, start, entries);
+                self.sync_log(from, term, start, entries);
             }
             (Role::Coordinating(coordinator), message) => {
                 let next = coordinator.message(&mut self.core, from, message);
@@ -1080,12 +1079,11 @@ impl MemberMachine {
             (
                 _,
                 Message::SyncLog {
-                    binds,
                     term,
                     start,
                     entries,
                 },
-            ) => self.sync_log(from, binds, term, start, entries),
+            ) => self.sync_log(from, term, start, entries),
             (Role::Following { heard, .. }, Message::Append { term, at, entry }) => {
                 if term == self.core.synced {
                     *heard = self.core.now;
@@ -1443,14 +1441,7 @@ impl MemberMachine {
     }
 
     /// Follows a coordinator that has admitted this member.
-    fn sync_log(
-        &mut self,
-        from: MemberId,
-        binds: bool,
-        term: Term,
-        start: u64,
-        entries: Vec<Arc<Entry>>,
-    ) {
+    fn sync_log(&mut self, from: MemberId, term: Term, start: u64, entries: Vec<Arc<Entry>>) {
         if term < self.core.term || term.coordinator != from || start > self.core.log.end() {
             return;
         }
@@ -1466,9 +1457,6 @@ impl MemberMachine {
         self.core.term = term;
         self.core.synced = term;
         self.core.held_replies.clear();
-        if !binds {
-            self.core.accepted.take_if(|(bound, _)| *bound < term);
-        }
         self.role = Role::Following {
             heard: self.core.now,
             asked: self.core.now,
@@ -1477,6 +1465,10 @@ impl MemberMachine {
         self.core.links.keep(from, true);
         self.core.events.push_back(Event::Coordinator(from));
         self.redirect_observers();
+        // Those that it has learnt of since its vote.
+        for ended in self.core.known_ends() {
+            self.core.send(from, Message::ReportEnd(ended));
+        }
         for (at, entry) in (start..).zip(entries) {
             if !self.appended(at, entry) {
                 return;
@@ -1603,7 +1595,7 @@ impl MemberMachine {
                 }
                 Role::Coordinating(coordinator) => coordinator.reply(&mut self.core, to, bytes),
                 // It may coordinate in a later term.
-                Role::Candidate(_) => self.core.hold_reply(to, bytes),
+                Role::Candidate(_) | Role::Waiting(_) => self.core.hold_reply(to, bytes),
                 Role::Forming(_) => self.core.send(to, Message::Reply(bytes)),
                 _ => {}
             },

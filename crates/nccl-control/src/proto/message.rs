@@ -303,9 +303,6 @@ pub enum Message {
     },
     /// From a new coordinator: the receiver follows it, and lacks these entries.
     SyncLog {
-        /// Whether a proposal of an earlier term that the receiver has accepted may still become active, or another may take its
-        /// place.
-        binds: bool,
         /// The coordinator's term.
         term: Term,
         /// The index of the first.

@@ -361,7 +361,6 @@ impl ObserverMachine {
                 term,
                 start,
                 entries,
-                ..
             } if watched && self.term == Some(term) => {
                 let end = start.saturating_add(entries.len() as u64);
                 self.append_entries(start, entries);

@@ -694,7 +694,6 @@ fn brief(frame: &Frame) -> String {
                     term,
                     start,
                     entries,
-                    ..
                 } => format!("Lead {term:?} {start}+{}", entries.len()),
                 Message::Join { role, .. } => format!("Join {role:?}"),
                 message => format!("{message:?}"),

@@ -256,7 +256,6 @@ fn message(random: &mut Rng, kind: u8) -> Message {
             already_coordinates: random.bool(),
         },
         23 => Message::SyncLog {
-            binds: random.bool(),
             term: term(random),
             start: number(random),
             entries: many(random, entry),
