@@ -861,6 +861,7 @@ impl Coordinator {
     ) -> Option<Transition> {
         if let Some(follower) = self.followers.get_mut(&id) {
             follower.admitted = false;
+            core.held_replies.remove(&id);
             self.reconfigure_requests -= usize::from(follower.reconfigure_request.take().is_some());
             core.links.keep(id, true);
         }
@@ -1107,7 +1108,11 @@ impl Coordinator {
         }
         let timeout = match &self.proposal {
             // A majority answers: the wait is for the silence of the members that have not accepted.
-            Some(_) if self.has_recent_majority(core) => core.timing.majority_timeout,
+            Some(_) if self.has_recent_majority(core) => {
+                let silence = core.timing.max_unanswered_heartbeats + MAX_HEARTBEAT_GAP;
+                let silence = silence * core.timing.heartbeat_interval;
+                core.timing.majority_timeout.max(silence)
+            }
             _ => (2 * core.timing.confirm).max(core.timing.majority_timeout / 2),
         };
         if core.now.since(since) < timeout {
@@ -1317,7 +1322,18 @@ impl Coordinator {
                 || core.has_ended(id)
                 || (!is_new && self.lease_has_expired(core, id))
         });
-        all && core.is_majority(votes.len(), |id| votes.contains(&id))
+        // Its proposer has waited until the leases of those that it leaves out were over. They may have had others since.
+        let mut left_out = core.membership.voters().map(|process| process.id);
+        let none_counts = !proposal.adopted
+            || left_out.all(|id| {
+                id == me
+                    || proposal.membership.votes(id)
+                    || proposal.accepted.contains(&id)
+                    || self.abstaining.contains(&id)
+                    || core.has_ended(id)
+                    || self.lease_has_expired(core, id)
+            });
+        all && none_counts && core.is_majority(votes.len(), |id| votes.contains(&id))
     }
 
     /// Handles the absence of a majority: a claim may replace it, and the requests for the next generation do not wait for ever.

@@ -1465,14 +1465,16 @@ impl MemberMachine {
         self.core.links.keep(from, true);
         self.core.events.push_back(Event::Coordinator(from));
         self.redirect_observers();
-        // Those that it has learnt of since its vote.
-        for ended in self.core.known_ends() {
-            self.core.send(from, Message::ReportEnd(ended));
-        }
         for (at, entry) in (start..).zip(entries) {
             if !self.appended(at, entry) {
                 return;
             }
+        }
+        // Those that it has learnt of since its vote.
+        let mut ends = self.core.known_ends();
+        ends.retain(|ended| self.core.log.departure_proven(ended.member) != Some(true));
+        for ended in ends {
+            self.core.send(from, Message::ReportEnd(ended));
         }
         if let Some((mut reconfigure_request, since)) = self.core.reconfigure_request {
             reconfigure_request.timeout = reconfigure_request
