@@ -95,7 +95,10 @@ fn ranks_that_agree_on_each_step_give_it_up_for_one_that_is_late_and_go_on_with_
             .iter()
             .map(|question| scope.spawn(move || write(question)));
         let texts: Vec<_> = texts.collect();
-        std::thread::sleep(Duration::from_secs(2));
+        until("the step is given up", || {
+            let state = server.health()["ranks"][0]["state"].clone();
+            (state != "serving").then_some(())
+        });
         signal(before[2], Signal::CONT);
         until("the next generation serves", || {
             (generation() > first).then_some(())
