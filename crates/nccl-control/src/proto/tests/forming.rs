@@ -73,6 +73,16 @@ impl Net {
         net
     }
 
+    /// A generation of so many ranks that is active, and whose leases are given.
+    fn formed(size: u32) -> Self {
+        let mut net = Self::first(size, 0);
+        for slot in 1..size {
+            net.rank(slot, 5);
+        }
+        net.wait(1000 * MILLI);
+        net
+    }
+
     fn start_first(&mut self, size: u32, witnesses: u32) {
         let number = 3;
         let role = StartRole::InitialCoordinator {
@@ -632,11 +642,7 @@ fn reconfigure() -> Command {
 
 #[test]
 fn a_proposal_that_a_late_voter_has_accepted_goes_on_so_that_the_voter_may_leave() {
-    let mut net = Net::first(5, 0);
-    for slot in 1..5 {
-        net.rank(slot, 5);
-    }
-    net.wait(1000 * MILLI);
+    let mut net = Net::formed(5);
     for member in 1..5 {
         net.command(member, reconfigure());
     }
@@ -687,11 +693,7 @@ fn a_member_that_joins_once_more_is_no_other_member() {
 
 #[test]
 fn a_candidate_asks_again_those_that_it_has_asked_in_the_generation_before() {
-    let mut net = Net::first(4, 0);
-    for slot in 1..4 {
-        net.rank(slot, 5);
-    }
-    net.wait(1000 * MILLI);
+    let mut net = Net::formed(4);
     for member in 1..4 {
         net.command(member, reconfigure());
     }
@@ -728,12 +730,8 @@ fn a_candidate_asks_again_those_that_it_has_asked_in_the_generation_before() {
 }
 
 #[test]
-fn a_proposal_of_a_late_voter_is_adopted_because_its_proposer_may_count_ends() {
-    let mut net = Net::first(5, 0);
-    for slot in 1..5 {
-        net.rank(slot, 5);
-    }
-    net.wait(1000 * MILLI);
+fn a_proposal_that_a_late_voter_has_accepted_is_not_forgotten_while_its_proposer_may_count_ends() {
+    let mut net = Net::formed(5);
     net.command(4, Command::Abstain);
     let patient = || Command::Reconfigure {
         timeout: 60_000 * MILLI,
