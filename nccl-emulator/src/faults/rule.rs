@@ -1,4 +1,4 @@
-//! One fault in force: whom it strikes, what hangs because of it, and how it is let go.
+//! One active fault: the calls that it applies to, the threads that it holds, and its release.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,32 +15,32 @@ use crate::options::Options;
 /// The first release that knows names of communicators.
 const NAMES: Version = Version::new(2, 27, 3);
 
-/// How often a call that hangs looks whether it may go on.
+/// The interval at which a hanging call checks whether it may continue.
 const TICK: Duration = Duration::from_millis(5);
 
-/// The faults in force, and by how much operations are late.
+/// The active faults, and the delay of operations.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
     pub(super) rules: Vec<Arc<Rule>>,
     pub(super) late: Duration,
 }
 
-/// Whose calls it strikes.
+/// The threads whose calls the fault applies to.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Caller {
     Only(ThreadId),
     AnyBut(ThreadId),
 }
 
-/// A rank of a communicator that a call or an operation concerns.
+/// A rank of a communicator that a call or an operation belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Subject<'c> {
     pub(crate) rank: i32,
-    /// The communicator's (`commName`), where it has one.
+    /// The name of the communicator (`commName`), if it has one.
     pub(crate) name: Option<&'c str>,
 }
 
-/// Names of communicators: one, or all that begin alike.
+/// A pattern for communicator names: one name, or a prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Name {
     Is(String),
@@ -48,7 +48,7 @@ pub(super) enum Name {
 }
 
 impl Name {
-    /// `tp`, or `model/*`.
+    /// Parses `tp` or `model/*`.
     pub(super) fn new(text: &str) -> Self {
         match text.strip_suffix('*') {
             Some(prefix) => Self::BeginsWith(prefix.to_owned()),
@@ -64,7 +64,7 @@ impl Name {
     }
 }
 
-/// A fault, and what came of it.
+/// An active fault and its history.
 #[derive(Debug)]
 pub(super) struct Rule {
     pub(super) point: Point,
@@ -73,7 +73,7 @@ pub(super) struct Rule {
     pub(super) nth: Option<u64>,
     pub(super) thread: Option<Caller>,
     pub(super) action: Action,
-    /// Times that point, rank and thread were right.
+    /// The number of matches of point, rank, communicator and thread.
     pub(super) seen: AtomicU64,
     pub(super) state: Mutex<RuleState>,
     pub(super) changed: Condvar,
@@ -81,7 +81,7 @@ pub(super) struct Rule {
 
 #[derive(Default)]
 pub(super) struct RuleState {
-    /// Times that it struck.
+    /// The number of times that the fault has struck.
     pub(super) hits: u64,
     pub(super) released: bool,
     pub(super) wakers: Vec<Box<dyn FnOnce() + Send>>,
@@ -112,7 +112,7 @@ impl Rule {
         }
     }
 
-    /// Whether it is on this rank of this communicator.
+    /// Whether the fault applies to this rank of this communicator.
     fn is_on(&self, subject: &Subject<'_>) -> bool {
         self.rank.is_none_or(|rank| rank == subject.rank)
             && self
@@ -121,7 +121,7 @@ impl Rule {
                 .is_none_or(|name| name.is_of(subject))
     }
 
-    /// Whether it strikes now; counts this time.
+    /// Whether the fault strikes now; counts a match.
     pub(super) fn strikes(&self, subjects: &[Subject<'_>]) -> bool {
         let is_limited = self.rank.is_some() || self.communicator.is_some();
         if is_limited && !subjects.iter().any(|subject| self.is_on(subject)) {
@@ -140,12 +140,24 @@ impl Rule {
         if self.nth.is_some_and(|nth| nth != time) {
             return false;
         }
-        self.state.lock().hits += 1;
-        self.changed.notify_all();
+        if !self.is_counted_when_held() {
+            self.count(&mut self.state.lock());
+        }
         true
     }
 
-    /// Why it would never strike with these options.
+    /// Whether [`hold`](Self::hold) counts the hit.
+    fn is_counted_when_held(&self) -> bool {
+        matches!(self.point, Point::Call(_))
+            && matches!(self.action, Action::Hang | Action::Stall)
+    }
+
+    fn count(&self, state: &mut RuleState) {
+        state.hits += 1;
+        self.changed.notify_all();
+    }
+
+    /// Returns the reason why the fault can never strike with these options, if there is one.
     pub(super) fn is_useless(&self, options: &Options) -> Option<String> {
         let (point, is_named) = (&self.point, self.communicator.is_some());
         let of_a_name = format!("a fault at {point} of a named communicator strikes nothing");
@@ -168,19 +180,25 @@ impl Rule {
         self.state.lock().released
     }
 
-    /// Hangs until released or, unless this is a hang that nothing ends, aborted.
+    /// Blocks until released; a stall also ends when the communicator is aborted.
     pub(super) fn hold(&self, aborted: &dyn Fn() -> bool) {
         let mut state = self.state.lock();
-        while !state.released {
-            if self.action == Action::Stall && aborted() {
-                return;
-            }
+        // Before the hit is counted: a test that waits for the hit may abort at once, and the abort waits only for calls that
+        // have asked whether it has begun.
+        let mut is_over = self.is_over(&state, aborted);
+        self.count(&mut state);
+        while !is_over {
             self.changed.wait_for(&mut state, TICK);
+            is_over = self.is_over(&state, aborted);
         }
+    }
+
+    fn is_over(&self, state: &RuleState, aborted: &dyn Fn() -> bool) -> bool {
+        state.released || (self.action == Action::Stall && aborted())
     }
 }
 
-/// What keeps an operation from beginning.
+/// The faults that hold or fail an operation before it begins.
 #[derive(Debug, Default)]
 pub(crate) struct OperationFault {
     pub(super) until: Option<Instant>,
@@ -189,7 +207,7 @@ pub(crate) struct OperationFault {
 }
 
 impl OperationFault {
-    /// Both.
+    /// Combines both.
     pub(crate) fn and(mut self, mut other: Self) -> Self {
         self.until = self.until.max(other.until);
         self.holding.append(&mut other.holding);
@@ -197,7 +215,7 @@ impl OperationFault {
         self
     }
 
-    /// When its delay ends.
+    /// Returns the end of the delay.
     pub(crate) fn until(&self) -> Option<Instant> {
         self.until
     }
