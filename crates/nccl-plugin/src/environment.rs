@@ -1,14 +1,14 @@
-//! What NCCL reads as its environment.
+//! The environment that NCCL reads.
 //!
-//! From 2.28.7 NCCL reads its variables through a plugin. The one here gives it the values that this process has [`set`] and,
-//! for every other variable, the process's environment. This replaces `setenv`, which no program with several threads can
-//! call safely.
+//! From 2.28.7 NCCL reads its variables through a plugin. This plugin gives NCCL the values that this process has
+//! [`set`] and, for every other variable, the process's environment. It replaces `setenv`, which no program with
+//! several threads can call safely.
 //!
-//! The rule where both have a value: the exported variable counts, and [`set`] returns that it contradicts.
+//! Where both have a value, the exported variable takes precedence, and [`set`] returns the contradiction.
 //!
-//! The values belong to the process and not to a communicator: NCCL reads most variables once. A second value for a variable
-//! is refused, and every libnccl of the process reads the same. Variables that NCCL reads before it has the plugin
-//! (`NCCL_DEBUG`, `NCCL_DEBUG_FILE`, `NCCL_CONF_FILE`, `NCCL_ENV_PLUGIN`) cannot be set here.
+//! The values belong to the process and not to a communicator: NCCL reads most variables once. A second value for a
+//! variable is refused, and every libnccl of the process reads the same values. Variables that NCCL reads before it has
+//! the plugin (`NCCL_DEBUG`, `NCCL_DEBUG_FILE`, `NCCL_CONF_FILE`, `NCCL_ENV_PLUGIN`) cannot be set here.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
@@ -23,17 +23,17 @@ use crate::offer::{Offer, offer};
 /// A variable of NCCL that can be set for this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variable {
-    /// `NCCL_SOCKET_IFNAME`: the interfaces of its own sockets.
+    /// `NCCL_SOCKET_IFNAME`: the interfaces of NCCL's own sockets.
     SocketInterface,
     /// `NCCL_SOCKET_FAMILY`: `AF_INET` or `AF_INET6`.
     SocketFamily,
-    /// `NCCL_RAS_ADDR`: where its RAS thread listens for clients.
+    /// `NCCL_RAS_ADDR`: where NCCL's RAS thread listens for clients.
     RasAddress,
-    /// `NCCL_SOCKET_RETRY_CNT`: how often a connection of its sockets is tried again.
+    /// `NCCL_SOCKET_RETRY_CNT`: how often NCCL's sockets retry a connection.
     SocketRetries,
-    /// `NCCL_SOCKET_RETRY_SLEEP_MSEC`: the pause before the first of these.
+    /// `NCCL_SOCKET_RETRY_SLEEP_MSEC`: the pause before the first of these retries.
     SocketRetryPause,
-    /// `NCCL_IB_TIMEOUT`: the exponent of the time in which a packet is acknowledged.
+    /// `NCCL_IB_TIMEOUT`: the exponent of the time in which an InfiniBand packet has to be acknowledged.
     InfinibandTimeout,
     /// `NCCL_IB_RETRY_CNT`: how often a packet is sent again.
     InfinibandRetries,
@@ -75,9 +75,9 @@ struct Entry {
     name: &'static CStr,
     /// Written once, never freed: NCCL may keep the pointer.
     value: AtomicPtr<c_char>,
-    /// Whether NCCL has asked for it.
+    /// Whether NCCL has read it.
     was_read: AtomicBool,
-    /// Whether NCCL was given another value than the one set here, because that was exported.
+    /// Whether NCCL was given an exported value that differs from the one set here.
     is_overridden: AtomicBool,
 }
 
@@ -109,16 +109,16 @@ static ENTRIES: [Entry; 7] = [
     Entry::new(c"NCCL_IB_RETRY_CNT"),
 ];
 
-/// Why a value is not the one that NCCL reads.
+/// Why NCCL does not read the given value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The environment of the process has another value, which counts.
+    /// The environment of the process has another value, which takes precedence.
     Exported(String),
-    /// This process has set another value before.
+    /// This process has already set another value.
     SetBefore(String),
     /// NCCL has read the variable already.
     ReadBefore,
-    /// A value has a zero byte, which no variable can have.
+    /// The value contains a zero byte, which is not possible in a variable.
     ZeroByte,
 }
 
@@ -144,10 +144,10 @@ pub fn set(variable: Variable, value: &str) -> Result<(), Refusal> {
         .value
         .compare_exchange(null_mut(), new, Ordering::SeqCst, Ordering::SeqCst);
     if before.is_err() {
-        // SAFETY: of `into_raw` above, and it was not stored.
+        // SAFETY: the pointer comes from `into_raw` above, and was not stored.
         drop(unsafe { CString::from_raw(new) });
     } else if entry.was_read.load(Ordering::SeqCst) {
-        // NCCL may have read it between the two looks, without a value.
+        // NCCL may have read the variable between the two checks, without a value.
         return Err(Refusal::ReadBefore);
     }
     match entry.value() {
@@ -263,12 +263,12 @@ unsafe extern "C" fn init_v2(
     take(major, minor, patch)
 }
 
-/// NCCL calls it from an exit handler. Values stay: another libnccl may read them.
+/// Called by NCCL from an exit handler. Values stay: another libnccl may read them.
 extern "C" fn finalize() -> c_int {
     SUCCESS
 }
 
-/// Neither locks, allocates nor panics: NCCL calls it on any thread, and while the process exits.
+/// Neither locks, allocates nor panics, because NCCL calls it on any thread, and while the process exits.
 unsafe extern "C" fn get_env(name: *const c_char) -> *const c_char {
     if name.is_null() {
         return null_mut();
@@ -294,7 +294,7 @@ unsafe extern "C" fn get_env(name: *const c_char) -> *const c_char {
 mod tests {
     use super::*;
 
-    /// What NCCL does to find the plugin.
+    /// Finds the plugin in the same way as NCCL.
     fn table() -> &'static TableV2 {
         assert_eq!(*install(), Offer::Made);
         // SAFETY: the stand-in has this name and symbol.

@@ -1,15 +1,15 @@
-//! Plugins of NCCL that are functions of this process.
+//! NCCL plugins that are functions of this process.
 //!
-//! NCCL asks the dynamic linker for a plugin under a name, `libnccl-env.so` for instance, and takes from it a table of
-//! functions. Here a stand-in (`stand_in_object`) answers to that name: an object in memory without code, whose symbol is the
-//! address of a table in this process. NCCL needs no variable, no file and no change for it.
+//! NCCL asks the dynamic linker for a plugin by name, for instance `libnccl-env.so`, and takes a table of functions
+//! from it. Here, a stand-in (`stand_in_object`) has that name: an object in memory without code, whose symbol is the
+//! address of a table in this process. NCCL needs no variable, file or change for this.
 //!
-//! A plugin that the user configured is never replaced: one that a variable names, or one that the dynamic linker finds under
-//! the default name.
+//! A plugin that the user configured is never replaced: neither one named by a variable, nor one that the dynamic
+//! linker finds under the default name.
 //!
 //! | module | plugin |
 //! |---|---|
-//! | [`environment`] | what NCCL reads as `NCCL_*` variables (2.28.7 and newer) |
+//! | [`environment`] | the `NCCL_*` variables that NCCL reads (2.28.7 and newer) |
 //! | [`profiler`] | what happens inside NCCL (2.23 and newer) |
 #![cfg(not(loom))]
 

@@ -1,4 +1,4 @@
-//! How a plugin gets under the name by which NCCL asks for it.
+//! Registers a plugin under the name by which NCCL asks for it.
 
 use std::ffi::{CStr, c_void};
 use std::path::PathBuf;
@@ -6,18 +6,18 @@ use std::ptr::NonNull;
 
 use stand_in_object::{Symbol, load};
 
-/// What became of the attempt to offer a plugin to NCCL.
+/// The result of offering a plugin to NCCL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Offer {
-    /// NCCL finds the plugin of this process, when it asks.
+    /// NCCL will find the plugin of this process.
     Made,
-    /// The user has configured another: this variable, or this file under the plugin's default name.
+    /// The user has configured another plugin: by this variable, or by this file under the plugin's default name.
     UserHasOne(String),
-    /// The dynamic linker does not take the stand-in.
+    /// The dynamic linker does not accept the stand-in.
     Failed(String),
 }
 
-/// Offers `symbols` under the name by which NCCL asks for a plugin if the `variable` names none.
+/// Offers `symbols` under the name by which NCCL asks for a plugin, unless `variable` names another plugin.
 pub(crate) fn offer(variable: &str, soname: &'static CStr, symbols: &[Symbol]) -> Offer {
     if let Some(value) = configured(variable) {
         return Offer::UserHasOne(format!("{variable}={value}"));
@@ -31,7 +31,7 @@ pub(crate) fn offer(variable: &str, soname: &'static CStr, symbols: &[Symbol]) -
     }
 }
 
-/// Returns the value that NCCL will read for a variable: of the environment, or of the files with which NCCL completes it.
+/// Returns the value that NCCL will read for a variable, from the environment or from NCCL's configuration files.
 pub(crate) fn configured(variable: &str) -> Option<String> {
     if let Some(value) = std::env::var_os(variable) {
         return Some(value.display().to_string());
@@ -62,12 +62,12 @@ pub(crate) fn installed(soname: &CStr) -> Option<String> {
     Some(path.map_or_else(|| name.into_owned(), |path| path.display().to_string()))
 }
 
-/// Opens a library as NCCL does, for ever.
+/// Opens a library as NCCL does, and never closes it.
 pub(crate) fn open(name: &CStr) -> Option<NonNull<c_void>> {
     // SAFETY: runs the initialisers of a library that NCCL itself would open in its first call, by the same search.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if handle.is_null() {
-        // Otherwise the next caller of `dlerror` in this thread is given this error.
+        // Takes this error, so that the next caller of `dlerror` in this thread does not get it.
         // SAFETY: takes this thread's last error.
         unsafe { libc::dlerror() };
     }

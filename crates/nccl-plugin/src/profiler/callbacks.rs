@@ -1,5 +1,5 @@
-//! The functions that NCCL calls. They neither lock, allocate nor panic, and follow no pointer but the one to a descriptor and
-//! the strings in it, which are valid for the call.
+//! The functions that NCCL calls. They neither lock, allocate nor panic, and dereference only the descriptor and the
+//! strings in it, which are valid for the call.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -17,33 +17,33 @@ use super::events::{
 };
 use super::names::{ALGORITHMS, FUNCTIONS, PROTOCOLS, element_size, function_v1, index, number_v1};
 
-/// Where NCCL reads its mask: a static of the library, which stays loaded. One place per libnccl; those of further
-/// libraries than there is room for keep the mask that they were given first.
+/// The addresses from which libraries read their masks: each a static of the library, which stays loaded. One entry per
+/// libnccl; libraries beyond the last entry keep the mask that they were given first.
 static MASKS: [AtomicPtr<c_int>; 4] = [const { AtomicPtr::new(null_mut()) }; 4];
 
-/// What is asked for, as a mask of NCCL's.
+/// The requested events, as NCCL's mask.
 static WANTED: AtomicU64 = AtomicU64::new(0);
 
-/// What is asked for as well once there is a communicator of several hosts.
+/// The additional events requested once there is a communicator of several hosts.
 static WANTED_BETWEEN_HOSTS: AtomicU64 = AtomicU64::new(0);
 
-/// Since when, on the monotonic clock.
+/// When the mask last changed, on the monotonic clock.
 static CHANGED_NS: AtomicU64 = AtomicU64::new(0);
 
-/// Highest version of the interface by which a library has taken the plugin; 0 until one has.
+/// The highest interface version with which a library has taken the plugin; 0 until one has.
 pub(super) static VERSION: AtomicI32 = AtomicI32::new(0);
 
 pub(super) fn wanted() -> u64 {
     WANTED.load(Ordering::SeqCst)
 }
 
-/// Asks for these events, of operations that are enqueued from now on.
+/// Requests these events for operations that are enqueued from now on.
 pub(super) fn want(mask: u64) {
     WANTED.store(mask, Ordering::SeqCst);
     write_masks();
 }
 
-/// Asks for these events as well from the first communicator of several hosts on.
+/// Requests these events as well, from the first communicator of several hosts on.
 pub(super) fn want_between_hosts(mask: u64) {
     WANTED_BETWEEN_HOSTS.store(mask, Ordering::SeqCst);
 }
@@ -55,8 +55,8 @@ fn write_masks() {
     }
 }
 
-/// Writes what is wanted where NCCL reads it. It is read again after the store, so that of two writers the last one's value
-/// stays.
+/// Writes the requested mask where NCCL reads it. The request is read again after the store, so that of two concurrent
+/// writers the last value stays.
 fn write_mask(place: *mut c_int) {
     if place.is_null() {
         return;
@@ -72,7 +72,7 @@ fn write_mask(place: *mut c_int) {
     }
 }
 
-/// Notes where a library reads its mask, and writes what is wanted there.
+/// Registers the address from which a library reads its mask, and writes the mask there.
 fn register_mask(place: *mut c_int) {
     if !is_pinned(place) {
         return;
@@ -86,8 +86,8 @@ fn register_mask(place: *mut c_int) {
     write_mask(place);
 }
 
-/// Makes the library that has this address stay loaded for ever, as that of a program or a framework may not. Called once per
-/// communicator, and by NCCL under the lock under which it opens libraries itself.
+/// Keeps the library that contains this address loaded for ever; a program or a framework may otherwise unload it.
+/// Called once per communicator, by NCCL, under the lock under which NCCL opens libraries itself.
 fn is_pinned(place: *mut c_int) -> bool {
     if MASKS
         .iter()
@@ -104,26 +104,26 @@ fn is_pinned(place: *mut c_int) -> bool {
     // SAFETY: writes one value of this type; the name that it finds lives as long as the library, which calls here.
     unsafe {
         if libc::dladdr(place.cast(), &raw mut info) == 0 || info.dli_fname.is_null() {
-            // No library's: a test's, or on the heap.
+            // The address is in no library: in a test, or on the heap.
             return true;
         }
         let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
         let handle = libc::dlopen(info.dli_fname, flags);
         if handle.is_null() {
-            // The program itself has no name by which it is opened, and stays.
+            // The program itself has no name by which it can be opened, and stays loaded.
             libc::dlerror();
         }
     }
     true
 }
 
-/// What NCCL says of a new communicator; version 1 says nothing.
+/// What NCCL reports about a new communicator; version 1 reports nothing.
 struct Introduction {
     hash: u64,
     name: *const c_char,
     rank: c_int,
     world_size: c_int,
-    /// The number of hosts; 0 where it does not say.
+    /// The number of hosts; 0 if NCCL does not report it.
     nodes: c_int,
 }
 
@@ -146,7 +146,7 @@ unsafe fn begin(
         register_mask(mask);
     }
     let turn = ALL_COMMUNICATORS.push(|slot| {
-        // SAFETY: of the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { keep_name(slot, introduction.name, no_name) };
         slot.hash.store(introduction.hash, Ordering::Relaxed);
         slot.rank.store(introduction.rank, Ordering::Relaxed);
@@ -159,7 +159,7 @@ unsafe fn begin(
         Handle::of(Kind::Communicator, turn).to_pointer()
     });
     if !context.is_null() {
-        // SAFETY: of the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe { *context = handle };
     }
     SUCCESS
@@ -172,7 +172,7 @@ unsafe fn keep_name(slot: &Communicator, name: *const c_char, no_name: u32) {
         slot.name_length.store(no_name, Ordering::Relaxed);
         return;
     }
-    // SAFETY: of the caller.
+    // SAFETY: guaranteed by the caller.
     let name = unsafe { CStr::from_ptr(name) }.to_bytes();
     let kept = &name[..name.len().min(NAME)];
     for (place, byte) in slot.name.iter().zip(kept) {
@@ -258,7 +258,7 @@ unsafe fn collective<const V: c_int>(body: *const c_void) -> NewOperation {
         protocol: *const c_char,
         rest: NewOperation,
     ) -> NewOperation {
-        // SAFETY: of the caller.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             NewOperation {
                 function: index(&FUNCTIONS, function),
@@ -268,7 +268,7 @@ unsafe fn collective<const V: c_int>(body: *const c_void) -> NewOperation {
             }
         }
     }
-    // SAFETY: of the caller, here and below: the body has the version's type.
+    // SAFETY: guaranteed by the caller, here and below: the body has the version's type.
     unsafe {
         match V {
             1 => {
@@ -315,7 +315,7 @@ unsafe fn collective<const V: c_int>(body: *const c_void) -> NewOperation {
 /// # Safety
 /// `descriptor` is one of version `V` of a send or a receive.
 unsafe fn point_to_point<const V: c_int>(body: *const c_void) -> NewOperation {
-    // SAFETY: of the caller, here and below: the body has the version's type.
+    // SAFETY: guaranteed by the caller, here and below: the body has the version's type.
     unsafe {
         match V {
             1 => {
@@ -378,7 +378,7 @@ fn keep_operation(communicator: u64, rank: c_int, new: &NewOperation) -> Option<
     Some(Handle::of(Kind::Operation, turn?))
 }
 
-/// Returns the parent if it is of this kind, and its place was not given out again.
+/// Returns the parent if it is of this kind.
 fn parent_of(pointer: *mut c_void, kind: Kind) -> Option<Handle> {
     Handle::from_pointer(pointer).filter(|handle| handle.kind == kind)
 }
@@ -391,7 +391,7 @@ fn keep_transfer(
 ) -> Option<Handle> {
     let owner = ALL_OPERATIONS.get(operation)?;
     let communicator = ALL_COMMUNICATORS.get(owner.communicator.load(Ordering::Relaxed))?;
-    // In another namespace of processes another process may have the same number.
+    // In another PID namespace another process may have the same number.
     let known = communicator.rank.load(Ordering::Relaxed);
     if known != -1 && known != rank {
         return None;
@@ -520,7 +520,7 @@ extern "C" fn stop_event(handle: *mut c_void) -> c_int {
         return SUCCESS;
     };
     match kind {
-        // That an operation was enqueued; its transfers and kernels come later.
+        // These report only that the operation was enqueued; its transfers and kernels come later.
         Kind::Operation | Kind::Communicator | Kind::Group => {}
         Kind::Transfer => {
             if let Some(slot) = ALL_TRANSFERS.get(turn) {

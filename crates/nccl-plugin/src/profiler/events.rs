@@ -1,14 +1,16 @@
-//! What NCCL has reported: rings that are never freed, and whose handles name a place and the turn in which it was given out.
+//! Events that NCCL has reported: rings that are never freed, and whose handles name a place and the turn in which it
+//! was assigned.
 //!
-//! NCCL calls on its own threads, with handles that may be old: after an abort, from a thread that lags, at the exit of the
-//! process. So a handle is a number, and one whose place was given out again is ignored. Nothing here locks or allocates.
+//! NCCL calls on its own threads, with handles that may be old: after an abort, from a thread that lags, at the exit of
+//! the process. So a handle is a number, and a handle is ignored when its place has been reused. Nothing here locks or
+//! allocates.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 use super::abi::SEND_WAIT;
 
-/// How many operations, transfers and communicators are kept.
+/// The number of operations, transfers and communicators that are kept.
 pub(super) const OPERATIONS: usize = 8192;
 pub(super) const TRANSFERS: usize = 8192;
 pub(super) const COMMUNICATORS: usize = 1024;
@@ -26,11 +28,11 @@ pub(super) enum Kind {
     Step = 4,
     /// `part` is the channel.
     Kernel = 5,
-    /// Operations that are launched together; nothing is kept of it.
+    /// Operations that are launched together; no data is kept for it.
     Group = 6,
 }
 
-/// A handle that NCCL keeps: what it stands for, a part of it, and the turn of its place, from 1.
+/// A handle that NCCL keeps: the kind of the event, a part of it, and the turn of its place, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Handle {
     pub(super) kind: Kind,
@@ -78,7 +80,7 @@ const TURN_MASK: u64 = (1 << TURN_BITS) - 1;
 
 /// A place in a ring.
 pub(super) trait Slot {
-    /// The turn in which the place was given out, 0 for never, or [`FILLING`].
+    /// The turn in which the place was assigned; 0 for never, or [`FILLING`].
     fn turn(&self) -> &AtomicU64;
 }
 
@@ -98,15 +100,16 @@ impl<S: Slot, const N: usize> Ring<S, N> {
         }
     }
 
-    /// Gives out the next place, lets `fill` write it, and returns its turn; `None` where other threads are still filling the
-    /// places tried.
+    /// Assigns the next place, lets `fill` write it, and returns its turn; `None` if other threads are still filling
+    /// the places tried.
     pub(super) fn push(&self, fill: impl FnOnce(&S)) -> Option<u64> {
         const ATTEMPTS: usize = 8;
         for _ in 0..ATTEMPTS {
             let turn = self.next.fetch_add(1, Ordering::Relaxed) + 1;
             let slot = &self.slots[(turn % N as u64) as usize];
             let before = slot.turn().load(Ordering::Relaxed);
-            // A thread may be stopped while it fills a place, and the others come round to it.
+            // A thread may be stopped while it fills a place, until the others have gone round the ring and reach that
+            // place.
             let is_claimed = before != FILLING
                 && slot
                     .turn()
@@ -122,25 +125,25 @@ impl<S: Slot, const N: usize> Ring<S, N> {
         None
     }
 
-    /// Returns the place that was given out in this turn, unless it was given out again.
+    /// Returns the place that was assigned in this turn, unless it has been reused.
     pub(super) fn get(&self, turn: u64) -> Option<&S> {
         let slot = &self.slots[(turn % N as u64) as usize];
         (turn != 0 && slot.turn().load(Ordering::Acquire) == turn).then_some(slot)
     }
 
-    /// Returns whether places were given out again.
+    /// Returns whether places have been reused.
     pub(super) fn has_wrapped(&self) -> bool {
         self.next.load(Ordering::Relaxed) >= N as u64
     }
 
-    /// Reads all places, oldest turn first; `read` returns `None` for what is not wanted.
+    /// Reads all places, oldest turn first; `read` returns `None` for unwanted ones.
     pub(super) fn read_all<T>(&self, read: impl Fn(&S) -> Option<T>) -> Vec<(u64, T)> {
         let mut all: Vec<(u64, T)> = (self.slots.iter())
             .filter_map(|slot| {
                 let turn = slot.turn().load(Ordering::Acquire);
                 let is_filled = turn != 0 && turn != FILLING;
                 let value = is_filled.then(|| read(slot)).flatten()?;
-                // Not given out again while it was read.
+                // Checks that the place was not reused while it was read.
                 fence(Ordering::Acquire);
                 (slot.turn().load(Ordering::Relaxed) == turn).then_some((turn, value))
             })
@@ -150,7 +153,7 @@ impl<S: Slot, const N: usize> Ring<S, N> {
     }
 }
 
-/// Lengths of a name that is none: a communicator without a name, and one of which NCCL does not tell the name.
+/// Lengths that stand for no name: a communicator without a name, and one whose name NCCL does not report.
 pub(super) const NO_NAME: u32 = u32::MAX - 1;
 pub(super) const UNKNOWN_NAME: u32 = u32::MAX;
 
@@ -159,12 +162,12 @@ pub(super) const NAME: usize = 256;
 
 pub(super) struct Communicator {
     pub(super) turn: AtomicU64,
-    /// NCCL's number of it; 0 where NCCL gives none.
+    /// NCCL's number of the communicator; 0 if NCCL reports none.
     pub(super) hash: AtomicU64,
     /// Bytes of its name, `name_length` of them, or [`NO_NAME`], or [`UNKNOWN_NAME`].
     pub(super) name: [AtomicU8; NAME],
     pub(super) name_length: AtomicU32,
-    /// -1 where NCCL does not say.
+    /// -1 if NCCL does not report it.
     pub(super) rank: AtomicI32,
     pub(super) world_size: AtomicI32,
     /// The mask when it was made.
@@ -202,7 +205,7 @@ pub(super) struct Operation {
     pub(super) algorithm: AtomicU8,
     pub(super) protocol: AtomicU8,
     pub(super) channels: AtomicU8,
-    /// The mask at that time, and since when it was that.
+    /// The mask at that time, and since when it was in effect.
     pub(super) mask: AtomicU64,
     pub(super) mask_since_ns: AtomicU64,
     /// Number of its transfers.
@@ -255,16 +258,17 @@ pub(super) struct Transfer {
     pub(super) is_over: AtomicU8,
     /// Whether a step of it was reported.
     pub(super) has_steps: AtomicU8,
-    /// Whether a wait for the peer's credit has a state of its own.
+    /// Whether the wait for the peer's credit has its own state in this version.
     pub(super) has_credit_state: AtomicU8,
     pub(super) done: AtomicU32,
     /// When it began, and when a step ended last, on the monotonic clock.
     pub(super) since_ns: AtomicU64,
     pub(super) moved_ns: AtomicU64,
-    /// Steps under way: number + 1, and state in the low byte; 0 for none. And when each came into its state.
+    /// Steps in progress: number + 1, with the state in the low byte; 0 for none. And when each entered its state.
     pub(super) under_way: [AtomicU64; STEPS],
     pub(super) state_since_ns: [AtomicU64; STEPS],
-    /// Number of steps that the network has, since when it has some, and the time for which it had some before.
+    /// Number of steps handed to the network and not yet taken, since when there are any, and for how long there were
+    /// any before.
     pub(super) in_network: AtomicU32,
     pub(super) in_network_since_ns: AtomicU64,
     pub(super) in_network_ns: AtomicU64,
@@ -295,7 +299,8 @@ impl Transfer {
 }
 
 impl Transfer {
-    /// Notes that a step comes into state `to` from state `from`. NCCL calls for one transfer on one thread.
+    /// Records that a step changes from state `from` to state `to`. NCCL makes all calls for one transfer on one
+    /// thread.
     pub(super) fn change_state(&self, from: u8, to: u8, now: u64) {
         let is_network = |state: u8| c_int::from(state) == SEND_WAIT;
         let steps = self.in_network.load(Ordering::Relaxed);
@@ -320,7 +325,7 @@ impl Transfer {
         }
     }
 
-    /// Returns for how long the network has had steps of it.
+    /// Returns for how long the network has had steps of this transfer.
     pub(super) fn network_ns(&self, now: u64) -> u64 {
         let before = self.in_network_ns.load(Ordering::Relaxed);
         match self.in_network.load(Ordering::Relaxed) {

@@ -1,15 +1,15 @@
-//! What happens inside NCCL, as it reports it to a profiler plugin.
+//! Events inside NCCL, as NCCL reports them to a profiler plugin.
 //!
-//! NCCL (from 2.23) calls a profiler when it enqueues an operation, when its proxy thread begins and ends a transfer and each
-//! step of it, and when a kernel starts and ends on a channel. The plugin here keeps the last of these in rings; readers look
-//! when an operation hangs ([`observe`]).
+//! NCCL (from 2.23) calls a profiler when it enqueues an operation, when its proxy thread begins and ends a transfer
+//! and each step of it, and when a kernel starts and ends on a channel. This plugin keeps the most recent events in
+//! rings, which readers examine when an operation hangs ([`observe`]).
 //!
-//! Which events NCCL reports is a mask that it reads when an operation is enqueued: [`set_events`] changes what is reported of
-//! later ones, and an operation under way stays as dark as it was. Kernels are the exception: only communicators that are made
-//! after they were asked for report them right.
+//! A mask selects the events that NCCL reports. NCCL reads it when it enqueues an operation: [`set_events`] affects
+//! later operations, and not those already under way. Kernels are the exception: NCCL reports them correctly only on
+//! communicators that were made after kernels were requested.
 //!
-//! The values belong to the process: every libnccl in it calls the same functions. No function here frees, locks or allocates
-//! on a thread of NCCL's, and no handle is a pointer.
+//! The values belong to the process: every libnccl in it calls the same functions. No function here frees, locks or
+//! allocates on a thread of NCCL's, and no handle is a pointer.
 
 mod abi;
 mod callbacks;
@@ -51,7 +51,7 @@ impl Events {
     fn mask(self) -> u64 {
         let operations = abi::COLLECTIVE | abi::POINT_TO_POINT;
         let mut mask = 0;
-        // NCCL reports each of the others with the operation above it; without it they would have no parent.
+        // NCCL reports each of the others with its parent operation; without operations they would have no parent.
         if self.operations || self.transfers || self.steps || self.kernels {
             mask |= operations;
         }
@@ -68,17 +68,17 @@ impl Events {
     }
 }
 
-/// Asks NCCL for these events, of the operations that are enqueued from now on.
+/// Requests these events from NCCL, for the operations that are enqueued from now on.
 pub fn set_events(events: Events) {
     callbacks::want(events.mask());
 }
 
-/// Asks NCCL for these events as well once it makes a communicator whose ranks are on several hosts.
+/// Requests these events as well once NCCL makes a communicator whose ranks are on several hosts.
 pub fn add_events_between_hosts(events: Events) {
     callbacks::want_between_hosts(events.mask());
 }
 
-/// Returns the version of the interface by which a libnccl has taken the plugin.
+/// Returns the interface version with which a libnccl has taken the plugin.
 #[must_use]
 pub fn taken_by() -> Option<u32> {
     let version = callbacks::VERSION.load(Ordering::SeqCst);
@@ -107,7 +107,7 @@ pub fn install() -> &'static Offer {
     })
 }
 
-/// Returns the user's network plugin, if it has a profiler: NCCL takes that where it finds no profiler of its own.
+/// Returns the user's network plugin, if it contains a profiler: NCCL uses that one when it finds no profiler plugin.
 fn profiler_of_network_plugin() -> Option<String> {
     let Some(value) = configured("NCCL_NET_PLUGIN") else {
         let found = installed(c"libnccl-net.so")?;
@@ -126,7 +126,8 @@ fn profiler_of_network_plugin() -> Option<String> {
     None
 }
 
-/// Returns whether the dynamic linker finds this library, and it has a profiler. It stays open: NCCL would open it as well.
+/// Returns whether the dynamic linker finds this library and it contains a profiler. The library stays open: NCCL would
+/// open it as well.
 fn has_profiler(library: &CStr) -> bool {
     let Some(handle) = open(library) else {
         return false;

@@ -1,8 +1,9 @@
-//! The names that NCCL gives to functions, algorithms and protocols, as indices: its strings may go away with its library.
+//! The names that NCCL gives to functions, algorithms and protocols, as indices: NCCL's strings may disappear with its
+//! library.
 
 use std::ffi::{CStr, c_char};
 
-/// The first stands for every other name.
+/// The first entry stands for every other name.
 pub(super) static FUNCTIONS: [&str; 12] = [
     "an operation",
     "AllGather",
@@ -53,13 +54,13 @@ pub(super) unsafe fn element_size(name: *const c_char) -> u8 {
     if name.is_null() {
         return 0;
     }
-    // SAFETY: of the caller.
+    // SAFETY: guaranteed by the caller.
     let name = unsafe { CStr::from_ptr(name) }.to_bytes();
     let found = ELEMENTS.iter().find(|(one, _)| one.as_bytes() == name);
     found.map_or(0, |(_, bytes)| *bytes)
 }
 
-/// Numbers of functions in version 1 (`ncclFunc_t`), as indices of [`FUNCTIONS`].
+/// The function numbers of version 1 (`ncclFunc_t`), as indices of [`FUNCTIONS`].
 static FUNCTIONS_V1: [u8; 8] = [4, 6, 1, 7, 2, 11, 9, 10];
 
 /// Returns the index of a name.
@@ -70,7 +71,7 @@ pub(super) unsafe fn index(names: &[&str], name: *const c_char) -> u8 {
     if name.is_null() {
         return 0;
     }
-    // SAFETY: of the caller.
+    // SAFETY: guaranteed by the caller.
     let name = unsafe { CStr::from_ptr(name) }.to_bytes();
     let found = names.iter().position(|one| one.as_bytes() == name);
     found.unwrap_or(0) as u8
@@ -80,7 +81,7 @@ pub(super) fn function_v1(number: u8) -> u8 {
     FUNCTIONS_V1.get(usize::from(number)).copied().unwrap_or(0)
 }
 
-/// Returns the index of a number of version 1 in a table of names, whose first entry has no number.
+/// Returns the index of a version 1 number in a table of names, whose first entry has no number.
 pub(super) fn number_v1(names: &[&str], number: u8) -> u8 {
     let index = usize::from(number) + 1;
     if index < names.len() { index as u8 } else { 0 }

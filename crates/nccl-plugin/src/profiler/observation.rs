@@ -1,4 +1,4 @@
-//! What the rings hold, for readers.
+//! Reads the contents of the rings.
 
 use std::sync::atomic::Ordering;
 
@@ -12,23 +12,23 @@ use super::events::{
 };
 use super::names::{ALGORITHMS, FUNCTIONS, PROTOCOLS};
 
-/// Which communicator is asked about, as NCCL knows it.
+/// Identifies the communicator in question, as NCCL knows it.
 #[derive(Clone, Copy, Debug)]
 pub struct CommunicatorQuery<'a> {
     /// Its name (`commName`).
     pub name: &'a str,
-    /// This rank in it.
+    /// This process's rank in it.
     pub rank: usize,
     /// Number of its ranks.
     pub world_size: usize,
 }
 
-/// What NCCL has reported of a communicator.
+/// What NCCL has reported about a communicator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observation {
     /// Its operations, oldest first.
     pub operations: Vec<ObservedOperation>,
-    /// Operations that were enqueued before, in ns of the monotonic clock, may have been lost.
+    /// Operations that were enqueued before this time may be missing; in ns of the monotonic clock.
     pub complete_since_ns: u64,
 }
 
@@ -47,11 +47,12 @@ pub struct ObservedOperation {
     pub protocol: &'static str,
     /// When it was enqueued, in ns of the monotonic clock.
     pub since_ns: u64,
-    /// On how many channels it runs; 0 where NCCL does not say.
+    /// The number of channels on which it runs; 0 if NCCL does not report it.
     pub channels: u32,
     /// Channels on which its kernel has started and ended; `None` where that was not observed.
     pub kernel: Option<KernelChannels>,
-    /// Since when its transfers were asked for when it was enqueued, in ns of the monotonic clock; `None` if they were not.
+    /// Since when its transfers had been requested when it was enqueued, in ns of the monotonic clock; `None` if they
+    /// were not.
     pub transfers_asked_since_ns: Option<u64>,
     /// Whether some of its transfers are lost.
     pub is_incomplete: bool,
@@ -87,11 +88,11 @@ pub struct ObservedTransfer {
     pub waits_for: Option<WaitsFor>,
     /// Time since a step ended, or since the first one began.
     pub still_ms: u64,
-    /// Time for which the oldest step under way has waited for the same.
+    /// Time for which the oldest step under way has been in its current wait.
     pub waits_ms: u64,
     /// Time since the first step began.
     pub age_ms: u64,
-    /// Of that, for how long the network had data of this rank's that it had not taken.
+    /// The part of that time in which the network had not yet taken data of this rank that it was given.
     pub network_ms: u64,
 }
 
@@ -110,7 +111,7 @@ pub enum WaitsFor {
     Flush,
     /// This rank's own GPU, to take what was received.
     OwnGpuTakes,
-    /// The first or the second: releases before 2.27 do not tell which.
+    /// This rank's own GPU, or room at the receiver: releases before 2.27 do not distinguish the two.
     OwnGpuOrPeerCredit,
 }
 
@@ -129,11 +130,19 @@ impl WaitsFor {
     }
 }
 
-/// Returns what NCCL has reported of the operations of a communicator that were enqueued since `since_ns` of the monotonic
-/// clock. `None` where NCCL has reported no such communicator, or several that fit.
+/// Returns what NCCL has reported about the operations of a communicator that were enqueued since `since_ns` of the
+/// monotonic clock. Among several matching communicators, it is the one with such an operation: NCCL may still be freeing
+/// an older one, which was aborted. `None` if NCCL has reported no matching communicator, or several in use.
 #[must_use]
 pub fn observe(query: CommunicatorQuery<'_>, since_ns: u64) -> Option<Observation> {
-    let fitting = ALL_COMMUNICATORS.read_all(|slot| fits(slot, query).then(|| mask_of(slot)));
+    let mut fitting = ALL_COMMUNICATORS.read_all(|slot| fits(slot, query).then(|| mask_of(slot)));
+    if fitting.len() > 1 {
+        let used = ALL_OPERATIONS.read_all(|slot| {
+            let is_asked = slot.since_ns.load(Ordering::Relaxed) >= since_ns;
+            is_asked.then(|| slot.communicator.load(Ordering::Relaxed))
+        });
+        fitting.retain(|(turn, _)| used.iter().any(|(_, communicator)| communicator == turn));
+    }
     let [(communicator, mask_at_init)] = fitting[..] else {
         return None;
     };
@@ -195,8 +204,8 @@ pub struct FinishedOperation {
     pub kernel_ns: u64,
 }
 
-/// Returns the operations whose kernels have ended, and that were not returned before, oldest first. What was pushed out of the
-/// ring meanwhile is missing.
+/// Returns the operations whose kernels have ended and that were not returned before, oldest first. Operations whose
+/// places in the ring were reused before this call are missing.
 #[must_use]
 pub fn take_finished() -> Vec<FinishedOperation> {
     let all = ALL_OPERATIONS.read_all(|slot| {
@@ -236,8 +245,8 @@ fn name_of(slot: &Communicator) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Returns NCCL's number of a communicator (`commId` in its log, `hash` in answers of its RAS service). `None` where NCCL has
-/// reported no such communicator, or several that fit.
+/// Returns NCCL's number of a communicator (`commId` in its log, `hash` in answers of its RAS service). `None` if NCCL
+/// has reported no matching communicator, or several.
 #[must_use]
 pub fn hash_of(query: CommunicatorQuery<'_>) -> Option<u64> {
     let hash = |slot: &Communicator| slot.hash.load(Ordering::Relaxed);
@@ -272,14 +281,14 @@ fn has_name(slot: &Communicator, name: &str) -> bool {
     length as usize == kept.len() && slot.name.iter().zip(kept).all(same)
 }
 
-/// Returns the number of transfers that were begun for an operation, and the operation without them.
+/// Returns the number of transfers that were begun for an operation, and the operation without its transfers.
 fn read_operation(slot: &Operation, mask_at_init: u64) -> (u32, ObservedOperation) {
     let named = |names: &[&'static str], index: u8| names.get(usize::from(index)).copied();
     let mask = slot.mask.load(Ordering::Relaxed);
-    // A kernel that ended first is seen to have started.
+    // Read first, so that a kernel that has ended is also seen to have started.
     let ended = slot.ended.load(Ordering::Acquire);
     let started = slot.started.load(Ordering::Acquire);
-    // NCCL reports kernels wrongly on a communicator that was made without them.
+    // NCCL reports kernels incorrectly on a communicator that was made before they were requested.
     let has_kernels = mask & mask_at_init & KERNEL_CHANNEL != 0;
     let has_transfers = mask & (PROXY_OPERATION | PROXY_STEP) != 0;
     let asked_since = slot.mask_since_ns.load(Ordering::Relaxed);

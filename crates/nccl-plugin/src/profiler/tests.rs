@@ -195,7 +195,7 @@ fn seen(name: &str, rank: usize) -> Option<Vec<ObservedOperation>> {
     observe(query, 0).map(|seen| seen.operations)
 }
 
-/// The mask is of the process: tests that set it take turns.
+/// The mask belongs to the process: tests that set it take turns.
 static MASK: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 /// Where NCCL reads it: one place per library.
@@ -379,7 +379,7 @@ fn the_mask_is_written_where_nccl_reads_it() {
     };
     set_events(steps);
     assert_eq!(value(), 0b1_1110);
-    // A kernel that is asked for afterwards is not believed.
+    // Kernels that are requested afterwards are ignored.
     set_events(ALL);
     let operation = nccl.start(abi::COLLECTIVE, null_mut(), all_reduce());
     let kernel = KernelChannelV4 {
@@ -420,7 +420,7 @@ fn a_communicator_of_several_hosts_brings_more_events() {
     };
     assert_eq!((code, value()), (0, 0b1110));
     assert_eq!((table.finalize)(context), 0);
-    // They stay: another one of several hosts may come.
+    // The events stay requested: another communicator of several hosts may come.
     assert_eq!(value(), 0b1110);
     on_one.finalize();
     add_events_between_hosts(Events::default());
@@ -441,7 +441,7 @@ fn old_and_foreign_handles_are_ignored() {
     );
     let receives = nccl.start(abi::PROXY_OPERATION, operation, transfer(2, false));
     let step = nccl.start(abi::PROXY_STEP, receives, ProxyStep { step: 0 });
-    // A kind without an interest, no parent, a parent of another kind, and values that are no handles.
+    // An unrequested kind, no parent, a parent of another kind, and values that are no handles.
     assert!(nccl.start(1 << 5, null_mut(), [0u64; 16]).is_null());
     let none = nccl.start(abi::PROXY_OPERATION, null_mut(), transfer(2, false));
     assert!(none.is_null());
@@ -650,6 +650,31 @@ fn two_communicators_of_one_name_are_not_told_apart() {
     first.finalize();
     assert_eq!(seen("twice", 3), Some(Vec::new()));
     second.finalize();
+}
+
+#[test]
+fn of_two_communicators_of_one_name_the_one_in_use_is_meant() {
+    let _turn = MASK.lock().unwrap();
+    set_events(ALL);
+    // Aborted, and not freed yet.
+    let old = nccl_v4(c"again", 3);
+    old.start(abi::COLLECTIVE, null_mut(), all_reduce());
+    let new = nccl_v4(c"again", 3);
+    let since = monotonic_ns();
+    let query = CommunicatorQuery {
+        name: "again",
+        rank: 3,
+        world_size: 8,
+    };
+    assert_eq!(observe(query, since), None);
+    new.start(abi::COLLECTIVE, null_mut(), all_reduce());
+    assert_eq!(observe(query, since).unwrap().operations.len(), 1);
+    // Both are in use: NCCL does not say which of them the program means.
+    old.start(abi::COLLECTIVE, null_mut(), all_reduce());
+    assert_eq!(observe(query, since), None);
+    old.finalize();
+    assert_eq!(observe(query, since).unwrap().operations.len(), 1);
+    new.finalize();
 }
 
 #[test]
