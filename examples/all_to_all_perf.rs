@@ -7,9 +7,9 @@
 //! torchrun --no-python --nproc-per-node 8 target/release/examples/all_to_all_perf
 //! ```
 //!
-//! Without arguments it starts as many ranks as there are GPUs, each a process; without a GPU, four ranks on the
-//! emulator. Options, header, rows, footer and JSON are those of nccl-tests; `--help` lists them. All of that is in
-//! `nccl_tools`; this file has the measured operation.
+//! Without arguments it starts one process per GPU, each a rank; without a GPU, four ranks on the emulator. Options, header,
+//! rows, footer and JSON are those of nccl-tests; `--help` lists the options. All of that is implemented in `nccl_tools`; this
+//! file contains the measured operation.
 
 use std::process::ExitCode;
 
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
 
 struct AllToAll {
     ranks_per_node: Option<usize>,
-    /// For algorithms that need one.
+    /// Present only for algorithms that need a plan.
     plan: Option<nccl::all_to_all::AllToAll>,
 }
 
@@ -86,7 +86,7 @@ impl Operation for AllToAll {
         let (x, y) = operands.elements(call.data_type())?;
         match &mut self.plan {
             Some(plan) => plan.enqueue(x, y),
-            // No plan is needed for nothing.
+            // An empty exchange needs no plan.
             None if call.shape.count == 0 => communicator.all_to_all(x, y),
             None => communicator.all_to_all_with(x, y, way(call)),
         }

@@ -1,5 +1,5 @@
-//! Measures the speed of an all-to-all in which each pair of ranks has a length of its own, and verifies every element:
-//! nccl-tests' `alltoallv_perf`, on the safe crate.
+//! Measures the speed of an all-to-all with a separate length for each pair of ranks, and verifies every element: nccl-tests'
+//! `alltoallv_perf`, on the safe crate.
 //!
 //! ```text
 //! cargo run --release --example all_to_all_v_perf
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
 
 struct AllToAllV {
     traffic: Traffic,
-    /// How many elements this rank sends to each, and receives from each.
+    /// The number of elements that this rank sends to each rank, and receives from each.
     counts: [Vec<usize>; 2],
 }
 

@@ -30,7 +30,7 @@ fn rank(world: &World) -> Result<(), Box<dyn Error>> {
     // Operations of this communicator go to the second stream.
     let comm = world.communicator("gradients").stream(&reduce).build()?;
 
-    // Weights begin with what rank 0 has.
+    // All ranks start with the weights of rank 0.
     let mut weights = vec![vec![world.rank() as f32; WIDTH]; LAYERS];
     for layer in &mut weights {
         let mut on_device = reduce.clone_htod(layer)?;
@@ -63,7 +63,7 @@ fn rank(world: &World) -> Result<(), Box<dyn Error>> {
         "loss {loss:.6} after {STEPS} steps, weight {:.3}",
         weights[0][0]
     );
-    // Equal on all ranks, or they would drift apart.
+    // The weights must be equal on all ranks, or the replicas would drift apart.
     let mine = weights[0][0].to_bits().to_le_bytes();
     let all = world.all_gather("weights", &mine)?;
     assert!(all.iter().all(|one| *one == mine), "{all:?}");
@@ -71,8 +71,9 @@ fn rank(world: &World) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Puts a gradient on the compute stream, as a kernel would, and its reduction on the communicator's. The reduction waits for
-/// the kernel and the next kernel that writes into the bucket waits for the reduction: the crate orders streams by the buffer.
+/// Puts a gradient on the compute stream, as a kernel would, and its reduction on the communicator's stream. The reduction
+/// waits for the kernel, and the next kernel that writes to the bucket waits for the reduction: the crate orders streams by
+/// buffer.
 fn start_reduction(
     comm: &Communicator,
     compute: &Arc<CudaStream>,
@@ -84,7 +85,7 @@ fn start_reduction(
     Ok(())
 }
 
-/// Other data on each rank.
+/// Returns different data on each rank.
 fn inputs(step: usize, rank: usize) -> Vec<f32> {
     let number = |index: usize| {
         let mixed = ((step * 2 + rank) * WIDTH + index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);

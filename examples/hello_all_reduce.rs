@@ -1,4 +1,4 @@
-//! The smallest program: the ranks add up what each of them has.
+//! The smallest program: an all-reduce that sums a value of each rank.
 //!
 //! ```text
 //! cargo run --release --example hello_all_reduce
@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use nccl::{ReduceOp, World};
 
 fn main() -> ExitCode {
-    // Two processes on this host; under nccl-run, srun or mpirun as many as that has started.
+    // Two processes on this host; under nccl-run, srun or mpirun, as many as the launcher has started.
     nccl::launch::local_ranks(2, rank)
 }
 

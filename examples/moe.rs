@@ -1,4 +1,4 @@
-//! A layer with a mixture of experts: tokens go to the ranks that have their experts, and back.
+//! A mixture-of-experts layer: tokens are sent to the ranks of their experts, and the results are sent back.
 //!
 //! ```text
 //! cargo run --release --example moe
@@ -36,7 +36,7 @@ fn rank(world: &World) -> Result<(), Box<dyn Error>> {
         .build()?;
     let mut routing = ep.routing()?;
 
-    // A router would choose: here token t takes experts t and t + 1.
+    // A router would choose the experts; here token t goes to experts t and t + 1.
     let expert = |token: usize, choice: usize| (rank + token + choice) % EXPERTS;
     let choices = (0..TOKENS).flat_map(|token| (0..TOP_K).map(move |choice| expert(token, choice)));
     let top_k: Vec<i32> = choices.map(|expert| expert as i32).collect();

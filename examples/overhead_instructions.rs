@@ -15,10 +15,10 @@
 //! WHAT is the number of messages of a group, `all-to-all`, `all-reduce`, or `elsewhere` for an
 //! all-reduce by way of `Communicator::on`.
 //!
-//! Only instructions inside of `measured` are counted, with everything called from there: the library that queues, and
-//! the driver or the emulator. The difference of two sizes is the messages' part, and the rest of a group is the
-//! group's. `driver` counts the driver's part of a group, which is the emulator's and none of the safe crate's.
-//! `blocking-child` is the safe crate in that launch mode. The figures of one build are the same each time.
+//! Only instructions inside `measured` and its callees are counted: the library that queues, and the driver or the emulator.
+//! The difference between two sizes is the cost of the messages; the remainder is the cost of the group itself. `driver` counts
+//! the driver's part of a group, which belongs to the emulator and not to the safe crate. `blocking-child` is the safe crate in
+//! that launch mode. The figures of one build are the same each time.
 
 use std::error::Error;
 use std::process::Command;

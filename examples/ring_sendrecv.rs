@@ -23,13 +23,13 @@ fn rank(world: &World) -> Result<(), Box<dyn Error>> {
     let mut block = stream.clone_htod(&[rank as u32; 1024])?;
     let mut received = stream.alloc_zeros::<u32>(1024)?;
     for _ in 0..ranks {
-        // One group: both progress together. A send that is done before the receive begins would wait for ever, because
-        // every rank would be in it.
+        // One group: both messages progress together. A send that had to finish before the receive begins would wait for ever,
+        // because every rank would be in its send.
         comm.group(|group| {
             group.isend(&block, next)?;
             group.irecv(&mut received, previous)
         })?;
-        // The next round is behind this one on the stream: nothing has to wait on the host.
+        // The next round is queued behind this one on the stream, so the host does not wait.
         std::mem::swap(&mut block, &mut received);
     }
 

@@ -4,10 +4,10 @@
 //! cargo run --release --example root_cause [RANK]
 //! ```
 //!
-//! The program starts itself eight times, as `nccl-run -n 8` would. The ranks repeat an all-reduce. Then the process of
-//! one of them (of RANK, or of any) gets SIGKILL, which no program can handle. Every other rank is at that moment in an
-//! operation that can never end; each prints the error of this operation, and the program compares them. It ends with
-//! exit code 0 when all of them name the process that was killed, in the same words.
+//! The program starts itself eight times, as `nccl-run -n 8` would. The ranks repeat an all-reduce. Then one process (that of
+//! RANK, or of a random rank) gets SIGKILL, which a program cannot handle. Every other rank is then in an operation that can
+//! never end; each prints the error of this operation, and the program compares them. The exit code is 0 when all of them name
+//! the killed process, in the same words.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
@@ -20,7 +20,7 @@ use nccl::{ReduceOp, Rendezvous, World};
 use nccl_tools::perf;
 
 const RANKS: usize = 8;
-/// Limit of everything here.
+/// The timeout of every wait in this program.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The time that output of an ended rank may take to arrive.
 const MOMENT: Duration = Duration::from_millis(200);
@@ -54,7 +54,8 @@ fn rank() -> Outcome {
         }
         let pending = comm.all_reduce_in_place(&mut y, ReduceOp::Sum);
         if let Err(error) = pending.and_then(|pending| pending.wait()) {
-            // The same on all ranks, for programs; `error` is for people, and has the operation of this rank.
+            // The fault is the same on all ranks, for programs to use; `error` is for people, and names the operation of this
+            // rank.
             let fault = error.fault().ok_or("an error without a cause")?;
             println!("cause: {fault}");
             println!("{error:#}");
@@ -77,7 +78,7 @@ fn launch(victim: usize) -> Outcome {
         let _ = say.send((line.rank, text));
     }));
     let program = std::env::current_exe()?;
-    // When a rank dies, the others are left alone, so that they report it.
+    // When a rank dies, the launcher leaves the others alone, so that they report the death.
     let fleet = Fleet::builder(RANKS).with(|fleet| {
         fleet.output = output;
         fleet.keep_others = true;
@@ -175,7 +176,7 @@ fn launch(victim: usize) -> Outcome {
     Ok(())
 }
 
-/// Any rank.
+/// Returns a random rank.
 fn any() -> usize {
     let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     time.map_or(5, |time| time.subsec_nanos() as usize % RANKS)

@@ -1,4 +1,4 @@
-//! One of three ranks dies in the middle of the work; the others learn which, and go on as two.
+//! One of three ranks dies during the work; the other two learn which one, and continue.
 //!
 //! ```text
 //! cargo run --release --example survive_a_death
@@ -16,7 +16,7 @@ fn main() -> ExitCode {
     let code = nccl::launch::local_ranks(3, rank);
     match Rendezvous::from_env() {
         Ok(_) => code,
-        // The process that has started the ranks, of which one died on purpose.
+        // This is the process that started the ranks, one of which died on purpose.
         Err(_) => ExitCode::SUCCESS,
     }
 }
@@ -32,7 +32,7 @@ fn rank(world: &World) -> Result<(), Box<dyn Error>> {
         match sum(&comm, &stream) {
             Ok(sum) => assert_eq!(sum, world.size() as f32),
             Err(error) => {
-                // The same on all ranks that are left, within milliseconds.
+                // The error is the same on all remaining ranks, and arrives within milliseconds.
                 println!("step {step}: {error}");
                 break;
             }

@@ -1,4 +1,4 @@
-//! What the benchmarks, examples and tests of this workspace share.
+//! The common code of this workspace's benchmarks, examples and tests.
 //!
 //! The benchmarks follow NVIDIA's nccl-tests: its options ([`options`]), its method ([`bench`](mod@bench)), its text
 //! ([`format`](mod@format)) and its JSON ([`json`]), so that figures and scripts carry over; [`perf`] makes a program
@@ -52,7 +52,7 @@ pub mod testing;
 pub mod traffic;
 pub mod verify;
 
-/// What the README and the guides show is compiled with the tests.
+/// Compiles the examples in the README and the guides together with the tests.
 #[cfg(doctest)]
 mod guides {
     macro_rules! guides {

@@ -64,7 +64,7 @@ impl Progress {
             return;
         }
         let text = text();
-        // Progress that cannot be written is not missed.
+        // Failed writes of progress are ignored.
         let _ = match self.to {
             To::Terminal => write!(io::stderr(), "{CLEAR_LINE}{text}"),
             _ => writeln!(io::stderr(), "{PROGRESS}{text}"),

@@ -1,4 +1,4 @@
-//! Which sizes are measured.
+//! The sizes to measure.
 
 /// How one size leads to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,9 +13,9 @@ pub struct Summary {
     pub mean: f64,
     /// The median; of an even number of values, the upper of the two in the middle.
     pub p50: f64,
-    /// The value that 95 of 100 do not exceed.
+    /// The 95th percentile.
     pub p95: f64,
-    /// The value that 99 of 100 do not exceed: the largest one, while there are fewer than 100.
+    /// The 99th percentile; the largest value if there are fewer than 100.
     pub p99: f64,
     /// The standard deviation of the values themselves, not an estimate of a population's.
     pub deviation: f64,

@@ -1,4 +1,4 @@
-//! Tests that need processes of their own: what `nccl::testing` has for them, and looking at the processes.
+//! Support for tests with separate processes: re-exports of `nccl::testing`, and functions to inspect processes.
 
 use std::time::{Duration, Instant};
 

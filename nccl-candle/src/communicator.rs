@@ -17,8 +17,8 @@ type Result<T, E = candle_core::Error> = std::result::Result<T, E>;
 /// The ranks that work together on tensors, seen from one of them.
 ///
 /// Cheap to clone; may be used from any thread. All ranks must call the same operations in the same order, with the
-/// same shapes and element types. A rank that does not makes the others wait, at most as long as an operation may
-/// take; their error then names that rank.
+/// same shapes and element types. If a rank does not, the others wait for it, at most as long as an operation may take;
+/// their error then names that rank.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -106,8 +106,8 @@ impl TensorCommunicator {
 
     /// Makes the communicator called `name`, of all ranks of a world, for tensors on `device`.
     ///
-    /// For [`Device::Cpu`] it uses the device of number [`World::local_rank`], a GPU's or the emulator's, and a stream
-    /// of its own there. For a CUDA device it uses that device's stream.
+    /// For [`Device::Cpu`] it uses the device with number [`World::local_rank`], of a GPU or of the emulator, and a
+    /// stream of its own there. For a CUDA device it uses that device's stream.
     ///
     /// # Errors
     /// As [`CommunicatorBuilder::build`](nccl::CommunicatorBuilder::build); [`Error::Device`] for candle's usual
@@ -151,7 +151,8 @@ impl TensorCommunicator {
         Ok(Self::new(comm))
     }
 
-    /// Returns the same communicator with a meaning for the gradients of results that every rank has. See [`Gradient`].
+    /// Returns the same communicator, with the given meaning of gradients for results that every rank has. See
+    /// [`Gradient`].
     ///
     /// ```
     /// # fn example(comm: nccl_candle::TensorCommunicator) {
@@ -223,9 +224,10 @@ impl TensorCommunicator {
         self.comm.world_size()
     }
 
-    /// Returns the last error of an operation on this communicator or a clone, also when candle's own error lost it.
+    /// Returns the last error of an operation on this communicator or a clone, even if candle's own error has lost it.
     ///
-    /// The fault that ended the communicator on all of its ranks is in [`Communicator::fault`] and [`World::fault`] as well.
+    /// [`Communicator::fault`] and [`World::fault`] also have the fault that ended the communicator on all of its
+    /// ranks.
     ///
     /// ```
     /// # fn example(comm: &nccl_candle::TensorCommunicator, x: &candle_core::Tensor) {
@@ -242,7 +244,7 @@ impl TensorCommunicator {
         self.shared.last_error.lock().clone()
     }
 
-    /// Returns what is kept for tensors on the CPU, and how much memory that is.
+    /// Returns the size of the memory that is kept for tensors on the CPU.
     ///
     /// ```
     /// # fn example(comm: &nccl_candle::TensorCommunicator) {

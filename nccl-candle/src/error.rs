@@ -1,7 +1,7 @@
 //! Errors on tensors, and how they survive candle's error type.
 //!
 //! candle's errors that wrap others keep only their text, with one exception: `Error::Cuda` keeps the error itself, and
-//! prints like it. So this crate's errors are wrapped in that one, also those of tensors on the CPU.
+//! prints like it. So this crate wraps its errors in `Error::Cuda`, even those of tensors on the CPU.
 
 use std::sync::Arc;
 
@@ -96,7 +96,7 @@ pub enum Error {
         stride: Vec<usize>,
     },
 
-    /// A gradient that is not known, or not defined.
+    /// A gradient that is unknown or undefined.
     #[error("the gradient of {operation} on \"{comm}\": {reason}")]
     NoGradient {
         /// The operation.

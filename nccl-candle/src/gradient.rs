@@ -1,6 +1,6 @@
 //! The meaning of the gradient of a result that every rank has.
 
-/// What the ranks compute from a result that all of them have, which decides what its gradient is.
+/// What the ranks compute from a result that all of them have; this determines the gradient of the result.
 ///
 /// candle differentiates on each rank alone, so that an operation between ranks has to know what an incoming
 /// gradient stands for. Chosen with [`TensorCommunicator::with_gradient`](crate::TensorCommunicator::with_gradient); without
@@ -13,10 +13,10 @@
 /// | all-gather | this rank's part of it | reduce-scattered |
 /// | broadcast | as it is on the root, nothing elsewhere | the sum on the root, nothing elsewhere |
 ///
-/// No choice is needed where the ranks' results differ: reduce-scatter (sum, mean), whose gradient is
-/// all-gathered; all-to-all, whose gradient is sent back in the opposite direction;
-/// [`copy_to_ranks`](crate::TensorCommunicator::copy_to_ranks), which does nothing, and all-reduces the gradient
-/// (Megatron's *f*).
+/// No choice is needed where the ranks' results differ: reduce-scatter (sum, mean), whose gradient is all-gathered;
+/// all-to-all, whose gradient is sent back in the opposite direction;
+/// [`copy_to_ranks`](crate::TensorCommunicator::copy_to_ranks), which does nothing in the forward pass and all-reduces
+/// the gradient (Megatron's *f*).
 ///
 /// Products, minima and maxima have no gradient here.
 ///
@@ -44,7 +44,7 @@
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Gradient {
-    /// Every rank computes the same from it, and it is one loss: tensor parallelism.
+    /// Every rank computes the same loss from it: tensor parallelism.
     Replicated,
     /// Every rank computes something of its own from it, and the sum of the ranks' losses is differentiated.
     Summed,

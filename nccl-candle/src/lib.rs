@@ -19,14 +19,14 @@
 //! ```
 //!
 //! # Where tensors are stored
-//! - On the **CPU**, an operation goes through a GPU, or through the emulator: into pinned memory that is kept
-//!   for the next one, to the device, through NCCL, and back. The call waits for the end, at most as long as the
-//!   communicator's operations may take, so that the returned tensor is complete. This is how tensor parallelism runs in
-//!   tests and on a laptop.
-//! - On a **CUDA device** (feature `cuda`) nothing is copied: the operation is put on the device's own stream,
-//!   reads the tensor's memory, and writes the result's. The call waits for nothing, as candle's own operations.
-//!   No GPU has run this half yet: it is compiled against candle's feature `cuda`
-//!   (`cargo xtask check-candle-cuda`), and issues through the same functions as the other one.
+//! - On the **CPU**, an operation goes through a GPU, or through the emulator: the data is copied into pinned memory,
+//!   which is kept for the next operation, to the device, through NCCL, and back. The call waits for the end, at most
+//!   as long as the communicator's operations may take, so that the returned tensor is complete. This is how tensor
+//!   parallelism runs in tests and on a laptop.
+//! - On a **CUDA device** (feature `cuda`) nothing is copied: the operation is enqueued on the device's own stream,
+//!   reads the tensor's memory, and writes the result's. The call waits for nothing, like candle's own operations. This
+//!   path has not run on a GPU yet: it is compiled against candle's feature `cuda` (`cargo xtask check-candle-cuda`),
+//!   and issues operations through the same functions as the CPU path.
 //!
 //! # Shapes
 //! Of `n` ranks, with `d` the length of the first dimension:
@@ -39,8 +39,8 @@
 //! | [`reduce_scatter`](TensorCommunicator::reduce_scatter) | `[d, …]`, `d` a multiple of `n` | `[d/n, …]` |
 //! | [`all_to_all`](TensorCommunicator::all_to_all) | `[d, …]`, `d` a multiple of `n` | the same shape |
 //!
-//! `all_gather` and `reduce_scatter` take any other dimension as well. A dimension may have length 0: that operation
-//! keeps its place in the order of all, and moves nothing.
+//! `all_gather` and `reduce_scatter` take any other dimension as well. A dimension may have length 0: the operation
+//! then keeps its place in the order of operations, and moves no data.
 //!
 //! # Views
 //! A contiguous view is used as it is, wherever it begins. The methods of [`TensorCommunicator`] make a strided view
@@ -54,9 +54,9 @@
 //! See [`Gradient`].
 //!
 //! # Errors
-//! candle's errors keep this crate's errors, but code that adds context or converts them may lose them: [`Error::of`] finds
-//! the error, and [`TensorCommunicator::last_error`] has it in any case. The fault that ended a communicator on all of its
-//! ranks is in `world.fault()` as well.
+//! candle's errors keep this crate's errors, but code that adds context or converts them may lose them: [`Error::of`]
+//! finds the error, and [`TensorCommunicator::last_error`] has it in any case. `world.fault()` also has the fault that
+//! ended a communicator on all of its ranks.
 //!
 //! # Features
 //! - `cuda`: tensors on CUDA devices. Turns on candle's feature of that name, which needs `nvcc` to build and links

@@ -143,8 +143,8 @@ impl TensorCommunicator {
         apply(&x.reshape(blocks)?.permute(order)?.reshape(dims)?)
     }
 
-    /// Sends part `i` of this rank's tensor, along the first dimension, to rank `i`, and puts what comes from rank `i`
-    /// there.
+    /// Sends part `i` of this rank's tensor, along the first dimension, to rank `i`; part `i` of the result comes from
+    /// rank `i`.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce); [`Error::NotDivisible`], [`Error::Scalar`].
@@ -162,9 +162,9 @@ impl TensorCommunicator {
         x.contiguous()?.apply_op1(ops::AllToAll::new(self))
     }
 
-    /// Returns the tensor itself, which is the same on all ranks, and from which each computes something else: the gradients of
-    /// all ranks are added up in the backward pass (Megatron's *f*).
-    ///
+    /// Returns the tensor unchanged. It is the same on all ranks, but each rank computes something different from it:
+    /// the backward pass adds the gradients of all ranks (Megatron's *f*).
+    /// Costs nothing if no gradient is needed, and a copy otherwise.
     /// Costs nothing where no gradient is wanted, and a copy where one is.
     ///
     /// # Errors

@@ -1,11 +1,11 @@
 //! Staging memory for the elements of tensors on the CPU: pinned memory and device memory, kept for the next
 //! operation.
 //!
-//! An [`Area`] belongs to one operation at a time: taken from the pool, or made when all are in use, so that a program
-//! of one thread has one area, and several threads never wait for each other here. Invariant: nothing is on its
-//! stream while an area is in the pool, or is dropped. The copies use plain slices, which cudarc does not know to be
-//! pinned, so that nothing else waits for them. An area whose stream does not become idle (a device that
-//! failed, a rank that does not let go) is leaked.
+//! An [`Area`] belongs to one operation at a time. It is taken from the pool, or made when all areas are in use, so
+//! that a program of one thread has one area, and several threads never wait for each other here. Invariant: the stream
+//! of an area is idle while the area is in the pool, and when it is dropped. The copies use plain slices, which cudarc
+//! does not know to be pinned, so that nothing else waits for them. An area whose stream does not become idle (a device
+//! that failed, a rank that does not release it) is leaked.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -133,7 +133,7 @@ impl Area {
                 (self.stream).memcpy_dtoh(&device_out.slice(..output), &mut host_out[..output]);
             copied.map_err(cuda("copying a tensor from the device (cuMemcpyDtoHAsync)"))?;
         }
-        // The wait for its end is put behind the copy.
+        // The copy back is enqueued before the wait for the operation.
         request.wait()
     }
 
@@ -226,8 +226,8 @@ impl Staging {
         self.idle.lock()
     }
 
-    /// Takes an area of `needed` bytes or more: the smallest that is large enough, or a new one in the place of one that is
-    /// not.
+    /// Takes an area of at least `needed` bytes: the smallest that is large enough, or a new one that replaces one that
+    /// is too small.
     fn take(&self, comm: &Communicator, needed: usize) -> nccl::Result<Area> {
         let small = {
             let mut idle = self.idle();

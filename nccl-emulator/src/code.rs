@@ -6,8 +6,8 @@ use nccl_sys::ncclResult_t;
 
 use crate::version;
 
-/// What NCCL functions return: `Ok`, or a code other than success. [`IN_PROGRESS`] is an error
-/// here: it leaves a call early just the same.
+/// The result of NCCL functions: `Ok`, or a code other than success. [`IN_PROGRESS`] is an error here, so that `?` also returns
+/// early on it.
 pub(crate) type Result<T = ()> = std::result::Result<T, Code>;
 
 /// A code other than `ncclSuccess`.
@@ -23,33 +23,33 @@ pub(crate) const REMOTE: Code = Code(6);
 pub(crate) const IN_PROGRESS: Code = Code(7);
 
 impl Code {
-    /// The code of this number, `None` for success.
+    /// Returns the code with this number, `None` for success.
     pub(crate) fn new(number: u32) -> Option<Self> {
         (number != 0).then_some(Self(number))
     }
 
-    /// The number.
+    /// Returns the number of the code.
     pub(crate) fn number(self) -> u32 {
         self.0
     }
 }
 
-/// The number of a result, 0 for success.
+/// Returns the number of a result, 0 for success.
 pub(crate) fn number(result: Result) -> u32 {
     result.map_or_else(Code::number, |()| 0)
 }
 
-/// The result of this number.
+/// Returns the result with this number.
 pub(crate) fn result(number: u32) -> Result {
     Code::new(number).map_or(Ok(()), Err)
 }
 
-/// A result as C sees it.
+/// Converts a result for C.
 pub(crate) fn to_c(result: Result) -> ncclResult_t {
     ncclResult_t(number(result))
 }
 
-/// What `ncclGetErrorString` returns.
+/// Returns the text of `ncclGetErrorString`.
 pub(crate) fn text(result: ncclResult_t) -> &'static CStr {
     match result.0 {
         0 => c"no error",

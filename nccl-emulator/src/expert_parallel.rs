@@ -6,12 +6,11 @@ use half::{bf16, f16};
 use cuda_emulator::kernels::{self, Launch};
 use cuda_emulator::violations::Violation;
 
-/// What the slot of an entry is that has none: because it names no expert on purpose, or because the
-/// expert is full or does not exist.
+/// The slot of an entry without a slot: the entry names no expert on purpose, or the expert is full or does not exist.
 const MASKED: i32 = -1;
 const LOST: i32 = -2;
 
-/// Makes them known to the driver.
+/// Registers the kernels with the driver.
 pub(crate) fn provide() {
     kernels::provide("nccl_expert_parallel_place", place);
     kernels::provide("nccl_expert_parallel_route", route);
@@ -23,7 +22,7 @@ pub(crate) fn provide() {
     kernels::provide("nccl_expert_parallel_combine_bf16", combine::<Bf16>);
 }
 
-/// Gives each entry the place of one of the copies of its expert.
+/// Assigns each entry the place of one of the copies of its expert.
 fn place(launch: &mut Launch<'_>) -> Result<(), Violation> {
     let pointer = |index| launch.argument::<u64>(index);
     let (topk, table_at, placed) = (pointer(0), pointer(1), pointer(2));
@@ -60,7 +59,7 @@ fn place(launch: &mut Launch<'_>) -> Result<(), Violation> {
     launch.write(placed, &chosen)
 }
 
-/// Gives each entry its slot, in the order of the entries.
+/// Assigns each entry its slot, in the order of the entries.
 fn route(launch: &mut Launch<'_>) -> Result<(), Violation> {
     let pointer = |index| launch.argument::<u64>(index);
     let (topk, slots_at, tokens_at, counts_at) = (pointer(0), pointer(1), pointer(2), pointer(3));
@@ -96,7 +95,7 @@ fn route(launch: &mut Launch<'_>) -> Result<(), Violation> {
 fn permute<const WORD: usize>(launch: &mut Launch<'_>) -> Result<(), Violation> {
     let pointer = |index| launch.argument::<u64>(index);
     let (x, tokens_at, y, words) = (pointer(0), pointer(1), pointer(2), pointer(3));
-    // What a load or a store of a word does on a GPU at any other address.
+    // On a GPU, loads and stores of a word fail for any other alignment.
     if WORD == 16 {
         assert!((x | y).is_multiple_of(16), "misaligned rows");
     }
@@ -115,13 +114,13 @@ fn permute<const WORD: usize>(launch: &mut Launch<'_>) -> Result<(), Violation> 
     Ok(())
 }
 
-/// An element that is weighed and added up as an `f32`.
+/// An element type that is weighted and summed as `f32`.
 trait Weighed {
     type Bits: kernels::Plain;
 
     fn widened(bits: Self::Bits) -> f32;
 
-    /// Rounded to nearest, ties to even; of the sums that are no number, always the same.
+    /// Rounds to nearest, ties to even. All NaN sums give the same bits.
     fn rounded(sum: f32) -> Self::Bits;
 }
 
@@ -177,8 +176,8 @@ impl Weighed for Bf16 {
     }
 }
 
-/// Adds up what the experts made of each token, in the order of its entries, with one rounding for each
-/// product and sum together.
+/// Sums the results of the experts for each token, in the order of its entries. Each product and its addition are rounded
+/// together, once.
 fn combine<T: Weighed>(launch: &mut Launch<'_>) -> Result<(), Violation> {
     let pointer = |index| launch.argument::<u64>(index);
     let (y, slots_at, weights_at, out) = (pointer(0), pointer(1), pointer(2), pointer(3));

@@ -20,7 +20,7 @@ use crate::{expert_parallel, faults, lsa};
 /// The replaced names.
 const CUDA: [&CStr; 2] = [c"libcuda.so", c"libcuda.so.1"];
 const NCCL: [&CStr; 2] = [c"libnccl.so", c"libnccl.so.2"];
-/// NVML, which NVIDIA's NCCL asks about devices, and programs about their health.
+/// NVML, which NVIDIA's NCCL queries about devices, and programs about their health.
 const NVML: [&CStr; 2] = [c"libnvidia-ml.so.1", c"libnvidia-ml.so"];
 
 /// The present installation.
@@ -68,7 +68,8 @@ pub(crate) fn install(wishes: &Wishes) -> Result<Installation, InstallError> {
         real_nccl: None,
     };
     installation.take(&CUDA, &cuda_emulator::driver::symbols())?;
-    // What the program has loaded already stays: it says nothing about the emulator's devices, and no more is lost.
+    // A library that the program has already loaded stays: it knows nothing of the emulator's devices, which does no other
+    // harm.
     if NVML.iter().all(|soname| loaded_from(soname).is_none()) {
         installation.take(&NVML, &cuda_emulator::nvml::symbols())?;
     }
@@ -134,7 +135,7 @@ mod tests {
         assert!(output.status.success(), "{output:?}");
     }
 
-    /// Not a test but the other process of the one above.
+    /// Not a test: the other process of the test above.
     #[test]
     fn the_linked_program_of_another_test() {
         if std::env::var_os(LINKED).is_none() {

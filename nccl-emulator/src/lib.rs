@@ -1,9 +1,8 @@
 //! NCCL and the CUDA driver on the CPU, behind the same C ABI.
 //!
 //! [`install()`] makes this process load the emulator in place of `libcuda` and `libnccl`, without a
-//! build step, files or environment variables. From then on programs written against CUDA's driver API
-//! and NCCL run without a GPU, on any number of devices up to 256, as threads of one process or as many
-//! processes.
+//! build step, files or environment variables. From then on programs written against CUDA's driver API and NCCL run without a
+//! GPU, on up to 256 devices, as threads of one process or as separate processes.
 //!
 //! ```
 //! use cudarc::driver::CudaContext;
@@ -17,10 +16,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The emulator is meant for tests and for work on a laptop, so it is exact where possible, and strict
-//! where a GPU would only sometimes fail: work runs in stream order and no earlier than it must; uses of
-//! memory after its free, out of bounds or by the host are caught, and [`violations()`] names the
-//! allocation. The emulator executes no PTX; Rust functions replace a program's [`kernels`].
+//! The emulator is meant for tests and for work on a laptop. It is exact where possible, and strict where a GPU fails only
+//! sometimes: work runs in stream order and no earlier than necessary; uses of memory after its free, out of bounds or by the
+//! host are detected, and [`violations()`] names the allocation. The emulator executes no PTX; Rust functions replace a
+//! program's [`kernels`].
 //!
 //! # Settings
 //!
@@ -30,34 +29,34 @@
 //! |---|---|---|
 //! | `NCCL_EMULATOR_DEVICES` | number of devices | 8 |
 //! | `NCCL_EMULATOR_MEMORY` | memory of each device, with `K`, `M`, `G` or `T` | 4G |
-//! | `NCCL_EMULATOR_STRICT` | 1: prompt errors where NCCL would hang | 0 |
+//! | `NCCL_EMULATOR_STRICT` | 1: immediate errors where NCCL would hang | 0 |
 //! | `NCCL_EMULATOR_PROXY_POLL_MS` | time of `ncclCommAbort` with connections to other processes, in milliseconds | 500, as NCCL's |
-//! | `NCCL_EMULATOR_RAS_SECOND_MS` | the second of RAS's timeouts, in milliseconds | 1000 |
+//! | `NCCL_EMULATOR_RAS_SECOND_MS` | the length of a second in RAS's timeouts, in milliseconds | 1000 |
 //! | `NCCL_EMULATOR_FAULTS` | injected faults, see [`faults`] | none |
 //! | `NCCL_EMULATOR_NVML` | states of devices that NVML reports, see [`faults`] | all healthy |
-//! | `NCCL_EMULATOR_VERSION` | the emulated release of NCCL, `2.18.3` for instance | the newest |
+//! | `NCCL_EMULATOR_VERSION` | the emulated release of NCCL, for instance `2.18.3` | the newest |
 //! | `NCCL_EMULATOR_NCCL` | the file of NVIDIA's own library, to run on the emulator's driver | none |
-//! | `CUDA_VISIBLE_DEVICES` | which of the devices a process sees, as with CUDA | all |
+//! | `CUDA_VISIBLE_DEVICES` | the devices that a process sees, as with CUDA | all |
 //! | `NCCL_EMULATOR` | for [`install_unless_gpu`]: 1 emulator, 0 real libraries | look for a GPU |
 //! | `NCCL_EMULATOR_QUIET` | for [`install_unless_gpu`]: 1, no line on stderr when it installs the emulator | 0 |
 //!
 //! # Limits
 //!
-//! Linux with a dynamic linker (glibc), on x86-64 or aarch64. The program must not be linked to
-//! libcuda or libnccl, and [`install()`] must come before the first call of either. A process that
-//! was forked from one that uses the emulator must exec, as with CUDA.
+//! Linux with a dynamic linker (glibc), on x86-64 or aarch64. The program must not be linked to libcuda or libnccl, and
+//! [`install()`] must come before the first call of either. As with CUDA, a process that was forked from one that uses the
+//! emulator must call exec before it uses CUDA.
 //!
-//! These functions of the driver return `CUDA_ERROR_NOT_SUPPORTED`, and print the reason once on stderr:
-//! unknown kernels ([`kernels`]); graphs that come from anything but a capture, and memory that a graph
-//! allocates; managed memory; events shared between processes, memory pools that are shared or the host's, fabric handles,
-//! DMA buffers, multicast objects and logical endpoints; fills in two dimensions, copies in three, and in two but from
-//! device to device; flushes of remote writes and atomic reductions in streams; external memory and semaphores. Missing
-//! functions of NCCL report themselves in the same way. The emulator's own NCCL accepts memory of `cuMemAlloc` and
-//! `cuMemAllocAsync` as buffers, but no memory that `cuMemMap` mapped or another process opened.
+//! The following driver functions return `CUDA_ERROR_NOT_SUPPORTED`, and print the reason once on stderr: unknown kernels
+//! ([`kernels`]); graphs that do not come from a capture, and memory allocated by a graph; managed memory; events shared
+//! between processes, shared or host memory pools, fabric handles, DMA buffers, multicast objects and logical endpoints; fills
+//! in two dimensions, copies in three, and copies in two other than from device to device; flushes of remote writes and atomic
+//! reductions in streams; external memory and semaphores. Missing functions of NCCL report themselves in the same way. The
+//! emulator's own NCCL accepts memory of `cuMemAlloc` and `cuMemAllocAsync` as buffers, but not memory that `cuMemMap` mapped
+//! or that another process opened.
 //!
-//! The host cannot access device memory by a device address, virtual memory management and memory opened from another
-//! process included. Host and devices use only pinned host memory, and host memory in virtual memory management, at one
-//! address.
+//! The host cannot access device memory by a device address; this includes virtual memory management and memory opened from
+//! another process. Only pinned host memory, and host memory in virtual memory management, have the same address for host and
+//! devices.
 #![cfg(not(loom))]
 
 #[cfg(not(all(
@@ -101,7 +100,7 @@ pub use real::coverage::real_coverage;
 #[doc(hidden)]
 pub use real::covered::{CoveredFunction, CoveredKernel, RealCoverage, State};
 
-/// Takes the place of libcuda and libnccl in this process, with the settings of the environment.
+/// Replaces libcuda and libnccl in this process, with the settings of the environment.
 /// May be called any number of times, from any thread.
 ///
 /// ```
@@ -183,8 +182,7 @@ impl Emulator {
         self
     }
 
-    /// Sets whether NCCL operations that can never finish return an error at once, where NCCL would
-    /// hang.
+    /// Sets whether NCCL operations that can never finish return an error immediately, where NCCL would hang.
     ///
     /// ```
     /// nccl_emulator::Emulator::new().strict(true).install()?;

@@ -1,4 +1,4 @@
-//! The all-to-all by loads and stores: the protocol of the crate `lsa-protocol`, in the place of its kernel
+//! The all-to-all by loads and stores: runs the protocol of the crate `lsa-protocol` in place of its kernel
 //! (`crates/lsa-protocol/src/all_to_all.cu`).
 
 use std::task::Poll;
@@ -8,7 +8,7 @@ use cuda_emulator::kernels::{self, Launch, Progress};
 use cuda_emulator::violations::Violation;
 use lsa_protocol::{BLOCK_THREADS, Exchange, KERNEL, Layout, Machine, Outcome};
 
-/// Makes it known to the driver.
+/// Registers the kernel with the driver.
 pub(crate) fn provide() {
     kernels::provide_waiting(KERNEL, || {
         let mut state = None;
@@ -16,7 +16,7 @@ pub(crate) fn provide() {
     });
 }
 
-/// What a launch keeps.
+/// The state of a launch.
 struct State {
     arguments: Arguments,
     exchange: Exchange,
@@ -68,7 +68,7 @@ impl Arguments {
     }
 }
 
-/// Goes on with a launch, as far as it comes without waiting.
+/// Continues a launch until it has to wait.
 fn step(state: &mut Option<State>, launch: &mut Launch<'_>) -> Result<Progress, Violation> {
     let state = match state {
         Some(state) => state,
@@ -92,7 +92,7 @@ fn step(state: &mut Option<State>, launch: &mut Launch<'_>) -> Result<Progress, 
         Poll::Pending if state.exchange.missing().len() < missing => Ok(Progress::Moved),
         Poll::Pending => Ok(Progress::Waiting),
         Poll::Ready(Outcome::Done) => Ok(Progress::Done),
-        // Noted where it failed first.
+        // The failure is already recorded in memory.
         Poll::Ready(Outcome::Missing(_) | Outcome::Aborted) => Ok(Progress::Done),
     }
 }
@@ -117,7 +117,7 @@ impl Device<'_, '_> {
         self.arguments.windows[rank as usize] + layout.data_offset(*epoch, source)
     }
 
-    /// The address of the word that says how an exchange of this rank has failed.
+    /// The address of the word that records the failure of an exchange of this rank.
     fn failed_at(&self) -> u64 {
         let Arguments {
             layout,

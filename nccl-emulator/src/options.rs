@@ -9,17 +9,17 @@ use nccl_sys::Version;
 
 use crate::installation::InstallError;
 
-/// Number of devices.
+/// The number of devices.
 pub(crate) const DEVICES: &str = "NCCL_EMULATOR_DEVICES";
-/// Memory of each device.
+/// The memory of each device.
 pub(crate) const MEMORY: &str = "NCCL_EMULATOR_MEMORY";
-/// Errors where NCCL would hang.
+/// Immediate errors where NCCL would hang.
 pub(crate) const STRICT: &str = "NCCL_EMULATOR_STRICT";
 
 /// The duration of an abort that ends connections to other processes, in milliseconds.
 pub(crate) const PROXY_POLL: &str = "NCCL_EMULATOR_PROXY_POLL_MS";
 
-/// The second of RAS's timeouts, in milliseconds.
+/// The length of a second in RAS's timeouts, in milliseconds.
 pub(crate) const RAS_SECOND: &str = "NCCL_EMULATOR_RAS_SECOND_MS";
 
 /// The release of NCCL.
@@ -35,7 +35,7 @@ const OLDEST: Version = Version::new(2, 18, 1);
 const MAX_DEVICES: u32 = 256;
 /// The most memory of all devices together, so that it fits the address space twice.
 const MAX_TOTAL: u64 = 1 << 45;
-/// Sizes are rounded up to this.
+/// Sizes are rounded up to a multiple of this.
 const GRAIN: u64 = 2 << 20;
 /// The smallest device.
 const MIN_MEMORY: u64 = 16 << 20;
@@ -47,11 +47,11 @@ pub(crate) struct Options {
     pub(crate) devices: u32,
     /// Memory of each device in bytes, a multiple of 2 MiB.
     pub(crate) memory: u64,
-    /// Prompt errors where NCCL would hang.
+    /// Whether operations fail immediately where NCCL would hang.
     pub(crate) strict: bool,
     /// How long NCCL's proxy thread polls before it sees an abort.
     pub(crate) proxy_poll: Duration,
-    /// The second of RAS's timeouts.
+    /// The length of a second in RAS's timeouts.
     pub(crate) ras_second: Duration,
     /// The release of NCCL.
     pub(crate) version: Version,
@@ -87,8 +87,8 @@ pub(crate) struct Wishes {
 
 static OPTIONS: OnceLock<Options> = OnceLock::new();
 
-/// The options of this process. Without `install` (a foreign client of the shared library), from
-/// the environment.
+/// Returns the options of this process. Without `install` (a foreign client of the shared library), they come from the
+/// environment.
 pub(crate) fn options() -> &'static Options {
     OPTIONS.get_or_init(|| {
         complete(&Wishes::default(), &environment).unwrap_or_else(|error| {

@@ -1,4 +1,4 @@
-//! Finds the copies of NCCL that this process has already.
+//! Finds the copies of NCCL that are already in this process.
 //!
 //! Two copies in one process do not know of each other's communicators, threads and settings; the
 //! [`Loader`](crate::Loader) searches here before it opens anything.

@@ -115,7 +115,7 @@ pub enum LoadError {
     AnotherIsLoaded {
         /// The file that was asked for.
         wanted: PathBuf,
-        /// Where that was set.
+        /// Where the file was named.
         origin: Origin,
         /// The copies in the process.
         loaded: Vec<PathBuf>,

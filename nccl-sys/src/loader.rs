@@ -2,10 +2,10 @@
 //!
 //! The rules, in order:
 //!
-//! 1. [`Loader::path`], or else the environment variable `NCCL_LIBRARY`, names the wanted
-//!    library. The result is that one or an error, never another.
-//! 2. A copy that is in the process already is used. If it is not the wanted one, or if there are
-//!    several and none is wanted, that is an error which names them.
+//! 1. [`Loader::path`], or else the environment variable `NCCL_LIBRARY`, names the wanted library. The loader returns
+//!    that library or an error, never another library.
+//! 2. A copy that is already in the process is used. If it is not the wanted one, or if there are several and none is
+//!    wanted, the loader returns an error that names them.
 //! 3. Otherwise the places of `search.rs` are tried until one has NCCL.
 //!
 //! Of NCCL's functions only `ncclGetVersion` is called. An opened library is never closed.

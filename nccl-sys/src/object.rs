@@ -43,7 +43,7 @@ impl Object {
             .and_then(|library| Self::keep(library).ok_or_else(|| "no handle".into()))
     }
 
-    /// Returns the object of this name, if it is in the process already.
+    /// Returns the object of this name, if it is already in the process.
     pub(crate) fn already_loaded(name: &OsStr) -> Option<Self> {
         if name.is_empty() {
             return None;

@@ -1,6 +1,7 @@
 //! Values that ranks send each other as JSON ([`World::all_gather_value`](crate::World::all_gather_value)).
 //!
-//! A rank that cannot encode its value sends why: it takes part in the exchange, so that all ranks have the same error.
+//! A rank that cannot encode its value still takes part in the exchange and sends the reason, so that all ranks return
+//! the same error.
 
 use std::fmt::{self, Display};
 
@@ -8,7 +9,7 @@ use nccl_base::error::{Error, Result};
 use serde::de::DeserializeOwned;
 use serde::ser::{self, Serialize, Serializer};
 
-/// What a rank sends: its value, that it has none, or why the value is none of JSON's.
+/// What a rank sends: a value, no value, or the reason why its value cannot be written as JSON.
 #[derive(serde::Serialize, serde::Deserialize)]
 pub(crate) enum SentValue<T> {
     Value(T),
@@ -50,7 +51,7 @@ pub(crate) fn decode<T: DeserializeOwned>(name: &str, rank: usize, bytes: &[u8])
     Err(Error::rendezvous(why))
 }
 
-/// Finds numbers that are not finite, which `serde_json` writes as `null`. Writes nothing.
+/// A serializer that writes nothing. It fails on numbers that are not finite, which `serde_json` writes as `null`.
 #[derive(Clone, Copy)]
 struct FiniteCheck;
 
@@ -73,7 +74,7 @@ impl ser::Error for Invalid {
 
 type Checked = std::result::Result<(), Invalid>;
 
-/// Methods of a serializer for values without others inside.
+/// Serializer methods for values that contain no other values.
 macro_rules! plain {
     ($($method:ident: $($type:ty),*;)*) => {
         $(fn $method(self, $(_: $type),*) -> Checked {
@@ -82,7 +83,7 @@ macro_rules! plain {
     };
 }
 
-/// The traits of compound values: each part is checked.
+/// Serializer traits of compound values: each element is checked.
 macro_rules! compound {
     ($($trait:ident { $($method:ident($($key:ty)?);)* })*) => {
         $(impl ser::$trait for FiniteCheck {

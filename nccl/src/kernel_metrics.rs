@@ -1,7 +1,8 @@
 //! Bandwidth and time of NCCL's kernels as metrics, under the names that NCCL's Inspector gives them.
 //!
-//! A sample has the operations that have ended since the one before: the mean of their times, and the geometric mean of their bus
-//! bandwidths, by communicator, function, size, and algorithm or peer. There are none unless NCCL reports kernels (`NCCL_RUN_PROFILER`).
+//! A sample covers the operations that have ended since the previous sample: the mean of their times and the geometric
+//! mean of their bus bandwidths, by communicator, function, size, and algorithm or peer. Without kernel reports from
+//! NCCL (`NCCL_RUN_PROFILER`) there are no samples.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +10,7 @@ use ::metrics::{Unit, describe_gauge, gauge};
 
 use nccl_plugin::profiler::{FinishedOperation, take_finished};
 
-/// The most series of a metric in the life of a process.
+/// Maximum number of series of a metric during the life of a process.
 const SERIES: usize = 1024;
 
 pub(crate) fn describe() {
@@ -33,7 +34,7 @@ pub(crate) struct Series {
     ranks: usize,
     function: &'static str,
     size: String,
-    /// The name and value of the last label: how a collective operation works, or with which rank a message is exchanged.
+    /// Name and value of the last label: algorithm and protocol of a collective, or the peer of a message.
     detail: (&'static str, String),
 }
 
@@ -65,7 +66,7 @@ fn is_message(function: &str) -> bool {
     matches!(function, "Send" | "Recv" | "SendRecv")
 }
 
-/// Returns the bytes of an operation as Inspector counts them: the whole, where each rank has a part.
+/// Returns the bytes of an operation as Inspector counts them: of all blocks together where each rank has a block.
 fn traffic(operation: &FinishedOperation) -> u64 {
     match operation.function {
         "AllGather" | "ReduceScatter" | "AlltoAll" | "Gather" | "Scatter" => {
@@ -75,7 +76,7 @@ fn traffic(operation: &FinishedOperation) -> u64 {
     }
 }
 
-/// Returns the bus bandwidth in GB/s: what a link carries, whatever the number of ranks.
+/// Returns the bus bandwidth in GB/s: the rate at which a link carries data, comparable for any number of ranks.
 fn bus_bandwidth(operation: &FinishedOperation) -> f64 {
     let ranks = operation.world_size.max(1) as f64;
     let factor = match operation.function {
@@ -86,7 +87,7 @@ fn bus_bandwidth(operation: &FinishedOperation) -> f64 {
     traffic(operation) as f64 / operation.kernel_ns.max(1) as f64 * factor
 }
 
-/// Returns the powers of two between which a size is: `64-128KB`.
+/// Returns the range between two powers of two that contains a size: `64-128KB`.
 fn size_range(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KB", "MB", "GB", "TB"];
     let Some(power) = bytes.checked_ilog2() else {
@@ -104,7 +105,8 @@ struct Sums {
     logarithms: f64,
 }
 
-/// Passes on what has ended since the last time; `exported` are the series that were passed on before.
+/// Exports the operations that have ended since the previous call; `exported` holds the series that were exported
+/// before.
 pub(crate) fn export(exported: &mut BTreeSet<Series>) {
     let mut all: BTreeMap<Series, Sums> = BTreeMap::new();
     for operation in take_finished() {

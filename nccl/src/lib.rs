@@ -18,38 +18,40 @@
 //! # }
 //! ```
 //!
-//! Without a GPU [`device()`] returns an error that says so. For tests, and for programs that are to run on a laptop as well, the
-//! crate `nccl-emulator` takes NCCL's place: `nccl_emulator::install_unless_gpu()`, called first, does nothing where there is a
-//! GPU. A program for GPUs leaves it out, so that it does not continue on the CPU when its driver is missing.
+//! Without a GPU, [`device()`] returns an error that says so. For tests, and for programs that also run on a laptop,
+//! the crate `nccl-emulator` takes NCCL's place: `nccl_emulator::install_unless_gpu()`, called first, does nothing
+//! where there is a GPU. A program for GPUs leaves it out, so that it does not continue on the CPU when its driver is
+//! missing.
 //!
 //! # Overview
-//! 1. [`World`]: the ranks that have met; [`Rendezvous`] says where. [`Observer`] watches them, [`control`] has what they say to
-//!    each other.
+//! 1. [`World`]: the ranks of a job, after they have met; [`Rendezvous`] says where they meet. [`Observer`] watches
+//!    them; [`control`] has what they exchange beside NCCL.
 //! 2. [`Communicator`]: ranks that work together (`ncclComm_t`); its operations take `&self`. [`CommunicatorBuilder`] sets [`Timeouts`]
 //!    and [`Config`].
-//! 3. [`Request`]: what an operation returns: to poll, to wait for, or to `.await`.
-//! 4. [`Group`]: several operations issued together, point-to-point messages (`isend`, `irecv`) among them; [`group()`]: those of several
-//!    communicators.
+//! 3. [`Request`]: what an operation returns: poll it, wait for it, or `.await` it.
+//! 4. [`Group`]: several operations issued together, including point-to-point messages (`isend`, `irecv`); [`group()`]:
+//!    operations of several communicators.
 //!
-//! Memory of an operation is a [`SendBuffer`] or a [`RecvBuffer`]: cudarc's slices and views, a [`Buffer`], [`Registered`] memory, or
-//! [`Erased`] where the type is known at run time. [`Error`] says what went wrong, where, and what to do.
+//! An operation reads a [`SendBuffer`] and writes a [`RecvBuffer`]: cudarc's slices and views, a [`Buffer`],
+//! [`Registered`] memory, or [`Erased`] where the type is known only at run time. [`Error`] says what went wrong,
+//! where, and what to do.
 //!
 //! | module | for |
 //! |---|---|
-//! | [`all_to_all`] | an all-to-all that is planned once, by the algorithm that fits |
-//! | [`device_api`] | kernels that reach the memory of other ranks |
+//! | [`all_to_all`] | an all-to-all that is planned once, with the algorithm chosen by cost |
+//! | [`device_api`] | kernels that access the memory of other ranks |
 //! | [`one_sided`] | writing into the memory of another rank: windows, puts, signals |
 //! | [`plan`] | operations that are captured once and launched many times |
 //! | [`moe`] | mixture of experts: routing, dispatch and combine |
 //! | [`dlpack`] | tensors of other libraries |
 //! | [`fault`] | why a communicator ended: root cause, culprit, evidence |
 //! | [`error`] | parts of an error, and errors as plain values |
-//! | [`control`] | what ranks tell each other beside NCCL: events, channels, states |
-//! | [`process`] | ending all communicators of a process; when a process cannot continue |
+//! | [`control`] | what ranks exchange beside NCCL: events, channels, states |
+//! | [`process`] | ending all communicators of a process; ending a process that cannot continue |
 //! | [`launch`] | starting, watching and restarting the processes of ranks |
 //! | [`preflight`] | what must agree or be reachable before NCCL is started |
 //! | [`recorder`] | the flight recorder: the last calls of every communicator, and of all ranks together |
-//! | [`stats`](mod@stats) | how much was done, and the current state; as metrics with the feature `metrics` |
+//! | [`stats`](mod@stats) | counters and current state of this process; as metrics with the feature `metrics` |
 //! | [`debug_log`] | what NCCL's own logs of several ranks show |
 //! | [`ras`] | what NCCL's own RAS service knows of the ranks |
 //! | [`host_evidence`] | what the host shows of a failure: Xid messages, killed processes, stuck threads |
@@ -71,11 +73,12 @@
 //! - `half` (default): `half::f16` and `half::bf16` as elements.
 //! - `moe` (default): [`moe::ExpertParallel`].
 //! - `float8`: the types of the crate `float8` as elements, as cudarc's feature `f8` has them.
-//! - `nvml`: what NVIDIA's management library says of the devices, in faults and checks; it is loaded at run time.
+//! - `nvml`: state of the devices from NVIDIA's management library, in faults and checks; the library is loaded at run
+//!   time.
 //! - `metrics`: [`stats()`] as counters, gauges and histograms of the facade crate `metrics`.
 //!
-//! cudarc is re-exported as [`cudarc`]; this crate selects neither a CUDA version of it nor a way to link,
-//! so that other crates of the build may.
+//! cudarc is re-exported as [`cudarc`]; this crate selects neither its CUDA version nor how it is linked, so that other
+//! crates of the build can.
 #![cfg(not(loom))]
 
 #[cfg(not(target_os = "linux"))]
@@ -110,10 +113,11 @@ use nccl_core::{communicator, drop_queue, events, peers, threads};
 use nccl_core::{library, op};
 
 pub mod all_to_all {
-    //! An all-to-all that is planned once, by the algorithm that fits.
+    //! An all-to-all that is planned once, with the algorithm chosen by cost.
     //!
-    //! [`Communicator::all_to_all`](crate::Communicator::all_to_all) needs none of this. A plan ([`AllToAll::plan`]) checks everything
-    //! once, compares it with the other ranks, and chooses the algorithm by a [`CostModel`]; [`Explanation`] says why.
+    //! [`Communicator::all_to_all`](crate::Communicator::all_to_all) needs none of this. A plan ([`AllToAll::plan`]) is
+    //! checked once, compared with the plans of the other ranks, and its algorithm chosen by a [`CostModel`];
+    //! [`Explanation`] gives the reason for the choice.
 
     pub use nccl_core::{
         AllToAll, AllToAllAlgorithm, AllToAllBuilder, Alternative, CostModel, Explanation,
@@ -122,12 +126,13 @@ pub mod all_to_all {
 }
 #[cfg(feature = "world")]
 pub mod control {
-    //! What the ranks of a [`World`](crate::World) tell each other beside NCCL.
+    //! What the ranks of a [`World`](crate::World) exchange beside NCCL.
     //!
-    //! - [`Events`]: what happens to the ranks, as values ([`WorldEvent`]); [`WorldState`]: how they are now.
-    //! - [`Channel`], [`Subgroup`], [`CompareSet`]: messages, exchanges and the store of a program; [`ProposedStep`]: agreement on what is
-    //!   done next.
-    //! - [`Discovery`]: where the coordinator is found; [`Secret`]: who may come in; [`Witness`]: a process that votes and has no rank.
+    //! - [`Events`]: what happens to the ranks, as values ([`WorldEvent`]); [`WorldState`]: their current state.
+    //! - [`Channel`], [`Subgroup`], [`CompareSet`]: messages, exchanges and the store of a program; [`ProposedStep`]:
+    //!   agreement on the next step.
+    //! - [`Discovery`]: where to find the coordinator; [`Secret`]: what a process has to know to be admitted;
+    //!   [`Witness`]: a process that votes and has no rank.
 
     pub use nccl_control::{
         Channel, ChannelMessage, CompareSet, Discovery, Events, RankEnd, RankState, Secret,
@@ -138,13 +143,13 @@ pub mod control {
 }
 #[cfg(feature = "world")]
 pub mod debug_log {
-    //! NCCL's debug logs of several ranks: what each rank uses, and what is wrong among them.
+    //! NCCL's debug logs of several ranks: what each rank uses, and what is wrong between them.
     //!
-    //! With `NCCL_DEBUG=INFO` every rank writes some hundred lines about the network it chose, the path to each
-    //! other rank, and what it waits for, into its output or into a file of its own. One rank's log rarely
-    //! shows what is wrong; comparing those of all ranks does: the rank that fell back to sockets, the host with
-    //! another interface, the first warning of all. [`DebugLog`] reads such logs of every release since 2.18,
-    //! also in the middle of a program's own output, and [`DebugLog::report`] compares them.
+    //! With `NCCL_DEBUG=INFO` every rank writes some hundred lines about the network it chose, the path to each other
+    //! rank, and what it waits for, to its output or to a file of its own. The fault rarely shows in the log of one
+    //! rank, but in a comparison of all logs: the rank that fell back to sockets, the host with another interface, the
+    //! earliest warning. [`DebugLog`] reads such logs of every release since 2.18, also when they are mixed with a
+    //! program's own output, and [`DebugLog::report`] compares them.
 
     pub use nccl_base::warning::Class;
     pub use nccl_diagnose::debug_log::{
@@ -153,9 +158,9 @@ pub mod debug_log {
     };
 }
 pub mod dlpack {
-    //! Tensors of other libraries, by the layout of DLPack: PyTorch's, JAX's, CuPy's and TVM's `__dlpack__`.
+    //! Tensors of other libraries, in DLPack's layout: `__dlpack__` of PyTorch, JAX, CuPy and TVM.
     //!
-    //! A `__cuda_array_interface__` has the same in a dictionary: its address, number of elements and type go to
+    //! For a `__cuda_array_interface__`, pass the address, number of elements and type in its dictionary to
     //! [`Erased::from_raw`](crate::Erased::from_raw).
 
     pub use nccl_core::dlpack::{Device, ElementType, Tensor};
@@ -176,13 +181,14 @@ pub mod fault {
 }
 #[cfg(feature = "world")]
 pub mod host_evidence {
-    //! What the host shows of a failure: NVIDIA's messages in the kernel's log (Xid, SXid), processes that the out-of-memory
-    //! killer ended, memory that is short, threads that do not come back from the kernel, devices in trouble.
+    //! Evidence of a failure on the host: NVIDIA's messages in the kernel's log (Xid, SXid), processes killed by the
+    //! out-of-memory killer, shortage of memory, threads stuck in the kernel, and devices in trouble.
     //!
-    //! Every rank gathers this when a communicator fails, and the [`Fault`](crate::fault::Fault) has what was seen
-    //! ([`Fault::host_evidence`](crate::fault::Fault::host_evidence)); `docs/root-cause.md` describes it. A program asks by
-    //! [`HostEvidence::gather`]. `NCCL_RUN_KMSG` names a file that is read in the place of `/dev/kmsg`. Devices are
-    //! asked with the feature `nvml`, through NVIDIA's management library; `NCCL_RUN_NVML` names another one, or with 0 none.
+    //! Every rank gathers this evidence when a communicator fails, and the [`Fault`](crate::fault::Fault) contains it
+    //! ([`Fault::host_evidence`](crate::fault::Fault::host_evidence)); `docs/root-cause.md` describes it. A program
+    //! gathers it with [`HostEvidence::gather`]. `NCCL_RUN_KMSG` names a file to read instead of `/dev/kmsg`. With the
+    //! feature `nvml`, devices are queried through NVIDIA's management library; `NCCL_RUN_NVML` names another library,
+    //! or disables the query with 0.
 
     pub use nccl_diagnose::host_evidence::{
         DeviceState, DeviceTrouble, Devices, HostEvidence, KernelEvent, KernelEventKind, KernelLog,
@@ -210,30 +216,30 @@ pub mod launch {
     //! # What a rank gets
     //! The variables that [`Rendezvous::from_env`](crate::Rendezvous::from_env) reads, a fresh secret in a file that
     //! only this user can read, and a process group of its own. So Ctrl-C at a terminal reaches the process that
-    //! started the fleet and not the ranks; that process decides what to do about it. Nothing in here installs a
-    //! signal handler, waits for children that it did not start, or changes this process's environment.
+    //! started the fleet and not the ranks; that process decides how to react. This module installs no signal handler,
+    //! waits for no children that it did not start, and does not change this process's environment.
     //!
     //! # What is ended, and when
-    //! A rank is its process group: the process that was started and what that starts, unless it moves into a group
-    //! of its own.
+    //! A rank is its process group: the process that was started and its descendants, unless one moves into a group of
+    //! its own.
     //!
-    //! - When a rank's first process ends, what is left of its group has half a second to close the rank's output,
-    //!   and is then killed.
+    //! - When a rank's first process ends, the rest of its group has half a second to close the rank's output, and is
+    //!   then killed.
     //! - When a rank fails, the others may continue for a while ([`FleetBuilder::linger`]), are sent SIGTERM, and after
     //!   a while ([`FleetBuilder::grace`]) SIGKILL; or they are left alone ([`FleetBuilder::keep_others`]).
     //! - When the [`Fleet`] is dropped, all groups are killed.
-    //! - When this process ends in whatever way, by SIGKILL as well, the kernel kills the ranks' first processes,
-    //!   and a small shell process of every fleet kills all groups and removes the fleet's directory. Without
-    //!   `/bin/sh` only the former holds. A child that this process forks without `exec` shares the connection to
-    //!   the shell; until the child has ended as well, the shell does not act.
+    //! - When this process ends in any way, including SIGKILL, the kernel kills the ranks' first processes, and a small
+    //!   shell process of every fleet kills all groups and removes the fleet's directory. Without `/bin/sh`, only the
+    //!   first processes are killed. A child that this process forks without `exec` shares the connection to the shell;
+    //!   the shell does not act until that child has ended as well.
     //!
     //! # Which rank died first
-    //! Ends are noticed by descriptors of processes (pidfd), in the order in which the kernel reports them, and
-    //! [`Report::first`] is the first of them that was not requested. What is known about it is in [`RankEnd`].
+    //! The fleet notices ends through process descriptors (pidfd), in the order in which the kernel reports them.
+    //! [`Report::first`] is the first end that was not requested; [`RankEnd`] has what is known about it.
     //!
-    //! The ranks learn it as well, if they have joined their `World`: the fleet takes part in the world as
-    //! an `Observer`, so that their errors say "killed by SIGKILL" and what the dead rank wrote
-    //! last, rather than that its connection closed.
+    //! Ranks that have joined their `World` learn of it as well: the fleet takes part in the world as an `Observer`, so
+    //! that their errors say "killed by SIGKILL" and what the dead rank wrote last, rather than that its connection
+    //! closed.
 
     pub use crate::local_ranks::local_ranks;
     pub use nccl_base::departure::Signal;
@@ -263,10 +269,10 @@ mod json_values;
 #[cfg(feature = "world")]
 mod observer;
 pub mod device_api {
-    //! For kernels that reach the memory of other ranks by themselves: what a communicator can do there
-    //! ([`Communicator::properties`](crate::Communicator::properties)), which ranks reach each other ([`Team`]), where
-    //! ([`Window::peer_address`](crate::one_sided::Window::peer_address)), how long
-    //! ([`Communicator::hold_windows`](crate::Communicator::hold_windows)), and the argument of kernels that are written with NCCL's
+    //! Support for kernels that access the memory of other ranks themselves: what a communicator can do
+    //! ([`Communicator::properties`](crate::Communicator::properties)), which ranks reach each other ([`Team`]), at
+    //! which address ([`Window::peer_address`](crate::one_sided::Window::peer_address)), for how long
+    //! ([`Communicator::hold_windows`](crate::Communicator::hold_windows)), and the argument of kernels that use NCCL's
     //! device functions ([`DeviceCommunicator`]).
 
     pub use nccl_core::device_api::{
@@ -276,11 +282,11 @@ pub mod device_api {
     pub use nccl_lsa::{LoadStoreAllToAll, LoadStoreRequest};
 }
 pub mod one_sided {
-    //! Writing into the memory of another rank, without a call there: windows, puts and signals.
+    //! Writes into the memory of another rank, without a call on that rank: windows, puts and signals.
     //!
-    //! All ranks make a [`Window`] together ([`Communicator::window`](crate::Communicator::window)); each owns its part. A put writes
-    //! into another rank's part and signals that rank, which waits for the signal before it reads. No rank waits for the other to
-    //! be ready, so what may be written when is for the program to arrange.
+    //! All ranks make a [`Window`] together ([`Communicator::window`](crate::Communicator::window)); each owns its
+    //! part. A put writes into another rank's part and signals that rank, which waits for the signal before it reads.
+    //! No rank waits until another is ready, so the program has to arrange which part may be written when.
     //!
     //! An all-to-all by puts, from one window to another:
     //!
@@ -320,7 +326,7 @@ mod network_retries;
 #[cfg(feature = "world")]
 pub mod preflight;
 pub mod process {
-    //! All communicators of this process, its end when it cannot continue, and settings that NCCL has for a process.
+    //! All communicators of this process, ending a process that cannot continue, and NCCL's settings for a process.
 
     #[cfg(feature = "world")]
     pub use crate::network_retries::NetworkRetries;
@@ -332,14 +338,14 @@ pub mod process {
 }
 #[cfg(feature = "world")]
 pub mod ras {
-    //! NCCL's RAS service: what every process of a job knows of all ranks, from NCCL's own counters.
+    //! NCCL's RAS service: what every process of a job knows about all ranks, from NCCL's own counters.
     //!
-    //! From 2.24 each process that uses NCCL has a RAS thread, which listens for clients. A [`RasClient`] asks one of them; the
-    //! thread asks the others. The answer has, for each communicator, how many collectives each rank has launched
-    //! ([`RasReport::lagging`] finds those that have launched fewer), and the ranks that do not answer. It has neither what has
-    //! completed, nor sends and receives, nor the launches of captured graphs.
+    //! From 2.24 each process that uses NCCL has a RAS thread, which listens for clients. A [`RasClient`] queries one
+    //! of these threads, which queries the others. For each communicator, the answer has the number of collectives that
+    //! each rank has launched ([`RasReport::lagging`] finds the ranks that have launched fewer), and the ranks that do
+    //! not answer. It covers neither completion, nor sends and receives, nor launches of captured graphs.
     //!
-    //! Several releases of NCCL have crashed when they were asked again and again: ask once, when something hangs.
+    //! Several releases of NCCL have crashed when queried repeatedly: query once, when something hangs.
 
     pub use nccl_diagnose::ras::{
         LaggingRank, MissingRasRank, MissingStatus, RasAnswer, RasClient, RasCommunicator,
@@ -349,12 +355,12 @@ pub mod ras {
 pub mod recorder {
     //! The flight recorder: the last calls of each communicator, to find out why it makes no progress.
     //!
-    //! The recorder is always on. Every call leaves a fingerprint in a ring of its communicator: its sequence number and
-    //! time, and for each operation in it what it was, count, type, peer or root, reduction, and which message to
-    //! that peer. Writing it allocates nothing, takes no lock that the call does not have anyway, and calls nothing of
-    //! CUDA; `docs/results/overhead.md` has what it costs.
-    //! The last 512 calls and the last 2048 operations of each communicator are kept, also of the last 16 that
-    //! ended.
+    //! The recorder is always on. Every call leaves a record in a ring of its communicator: its sequence number and
+    //! time, and for each operation in it the kind, count, type, peer or root, reduction, and number of the message to
+    //! that peer. Writing a record allocates nothing, takes no lock that the call does not take anyway, and does not
+    //! call CUDA; `docs/results/overhead.md` has what it costs.
+    //! Each communicator keeps its last 512 calls and its last 2048 operations; those of the last 16 ended
+    //! communicators are kept as well.
     //!
     //! [`snapshot`] copies everything at any time, from any thread, and blocks no other thread. A [`Timeline`] merges the
     //! snapshots of several ranks for display.

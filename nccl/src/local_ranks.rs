@@ -12,12 +12,13 @@ use crate::{Rendezvous, World};
 
 /// Runs `rank` as one of the ranks of a job, and returns the exit code for `main`.
 ///
-/// Under a launcher (`nccl-run`, `srun`, `mpirun`, `torchrun`, …) this process is the rank that the launcher says, and `ranks` is
-/// ignored. Without one, this process starts the program `ranks` times on this host, with the same arguments, prefixes their output
-/// with the rank, and waits for all of them: for examples, and programs that run on the GPUs of one host.
+/// Under a launcher (`nccl-run`, `srun`, `mpirun`, `torchrun`, …) this process is the rank that the launcher assigned,
+/// and `ranks` is ignored. Without one, this process starts the program `ranks` times on this host, with the same
+/// arguments, prefixes their output with the rank, and waits for all of them: for examples, and programs that run on
+/// the GPUs of one host.
 ///
-/// An error of `rank` goes to standard error, whole, and to the other ranks: their operations end, and name it. Ranks that can go on
-/// without one that failed are left alone.
+/// An error of `rank` is printed to standard error with its sources, and sent to the other ranks: their operations end
+/// with an error that names it. Ranks that can continue without a failed rank are left running.
 ///
 /// The exit code is 0 if all ranks succeed, and 1 otherwise.
 ///
@@ -44,7 +45,7 @@ pub fn local_ranks<F>(ranks: usize, rank: F) -> ExitCode
 where
     F: FnOnce(&World) -> std::result::Result<(), Box<dyn StdError>>,
 {
-    // A launcher whose variables cannot be read is an error, and no reason to start other ranks.
+    // If the variables of a launcher cannot be read, that is an error, and starts no other ranks.
     if is_launched() {
         return run(rank);
     }
@@ -54,7 +55,7 @@ where
     })
 }
 
-/// Prints an error whole. Standard error may be closed.
+/// Prints an error with its sources. Standard error may be closed.
 fn print(error: &(dyn StdError + 'static)) {
     let mut text = format!("{error:#}");
     // Errors of this crate have their sources in their text.
@@ -79,7 +80,7 @@ fn run(rank: impl FnOnce(&World) -> std::result::Result<(), Box<dyn StdError>>) 
     match rank(&world) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The other ranks first: printing may take long.
+            // Tells the other ranks first: printing may take long.
             world.fail(&*error);
             print(&*error);
             ExitCode::FAILURE

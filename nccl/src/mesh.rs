@@ -3,8 +3,8 @@
 use nccl_base::error::{Error, ErrorKind, Result};
 use nccl_core::Communicator;
 
-/// The ranks of a job along named axes, of which the last varies fastest: its neighbours are ranks of one host under most launchers,
-/// so tensor parallel comes last.
+/// The ranks of a job along named axes. The last axis varies fastest: under most launchers its neighbours are ranks of
+/// one host, so tensor parallel comes last.
 ///
 /// ```
 /// use nccl::Mesh;
@@ -126,7 +126,7 @@ impl Mesh {
         self.axis(axis).length
     }
 
-    /// Returns the ranks that differ from this one along `axes` alone, itself included, in order.
+    /// Returns, in order, the ranks that differ from this rank only along `axes`, including this rank.
     ///
     /// # Panics
     /// When there is no such axis.
@@ -155,12 +155,13 @@ impl Mesh {
         ranks
     }
 
-    /// Makes a communicator of [`ranks`](Self::ranks) out of one of all ranks. Every rank of `all` has to call it, with the same axes.
+    /// Makes a communicator of [`ranks`](Self::ranks) by splitting `all`, a communicator of all ranks. Every rank of
+    /// `all` has to call it, with the same axes.
     ///
-    /// Its name is that of `all` and the axes: `model/dp+tp`.
+    /// The communicator is named after `all` and the axes: `model/dp+tp`.
     ///
     /// # Errors
-    /// As [`Communicator::split`]. [`ErrorKind::InvalidConfig`] when `all` is not of the ranks of the mesh.
+    /// As [`Communicator::split`]. [`ErrorKind::InvalidConfig`] when rank or size of `all` are not those of the mesh.
     ///
     /// # Panics
     /// When there is no such axis.
@@ -191,7 +192,7 @@ impl Mesh {
             }));
         }
         let name = format!("{}/{}", all.name(), axes.join("+"));
-        // Groups do not overlap, so the first rank of each tells it apart. A number of ranks fits.
+        // Groups do not overlap, so the first rank of each identifies it. Rank numbers fit both types.
         let split = all.split(&name, Some(ranks[0] as u32), own as i64)?;
         Ok(split.unwrap_or_else(|| unreachable!("a rank with a color is in the split")))
     }

@@ -1,8 +1,8 @@
 //! [`stats()`](crate::stats()), passed to the recorder that the program has installed in the facade crate `metrics`.
 //!
-//! Nothing is recorded while operations are issued: a sampler reads the statistics at intervals, and passes on
-//! their values. [`Sampler::start`] does that on a thread of its own; [`sample`] does it once, for a program
-//! that has a thread or a request to do it in. Names, labels and units are in `docs/observability.md`.
+//! Issuing an operation records nothing: a sampler reads the statistics at intervals and passes on their values.
+//! [`Sampler::start`] samples on a thread of its own; [`sample`] samples once, for a program that has a thread or a
+//! request to do it in. Names, labels and units are in `docs/observability.md`.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -33,7 +33,7 @@ use nccl_core::recorder::{Identity, tracks};
 
 /// Passes [`stats()`](crate::stats()) on to the recorder, once.
 ///
-/// Durations since the last time are recorded as the bounds of their buckets, so they are rounded up.
+/// Durations since the previous sample are recorded as the bounds of their buckets, so they are rounded up.
 ///
 /// ```
 /// nccl::metrics::sample();
@@ -115,7 +115,7 @@ impl StopSignal {
 }
 
 impl Drop for Sampler {
-    /// Waits for the sample that is being taken, and takes the last one.
+    /// Waits for a sample in progress, and takes a last one.
     fn drop(&mut self) {
         if forked::is_child() {
             return;
@@ -135,7 +135,7 @@ type Labels = Vec<(&'static str, String)>;
 /// The values that were passed on before.
 #[derive(Default)]
 struct ExportedValues {
-    /// Counts of each bucket, by metric and labels: durations come as totals.
+    /// Counts of each bucket, by metric and labels: the statistics have totals of durations.
     durations: HashMap<(&'static str, Labels), Vec<u64>>,
     /// Ranks for which the age of a heartbeat was passed on.
     peers: BTreeSet<usize>,
@@ -400,7 +400,7 @@ fn communicators() -> BTreeSet<Labels> {
             roster,
             ..
         } = &track.identity;
-        // Without a world it is not known which ranks of the world it has.
+        // Without a world, this rank's number in the world is unknown.
         let world_rank = scope.as_ref().map(|_| roster.world_rank(*rank));
         vec![
             ("comm", name.to_string()),
@@ -421,8 +421,8 @@ fn number(number: Option<usize>) -> String {
     number.map_or_else(String::new, |number| number.to_string())
 }
 
-/// Sets the series in `now` to 1, and those that were `exported` before and are gone to NaN: a series cannot be removed. At most
-/// [`NAMES`] series of a metric are passed on in the life of the process.
+/// Sets the series in `now` to 1, and the `exported` series that are no longer in `now` to NaN: a series cannot be
+/// removed. Passes on at most [`NAMES`] series of a metric during the life of the process.
 fn info(metric: &'static str, now: BTreeSet<Labels>, exported: &mut BTreeSet<Labels>) {
     for labels in exported.difference(&now) {
         gauge!(metric, labels).set(f64::NAN);

@@ -1,4 +1,4 @@
-//! What NCCL reads as its environment in this process: values that follow from the program's own settings.
+//! The environment that NCCL reads in this process: values that follow from the program's own settings.
 
 use std::net::IpAddr;
 use std::sync::{Once, OnceLock};
@@ -13,8 +13,8 @@ use nccl_plugin::Offer;
 use nccl_plugin::environment::{self, Refusal, Variable};
 use nccl_sys::Version;
 
-/// Offers NCCL the environment of this process, and a RAS address of its own. Before the first communicator; an observer uses
-/// no NCCL, and does without.
+/// Offers NCCL the environment of this process, and a RAS address of its own. To be called before the first
+/// communicator; an observer does not use NCCL, and needs no call.
 pub(crate) fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(offer);
@@ -34,10 +34,11 @@ fn offer() {
     }
 }
 
-/// Processes of one user on one host share the default port, and any of them may answer a client: each gets its own.
+/// Gives this process a RAS address of its own: processes of one user on one host share the default port, and any of
+/// them may answer a client.
 fn choose_ras_address() {
     static RESERVED: OnceLock<AddressReservation> = OnceLock::new();
-    // Without an address of its own NCCL takes its default.
+    // Without a reserved address, NCCL takes its default.
     let Ok(reservation) = reserve_address() else {
         return;
     };
@@ -47,7 +48,8 @@ fn choose_ras_address() {
     }
 }
 
-/// Returns where NCCL's RAS service of this process listens: the exported address, or the one that NCCL was given here.
+/// Returns where NCCL's RAS service of this process listens: the exported address, or the one that was set here and
+/// that NCCL has read.
 fn ras_address() -> Option<String> {
     let exported = std::env::var("NCCL_RAS_ADDR").ok();
     exported.or_else(|| {
@@ -58,13 +60,13 @@ fn ras_address() -> Option<String> {
     })
 }
 
-/// Makes NCCL use the interface that the program named for the ranks' own connections: a name, the beginning of one, or a
-/// subnet. An exported variable that says otherwise counts, with a warning. An address is of rank 0's host alone, and says
-/// nothing about the others.
+/// Makes NCCL use the interface that the program named for the ranks' own connections: a name, the beginning of a name,
+/// or a subnet. An exported variable with another value takes precedence, with a warning. An address is ignored: it
+/// belongs to rank 0's host alone, and selects nothing on other hosts.
 ///
 /// # Errors
-/// [`ErrorKind::Rendezvous`](nccl_base::error::ErrorKind::Rendezvous) when NCCL of this process uses another interface because
-/// of an earlier world.
+/// [`ErrorKind::Rendezvous`](nccl_base::error::ErrorKind::Rendezvous) when NCCL in this process already uses another
+/// interface, because of an earlier world.
 pub(crate) fn use_interface_of(rendezvous: &Rendezvous) -> Result<()> {
     install();
     let interface = rendezvous.interface_text();
@@ -110,7 +112,7 @@ pub(crate) fn use_interface_of(rendezvous: &Rendezvous) -> Result<()> {
     Ok(())
 }
 
-/// Returns why NCCL does not read its environment here, where it does not.
+/// Checks that NCCL reads the environment that this process offers; the error is the reason why it does not.
 pub(crate) fn is_read() -> std::result::Result<(), &'static str> {
     match environment::install() {
         Offer::Made => Ok(()),

@@ -1,4 +1,4 @@
-//! What NCCL reports of itself in this process, and how much of it is asked for.
+//! What NCCL reports about itself in this process, and which reports are requested.
 
 use std::sync::{Once, OnceLock};
 
@@ -6,10 +6,10 @@ use nccl_core::library::Library;
 use nccl_plugin::Offer;
 use nccl_plugin::profiler::{self, Events};
 
-/// Says what NCCL is to report: `auto`, `off`, or a list of `operations`, `kernels`, `transfers` and `steps`.
+/// Selects what NCCL reports: `auto`, `off`, or a list of `operations`, `kernels`, `transfers` and `steps`.
 const VARIABLE: &str = "NCCL_RUN_PROFILER";
 
-/// The most that costs nothing to speak of (`docs/results/profiler.md`) with NVIDIA's library.
+/// All reports whose cost is negligible with NVIDIA's library (`docs/results/profiler.md`).
 const AUTO: Events = Events {
     operations: true,
     transfers: true,
@@ -17,7 +17,7 @@ const AUTO: Events = Events {
     kernels: false,
 };
 
-/// Returns what the text asks for, none for `off`; the words that mean nothing are in the error.
+/// Returns the events that the text requests, `None` for `off`. The error lists the unknown words.
 fn parse(text: &str) -> Result<Option<Events>, String> {
     match text.trim() {
         "" | "auto" => return Ok(Some(AUTO)),
@@ -41,7 +41,7 @@ fn parse(text: &str) -> Result<Option<Events>, String> {
     }
 }
 
-/// Returns what is asked for; `None` if the profiler is off.
+/// Returns the requested events; `None` if the profiler is off.
 fn setting() -> Option<Events> {
     static SETTING: OnceLock<Option<Events>> = OnceLock::new();
     *SETTING.get_or_init(|| {
@@ -58,7 +58,7 @@ fn setting() -> Option<Events> {
     })
 }
 
-/// Offers NCCL the profiler of this process. Before the first communicator.
+/// Offers NCCL the profiler of this process. To be called before the first communicator.
 pub(crate) fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -81,8 +81,9 @@ pub(crate) fn install() {
     });
 }
 
-/// On the emulator's own NCCL a report takes as long as a small operation, and within a host says nothing: there is no transfer, and the
-/// algorithm is always the same.
+/// Requests events on the emulator only for communicators of several hosts. On the emulator's own NCCL a report takes
+/// as long as a small operation, and within a host it shows nothing: there is no transfer, and the algorithm is always
+/// the same.
 fn less_on_the_emulator(library: &Library) {
     if library.is_emulated() {
         profiler::add_events_between_hosts(AUTO);
@@ -90,7 +91,7 @@ fn less_on_the_emulator(library: &Library) {
     }
 }
 
-/// Whether nothing else was asked for.
+/// Returns whether the variable is unset or `auto`.
 fn is_auto() -> bool {
     std::env::var(VARIABLE).map_or(true, |text| {
         parse(&text) == Ok(Some(AUTO)) && !text.contains(',')

@@ -1,4 +1,4 @@
-//! How often NCCL tries again on its network before it reports an error: typed values of variables that NCCL reads.
+//! How often NCCL retries on its network before it reports an error: typed values of variables that NCCL reads.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use nccl_plugin::environment::{self, Refusal, Variable};
 
 use crate::nccl_environment;
 
-/// How often NCCL tries again on its network before it reports an error, in this process. Fields that are `None` stay as
-/// NCCL has them.
+/// How often NCCL retries on its network before it reports an error, in this process. Fields that are `None` leave
+/// NCCL's value unchanged.
 ///
-/// NCCL waits about a minute for a host that refuses connections, and seconds for an InfiniBand packet that is not acknowledged.
-/// A server that restarts ranks by itself wants less, a network that is rerouted may need more.
+/// NCCL waits about a minute for a host that refuses connections, and seconds for an InfiniBand packet that is not
+/// acknowledged. A server that restarts ranks itself needs less; a network that is rerouted may need more.
 ///
 /// ```
 /// use std::time::Duration;
@@ -30,24 +30,24 @@ use crate::nccl_environment;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NetworkRetries {
-    /// How often a connection of NCCL's sockets is tried again (`NCCL_SOCKET_RETRY_CNT`; NCCL's default is 34).
+    /// How often NCCL's sockets retry a connection (`NCCL_SOCKET_RETRY_CNT`; NCCL's default is 34).
     pub sockets: Option<u32>,
-    /// The pause before the first of these, in whole milliseconds; the second waits twice as long, and so on
-    /// (`NCCL_SOCKET_RETRY_SLEEP_MSEC`; 100 ms).
+    /// The pause before the first of these retries, in whole milliseconds; the second waits twice as long, the third
+    /// three times, and so on (`NCCL_SOCKET_RETRY_SLEEP_MSEC`; 100 ms).
     pub socket_pause: Option<Duration>,
     /// How long an InfiniBand packet waits for its acknowledgement: the exponent `t` of 4.096 µs × 2^t, from 1 to 31
     /// (`NCCL_IB_TIMEOUT`; 20, which is 4.3 s).
     pub infiniband_timeout: Option<u8>,
-    /// How often it is sent again, from 0 to 7 (`NCCL_IB_RETRY_CNT`; 7).
+    /// How often an InfiniBand packet is sent again, from 0 to 7 (`NCCL_IB_RETRY_CNT`; 7).
     pub infiniband: Option<u8>,
 }
 
 const FIELD: &str = "network_retries";
 
-/// The longest pause: the thirty-fourth would take more than half an hour.
+/// Maximum of `socket_pause`: with it, the thirty-fourth pause takes more than half an hour.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// The most retries of a connection.
+/// Maximum of `sockets`.
 const MOST_RETRIES: u32 = 10_000;
 
 impl NetworkRetries {
@@ -62,14 +62,16 @@ impl NetworkRetries {
         self
     }
 
-    /// Gives the values to NCCL, for the rest of the process: before its first communicator. The same values may be given again.
+    /// Sets the values that NCCL reads, for the rest of the process. To be called before the first communicator; may be
+    /// called again with the same values.
     ///
-    /// A variable that is exported counts, with a warning in the log (`nccl.environment.contradicted`).
+    /// An exported variable takes precedence, with a warning in the log (`nccl.environment.contradicted`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for a value out of range, where this process has given NCCL another one or NCCL has read it
-    /// already, and where NCCL does not read its environment here (`docs/nccl-environment.md`). [`ErrorKind::Unsupported`] before
-    /// NCCL 2.28.7. Fields before the one in the error, in the order above, hold.
+    /// [`ErrorKind::InvalidConfig`] for a value out of range, when this process has already set another value or NCCL
+    /// has already read the variable, and where NCCL does not read its environment from this process
+    /// (`docs/nccl-environment.md`). [`ErrorKind::Unsupported`] before NCCL 2.28.7. When one variable cannot be set,
+    /// the fields before it, in the order above, stay set.
     ///
     /// ```
     /// use nccl::process::NetworkRetries;
@@ -82,7 +84,7 @@ impl NetworkRetries {
         let values = self.values()?;
         nccl_environment::install();
         nccl_environment::is_read().map_err(|why| invalid(why.to_owned()))?;
-        // Where there is no library, the first communicator says so.
+        // Without a library, the first communicator returns the error.
         if let Ok(library) = Library::load()
             && library.version() < nccl_environment::SINCE
         {
@@ -139,7 +141,7 @@ impl NetworkRetries {
             );
             return Err(invalid(why));
         }
-        // NCCL takes 0 for no timeout at all.
+        // NCCL treats 0 as no timeout.
         if let Some(exponent) = infiniband_timeout.filter(|one| !(1..=31).contains(one)) {
             let why = format!("infiniband_timeout is {exponent}, and can be 1 to 31");
             return Err(invalid(why));

@@ -11,15 +11,15 @@ use nccl_base::error::ErrorKind;
 use nccl_base::error::Result;
 use nccl_control::{self, Events, Rendezvous, WorldState};
 
-/// Receives everything that happens to a world's ranks, without being one.
+/// Receives the events of a world's ranks without being a rank.
 ///
-/// An observer loads neither CUDA nor NCCL, does not count for the number of ranks, and survives the world: it is for the
-/// process of a server that has to report what is wrong, and for a launcher. There can be 64
-/// observers and one more for each rank.
+/// An observer loads neither CUDA nor NCCL, is not counted among the ranks, and outlives the world. It is meant for a
+/// server process that reports faults, and for a launcher. A world admits 64 observers, and one more for each rank.
 ///
-/// An observer belongs to one attempt of the job, as a rank does, and follows the ranks into their next generations; it may
-/// come in any of them. When rank 0 goes, it follows the rank that takes over; when none does, that world has ended.
-/// When only its own connection breaks, it connects again within 2 s, and what changed meanwhile comes as events.
+/// An observer belongs to one attempt of the job, as a rank does, and follows the ranks into their next generations; it
+/// may join in any of them. When rank 0 departs, the observer follows the rank that takes over; when no rank does, that
+/// world has ended. When only its own connection breaks, it reconnects within 2 s, and the changes meanwhile arrive as
+/// events.
 ///
 /// ```
 /// use std::time::Duration;
@@ -43,8 +43,8 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Observes the world that meets at this rendezvous, whose rank is ignored: waits until rank 0
-    /// is there.
+    /// Observes the world that meets at this rendezvous, and waits until rank 0 is there. The rank of the rendezvous is
+    /// ignored.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`] when rank 0 does not answer within the rendezvous' timeout, has another
@@ -61,13 +61,13 @@ impl Observer {
         nccl_control::Observer::join(rendezvous).map(|inner| Self { inner })
     }
 
-    /// As [`join`](Self::join), but returns at once, and looks for rank 0 in the background: for a
-    /// launcher. When rank 0 does not answer in time, that is the observer's last event.
+    /// As [`join`](Self::join), but returns at once and looks for rank 0 in the background: for a launcher. If rank 0
+    /// does not answer in time, the observer's last event reports it.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] when the system has no thread for it. [`ErrorKind::Rendezvous`] for a secret of less than 16
-    /// bytes, and for a job beyond the limits. [`ErrorKind::InvalidConfig`] for a limit in the environment
-    /// that cannot be read.
+    /// [`ErrorKind::Io`] when no thread can be started. [`ErrorKind::Rendezvous`] for a secret of less than 16 bytes,
+    /// and for a job beyond the limits. [`ErrorKind::InvalidConfig`] for a limit in the environment that cannot be
+    /// read.
     ///
     /// ```
     /// use nccl::{Observer, Rendezvous};
@@ -82,7 +82,7 @@ impl Observer {
         nccl_control::Observer::start(rendezvous).map(|inner| Self { inner })
     }
 
-    /// Returns the state of every rank, as far as this observer has heard.
+    /// Returns the state of every rank, as far as this observer has received it.
     ///
     /// ```
     /// # use nccl::{Observer, Rendezvous};
@@ -97,8 +97,8 @@ impl Observer {
         self.inner.snapshot()
     }
 
-    /// Returns the events since this observer has been there, and those to come. Each reader has its own place;
-    /// the last 4096 events are kept.
+    /// Returns the events since this observer was started, and those to come. Each reader has its own position; the
+    /// last 4096 events are kept.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -114,11 +114,11 @@ impl Observer {
     }
 
     /// Reports that this process has started `rank`, as process `pid`, and will report how it ends, with
-    /// [`rank_ended`](Self::rank_ended). `rank` is the number under which the process was started, also when the ranks have other
-    /// numbers since, in a later generation.
+    /// [`rank_ended`](Self::rank_ended). `rank` is the number under which the process was started, also when a later
+    /// generation has numbered the ranks again.
     ///
-    /// The kernel closes the connection of a rank that dies at the moment at which its parent hears of it;
-    /// from now on the other ranks wait up to 500 ms for the parent's report, so that their errors contain it.
+    /// When a rank dies, the kernel closes its connection at the moment at which its parent learns of the death. After
+    /// this call, the other ranks wait up to 500 ms for the parent's report, so that their errors contain it.
     ///
     /// # Errors
     /// [`ErrorKind::NoSuchRank`].
@@ -135,10 +135,10 @@ impl Observer {
         self.inner.rank_started(rank, pid)
     }
 
-    /// Reports how the process `pid` of `rank` ended, and what it wrote to stderr at last (of which the last
-    /// lines count; it may be empty). Every rank's errors then contain that, instead of "its connection closed
-    /// without goodbye". Reports nothing when the rank has sent its leave message, or has reported why it fails. `rank` is the
-    /// number under which the process was started.
+    /// Reports how the process `pid` of `rank` ended, and its last output to stderr (of which the last lines are used;
+    /// it may be empty). Every rank's errors then contain this, instead of "its connection closed without goodbye".
+    /// Reports nothing when the rank has sent its leave message, or has reported why it fails. `rank` is the number
+    /// under which the process was started.
     ///
     /// Returns at once. When rank 0 itself has died, this observer reports that to every other rank at its own listener; when
     /// rank 0 has died before it could listen, this observer listens in its place and reports it to the ranks that connect, until
@@ -158,12 +158,12 @@ impl Observer {
         self.inner.rank_ended(rank, pid, how, stderr_tail)
     }
 
-    /// Gives the operator's decision after a network was cut, as [`World::decide_split`], from a process that is no rank: `ranks` may
-    /// form the next generation, although no more than half of the voters reach each other. `nccl-doctor decide` does so from a
-    /// command line.
+    /// Gives the operator's decision after a network partition, as [`World::decide_split`], from a process that is not
+    /// a rank: `ranks` may form the next generation, although no more than half of the voters reach each other.
+    /// `nccl-doctor decide` does so from a command line.
     ///
-    /// Returns at once; the decision goes to the ranks that this observer reaches, and
-    /// [`WorldEvent::SplitDecided`](crate::control::WorldEvent::SplitDecided) reports that they have heard it.
+    /// Returns at once. The decision is sent to the ranks that this observer reaches, and
+    /// [`WorldEvent::SplitDecided`](crate::control::WorldEvent::SplitDecided) reports that they have received it.
     ///
     /// # Errors
     /// [`ErrorKind::NoSuchRank`].
@@ -179,8 +179,8 @@ impl Observer {
         self.inner.decide_split(ranks)
     }
 
-    /// Returns what all ranks did last, as [`World::recordings`], for a process that is no rank: an HTTP
-    /// server, or a tool that examines a job which hangs.
+    /// Returns the last calls of all ranks, as [`World::recordings`], for a process that is not a rank: an HTTP server,
+    /// or a tool that examines a hanging job.
     ///
     /// ```
     /// # use std::time::Duration;

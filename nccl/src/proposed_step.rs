@@ -11,16 +11,17 @@ use nccl_control::{PendingExchange, RankProcess};
 
 use crate::world::World;
 
-/// How much of a step's description an error shows, in characters.
+/// Maximum number of characters of a step's description in an error.
 const SHOWN: usize = 200;
 
-/// How many ranks, and how many different steps, an error names one by one.
+/// Maximum number of ranks, and of different steps, that an error lists one by one.
 const NAMED: usize = 4;
 
 /// A step that this rank has proposed to the others ([`World::propose_step`]).
 ///
-/// It does not keep the rank in its world. Dropped, the others still count it, unless another rank takes over as coordinator before
-/// all have proposed: then they wait for this rank until the timeout.
+/// A `ProposedStep` does not keep the rank in its world. If it is dropped, the proposal still counts on the other
+/// ranks, unless another rank takes over as coordinator before all have proposed: then they wait for this rank until
+/// the timeout.
 #[must_use = "the ranks have agreed once `agree` has returned"]
 pub struct ProposedStep {
     exchange: PendingExchange,
@@ -29,13 +30,15 @@ pub struct ProposedStep {
 }
 
 impl World {
-    /// Tells the other ranks what this one is about to do, so that ranks that would enter different steps are told so instead of hanging
-    /// in NCCL: `step` has whatever has to agree, as text for a reader, such as `step 17: 8 rows of 512`. `name` is that of the kind of
-    /// step; the n-th proposal of a rank under it meets the n-th of every other.
+    /// Proposes this rank's next step to the other ranks, so that ranks that would enter different steps get an error
+    /// instead of hanging in NCCL. `step` is a readable text with everything that has to agree, such as `step 17: 8
+    /// rows of 512`. `name` identifies the kind of step: the n-th proposal of a rank under a name is compared with the
+    /// n-th of every other rank.
     ///
-    /// It does not wait: propose a step while the one before is still running, and call [`ProposedStep::agree`] before the first
-    /// collective. At most two proposals of a name may be undecided at a time. Each rank receives the texts of all: of `n` ranks, `n²` texts
-    /// go over the network. A rank that has missed a step is answered with the failure of that one first.
+    /// Does not wait: propose a step while the previous one is still running, and call [`ProposedStep::agree`] before
+    /// the first collective. At most two proposals of a name may be undecided at a time. Each rank receives the texts
+    /// of all: of `n` ranks, `n²` texts go over the network. A rank that has missed a step first receives the failure
+    /// of that step.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`] when this rank is no longer part of its world.
@@ -76,12 +79,13 @@ impl ProposedStep {
         self.exchange.is_ready()
     }
 
-    /// Waits until all ranks have proposed their step.
+    /// Waits until all ranks have proposed their step, and compares the steps.
     ///
     /// # Errors
-    /// [`ErrorKind::StepsDiffer`], the same on all ranks, when they are not about to do the same: it names the ranks that differ from most
-    /// others, and what each would do. [`ErrorKind::Rendezvous`] names the ranks that have proposed nothing within the timeout, or the rank that
-    /// is gone; or says that this rank has left the world. No rank is excluded from the world because of a proposal.
+    /// [`ErrorKind::StepsDiffer`], the same on all ranks, when the proposed steps differ: it names the ranks that
+    /// differ from most others, and the step of each. [`ErrorKind::Rendezvous`] names the ranks that have proposed
+    /// nothing within the timeout, or the rank that is gone, or states that this rank has left the world. A proposal
+    /// never excludes a rank from the world.
     ///
     /// ```
     /// use std::time::Duration;
@@ -116,7 +120,7 @@ impl ProposedStep {
     }
 }
 
-/// Returns what ranks would enter that do not all enter the same; `who` names a rank.
+/// Describes how the steps of the ranks differ; `None` if all are equal. `who` names a rank.
 fn difference(parts: &[Vec<u8>], who: impl Fn(usize) -> String) -> Option<String> {
     let mut sides: Vec<(&[u8], Vec<usize>)> = Vec::new();
     for (rank, part) in parts.iter().enumerate() {
@@ -128,7 +132,7 @@ fn difference(parts: &[Vec<u8>], who: impl Fn(usize) -> String) -> Option<String
     if sides.len() < 2 {
         return None;
     }
-    // The most ranks last, as those from which the others differ; of equal ones those of the lower rank.
+    // The largest side comes last, because the others differ from it; of equal sides, the one with the lowest rank.
     sides.sort_by_key(|(_, ranks)| (ranks.len(), Reverse(ranks[0])));
     let are_most = |ranks: &[usize]| 2 * ranks.len() > parts.len();
     let names = |ranks: &[usize]| match ranks {

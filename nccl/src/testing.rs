@@ -1,6 +1,7 @@
 //! Tests of programs with several ranks: as threads of the test, or each in a process of its own.
 //!
-//! A process can be killed, has variables of its own, and one emulated fault strikes one test alone; threads start faster.
+//! A process can be killed, has environment variables of its own, and limits an emulated fault to one test; threads
+//! start faster.
 //! Without a GPU the ranks run on the emulator (a dev-dependency on `nccl-emulator`).
 //!
 //! ```no_run
@@ -43,7 +44,7 @@ use crate::launch::{Fleet, Output};
 use crate::sync::Mutex;
 use crate::{Rendezvous, World};
 
-/// The longest time for the ranks of a test.
+/// Maximum time for the ranks of a test.
 const DEADLINE: Duration = Duration::from_secs(300);
 
 /// What a rank of a test returns: nothing, or a result.
@@ -76,10 +77,11 @@ impl<E: fmt::Display> Verdict for Result<(), E> {
 
 /// Runs `rank` once for each of `ranks`, on threads of this process, and waits for all of them.
 ///
-/// A rank that fails leaves its world with its error, so that operations of the others end with that as the cause.
+/// A rank that fails leaves its world with its error, so that operations of the other ranks end with that error as the
+/// cause.
 ///
 /// # Panics
-/// When a rank returns an error or panics: with what all such ranks say.
+/// When a rank returns an error or panics: the message has the errors of all such ranks.
 ///
 /// ```
 /// nccl::testing::threads(2, |world| world.barrier("both are here"));
@@ -108,13 +110,13 @@ pub fn threads<V: Verdict>(ranks: usize, rank: impl Fn(&World) -> V + Sync) {
 
 /// Runs `rank` once for each of `ranks`, each in a process of its own, and waits for all of them.
 ///
-/// The ranks are this test's own binary, started again for this one test: code before this call runs in each of them as well, code
-/// behind it only in the test. A test may call this several times. As `rank` runs in other processes, it does not change variables
-/// of the test.
+/// The ranks are this test's own binary, started again for this one test: code before this call runs in each of them as
+/// well, code after it only in the test. A test may call this several times. `rank` runs in other processes, so it
+/// cannot change variables of the test.
 ///
 /// # Panics
-/// When a rank returns an error, panics, dies, or has not ended after 5 minutes: with the first one that ended so, and what all
-/// ranks have printed. When this is called in a thread that the test has started, or not in all ranks alike.
+/// When a rank returns an error, panics, dies, or has not ended after 5 minutes: the message has the first such rank,
+/// and the output of all ranks. When this is called in a thread that the test has started, or not in all ranks alike.
 ///
 /// ```no_run
 /// #[test]
@@ -138,7 +140,7 @@ pub fn processes<V: Verdict>(ranks: usize, rank: impl Fn(&World) -> V) {
     }
 }
 
-/// Runs a rank; the others hear why it fails.
+/// Runs a rank. If it fails, the other ranks receive the reason.
 fn judge<V: Verdict>(world: World, rank: &impl Fn(&World) -> V) -> Result<(), String> {
     let outcome = rank(&world).verdict();
     if let Err(why) = &outcome {
@@ -147,7 +149,7 @@ fn judge<V: Verdict>(world: World, rank: &impl Fn(&World) -> V) -> Result<(), St
     outcome
 }
 
-/// What a rank prints at its end: a test runner that finds no such test succeeds as well.
+/// What a rank prints at its end, as proof that it ran: a test runner that finds no such test succeeds as well.
 const PROOF: &str = "nccl::testing: this rank has ended well";
 
 fn start(ranks: usize, call: Call) {
@@ -189,7 +191,7 @@ fn start(ranks: usize, call: Call) {
     }
 }
 
-/// The test, and the role, for which a test binary was started again.
+/// Names the test, and the role, for which a test binary was started again.
 const VARIABLE: &str = "NCCL_TEST_ROLE";
 
 /// The process of a test that this code runs in.
@@ -240,7 +242,7 @@ pub enum Place {
     Parent,
     /// A rank that this call started.
     Rank,
-    /// A rank that a later call started: this one succeeded, else there would be no later one.
+    /// A rank that a later call started: this call has succeeded, or the later call would not exist.
     Past,
 }
 
@@ -274,7 +276,7 @@ impl Call {
 /// type names the test function).
 ///
 /// # Panics
-/// When the caller is no test.
+/// When the caller is not a test.
 #[doc(hidden)]
 #[must_use]
 pub fn name<F>(_: &F) -> String {
@@ -283,7 +285,7 @@ pub fn name<F>(_: &F) -> String {
     if let Some(name) = thread.name().filter(|&name| name != "main") {
         return name.to_owned();
     }
-    // A rank has it from the test.
+    // In a rank, the name comes from the test.
     if let Some((test, _)) = env::var(VARIABLE)
         .ok()
         .as_deref()
@@ -353,7 +355,7 @@ mod tests {
     fn a_test_knows_its_name() {
         let expected = "testing::tests::a_test_knows_its_name";
         assert_eq!(name(&|| ()), expected);
-        // Also where the runner uses no thread for it.
+        // Also correct if the runner uses no thread for the test.
         let on_main = type_name_of(|| ());
         assert_eq!(on_main, format!("nccl::{expected}::{{{{closure}}}}"));
     }
@@ -417,7 +419,7 @@ mod tests {
             Ok::<(), crate::Error>(())
         });
         if is_child() {
-            // A rank of the call below; the one above has ended in its own ranks.
+            // A rank of the call below; the ranks of the call above end inside that call.
             processes(2, one_fails);
         }
         let said = failure(|| processes(2, one_fails));

@@ -21,7 +21,7 @@ use nccl_control::{self, Channel, CompareSet, Events, RankSession, Rendezvous, S
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// All ranks of a job, seen from one of them: who they are, and how to exchange small data without NCCL.
+/// All ranks of a job, seen from one of them: their identities, and exchange of small data without NCCL.
 ///
 /// ```
 /// use nccl::World;
@@ -112,12 +112,11 @@ impl World {
         worlds.map(Self::of).collect()
     }
 
-    /// Returns a world of one rank, for a program that can do without others.
+    /// Returns a world of one rank, for a program that can run alone.
     ///
-    /// Its communicators load no libnccl: every operation is a copy on the device, or nothing. Only
-    /// [`Communicator::pre_mul_sum`](crate::Communicator::pre_mul_sum) is missing. To use NCCL all the
-    /// same, name the library ([`CommunicatorBuilder::library`]), or make a world with
-    /// [`threads(1)`](Self::threads).
+    /// Its communicators load no libnccl: every operation copies on the device, or does nothing. Only
+    /// [`Communicator::pre_mul_sum`](crate::Communicator::pre_mul_sum) is missing. To use NCCL anyway, name the library
+    /// ([`CommunicatorBuilder::library`]), or make a world with [`threads(1)`](Self::threads).
     ///
     /// ```
     /// assert_eq!(nccl::World::single().size(), 1);
@@ -175,8 +174,8 @@ impl World {
     /// [`Timeline::read`](crate::recorder::Timeline::read), merges the files of all ranks. Unless set,
     /// `NCCL_RUN_RECORD_DIR` names the directory.
     ///
-    /// A thread of its own writes, and the abort does not wait for it. No file is overwritten; one process
-    /// writes 16 at most. A file that cannot be written gives one warning.
+    /// A separate thread writes the file, and the abort does not wait for it. No file is overwritten; a process writes
+    /// at most 16. A file that cannot be written causes one warning.
     ///
     /// ```
     /// let world = nccl::World::single().record_faults_to("/var/log/server/faults");
@@ -187,9 +186,9 @@ impl World {
         self
     }
 
-    /// Returns the number under which `nccl-run`, torchrun, MPI or Slurm started the process that is rank `rank` here, which is in
-    /// front of the lines of its output. After a reconfiguration the two differ. `None` where no launcher gave a number, and for a rank
-    /// that the world does not have.
+    /// Returns the number under which `nccl-run`, torchrun, MPI or Slurm started the process that is rank `rank` here;
+    /// it prefixes the lines of the process's output. After a reconfiguration the two numbers differ. `None` where no
+    /// launcher gave a number, and for a rank that does not exist in this world.
     ///
     /// ```
     /// fn output_of(world: &nccl::World, rank: usize) -> String {
@@ -262,12 +261,13 @@ impl World {
         CommunicatorBuilder::with_world(name, self.parameters())
     }
 
-    /// Makes a communicator of all ranks, and connects them, without blocking the calling thread: for tasks of an executor. `set`
-    /// configures it, as between [`communicator`](Self::communicator) and its `build`; on which thread it runs is not said.
+    /// Makes a communicator of all ranks, and connects them, without blocking the calling thread: for tasks of an
+    /// executor. `set` configures the builder, between [`communicator`](Self::communicator) and its `build`; the thread
+    /// on which `set` runs is unspecified.
     ///
-    /// The ranks are connected as by [`Communicator::warm_up`], for which there is as much time again as for making it
-    /// (`timeouts.init`): afterwards the call of an operation does not wait for other ranks. What connects later all the same, and
-    /// then waits in the call, is in `docs/async.md`.
+    /// The ranks are connected as by [`Communicator::warm_up`], with the same timeout again as for making the
+    /// communicator (`timeouts.init`). Afterwards, calling an operation does not wait for other ranks. `docs/async.md`
+    /// lists the connections that are still made later, and for which a call then waits.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -297,10 +297,10 @@ impl World {
         })
     }
 
-    /// Returns why the communicator of this world that ended last on this rank was ended; `None` while there is none.
+    /// Returns the fault of the communicator of this world that failed last on this rank; `None` while there is none.
     ///
-    /// For programs whose layers in between lose the error: the fault is there before the call that fails by it
-    /// returns.
+    /// For programs whose layers in between lose the error: the fault is available before the call that fails because
+    /// of it returns.
     ///
     /// ```
     /// let world = nccl::World::single();
@@ -314,13 +314,15 @@ impl World {
         self.control.fault()
     }
 
-    /// Returns what happens to the ranks of this world and to this rank's communicators, as it comes: the present ranks first;
-    /// then ranks that leave, fail, die, are silent or answer again, ranks that have not entered an operation, changes of the
-    /// coordinator, each [`Fault`], and the next generations. The iterator ends when the world, in its last generation, is dropped.
+    /// Returns the events of this world's ranks and of this rank's communicators, as they happen: the present ranks
+    /// first; then ranks that leave, fail, die, are silent or answer again, ranks that have not entered an operation,
+    /// changes of the coordinator, each [`Fault`], and the next generations. The iterator ends when the last generation
+    /// of this world is dropped.
     ///
-    /// Each reader has its own place, also readers in other threads. Events that a reader has not read in time are dropped, the
-    /// oldest first, and their number is an event ([`WorldEvent::Missed`](crate::control::WorldEvent::Missed)): the last 4096 are kept,
-    /// from the first call of this method on. No operation waits for a reader, or does anything for it.
+    /// Each reader has its own position, also readers in other threads. Events that a reader has not read in time are
+    /// dropped, the oldest first, and their number is reported as an event
+    /// ([`WorldEvent::Missed`](crate::control::WorldEvent::Missed)): the last 4096 are kept, from the first call of
+    /// this method on. No operation waits for a reader, or does work for it.
     ///
     /// ```
     /// use std::time::Duration;
@@ -358,8 +360,8 @@ impl World {
         self.control.barrier(name)
     }
 
-    /// As [`barrier`](Self::barrier), without blocking the calling thread: for tasks of an executor. The world stays until the call has
-    /// returned, also after the future was dropped.
+    /// As [`barrier`](Self::barrier), without blocking the calling thread: for tasks of an executor. The world is kept
+    /// alive until the call has returned, even if the future is dropped.
     ///
     /// ```
     /// # async fn example(world: std::sync::Arc<nccl::World>) -> nccl::Result<()> {
@@ -372,7 +374,7 @@ impl World {
         BackgroundCall::start(move || world.barrier(&name))
     }
 
-    /// Sends `bytes` to every rank, and returns those of all ranks, by rank.
+    /// Sends `bytes` to every rank, and returns the bytes of all ranks, by rank.
     ///
     /// For small host values: addresses, settings, hashes.
     ///
@@ -388,7 +390,7 @@ impl World {
         self.control.all_gather(name, bytes)
     }
 
-    /// Sends the `bytes` of rank `root` to every rank; those of the others are ignored.
+    /// Sends the `bytes` of rank `root` to every rank; the `bytes` of the other ranks are ignored.
     ///
     /// # Errors
     /// As [`all_gather`](Self::all_gather); [`ErrorKind::NoSuchRank`] for a root that does not exist.
@@ -402,13 +404,13 @@ impl World {
         self.control.broadcast(name, root, bytes)
     }
 
-    /// Sends `value` to every rank, and returns those of all ranks, by rank. Values travel as JSON, with 64 MiB for all ranks
-    /// together.
+    /// Sends `value` to every rank, and returns the values of all ranks, by rank. Values travel as JSON, with at most
+    /// 64 MiB for all ranks together.
     ///
     /// # Errors
-    /// As [`all_gather`](Self::all_gather). [`ErrorKind::Rendezvous`] on all ranks when the value of one of them is none of JSON's: a
-    /// number that is not finite, or a map whose keys are neither texts nor numbers; and on the ranks that cannot read a value as a
-    /// `T`. The error names the rank that has sent the value.
+    /// As [`all_gather`](Self::all_gather). [`ErrorKind::Rendezvous`] on all ranks when the value of a rank cannot be
+    /// written as JSON (a number that is not finite, or a map whose keys are neither strings nor numbers), and on the
+    /// ranks that cannot decode a value as a `T`. The error names the rank that has sent the value.
     ///
     /// ```
     /// #[derive(serde::Serialize, serde::Deserialize)]
@@ -434,11 +436,13 @@ impl World {
             .collect()
     }
 
-    /// Sends the `value` of rank `root` to every rank, as JSON; the other ranks may give `None`, and what they give is ignored.
+    /// Sends the `value` of rank `root` to every rank, as JSON; the other ranks may pass `None`, and their values are
+    /// ignored.
     ///
     /// # Errors
-    /// As [`broadcast`](Self::broadcast). [`ErrorKind::Rendezvous`] on all ranks when `root` gives `None` or a value that is none of
-    /// JSON's ([`all_gather_value`](Self::all_gather_value)), and on the ranks that cannot read the value as a `T`.
+    /// As [`broadcast`](Self::broadcast). [`ErrorKind::Rendezvous`] on all ranks when `root` passes `None` or a value
+    /// that cannot be written as JSON ([`all_gather_value`](Self::all_gather_value)), and on the ranks that cannot
+    /// decode the value as a `T`.
     ///
     /// ```
     /// let world = nccl::World::single();
@@ -466,10 +470,11 @@ impl World {
 
     /// Stores `value` under `key`, for any rank to [`get`](Self::get); an earlier value is replaced.
     ///
-    /// The coordinator keeps the store, for one generation of the world: the next generation begins with an empty one. Calls are
-    /// atomic and in one order for all ranks, and each change is made once, also when the connection to the coordinator is lost and
-    /// restored meanwhile. When the coordinator is lost, the store is lost with it, and until the next generation every call is an error
-    /// that names the cause. A change whose call ends with an error may have been made.
+    /// The coordinator keeps the store, for one generation of the world: the next generation begins with an empty one.
+    /// Calls are atomic and in one order for all ranks, and each change is made exactly once, even if the connection to
+    /// the coordinator is lost and restored meanwhile. When the coordinator is lost, the store is lost with it: until
+    /// the next generation, every call returns an error that names the cause. A change whose call returns an error may
+    /// have been made.
     ///
     /// # Errors
     /// [`ErrorKind::Io`] when all keys and values together have more than 64 MiB, or the key more than 1024 bytes;
@@ -488,8 +493,8 @@ impl World {
     /// Returns the value under `key`; waits until a rank has stored one.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] when no rank stores one within the world's timeout, or when a rank dies or fails
-    /// meanwhile: it may be the rank that would have.
+    /// [`ErrorKind::Rendezvous`] when no rank stores a value within the world's timeout, or when a rank dies or fails
+    /// meanwhile: it may be the rank that would have stored the value.
     ///
     /// ```
     /// use std::time::Duration;
@@ -518,7 +523,7 @@ impl World {
         self.control.try_get(key)
     }
 
-    /// Waits until all `keys` are set at one time.
+    /// Waits until all `keys` are set at the same time.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`] names the keys that are missing after the world's timeout; or the rank that has died or failed
@@ -538,12 +543,12 @@ impl World {
         self.control.wait(keys)
     }
 
-    /// Adds `amount` to the counter under `key`, and returns the sum. The counter is a decimal number, as text, and 0 when the key is
-    /// not set.
+    /// Adds `amount` to the counter under `key`, and returns the sum. A counter is stored as a decimal number in text,
+    /// and is 0 when the key is not set.
     ///
     /// # Errors
-    /// As [`set`](Self::set). [`ErrorKind::Rendezvous`] when the value that is there is no decimal number of 64 bits, which the error
-    /// has, or the sum would be none; the value stays.
+    /// As [`set`](Self::set). [`ErrorKind::Rendezvous`] when the stored value is not a decimal 64-bit number, in which
+    /// case the error contains the value, or when the sum would overflow; the value is unchanged.
     ///
     /// ```
     /// let world = nccl::World::single();
@@ -560,7 +565,7 @@ impl World {
         self.control.add(key, amount)
     }
 
-    /// Stores `value` under `key` if the value that is there is `expected`; with `None`, if the key is not set.
+    /// Stores `value` under `key` if the current value is `expected`; with `None`, if the key is not set.
     ///
     /// # Errors
     /// As [`set`](Self::set); the limits hold for `expected` as well.
@@ -602,7 +607,7 @@ impl World {
         self.control.delete(key)
     }
 
-    /// Sets what this rank does now: the errors of ranks that wait for it in vain name that.
+    /// Sets what this rank does now: errors of ranks that wait for it in vain name this phase.
     ///
     /// ```
     /// let world = nccl::World::single();
@@ -615,12 +620,12 @@ impl World {
         }
     }
 
-    /// Leaves the world, and tells every rank why: what waits for this rank ends at once, with this error and the
-    /// chain of its sources.
+    /// Leaves the world and sends every rank the reason: whatever waits for this rank ends at once, with this error and
+    /// the chain of its sources.
     ///
-    /// A `World` that is dropped by a panic reports that it panicked, and with
-    /// [`install_panic_hook`](crate::process::install_panic_hook) the message; one that is dropped otherwise
-    /// sends a leave message, and the other ranks report that it left in order.
+    /// A `World` that is dropped by a panic reports the panic, with its message if
+    /// [`install_panic_hook`](crate::process::install_panic_hook) was called. A `World` that is dropped otherwise sends
+    /// a leave message, and the other ranks report that it left in order.
     ///
     /// ```
     /// let mut worlds = nccl::World::threads(2);
@@ -655,27 +660,26 @@ impl World {
         self.control.subgroup(name, ranks)
     }
 
-    /// Forms the next generation with the ranks that are left, and the processes that have asked to join
-    /// ([`join_running`](Self::join_running)): returns the world of the next generation.
+    /// Forms the next generation from the remaining ranks and the processes that have asked to join
+    /// ([`join_running`](Self::join_running)), and returns the world of that generation.
     ///
-    /// Every rank that is not gone has to call it; the ranks that wait for each other here agree on the remaining
-    /// ranks, once for each generation and all alike. The ranks that were there keep their order and become
-    /// ranks 0, 1, …; new ranks follow them.
-    /// [`previous_rank`](Self::previous_rank) maps the ranks to those of the generation before.
-    /// Processes, CUDA contexts and memory stay as they are.
+    /// Every rank that is not gone has to call it. The ranks that wait for each other here agree on the remaining
+    /// ranks, once for each generation and all alike. The remaining ranks keep their order and become ranks 0, 1, …;
+    /// new ranks follow them. [`previous_rank`](Self::previous_rank) maps the ranks to those of the previous
+    /// generation. Processes, CUDA contexts and memory are not affected.
     ///
-    /// `timeout` is how long the ranks wait for each other's calls; `NCCL_RUN_WORLD_TIMEOUT` in the environment overrides it.
-    /// Agreeing on the generation may take up to [`Rendezvous::majority_timeout`] and 8 s longer. A rank that dies on the way is
-    /// no failure: the others agree again. When a rank makes no such call, there is no next generation; this world is as it was,
-    /// and the call can be made again, or
+    /// `timeout` is how long the ranks wait for each other's calls; `NCCL_RUN_WORLD_TIMEOUT` in the environment
+    /// overrides it. Agreement on the generation may take up to [`Rendezvous::majority_timeout`] plus 8 s longer. A
+    /// rank that dies during the agreement is not an error: the others agree again. If a rank makes no such call, there
+    /// is no next generation; this world is unchanged, and the program can call this method again, or
     /// [`next_generation_leaving_behind`](Self::next_generation_leaving_behind).
     ///
-    /// The communicators of this world end with it, on every rank: those of the next generation are made anew.
-    /// Drop this value when the next generation is there.
+    /// The communicators of this world end with it, on every rank: the next generation needs new ones. Drop this value
+    /// when the next generation exists.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] names the ranks that did not come within `timeout`, or says that this rank
-    /// reaches no majority of the others.
+    /// [`ErrorKind::Rendezvous`] names the ranks that did not call within `timeout`, or states that this rank reaches
+    /// no majority of the others.
     ///
     /// ```
     /// use std::time::Duration;
@@ -712,12 +716,11 @@ impl World {
         BackgroundCall::start(move || world.next_generation(timeout))
     }
 
-    /// As [`next_generation`](Self::next_generation), and without the ranks that make no such call within `timeout`: they
-    /// hang, or have something else to do. All ranks have to call this method; when only some do, no rank is left
-    /// behind.
+    /// As [`next_generation`](Self::next_generation), but without the ranks that make no such call within `timeout`,
+    /// because they hang or are busy. All ranks have to call this method; when only some do, no rank is left behind.
     ///
-    /// A rank that is left behind counts as departed. Should it run again, its communicators end and its world
-    /// reports that it was left behind; it may end, or [`join_running`](Self::join_running).
+    /// A rank that is left behind counts as departed. If it runs again, its communicators end and its world reports
+    /// that it was left behind; it may end, or call [`join_running`](Self::join_running).
     ///
     /// # Errors
     /// As [`next_generation`](Self::next_generation). [`ErrorKind::Rendezvous`] on a rank that was left behind.
@@ -737,11 +740,12 @@ impl World {
         self.reconfigure(timeout, true, &[])
     }
 
-    /// As [`next_generation`](Self::next_generation), and keeps the communicators `kept`, to be grown by the ranks that join
-    /// ([`Communicator::grow`]). All of their ranks have to keep them: otherwise they end as all others do.
+    /// As [`next_generation`](Self::next_generation), but keeps the communicators `kept`, to be grown by the ranks that
+    /// join ([`Communicator::grow`]). All ranks of such a communicator have to keep it; otherwise it ends as all others
+    /// do.
     ///
-    /// They can be used as before, as long as none of their ranks is gone. Drop them when the grown communicator
-    /// is there.
+    /// The kept communicators can be used as before, as long as none of their ranks is gone. Drop them when the grown
+    /// communicator exists.
     ///
     /// # Errors
     /// As [`next_generation`](Self::next_generation).
@@ -771,8 +775,8 @@ impl World {
         self.reconfigure(timeout, false, kept)
     }
 
-    /// Returns which generation of its job this world is: 0 unless the [`Rendezvous`] or the launcher says otherwise,
-    /// and one more (at least) with each next generation.
+    /// Returns the generation of the job that this world is: 0 unless the [`Rendezvous`] or the launcher sets another,
+    /// and at least one more with each next generation.
     ///
     /// ```
     /// assert_eq!(nccl::World::single().generation(), 0);
@@ -782,7 +786,7 @@ impl World {
         self.control.generation()
     }
 
-    /// Returns which rank `rank` was in the generation before; `None` for a new rank, and in the first generation.
+    /// Returns the rank that `rank` was in the previous generation; `None` for a new rank, and in the first generation.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -795,16 +799,18 @@ impl World {
         self.control.previous_rank(rank)
     }
 
-    /// Gives the operator's decision after a network was cut: `ranks`, this rank among them, may form the next generation
-    /// although no more than half of this generation's voters reach each other.
+    /// Gives the operator's decision after a network partition: `ranks`, this rank among them, may form the next
+    /// generation although no more than half of this generation's voters reach each other.
     ///
-    /// The operator has made sure that the others do not continue: has ended them, for example. Given on one of the ranks, the
-    /// decision counts on all that it names, once, and is in the log of each (`nccl.rendezvous.operator`). The ranks then
-    /// continue as by [`next_generation`](Self::next_generation), which has to be called before they have waited for the others
-    /// for 12 s in vain: after that they count as cut off for good.
+    /// The operator has to make sure that the other ranks do not continue, for example by ending them. A decision given
+    /// on one of the ranks counts on all ranks that it names, once, and is in the log of each
+    /// (`nccl.rendezvous.operator`). The ranks then continue as by [`next_generation`](Self::next_generation), which
+    /// has to be called before they have waited for the others for 12 s in vain: after that they count as cut off for
+    /// good.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSuchRank`]; [`ErrorKind::Rendezvous`] when this rank is not among `ranks`, or takes part no more.
+    /// [`ErrorKind::NoSuchRank`]; [`ErrorKind::Rendezvous`] when this rank is not among `ranks`, or no longer takes
+    /// part.
     ///
     /// ```
     /// let world = nccl::World::single();
@@ -816,10 +822,11 @@ impl World {
         self.control.decide_split(ranks)
     }
 
-    /// Returns how many processes wait to be taken into the next generation ([`join_running`](Self::join_running)).
+    /// Returns the number of processes that wait to be taken into the next generation
+    /// ([`join_running`](Self::join_running)).
     ///
-    /// Ranks hear of them one after another: let one of them decide, or take the maximum of all, before
-    /// every rank calls it.
+    /// Ranks learn of these processes at different times: to decide, use the number on one rank, or the maximum of all,
+    /// before every rank calls [`next_generation`](Self::next_generation).
     ///
     /// ```
     /// assert_eq!(nccl::World::single().joiners(), 0);
@@ -843,10 +850,10 @@ impl World {
 
     /// Joins a running world as a new rank: in the place of a process that died, or in addition.
     ///
-    /// Waits at the address of the rendezvous until the ranks that are there form their next generation
-    /// ([`next_generation`](Self::next_generation)), at most for the rendezvous' timeout. These ranks assign the new rank,
-    /// behind theirs: rank, number of ranks and generation of the rendezvous do not count; job, secret and local
-    /// rank do.
+    /// Waits at the address of the rendezvous until the existing ranks form their next generation
+    /// ([`next_generation`](Self::next_generation)), at most for the rendezvous' timeout. The existing ranks number the
+    /// new rank after their own. Rank, number of ranks and generation of the rendezvous are ignored; its job, secret
+    /// and local rank are used.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`] when no rank answers there, or the ranks do not form the next generation in time.
@@ -865,12 +872,12 @@ impl World {
         nccl_control::World::join_running(rendezvous).map(Self::of)
     }
 
-    /// Returns an ordered channel between all ranks, under a name: for what the ranks have to do next, step by step.
+    /// Returns an ordered channel between all ranks, under a name: for commands that the ranks execute step by step.
     ///
-    /// All messages of a channel come to every receiver in one order, whichever rank sent them. Up to 64 messages
-    /// may wait for a rank; then the sender waits for it. Channels of different names do not wait for each
-    /// other. The same name gives the same channel again. Where two ranks send at the same time, each has to
-    /// receive meanwhile, on another thread, or both may wait for the other to take what it was sent.
+    /// All messages of a channel arrive at every receiver in one order, whichever rank sent them. Up to 64 messages may
+    /// wait for a rank; then the sender waits for that rank. Channels of different names do not wait for each other.
+    /// Another call with the same name returns the same channel. If two ranks send at the same time, each has to
+    /// receive meanwhile on another thread; otherwise both may wait for the other to take its messages.
     ///
     /// ```
     /// use std::time::Duration;
@@ -899,17 +906,18 @@ impl World {
         self.control.channel(name)
     }
 
-    /// Checks what has to agree between the ranks, and whether they reach each other where NCCL will try:
-    /// every rank has to call it, and gets the same report.
+    /// Checks what has to agree between the ranks, and whether they reach each other at the addresses that NCCL will
+    /// use. Every rank has to call it, and gets the same report.
     ///
-    /// Making the first communicator of several ranks does so by itself, unless
-    /// [`without_preflight`](Self::without_preflight) or `NCCL_RUN_PREFLIGHT=off` says otherwise: an error keeps the
-    /// communicator from being made, on every rank, and rank 0 logs the warnings.
+    /// The same check runs when the first communicator of several ranks is made, unless
+    /// [`without_preflight`](Self::without_preflight) or `NCCL_RUN_PREFLIGHT=off` disables it: an error prevents the
+    /// communicator on every rank, and rank 0 logs the warnings.
     ///
     /// On one host it takes a few milliseconds; between hosts that do not reach each other, 5 s at most.
     ///
     /// # Errors
-    /// As [`barrier`](Self::barrier), when a rank does not come. What the checks find is not an error, but in the report.
+    /// As [`barrier`](Self::barrier), when a rank does not come. Findings of the checks are in the report, and are not
+    /// errors.
     ///
     /// ```
     /// use nccl::preflight::Settings;
@@ -930,8 +938,8 @@ impl World {
         self.checks.report(&self.control, settings)
     }
 
-    /// Makes communicators without checking first. All ranks have to do so; when only some do, nothing is
-    /// checked, and rank 0 logs a warning.
+    /// Makes communicators without checking first. All ranks have to set this; when only some do, no rank is checked,
+    /// and rank 0 logs a warning.
     ///
     /// ```
     /// let worlds: Vec<_> = nccl::World::threads(2)
@@ -948,12 +956,12 @@ impl World {
 
     /// Returns what all ranks did last, on one time axis: to find out why no operation makes progress.
     ///
-    /// Each rank answers from the thread that reads its connections, so that it does not matter what its other
-    /// threads hang in, and whether rank 0 lives. Ranks that do not answer within `timeout` are in
-    /// [`Timeline::missing`], with what is known of them. Clocks are compared by round trips.
+    /// Each rank answers from the thread that reads its connections, so the answer depends neither on where its other
+    /// threads hang nor on whether rank 0 lives. Ranks that do not answer within `timeout` are in
+    /// [`Timeline::missing`], with what is known about them. Clocks are compared by round trips.
     ///
-    /// All answers together have about 64 MiB at most, or 32 KiB for each of more than 2048 ranks: where there
-    /// are many, the oldest calls are left out, and counted (`Recording::left_out`).
+    /// All answers together have at most about 64 MiB or, of more than 2048 ranks, 32 KiB for each rank. Where there are too
+    /// many calls, the oldest are left out, and counted (`Recording::left_out`).
     ///
     /// ```
     /// use std::time::Duration;

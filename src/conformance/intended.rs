@@ -5,13 +5,13 @@ use nccl_sys::Version;
 /// The verdict about a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Both did the same.
+    /// Both behave the same.
     Equal,
-    /// The emulator refuses, or waits, where NCCL may go on.
+    /// The emulator refuses or waits where NCCL may continue.
     Stricter,
-    /// The emulator goes on where NCCL refuses or hangs.
+    /// The emulator continues where NCCL refuses or hangs.
     Kinder,
-    /// The emulator says that it cannot do this.
+    /// The emulator reports that it does not support this.
     NotThereYet,
     /// Another difference, because it is an emulator.
     OnPurpose,
@@ -36,7 +36,7 @@ impl Verdict {
 pub struct Intended {
     /// The program.
     pub program: &'static str,
-    /// The fact, or the beginning of its name if it ends in `*`; a rank in front may be left out.
+    /// The fact, or a prefix of its name if it ends in `*`; the rank before it may be omitted.
     pub fact: &'static str,
     /// The last release with this difference; `None`: all releases.
     pub until: Option<Version>,

@@ -1,5 +1,5 @@
-//! What this host shows by itself: failed devices and killed processes in the kernel's log, whether memory is short, and what
-//! NVML says of its devices.
+//! The evidence of this host: failed devices and killed processes in the kernel's log, memory shortage, and the state of
+//! devices in NVML.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use nccl::preflight::{Finding, Severity};
 /// A device that failed within this time may fail the next job as well.
 const RECENT: Duration = Duration::from_secs(3600);
 
-/// A process that was killed before is hardly of interest.
+/// Processes killed earlier than this are hardly relevant.
 const OLD: Duration = Duration::from_secs(24 * 3600);
 
-/// The check of what NVML says of a device; preflight's `device` is about which one a rank has.
+/// The check of the devices' state in NVML; preflight's check `device` is about the assignment of devices to ranks.
 const DEVICE: &str = "device-state";
 
 /// The most findings of one check.
@@ -45,7 +45,7 @@ fn of(evidence: &HostEvidence) -> Vec<Finding> {
     entries
 }
 
-/// What NVML says of the devices of the host; nothing where it is not asked.
+/// Returns findings about the devices that NVML reports; none if NVML was not queried.
 fn devices(devices: &Devices) -> Vec<Finding> {
     match &devices.access {
         NvmlAccess::NotAsked => return Vec::new(),
@@ -152,7 +152,7 @@ fn memory(memory: &Memory) -> Finding {
     }
 }
 
-/// Coarse, so that ranks which look one after the other say the same.
+/// Formats an age coarsely, so that ranks that check one after the other report the same text.
 fn age(age: Duration) -> String {
     match age.as_secs() {
         seconds @ 0..120 => format!("{seconds} s"),
@@ -162,7 +162,7 @@ fn age(age: Duration) -> String {
     }
 }
 
-/// Returns what the host shows of a call that does not return in this process, and where to look for the rest.
+/// Returns the host's evidence about a call that does not return in this process, and advice on where to look for more.
 pub(super) fn of_stuck_call() -> (String, String) {
     let evidence = HostEvidence::gather();
     let log = &evidence.kernel_log;

@@ -45,7 +45,7 @@ pub(super) fn run(options: &LogOptions) -> ExitCode {
     );
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.severity));
     let code = show(options.form, &table(&log), || facts(&log), &entries);
-    // Without lines of NCCL's, nothing was checked.
+    // Without lines of NCCL, nothing was checked.
     match log.counts().nccl {
         0 => ExitCode::from(COULD_NOT_CHECK),
         _ => code,

@@ -2,7 +2,8 @@
 //!
 //! - `options`: the command line; `local`: libnccl, the driver and the device of one rank;
 //! - `job`: a running job; `timeline`: the flight recorders of all its ranks; `decide`: the operator's decision for it;
-//! - `check`: one host, or all ranks of a launcher; `host`: what the kernel of a host shows; `log`: NCCL's debug logs; `ras`: NCCL's RAS service.
+//! - `check`: one host, or all ranks of a launcher; `host`: the evidence of a host's kernel; `log`: NCCL's debug logs; `ras`:
+//!   NCCL's RAS service.
 //!
 //! The checks themselves are in `nccl::preflight` and `nccl::debug_log`.
 

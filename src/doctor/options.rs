@@ -157,19 +157,19 @@ pub(super) struct RasOptions {
     pub(super) timeout: Duration,
 }
 
-/// Whose RAS service is asked.
+/// The RAS service to query.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RasService {
     /// `HOST:PORT`.
     Address(String),
-    /// A running job, whose ranks say where theirs listen.
+    /// A running job, whose ranks report the addresses of their services.
     Job(Job),
 }
 
-/// What the RAS service is asked.
+/// The query to the RAS service.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RasQuestion {
-    /// What is wrong.
+    /// Findings.
     Findings,
     /// NCCL's own text.
     Text { verbose: bool },

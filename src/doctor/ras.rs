@@ -1,4 +1,4 @@
-//! Asks NCCL's RAS service, which wheels bring no client for.
+//! Queries NCCL's RAS service; NVIDIA's wheels include no client for it.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -23,7 +23,7 @@ pub(super) fn run(options: &RasOptions) -> ExitCode {
     asked.unwrap_or_else(|why| could_not(&why))
 }
 
-/// Connects to the first that answers: a rank that is stopped does not.
+/// Connects to the first service that answers: that of a stopped rank does not.
 fn connect(addresses: &[String], options: &RasOptions) -> Result<RasClient, String> {
     let share = options.timeout / u32::try_from(addresses.len()).unwrap_or(1).max(1);
     let mut why = Vec::new();
@@ -36,7 +36,7 @@ fn connect(addresses: &[String], options: &RasOptions) -> Result<RasClient, Stri
     Err(why.join("; "))
 }
 
-/// Asks the ranks of a job where their services listen.
+/// Returns the addresses of the RAS services of a job's ranks.
 fn addresses(job: &Job, options: &RasOptions) -> Result<Vec<String>, String> {
     let timeline = observe(job, options.timeout)?.recordings(options.timeout);
     let ranks = timeline.ranks.into_iter();
@@ -108,7 +108,7 @@ fn findings(report: &RasReport, form: Form) -> ExitCode {
     show(form, &clean(&head), || json!({ "ras": report }), &entries)
 }
 
-/// The collectives that were launched.
+/// Returns the number of launched collectives.
 fn counts(communicator: &RasCommunicator) -> String {
     let mut text = String::new();
     let Some(first) = communicator.ranks.first() else {

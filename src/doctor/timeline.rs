@@ -89,7 +89,7 @@ fn write_for_pytorch(directory: &Path, timeline: &Timeline) -> Result<(), String
     Ok(())
 }
 
-/// The most ranks of a communicator of which the summary says what NCCL does.
+/// The most ranks of a communicator whose call inside NCCL the summary lists.
 const RANKS_INSIDE_NCCL: usize = 16;
 
 /// The summary of a timeline.

@@ -50,7 +50,7 @@ impl Report {
         self.records.push(record);
     }
 
-    /// Whether no step that counts failed, and no process was left running.
+    /// Returns whether all steps that count passed, and no process was left running.
     #[must_use]
     pub fn is_good(&self) -> bool {
         self.left_behind.is_empty()

@@ -87,7 +87,7 @@ pub struct Step {
 
 /// How long a step may take to end by itself after SIGTERM.
 const TERM: Duration = Duration::from_secs(2);
-/// How long the other processes of a step may take to end after its first one.
+/// How long the other processes of a step may take to end after the step's first process.
 const REST: Duration = Duration::from_secs(2);
 /// Lines of output that go into the report.
 const TAIL: usize = 25;

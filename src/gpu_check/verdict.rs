@@ -1,5 +1,5 @@
-//! What a test tried, and what it left out because it cannot be tried here: a line for people, and a value for the step
-//! that the test runs in.
+//! The parts of a test that ran, and those that cannot run here: one line for people, and a value for the step that runs the
+//! test.
 
 use std::fmt::Display;
 use std::fs::{self, File};
@@ -11,23 +11,23 @@ use serde::{Deserialize, Serialize};
 /// The file for the verdicts of a step's processes: a line of JSON for each.
 pub const VERDICTS: &str = "NCCL_TOOLS_VERDICTS";
 
-/// A statement of a test.
+/// A part of a test.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Left out: what, and why.
+    /// Not run: the part and the reason.
     NotTested(String),
-    /// Tried: a test that left out only a part does not count as left out.
+    /// Run. A test that left out only a part does not count as left out.
     Tested(String),
 }
 
-/// Reports that a test leaves something out.
+/// Reports that a test does not run a part, and the reason.
 pub fn not_tested(what_and_why: impl Display) {
     println!("NOT TESTED: {what_and_why}");
     Verdict::NotTested(what_and_why.to_string()).leave();
 }
 
-/// Reports what a test tried.
+/// Reports that a test runs a part.
 pub fn tested(what: impl Display) {
     println!("tested: {what}");
     Verdict::Tested(what.to_string()).leave();

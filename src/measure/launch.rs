@@ -1,4 +1,4 @@
-//! How long the host is busy with a small exchange, by kind of communicator.
+//! How long the host is busy with a small exchange, for each kind of communicator.
 
 use std::time::{Duration, Instant};
 
@@ -69,7 +69,7 @@ pub fn ratio(rank: &Rank, setting: Setting, sheet: &mut Sheet) -> Result {
     let comm = comm.stream(&rank.stream).build()?;
     let mut rounds = Vec::with_capacity(ROUNDS);
     for round in 0..ROUNDS {
-        // Each goes first in every second round.
+        // The order alternates between rounds.
         let (of_raw, of_safe) = if round % 2 == 0 {
             let of_raw = exchanges(rank, raw, repetitions)?;
             (of_raw, safe_exchanges_on(rank, &comm, repetitions)?)

@@ -16,13 +16,11 @@ pub(super) struct Place {
     pub(super) is_launched: bool,
 }
 
-/// Binds the calling thread, and threads that it starts from now on, to a core where that is wanted. Returns the text
-/// for the header.
+/// Binds the calling thread, and threads that it starts from now on, to a core, if requested, or by default on the emulator.
+/// Returns the text for the header.
 ///
-/// On GPUs that is only done on request: NCCL's own threads move data there, and need cores beside that of the rank. A
-/// process that was launched on one core, or on fewer than there are ranks, stays there: other ranks may have their
-/// own.
-///
+/// On GPUs a rank is bound only on request: NCCL's own threads move data there, and need cores besides that of the rank. A
+/// process that was launched on one core, or on fewer cores than there are ranks, stays there: other ranks may have their own.
 /// # Errors
 /// The kernel's; more ranks than cores, if binding was requested.
 pub(super) fn bind(
@@ -68,7 +66,7 @@ pub(super) fn bind(
 mod tests {
     use super::*;
 
-    /// The cores of a thread that was bound so, and what it says.
+    /// Binds a thread; returns its number of cores and the result.
     fn bound(
         wanted: Option<BindTo>,
         emulation: Emulation,
@@ -130,7 +128,7 @@ mod tests {
                 let said = bind(wanted, Emulation::Emulated, place).expect("it is on a core");
                 assert_eq!(said, format!("as launched: core {core}"));
             }
-            // Ranks that share the cores of one program have no core each.
+            // Ranks that share the cores of one program cannot have one core each.
             assert!(bind(Some(BindTo::Core), Emulation::Emulated, itself).is_err());
         });
         thread.join().expect("it does not panic");

@@ -8,7 +8,7 @@ use crate::failure::{Exit, Failure};
 
 impl From<nccl::Error> for Failure {
     fn from(error: nccl::Error) -> Self {
-        // One rank sees the deadline pass, another is told of it first: the agreed root cause decides.
+        // One rank may see the timeout itself while another is told of it: the agreed root cause decides.
         let agreed = error.fault().and_then(|fault| agreed(&fault.root));
         let exit = agreed.unwrap_or(match error.kind() {
             ErrorKind::Load(_)
@@ -22,7 +22,7 @@ impl From<nccl::Error> for Failure {
     }
 }
 
-/// The exit code of a root cause, for every rank alike; `None` where each goes by its own error.
+/// Returns the exit code of a root cause, the same on all ranks; `None` if each rank uses its own error.
 fn agreed(root: &RootCause) -> Option<Exit> {
     Some(match root {
         RootCause::Died { .. }
@@ -32,7 +32,7 @@ fn agreed(root: &RootCause) -> Option<Exit> {
         RootCause::CallFailed { .. }
         | RootCause::ResourceExhausted { .. }
         | RootCause::Warned { .. } => Exit::Nccl,
-        // These are looked for, and found, because an operation waited too long.
+        // These causes are only found because an operation waited too long.
         RootCause::NotAnswering { .. }
         | RootCause::NeverEntered { .. }
         | RootCause::Mismatch { .. }

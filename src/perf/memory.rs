@@ -6,11 +6,11 @@ use nccl::plan::CapturedPlan;
 
 use crate::failure::{Exit, Failure};
 
-/// Two buffers: out of place the first one is sent; in place the second one is both.
+/// Two buffers. Out of place, the first is sent; in place, the second is both source and destination.
 pub(super) enum Buffers<B: OwnedBuffer> {
     Free(B, B),
     Captured(CapturedPlan<(B, B)>),
-    /// Taken for a change from one to the other; for ever when that failed.
+    /// Taken while changing from one state to the other; permanently if the change failed.
     Away,
 }
 

@@ -225,7 +225,7 @@ fn start_processes(
     let ended = Job::new(ranks).run(|_| {
         let mut command = Command::new(&executable);
         command.args(&arguments);
-        // The result holds for the ranks; looking for a GPU again would cost each a second.
+        // The ranks use this result: another search for a GPU would cost each of them a second.
         command.env(
             "NCCL_EMULATOR",
             if emulation.is_emulated() { "1" } else { "0" },

@@ -231,7 +231,7 @@ pub fn run(
         } = rank;
         // Destroying the stream would wait for operations that are still enqueued.
         std::mem::forget((context, stream));
-        // Leaves the world in order: others may still wait for this rank's last message.
+        // Leaves the world in order: other ranks may still wait for this rank's last message.
         drop(world);
         result
     };

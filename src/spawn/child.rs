@@ -1,4 +1,4 @@
-//! Waits for one process that is no rank, with a timeout.
+//! Waits, with a timeout, for a process that is not a rank.
 
 use std::io;
 use std::process::{Child, ExitStatus};

@@ -160,7 +160,7 @@ impl Numbers {
                 sign * digits * 2f64.powi(exponent)
             }
             ReduceOp::Max | ReduceOp::Min => {
-                // All exponents that lead neither to infinity nor to subnormal numbers.
+                // The number of exponents that lead neither to infinity nor to subnormal numbers.
                 let exponents = (float.greatest - float.least()) as u64;
                 let exponent = float.least() + (word % exponents) as i32;
                 sign * one_to_two(float, word >> 11) * 2f64.powi(exponent)

@@ -26,7 +26,7 @@ impl Arguments {
         Self(arguments.collect())
     }
 
-    /// The name of the chore, the first argument.
+    /// Returns the name of the chore, the first argument.
     pub(crate) fn chore(&mut self) -> Result<String> {
         if self.0.is_empty() {
             return Err(Usage("which chore?".into()).into());
@@ -34,7 +34,7 @@ impl Arguments {
         Ok(self.0.remove(0).to_string_lossy().into_owned())
     }
 
-    /// The next argument, which is `what`.
+    /// Returns the next argument; `what` names it in an error.
     pub(crate) fn word(&mut self, what: &str) -> Result<String> {
         if self.0.is_empty() {
             return Err(Usage(format!("missing: {what}")).into());
@@ -42,13 +42,13 @@ impl Arguments {
         Ok(self.0.remove(0).to_string_lossy().into_owned())
     }
 
-    /// The text after the option `name`, if the option is there.
+    /// Returns the value of the option `name`, if the option is given.
     pub(crate) fn value(&mut self, name: &str) -> Result<Option<String>> {
         let value = self.after(name, "a value")?;
         Ok(value.map(|value| value.to_string_lossy().into_owned()))
     }
 
-    /// The path after the option `name`, if the option is there.
+    /// Returns the path of the option `name`, if the option is given.
     pub(crate) fn path(&mut self, name: &str) -> Result<Option<PathBuf>> {
         Ok(self.after(name, "a path")?.map(PathBuf::from))
     }
@@ -64,14 +64,14 @@ impl Arguments {
         Ok(Some(self.0.remove(at)))
     }
 
-    /// Whether the option `name`, which takes no value, is there.
+    /// Returns whether the option `name`, which takes no value, is given.
     pub(crate) fn flag(&mut self, name: &str) -> bool {
         let before = self.0.len();
         self.0.retain(|argument| argument != name);
         self.0.len() < before
     }
 
-    /// The arguments behind the first `--`, for another program; `None` without `--`. To be called before any option is
+    /// Returns the arguments after the first `--`, for another program; `None` without `--`. Call this before any option is
     /// read: the other program's options may have the same names.
     pub(crate) fn after_dashes(&mut self) -> Option<Vec<OsString>> {
         let at = self.0.iter().position(|argument| argument == "--")?;
@@ -79,7 +79,7 @@ impl Arguments {
         Some(behind.into_iter().skip(1).collect())
     }
 
-    /// All remaining arguments, for another program.
+    /// Returns all remaining arguments, for another program.
     pub(crate) fn rest(&mut self) -> Vec<OsString> {
         std::mem::take(&mut self.0)
     }

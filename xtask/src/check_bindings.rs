@@ -33,7 +33,7 @@ fn compare(header: &Path) -> Result {
     for (name, contents) in &bindings.files {
         let file = checked_in.join(name);
         if fs::read_to_string(&file).ok().as_deref() != Some(contents) {
-            // For the reader only: the difference is known already, so `diff` may be missing.
+            // Only for the reader: the difference is already known, so `diff` may be missing.
             let _ = Command::new("diff")
                 .arg("-u")
                 .arg(&file)

@@ -1,8 +1,8 @@
 //! `check-nvrtc`: checks that NVIDIA's compiler NVRTC accepts the kernel of the crate `lsa-protocol` without a warning, and
-//! NVIDIA's assembler its output, for old and for new GPUs.
+//! that NVIDIA's assembler accepts the compiler's output, for old and for new GPUs.
 //!
-//! A program compiles the kernel in the same way when it uses it. `libnvrtc` comes from NVIDIA's packages for Python, at
-//! the versions below, into `.cache/nvrtc-VERSION`; it needs no GPU and no driver. A failed download fails the chore.
+//! Programs compile the kernel in the same way when they use it. `libnvrtc` comes from NVIDIA's packages for Python, at the
+//! versions below, into `.cache/nvrtc-VERSION`; it needs neither GPU nor driver. A failed download fails the chore.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fs;
@@ -17,7 +17,7 @@ use crate::arguments::Arguments;
 use crate::check_ptx::{self, Assembler};
 use crate::{Result, wheels, workspace};
 
-/// The result of a step, with what the compiler or this check says.
+/// The result of a step, or the message of the compiler or of this check.
 type Checked<T = ()> = std::result::Result<T, String>;
 
 /// The name of the source in NVRTC's messages.
@@ -26,10 +26,11 @@ const NAME: &CStr = c"all_to_all.cu";
 /// Compute capabilities.
 const TARGETS: [u32; 3] = [80, 90, 100];
 
-/// Instructions that the protocol stands on.
+/// Instructions that the protocol depends on.
 const NEEDED: [&str; 2] = ["st.release.sys", "ld.acquire.sys"];
 
-/// A function that the driver would not find; loads through a cache that no acquire empties.
+/// Forbidden in the output: a function that the driver would not find, and loads through a cache that an acquire does not
+/// invalidate.
 const FORBIDDEN: [&str; 2] = [".extern .func", "ld.global.nc"];
 
 /// A compiler, and the assembler of the same CUDA.
@@ -73,7 +74,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
                 .assemble(file.path(), &format!("sm_{target}"))
                 .map_err(|error| failed(error.to_string()))?;
         }
-        // A program tries it first, and knows by that whether the driver is the emulator's.
+        // A program loads the stand-in first: a driver that accepts it is the emulator's.
         let file = tempfile::NamedTempFile::with_suffix(".ptx")?;
         fs::write(file.path(), STAND_IN_PTX)?;
         if compiler.assembler.assemble(file.path(), "sm_90").is_ok() {
@@ -83,7 +84,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     Ok(())
 }
 
-/// Whether the compiler's output is what a program expects of it.
+/// Checks that the compiler's output meets the expectations of a program.
 fn check(ptx: &str) -> Checked {
     let parameters =
         parameters(ptx).ok_or_else(|| format!("there is no entry {KERNEL} in the PTX:\n{ptx}"))?;
@@ -102,7 +103,7 @@ fn check(ptx: &str) -> Checked {
     Ok(())
 }
 
-/// The types of the kernel's parameters in a text.
+/// Returns the types of the kernel's parameters in a PTX text.
 fn parameters(ptx: &str) -> Option<Vec<&str>> {
     let (_, entry) = ptx.split_once(&format!(".visible .entry {KERNEL}("))?;
     let (list, _) = entry.split_once(')')?;
@@ -110,7 +111,7 @@ fn parameters(ptx: &str) -> Option<Vec<&str>> {
     list.split(',').map(of).collect()
 }
 
-/// The directory with the compiler, downloaded if it is not there yet.
+/// Returns the directory of the compiler, and downloads the compiler if it is missing.
 fn fetch(compiler: &Compiler) -> Result<PathBuf> {
     let Compiler {
         package,
@@ -126,7 +127,7 @@ fn fetch(compiler: &Compiler) -> Result<PathBuf> {
     eprintln!("downloading NVRTC {version} to {}", directory.display());
     let in_cache = |error| format!("cannot write to {}: {error}", cache.display());
     fs::create_dir_all(&cache).map_err(in_cache)?;
-    // Complete, or not under that name.
+    // A directory with this name is always complete.
     let download = tempfile::tempdir_in(&cache).map_err(in_cache)?;
     wheels::download(package, version, &[], download.path())?;
     let wheel = wheels::only_file(download.path())?;
@@ -140,7 +141,7 @@ fn fetch(compiler: &Compiler) -> Result<PathBuf> {
     Ok(directory)
 }
 
-/// Extracts the libraries from a wheel: the compiler, and what it has built in.
+/// Extracts the libraries from a wheel: the compiler and its built-in functions.
 const UNPACK: &str = r#"
 import os, shutil, sys, zipfile
 wheel, target = sys.argv[1:]
@@ -211,7 +212,7 @@ impl Nvrtc {
         }
     }
 
-    /// The PTX of a source for a compute capability, which the compiler says nothing about.
+    /// Compiles a source to PTX for a compute capability; messages of the compiler are errors.
     fn compile(&self, source: &str, target: u32) -> Checked<String> {
         let source = CString::new(source).map_err(|error| error.to_string())?;
         let options = [
@@ -249,7 +250,7 @@ impl Nvrtc {
     }
 }
 
-/// A text that the compiler has made for a program, without space around it.
+/// Returns a text that the compiler has created for a program, without surrounding space.
 fn text(program: Program, (size, text): (Size, Text)) -> Checked<String> {
     let mut bytes = 0;
     // SAFETY: the program was created and not destroyed.

@@ -1,8 +1,8 @@
 //! `check-ptx`: checks that NVIDIA's assembler accepts the kernels of the crate `nccl`, for old and for new GPUs.
 //!
-//! The driver of a machine that loads them translates them in the same way. `ptxas` comes from NVIDIA's packages for
-//! Python, at the versions below, into `.cache/ptxas-VERSION`. A failed download fails the chore. `check-nvrtc` uses the
-//! same assemblers.
+//! The driver translates the kernels in the same way when a program loads them. `ptxas` comes from NVIDIA's packages for
+//! Python, at the versions below, into `.cache/ptxas-VERSION`. A failed download fails the chore. `check-nvrtc` uses the same
+//! assemblers.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,14 +22,14 @@ pub(crate) struct Assembler {
     targets: &'static [&'static str],
 }
 
-/// That of CUDA 12.
+/// The assembler of CUDA 12.
 pub(crate) const TWELVE: Assembler = Assembler {
     package: "nvidia-cuda-nvcc-cu12",
     version: "12.9.86",
     targets: &["sm_70", "sm_80", "sm_90", "sm_100"],
 };
 
-/// That of CUDA 13.
+/// The assembler of CUDA 13.
 pub(crate) const THIRTEEN: Assembler = Assembler {
     package: "nvidia-cuda-nvcc",
     version: "13.5.37",
@@ -50,10 +50,10 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
 }
 
 impl Assembler {
-    /// Assembles a text for a GPU, and says so.
+    /// Assembles a text for a GPU, and prints that it did.
     ///
     /// # Errors
-    /// The assembler cannot be downloaded, or refuses the text or warns of it.
+    /// The assembler cannot be downloaded, refuses the text, or warns about it.
     pub(crate) fn assemble(&self, text: &Path, target: &str) -> Result {
         let ptxas = fetch(self)?;
         let output = tempfile::NamedTempFile::new()?;
@@ -72,7 +72,7 @@ impl Assembler {
     }
 }
 
-/// The assembler, downloaded if it is not there yet.
+/// Returns the assembler, and downloads it if it is missing.
 fn fetch(assembler: &Assembler) -> Result<PathBuf> {
     let Assembler {
         package, version, ..
@@ -86,7 +86,7 @@ fn fetch(assembler: &Assembler) -> Result<PathBuf> {
     eprintln!("downloading ptxas {version} to {}", directory.display());
     fs::create_dir_all(&directory)
         .map_err(|error| format!("cannot write to {}: {error}", directory.display()))?;
-    // Complete, or not under that name.
+    // A directory with this name is always complete.
     let download = tempfile::tempdir_in(&cache)?;
     workspace::run(
         Command::new("python3")

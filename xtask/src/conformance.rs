@@ -1,9 +1,9 @@
 //! `conformance`: compares the emulator with NVIDIA's libraries.
 //!
-//! A release that the emulator's driver supports runs all programs there, and the emulator's own NCCL runs them as the
-//! same release. Of any other release, and on another CPU, only those programs run that use the library alone: without
-//! a driver it still loads, counts group calls, makes unique ids and checks arguments. Every difference is either
-//! listed in `src/conformance/intended.rs` or a failure. `--page FILE` writes the tables.
+//! On a release that the emulator's driver supports, all programs run, and the emulator's own NCCL runs them as the same
+//! release. On any other release, and on another CPU, only those programs run that use the library alone: without a driver it
+//! still loads, counts group calls, creates unique ids and checks arguments. Every difference is either listed in
+//! `src/conformance/intended.rs` or a failure. `--page FILE` writes the tables.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -30,7 +30,7 @@ where NCCL refuses or hangs.
 struct Subject {
     name: String,
     library: PathBuf,
-    /// On the emulator's driver, with all programs.
+    /// Whether the library runs on the emulator's driver, with all programs.
     carried: bool,
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
             true => "All programs.",
             false => "Programs that need no device.",
         };
-        // What NCCL writes in angle brackets is no HTML.
+        // Angle brackets in NCCL's texts are not HTML.
         let table = table.replace('<', "&lt;");
         write!(text, "\n## {name}\n\n{extent} {table}")?;
         if !equal {
@@ -94,7 +94,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     .into())
 }
 
-/// The table of one library, and whether every difference in it is an intended one.
+/// Returns the table of one library, and whether all its differences are intended.
 fn compare(program: &Path, subject: &Subject) -> Result<(String, bool)> {
     let directory = tempfile::tempdir()?;
     let [theirs, ours] =

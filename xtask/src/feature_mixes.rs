@@ -1,9 +1,9 @@
 //! `feature-mixes`: checks that the crates `nccl` and `nccl-candle` build alone, and beside other programs' choices for
 //! cudarc.
 //!
-//! Cargo unifies features: a program that uses `nccl` and, say, candle gets one cudarc with the choices of both. cudarc
-//! does not build with two CUDA versions, nor with two ways of linking, so `nccl` must make neither choice. Only a
-//! program outside of this workspace can show that it does not, so each mix becomes such a program, and is checked.
+//! Cargo unifies features: a program that uses `nccl` and, for example, candle gets one cudarc with the choices of both. cudarc
+//! does not build with two CUDA versions, nor with two ways of linking, so `nccl` must make neither choice. Only a program
+//! outside of this workspace can show this, so each mix becomes such a program, which is checked.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use std::time::Instant;
 use crate::arguments::Arguments;
 use crate::{Result, workspace};
 
-/// A program beside whose choices `nccl` has to build.
+/// A program whose choices `nccl` has to build with.
 struct Mix {
     name: &'static str,
     /// The features that the program itself requests of cudarc; empty: it does not use cudarc.
@@ -22,7 +22,7 @@ struct Mix {
     version: Option<&'static str>,
     /// The features of `nccl`, without its default ones.
     only: Option<&'static [&'static str]>,
-    /// Whether it uses `nccl-candle`, and candle itself. With candle's feature `cuda`: `check-candle-cuda`.
+    /// Whether the program uses `nccl-candle` and candle itself. `check-candle-cuda` checks candle's feature `cuda`.
     candle: bool,
 }
 
@@ -72,7 +72,7 @@ const MIXES: &[Mix] = &[
     Mix::cudarc("dynamic-linking", &["driver", "dynamic-linking"]),
     Mix::cudarc("dynamic-loading", &["driver", "dynamic-loading"]),
     Mix::cudarc("cuda-12090", &["driver", "cuda-12090"]),
-    // The choices of an inference engine, with cudarc's own NCCL.
+    // The choices of an inference engine that uses cudarc's own NCCL.
     Mix::cudarc(
         "engine",
         &[
@@ -172,7 +172,7 @@ fn check(directory: &Path, target: &Path, mix: &Mix) -> Result {
         };
         cargo
     };
-    // The workspace's own build has fetched nearly everything; the network is for the rest.
+    // The workspace's own build has already fetched nearly everything; only the rest needs the network.
     let complete = cargo(&["fetch", "--offline", "--quiet"])
         .stderr(Stdio::null())
         .status()

@@ -1,7 +1,7 @@
-//! `flight-recorder`: gives recordings of the flight recorder to PyTorch's own analyser (`torchfrtrace`).
+//! `flight-recorder`: passes recordings of the flight recorder to PyTorch's own analyser (`torchfrtrace`).
 //!
-//! The analyser is pure Python in the wheel of PyTorch. The smallest wheel is that of another platform; pip downloads it, the
-//! analyser is taken out of it, and kept in `.cache`. The tests are those of `tests/tools/pytorch_analyser.rs`.
+//! The analyser is pure Python, and part of PyTorch's wheel. pip downloads the smallest wheel, which is for another platform;
+//! the analyser is extracted from it and kept in `.cache`. The tests are those of `tests/tools/pytorch_analyser.rs`.
 
 use std::env;
 use std::fs;
@@ -64,7 +64,7 @@ fn fetch(wheel: &Wheel) -> Result<PathBuf> {
     );
     let in_cache = |error| format!("cannot write to {}: {error}", cache.display());
     fs::create_dir_all(&cache).map_err(in_cache)?;
-    // Complete, or not under that name.
+    // A directory with this name is always complete.
     let download = tempfile::tempdir_in(&cache).map_err(in_cache)?;
     let options = ["--platform", wheel.platform, "--python-version", "3.12"];
     wheels::download("torch", wheel.release, &options, download.path())?;
@@ -78,7 +78,7 @@ fn fetch(wheel: &Wheel) -> Result<PathBuf> {
             .arg(ANALYSER),
     )?;
     if let Err(error) = fs::rename(&unpacked, &directory)
-        // Another process was faster, or its copy is incomplete: this one is complete.
+        // Another process was faster, or its copy is incomplete: this copy is complete.
         && let Err(_) = fs::remove_dir_all(&directory).and_then(|()| fs::rename(&unpacked, &directory))
     {
         return Err(format!("cannot move it to {}: {error}", directory.display()).into());
@@ -86,7 +86,7 @@ fn fetch(wheel: &Wheel) -> Result<PathBuf> {
     Ok(directory)
 }
 
-/// Extracts a folder of a wheel, and its terms.
+/// Extracts a folder of a wheel, and the wheel's terms.
 const UNPACK: &str = r#"
 import sys, zipfile
 wheel, target, folder = sys.argv[1:]

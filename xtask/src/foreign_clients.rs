@@ -22,14 +22,14 @@ const PACKAGES: [&str; 5] = [
     "cuda-pathfinder==1.9.0",
 ];
 
-/// The clients: what they are, and their scripts.
+/// The clients: their descriptions and their scripts.
 const CLIENTS: [(&str, &str); 3] = [
     ("ctypes, by Python's own means", "ctypes_client.py"),
     ("CuPy's cupy.cuda.nccl", "cupy_client.py"),
     ("nccl4py with cuda.core", "nccl4py_client.py"),
 ];
 
-/// The scripts' own limit is a minute.
+/// Longer than the scripts' own limit of a minute.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 pub(crate) fn run(arguments: &mut Arguments) -> Result {
@@ -75,7 +75,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     }
 }
 
-/// The Python of the virtual environment, which is created if it is missing or has other packages.
+/// Returns the Python of the virtual environment, which is created if it is missing or has other packages.
 fn environment() -> Result<PathBuf> {
     let directory = workspace::root().join(".cache").join("foreign-clients");
     let python = directory.join("bin").join("python");

@@ -30,7 +30,7 @@ use crate::wheels::Release;
 use crate::workspace::{self, cargo, root, run as run_command};
 use crate::{Result, header, slim};
 
-/// The packages, and which of their targets are included.
+/// The packages, and the kinds of their targets that are included.
 const PACKAGES: &[(&str, &[&str])] = &[
     ("nccl-tools", &["bin", "example"]),
     ("nccl-tests", &["test"]),
@@ -41,8 +41,7 @@ const LIMIT: u64 = 60 << 20;
 const ARCHITECTURE: u32 = 90;
 /// The newest glibc whose symbols a binary may need.
 const NEWEST_GLIBC: (u32, u32) = (2, 36);
-/// Tests (binaries, or the modules of those that are made of many files) and examples that are not included, and
-/// why.
+/// Tests (binaries, or modules of binaries with many files) and examples that are not included, each with the reason.
 const LEFT_OUT: &[(&str, &str, &str)] = &[
     ("example", "all_to_all_model", "it prints what formulas say"),
     ("example", "data_parallel", "the check does not run it"),
@@ -164,7 +163,7 @@ fn bundle(options: &Options) -> Result {
     }
     let _ = fs::remove_dir_all(out);
     fs::create_dir_all(out)?;
-    // An interrupted bundle may be replaced.
+    // The initial contents mark an interrupted bundle, which may be replaced.
     fs::write(out.join("bundle.json"), "{}\n")?;
     let work = tempfile::tempdir()?;
     let programs = work.path().join("programs");
@@ -185,7 +184,7 @@ fn bundle(options: &Options) -> Result {
         )?;
         glibc = glibc.max(needed_glibc(&target)?);
     }
-    // Unpacks the rest; it is compressed with gzip, which any machine has.
+    // This program unpacks the rest; it is compressed with gzip, which any machine has.
     let check = work.path().join("gpu-check");
     run_command(Command::new("gzip").arg("-9n").arg(&check))?;
     fs::copy(check.with_extension("gz"), out.join("gpu-check.gz"))?;
@@ -308,7 +307,7 @@ fn wanted() -> Result<Vec<Target>> {
             name: text(&target["name"]),
             module: None,
         });
-        // Tests are taken by file.
+        // Tests are selected by file.
         all.extend(targets.filter(|one| one.kind != "test" && kinds.contains(&one.kind.as_str())));
         if kinds.contains(&"test") {
             all.extend(of_packages(&[name])?.into_iter().map(|file| Target {
@@ -321,7 +320,7 @@ fn wanted() -> Result<Vec<Target>> {
     chosen(&all)
 }
 
-/// The included ones of all targets.
+/// Returns the targets to include.
 fn chosen(all: &[Target]) -> Result<Vec<Target>> {
     let is = |target: &Target, left: &(&str, &str, &str)| {
         let name = target.module.as_ref().unwrap_or(&target.name);
@@ -346,7 +345,7 @@ fn build() -> Result<Vec<Artifact>> {
         .map(|target| (target.kind, target.name))
         .collect();
     let mut command = cargo();
-    // Measured there: optimised as a whole.
+    // The bundle is for measurements, so it is optimised as a whole.
     command.args(["build", "--profile", "bench"]);
     for (package, _) in PACKAGES {
         command.args(["--package", package]);
@@ -408,7 +407,7 @@ fn newest_glibc(text: &str) -> (u32, u32) {
     versions.max().unwrap_or((0, 0))
 }
 
-/// The slimmed and compressed library, kept beside the whole one.
+/// Returns the slimmed and compressed library, kept beside the whole one.
 fn slimmed(release: &Release) -> Result<PathBuf> {
     let name = format!("libnccl-sm{ARCHITECTURE}-slim.so.2");
     let packed = release.library.with_file_name(format!("{name}.xz"));
@@ -519,7 +518,7 @@ mod tests {
             module: None,
         };
         let mut all: Vec<_> = LEFT_OUT.iter().map(|left| own(&(left.0, left.1))).collect();
-        // A module goes by its own name.
+        // A module has its own name.
         let first = all.iter_mut().find(|target| target.kind == "test").unwrap();
         let module = std::mem::replace(&mut first.name, "api".to_owned());
         first.module = Some(module);

@@ -1,4 +1,4 @@
-//! `links`: fails with every link in a page of this repository that leads to no file, or to no heading of it.
+//! `links`: fails for every link in a page of this repository that leads to a missing file or heading.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,7 +35,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     }
 }
 
-/// The pages that belong to the repository, by their paths in it.
+/// Returns the pages of the repository, by their paths in it.
 pub(crate) fn pages(root: &Path) -> Result<Vec<PathBuf>> {
     let output = Command::new("git")
         .args([
@@ -52,14 +52,14 @@ pub(crate) fn pages(root: &Path) -> Result<Vec<PathBuf>> {
     Ok(there.filter(|page| root.join(page).exists()).collect())
 }
 
-/// A link `[text](target)`, and where all of it is in the page.
+/// A link `[text](target)`, and its position in the page.
 pub(crate) struct Link<'t> {
     pub(crate) whole: std::ops::Range<usize>,
     pub(crate) text: &'t str,
     pub(crate) target: &'t str,
 }
 
-/// The links of a page, without those in blocks of code and in code spans.
+/// Returns the links of a page, without those in blocks of code and in code spans.
 pub(crate) fn of_page(page: &str) -> Vec<Link<'_>> {
     let mut links = Vec::new();
     for (start, text) in paragraphs(page) {
@@ -83,7 +83,7 @@ pub(crate) fn of_page(page: &str) -> Vec<Link<'_>> {
     links
 }
 
-/// The parts of a page between empty lines and blocks of code, with their places: the text of a link may go over lines.
+/// Returns the parts of a page between empty lines and blocks of code, with their positions: a link's text may span lines.
 fn paragraphs(page: &str) -> Vec<(usize, &str)> {
     let mut paragraphs: Vec<(usize, usize)> = Vec::new();
     let mut end = None;
@@ -100,7 +100,7 @@ fn paragraphs(page: &str) -> Vec<(usize, &str)> {
     paragraphs.into_iter().map(text).collect()
 }
 
-/// Where the bracket is that the one behind `text` closes.
+/// Returns the position of the bracket that matches the closing bracket after `text`.
 fn opening(text: &str) -> Option<usize> {
     let mut depth = 0;
     for (at, character) in text.char_indices().rev() {
@@ -114,7 +114,7 @@ fn opening(text: &str) -> Option<usize> {
     None
 }
 
-/// The lines outside of blocks of code, with their places.
+/// Returns the lines outside of blocks of code, with their positions.
 fn lines_of_text(page: &str) -> Vec<(usize, &str)> {
     let mut lines = Vec::new();
     let mut is_code = false;
@@ -130,7 +130,7 @@ fn lines_of_text(page: &str) -> Vec<(usize, &str)> {
     lines
 }
 
-/// The file that a link of a page leads to, and the heading; `None` for one that leads out of the repository.
+/// Returns the file and the heading that a link of a page leads to; `None` for a link out of the repository.
 pub(crate) fn local<'t>(page: &Path, target: &'t str) -> Option<(PathBuf, Option<&'t str>)> {
     if target.contains("://") || target.starts_with("mailto:") {
         return None;
@@ -173,7 +173,7 @@ fn problem(
     (!is_known).then_some("is no heading of that page")
 }
 
-/// The anchors of the headings of a page: lower case, without punctuation, with hyphens for spaces.
+/// Returns the anchors of the headings of a page: lower case, without punctuation, with hyphens for spaces.
 fn anchors(page: &str) -> Vec<String> {
     let mut anchors: Vec<String> = Vec::new();
     for (_, line) in lines_of_text(page) {

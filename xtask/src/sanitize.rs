@@ -57,7 +57,7 @@ const CRATES: &[&str] = &[
 /// The packages of the tools and of `tests/`: they have more dependencies than all the crates.
 const TOOLS: &[&str] = &["--package=nccl-tools", "--package=nccl-tests"];
 
-/// Files of `tests/` in which most of the memory is lent and freed, for every change.
+/// Files of `tests/` with most of the lending and freeing of memory; run for every change.
 const FIRST: &[&str] = &["aborts", "operations", "plans"];
 
 /// The other files with threads and shared memory.
@@ -79,7 +79,7 @@ const CAPABILITIES: &[&str] = &[
     "watchdog",
 ];
 
-/// Tests of what is left at the end of a communicator or a process: for the address sanitizer alone.
+/// Tests of the resources that remain after the end of a communicator or a process: only for the address sanitizer.
 const ENDS: &[&str] = &[
     "abort_all",
     "captures_differ",
@@ -88,7 +88,7 @@ const ENDS: &[&str] = &[
     "revoke",
 ];
 
-/// Unit tests of one thread and without `unsafe` that try very many inputs: a sanitizer could find nothing in them, and
+/// Unit tests with one thread and without `unsafe` that try very many inputs: a sanitizer cannot find anything in them, and
 /// they took longer than all others together.
 const ONE_THREAD: &[&str] = &[
     "debug_log::tests::garbage::",
@@ -100,9 +100,9 @@ const ONE_THREAD: &[&str] = &[
     "timeline::tests::large::",
 ];
 
-/// Kernels of NCCL that are stepped in one thread, rank by rank: the thread sanitizer could find nothing.
+/// Kernels of NCCL that are stepped in one thread, rank by rank: the thread sanitizer cannot find anything in them.
 const STEPPED: &str = "real::kernels::";
-/// Thousands of launches of them; under the address sanitizer they took longer than all other tests together.
+/// Thousands of launches of these kernels; under the address sanitizer they took longer than all other tests together.
 const MANY_LAUNCHES: &str = "real::kernels::symmetric::tests::kernels::";
 
 /// 64 ranks in one process take minutes under the thread sanitizer, and exceed the limit of an init; sealing 200 MiB
@@ -112,13 +112,12 @@ const TOO_SLOW: &[&str] = &[
     "tests::what_is_too_large_is_refused_on_every_rank_and_the_world_goes_on",
 ];
 
-/// Deliberate leaks, by the tests that show them: a request that nothing depends on, and memory that NCCL may still
-/// use; data of leaked communicators, and of threads that are inside a call when the process ends: the place for the
-/// communicator that a call creates, which NCCL may still write to (`hangs`), and the watchdog's data when it is inside
-/// a call. The root of an init that not all ranks joined waits for them as long as its process lives, as NCCL's does;
-/// the sanitizer does not always find the stack of such a thread, nor its list of destructors
-/// (`__cxa_thread_atexit_impl`). The frame that calls into the standard library may be missing on a stack, so that of its
-/// caller is named too.
+/// Deliberate leaks, with the tests that show them: a request that nothing depends on, and memory that NCCL may still use; data
+/// of leaked communicators, and of threads that are inside a call when the process ends: the place for the communicator that a
+/// call creates, which NCCL may still write to (`hangs`), and the watchdog's data while it is inside a call. The root of an
+/// init that not all ranks joined waits for them as long as its process lives, as NCCL's root does; the sanitizer does not
+/// always find the stack of such a thread, nor its list of destructors (`__cxa_thread_atexit_impl`). The frame that calls into
+/// the standard library may be missing on a stack, so its caller's frame is named as well.
 const LEAKS: &str = "\
 leak:operations_after_a_group_are_not_part_of_it
 leak:what_is_over_is_released_once_and_what_never_is_stays
@@ -155,16 +154,16 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     Ok(())
 }
 
-/// Tests that one command runs: the options that choose targets, and the begins of the names of tests in them; without
-/// these, all.
+/// The tests of one command: the options that choose targets, and the prefixes of the names of their tests; without prefixes,
+/// all tests.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Tests {
     targets: Vec<String>,
     names: Vec<String>,
 }
 
-/// The unit tests; the files that are binaries; and the chosen modules of each binary that is made of many files, one
-/// command each, because Cargo gives the names to all binaries of a command.
+/// Returns the unit tests, the files that are binaries, and the chosen modules of each binary with many files. The latter have
+/// one command each, because Cargo passes the names to all binaries of a command.
 fn selected(sanitizer: Sanitizer, all: bool) -> Result<Vec<Tests>> {
     let mut files: Vec<&str> = Vec::new();
     if has_tools(sanitizer, all) {
@@ -199,12 +198,12 @@ fn selected(sanitizer: Sanitizer, all: bool) -> Result<Vec<Tests>> {
     Ok(groups.filter(|tests| !tests.targets.is_empty()).collect())
 }
 
-/// Whether the packages of the tools and of `tests/` are looked at.
+/// Whether to test the packages of the tools and of `tests/`.
 fn has_tools(sanitizer: Sanitizer, all: bool) -> bool {
     all || sanitizer == Sanitizer::Address
 }
 
-/// Each command has the same packages, so that what they share is built once, with the same features.
+/// Creates a command. All commands have the same packages, so that shared code is built once, with the same features.
 fn command(
     sanitizer: Sanitizer,
     all: bool,
@@ -226,7 +225,7 @@ fn command(
             format!("{flags} -Zsanitizer={}", sanitizer.name()),
         )
         .env("CARGO_TARGET_DIR", target.join(sanitizer.name()))
-        // Reports show lines; debug information about variables is not needed, and costs time.
+        // Reports show lines. Debug information about variables is not needed, and takes time to generate.
         .env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only")
         .env("NCCL_TEST_PATIENCE", "4")
         // Freed memory is quarantined for a while, but not so much that tests which measure the memory of a process
@@ -276,7 +275,7 @@ fn need_library_sources() -> Result {
 mod tests {
     use super::*;
 
-    /// An outdated name would leave nothing out, unnoticed.
+    /// An outdated name in the lists would silently leave nothing out.
     #[test]
     fn what_is_left_out_is_there() {
         for name in ONE_THREAD {

@@ -1,4 +1,4 @@
-//! `site`: makes the pages of `docs/` a site with search, by mdBook, and fails with every link in it that leads nowhere.
+//! `site`: makes a site with search from the pages of `docs/`, by mdBook, and fails for every broken link in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::arguments::Arguments;
 use crate::{Result, links, workspace};
 
-/// The release of mdBook that is installed where there is none.
+/// The release of mdBook to install if there is none.
 const MDBOOK: &str = "0.5.4";
 
 /// Pages beside `docs/` that are part of the site, and their names there.
@@ -55,7 +55,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     Ok(())
 }
 
-/// The pages of the site: their paths in the repository, and in the site.
+/// Returns the pages of the site: their paths in the repository, and in the site.
 fn names(root: &Path) -> Result<BTreeMap<PathBuf, PathBuf>> {
     let mut names = BTreeMap::new();
     for page in links::pages(root)? {
@@ -67,7 +67,7 @@ fn names(root: &Path) -> Result<BTreeMap<PathBuf, PathBuf>> {
     Ok(names)
 }
 
-/// Returns the text of a page whose links lead to pages of the site. Those to other files of the repository become their text.
+/// Returns the text of a page with its links adapted to the site. Links to other files of the repository become plain text.
 fn with_links_of_the_site(
     page: &Path,
     name: &Path,
@@ -103,7 +103,7 @@ fn with_links_of_the_site(
     made
 }
 
-/// The table of contents: the headings and links of the index, and what that does not have.
+/// Returns the table of contents: the headings and links of the index, and the remaining pages.
 fn summary(index: &str, names: &BTreeMap<PathBuf, PathBuf>) -> String {
     let mut summary = String::from("# Summary\n\n[Documentation](README.md)\n");
     let mut listed = BTreeSet::from([PathBuf::from("README.md")]);
@@ -132,7 +132,7 @@ fn summary(index: &str, names: &BTreeMap<PathBuf, PathBuf>) -> String {
     summary
 }
 
-/// The program: that of the machine, or one that is installed in `.cache`.
+/// Returns mdBook: that of the machine, or one installed in `.cache`.
 fn mdbook(root: &Path) -> Result<PathBuf> {
     if Command::new("mdbook")
         .arg("--version")
@@ -159,7 +159,7 @@ fn mdbook(root: &Path) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Fails with the links of the site that lead to no page, or to no place in it.
+/// Fails for links of the site that lead to a missing page or anchor.
 fn check(html: &Path) -> Result {
     let mut pages = BTreeMap::new();
     let mut open = vec![html.to_owned()];
@@ -180,7 +180,7 @@ fn check(html: &Path) -> Result {
     let mut broken = Vec::new();
     let mut checked = 0;
     for (path, text) in &pages {
-        // These are other pages once more.
+        // These pages repeat the others.
         if path.ends_with("print.html") || path.ends_with("404.html") || path.ends_with("toc.html")
         {
             continue;

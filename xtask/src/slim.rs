@@ -1,8 +1,8 @@
-//! A copy of `libnccl.so.2` with device code for one GPU architecture only, and nothing for debuggers.
+//! A copy of `libnccl.so.2` with device code for one GPU architecture only, and without debug information.
 //!
-//! NVIDIA's library has machine code for every architecture, a few hundred megabytes, and what debuggers read, some seventy. Code that
-//! a given GPU never selects is overwritten with zeros in place, and so are the debuggers' sections: every offset stays the same, the
-//! linker sees the same file, and a compressor removes almost all of the zeros.
+//! NVIDIA's library has machine code for every architecture, a few hundred megabytes, and debug information, some seventy. Code
+//! that a given GPU never selects is overwritten with zeros in place, and so are the debug sections: every offset stays the
+//! same, the linker sees the same file, and a compressor removes almost all of the zeros.
 
 use std::ops::Range;
 
@@ -18,8 +18,8 @@ const CUBIN: u16 = 2;
 /// The beginning of the names of sections that only debuggers read.
 const DEBUG: &[u8] = b".debug_";
 
-/// Zeros what debuggers read, and all device code in `image` except machine code for `architecture` (compute capability times ten);
-/// returns the bytes of device code that are left.
+/// Zeros the debug sections, and all device code in `image` except machine code for `architecture` (compute capability times
+/// ten); returns the bytes of device code that are left.
 ///
 /// # Errors
 /// When `image` is no 64-bit ELF file, or has no machine code for that architecture.
@@ -40,7 +40,7 @@ pub(crate) fn keep_architecture(image: &mut [u8], architecture: u32) -> Result<u
     Ok(kept)
 }
 
-/// What is in a section that does not stay as it is.
+/// The kind of a section that is changed.
 enum Kind {
     Device,
     Debug,
@@ -145,7 +145,7 @@ mod tests {
         bytes
     }
 
-    /// What debuggers read in [`library`].
+    /// The debug section of [`library`].
     const LINES: [u8; 24] = [4; 24];
 
     /// A file with one section of device code, one for debuggers, and a section of names.

@@ -1,5 +1,5 @@
-//! The files of tests of some packages: test binaries, and of those that are made of many files each of these. Chores
-//! choose tests by them.
+//! The test files of some packages: test binaries, and the modules of test binaries with many files. Chores select tests by
+//! these files.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::{Result, workspace};
 
-/// The package and the names of the binaries that are made of many files.
+/// The package with binaries that consist of many files, and the names of these binaries.
 const MERGED: (&str, [&str; 3]) = ("nccl-tests", ["api", "failures", "tools"]);
 
 /// A file of tests.
@@ -17,17 +17,17 @@ pub(crate) struct TestFile {
     pub(crate) package: String,
     /// The binary.
     pub(crate) target: String,
-    /// The module of a binary that is made of many.
+    /// The module, for a binary with many files.
     pub(crate) module: Option<String>,
 }
 
 impl TestFile {
-    /// The name of the file: that of the module, if it is one.
+    /// Returns the name of the file: that of the module, if it is one.
     pub(crate) fn name(&self) -> &str {
         self.module.as_deref().unwrap_or(&self.target)
     }
 
-    /// The begin of the names of its tests within the binary.
+    /// Returns the prefix of the names of the file's tests within the binary.
     pub(crate) fn prefix(&self) -> String {
         let module = self.module.as_deref();
         module.map_or_else(String::new, |module| format!("{module}::"))
@@ -73,7 +73,7 @@ fn of_target(package: &str, target: &str, path: &Path) -> Result<Vec<TestFile>> 
         .collect())
 }
 
-/// The modules that a binary has in its own folder; what it has from elsewhere, by `#[path]`, are helpers.
+/// Returns the modules in a binary's own folder; modules from elsewhere, by `#[path]`, are helpers.
 pub(crate) fn modules(main: &str) -> Vec<String> {
     let mut before = "";
     let mut modules = Vec::new();

@@ -1,7 +1,7 @@
-//! `test-names`: compares the names of all tests with `docs/results/test_names.txt`, so that none is lost unnoticed when
-//! files move, or a module is no longer named.
+//! `test-names`: compares the names of all tests with `docs/results/test_names.txt`, so that a test that is lost when a file
+//! moves, or because a module is no longer declared, does not go unnoticed.
 //!
-//! A line is a package, a target and a test. Tests of documentation are left out.
+//! A line is a package, a target and a test. Documentation tests are not listed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -33,7 +33,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     Ok(())
 }
 
-/// Asks each test binary of the workspace, which Cargo builds as for `cargo test --workspace`.
+/// Lists the tests of each test binary of the workspace, built as for `cargo test --workspace`.
 fn found() -> Result<BTreeSet<String>> {
     let mut command = workspace::cargo();
     command.args(["test", "--workspace", "--no-run"]);
@@ -64,7 +64,7 @@ fn found() -> Result<BTreeSet<String>> {
     Ok(names)
 }
 
-/// The name in `path+file:///…/directory#name@version`, or `…/name#version`.
+/// Returns the package name in `path+file:///…/directory#name@version`, or `…/name#version`.
 fn package(id: &str) -> &str {
     let (path, fragment) = id.rsplit_once('#').unwrap_or((id, ""));
     match fragment.split_once('@') {

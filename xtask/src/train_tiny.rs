@@ -16,7 +16,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
         .args(program)
         .arg("--")
         .args(arguments.rest());
-    // One core, whatever the machine has; and memory that is kept: each step needs as much as the one before, and
+    // Uses one core, regardless of the machine, and keeps freed memory: each step needs as much as the previous one, and
     // zeroing new pages is a fifth of the time.
     command.env("RAYON_NUM_THREADS", "1");
     command.env("MALLOC_MMAP_THRESHOLD_", (1u64 << 30).to_string());

@@ -1,9 +1,8 @@
-//! NVIDIA's releases of NCCL as Python wheels, for every chore that needs a header or a library of them.
+//! NVIDIA's releases of NCCL as Python wheels, for all chores that need a header or a library.
 //!
-//! pip downloads a wheel, from the package index or from the source of pip's own settings (`PIP_INDEX_URL`,
-//! `PIP_FIND_LINKS`). The needed parts are kept in `.cache`, which git ignores, one directory for each wheel: its
-//! headers, `libnccl.so.2`, and its terms. A wheel of [`PINNED`] with another checksum is refused, and nothing of it is
-//! kept.
+//! pip downloads a wheel, from the package index or from the source in pip's own settings (`PIP_INDEX_URL`, `PIP_FIND_LINKS`).
+//! The needed parts are kept in `.cache`, which git ignores, one directory for each wheel: its headers, `libnccl.so.2`, and its
+//! terms. A wheel in [`PINNED`] with a wrong checksum is refused, and nothing of it is kept.
 
 use std::env::consts::ARCH;
 use std::fmt;
@@ -154,7 +153,7 @@ fn pinned(version: &str, cuda: Cuda, processor: &str) -> Option<&'static str> {
         .map(|entry| entry.3)
 }
 
-/// A wheel is not available: there is no pip, no network, or no such release. Distinct from the error of a wrong wheel.
+/// A wheel is not available: pip, the network or the release is missing. Distinct from the error of a wrong wheel.
 #[derive(Debug)]
 pub(crate) struct Unavailable(pub(crate) String);
 
@@ -270,7 +269,7 @@ pub(crate) fn fetch(version: &str, cuda: Cuda) -> Result<Release> {
     );
     let in_cache = |error| format!("cannot write to {}: {error}", cache.display());
     fs::create_dir_all(&cache).map_err(in_cache)?;
-    // Complete, or not under that name.
+    // A directory with this name is always complete.
     let download = tempfile::tempdir_in(&cache).map_err(in_cache)?;
     download_wheel(version, cuda, download.path())?;
     let wheel = only_file(download.path())?;
@@ -285,7 +284,7 @@ pub(crate) fn fetch(version: &str, cuda: Cuda) -> Result<Release> {
             .args([HEADERS, LIBRARY]),
     )?;
     if let Err(error) = fs::rename(&unpacked, directory)
-        // Another process was faster, or its copy is incomplete: this one is complete.
+        // Another process was faster, or its copy is incomplete: this copy is complete.
         && let Err(_) = fs::remove_dir_all(directory).and_then(|()| fs::rename(&unpacked, directory))
     {
         return Err(format!("cannot move NCCL to {}: {error}", directory.display()).into());
@@ -297,7 +296,7 @@ fn download_wheel(version: &str, cuda: Cuda, directory: &Path) -> Result {
     download(cuda.package(), version, &[], directory)
 }
 
-/// Downloads one wheel with pip, which gets these further options.
+/// Downloads one wheel with pip, using these additional options.
 ///
 /// # Errors
 /// [`Unavailable`].
@@ -326,7 +325,7 @@ pub(crate) fn download(package: &str, version: &str, options: &[&str], directory
     Err(unavailable(last.unwrap_or("pip does not say why").trim()).into())
 }
 
-/// The wheel that pip has left in a directory.
+/// Returns the wheel that pip has put into a directory.
 pub(crate) fn only_file(directory: &Path) -> Result<PathBuf> {
     let mut files = fs::read_dir(directory)?;
     match (files.next(), files.next()) {
@@ -335,7 +334,7 @@ pub(crate) fn only_file(directory: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Whether a file has this SHA-256.
+/// Checks that a file has this SHA-256.
 pub(crate) fn verify(file: &Path, expected: &str) -> Result {
     let said = workspace::output(Command::new("sha256sum").arg("--").arg(file))?;
     let found = said.trim_start_matches('\\').split_whitespace().next();

@@ -50,7 +50,7 @@ pub(crate) fn cargo() -> Command {
     cargo
 }
 
-/// Runs a command to its end. Its output goes to standard error: standard output is for the answer of a chore.
+/// Runs a command to its end. Its output goes to standard error: standard output is for the chore's result.
 pub(crate) fn run(command: &mut Command) -> Result {
     let program = command.get_program().to_string_lossy().into_owned();
     let status = command
@@ -64,7 +64,7 @@ pub(crate) fn run(command: &mut Command) -> Result {
     Ok(())
 }
 
-/// [`run`], but no longer than `limit`.
+/// Does what [`run`] does, but stops the command after `limit`.
 pub(crate) fn run_within(command: &mut Command, limit: Duration) -> Result {
     let program = command.get_program().to_string_lossy().into_owned();
     let mut child = command

@@ -1,14 +1,14 @@
-//! The CUDA driver on the CPU, behind the same C ABI. This crate is independent of NCCL: `nccl-emulator` runs NCCL on it, its
-//! own or NVIDIA's.
+//! The CUDA driver on the CPU, behind the same C ABI. This crate is independent of NCCL: `nccl-emulator` runs NCCL on it,
+//! either its own implementation or NVIDIA's library.
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`driver`] | the functions of libcuda: arguments checked, panics kept in |
+//! | [`driver`] | the functions of libcuda: they check their arguments and catch panics |
 //! | [`exec`] | streams, events, captures and graphs, and the threads that run their work |
-//! | [`memory`] | device memory and pinned host memory: every address is resolved, none is trusted |
+//! | [`memory`] | device memory and pinned host memory: every address is resolved before an access |
 //! | [`kernels`] | the Rust functions that run in place of a program's kernels |
 //! | [`stand_in`] | stand-ins that make the dynamic linker of this process find these functions |
-//! | [`violations`](mod@violations) | misuse that was caught |
+//! | [`violations`](mod@violations) | detected misuse |
 //! | `runtime` | with the feature `runtime`: functions of the CUDA runtime |
 //! | [`nvml`] | functions of libnvidia-ml, and injected states of devices |
 //! | [`hooks`] | fault injection |

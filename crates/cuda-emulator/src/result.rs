@@ -1,4 +1,4 @@
-//! `CUresult` as an open code: the values that every CUDA from 11.4 on knows.
+//! `CUresult` as an open code: the values that every CUDA since 11.4 has.
 
 /// A code that driver functions return. cudarc decodes it as a Rust enum, so only codes listed here
 /// may leave the crate.
@@ -8,7 +8,7 @@ pub struct CUresult(pub u32);
 
 macro_rules! results {
     ($($(#[$doc:meta])* $name:ident = $value:literal, $text:literal;)*) => {
-        // Each code is here for its name; not all of them are returned.
+        // Each code is defined for its name; not all of them are returned.
         #[allow(dead_code)]
         impl CUresult {
             $($(#[$doc])* #[doc = concat!("`CUDA_", stringify!($name), "`.")] pub const $name: Self = Self($value);)*

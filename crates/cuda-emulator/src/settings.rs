@@ -1,4 +1,4 @@
-//! What the driver pretends to have: number of devices and their memory. Fixed once for the process, before its first use.
+//! The simulated machine: the number of devices and their memory. Fixed once per process, before its first use.
 
 use std::sync::OnceLock;
 

@@ -20,7 +20,7 @@ pub use parking_lot::{Condvar, MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 pub struct Mutex<T>(parking_lot::Mutex<T>);
 
 impl<T> Mutex<T> {
-    /// A lock that nothing holds.
+    /// Creates an unlocked lock.
     ///
     /// ```
     /// static SEEN: cuda_emulator::sync::Mutex<u32> = cuda_emulator::sync::Mutex::new(0);
@@ -68,7 +68,7 @@ impl<T> RefUnwindSafe for Mutex<T> {}
 pub struct RwLock<T>(parking_lot::RwLock<T>);
 
 impl<T> RwLock<T> {
-    /// A lock that nothing holds.
+    /// Creates an unlocked lock.
     ///
     /// ```
     /// static SEEN: cuda_emulator::sync::RwLock<u32> = cuda_emulator::sync::RwLock::new(0);

@@ -1,7 +1,7 @@
-//! Misuse that the emulator caught: a record for tests, and one plain line each on stderr.
+//! Detected misuse: a record for tests, and one plain line each on stderr.
 //!
-//! Written by the memory checks, the driver functions and the NCCL side; read by tests through
-//! [`violations()`]. A violation names the allocation (or the object) it is about.
+//! The memory checks, the driver functions and the NCCL side write the record; tests read it through [`violations()`]. A
+//! violation names the allocation (or other object) that it is about.
 
 use std::fmt;
 
@@ -36,8 +36,7 @@ pub enum ViolationKind {
     Misuse,
 }
 
-/// A misuse that was caught. Its text names the allocation, its size, device, state and age, and
-/// the offset that was used.
+/// A detected misuse. Its text names the allocation, its size, device, state and age, and the offset of the access.
 ///
 /// ```
 /// use cudarc::driver::{CudaContext, result};
@@ -87,7 +86,7 @@ pub struct Allocation {
     pub number: u32,
     /// The ordinal of the device.
     pub device: i32,
-    /// The process that allocated it.
+    /// The process that allocated the memory.
     pub process: u32,
     /// The requested size in bytes; `None` if no longer known.
     pub size: Option<u64>,
@@ -96,7 +95,7 @@ pub struct Allocation {
 }
 
 impl Violation {
-    /// A violation with its sentence. `device` is the ordinal it happened on, if any.
+    /// Creates a violation. `device` is the ordinal of the device on which it occurred, if any.
     pub fn new(kind: ViolationKind, device: Option<i32>, text: impl Into<String>) -> Self {
         Self(Box::new(Details {
             kind,

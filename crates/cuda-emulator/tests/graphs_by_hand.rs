@@ -1,5 +1,5 @@
-//! Graphs that a program asks for while they are captured, and adds to; and user objects, which live as long as
-//! graphs need them. NCCL does all of this.
+//! Graphs that a program queries and extends during their capture; and user objects, which live as long as graphs need them.
+//! NCCL uses all of this.
 
 mod functions;
 
@@ -14,7 +14,7 @@ use functions::{Handle, NULL, begin, cu, end, enter, event, made, stream, until}
 const INVALID_VALUE: u32 = 1;
 const UNJOINED: u32 = 904;
 
-/// What a stream's capture is.
+/// The capture information of a stream.
 struct Info {
     status: c_uint,
     id: u64,
@@ -52,7 +52,7 @@ fn depend(graph: Handle, from: Handle, to: Handle) -> u32 {
 
 type Function = unsafe extern "C" fn(*mut c_void);
 
-/// Says its number to a list, which is never freed.
+/// A number, and the list that [`note`] appends it to. Never freed.
 struct Note {
     number: u32,
     list: &'static Mutex<Vec<u32>>,
@@ -110,7 +110,7 @@ fn synchronize(stream: Handle) {
     assert_eq!(cu!(c"cuStreamSynchronize", stream => Handle), 0);
 }
 
-/// What becomes of the graph when it is launched.
+/// Launches a graph once and waits for it.
 fn run(graph: Handle, on: Handle) {
     let executable = instantiate(graph);
     launch(executable, on);
@@ -178,7 +178,7 @@ fn nodes_that_are_added_by_hand_run_after_what_they_depend_on() {
     assert_eq!(nodes[..3], [captured.nodes[0], last, middle]);
     assert_eq!(nodes[4..], [NULL; 2]);
     assert_eq!(cu!(c"cuGraphDestroy", graph => Handle), 0);
-    // With the graph its nodes are gone.
+    // The nodes end with their graph.
     let other = stream();
     begin(other);
     assert_eq!(set_dependencies(other, &[last]), INVALID_VALUE);
@@ -206,9 +206,8 @@ fn a_node_of_one_graph_is_no_dependency_in_another() {
     }
 }
 
-/// As NCCL orders its launches: a stream of its own joins a capture, loses its dependencies, waits for an event of the
-/// world outside, works, and records the event by hand; the origin goes on after the work through a stream that is
-/// there for a moment only.
+/// The order of NCCL's launches: a stream of its own joins a capture, drops its dependencies, waits for an event from outside
+/// the capture, works, and records the event by hand. The origin continues after that work by way of a short-lived stream.
 #[test]
 fn a_stream_beside_the_origin_is_ordered_as_nccl_orders_its_launches() {
     enter(0);
@@ -251,13 +250,13 @@ fn a_stream_beside_the_origin_is_ordered_as_nccl_orders_its_launches() {
     assert_eq!(cu!(c"cuStreamDestroy_v2", moment => Handle), 0);
     call(origin, list, 3);
 
-    // The record is not joined, and need not be.
+    // The recorded node is not joined, which is allowed.
     let graph = end(origin);
     let executable = instantiate(graph);
     for _ in 0..3 {
         launch(executable, origin);
     }
-    // What comes after the event comes after the graph's work.
+    // Work behind the event runs after the work of the graph.
     wait(beside, serial, 0);
     call(beside, list, 9);
     synchronize(beside);
@@ -295,7 +294,7 @@ fn work_on_a_stream_that_was_destroyed_must_be_joined_all_the_same() {
     );
 }
 
-/// An object whose destructor counts.
+/// Creates an object whose destructor increments a counter.
 fn object(count: &'static AtomicU32, references: c_uint) -> Handle {
     unsafe extern "C" fn destroy(argument: *mut c_void) {
         // SAFETY: the counter of a test, which is never freed.
@@ -358,7 +357,7 @@ fn a_capture_that_fails_or_loses_its_stream_lets_go_of_its_objects() {
     begin(origin);
     let graph = info(origin).graph;
     give(graph, object(&COUNT, 1));
-    // While it is captured the graph is not the program's to destroy.
+    // A program cannot destroy a graph during its capture.
     assert_eq!(cu!(c"cuGraphDestroy", graph => Handle), INVALID_VALUE);
     assert_ne!(cu!(c"cuStreamSynchronize", origin => Handle), 0);
     let mut ended = NULL;

@@ -52,7 +52,7 @@ fn another_process_uses_the_memory_until_it_closes_it() {
     for size in [5000, 3 << 20] {
         let memory = allocate(size);
         write(memory + 11, b"question");
-        // A handle is one of the whole allocation.
+        // A handle stands for the whole allocation.
         let handle = handle_of(memory + 11).unwrap();
         let mut peer = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "the_opener_of_another_test", "--nocapture"])
@@ -74,7 +74,7 @@ fn another_process_uses_the_memory_until_it_closes_it() {
         }
         assert_eq!(read(memory + 11, 8), b"answered");
         done!(c"cuMemFree_v2", memory => u64);
-        // The owner gets other memory while the peer has this one open.
+        // The owner's new allocations do not overlap the memory that the peer has open.
         let others = [0; 80].map(|_| allocate(3 << 20));
         assert!(!others.contains(&memory));
         for other in others {
@@ -87,7 +87,7 @@ fn another_process_uses_the_memory_until_it_closes_it() {
     }
 }
 
-/// Not a test but the other process of the one above.
+/// Not a test: the other process of the test above.
 #[test]
 fn the_opener_of_another_test() {
     let Ok(job) = std::env::var(JOB) else { return };
@@ -128,7 +128,7 @@ fn what_cannot_be_opened_says_so() {
     let memory = allocate(100);
     let mut handle = handle_of(memory).unwrap();
     assert_eq!(open(handle), Err(INVALID_CONTEXT), "the memory is our own");
-    // A process that there is not.
+    // The number of a process that does not exist.
     handle.0[8..12].copy_from_slice(&i32::MAX.to_ne_bytes());
     handle.0[16] ^= 1;
     assert_eq!(open(handle), Err(INVALID_VALUE));

@@ -1,4 +1,4 @@
-//! Memory pools beside those that devices have of their own.
+//! Memory pools made by programs, in addition to the default pools of devices.
 
 mod common;
 

@@ -20,7 +20,7 @@ macro_rules! nvml {
     };
 }
 
-/// Tests of one process take turns: one of them shuts NVML down.
+/// Serializes the tests of this process, because one of them shuts NVML down.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -150,7 +150,7 @@ fn devices_reach_each_other_over_pci_and_have_no_nvlink() {
         nvml!(c"nvmlDeviceGetNvLinkState", one => Handle, 0 => c_uint, &raw mut active => *mut c_uint),
         NOT_SUPPORTED
     );
-    // Two field values, each with its own answer.
+    // Two field values, each answered separately.
     let mut values = [[0u8; 40]; 2];
     assert_eq!(
         nvml!(c"nvmlDeviceGetFieldValues", one => Handle, 2 => c_int, values.as_mut_ptr().cast() => *mut c_void),
@@ -223,7 +223,7 @@ fn what_is_no_device_or_has_no_room_is_an_error() {
         nvml!(c"nvmlDeviceGetName", one => Handle, name.as_mut_ptr() => *mut c_char, 4 => c_uint),
         INSUFFICIENT_SIZE
     );
-    // More ends than beginnings; other tests of this process have begun as well.
+    // More shutdowns than initializations; other tests of this process have initialized NVML as well.
     let ended = (0..100).map(|_| nvml!(c"nvmlShutdown"));
     assert_eq!(ended.fold(None, |_, code| Some(code)), Some(UNINITIALIZED));
     assert_eq!(
@@ -232,7 +232,7 @@ fn what_is_no_device_or_has_no_room_is_an_error() {
     );
 }
 
-/// What NVML says of a device: uncorrected errors, whether link 3 is up, errors of link 3, throttle reasons, PCIe width.
+/// Returns the health of a device: uncorrected errors, whether link 3 is up, errors of link 3, throttle reasons, PCIe width.
 fn health(device: Handle) -> [Result<u64, u32>; 5] {
     let (mut ecc, mut state, mut errors, mut reasons, mut width) = (9u64, 9, 9u64, 9u64, 9);
     let said = |code: u32, value: u64| match code {

@@ -1,4 +1,4 @@
-//! Kernels that run for a while, known by the function of the host that stands for them.
+//! Kernels that run for a while, identified by their host stub.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use cuda_emulator::kernels::program::{
 };
 use cudarc::driver::{CudaContext, CudaStream, sys};
 
-/// Ends when it is told to; counts its steps.
+/// Runs until it is told to end, and counts its steps.
 struct Waits {
     ended: Arc<AtomicBool>,
     steps: Arc<AtomicU32>,
@@ -45,7 +45,7 @@ impl Run for Waiting {
     }
 }
 
-/// Registers a program of its own for a test, and returns its handle.
+/// Registers a separate program for a test, and returns its handle.
 fn register(symbol: &'static u8, program: Waits) -> sys::CUfunction {
     let symbol: *const c_void = std::ptr::from_ref(symbol).cast();
     let attributes = Attributes {

@@ -1,4 +1,4 @@
-//! Functions of the CUDA runtime, by name, as a library that was built for CUDA 13 or 12 calls them.
+//! Functions of the CUDA runtime, called by name as from a library built for CUDA 13 or 12.
 #![cfg(feature = "runtime")]
 
 mod functions;
@@ -20,7 +20,7 @@ const INVALID_RESOURCE_HANDLE: u32 = 400;
 const NOT_READY: u32 = 600;
 const ILLEGAL_ADDRESS: u32 = 700;
 
-/// Structures whose fields lie in the order in which they are asked for.
+/// Structures whose fields are laid out in the order of the first query.
 #[derive(Default)]
 struct Made(Mutex<HashMap<(String, String), Field>>);
 
@@ -152,7 +152,7 @@ fn the_last_error_stays_until_it_is_asked_for_and_is_the_threads_own() {
     .unwrap();
     assert_eq!((last(), last()), (INVALID_DEVICE, 0));
 
-    // What is not ready yet is no error.
+    // `cudaErrorNotReady` is not recorded as an error.
     let stream =
         made(|place| cuda!(c"cudaStreamCreateWithFlags", place => *mut Handle, 1 => c_uint));
     let event = made(|place| cuda!(c"cudaEventCreateWithFlags", place => *mut Handle, 2 => c_uint));
@@ -189,7 +189,7 @@ fn an_error_of_the_context_is_not_forgotten() {
     );
     assert_eq!((last(), last()), (ILLEGAL_ADDRESS, ILLEGAL_ADDRESS));
     assert_eq!(cuda!(c"cudaDeviceSynchronize"), ILLEGAL_ADDRESS);
-    // Another device is none the worse.
+    // Another device is not affected.
     assert_eq!(set_device(4), 0);
     assert_eq!((last(), last()), (ILLEGAL_ADDRESS, 0));
     assert_eq!(cuda!(c"cudaDeviceSynchronize"), 0);
@@ -237,7 +237,7 @@ fn a_thread_has_device_0_until_it_sets_another_and_a_context_when_it_needs_one()
             .join()
             .unwrap();
         assert_eq!(get_device(), 6);
-        // What others make current counts, and their ends do not end the runtime's context.
+        // Contexts made current by others take precedence, and releasing them does not end the runtime's context.
         let own = made(|place| cu!(c"cuDevicePrimaryCtxRetain", place => *mut Handle, 3 => c_int));
         assert_eq!(cu!(c"cuCtxSetCurrent", own => Handle), 0);
         assert_eq!(get_device(), 3);
@@ -283,7 +283,7 @@ fn bytes_go_to_a_device_and_back() {
         INVALID_MEMCPY_DIRECTION
     );
     assert_eq!(cuda!(c"cudaFree", memory => *mut c_void), 0);
-    // Nothing is nothing, and can be given back.
+    // An allocation of size 0 gives null, which can be freed.
     assert_eq!(malloc(0), NULL);
     for name in [c"cudaFree", c"cudaFreeHost"] {
         let address = address_in(&runtime::symbols(Cuda::V13), name);
@@ -359,7 +359,7 @@ fn driver_functions_are_found_by_name_and_version() {
     assert_eq!(older, (0, exact(c"cuGraphAddDependencies"), 0));
     let newer = find(c"cuGraphAddDependencies", 13_000);
     assert_eq!(newer, (0, exact(c"cuGraphAddDependencies_v2"), 0));
-    // What the driver has not is an answer.
+    // An unknown driver function is reported, not an error.
     assert_eq!(find(c"cuNoSuchThing", 13_000), (0, NULL, 1));
     assert_eq!(last(), 0);
     let mut version = 0;

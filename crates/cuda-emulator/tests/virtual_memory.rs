@@ -1,4 +1,4 @@
-//! Virtual memory management: memory without an address, addresses without memory, and what joins them.
+//! Virtual memory management: memory without addresses, addresses without memory, and mappings of one to the other.
 
 mod common;
 
@@ -149,7 +149,7 @@ fn the_host_cannot_read_device_memory_at_its_address() {
     assert_eq!(map(address, 2 * MIB, handle), SUCCESS);
     assert_eq!(grant(address, 2 * MIB, DEVICE, 0), SUCCESS);
     assert_eq!(grant(address, 2 * MIB, HOST_NUMA, 0), NOT_SUPPORTED);
-    // The kernel reads nothing there either.
+    // The kernel cannot read these addresses either.
     let place = std::ptr::with_exposed_provenance::<c_void>(address as usize);
     // SAFETY: a descriptor that is none; the memory is looked at first.
     let written = unsafe { libc::syscall(libc::SYS_memfd_create, place, 0) };
@@ -284,7 +284,7 @@ fn another_process_reads_and_writes_what_was_exported() {
     }
 }
 
-/// Not a test but the other process of the one above.
+/// Not a test: the other process of the test above.
 #[test]
 fn the_importer_of_another_test() {
     if std::env::var_os(JOB).is_none() {

@@ -8,7 +8,7 @@
 //!    └──the deadline──────────▶ Missing
 //! ```
 //!
-//! The kernel does the same with a block of threads for each peer, which pushes to one rank and takes from another.
+//! The kernel does the same with one thread block for each peer, which pushes to one rank and takes from another.
 
 use std::task::Poll;
 
@@ -16,7 +16,7 @@ use crate::STATUS_ABORTED;
 
 /// The memory and the clock of one rank in one epoch.
 ///
-/// The buffer of a slot or a flag is that of the epoch; [`Layout`](crate::Layout) says where it lies.
+/// A slot or a flag belongs to the epoch's buffer; [`Layout`](crate::Layout) gives its position.
 pub trait Machine {
     /// Why an access failed.
     type Error;
@@ -51,22 +51,22 @@ pub trait Machine {
     /// The access failed.
     fn take(&mut self, source: u32) -> Result<(), Self::Error>;
 
-    /// Returns whether the host wants the kernel to leave.
+    /// Returns whether the host has told the kernel to leave.
     ///
     /// # Errors
     /// The access failed.
     fn is_aborted(&mut self) -> Result<bool, Self::Error>;
 
-    /// Returns whether the time of the exchange is over.
+    /// Returns whether the deadline of the exchange has passed.
     fn is_overdue(&mut self) -> bool;
 
-    /// Returns how an earlier exchange of this rank over the same window has failed.
+    /// Returns the failure of an earlier exchange of this rank over the same window, if there was one.
     ///
     /// # Errors
     /// The access failed.
     fn failed(&mut self) -> Result<Option<Outcome>, Self::Error>;
 
-    /// Notes that this exchange fails: [`failed`](Self::failed) returns it from now on.
+    /// Records that this exchange has failed: [`failed`](Self::failed) returns `outcome` from now on.
     ///
     /// # Errors
     /// The access failed.
@@ -76,16 +76,16 @@ pub trait Machine {
 /// How an exchange ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Every block has come.
+    /// Every block has arrived.
     Done,
-    /// The block of this rank did not come in time; those of others may be missing as well.
+    /// The block of this rank did not arrive in time; those of other ranks may be missing as well.
     Missing(u32),
-    /// The host wanted it to end.
+    /// The host told the kernel to leave.
     Aborted,
 }
 
 impl Outcome {
-    /// What the kernel writes to its status.
+    /// The status value that the kernel writes for this outcome.
     ///
     /// ```
     /// use lsa_protocol::Outcome;
@@ -103,7 +103,7 @@ impl Outcome {
         }
     }
 
-    /// What a status that the kernel has left means.
+    /// The outcome for a status that the kernel has written.
     ///
     /// ```
     /// use lsa_protocol::Outcome;
@@ -171,7 +171,7 @@ pub struct Exchange {
     rank: u32,
     ranks: u32,
     pushed: bool,
-    /// The ranks whose blocks have not come, in the order of the kernel's blocks.
+    /// The ranks whose blocks have not arrived, in the order of the kernel's blocks.
     missing: Vec<u32>,
 }
 
@@ -198,7 +198,7 @@ impl Exchange {
         }
     }
 
-    /// The ranks whose blocks have not come yet.
+    /// The ranks whose blocks have not arrived yet.
     ///
     /// ```
     /// assert!(lsa_protocol::Exchange::new(0, 1).missing().is_empty());
@@ -208,16 +208,17 @@ impl Exchange {
         &self.missing
     }
 
-    /// Pushes all blocks in the first call, and in each call takes what has come. Pending: nothing more to do until
-    /// another rank sets a flag.
+    /// Pushes all blocks in the first call, and in each call takes the blocks that have arrived. `Pending` means that
+    /// there is nothing more to do until another rank sets a flag.
     ///
-    /// After an exchange that failed none pushes any more: its blocks would overwrite those that a peer may still take.
+    /// After a failed exchange, later ones push nothing: their blocks would overwrite blocks that a peer may still
+    /// take.
     ///
-    /// Blocks that have come are taken before the abort and the deadline are looked at, so an exchange whose blocks are all
-    /// there is done however late it is. After `Ready` or an error it must not be called again.
+    /// Blocks that have arrived are taken before the abort flag and the deadline are checked, so an exchange whose
+    /// blocks are all there is done however late it is. After `Ready` or an error it must not be called again.
     ///
     /// # Errors
-    /// That of the machine.
+    /// The error of the machine.
     pub fn step<M: Machine>(&mut self, machine: &mut M) -> Result<Poll<Outcome>, M::Error> {
         if !self.pushed {
             if let Some(outcome) = machine.failed()? {
@@ -269,7 +270,7 @@ impl Exchange {
 mod tests {
     use super::*;
 
-    /// Records what was asked of it.
+    /// Records the calls, with scripted results.
     #[derive(Default)]
     struct Script {
         calls: Vec<(&'static str, u32)>,

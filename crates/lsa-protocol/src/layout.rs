@@ -1,4 +1,4 @@
-//! What lies where in a window.
+//! The positions of flags and slots in a window.
 //!
 //! ```text
 //! 0                       flags   [2][ranks]  FLAG_BYTES each, so that no two share a line of the cache
@@ -11,7 +11,7 @@
 use std::error::Error;
 use std::fmt;
 
-/// The distance of two flags in bytes. A flag is a `u32` at its start.
+/// The distance between two flags in bytes. A flag is a `u32` at its start.
 ///
 /// ```
 /// assert_eq!(lsa_protocol::FLAG_BYTES, 64);
@@ -28,10 +28,10 @@ pub const SLOT_ALIGNMENT: u64 = 16;
 /// The slots begin at a multiple of this.
 const DATA_ALIGNMENT: u64 = 4096;
 
-/// The most ranks: the kernel has a block for each, and a grid is not larger.
+/// The maximum number of ranks: the kernel has a block for each, and a grid is not larger.
 const MOST_RANKS: u32 = i32::MAX.cast_unsigned();
 
-/// Where the flags and slots of a window lie, in bytes from its start; the same on all ranks.
+/// The positions of the flags and slots of a window, in bytes from its start; the same on all ranks.
 ///
 /// ```
 /// use lsa_protocol::Layout;
@@ -99,7 +99,7 @@ impl Layout {
         self.ranks
     }
 
-    /// The most bytes of a block.
+    /// The maximum number of bytes of a block.
     ///
     /// ```
     /// assert_eq!(lsa_protocol::Layout::new(8, 1024)?.capacity(), 1024);
@@ -132,7 +132,7 @@ impl Layout {
         self.failed_offset() + FLAG_BYTES
     }
 
-    /// Where the word lies that says how an exchange of this rank has failed.
+    /// The position of the word that records how an exchange of this rank has failed.
     ///
     /// ```
     /// assert_eq!(lsa_protocol::Layout::new(8, 1024)?.failed_offset(), 2 * 8 * 64);
@@ -143,7 +143,7 @@ impl Layout {
         2 * self.ranks as u64 * FLAG_BYTES
     }
 
-    /// Where the flag lies that `source` sets in `epoch`.
+    /// The position of the flag that `source` sets in `epoch`.
     ///
     /// # Panics
     /// There is no such rank.
@@ -157,7 +157,7 @@ impl Layout {
         self.slot(epoch, source) * FLAG_BYTES
     }
 
-    /// Where the slot lies that `source` fills in `epoch`.
+    /// The position of the slot that `source` fills in `epoch`.
     ///
     /// # Panics
     /// There is no such rank.

@@ -1,5 +1,5 @@
-//! An all-to-all of small messages between GPUs that can load and store each other's memory (in NCCL's words: load/store
-//! accessible, LSA), by a kernel instead of NCCL's send and receive.
+//! An all-to-all of small messages between GPUs that can load and store each other's memory (in NCCL's words:
+//! load/store accessible, LSA), by its own kernel instead of NCCL's send and receive.
 //!
 //! Each rank has a *window* of device memory that all ranks reach. An exchange has a number, its *epoch*, which is the
 //! same on all ranks. A rank copies the block for each peer into a slot of that peer's window and then sets the flag of
@@ -7,13 +7,13 @@
 //!
 //! | item | |
 //! |---|---|
-//! | [`Layout`] | what lies where in a window |
+//! | [`Layout`] | the positions of flags and slots in a window |
 //! | [`Exchange`] | the protocol of one rank and one epoch, without memory and clocks |
 //! | [`Machine`] | the memory and the clock that an [`Exchange`] works on |
 //! | [`CUDA_SOURCE`] | the same protocol as a kernel |
 //!
-//! The emulator runs [`Exchange`] in the kernel's place, and `tests/loom.rs` explores its interleavings: a change of one of
-//! the two texts is a change of both.
+//! The emulator runs [`Exchange`] in the kernel's place, and `tests/loom.rs` explores its interleavings: a change to
+//! one of the two sources needs the same change to the other.
 //!
 //! # Why two buffers are enough
 //!
@@ -25,20 +25,20 @@
 //! 2. `b` sets that flag in its kernel `e + 1`, which for the same reason begins after its kernel `e` has ended, and which
 //!    therefore has copied out every block of epoch `e`.
 //!
-//! Setting a flag is a release and seeing it an acquire, at the scope of the system, so what `b` has read and what `a`
-//! writes later are ordered also for the memory. One buffer would not do: nothing tells `a` at the end of epoch `e` that `b`
-//! has read. By the same reasoning a flag that is awaited in epoch `e` never already has the value `e + 2`, so it is compared
-//! for equality.
+//! Setting a flag is a release and seeing it an acquire, at system scope, so the reads of `b` and the later writes of
+//! `a` are ordered for the memory as well. One buffer would not suffice: at the end of epoch `e`, nothing tells `a`
+//! that `b` has read. By the same reasoning, a flag that is awaited in epoch `e` never already has the value `e + 2`,
+//! so it is compared for equality.
 //!
 //! This holds as long as
 //!
-//! - every epoch is completed. After [`Outcome::Missing`] or [`Outcome::Aborted`] a late peer may still write: the
-//!   window serves no other exchange. Launches of that rank which are on its stream already do nothing
-//!   ([`Layout::failed_offset`]): without that they would overwrite blocks that a peer may still take;
-//! - consecutive epochs differ in their last bit, also where the counter starts again: [`next_epoch`];
+//! - every epoch is completed. After [`Outcome::Missing`] or [`Outcome::Aborted`] a late peer may still write, so the
+//!   window serves no other exchange. Launches of that rank that are already on its stream do nothing
+//!   ([`Layout::failed_offset`]): otherwise they would overwrite blocks that a peer may still take;
+//! - consecutive epochs differ in their last bit, even where the counter wraps around: [`next_epoch`];
 //! - the flags are 0 before the first epoch, on all ranks, before any rank begins;
 //! - all blocks of a launch are resident at once, because a block waits for the block of the same number on another
-//!   device. 256 threads and no shared memory to speak of leave room for some hundreds of them on a device.
+//!   device. With 256 threads and hardly any shared memory, some hundreds of blocks fit on a device.
 
 #![forbid(unsafe_code)]
 
@@ -72,8 +72,8 @@ pub const KERNEL: &str = "nccl_lsa_all_to_all";
 /// ```
 pub const BLOCK_THREADS: u32 = 256;
 
-/// What the kernel writes to its status after an abort; otherwise it is 0, or one more than the rank that is missing. The
-/// first failure stays. In the word behind it the kernel notes the epoch that it has begun.
+/// The status that the kernel writes after an abort; otherwise the status is 0, or one more than the missing rank. The
+/// first failure stays. The word behind it holds the epoch that the kernel has begun.
 ///
 /// ```
 /// use lsa_protocol::{Outcome, STATUS_ABORTED};
@@ -82,14 +82,14 @@ pub const BLOCK_THREADS: u32 = 256;
 /// ```
 pub const STATUS_ABORTED: u32 = u32::MAX;
 
-/// The last epoch before [`next_epoch`] starts again at 1. It is even, so that the next one uses the other buffer.
+/// The last epoch before [`next_epoch`] wraps around to 1. It is even, so that the next one uses the other buffer.
 ///
 /// ```
 /// assert_eq!(lsa_protocol::LAST_EPOCH % 2, 0);
 /// ```
 pub const LAST_EPOCH: u32 = u32::MAX - 1;
 
-/// The epoch after this one: never 0, which is the value of a flag that was never set, and always of the other buffer.
+/// The next epoch: never 0, which is the value of a flag that was never set, and always in the other buffer.
 ///
 /// ```
 /// use lsa_protocol::{LAST_EPOCH, next_epoch};
@@ -103,9 +103,9 @@ pub const fn next_epoch(epoch: u32) -> u32 {
     if epoch >= LAST_EPOCH { 1 } else { epoch + 1 }
 }
 
-/// A module that declares the kernel with its parameters and without its code, **for the emulator alone**: a driver that
-/// neither has a compiler nor executes PTX, and runs a Rust function in the kernel's place. NVIDIA's driver does not load it:
-/// there is no such target.
+/// A module that declares the kernel with its parameters but without its code, **for the emulator alone**: its driver
+/// neither has a compiler nor executes PTX, and runs a Rust function in the kernel's place. NVIDIA's driver does not
+/// load this module, because its target does not exist.
 ///
 /// ```
 /// assert!(lsa_protocol::STAND_IN_PTX.contains(lsa_protocol::KERNEL));

@@ -1,11 +1,12 @@
-//! Every interleaving of the exchange, over loom's memory, in which a store is seen late if nothing orders it.
+//! Every interleaving of the exchange, over loom's memory, in which a store becomes visible late unless something
+//! orders it.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p lsa-protocol --test loom --release
 //! ```
 //!
-//! A slot is memory that loom watches: it fails where a rank writes what another one may still read. The planted mistakes
-//! show that it would.
+//! loom tracks each slot: a test fails where a rank writes a slot that another may still read. The planted mistakes
+//! show that such a write is detected.
 #![cfg(loom)]
 
 use std::convert::Infallible;
@@ -45,7 +46,7 @@ struct World {
     windows: Vec<Window>,
     /// Steps after which an exchange gives up.
     patience: u32,
-    /// The flag of the host, in a test that has one: each look at it is one more point where threads can switch.
+    /// The host's flag, in a test that has one: each check of it is one more point where threads can switch.
     aborted: Option<AtomicBool>,
 }
 
@@ -157,7 +158,7 @@ impl Machine for Rank<'_> {
     }
 
     fn failed(&mut self) -> Result<Option<Outcome>, Infallible> {
-        // One thread after another, as launches of one stream.
+        // One thread runs one exchange after another, like launches on one stream.
         let own = &self.world.windows[self.rank as usize];
         let outcome = Outcome::from_status(own.failed.load(Ordering::Relaxed));
         let is_known = outcome != Outcome::Done && self.world.mistake != Mistake::GoesOn;
@@ -195,7 +196,7 @@ fn exchange(world: &World, rank: u32, epoch: u32) -> (Outcome, Vec<u32>) {
     }
 }
 
-/// Runs the epochs of one rank; returns whether all of them were completed.
+/// Runs the epochs of one rank; returns whether all were completed.
 fn all_epochs(world: &World, rank: u32, epochs: u32) -> bool {
     for epoch in 1..=epochs {
         let (outcome, received) = exchange(world, rank, epoch);
@@ -245,7 +246,7 @@ fn two_ranks_exchange_three_times() {
     println!("{complete} interleavings");
 }
 
-/// Of three threads that wait, two can take turns for ever. So each rank gives up after a few steps, and then ends.
+/// Of three waiting threads, two can take turns for ever. So each rank gives up after a few steps.
 #[test]
 fn three_ranks_exchange_twice_or_give_up() {
     let complete = check(Some(2), 2, || World {
@@ -299,7 +300,8 @@ fn an_abort_ends_a_wait_for_a_rank_that_never_comes() {
     });
 }
 
-/// Three epochs of which the first may fail, all on their stream before: what a rank has got with success is right.
+/// Three epochs, enqueued on the rank's stream before the first ends; the first may fail. What a rank received with
+/// success must be right.
 fn queued_epochs(world: &World, rank: u32) {
     for epoch in 1..=3 {
         let (outcome, received) = exchange(world, rank, epoch);

@@ -6,8 +6,9 @@ use std::hash::{BuildHasher as _, Hasher as _};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-/// Writes `content` into a new file in the directory of `path`, and renames it to `path`, replacing what is there. In a
-/// directory where other users write, no file of theirs is followed: the file's first name is random, and created exclusively.
+/// Writes `content` into a new file in the directory of `path`, and renames it to `path`, replacing an existing file. This is
+/// safe in a directory to which other users can write: the temporary name is random, and the file is created exclusively, so
+/// that no file or link of another user is followed.
 #[doc(hidden)]
 pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     let (part, mut file) = create(directory(path))?;
@@ -19,8 +20,8 @@ pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     })
 }
 
-/// The same, and fails if `path` is there. The file system must support hard links: a link is made atomically and never replaces
-/// another, on network file systems too.
+/// Like `write`, but fails if `path` exists. The file system must support hard links: a link is made atomically and never
+/// replaces another, on network file systems too.
 #[doc(hidden)]
 pub fn write_new(path: &Path, content: &[u8]) -> io::Result<()> {
     let (part, mut file) = create(directory(path))?;
@@ -38,10 +39,10 @@ fn directory(path: &Path) -> &Path {
         .unwrap_or(Path::new("."))
 }
 
-/// Creates a new file; names that are taken are skipped.
+/// Creates a new file under a random name that is not taken.
 fn create(directory: &Path) -> io::Result<(PathBuf, File)> {
     for _ in 0..100 {
-        // Another user cannot predict the name, and take it.
+        // Random, so that another user cannot predict the name and take it first.
         let random = RandomState::new().build_hasher().finish();
         let path = directory.join(format!(".nccl-{random:016x}.part"));
         match File::create_new(&path) {

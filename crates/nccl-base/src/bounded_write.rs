@@ -1,4 +1,5 @@
-//! Text for a reader that may not read: a full pipe blocks its writer for good, and the process has to end.
+//! Writes text to a reader that may have stopped reading: a full pipe would block the writer for ever, and the process
+//! has to end.
 //!
 //! The last message of a process (`on_fatal`) and the reports of `nccl-run` are written this way.
 
@@ -10,8 +11,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::pipe::PIPE_BUF;
 
-/// Writes `text`, until it is written or the reader has read nothing of it for `timeout`. Takes no lock of a stream of the
-/// standard library: another thread may hold it, and wait for the same reader.
+/// Writes `text`. Gives up when the reader has read nothing for `timeout`. Takes no lock of the standard library's
+/// streams, which another thread may hold while it waits for the same reader.
 pub fn write_within(to: impl AsFd + Send + Sync + 'static, text: &str, timeout: Duration) {
     let (to, text): (_, Arc<[u8]>) = (Arc::new(to), text.as_bytes().into());
     let (taken, heard) = mpsc::channel();
@@ -39,7 +40,7 @@ pub fn write_within(to: impl AsFd + Send + Sync + 'static, text: &str, timeout: 
     }
 }
 
-/// Writes as much as a pipe that polls as writable takes at once: for a process that can have no thread.
+/// Writes as much as a pipe that polls as writable accepts at once, for a process that cannot start a thread.
 fn write_alone(to: impl AsFd, text: &[u8], timeout: Duration) {
     let mut fds = [PollFd::new(&to, PollFlags::OUT)];
     let timeout = Timespec::try_from(timeout).ok();
@@ -48,7 +49,8 @@ fn write_alone(to: impl AsFd, text: &[u8], timeout: Duration) {
     }
 }
 
-/// Returns what a pipe with room takes at once: whole lines, as far as they are no longer than that.
+/// Returns the beginning of `bytes` that a pipe with room accepts at once: whole lines if they are short enough,
+/// otherwise a part of a line.
 #[doc(hidden)]
 pub fn piece(bytes: &[u8]) -> &[u8] {
     let Some(most) = bytes.get(..PIPE_BUF) else {

@@ -1,9 +1,9 @@
-//! The clock of all records.
+//! The clock of all recorded times.
 
 use std::sync::OnceLock;
 use std::time::{Instant, SystemTime};
 
-/// The zero of all times: on the monotonic clock, and on the wall clock at that moment.
+/// The zero of all times: a time on the monotonic clock, and the wall-clock time at that moment.
 #[doc(hidden)]
 pub struct Origin {
     pub monotonic: Instant,
@@ -25,7 +25,7 @@ pub fn now() -> std::time::Duration {
     origin().monotonic.elapsed()
 }
 
-/// Returns the recorder's time: nanoseconds since 1970, counted by a clock that only goes forward.
+/// Returns the recorder's time: nanoseconds since 1970, counted with the monotonic clock.
 #[doc(hidden)]
 pub fn clock() -> u64 {
     let at = origin().wall + now();

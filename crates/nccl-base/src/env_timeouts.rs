@@ -1,4 +1,4 @@
-//! Timeouts that the environment sets, for an operator who cannot rebuild the program: to attach a debugger, to wait longer.
+//! Timeouts from the environment, for an operator who cannot rebuild the program: to attach a debugger, or to wait longer.
 //!
 //! The variables are read once per process. They override the program, wherever it sets a timeout: in a builder, for a
 //! world, for single calls.
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// The timeout for operations; `off` is for everything that waits for other ranks.
+/// The timeout for operations. `off` turns off every timeout of a wait for other ranks.
 const OPERATION: &str = "NCCL_RUN_TIMEOUT";
 const QUEUE: &str = "NCCL_RUN_QUEUE_TIMEOUT";
 const INIT: &str = "NCCL_RUN_INIT_TIMEOUT";
@@ -32,7 +32,7 @@ pub struct EnvTimeouts {
     pub world: Option<Duration>,
 }
 
-/// A variable whose value is not a timeout.
+/// A variable whose value is not a valid timeout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Unreadable {
     variable: &'static str,
@@ -69,7 +69,8 @@ impl EnvTimeouts {
                 .transpose()
         };
         let operation = timeout(OPERATION)?;
-        // `off` for operations turns off every wait for other ranks: a debugger may hold any of them.
+        // `off` for operations turns off every timeout of a wait for other ranks, because a debugger may hold any of
+        // them.
         let unless_off = operation.filter(|timeout| *timeout == Duration::MAX);
         Ok(Self {
             operation,

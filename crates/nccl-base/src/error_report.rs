@@ -16,7 +16,7 @@ use crate::fault::Fault;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ErrorReport {
-    /// Which [`ErrorKind`] it is, in lower case: `timed_out`, `nccl`, …
+    /// The name of its [`ErrorKind`], in lower case: `timed_out`, `nccl`, …
     pub kind: String,
     /// The error in one line, as printed.
     pub text: String,
@@ -53,10 +53,10 @@ pub struct ReportedOperation {
     pub communicator: String,
     /// The reporting rank, in the communicator.
     pub rank: usize,
-    /// The reporting rank in the world, where that is another number.
+    /// The reporting rank in the world, if that is another number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub world_rank: Option<usize>,
-    /// The launcher's number of the reporting rank, where that is not its number in the world.
+    /// The launcher rank of the reporting rank, if that is not its number in the world.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub launcher_rank: Option<usize>,
     /// The number of ranks of the communicator.
@@ -79,7 +79,7 @@ pub struct ReportedOperation {
     /// The number of elements.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<usize>,
-    /// Their type.
+    /// The type of the elements.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_type: Option<String>,
     /// The time from the call to the error, in milliseconds.
@@ -126,9 +126,10 @@ impl Error {
 }
 
 impl Error {
-    /// Returns the section about this kind of error in the documentation of this crate (`cargo doc`): cause, remedy, a sample.
+    /// Returns the path of the documentation (`cargo doc`) on this kind of error: cause, remedy, and a sample.
     ///
-    /// The path is relative to the documentation's root, as that of every item is. An error printed with `{:#}` ends with it.
+    /// The path is relative to the root of the documentation, like the path of any item. An error that is printed with `{:#}`
+    /// ends with it.
     ///
     /// ```
     /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
@@ -190,7 +191,7 @@ mod tests {
 
     use super::*;
 
-    /// The page; the kinds are in backticks or are headings, as a browser finds them.
+    /// The page. Each kind occurs in backticks or as a heading, so that a browser's search finds it.
     const PAGE: &str = include_str!("../../../nccl/errors.md");
 
     #[test]

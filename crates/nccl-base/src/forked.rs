@@ -51,7 +51,7 @@ fn error() -> Error {
     })
 }
 
-/// As [`check`], and installs the detection of children: before anything is made.
+/// Like [`check`], and installs the detection of forked children. To be called before anything is created.
 #[doc(hidden)]
 pub fn begin() -> Result<()> {
     check()?;
@@ -68,7 +68,7 @@ pub fn watch() {
         return;
     }
     MADE_BY.store(std::process::id(), Ordering::Relaxed);
-    // A refusal (no memory) only means that a child is not detected.
+    // If this fails (no memory), a forked child is not detected.
     // SAFETY: the handler is a plain function that stores one word, which a child may do at any time.
     unsafe { libc::pthread_atfork(None, None, Some(in_the_child)) };
 }
@@ -77,7 +77,7 @@ extern "C" fn in_the_child() {
     CHILD.store(true, Ordering::Relaxed);
 }
 
-/// A value of the process that made it; a forked child that drops it leaves it as it is.
+/// A value that belongs to the process that made it. A forked child that drops it leaves it unchanged.
 #[doc(hidden)]
 pub struct ForkGuarded<T>(ManuallyDrop<T>);
 

@@ -63,7 +63,7 @@ pub enum LaunchMode {
 }
 
 impl LaunchMode {
-    /// Returns what a variable with this text does that this mode cannot work with.
+    /// Returns how this value of the variable contradicts the mode; `None` if it does not.
     #[doc(hidden)]
     pub fn contradiction_of(self, variable: &str, value: &str) -> Option<&'static str> {
         self.contradiction(variable, integer(value))
@@ -134,7 +134,7 @@ impl LaunchPreference {
         }
     }
 
-    /// Returns the mode without other ranks.
+    /// Returns the mode for a communicator without other ranks.
     #[doc(hidden)]
     pub fn alone(self) -> LaunchMode {
         match self {
@@ -144,7 +144,7 @@ impl LaunchPreference {
         }
     }
 
-    /// Returns whether a rank with this wish can take part in `mode`.
+    /// Returns whether a rank with this preference can use `mode`.
     fn admits(self, mode: LaunchMode) -> bool {
         match self {
             Self::Asked(asked) => asked == mode,
@@ -153,7 +153,7 @@ impl LaunchPreference {
         }
     }
 
-    /// Returns the mode of each rank where they do not agree: the one that was asked for, where the rank can take part in it.
+    /// Returns the mode of each rank if they do not agree: the requested mode, if the rank can use it.
     #[doc(hidden)]
     pub fn modes(wishes: &[Option<Self>]) -> Vec<Option<LaunchMode>> {
         let asked = Self::agree(wishes).unwrap_or_else(|(mode, _)| mode);
@@ -164,10 +164,10 @@ impl LaunchPreference {
         wishes.iter().map(|wish| wish.map(mode_of)).collect()
     }
 
-    /// Returns the mode that all ranks with these wishes use.
+    /// Returns the mode that all ranks with these preferences use.
     ///
     /// # Errors
-    /// The mode that was asked for, and the first rank that cannot take part in it.
+    /// The requested mode, and the first rank that cannot use it.
     #[doc(hidden)]
     pub fn agree(wishes: &[Option<Self>]) -> std::result::Result<LaunchMode, (LaunchMode, usize)> {
         let asked = wishes.iter().flatten().find_map(|wish| match wish {

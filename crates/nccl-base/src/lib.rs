@@ -1,15 +1,15 @@
-//! What the crates of `nccl` have in common: values that an error can carry, and small tools. Users of `nccl` find the values
-//! there, under its name.
+//! What the crates of `nccl` share: values that an error can carry, and small tools. The crate `nccl` re-exports the values
+//! for programs.
 //!
-//! | module | what it has |
+//! | module | contents |
 //! |---|---|
 //! | [`error`], [`error_report`] | what went wrong, as a value and as plain data |
 //! | [`fault`] | why a communicator was ended: the cause that all of its ranks return |
-//! | [`operation`], [`data_type`], [`reduce_op`] | what was asked for |
+//! | [`operation`], [`data_type`], [`reduce_op`] | the operation that a program requested |
 //! | [`departure`] | how a rank departed, how an unfinished exchange ended |
 //! | [`report`], [`warning`] | findings of checks, and what is known of NCCL's warnings |
 //! | [`system`], [`launch_mode`] | facts of this machine and its environment, and how NCCL is called |
-//! | [`threads`] | threads that the system does not give |
+//! | [`threads`] | failures of the system to start threads |
 //! | [`env_timeouts`], [`variables`] | timeouts that the environment sets, names of variables |
 //! | [`wire`] | values that are sent to other processes, and come from them |
 //! | [`ranges`], [`sanitize`], [`bounded_write`], [`atomic_file`] | output of texts |

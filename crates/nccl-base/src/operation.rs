@@ -105,7 +105,7 @@ impl OperationKind {
         Self::WaitSignal,
     ];
 
-    /// Returns the kind with this number (`as u8`).
+    /// Returns the kind with this number (its value `as u8`).
     #[doc(hidden)]
     pub fn from_code(code: u8) -> Self {
         match Self::ALL.get(usize::from(code)) {
@@ -114,7 +114,7 @@ impl OperationKind {
         }
     }
 
-    /// Returns the name that is used everywhere.
+    /// Returns the name that is used in messages, events and files.
     #[doc(hidden)]
     pub fn name(self) -> &'static str {
         match self {
@@ -148,7 +148,7 @@ impl OperationKind {
         }
     }
 
-    /// Whether it concerns two ranks alone, so that each rank makes a number of its own of them.
+    /// Returns whether the operation concerns only two ranks, so that each rank numbers such operations independently.
     #[doc(hidden)]
     pub fn is_pairwise(self) -> bool {
         matches!(
@@ -196,20 +196,20 @@ pub struct Operation {
     pub host: Arc<str>,
     /// The reporting process.
     pub pid: u32,
-    /// The generation of the world that made the communicator: one more each time that the job was started again, or
-    /// the world went on without some of its ranks. 0 in the first, and without a world.
+    /// The generation of the world that made the communicator. It increases by one when the job is started again, and
+    /// when the world continues with other ranks. 0 in the first generation, and without a world.
     pub generation: u64,
     #[doc(hidden)]
     pub roster: Arc<Roster>,
     /// The number of the operation on its communicator, from 1; `None` outside the data path.
     pub sequence: Option<u64>,
-    /// Which plan of its communicator was replayed, from 1; `None` for everything else.
+    /// The number of the replayed plan on its communicator, from 1; `None` for other operations.
     pub plan: Option<u64>,
     /// The rank at the other end, for messages.
     pub peer: Option<usize>,
     /// The root, for operations that have one.
     pub root: Option<usize>,
-    /// The number of elements, as NCCL counts them: those of one block where every rank has one.
+    /// The number of elements in NCCL's count: the elements of one block if every rank has a block.
     pub count: Option<usize>,
     /// The type of the elements.
     pub data_type: Option<DataType>,
@@ -260,7 +260,7 @@ impl Operation {
         self.roster.launcher_rank(self.rank)
     }
 
-    /// Returns the communicator's ranks of the world, where these are not all of them in order.
+    /// Returns the world ranks of the communicator in short form; `None` if they are all ranks of the world in order.
     #[doc(hidden)]
     pub fn world_ranks(&self) -> Option<String> {
         self.roster.world_ranks()

@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Severity {
-    /// It was checked, and nothing is wrong.
+    /// The check found no problem.
     Ok,
     /// It may work, or works less well than it could.
     Warning,
@@ -52,7 +52,7 @@ pub struct Finding {
     pub severity: Severity,
     /// The check's name, which stays the same from release to release: `nccl-version`, `reachable`, …
     pub check: String,
-    /// The ranks it is about: the ones that differ, or all where none differs. Empty for a host without a world.
+    /// The ranks that differ, or all ranks if none differs. Empty for a host without a world.
     pub ranks: Vec<usize>,
     /// The hosts of these ranks.
     pub hosts: Vec<String>,
@@ -140,7 +140,8 @@ impl Report {
         Self { findings }
     }
 
-    /// Puts the worst findings first; those of equal severity stay in this order, a cause before what follows from it.
+    /// Puts the worst findings first. Findings of equal severity keep their order, in which a cause precedes its
+    /// consequences.
     #[doc(hidden)]
     pub fn in_order(mut findings: Vec<Finding>) -> Self {
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));

@@ -1,8 +1,8 @@
-//! Which ranks of its world, and of the launcher, the ranks of a communicator are: so that a reader can find a named rank
-//! among the processes of the job.
+//! The world ranks and launcher ranks of a communicator's ranks, with which a reader can find a named rank among the
+//! processes of the job.
 //!
-//! Another number is added only where it differs: nothing is added for a communicator of the whole world in
-//! order whose ranks have the numbers that their launcher gave them.
+//! Texts contain such a number only if it differs: none is added for a communicator of the whole world in order whose
+//! ranks have their launcher ranks as world ranks.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,16 +12,16 @@ use crate::ranges::ranges;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Roster {
-    /// Ranks in the world, by rank; empty for all of its ranks in order, and without a world.
+    /// World ranks, by rank; empty for all ranks of the world in order, and without a world.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     world_ranks: Vec<usize>,
-    /// The launcher's numbers of the processes, by rank; empty where these are the numbers in the world, or not known.
+    /// Launcher ranks, by rank; empty if they equal the world ranks, or are unknown.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     launcher_ranks: Vec<usize>,
 }
 
 impl Roster {
-    /// Builds the roster of the ranks `members` of a world; `launched` has the launcher's numbers of the world's ranks, if any.
+    /// Builds the roster of the world ranks `members`; `launched` has the launcher rank of each world rank, if known.
     #[doc(hidden)]
     pub fn new(members: &[usize], launched: &[Option<usize>]) -> Self {
         let size = launched.len().max(members.len());
@@ -54,38 +54,38 @@ impl Roster {
         }
     }
 
-    /// Returns which rank of the world `rank` is.
+    /// Returns the world rank of `rank`.
     #[doc(hidden)]
     pub fn world_rank(&self, rank: usize) -> usize {
         self.world_ranks.get(rank).copied().unwrap_or(rank)
     }
 
-    /// Returns the rank of the world, where that is another number.
+    /// Returns the world rank of `rank`, if it differs.
     fn other_world_rank(&self, rank: usize) -> Option<usize> {
         let world_rank = self.world_ranks.get(rank).copied();
         world_rank.filter(|world_rank| *world_rank != rank)
     }
 
-    /// Returns the launcher's number of `rank`, where that is not its number in the world.
+    /// Returns the launcher rank of `rank`, if it differs from the world rank.
     #[doc(hidden)]
     pub fn launcher_rank(&self, rank: usize) -> Option<usize> {
         let launched = self.launcher_ranks.get(rank).copied();
         launched.filter(|launched| *launched != self.world_rank(rank))
     }
 
-    /// Returns the launcher's numbers, by rank, where any of these is not the rank's number in the world.
+    /// Returns the launcher ranks, by rank, if any of them differs from the world rank.
     #[doc(hidden)]
     pub fn launcher_ranks(&self) -> Option<&[usize]> {
         (!self.launcher_ranks.is_empty()).then_some(&*self.launcher_ranks)
     }
 
-    /// Returns the communicator's ranks of the world, in short form, where these are not all of them in order.
+    /// Returns the world ranks in short form; `None` if they are all ranks of the world in order.
     #[doc(hidden)]
     pub fn world_ranks(&self) -> Option<String> {
         (!self.world_ranks.is_empty()).then(|| short(&self.world_ranks))
     }
 
-    /// Returns the name of the communicator, with its ranks where these are not those of the world.
+    /// Returns the name of the communicator, with its world ranks unless they are all ranks of the world in order.
     #[doc(hidden)]
     pub fn named(&self, name: &str) -> String {
         match self.world_ranks() {
@@ -117,7 +117,8 @@ impl Roster {
         }
     }
 
-    /// Returns the other numbers of `rank` as they stand before its host: `world rank 3, launcher rank 4, `, or nothing.
+    /// Returns the differing numbers of `rank` in the form in which they precede its host:
+    /// `world rank 3, launcher rank 4, `, or nothing.
     #[doc(hidden)]
     pub fn others(&self, rank: usize) -> String {
         let world = self.other_world_rank(rank).map(|rank| ("world", rank));
@@ -128,7 +129,7 @@ impl Roster {
             .collect()
     }
 
-    /// Returns all numbers of the ranks, as a line for a reader; `None` where all numbers are the same.
+    /// Returns a line with the world and launcher ranks, for a reader; `None` if all numbers are the same.
     #[doc(hidden)]
     pub fn legend(&self, name: &str) -> Option<String> {
         let world = self

@@ -1,9 +1,9 @@
 //! Sanitizes text of other processes for a terminal: nothing in it moves the cursor, or changes the reading order of a line.
 
-/// Replacement for a character that a terminal obeys instead of showing it.
+/// The replacement for a character that a terminal interprets instead of displaying.
 const INSTEAD: char = '\u{fffd}';
 
-/// Returns the character, or its replacement. The end of a line is replaced as well.
+/// Returns the character, or its replacement. Line ends are replaced as well.
 #[doc(hidden)]
 pub fn character(character: char) -> char {
     match character {
@@ -25,7 +25,7 @@ pub fn name(name: &str) -> String {
     name.chars().map(character).collect()
 }
 
-/// Whether all characters are printable ASCII, which stay as they are: nearly every text is.
+/// Returns whether all characters are printable ASCII, which needs no replacement. Nearly every text is.
 pub(crate) fn is_plain(text: &str) -> bool {
     text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
 }
@@ -37,8 +37,8 @@ pub fn text(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
-/// Sanitizes a program's line behind a prefix that has to stay: of a progress bar, the last visible state; colours end with the
-/// line.
+/// Sanitizes a line of a program's output that is printed after a prefix, which must stay intact. Of a progress bar, only the
+/// last visible state is kept; colours are reset at the end of the line.
 #[doc(hidden)]
 pub fn line(line: &[u8]) -> String {
     let line = String::from_utf8_lossy(line);
@@ -62,7 +62,8 @@ pub fn line(line: &[u8]) -> String {
     shown
 }
 
-/// Returns the length of a leading sequence that sets colours and the like (SGR), which moves nothing.
+/// Returns the length of a leading sequence that sets colours and similar attributes (SGR), which does not move the
+/// cursor.
 fn colour(text: &str) -> Option<usize> {
     let parameters = text.strip_prefix("\x1b[")?;
     let end = parameters.find(|c: char| !c.is_ascii_digit() && !matches!(c, ';' | ':'))?;
@@ -71,8 +72,8 @@ fn colour(text: &str) -> Option<usize> {
         .then_some("\x1b[".len() + end + "m".len())
 }
 
-/// Returns the length of a leading sequence that erases to the end of the line, where nothing is yet: grep and GCC write it
-/// after each colour.
+/// Returns the length of a leading sequence that erases the rest of the line, which is empty at that point; grep and GCC
+/// write one after each colour.
 fn erasure(text: &str) -> usize {
     let sequences = ["\x1b[K", "\x1b[0K"].into_iter();
     let found = sequences.filter(|sequence| text.starts_with(sequence));

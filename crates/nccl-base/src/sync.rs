@@ -1,4 +1,4 @@
-//! The crate's locks, for files that `tests/loom` walks through as well: there they are loom's.
+//! The crate's locks, for files that `tests/loom` also checks; there, the locks are loom's.
 
 #[cfg(not(loom))]
 #[doc(hidden)]
@@ -15,8 +15,9 @@ mod outside_loom {
     use std::ops::{Deref, DerefMut};
     use std::panic::{RefUnwindSafe, UnwindSafe};
 
-    /// A lock that no panic poisons: the value in it stays consistent, because no panic comes between two of its changes.
-    /// Therefore values that contain one may be used after a panic, unlike those with a bare `parking_lot::Mutex`.
+    /// A lock that a panic does not poison. The value stays consistent, because no panic can occur between two of its
+    /// changes. Therefore a value that contains one may be used after a panic, unlike a value with a bare
+    /// `parking_lot::Mutex`.
     #[derive(Debug, Default)]
     #[doc(hidden)]
     pub struct Mutex<T>(parking_lot::Mutex<T>);
@@ -51,7 +52,7 @@ mod outside_loom {
     impl<T> RefUnwindSafe for Mutex<T> {}
 }
 
-/// As in `parking_lot`, as far as the tested files need it.
+/// The same interface with loom's types, as far as the tested files need it.
 #[cfg(loom)]
 mod under_loom {
     use std::ops::{Deref, DerefMut};

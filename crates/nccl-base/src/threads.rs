@@ -1,9 +1,9 @@
-//! Threads that the system does not give.
+//! What happens when the system cannot provide a thread.
 
 use std::io;
 use std::thread::{Builder, Scope};
 
-/// What can be done about a lack of threads.
+/// The remedy for a lack of threads.
 #[doc(hidden)]
 pub const FIX: &str = "raise the limit of processes and threads (ulimit -u, LimitNPROC= and TasksMax= of systemd, \
      pids.max or --pids-limit of the container), or let the program have fewer";
@@ -14,14 +14,14 @@ pub fn is_shortage(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::AGAIN.raw_os_error())
 }
 
-/// Logs that there is no thread for something that needs one.
+/// Logs that no thread could be started; `what` names its purpose.
 #[doc(hidden)]
 pub fn no_thread(what: &str, error: &io::Error) {
     tracing::error!(name: "nccl.no_thread", target: "nccl", what, %error, "no thread {what}");
 }
 
-/// Runs `work` on up to `most` threads, including this one, or on fewer where the system has no more: each takes tasks
-/// until none is left, so that one thread is enough. They call neither CUDA nor NCCL. `purpose` follows "a thread" in the log.
+/// Runs `work` on up to `most` threads, including this one, or on fewer if the system has no more. `work` takes tasks until
+/// none is left, so one thread is enough. It must call neither CUDA nor NCCL. `purpose` follows "a thread" in the log.
 #[doc(hidden)]
 pub fn run_on_threads(most: usize, name: &str, purpose: &str, work: impl Fn() + Sync) {
     run_on_threads_by(most, purpose, &work, |scope| {

@@ -1,14 +1,14 @@
 //! Classification of NCCL's warnings: causes, and consequences of a cause.
 //!
 //! When one rank fails, the others' connections close, and each of them warns about that; when a
-//! communicator is aborted, NCCL's own threads warn about what was cut off. A table classifies
-//! the texts of all releases since 2.18; a text that is not in it stays [`Class::Unknown`].
+//! communicator is aborted, NCCL's own threads warn about the operations that were cut off. A table classifies the
+//! texts of all releases since 2.18; a text that is not in the table stays [`Class::Unknown`].
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What a warning says about the cause.
+/// What a warning shows about the cause.
 ///
 /// ```
 /// use nccl::debug_log::Class;
@@ -56,23 +56,23 @@ impl fmt::Display for Class {
     }
 }
 
-/// Returns whether NCCL warns so when nothing is wrong: 2.32 at every start without GDRCopy. The text stays its last error
-/// until there is another.
+/// Returns whether NCCL gives this warning even if nothing is wrong, as 2.32 does at every start without GDRCopy. The text
+/// remains NCCL's last error until another warning replaces it.
 #[doc(hidden)]
 pub fn is_harmless(text: &str) -> bool {
     text.contains("requires GDRCopy; and GDR Copy is not available")
 }
 
-/// What is known of a warning.
+/// An entry of the table of warnings.
 #[derive(Debug)]
 #[doc(hidden)]
 pub struct KnownWarning {
-    /// Words that are all in the text.
+    /// The warning's text contains all of these strings.
     says: &'static [&'static str],
     pub class: Class,
     /// The name of the finding.
     pub check: &'static str,
-    /// What to do; empty where the cause is elsewhere.
+    /// The remedy; empty if the cause is elsewhere.
     pub fix: &'static str,
 }
 
@@ -137,7 +137,7 @@ const KINDS: &str =
 const TABLE: &[KnownWarning] = table! {
     // NCCL 2.32, at every start without GDRCopy.
     Noise "log-warning" ["requires GDRCopy; and GDR Copy is not available"] "";
-    // A closed connection or an abort, in threads that wait.
+    // A closed connection or an abort, reported by waiting threads.
     Noise "log-teardown" ["Accept failed", "Resource temporarily unavailable"] "";
     Noise "log-teardown" ["Unexpected connections are not empty"] "";
     Noise "log-teardown" ["Call to bind failed", "Address already in use"] "";
@@ -150,7 +150,7 @@ const TABLE: &[KnownWarning] = table! {
     Noise "log-teardown" ["ncclProxyStop: "] "";
     Noise "log-teardown" ["is in abort state"] "";
     Noise "log-teardown" ["has already been destroyed"] "";
-    // A host without such adapters; where they are wanted, the warnings of the network tell.
+    // A host without InfiniBand adapters. If the network needs them, its own warnings report that.
     Noise "log-network" ["Failed to open libibverbs"] "";
     Consequence "log-consequence" ["Connection closed by remote peer"] "";
     Consequence "log-consequence" ["Connection closed by localRank"] "";
@@ -266,7 +266,7 @@ pub struct FirstWarning {
 }
 
 impl FirstWarning {
-    /// Returns the warning for NCCL's own words, if these can be a cause.
+    /// Returns the warning for NCCL's text, if the text can be about a cause.
     #[doc(hidden)]
     pub fn read(text: &str) -> Option<Self> {
         let known = KnownWarning::of(text).filter(|known| known.class == Class::Cause)?;
@@ -289,7 +289,7 @@ impl FirstWarning {
         .any(|words| self.text.contains(words))
     }
 
-    /// Returns the resource that is used up, if the text names one.
+    /// Returns the exhausted resource, if the text names one.
     #[doc(hidden)]
     pub fn resource(&self) -> Option<&'static str> {
         Some(match self.check.as_deref()? {
@@ -305,7 +305,7 @@ impl FirstWarning {
         })
     }
 
-    /// Returns what to do about it.
+    /// Returns the remedy.
     #[doc(hidden)]
     pub fn fix(&self) -> Option<&'static str> {
         Some(KnownWarning::of(&self.text)?.fix).filter(|fix| !fix.is_empty())

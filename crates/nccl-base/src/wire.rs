@@ -1,7 +1,9 @@
-//! Values as bytes and back, between processes of one release: the greeting of ranks refuses another release.
+//! Encodes values as bytes and decodes them, between processes of one release; the ranks' greeting refuses other
+//! releases.
 //!
-//! The types derive their encoding. Further conditions of a value are declared at its fields, as [`clean`] does for
-//! texts that are shown and for times. Decoding allocates for the bytes that came, never for a length that they announce.
+//! The types derive their encoding. Further conditions on a value are declared at its fields, like [`clean`] for
+//! displayed texts and for times. Decoding allocates memory only for bytes that have arrived, never for an announced
+//! length.
 //!
 //! ```
 //! # use std::time::Duration;
@@ -29,7 +31,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::sanitize;
 
-/// Why bytes are no frame or message of this protocol: the end of a sentence that begins with "it sent".
+/// Why bytes are not a frame or message of this protocol; completes a sentence that begins with "it sent".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub struct Broken(pub &'static str);
@@ -37,11 +39,11 @@ pub struct Broken(pub &'static str);
 #[cfg(feature = "wire")]
 #[doc(hidden)]
 pub fn encode<T: Serialize + ?Sized>(value: &T) -> Vec<u8> {
-    // A value that cannot be encoded becomes nothing, which cannot be decoded.
+    // A value that cannot be encoded becomes an empty message, which the receiver cannot decode.
     postcard::to_allocvec(value).unwrap_or_default()
 }
 
-/// Decodes a message; bytes behind it are an error.
+/// Decodes a message; fails if bytes are left over.
 #[cfg(feature = "wire")]
 #[doc(hidden)]
 pub fn decode<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<T, Broken> {
@@ -56,7 +58,7 @@ pub fn decode<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<T, Broken> {
     }
 }
 
-/// Without other processes, nothing is sent.
+/// Without the feature `wire`, nothing is sent.
 #[cfg(not(feature = "wire"))]
 #[doc(hidden)]
 pub fn encode<T: Serialize + ?Sized>(_: &T) -> Vec<u8> {
@@ -77,16 +79,16 @@ pub fn checksum(bytes: &[u8]) -> u64 {
     })
 }
 
-/// Maximum time accepted from another process: about 30 years, so that adding it to a clock cannot overflow.
+/// Maximum duration accepted from another process: about 30 years, so that adding it to a time cannot overflow.
 const LONGEST: Duration = Duration::from_secs(1_000_000_000);
 
-/// A value that is brought within bounds when it comes from another process.
+/// A value that is brought within bounds when it is received from another process.
 #[doc(hidden)]
 pub trait Clean {
     fn clean(&mut self);
 }
 
-/// For a text that is only shown: no key, topic or address, which have to stay unchanged.
+/// For displayed text only, not for keys, topics or addresses, which must stay unchanged.
 impl Clean for String {
     fn clean(&mut self) {
         if !sanitize::is_plain(self) {
@@ -128,8 +130,8 @@ pub fn clean<'d, D: Deserializer<'d>, T: Deserialize<'d> + Clean>(from: D) -> Re
     Ok(value)
 }
 
-/// For `#[serde(with = "bytes")]`: bytes in one piece instead of one by one. A format that does not lend bytes, as JSON, cannot
-/// decode them.
+/// For `#[serde(with = "bytes")]`: encodes bytes in one piece instead of one by one. A format that cannot lend bytes, like
+/// JSON, cannot decode them.
 #[doc(hidden)]
 pub mod bytes {
     use serde::{Deserialize, Deserializer, Serializer};

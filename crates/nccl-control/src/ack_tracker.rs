@@ -1,9 +1,9 @@
 //! Whether the kernel at the other end of a connection acknowledges sent data.
 //!
-//! The end of a connection shows that the peer process has ended, as long as packets pass both ways.
-//! When they pass one way only, the host that receives nothing gives the connection up, and reports that: its process
-//! is alive. This side can distinguish the two: a reachable host has acknowledged, within moments,
-//! all that was sent to it before the end.
+//! As long as packets pass in both directions, the end of a connection shows that the peer process has ended. When
+//! packets pass in one direction only, the host that receives nothing gives up the connection and reports so, although
+//! its process is alive. This side can distinguish the two cases: a reachable host acknowledges everything that was
+//! sent to it before the end within moments.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd as _};
@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use crate::sync::Mutex;
 
-/// A kernel that acknowledges data does so within this time, also where some packets are lost; and a host that receives
-/// nothing waits longer before it gives up.
+/// A kernel that acknowledges data does so within this time, even if some packets are lost. A host that receives
+/// nothing waits longer than this before it gives up.
 pub(super) const PROMPT: Duration = Duration::from_secs(1);
 
-/// How many moments are remembered; the first one counts.
+/// The maximum number of marks kept; the first one determines the age.
 const MOST: usize = 8;
 
 /// The marks of one connection; see the module.
@@ -23,22 +23,22 @@ const MOST: usize = 8;
 pub(super) struct AckTracker(Mutex<SentMarks>);
 
 impl AckTracker {
-    /// Records how much is sent by now.
+    /// Records how many bytes have been sent by now.
     pub(super) fn mark(&self, socket: impl AsFd, now: Instant) {
         if let Some(counts) = Counts::of(socket) {
             self.0.lock().mark(counts, now);
         }
     }
 
-    /// Returns for how long the other kernel has not acknowledged sent data, if that is too long. Also when the
-    /// connection has ended.
+    /// Returns for how long the other kernel has not acknowledged sent data, if that is too long. This also works after
+    /// the connection has ended.
     pub(super) fn missing_for(&self, socket: impl AsFd, now: Instant) -> Option<Duration> {
         let counts = Counts::of(socket)?;
         self.0.lock().missing_for(counts, now)
     }
 }
 
-/// At which time how many bytes were sent, of which the last was not acknowledged yet.
+/// Pairs of a time and the number of bytes sent by then, of which the last byte has not been acknowledged yet.
 #[derive(Debug, Default)]
 struct SentMarks(VecDeque<(Instant, u64)>);
 
@@ -69,16 +69,16 @@ impl SentMarks {
     }
 }
 
-/// Bytes of one direction, as the kernel counts them.
+/// Byte counts of one direction, from the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Counts {
-    /// Each byte once. Bytes for which the peer has no room are not sent.
+    /// Counts each byte once, retransmissions excluded. Bytes for which the peer has no room are not sent.
     sent: u64,
     acknowledged: u64,
 }
 
 impl Counts {
-    /// `None` if the socket is not TCP, and before Linux 4.19.
+    /// Returns `None` if the socket is not TCP, and before Linux 4.19.
     fn of(socket: impl AsFd) -> Option<Self> {
         /// Offsets in `struct tcp_info` of linux/tcp.h, which only ever grows.
         const ACKNOWLEDGED: usize = 120;

@@ -14,7 +14,7 @@ pub(super) const FORMS: &str =
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Address {
     Path(PathBuf),
-    /// A name in the abstract namespace, which vanishes with its last user.
+    /// A name in the abstract namespace, which disappears with its last socket.
     Abstract(String),
     Tcp(tcp::HostPorts),
 }
@@ -32,7 +32,7 @@ impl Address {
         }
     }
 
-    /// Returns the interface that was named for it.
+    /// Returns the interface that was configured for this address.
     pub(super) fn interface(&self) -> Option<String> {
         match self {
             Self::Tcp(host_ports) => host_ports.interface.as_ref().map(ToString::to_string),
@@ -40,7 +40,7 @@ impl Address {
         }
     }
 
-    /// Whether it is an address of this host.
+    /// Whether the address belongs to this host.
     pub(super) fn is_here(&self) -> bool {
         match self {
             Self::Tcp(host_ports) => host_ports.is_here(),
@@ -48,7 +48,7 @@ impl Address {
         }
     }
 
-    /// Returns where the coordinator's address is published, if it is.
+    /// Returns where the coordinator's address is published, if anywhere.
     pub(super) fn discovery(&self) -> Option<&DiscoveryHandle> {
         match self {
             Self::Tcp(host_ports) => host_ports.discovery.as_ref(),
@@ -67,7 +67,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Splits a list of addresses: a comma separates two of them where the next part begins as an address does.
+/// Splits a list of addresses: a comma is a separator only if the following text begins like an address.
 pub(super) fn split(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {

@@ -1,7 +1,9 @@
-//! The interface of the control plane to the program that it runs in, whose recorders and fault listeners it does not know.
+//! The interface between the control plane and the program that it runs in, whose recorders and fault listeners it does
+//! not know.
 //!
-//! The program registers an [`Application`] once ([`set_application`]). The application attaches a value to each session, which
-//! records the calls of the session's rank, and with the first communicator a fault listener, which ends failed communicators.
+//! The program registers an [`Application`] once ([`set_application`]). The application attaches a [`RankRecorder`] to
+//! each session, which records the calls of the session's rank. With the first communicator, it attaches a
+//! [`FaultListener`], which ends failed communicators.
 
 use std::any::Any;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -11,7 +13,7 @@ use crate::fault::Fault;
 
 /// The program of this process.
 pub trait Application: Sync {
-    /// Called when the process has a rank of a world.
+    /// Called when the process has become a rank of a world.
     fn session_opened(
         &self,
         job: &str,
@@ -20,14 +22,14 @@ pub trait Application: Sync {
         world_size: usize,
     ) -> Arc<dyn RankRecorder>;
 
-    /// Returns the recordings of all its ranks, in at most `max_bytes` bytes.
+    /// Returns the recordings of all ranks of this process, in at most `max_bytes` bytes.
     fn recording(&self, max_bytes: usize) -> Vec<u8>;
 
-    /// Returns its last call, for heartbeats.
+    /// Returns the last call of this process, for heartbeats.
     fn last_call(&self) -> Option<String>;
 }
 
-/// The value attached to a session when it is opened.
+/// The recorder attached to a session when it is opened.
 pub trait RankRecorder: Any + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Returns the recording of this rank, in at most `max_bytes` bytes.
     fn recording(&self, max_bytes: usize) -> Vec<u8>;
@@ -35,17 +37,17 @@ pub trait RankRecorder: Any + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Returns a number that grows while NCCL moves data between all ranks of the world.
     fn progress(&self) -> u64;
 
-    /// Whether the offset of its clock to that of rank 0 matters.
+    /// Whether the recorder needs the offset of its clock to that of rank 0.
     fn wants_clock(&self) -> bool;
 
-    /// Called on the value of the next generation; `past` is that of the generation before.
+    /// Called on the recorder of the next generation; `past` is the recorder of the previous one.
     fn continue_from(&self, past: &Arc<dyn RankRecorder>);
 
-    /// Sets that offset; `None` on rank 0 itself.
+    /// Sets the offset of the clock to that of rank 0; `None` on rank 0 itself.
     fn set_clock(&self, measured: Option<ClockReading>);
 }
 
-/// Ends the communicators of a session when a fault of them is decided.
+/// Ends the communicators of a session when one of their faults is decided.
 pub trait FaultListener: Any + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Returns the latest fault.
     fn latest_fault(&self) -> Option<Arc<Fault>>;

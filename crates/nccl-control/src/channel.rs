@@ -18,7 +18,7 @@ use crate::forked;
 use crate::time::deadline_after;
 
 impl World {
-    /// Returns an ordered channel between all ranks, under a name: for step-by-step instructions among ranks.
+    /// Returns the ordered channel between all ranks with this name, for step-by-step instructions among ranks.
     pub fn channel(&self, name: &str) -> Channel<'_> {
         Channel {
             world: self,
@@ -29,8 +29,8 @@ impl World {
 
 /// Ordered messages between all ranks of a [`World`], from [`World::channel`].
 ///
-/// When a rank leaves, fails or dies, every other rank receives the messages sent before that, and then the same
-/// error, which names the rank. When that rank is the coordinator, through which all messages pass, some ranks may have received
+/// When a rank leaves, fails or dies, every other rank receives the messages sent before that, and then the same error,
+/// which names the rank. If that rank is the coordinator, through which all messages pass, some ranks may have received
 /// more of the last messages than others.
 ///
 /// ```
@@ -53,9 +53,9 @@ pub struct Channel<'w> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ChannelMessage {
-    /// The rank that sent it.
+    /// The rank that sent the message.
     pub from: usize,
-    /// Its content.
+    /// The content of the message.
     pub bytes: Arc<[u8]>,
 }
 
@@ -117,7 +117,8 @@ impl Channel<'_> {
     /// Returns the next message; `None` when none arrives within `timeout`.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`] names the rank that has departed, once all messages sent before that are received.
+    /// [`ErrorKind::Rendezvous`] names the rank that has departed, after all messages sent before that have been
+    /// received.
     ///
     /// ```
     /// let world = nccl::World::single();

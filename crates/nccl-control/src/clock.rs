@@ -8,7 +8,7 @@ use crate::proto::Time;
 pub(crate) struct Clock(Instant);
 
 impl Clock {
-    /// The time at which a machine begins. Not 0: for a machine, events as old as that are over.
+    /// The time at which a machine begins. It is not 0, because a machine treats events as old as that as expired.
     pub(crate) const ORIGIN: Time = Time(3_600_000_000_000);
 
     /// Starts a clock at [`ORIGIN`](Self::ORIGIN).
@@ -21,7 +21,7 @@ impl Clock {
         Self::ORIGIN.after(u64::try_from(since).unwrap_or(u64::MAX))
     }
 
-    /// `None` for a time that never comes.
+    /// Returns `None` for a time that is never reached.
     pub(crate) fn instant(&self, time: Time) -> Option<Instant> {
         let since = Duration::from_nanos(time.since(Self::ORIGIN));
         (time != Time::NEVER).then(|| self.0 + since)

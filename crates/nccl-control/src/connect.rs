@@ -1,4 +1,4 @@
-//! Joining: connecting to a coordinator, and verifying it.
+//! Joining: connecting to a coordinator, and authenticating it.
 
 use std::fmt;
 use std::io;
@@ -36,7 +36,7 @@ impl ClaimedRole {
         }
     }
 
-    /// A process of the job, which was started as rank `slot`.
+    /// A process of the job that was started as rank `slot`.
     pub(super) fn member(slot: usize) -> Self {
         Self {
             role: PeerRole::Member,
@@ -45,7 +45,7 @@ impl ClaimedRole {
         }
     }
 
-    /// A process that asks to be a rank of the next generation.
+    /// A process that asks to become a rank of the next generation.
     pub(super) fn joiner() -> Self {
         Self {
             role: PeerRole::Joiner,
@@ -109,20 +109,20 @@ pub(super) enum AttemptOutcome {
         at: String,
         why: String,
     },
-    /// Another attempt would end alike.
+    /// The refusal is final: another attempt would end in the same way.
     Refused(String),
-    /// No peer answers yet, or not the right one; in the latter case, its answer.
+    /// No peer answers yet, or the wrong peer does; in the latter case with its answer.
     NotYet(io::Error, Option<String>),
 }
 
-/// The kind of the error of a peer that accepts the connection and sends nothing.
+/// The error kind for a peer that accepts the connection and sends nothing.
 pub(super) const UNRESPONSIVE: io::ErrorKind = io::ErrorKind::WouldBlock;
 
 /// How long one attempt may take, at one of several addresses or ports.
 pub(super) const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a name that has no address is looked up again, where it is not expected to get one while the job runs: a
-/// name server may be slow or restarted.
+/// How long a name without an address is looked up again, if it is not expected to get an address while the job runs: a
+/// name server may be slow or restarting.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Makes one attempt to connect and authenticate; `attempt_number` counts the attempts.
@@ -185,7 +185,7 @@ pub(super) fn attempt(
     }
 }
 
-/// Tries until a peer answers as the job's rank 0, or refuses this process.
+/// Retries until a peer answers as the job's rank 0, or refuses this process.
 pub(super) fn connect_to_rank_0(
     address: &Address,
     job: &Job,
@@ -194,7 +194,7 @@ pub(super) fn connect_to_rank_0(
 ) -> Result<AuthenticatedConnection> {
     let mut pause = Duration::from_millis(2);
     let mut last_refusal = None;
-    // A router that rejects packets reports that only now and then, and is silent in between.
+    // A router that rejects packets reports so only now and then, and is silent in between.
     let mut last_error: Option<String> = None;
     let mut report = Instant::now() + WAIT_LOG_INTERVAL;
     let mut unresolved_since = None;
@@ -241,7 +241,7 @@ pub(super) fn connect_to_rank_0(
                 "rank 0 does not answer at {address} ({error}): is it running?{last_answer}"
             )));
         }
-        // The coordinator, which logs for all ranks that wait, does not know of this process.
+        // The coordinator logs for all waiting ranks that it knows, but does not know this process.
         if Instant::now() >= report {
             report += WAIT_LOG_INTERVAL;
             tracing::info!(name: "nccl.rendezvous.waiting", target: "nccl", "still waiting: {claimed_role} does not reach rank 0 at {address}: {error}");
@@ -306,7 +306,7 @@ fn authenticate(
         return elsewhere(HandshakeFailure::OtherSecret.of_receiver(&preamble));
     };
     connection.seal(Arc::clone(&seal));
-    // The peer has proved that it knows the secret: its frames may be as large as those of a coordinator.
+    // The peer has proved that it knows the secret, so its frames may be as large as a coordinator's.
     decoder.seal(seal);
     decoder.set_limit(LARGEST_FRAME);
     connection.send_handshake(&HandshakeMessage::Confirm);
@@ -337,5 +337,5 @@ fn receive(
         .map_err(|broken| io::Error::new(io::ErrorKind::InvalidData, broken.0))
 }
 
-/// The reason where a peer sends something else than a handshake message.
+/// The reason when a peer sends something other than a handshake message.
 const NOT_OF_THE_JOB: &str = "the process at this address is not a rank of this job";

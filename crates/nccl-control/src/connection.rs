@@ -1,12 +1,12 @@
-//! One stream of frames, written from any thread, read by one.
+//! A stream of frames, written from any thread and read by one.
 //!
-//! The handshake is sent in plain; all frames after it are under the seal of the connection. Both sides of the stream read the
-//! seal's keys without a lock. The writer's message number is under the lock of the queue, the reader's is in its
-//! [`Decoder`]. Frames to many ranks share their payload until they are sealed, one message at a time, when
-//! the system accepts more.
+//! Handshake frames are sent in plaintext; all later frames are under the seal of the connection. Both directions use
+//! the seal's keys without a lock. The message number of the writer is under the lock of the queue; that of the reader
+//! is in its [`Decoder`]. Frames to many ranks share their payload until they are sealed, one message at a time, when
+//! the system accepts more data.
 //!
-//! Writing never waits: the queue keeps what the system does not accept, until there is room. The queue of a peer
-//! that reads nothing is bounded by [`LARGEST_BACKLOG`].
+//! Writing never blocks: data that the system does not accept stays in the queue until there is room. The queue for a
+//! peer that does not read is limited to [`LARGEST_BACKLOG`].
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -26,14 +26,14 @@ use super::noise::{LARGEST_PLAIN, Seal};
 use super::reactor::{EventFlags, Reactor, poll};
 use crate::sync::Mutex;
 
-/// The most bytes that wait for one peer: then the peer has not read several of the largest answers.
+/// The maximum number of bytes queued for one peer; at that point the peer has not read several of the largest answers.
 const LARGEST_BACKLOG: usize = 4 * LARGEST_FRAME;
 
-/// Frames of up to so many bytes are sealed together.
+/// Frames of at most this many bytes are sealed together.
 const SMALL: usize = 8192;
 const TOGETHER: usize = 2 * SMALL;
 
-/// How much memory for sealed bytes is kept when all of them are written.
+/// How much memory for sealed bytes is kept after all of them have been written.
 const KEPT: usize = 4096;
 
 /// How many bytes are read from one connection before other connections have their turn.
@@ -52,34 +52,34 @@ struct Out {
     seal: Option<Arc<Seal>>,
     /// The number of the next sealed message.
     number: u64,
-    /// The sealed bytes on their way out, and how many of them are written.
+    /// The sealed bytes to be written, and how many of them have been written.
     ready: Vec<u8>,
     written: usize,
-    /// The frames that are not sealed yet, and how much of the payload of the first one is (`begun`).
+    /// The frames that are not sealed yet. Of the payload of the first frame, `begun` bytes are sealed already.
     queue: VecDeque<Outgoing>,
     /// The frames that overtake the queue.
     urgent: VecDeque<Outgoing>,
     begun: usize,
     /// The bytes in the queue.
     bytes: usize,
-    /// Whether the reactor reports when there is room.
+    /// Whether the reactor reports when the socket is writable.
     armed: bool,
     failed: Option<io::ErrorKind>,
-    /// The system's error of a write. The system reports it once; the reader after that sees a plain end.
+    /// The system's error of a write. The system reports it once; afterwards the reader sees only an ordinary end.
     error: Option<Errno>,
 }
 
 /// The result of reading.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Received {
-    /// All available bytes were read, or a turn's worth.
+    /// All available bytes were read, or the maximum for one turn.
     Some,
-    /// The peer sends no more.
+    /// The peer has closed its sending side.
     End,
 }
 
 impl Connection {
-    /// `socket` is non-blocking.
+    /// Creates a connection; `socket` must be non-blocking.
     pub(super) fn new(socket: OwnedFd) -> Self {
         Self {
             socket,
@@ -103,7 +103,7 @@ impl Connection {
         self.out.lock().seal = Some(seal);
     }
 
-    /// Queues a handshake message for [`flush`](Self::flush): in plain, as long as there is no seal.
+    /// Queues a handshake message for [`flush`](Self::flush): in plaintext, as long as there is no seal.
     pub(super) fn send_handshake(&self, handshake_message: &HandshakeMessage) {
         let frame = handshake_message.encode();
         let mut out = self.out.lock();
@@ -120,7 +120,7 @@ impl Connection {
         self.enqueue_in(frame, |out| &mut out.queue);
     }
 
-    /// Queues a small frame that overtakes others.
+    /// Queues a small frame that precedes the frames already queued.
     pub(super) fn enqueue_first(&self, frame: Outgoing) {
         self.enqueue_in(frame, |out| &mut out.urgent);
     }
@@ -178,14 +178,14 @@ impl Connection {
         Ok(())
     }
 
-    /// As [`flush`](Self::flush); a failure appears on the reading side, too.
+    /// As [`flush`](Self::flush); a failure is then visible to the reading side, too.
     pub(super) fn flush_quietly(&self) {
         if self.flush().is_err() {
             self.shut();
         }
     }
 
-    /// Writes as much as the system accepts, and records when: for [`unacknowledged_for`](Self::unacknowledged_for).
+    /// Writes as much as the system accepts, and records when, for [`unacknowledged_for`](Self::unacknowledged_for).
     pub(super) fn flush_and_mark(&self, now: Instant) {
         self.flush_quietly();
         self.acknowledged.mark(&self.socket, now);
@@ -196,7 +196,7 @@ impl Connection {
         self.acknowledged.missing_for(&self.socket, now)
     }
 
-    /// Waits until all is written, at most until `deadline`; not for the reactor's thread.
+    /// Waits until everything is written, at most until `deadline`. Must not be called on the reactor's thread.
     pub(super) fn drain(&self, deadline: Instant) -> io::Result<()> {
         loop {
             self.flush()?;
@@ -218,7 +218,7 @@ impl Connection {
         }
     }
 
-    /// Reads what is available, a turn's worth at most.
+    /// Reads what is available, at most the maximum for one turn.
     pub(super) fn receive(&self, decoder: &mut Decoder) -> io::Result<Received> {
         let mut buffer = [0; 32 << 10];
         let mut taken = 0;
@@ -240,7 +240,7 @@ impl Connection {
         Ok(Received::Some)
     }
 
-    /// The end of the stream: the peer sends no more, or a write failed before.
+    /// Returns the end of the stream: the peer sends no more, or an earlier write failed.
     fn end(&self) -> io::Result<Received> {
         match self.out.lock().error {
             // The peer has ended: an ordinary end.
@@ -249,7 +249,7 @@ impl Connection {
         }
     }
 
-    /// Waits for one frame; not for the reactor's thread.
+    /// Waits for one frame. Must not be called on the reactor's thread.
     pub(super) fn expect(&self, decoder: &mut Decoder, deadline: Instant) -> io::Result<Frame> {
         loop {
             match decoder.next() {
@@ -289,7 +289,7 @@ impl Out {
         self.written == self.ready.len() && self.queue.is_empty() && self.urgent.is_empty()
     }
 
-    /// Seals the next frames when all sealed bytes are written; returns whether there are bytes to write.
+    /// Seals the next frames after all sealed bytes are written; returns whether there are bytes to write.
     fn refill(&mut self) -> io::Result<bool> {
         self.ready.clear();
         self.written = 0;
@@ -317,7 +317,7 @@ impl Out {
             return Ok(false);
         };
         if first.payload.len() > SMALL {
-            // The head is sealed alone, so that the payload is sealed without a copy.
+            // The head is sealed separately, so that the payload is sealed without copying it.
             if self.begun == 0 {
                 seal.seal(self.number, &first.head, &mut self.ready)?;
                 self.number += 1;

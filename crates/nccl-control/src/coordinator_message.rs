@@ -1,4 +1,4 @@
-//! Messages of a coordinator: answers to requests, and unsolicited ones.
+//! Messages from a coordinator: answers to requests, and unsolicited messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +35,7 @@ pub(super) enum Push {
         #[serde(with = "bytes")]
         bytes: Arc<[u8]>,
     },
-    /// From another rank, for this one alone.
+    /// A message from another rank, for this rank alone.
     Direct {
         from: usize,
         topic: String,
@@ -53,12 +53,12 @@ pub(super) enum Push {
         #[serde(with = "bytes")]
         bytes: Arc<[u8]>,
     },
-    /// A rank has left: no channel has all its ranks any more.
+    /// A rank has left, so channels no longer include all ranks and are closed.
     ChannelsClosed {
         rank: usize,
         departure: Departure,
     },
-    /// The number of processes that wait to be taken into the next generation.
+    /// The number of processes that wait to be admitted to the next generation.
     Joiners(usize),
     /// Asks whether this rank has entered an operation of this communicator.
     StragglerQuery {
@@ -68,34 +68,34 @@ pub(super) enum Push {
     },
     /// The ranks that have not entered an operation, or have entered it late.
     Stragglers(Arc<StragglerReport>),
-    /// How far apart the ranks entered an operation, and which was last.
+    /// How far apart the ranks entered an operation, and which rank was last.
     Skewed {
         key: String,
         #[serde(deserialize_with = "clean")]
         skew: Duration,
         last: usize,
     },
-    /// Asks for the outcome of an exchange, which an earlier coordinator has told this rank and not all others.
+    /// Asks for the outcome of an exchange, which an earlier coordinator sent to this rank but not to all others.
     WantOutcome(Round),
-    /// For a process on the host of a suspect: asks for the state of that rank's process.
+    /// To a process on the host of a suspect: asks for the state of the suspect's process.
     ProbeProcess {
         rank: usize,
         pid: u64,
     },
-    /// A rank is alive, and has not answered for so long; `None` when it answers again.
+    /// A rank is alive, and has not answered for `silence`; `None` when it answers again.
     Suspected {
         rank: usize,
         #[serde(deserialize_with = "clean")]
         silence: Option<Duration>,
         state: Option<ProcessState>,
     },
-    /// For observers, at first: the number of ranks.
+    /// To observers, first: the number of ranks.
     WorldSize(usize),
-    /// For observers: the state of a rank, at first and whenever it changes.
+    /// To observers: the state of a rank, initially and whenever it changes.
     Rank(RankRecord),
 }
 
-/// The state of a rank in the coordinator.
+/// The state of a rank, as known to the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RankRecord {
     pub(super) rank: usize,
@@ -104,16 +104,16 @@ pub(super) struct RankRecord {
     pub(super) pid: u64,
     /// The scope of `pid`.
     pub(super) kernel: String,
-    /// The address at which it listens; empty before.
+    /// The address at which the rank listens; empty before it is known.
     pub(super) at: String,
-    /// Its phase, and for how long; `None` when it never joined.
+    /// Its phase, and for how long; `None` if it has never joined.
     #[serde(deserialize_with = "clean")]
     pub(super) phase: Option<(Phase, Duration)>,
     pub(super) departure: Option<Departure>,
 }
 
 impl RankRecord {
-    /// The state of a member of an active generation.
+    /// Returns the state of a member of an active generation.
     pub(super) fn of(rank: usize, process: &ProcessInfo) -> Self {
         let is_here = process.kernel != 0 && process.kernel == process::kernel_sum();
         let kernel = match is_here {

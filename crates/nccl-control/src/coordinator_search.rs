@@ -1,8 +1,8 @@
 //! How a new process finds the current coordinator of a world.
 //!
-//! Rank 0 may have ended and another rank may coordinate. That rank listens at those of the job's addresses that are of its own
-//! host. A process that joins or observes therefore tries all addresses it was given, in turn. A peer that answers proves
-//! that it belongs to the job, and either coordinates or names the coordinator and its address:
+//! Rank 0 may have ended, and another rank may coordinate. That rank listens at those of the job's addresses that
+//! belong to its own host. A process that joins or observes therefore tries all addresses it was given, in turn. A peer
+//! that answers proves that it belongs to the job, and either coordinates or names the coordinator and its address:
 //!
 //! ```text
 //! the next address ──no answer, or not the coordinator──▶ the address after it, again and again
@@ -12,8 +12,8 @@
 //!    └─ admitted
 //! ```
 //!
-//! The answer of a follower is only a hint: only the coordinator itself admits a process, and only when it knows
-//! of no later generation. An outdated answer costs one attempt.
+//! The answer of a follower is only a hint: only the coordinator itself admits a process, and only if it knows of no
+//! later generation. An outdated answer costs one attempt.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -36,23 +36,23 @@ pub(super) struct CoordinatorSearch {
     addresses: Vec<Address>,
     job: Job,
     claimed_role: ClaimedRole,
-    /// How many attempts at an address of the list there were.
+    /// The number of attempts at addresses of the list.
     attempts: usize,
-    /// The coordinator's address as the last answer named it, and how many referrals there were in a row.
+    /// The coordinator's address from the last answer, and the number of referrals in a row.
     referral: Option<Address>,
     referrals: usize,
     /// The last result at each address.
     last_results: Vec<Option<String>>,
-    /// The last answer of a process of the job.
+    /// The last answer from a process of the job.
     last_answer: Option<String>,
 }
 
 /// The result of one attempt.
 pub(super) enum SearchOutcome {
     Connected(AuthenticatedConnection, Address),
-    /// Another attempt would end alike.
+    /// The refusal is final: another attempt would end in the same way.
     Refused(String),
-    /// A process of the job has answered; it will coordinate, or know the coordinator, soon.
+    /// A process of the job has answered, and will soon coordinate or know the coordinator.
     Alive(String),
     NoAnswer(io::Error),
 }
@@ -72,10 +72,10 @@ impl CoordinatorSearch {
         }
     }
 
-    /// Makes one attempt: at the address that the last answer named, or at the next address of the list.
+    /// Makes one attempt: at the address from the last referral, or at the next address of the list.
     pub(super) fn step(&mut self, deadline: Instant) -> SearchOutcome {
         let index = self.attempts % self.addresses.len();
-        // An address with several ports is tried at the next port each time round.
+        // An address with several ports is tried at its next port in each round.
         let port = self.attempts / self.addresses.len();
         let (address, is_referral) = match self.referral.take() {
             Some(referral) => (referral, true),
@@ -104,7 +104,7 @@ impl CoordinatorSearch {
                 self.last_answer = Some(why.clone());
                 SearchOutcome::Alive(why)
             }
-            // Another of several addresses may be right.
+            // Another address of the list may be the right one.
             AttemptOutcome::Refused(why) if is_referral || self.addresses.len() > 1 => {
                 self.note(index, is_referral, &address, &why);
                 self.last_answer = Some(why.clone());
@@ -131,7 +131,7 @@ impl CoordinatorSearch {
         });
     }
 
-    /// Whether the last answer named an address to try at once.
+    /// Whether the last answer named an address, which is then tried at once.
     pub(super) fn has_referral(&self) -> bool {
         self.referral.is_some()
     }
@@ -164,7 +164,7 @@ impl CoordinatorSearch {
     /// Tries until a coordinator has admitted this process.
     ///
     /// # Errors
-    /// The reason of the refusal, or the attempts made in vain until the deadline.
+    /// The reason of the refusal, or the failed attempts until the deadline.
     pub(super) fn run(&mut self, deadline: Instant) -> Result<(AuthenticatedConnection, Address)> {
         let mut pause = Duration::from_millis(2);
         let mut report = Instant::now() + WAIT_LOG_INTERVAL;
@@ -182,7 +182,7 @@ impl CoordinatorSearch {
             if now >= deadline {
                 return Err(Error::rendezvous(self.failure()));
             }
-            // The coordinator does not know of this process, so its own log lines do not mention it.
+            // The coordinator does not know this process, so the coordinator's log does not mention it.
             if now >= report {
                 report += WAIT_LOG_INTERVAL;
                 let claimed_role = self.claimed_role;

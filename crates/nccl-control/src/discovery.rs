@@ -1,4 +1,4 @@
-//! Where the processes of a job find their coordinator, and which half of a divided job continues.
+//! Where the processes of a job find their coordinator, and which half of a partitioned job continues.
 
 use std::fmt;
 use std::io;
@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 use crate::atomic_file;
 
-/// Where the processes of a job find their coordinator over TCP, and which half of the job continues when a network is cut in
-/// two.
+/// Where the processes of a job find their coordinator over TCP, and which half of the job continues when a network
+/// partition splits it in two.
 ///
-/// All processes of a job use the same discovery: a file on a shared file system ([`Rendezvous::publish`](crate::Rendezvous::publish)), or a service of the cluster such as
-/// etcd or the API server of Kubernetes, for which a program implements this trait. Its functions may wait, for a second at most; each is
-/// called on a thread of its own or while a process looks for the others.
+/// All processes of a job use the same discovery: a file on a shared file system
+/// ([`Rendezvous::publish`](crate::Rendezvous::publish)), or a cluster service such as etcd or the Kubernetes API
+/// server, for which a program implements this trait. Each function may block for at most a second; it is called on a
+/// thread of its own, or while a process looks for the others.
 ///
 /// ```
 /// use std::collections::HashMap;
@@ -61,7 +62,7 @@ use crate::atomic_file;
 /// # Ok::<(), nccl::Error>(())
 /// ```
 pub trait Discovery: Send + Sync + UnwindSafe + RefUnwindSafe {
-    /// Returns the name used in errors: the path of a file, say. Two discoveries of one name are the same.
+    /// Returns the name used in errors, for example the path of a file. Discoveries with the same name are equal.
     fn name(&self) -> String;
 
     /// Publishes where the coordinator listens, in place of an earlier address.
@@ -70,33 +71,36 @@ pub trait Discovery: Send + Sync + UnwindSafe + RefUnwindSafe {
     /// The address cannot be published. At the start, rank 0's join ends with that error.
     fn publish(&self, at: SocketAddr) -> io::Result<()>;
 
-    /// Withdraws the published address, unless another has taken its place.
+    /// Withdraws the published address, unless another address has replaced it.
     fn withdraw(&self, at: SocketAddr);
 
     /// Returns where the coordinator listens.
     ///
     /// # Errors
-    /// The address is not known yet: `find` is called again until the timeout of the rendezvous.
+    /// When the address is not known yet: `find` is called again until the rendezvous timeout.
     fn find(&self) -> io::Result<SocketAddr>;
 
-    /// Whether `claimant` is the first to claim what follows `generation`: a compare-and-set that is kept for ever. The first
-    /// claimant gets `true` whenever it asks. A claimant is a voter: any rank may ask on its behalf, at the same time as others too,
-    /// and each gets the same answer. Both names consist of letters, digits and dashes, and no other job or generation has them.
+    /// Whether `claimant` is the first to claim the successor of `generation`: a compare-and-set whose result is kept
+    /// forever. The first claimant gets `true` on every call. A claimant is a voter; any rank may call this on its
+    /// behalf, concurrently with other ranks, and all get the same answer. Both names consist of letters, digits and
+    /// dashes, and are unique to the job and the generation.
     ///
-    /// When exactly half of the voters reach each other, the side that gets `true` for one of them continues and the other does not. Without
-    /// an implementation of this function neither does, until an operator decides.
+    /// When exactly half of the voters reach each other, the side that gets `true` for one of its voters continues, and
+    /// the other side does not. Without an implementation of this function, neither side continues until an operator
+    /// decides.
     ///
     /// # Errors
-    /// The result is not known: the claimant does not continue.
+    /// When the result is not known: the claimant then does not continue.
     fn claim(&self, generation: &str, claimant: &str) -> io::Result<bool> {
         let _ = (generation, claimant);
         Err(io::ErrorKind::Unsupported.into())
     }
 }
 
-/// A [`Discovery`] by a file that holds the coordinator's address, on a file system that all hosts share.
+/// A [`Discovery`] that stores the coordinator's address in a file, on a file system that all hosts share.
 ///
-/// Claims are files beside it, with `.claim-` after its name; they are small and stay. The file system must support hard links.
+/// Claims are files beside it, with `.claim-` after its name; they are small and are never deleted. The file system
+/// must support hard links.
 #[derive(Clone, Debug)]
 pub(crate) struct FileDiscovery {
     path: PathBuf,
@@ -145,7 +149,8 @@ impl Discovery for FileDiscovery {
         let claim = self.beside(&format!(".claim-{generation}"));
         match atomic_file::write_new(&claim, claimant.as_bytes()) {
             Ok(()) => Ok(true),
-            // Another has made it on behalf of the same claimant, or this process has and only the answer was lost.
+            // Another process has created the file on behalf of the same claimant, or this process has and the reply
+            // was lost.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 Ok(read(&claim)? == claimant)
             }

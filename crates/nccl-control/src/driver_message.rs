@@ -1,4 +1,4 @@
-//! Messages of the drivers of members to each other, through the machines.
+//! Messages that the drivers of members send to each other, through the machines.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::departure::{Failure, ProcessEnd};
 use crate::proto::MemberId;
 use crate::request::Request;
 
-/// To the coordinator: a request of the session of a generation, with the number under which it is answered.
+/// To the coordinator: a request of the session of a generation, with the number used for its answer.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NumberedRequest {
     pub(crate) generation: u64,
@@ -18,13 +18,13 @@ pub(crate) struct NumberedRequest {
     pub(crate) request: Request,
 }
 
-/// What a request says of its transmission.
+/// How a request was transmitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RequestHead {
     /// Whether the coordinator may have received the request before.
     pub(crate) is_repeated: bool,
-    /// The session awaits no answer to a change of the store with a smaller number. True when the request is sent, so that each
-    /// repetition states it anew.
+    /// The session waits for no answer to a change of the store with a smaller number. The value is set when the
+    /// request is sent, so each repetition carries a current one.
     pub(crate) settled: u64,
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn with_head(bytes: &[u8], head: RequestHead) -> Arc<[u8]> {
     [&head.encode(), rest].concat().into()
 }
 
-/// To all members, in one order.
+/// To all members, in one order for all.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum BroadcastContent {
     Announced {
@@ -78,12 +78,12 @@ pub(crate) enum BroadcastContent {
         #[serde(with = "bytes")]
         bytes: Vec<u8>,
     },
-    /// The sender fails, and stays for the ends of its communicators.
+    /// The sender has failed, and stays only for the ends of its communicators.
     Failed { generation: u64, why: Failure },
     /// The launcher of these members' processes is connected and will report how they end.
     Watched(Vec<MemberId>),
-    /// How the process that has started this member ended, as its launcher reports. That proves nothing about the member; the end of
-    /// the member, once proven, is reported with this.
+    /// How the process that started this member ended, as its launcher reports. This proves nothing about the member;
+    /// it is added to the report of the member's end once that end is proven.
     Exit { member: MemberId, end: ProcessEnd },
 }
 

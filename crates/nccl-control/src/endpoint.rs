@@ -1,8 +1,8 @@
-//! The target address of a connection, in a form that both its ends derive by themselves: the side that connects from the address it
-//! has dialled, the side that listens from its own socket.
+//! The target address of a connection, in a form that both ends derive themselves: the connecting side from the address
+//! it dialled, the listening side from its own socket.
 //!
-//! A handshake message is bound to it, so that it is valid at no other address than the intended one: a process that listens
-//! elsewhere cannot pass it on.
+//! A handshake message is bound to this address, so that the message is valid at no other address: a process that
+//! listens elsewhere cannot relay it.
 
 use std::fmt;
 use std::io;
@@ -18,11 +18,12 @@ use super::address::Address;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Endpoint(String);
 
-/// The most bytes of an endpoint, which is part of a handshake message. Of a longer path only the end is compared.
+/// The maximum length of an endpoint in bytes, because it is part of a handshake message. Of a longer path, only the
+/// end is compared.
 const LONGEST: usize = 1024;
 
 impl Endpoint {
-    /// The endpoint of `socket`, which was connected to `address`.
+    /// Returns the endpoint of `socket`, which was connected to `address`.
     pub(super) fn dialled(address: &Address, socket: impl AsFd) -> io::Result<Self> {
         if let Some(unix) = Self::unix(address) {
             return Ok(unix);
@@ -32,13 +33,13 @@ impl Endpoint {
         Ok(Self::tcp(SocketAddr::try_from(peer)?))
     }
 
-    /// The address at which `socket`, accepted over TCP, was dialled, unless that was changed on the way.
+    /// Returns the address at which `socket`, accepted over TCP, was dialled, unless that was changed on the way.
     pub(super) fn of_accepted(socket: impl AsFd) -> io::Result<Self> {
         let own = rustix::net::getsockname(socket)?;
         Ok(Self::tcp(SocketAddr::try_from(own)?))
     }
 
-    /// The endpoint of a Unix socket that exists already.
+    /// Returns the endpoint of a Unix socket that already exists.
     pub(super) fn unix(address: &Address) -> Option<Self> {
         match address {
             Address::Path(path) => Some(Self::path(path)),

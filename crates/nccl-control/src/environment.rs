@@ -1,4 +1,4 @@
-//! The identity of this process among the ranks, and their rendezvous, as explicitly configured.
+//! The identity of this process among the ranks, and their rendezvous, as configured explicitly.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use super::secret::Secret;
 use super::tcp;
 use crate::error::{Error, Result, ranks};
 
-/// The identity of this process among the ranks, and where they meet. The fields are settings; all but `timeout` and
-/// `was_restarted` should be the same on all ranks.
+/// The identity of this process among the ranks, and where the ranks meet. The fields are settings; all but `timeout`
+/// and `was_restarted` should be the same on all ranks.
 ///
 /// ```
 /// use std::time::Duration;
@@ -33,52 +33,53 @@ pub struct Rendezvous {
     pub(super) rank: usize,
     pub(super) world_size: usize,
     pub(super) local_rank: usize,
-    /// The address at which rank 0 listens at first.
+    /// The address at which rank 0 listens first.
     pub(super) address: Address,
     /// Further addresses at which new processes look for the coordinator when rank 0 has ended.
     pub(super) further_addresses: Vec<Address>,
     /// How long the ranks wait for each other; default 60 s.
     pub timeout: Duration,
-    /// The name of the job, of 2048 bytes at most: a rank of another job is refused with that reason. Default: empty;
-    /// after [`from_env`](Self::from_env) the launcher's name for the job, or `NCCL_RUN_JOB`.
+    /// The name of the job, of 2048 bytes at most; a rank of another job is refused with that reason. Empty by default;
+    /// after [`from_env`](Self::from_env), the launcher's name for the job, or `NCCL_RUN_JOB`.
     pub job: String,
-    /// The number of the first membership generation; default 0, or `NCCL_RUN_GENERATION`, or torchrun's count of restarts. A
-    /// launcher that starts the job again counts it up, so that a process left over from an earlier attempt is refused.
+    /// The number of the first membership generation; default 0, or `NCCL_RUN_GENERATION`, or torchrun's restart count.
+    /// A launcher that restarts the job increments it, so that a process left over from an earlier attempt is refused.
     pub generation: u64,
     /// The secret of the job; after [`from_env`](Self::from_env) `NCCL_RUN_SECRET`, or the content of the file
-    /// `NCCL_RUN_SECRET_FILE`. A secret of less than 16 bytes is an error of `World::join`.
+    /// `NCCL_RUN_SECRET_FILE`. `World::join` fails for a secret of less than 16 bytes.
     ///
-    /// With `None` (default) the connections are neither authenticated nor encrypted; rank 0 reports that on stderr when it
-    /// listens over TCP.
+    /// With `None` (default), connections are neither authenticated nor encrypted; rank 0 reports that on stderr when
+    /// it listens over TCP.
     pub secret: Option<Secret>,
-    /// Whether addresses are translated between the ranks (NAT, a published port of a container, a service of Kubernetes
-    /// with an address of its own), so that a rank dials another address than the one at which the other side listens;
+    /// Whether addresses are translated between the ranks (NAT, a published port of a container, a Kubernetes service
+    /// with an address of its own), so that a rank dials a different address from the one at which its peer listens.
     /// `NCCL_RUN_TRANSLATED=1` after [`from_env`](Self::from_env). Default `false`.
     ///
-    /// Otherwise a connection is accepted only at the address that was dialled: no listener at another port or
-    /// address can stand in between. With translation that is not checked: a relay learns when ranks talk
-    /// and how much, but neither reads nor changes their messages.
+    /// With `false`, a connection is accepted only at the address that was dialled: a listener at another port or
+    /// address cannot relay it. With `true`, the address is not checked: a relay learns when ranks communicate and how
+    /// much, but neither reads nor changes their messages.
     pub translated_addresses: bool,
-    /// How many processes without a rank ([`Witness`](crate::Witness)) vote in the job, 64 at most; rank 0 waits for them as for the
-    /// ranks. `NCCL_RUN_WITNESSES` after [`from_env`](Self::from_env). Default 0.
+    /// The number of processes without a rank ([`Witness`](crate::Witness)) that vote in the job, 64 at most; rank 0
+    /// waits for them as for the ranks. `NCCL_RUN_WITNESSES` after [`from_env`](Self::from_env). Default 0.
     pub witnesses: u32,
-    /// How long a process that reaches no majority of the others waits for one before it counts as cut off for good and reports
-    /// that (default 12 s; less than 6 s counts as 6 s). A shorter outage can end well, and until then an operator can decide which
-    /// side goes on (`World::decide_split`).
+    /// How long a process that does not reach a majority waits for one before it counts as permanently cut off and
+    /// reports that (default 12 s; less than 6 s counts as 6 s). After a shorter outage the job can continue, and until
+    /// the timeout an operator can decide which side continues (`World::decide_split`).
     pub majority_timeout: Duration,
-    /// Whether ranks stay together while NCCL still moves data between all of them, although the control connection between some
-    /// of them is lost; those are reported as unreachable 3 s after NCCL stops doing so. With `false`, they are as soon as the
-    /// connection is given up. Default `true`; `NCCL_RUN_UNREACHABLE=abort` or `tolerate` after [`from_env`](Self::from_env).
+    /// Whether ranks stay together while NCCL still moves data between all of them, although the control connection
+    /// between some of them is lost. The ranks without a connection are reported as unreachable 3 s after NCCL stops
+    /// moving data. With `false`, they are reported as soon as the connection is given up. Default `true`;
+    /// `NCCL_RUN_UNREACHABLE=abort` or `tolerate` after [`from_env`](Self::from_env).
     ///
-    /// Where one rank says `false`, that counts for all; the log names it.
+    /// If any rank sets `false`, that applies to all ranks; the log names that rank.
     ///
-    /// What counts are calls, groups and replays of captured plans that need data of every rank (`all_reduce`, `all_gather`,
-    /// `reduce_scatter`, `all_to_all`, messages from all other ranks), on communicators of all ranks of the world.
+    /// Only calls, groups and replays of captured plans that need data of every rank (`all_reduce`, `all_gather`,
+    /// `reduce_scatter`, `all_to_all`, messages from all other ranks), on communicators of all ranks of the world, show
+    /// that NCCL moves data.
     pub tolerate_unreachable: bool,
-    /// Whether this process was started in the place of one that has ended, while the other ranks continue
-    /// (`NCCL_RUN_RESTARTED`, as `nccl-run --restart failed` and `Fleet::restart`
-    /// set it): then it joins by `World::join_running`, and not by
-    /// `World::join`.
+    /// Whether this process was started in place of one that has ended, while the other ranks continue
+    /// (`NCCL_RUN_RESTARTED`, which `nccl-run --restart failed` and `Fleet::restart` set). Such a process joins with
+    /// `World::join_running` instead of `World::join`.
     ///
     /// ```no_run
     /// use nccl::{Rendezvous, World};
@@ -91,18 +92,18 @@ pub struct Rendezvous {
     /// # Ok::<(), nccl::Error>(())
     /// ```
     pub was_restarted: bool,
-    /// Whether the local rank is counted among the ranks of the host, because it was not stated.
+    /// Whether the local rank is derived by counting the ranks of the host, because it was not configured.
     pub(super) counts_local_rank: bool,
-    /// Which of two contradicting launchers counts; for errors.
+    /// Describes which of two contradicting launchers takes precedence; for errors.
     pub(super) launcher_conflict: Option<String>,
 }
 
 impl Rendezvous {
-    /// Makes the rendezvous of ranks of one host that meet at the Unix socket `path`, which rank 0 creates.
+    /// Creates the rendezvous for ranks of one host that meet at the Unix socket `path`, which rank 0 creates.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when `rank` is not below `world_size`, or that is more than
-    /// 1048576.
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when `rank` is not below `world_size`, or
+    /// `world_size` is more than 1048576.
     ///
     /// ```
     /// assert!(nccl::Rendezvous::unix("/tmp/my-job.sock", 2, 2).is_err());
@@ -111,12 +112,12 @@ impl Rendezvous {
         Self::new(rank, world_size, rank, Address::Path(path.into()))
     }
 
-    /// Makes the rendezvous of ranks on several hosts that meet over TCP at `host` and `port`, where rank 0 runs and listens:
-    /// at that one address, never at all addresses of the host.
+    /// Creates the rendezvous for ranks on several hosts that meet over TCP at `host` and `port`, where rank 0 runs.
+    /// Rank 0 listens at that one address, never at all addresses of the host.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when `rank` is not below `world_size`, or that is more than
-    /// 1048576.
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when `rank` is not below `world_size`, or
+    /// `world_size` is more than 1048576.
     ///
     /// ```
     /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 29_400, 3, 16)?;
@@ -143,8 +144,9 @@ impl Rendezvous {
         self
     }
 
-    /// Over TCP: rank 0 writes its address into the file at `path`, which all ranks can read, and the
-    /// other ranks read it there. Claims are files beside it, with `.claim-` after its name; the file system must support hard links. Port 0 means any free port.
+    /// Over TCP: rank 0 writes its address into the file at `path`, and the other ranks read it there; all ranks must
+    /// be able to read the file. Claims are files beside it, with `.claim-` after its name; the file system must
+    /// support hard links. Port 0 means any free port.
     ///
     /// ```
     /// let rendezvous = nccl::Rendezvous::tcp("10.0.0.5", 0, 3, 16)?.publish("/shared/job-7.address");
@@ -196,10 +198,10 @@ impl Rendezvous {
         self.address.interface()
     }
 
-    /// Adds an address at which the coordinator may be found when rank 0 has ended: `tcp:HOST:PORT` on another host, say. A rank
-    /// that takes over listens at those of these addresses, and of rank 0's, that are of its own host; a new process
-    /// (`World::join_running`, `Observer`) tries all of them.
-    /// The addresses should be the same on all ranks. In `NCCL_RUN_RENDEZVOUS`, they follow the first, separated by commas.
+    /// Adds an address at which the coordinator may be found when rank 0 has ended, for example `tcp:HOST:PORT` on
+    /// another host. A rank that takes over listens at those addresses of its own host that are among these and rank
+    /// 0's; a new process (`World::join_running`, `Observer`) tries all of them. The addresses should be the same on
+    /// all ranks. In `NCCL_RUN_RENDEZVOUS`, they follow the first, separated by commas.
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when `address` has none of the forms of
@@ -251,9 +253,9 @@ impl Rendezvous {
         self.world_size
     }
 
-    /// A rendezvous for an `Observer`, which has no rank and need not know how many there are. `address` is
-    /// `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` or `tcp:HOST:FIRST-LAST`, or several of these with commas between
-    /// them, as by [`add_address`](Self::add_address).
+    /// Creates a rendezvous for an `Observer`, which has no rank and need not know the number of ranks. `address` is
+    /// `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` or `tcp:HOST:FIRST-LAST`, or a comma-separated list of these, which
+    /// is equivalent to [`add_address`](Self::add_address).
     ///
     /// # Errors
     /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when `address` is none of these.
@@ -284,7 +286,7 @@ impl Rendezvous {
         }
     }
 
-    /// Returns the number of witnesses that are waited for.
+    /// Returns the number of witnesses to wait for.
     pub(super) fn expected_witnesses(&self) -> u32 {
         self.witnesses.min(limits::WITNESSES)
     }
@@ -322,7 +324,7 @@ impl Rendezvous {
         Ok(rendezvous)
     }
 
-    /// Makes a rendezvous of a world whose number of ranks is not known yet (0).
+    /// Creates a rendezvous of a world whose number of ranks is not known yet (0).
     pub(super) fn observing(address: Address) -> Self {
         Self {
             rank: 0,

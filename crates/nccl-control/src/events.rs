@@ -1,8 +1,8 @@
 //! The events of a world, in order, as an observer or a rank sees them.
 //!
-//! A writer of events waits for no reader: the log keeps a fixed number of events and drops the oldest, and each reader is
-//! informed how many it has missed. A rank's world records nothing before its first reader exists. The writers are the thread
-//! that reads the connections and the thread that ends a communicator: no operation is delayed by this.
+//! Writers never wait for readers: the log keeps a fixed number of events and drops the oldest, and each reader learns
+//! how many events it has missed. A rank's world records nothing before its first reader exists. The writers are the
+//! thread that reads the connections and the thread that ends a communicator, so recording delays no operation.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -42,7 +42,7 @@ pub enum WorldEvent {
         rank: usize,
         /// Its host's name.
         host: String,
-        /// Its process id, as it states it.
+        /// Its process id, as stated by the process.
         pid: u32,
     },
     /// A rank has changed its phase (`World::phase`).
@@ -53,7 +53,7 @@ pub enum WorldEvent {
         /// The name of the phase.
         name: String,
     },
-    /// A rank has reported that it fails, and why (`World::fail`, or a panic).
+    /// A rank has reported a failure, with its reason (`World::fail`, or a panic).
     #[non_exhaustive]
     Failed {
         /// The rank.
@@ -61,12 +61,12 @@ pub enum WorldEvent {
         /// Its error, with the chain of its sources.
         chain: String,
     },
-    /// A rank was lost: it departed without a leave message.
+    /// A rank was lost: it departed without a leave message or a reported error.
     #[non_exhaustive]
     Gone {
         /// The rank.
         rank: usize,
-        /// How, as far as known.
+        /// How it ended, as far as known.
         how: String,
     },
     /// A rank has left.
@@ -85,22 +85,23 @@ pub enum WorldEvent {
         communicator: String,
         /// The operation in which the other ranks wait.
         operation: OperationKind,
-        /// Its sequence number, as counted by the rank that asked first.
+        /// Its sequence number, as counted by the rank that queried first.
         sequence: u64,
-        /// By how much it is behind the first that entered.
+        /// How far the rank is behind the first rank that entered.
         behind: Duration,
-        /// Whether it has entered by now.
+        /// Whether the rank has entered by now.
         has_entered: bool,
     },
-    /// A rank's process does not answer, although its kernel does: it is stopped, frozen, or starved. It may continue at
-    /// any moment, and no communicator ends because of it. Repeated when more is known. Ranks see it, observers do not.
+    /// A rank's process does not answer, although its kernel does: the process is stopped, frozen, or starved. It may
+    /// continue at any moment, and no communicator ends because of it. The event is repeated when more is known. Ranks
+    /// see it, observers do not.
     #[non_exhaustive]
     Silent {
         /// The rank.
         rank: usize,
-        /// For how long.
+        /// For how long the rank has not answered.
         silent: Duration,
-        /// The state of its process according to its kernel, if a process on its host could look.
+        /// The state of the process according to its kernel, if a process on the same host could read it.
         process: Option<String>,
     },
     /// A rank that was silent answers again. Ranks see it, observers do not.
@@ -109,18 +110,18 @@ pub enum WorldEvent {
         /// The rank.
         rank: usize,
     },
-    /// Another rank coordinates from now on: the previous coordinator has departed or is unreachable. Ranks see it, observers
-    /// do not.
+    /// Another rank has become the coordinator: the previous coordinator has departed or is unreachable. Ranks see it,
+    /// observers do not.
     #[non_exhaustive]
     Coordinator {
         /// The new coordinator.
         rank: usize,
     },
-    /// This rank and the ranks `from` cannot reach each other any more, and which side is at fault is not known. Ranks see it,
-    /// observers do not.
+    /// This rank and the ranks `from` cannot reach each other any more, and which side is at fault is unknown. Ranks
+    /// see it, observers do not.
     #[non_exhaustive]
     CutOff {
-        /// The ranks out of reach.
+        /// The unreachable ranks.
         from: Vec<usize>,
         /// The known reason.
         why: String,
@@ -131,8 +132,8 @@ pub enum WorldEvent {
         /// Why.
         fault: Arc<Fault>,
     },
-    /// The ranks have formed another generation (`World::next_generation`): from now on, ranks
-    /// have their numbers of that generation. The ranks present there follow as [`Joined`](Self::Joined).
+    /// The ranks have formed another generation (`World::next_generation`); from now on, rank numbers are those of that
+    /// generation. The ranks present in it follow as [`Joined`](Self::Joined).
     #[non_exhaustive]
     NextGeneration {
         /// The number of the generation.
@@ -145,7 +146,7 @@ pub enum WorldEvent {
         /// The ranks that continue.
         ranks: Vec<usize>,
     },
-    /// Events were dropped because this reader has not read them in time.
+    /// Events were dropped because this reader had not read them in time.
     #[non_exhaustive]
     Missed {
         /// How many.
@@ -160,7 +161,7 @@ pub enum WorldEvent {
 }
 
 impl WorldEvent {
-    /// The event of a rank's departure.
+    /// Returns the event of a rank's departure.
     pub(super) fn departed(rank: usize, departure: Departure) -> Self {
         match departure {
             Departure::Left => Self::Left { rank },
@@ -175,7 +176,7 @@ impl WorldEvent {
         }
     }
 
-    /// The events of ranks that have not entered an operation, or have entered it late.
+    /// Returns the events of ranks that have not entered an operation, or have entered it late.
     pub(super) fn late(lateness: &StragglerReport) -> impl Iterator<Item = Self> + '_ {
         lateness.late.iter().map(|one| Self::Straggler {
             rank: one.rank,
@@ -188,7 +189,7 @@ impl WorldEvent {
     }
 }
 
-/// The last events, numbered consecutively.
+/// The most recent events, numbered consecutively.
 #[derive(Debug, Default)]
 pub(super) struct EventLog {
     events: VecDeque<WorldEvent>,
@@ -205,7 +206,7 @@ impl EventLog {
         self.events.push_back(event);
     }
 
-    /// Returns the event with the number `next`, or how many were missed, and advances `next`.
+    /// Returns the event with the number `next`, or how many events were missed, and advances `next`.
     pub(super) fn read(&self, next: &mut u64) -> Option<WorldEvent> {
         if *next < self.first {
             let events = self.first - *next;
@@ -236,7 +237,7 @@ impl Wakers {
     }
 }
 
-/// The events that a rank has seen since its first reader, over all generations of its world.
+/// The events that a rank has seen since its first reader, across all generations of its world.
 #[derive(Default)]
 pub(crate) struct EventBus {
     state: Mutex<EventBusState>,
@@ -288,10 +289,10 @@ impl EventSource for EventBus {
     }
 }
 
-/// A reader of events, from `World::events` or `Observer::events`, with its own position. Threads and tasks each
-/// make one of their own, or take turns with one.
+/// A reader of events, from `World::events` or `Observer::events`, with its own position. Each thread or task needs a
+/// reader of its own, or shares one and takes turns.
 ///
-/// As an iterator it waits for the next event, and ends with the world. [`next_within`](Self::next_within) waits with a
+/// The iterator waits for the next event, and ends with the world. [`next_within`](Self::next_within) waits with a
 /// timeout; [`next_event`](Self::next_event) is for async code, with any executor.
 ///
 /// ```
@@ -304,9 +305,9 @@ pub struct Events {
     next: u64,
 }
 
-/// A recorder of events: a rank's inbox, or an observer.
+/// A source of events: a rank's event bus, or an observer.
 pub(super) trait EventSource: Send + Sync + UnwindSafe + RefUnwindSafe {
-    /// Returns the event at `next`, or `Some(None)` when no more will follow; `None` at the deadline.
+    /// Returns the event at `next`, or `Some(None)` when no more events will follow; `None` at the deadline.
     fn wait_for_event(&self, next: &mut u64, deadline: Instant) -> Option<Option<WorldEvent>>;
 
     /// The tasks that wait for an event.
@@ -318,7 +319,7 @@ impl Events {
         Self { source, next: 0 }
     }
 
-    /// Returns the next event; `None` when nothing has happened within `timeout`, or at once when no event will
+    /// Returns the next event. Returns `None` when no event arrives within `timeout`, or at once when no event will
     /// follow, after [`WorldEvent::Ended`].
     ///
     /// ```
@@ -347,7 +348,7 @@ impl Events {
         poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// As [`next_event`](Self::next_event), to implement a stream.
+    /// As [`next_event`](Self::next_event), for implementing a stream.
     ///
     /// ```
     /// # use std::task::{Context, Poll};
@@ -356,7 +357,7 @@ impl Events {
     /// # }
     /// ```
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<WorldEvent>> {
-        // Registered before the check, so that no event is missed in between.
+        // The waker is registered before the check, so that no event is missed in between.
         self.source.wakers().add(context.waker());
         match self.wait(Instant::now()) {
             Some(event) => Poll::Ready(event),
@@ -366,7 +367,7 @@ impl Events {
 
     /// As [`EventSource::wait_for_event`], at this reader's position.
     fn wait(&mut self, deadline: Instant) -> Option<Option<WorldEvent>> {
-        // Nothing happens in a forked child.
+        // No events occur in a forked child.
         if forked::is_child() {
             return Some(None);
         }
@@ -374,7 +375,7 @@ impl Events {
     }
 }
 
-/// Waits for each event, as long as it takes, and ends with the world.
+/// Waits for each event without a timeout, and ends with the world.
 ///
 /// ```
 /// use nccl::control::WorldEvent;

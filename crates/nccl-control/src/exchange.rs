@@ -25,7 +25,7 @@ impl World {
             .map(drop)
     }
 
-    /// Gives `bytes` to every rank, and returns those of all ranks, by rank.
+    /// Contributes `bytes`, and returns the bytes of all ranks, by rank.
     pub fn all_gather(&self, name: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let topic = format!("gather/{name}");
         self.exchange(&topic, None, bytes, deadline_after(self.timeout()), None)
@@ -41,7 +41,7 @@ impl World {
         Ok(parts.swap_remove(root))
     }
 
-    /// Sets this rank's phase, which the errors of ranks that wait for it name.
+    /// Sets this rank's phase, which appears in the errors of ranks that wait for this rank.
     pub fn phase(&self, name: &str) {
         if forked::is_child() {
             return;

@@ -1,12 +1,12 @@
 //! The framing of a byte stream: a length, a number, and a payload.
 //!
-//! The frames of a handshake are sent in plain. The frames after it are under the seal of the connection
-//! ([`Seal`](super::noise::Seal)): a sealed message holds several small frames, or a part of a large one.
+//! Handshake frames are sent in plaintext. Later frames are under the seal of the connection
+//! ([`Seal`](super::noise::Seal)): a sealed message contains several small frames, or a part of a large one.
 //!
-//! Lengths are checked against a limit before anything is stored, so that a stranger can occupy
-//! no more memory than the limit of its state: [`LARGEST_HANDSHAKE_MESSAGE`] before it has proved its identity, [`LARGEST_FRAME`]
-//! afterwards. The limit holds for frames, and for sealed messages before they are opened. Memory grows as bytes arrive,
-//! never by the length that a header claims.
+//! Lengths are checked against a limit before anything is stored, so that a peer can occupy no more memory than the
+//! limit for its state: [`LARGEST_HANDSHAKE_MESSAGE`] before it has proved its identity, [`LARGEST_FRAME`] afterwards.
+//! The limit applies to frames, and to sealed messages before they are opened. Memory grows as bytes arrive, never by
+//! the length that a header claims.
 
 use std::sync::Arc;
 
@@ -14,23 +14,22 @@ use super::noise::{LARGEST_SEALED, LENGTH, Seal, TAG};
 
 pub(crate) use nccl_base::wire::Broken;
 
-/// The most bytes of all parts of a round together, and of all values of the store.
+/// The maximum number of bytes of all parts of a round together, and of all values of the store.
 pub(super) const LARGEST: usize = 64 << 20;
 
-/// The largest payload of a member: the parts of a round, with their lengths and the fields beside
-/// them.
+/// The largest payload of a member: the parts of a round, with their lengths and the other fields.
 pub(super) const LARGEST_FRAME: usize = LARGEST + (1 << 20);
 
 /// The largest payload of a peer that has not proved its identity.
 pub(super) const LARGEST_HANDSHAKE_MESSAGE: usize = 4096;
 
-/// Length (4 bytes) and number (8), little-endian.
+/// A length (4 bytes) and a number (8 bytes), little-endian.
 pub(super) const HEADER: usize = 12;
 
 /// A received frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Frame {
-    /// The request it belongs to.
+    /// The number of the request that the frame belongs to.
     pub(super) id: u64,
     pub(super) payload: Vec<u8>,
 }
@@ -45,7 +44,7 @@ pub(super) struct Outgoing {
 impl Outgoing {
     pub(super) fn new(id: u64, payload: Arc<[u8]>) -> Self {
         let mut head = [0; HEADER];
-        // An oversized payload is refused by its sender; with a truncated length, the reader would refuse it.
+        // The sender refuses an oversized payload; with a truncated length, the reader would refuse it.
         let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
         head[..4].copy_from_slice(&length.to_le_bytes());
         head[4..].copy_from_slice(&id.to_le_bytes());
@@ -74,7 +73,7 @@ struct Opener {
     number: u64,
     /// The bytes of opened frames.
     plain: Bytes,
-    /// A frame of several sealed messages, which are opened into its payload, and its full length.
+    /// A frame that spans several sealed messages, which are opened into its payload, and its full length.
     partial: Option<(Frame, usize)>,
 }
 
@@ -101,7 +100,7 @@ impl Bytes {
         self.taken += count;
         if self.taken == self.all.len() {
             self.taken = 0;
-            // The memory of a large frame is not kept for the small ones after it.
+            // The memory of a large frame is not kept for later small frames.
             if self.all.capacity() > 1 << 20 {
                 self.all = Vec::new();
             } else {
@@ -169,7 +168,7 @@ impl Decoder {
         self.came.compacted().extend_from_slice(bytes);
     }
 
-    /// Returns the next whole frame. An error is final: the start of the next frame is not known any more.
+    /// Returns the next complete frame. An error is final, because the start of the next frame is not known any more.
     pub(super) fn next(&mut self) -> Result<Option<Frame>, Broken> {
         let Some(opener) = &mut self.opener else {
             let Some((head, rest)) = Head::read(self.came.rest(), self.limit)? else {
@@ -202,7 +201,7 @@ impl Decoder {
 }
 
 impl Opener {
-    /// Opens the next sealed message, into the payload that it belongs to or behind the opened bytes.
+    /// Opens the next sealed message, into the payload that it belongs to or after the opened bytes.
     fn open(&mut self, sealed: &[u8]) -> Result<(), Broken> {
         let to = match &mut self.partial {
             Some((frame, _)) => &mut frame.payload,

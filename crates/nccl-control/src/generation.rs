@@ -1,4 +1,4 @@
-//! Reconfiguration, a rank's part: the next generation of a world, and how a new process joins it.
+//! Reconfiguration from a rank's side: the next generation of a world, and how a new process joins it.
 
 use std::time::{Duration, Instant};
 
@@ -18,27 +18,28 @@ use nccl_base::ranges::ranges;
 /// How long the coordinator may take to report the phases of the missing ranks.
 const PHASES_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The topic, in errors.
+/// The topic in errors.
 const TOPIC: &str = "the next generation";
 
 impl World {
-    /// Returns the generation of this world in its job: 0 unless the [`Rendezvous`] or the launcher sets another,
-    /// and one more (at least) with each next generation.
+    /// Returns the generation of this world in its job: 0 unless the [`Rendezvous`] or the launcher sets another
+    /// number. Each next generation increases it by at least one.
     pub fn generation(&self) -> u64 {
         self.session.job().1
     }
 
-    /// Returns the rank that `rank` was in the generation before; `None` for a new rank, and in the first generation.
+    /// Returns the rank that `rank` had in the previous generation; `None` for a new rank, and in the first generation.
     pub fn previous_rank(&self, rank: usize) -> Option<usize> {
         *self.previous_ranks.get(rank)?
     }
 
-    /// Returns how many processes wait to be taken into the next generation ([`join_running`](Self::join_running)).
+    /// Returns the number of processes that wait to be admitted to the next generation
+    /// ([`join_running`](Self::join_running)).
     pub fn joiners(&self) -> usize {
         self.session.inbox.joiners()
     }
 
-    /// Returns the ranks that have departed, and how each did.
+    /// Returns the ranks that have departed, and how each departed.
     pub fn departed(&self) -> Vec<(usize, String)> {
         if forked::is_child() {
             return Vec::new();
@@ -49,7 +50,7 @@ impl World {
         departed.into_iter().map(text).collect()
     }
 
-    /// Joins a running world as a new rank: in the place of a process that died, or in addition.
+    /// Joins a running world as a new rank, in place of a process that died or as an additional rank.
     pub fn join_running(rendezvous: Rendezvous) -> Result<Self> {
         rendezvous.job_identity().check()?;
         EnvTimeouts::of_process()?;
@@ -61,8 +62,9 @@ impl World {
         Ok(world)
     }
 
-    /// Forms the next generation with the remaining ranks, and the joiners; returns its world. `leaves_behind`: without the
-    /// ranks that make no request in time, if all agree. Communicators with the keys `kept` do not end with this world.
+    /// Forms the next generation with the remaining ranks and the joiners; returns its world. With `leaves_behind`,
+    /// ranks that make no request in time are excluded, if all requesting ranks agree. Communicators with the keys
+    /// `kept` do not end with this world.
     pub fn reconfigure(
         &self,
         timeout: Duration,
@@ -72,7 +74,7 @@ impl World {
         forked::check()?;
         let begun = Instant::now();
         let timeout = world_timeout(timeout);
-        // The number of the next generation is only known in the end.
+        // The number of the next generation is only known at the end.
         let span =
             tracing::info_span!(target: "nccl", "nccl.recover", generation = self.generation());
         let _entered = span.enter();
@@ -102,7 +104,8 @@ impl World {
         Ok(self.replace_with(next, kept, begun))
     }
 
-    /// Decides, as the operator, that `ranks` may continue although they are fewer than a majority of this generation's.
+    /// Applies an operator's decision that `ranks` may continue although they are fewer than a majority of this
+    /// generation.
     pub fn decide_split(&self, ranks: &[usize]) -> Result<()> {
         forked::check()?;
         self.session.check_takes_part(TOPIC)?;
@@ -127,7 +130,7 @@ impl World {
         Ok(())
     }
 
-    /// The error of a request for the next generation that has failed.
+    /// Returns the error of a failed request for the next generation.
     fn next_generation_error(&self, error: NextGenerationError) -> Error {
         let now = Instant::now();
         match error {
@@ -137,7 +140,7 @@ impl World {
                     waited,
                     notes: Vec::new(),
                 };
-                // The coordinator knows their phases.
+                // The coordinator knows the phases of the missing ranks.
                 let request = |_| Request::Missing { ranks, waited };
                 let answer = self.ask(TOPIC, request, now + PHASES_TIMEOUT, None);
                 answer.map_or_else(|error| error, |_| self.error_of(TOPIC, &late))

@@ -16,13 +16,13 @@
 //!                                         perhaps the coordinator's address
 //! ```
 //!
-//! The handshake ([`noise`](super::noise)) is bound to all that is sent in plain before it: each side computes by itself
-//! what that has to be ([`Preamble::prologue`]), the accepting process from its own address. A handshake fails if bytes were changed on the way, or
-//! if the connection was meant for another address. The accepting process registers no rank before the second
-//! message: the first one may be a replay. A plain answer is not authenticated: it ends this
-//! attempt, and sends the rank to no other address.
+//! The handshake ([`noise`](super::noise)) is bound to all plaintext that precedes it: each side computes the expected
+//! plaintext itself ([`Preamble::prologue`]), the accepting process from its own address. A handshake fails if bytes
+//! were changed on the way, or if the connection was meant for another address. The accepting process registers no rank
+//! before the second message, because the first one may be a replay. A plaintext answer is not authenticated: it ends
+//! this attempt, and never redirects the rank to another address.
 //!
-//! Without a secret the key of the handshake is public: it detects mistakes, and keeps no process out.
+//! Without a secret, the key of the handshake is public: it detects mistakes, but excludes no process.
 
 use super::endpoint::Endpoint;
 use nccl_base::wire::{self, bytes, clean};
@@ -39,16 +39,16 @@ pub(super) const VERSION: u64 = 22;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum PeerRole {
     Rank,
-    /// No rank: it watches the ranks, and may report how their processes ended.
+    /// Has no rank: watches the ranks, and may report how their processes ended.
     Observer,
-    /// An observer that has not been connected before: it accepts the generation that it states, or the later one in
-    /// which the world is by now.
+    /// An observer that has not been connected before: it accepts the generation that it states, or the later
+    /// generation in which the world is by now.
     NewObserver,
-    /// No rank yet: it asks to be a rank of the next generation.
+    /// Has no rank yet: asks to become a rank of the next generation.
     Joiner,
-    /// No rank either: it asks this process for the contents of its recorder, and leaves.
+    /// Has no rank: asks this process for the contents of its recorder, and leaves.
     RecordingReader,
-    /// A process of the job that connects to another one.
+    /// A process of the job that connects to another process of the job.
     Member,
 }
 
@@ -57,13 +57,13 @@ pub(super) enum PeerRole {
 pub(super) struct Hello {
     pub(super) job: String,
     pub(super) generation: u64,
-    /// 0 from an observer that does not know.
+    /// 0 from an observer that does not know the size.
     pub(super) world_size: usize,
     pub(super) role: PeerRole,
     pub(super) rank: usize,
     pub(super) host: String,
     pub(super) pid: u64,
-    /// The scope of `pid`: the running kernel and the namespace of process numbers.
+    /// The scope of `pid`: the running kernel and the PID namespace.
     pub(super) kernel: String,
 }
 
@@ -71,14 +71,14 @@ pub(super) struct Hello {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Preamble {
     pub(super) has_secret: bool,
-    /// The address that the sender has dialled; `None` where addresses are declared to be translated on the way.
+    /// The address that the sender dialled; `None` where addresses are declared to be translated on the way.
     pub(super) dialled: Option<Endpoint>,
 }
 
-/// The messages until two sides know each other.
+/// The messages of the handshake, until both sides are authenticated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum HandshakeMessage {
-    /// With a [`Hello`] in the first message of the handshake.
+    /// Contains a [`Hello`] in the first message of the handshake.
     Hello {
         preamble: Preamble,
         #[serde(with = "bytes")]
@@ -86,11 +86,11 @@ pub(super) enum HandshakeMessage {
     },
     /// The answer of the handshake.
     Answer(#[serde(with = "bytes")] Vec<u8>),
-    /// In plain: the first message cannot be decrypted.
+    /// In plaintext: the first message cannot be decrypted.
     Failed(HandshakeFailure),
     /// Encrypted: the sender of the first message has received the answer.
     Confirm,
-    /// From the rank that answers.
+    /// From the accepting rank.
     Welcome { by: usize, generation: u64 },
     Refused {
         #[serde(deserialize_with = "clean")]
@@ -99,20 +99,20 @@ pub(super) enum HandshakeMessage {
     },
 }
 
-/// Why a first message cannot be decrypted, as far as its receiver knows.
+/// Why a first message cannot be decrypted, as far as its receiver can tell.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum HandshakeFailure {
-    /// The sender has no secret, and the receiver has.
+    /// The sender has no secret, but the receiver has one.
     NoSecret,
-    /// The sender has a secret, and the receiver has none.
+    /// The sender has a secret, but the receiver has none.
     UnexpectedSecret,
-    /// The sender has another secret, or the message was changed on the way.
+    /// The sender has a different secret, or the message was changed on the way.
     OtherSecret,
-    /// The sender is configured for translated addresses, and the receiver is not.
+    /// The sender is configured for translated addresses, but the receiver is not.
     Translated,
-    /// The receiver is configured for translated addresses, and the sender is not.
+    /// The receiver is configured for translated addresses, but the sender is not.
     NotTranslated,
-    /// The sender has dialled another address than the receiver's.
+    /// The sender dialled an address other than the receiver's.
     OtherAddress { here: Endpoint },
 }
 
@@ -122,9 +122,9 @@ pub(super) enum Retry {
     Never,
     /// At another port.
     Elsewhere,
-    /// When the peer that answers has ended.
+    /// After the answering peer has ended.
     Later,
-    /// At that rank: it coordinates, as far as the peer that answers knows.
+    /// At that rank, which coordinates as far as the answering peer knows.
     At {
         rank: usize,
         /// Empty if not known.
@@ -133,7 +133,7 @@ pub(super) enum Retry {
 }
 
 impl Preamble {
-    /// The dialled address, for messages.
+    /// Returns the dialled address, for messages.
     fn dialled_address(&self) -> String {
         let any = || String::from("an address");
         self.dialled.as_ref().map_or_else(any, Endpoint::to_string)
@@ -144,7 +144,7 @@ impl Preamble {
         marked(self)
     }
 
-    /// Returns why a first message with `other` is refused by a side that expects `self`.
+    /// Returns why a side that expects `self` refuses a first message with `other`.
     pub(super) fn refuse(&self, other: &Self) -> Result<(), HandshakeFailure> {
         match (other.has_secret, self.has_secret) {
             (false, true) => return Err(HandshakeFailure::NoSecret),
@@ -163,7 +163,7 @@ impl Preamble {
 }
 
 impl HandshakeFailure {
-    /// The receiver's description of the sender, whose plain part is `sent`.
+    /// Describes the sender, whose plain part is `sent`, from the receiver's side.
     pub(super) fn of_sender(&self, sent: &Preamble) -> String {
         match self {
             Self::NoSecret => String::from("it has no secret, and this job has one"),
@@ -186,7 +186,7 @@ impl HandshakeFailure {
         }
     }
 
-    /// The description of the answer for the sender of the first message, whose plain part is `sent`.
+    /// Describes the receiver to the sender of the first message, whose plain part is `sent`.
     pub(super) fn of_receiver(&self, sent: &Preamble) -> String {
         let why = match self {
             Self::NoSecret => "this rank has no secret, and the process at this address has one",
@@ -222,7 +222,7 @@ impl HandshakeFailure {
     }
 }
 
-/// The two causes of a wrong address.
+/// The two possible causes of a wrong address.
 const RELAYED: &str = "another process there passes connections on (a relay), or addresses are translated between the two; \
      only where that is meant, set NCCL_RUN_TRANSLATED=1 on all ranks";
 
@@ -260,7 +260,7 @@ impl Hello {
         wire::decode(payload)
     }
 
-    /// Host, process and claimed role, for messages.
+    /// Describes the host, the process and the claimed role, for messages.
     pub(super) fn describe(&self) -> String {
         let Self {
             host, pid, rank, ..

@@ -1,26 +1,26 @@
-//! Suspects: processes that do not answer heartbeats, although their kernel answers.
+//! Suspects: processes that do not answer heartbeats, although their kernels do.
 //!
-//! The kernels report that a process or a host has ended, without CPU time of the process. Heartbeats (`proto`) show only that a
-//! process does not answer: it was stopped, it is frozen, or it gets no CPU time. Such a rank is a *suspect*, which may
-//! continue at any moment: it does not count as dead, and no communicator ends because of it. When an operation runs into its
-//! deadline, the suspects are the first to check.
+//! The kernels report the end of a process or a host without CPU time of that process. A missing heartbeat (`proto`)
+//! only shows that a process does not answer: it is stopped or frozen, or it gets no CPU time. Such a rank is a
+//! *suspect*, which may continue at any moment: it does not count as dead, and no communicator ends because of it. When
+//! an operation runs into its deadline, the suspects are the first ranks to check.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use super::process_state::ProcessState;
 
-/// How long the suspects of one coordinator stay valid when another takes over, which finds its own.
+/// How long the suspects of one coordinator stay valid after another takes over, which finds its own suspects.
 const SUSPECTS_HELD: Duration = Duration::from_secs(3);
 
-/// A rank that is alive, as far as the kernels know, and does not answer heartbeats.
+/// A rank that is alive, as far as its kernel reports, and does not answer heartbeats.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub struct Suspect {
     pub rank: usize,
-    /// For how long it has not answered.
+    /// For how long the rank has not answered.
     pub silence: Duration,
-    /// The state of its process according to its kernel, if a process on its host could look.
+    /// The state of the process according to its kernel, if a process on the same host could read it.
     pub state: Option<ProcessState>,
 }
 
@@ -35,7 +35,7 @@ impl fmt::Display for Suspect {
     }
 }
 
-/// Whether a rank is a suspect, or answers again, and for how long it has not answered or had not.
+/// Whether a rank is a suspect or answers again; with the duration of its silence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Suspicion {
     Lasts(Duration),
@@ -43,7 +43,7 @@ pub(super) enum Suspicion {
 }
 
 impl Suspicion {
-    /// For how long the rank has not answered; `None` if it answers.
+    /// Returns for how long the rank has not answered; `None` if it answers.
     pub(super) fn lasting(self) -> Option<Duration> {
         match self {
             Self::Lasts(silence) => Some(silence),
@@ -52,12 +52,12 @@ impl Suspicion {
     }
 }
 
-/// Lines for the log, written with no lock held: a subscriber may query the world, or be slow.
+/// Changes to log, written while no lock is held: a log subscriber may query the world, or be slow.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LivenessChange {
-    /// A rank that is a suspect, for how long it has not answered, and the state of its process.
+    /// A suspected rank, for how long it has not answered, and the state of its process.
     Suspected(usize, Duration, Option<ProcessState>),
-    /// A rank that answers again, and for how long it had not answered.
+    /// A rank that answers again, and for how long it did not answer.
     HeardAgain(usize, Duration),
     /// This rank has taken over as coordinator.
     Coordinates(usize),
@@ -98,15 +98,15 @@ pub(super) struct Suspects {
     /// The suspects of the previous coordinator, until this one has had time to find its own.
     before: Vec<SuspectEntry>,
     until: Option<Instant>,
-    /// When the coordinator was last heard.
+    /// The time at which the coordinator was last heard.
     coordinator: Option<Instant>,
 }
 
-/// A rank, since when it has not answered, and the state of its process.
+/// A rank, the time since which it has not answered, and the state of its process.
 type SuspectEntry = (usize, Instant, Option<ProcessState>);
 
 impl Suspects {
-    /// Records that `rank` has not answered for so long, or answers again (`None`).
+    /// Records that `rank` has not answered for `silence`, or answers again (`None`).
     pub(super) fn learn(
         &mut self,
         rank: usize,
@@ -127,7 +127,8 @@ impl Suspects {
         }
     }
 
-    /// Begins the reports of another coordinator. The earlier suspects stay until it can know its own.
+    /// Starts with the reports of another coordinator. The earlier suspects are kept until the new coordinator can know
+    /// its own.
     pub(super) fn begin_anew(&mut self, now: Instant) {
         let mut before = self.all_known(now);
         before.sort_by_key(|(rank, ..)| *rank);

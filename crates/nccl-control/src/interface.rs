@@ -1,4 +1,4 @@
-//! The choice among this host's addresses.
+//! Choosing one of this host's addresses.
 
 use std::fmt;
 use std::io;
@@ -10,7 +10,8 @@ use nix::sys::socket::SockaddrStorage;
 
 use crate::error::{Error, Result};
 
-/// A selection as the user writes it: an interface, the beginning of its name, a subnet, an address, or all of them.
+/// A selection as configured by the user: an interface, the beginning of its name, a subnet, an address, or all
+/// addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub enum Interface {
@@ -28,7 +29,7 @@ pub struct Own {
     pub address: IpAddr,
     /// The length of its subnet prefix in bits.
     pub prefix: u8,
-    /// The number of the interface, which a link-local address of IPv6 needs.
+    /// The interface index, which a link-local IPv6 address needs.
     pub scope: u32,
     pub up: bool,
 }
@@ -61,9 +62,8 @@ impl Interface {
         Ok(Self::Name(text.to_owned()))
     }
 
-    /// Chooses the address to listen at, among `own`. A whole name counts before the beginning of one, an
-    /// interface that is up before one that is not, IPv4 before IPv6, and anything before a link-local
-    /// address.
+    /// Chooses the address to listen at, among `own`. Exact names take precedence over prefixes of names, interfaces
+    /// that are up over others, IPv4 over IPv6, and all others over link-local addresses.
     pub fn choose<'o>(&self, own: &'o [Own]) -> Result<&'o Own> {
         let rank = |own: &&Own| {
             let exact = matches!(self, Self::Name(name) if *name == own.name);

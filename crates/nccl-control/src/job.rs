@@ -10,7 +10,7 @@ pub(super) struct Job {
     pub(super) name: String,
     pub(super) generation: u64,
     pub(super) secret: Option<Secret>,
-    /// Whether addresses are translated on the way, so that they are not compared.
+    /// Whether addresses are translated on the way and therefore not compared.
     pub(super) translated: bool,
 }
 

@@ -1,33 +1,36 @@
-//! How ranks find each other: their identity, their rendezvous, and their messages before and beside NCCL.
+//! How ranks find each other: their identity, their rendezvous, and the messages that they exchange before NCCL starts
+//! and beside it.
 //!
-//! - `environment`, `launcher`: the identity of this process, stated by its program or by its launcher;
-//! - `discovery`: where the coordinator is found, and which half of a job continues; `address`, `socket`: listening and dialling;
-//!   `tcp`, `interface`, `port_owner`: between hosts;
-//! - `frame`, `handshake`, `request`, `coordinator_message`, `round`: the wire protocol; `noise`: its authentication and encryption; `endpoint`:
-//!   the address to which the handshake is bound; `refusal`: why connections are refused;
+//! - `environment`, `launcher`: the identity of this process, as set by its program or by its launcher;
+//! - `discovery`: where the coordinator is found, and which half of a partitioned job continues; `address`, `socket`:
+//!   listening and dialling; `tcp`, `interface`, `port_owner`: the same between hosts;
+//! - `frame`, `handshake`, `request`, `coordinator_message`, `round`: the wire protocol; `noise`: its authentication
+//!   and encryption; `endpoint`: the address to which the handshake is bound; `refusal`: why connections are refused;
 //! - `reactor`, `connection`: one thread per process that reads all connections; `ack_tracker`: whether the peer's host
 //!   acknowledges sent data;
-//! - `process`: processes of this kernel and their state; `heartbeat`: which processes are suspects;
+//! - `process`: processes that run under the same kernel, and their state; `heartbeat`: which processes are suspects;
 //! - `proto`: membership, coordinator and failover, as state machines;
-//! - `service`: what a coordinator does for the ranks beside their membership, as a state machine: rounds, the store, channels,
-//!   straggler queries;
-//! - `transport`: the connections of a driver of machines; `clock`: the time of machines; `driver_message`: what drivers send each other
-//!   through them;
+//! - `service`: the coordinator's services for the ranks beside their membership, as a state machine: rounds, the
+//!   store, channels, straggler queries;
+//! - `transport`: the connections of a driver of machines; `clock`: the time of machines; `driver_message`: the
+//!   messages that drivers send to each other through the machines;
 //! - `node`: the driver of a process's machines; `thread_world`: worlds whose ranks are threads of one process;
-//! - `connect`: joining; `coordinator_search`: how a new process finds the current coordinator; `job`: what all ranks have in common;
+//! - `connect`: joining; `coordinator_search`: how a new process finds the current coordinator; `job`: the settings
+//!   common to all ranks;
 //! - `rank_process`: the host, the process and the address of a rank; `inbox`: messages received for a rank;
-//! - `straggler`: which ranks have not entered an operation: the messages about it;
-//! - `session`: what a rank's world and its communicators share: the way to the other ranks;
-//! - `observer`, `world_view`: a process without a rank, and what it has seen; `events`: the events of a world, for readers in an
-//!   observer or a rank; `witness`: a voter without a rank;
+//! - `straggler`: the messages about ranks that have not entered an operation;
+//! - `session`: the connection to the other ranks that a rank's world and its communicators share;
+//! - `observer`, `world_view`: a process without a rank, and what it has seen; `events`: the events of a world, for
+//!   readers in an observer or a rank; `witness`: a voter without a rank;
 //! - `recordings`: the contents of the ranks' recorders, requested from each process;
 //! - `panics`: how a panic's message reaches the other ranks;
-//! - `channel`: ordered messages, a rank's side;
-//! - `generation`: reconfiguration: how the remaining ranks form the next generation;
-//! - `world`: one rank's view of all ranks; `exchange`: what it can send them; `store`: the keys and values of all;
+//! - `channel`: ordered messages, from a rank's side;
+//! - `generation`: reconfiguration, in which the remaining ranks form the next generation;
+//! - `world`: one rank's view of all ranks; `exchange`: the messages that it exchanges with them; `store`: keys and
+//!   values shared by all ranks;
 //! - `application`: the interface to the program that this crate runs in.
 //!
-//! This crate knows neither NCCL nor CUDA; their part of a job is in `nccl`.
+//! This crate does not depend on NCCL or CUDA; the `nccl` crate uses both.
 #![cfg(not(loom))]
 #![allow(
     rustdoc::private_intra_doc_links,
@@ -98,7 +101,7 @@ mod world_view;
 #[cfg(test)]
 mod tests;
 
-// Shared with the pre-start checks and the log checks.
+// Shared with the preflight checks and the log checks.
 pub use application::{Application, ClockReading, FaultListener, RankRecorder, set_application};
 pub use discovery::Discovery;
 pub use inbox::Notice;

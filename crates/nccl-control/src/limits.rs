@@ -1,16 +1,16 @@
-//! The limits of a job: larger numbers are mistakes, detected before memory is allocated or anything is sent.
+//! The limits of a job: a larger number is a mistake, which is detected before memory is allocated or anything is sent.
 
-/// The most ranks: every rank keeps some hundred bytes for each of them.
+/// The maximum number of ranks; every rank keeps a few hundred bytes for each of them.
 const RANKS: usize = 1 << 20;
-/// The largest generation, which leaves numbers for the attempts after it.
+/// The largest generation, which leaves room for later attempts.
 const GENERATION: u64 = u64::MAX >> 1;
-/// The longest job name in bytes: it has to fit into a rank's first message ([`LARGEST_HANDSHAKE_MESSAGE`](super::frame::LARGEST_HANDSHAKE_MESSAGE)), beside host and
-/// address.
+/// The longest job name in bytes: it must fit into a rank's first message
+/// ([`LARGEST_HANDSHAKE_MESSAGE`](super::frame::LARGEST_HANDSHAKE_MESSAGE)), beside host and address.
 const JOB: usize = 2048;
-/// The shortest secret in bytes: 128 bits, not guessable if every bit is random.
+/// The shortest secret in bytes: 128 bits, which cannot be guessed if every bit is random.
 const SECRET: usize = 16;
 
-/// The most witnesses of a job: more than one for each network that may be cut have no use.
+/// The maximum number of witnesses of a job: more than one for each network that may be partitioned is of no use.
 pub(super) const WITNESSES: u32 = 64;
 
 /// Returns an error for a world that is too large.
@@ -23,7 +23,7 @@ pub fn size(ranks: usize) -> Result<(), String> {
     }
 }
 
-/// Returns an error for an invalid name or attempt of a job.
+/// Returns an error for an invalid job name or generation.
 pub fn job(name: &str, generation: u64) -> Result<(), String> {
     if generation > GENERATION {
         return Err(format!(
@@ -40,7 +40,7 @@ pub fn job(name: &str, generation: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns an error if these bytes, which `what` names, are no valid secret.
+/// Returns an error if `secret` is not a valid secret; `what` names it in the error.
 pub fn secret(what: &str, bytes: &[u8]) -> Result<(), String> {
     let wrong = match bytes.trim_ascii().len() {
         SECRET.. => return Ok(()),

@@ -1,19 +1,19 @@
-//! The Noise protocol between two ends of a connection: a handshake that proves the job's secret, and the seal of all
-//! messages after it.
+//! The Noise protocol between the two ends of a connection: a handshake that proves knowledge of the job's secret, and
+//! the seal of all later messages.
 //!
 //! The pattern is NNpsk0 with X25519, ChaCha20-Poly1305 and SHA-256 (revision 34 of the Noise protocol framework); the
 //! pre-shared key is derived from the job's secret. [`handshake`](super::handshake) defines the messages of the two
-//! sides, [`Connection`] seals and [`Decoder`] opens what follows.
+//! sides; [`Connection`] seals later messages, and [`Decoder`] opens them.
 //!
-//! - [`Initiator`] is the side that connects. Its first message was made with the secret, but may be a replay:
-//!   only a message under the keys of this handshake proves that the sender knows the secret.
-//! - [`Responder`] is the side that listens. It computes nothing with curves, and sends no answer that depends on the
-//!   secret, before the first message has been opened.
-//! - [`Seal`] holds the two keys of the connection, one for each direction. Each message has a number, counted from 0 and
-//!   not sent: a message that was changed, repeated, dropped or moved does not open.
+//! - [`Initiator`] is the side that connects. Its first message was made with the secret, but may be a replay: only a
+//!   message under the keys of this handshake proves that the sender knows the secret.
+//! - [`Responder`] is the side that listens. Before the first message has been opened, it performs no elliptic-curve
+//!   operation, and sends no answer that depends on the secret.
+//! - [`Seal`] holds the two keys of the connection, one for each direction. Each message has a number, counted from 0
+//!   and not sent: a message that was changed, repeated, dropped or moved cannot be opened.
 //!
-//! The keys of a handshake are made anew for each connection, so that a secret that becomes known later opens no earlier
-//! recording, except the first message.
+//! Each connection has fresh handshake keys, so that a secret that is disclosed later opens no earlier recording,
+//! except for the first message.
 //!
 //! [`Connection`]: super::connection::Connection
 //! [`Decoder`]: super::frame::Decoder
@@ -30,16 +30,16 @@ use nccl_base::wire::Broken;
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
 
-/// The most bytes of one Noise message, and so of one sealed message.
+/// The maximum number of bytes of one Noise message, and so of one sealed message.
 pub(super) const LARGEST_SEALED: usize = 65535;
 
-/// How many bytes a seal adds to a message.
+/// The number of bytes that a seal adds to a message.
 pub(super) const TAG: usize = 16;
 
-/// The most bytes under one seal.
+/// The maximum number of bytes under one seal.
 pub(super) const LARGEST_PLAIN: usize = LARGEST_SEALED - TAG;
 
-/// How many bytes a handshake adds to a payload: an ephemeral key and a tag.
+/// The number of bytes that a handshake adds to a payload: an ephemeral key and a tag.
 const OVERHEAD: usize = 32 + TAG;
 
 /// The length prefix of a sealed message (2 bytes, little-endian).
@@ -47,7 +47,7 @@ pub(super) const LENGTH: usize = 2;
 
 type Key = [u8; 32];
 
-/// Derives the pre-shared key: from the secret, or a public one without a secret.
+/// Derives the pre-shared key from the secret; without a secret, the key is public.
 fn key(secret: Option<&Secret>) -> Key {
     let mut key = Key::default();
     let Some(mut hash) = DefaultResolver.resolve_hash(&HashChoice::SHA256) else {
@@ -73,11 +73,11 @@ fn builder<'b>(key: &'b Key, prologue: &'b [u8]) -> Result<Builder<'b>, snow::Er
     Builder::new(params).psk(0, key)?.prologue(prologue)
 }
 
-/// The side that has connected, after its first message.
+/// The connecting side, after it has made its first message.
 pub(super) struct Initiator(HandshakeState);
 
 impl Initiator {
-    /// Makes the first message, which holds `payload`; both sides need the same `prologue`.
+    /// Makes the first message, which contains `payload`; both sides need the same `prologue`.
     pub(super) fn begin(
         secret: Option<&Secret>,
         prologue: &[u8],
@@ -92,14 +92,14 @@ impl Initiator {
         Ok((Self(state), first))
     }
 
-    /// Takes the answer; `None` when its sender does not know the secret or has not opened the first message.
+    /// Processes the answer; `None` when its sender does not know the secret or has not opened the first message.
     pub(super) fn finish(mut self, answer: &[u8]) -> Option<Arc<Seal>> {
         self.0.read_message(answer, &mut []).ok()?;
         Seal::new(self.0).ok()
     }
 }
 
-/// The side that listens, after the other's first message.
+/// The listening side, after it has opened the first message.
 pub(super) struct Responder(HandshakeState);
 
 impl Responder {
@@ -118,7 +118,7 @@ impl Responder {
         Some((Self(state), payload))
     }
 
-    /// Makes the answer, and the seal that both sides have from then on.
+    /// Makes the answer, and the seal that both sides use from then on.
     pub(super) fn answer(mut self) -> io::Result<(Vec<u8>, Arc<Seal>)> {
         let mut answer = vec![0; OVERHEAD];
         let length = self.0.write_message(&[], &mut answer).map_err(failed)?;
@@ -140,8 +140,7 @@ impl Seal {
         Ok(Arc::new(Self(state.into_stateless_transport_mode()?)))
     }
 
-    /// Appends the sealed message with this number to `to`, after its length. `plain` has at most
-    /// [`LARGEST_PLAIN`] bytes.
+    /// Appends the length and the sealed message with this number to `to`. `plain` has at most [`LARGEST_PLAIN`] bytes.
     pub(super) fn seal(&self, number: u64, plain: &[u8], to: &mut Vec<u8>) -> io::Result<()> {
         let length = plain.len() + TAG;
         let head = u16::try_from(length).map_err(io::Error::other)?;

@@ -20,13 +20,13 @@ thread_local! {
 }
 
 /// Installs a panic hook, so that the other ranks receive the message and the location of a panic that ends a `World`,
-/// instead of only the fact.
+/// instead of only the fact that it panicked.
 ///
-/// A panic hook belongs to the whole process, so a library must not set one unasked: call this once, in
-/// `main`. The previous hook is called as well. A world that is dropped while its thread unwinds then
-/// fails with `its thread panicked at src/main.rs:10:5: message`; in a program that is built with
-/// `panic = "abort"`, every world of the process does, because no thread unwinds. A panic that is caught
-/// before it reaches a world is not reported.
+/// A panic hook belongs to the whole process, so a library must not set one on its own: call this once, in `main`. The
+/// previous hook is called as well. A world that is dropped while its thread unwinds then fails with `its thread
+/// panicked at src/main.rs:10:5: message`. In a program that is built with `panic = "abort"`, every world of the
+/// process fails in this way, because no thread unwinds. A panic that is caught before it reaches a world is not
+/// reported.
 ///
 /// ```
 /// nccl::process::install_panic_hook();
@@ -49,7 +49,7 @@ pub fn install_panic_hook() {
             if cfg!(panic = "abort") {
                 fail_all_sessions(&text);
             }
-            // In a thread that has destroyed its thread-local data, there is nothing to set.
+            // A thread that has destroyed its thread-local data has nothing to set.
             let _ = LAST.try_with(|last| *last.borrow_mut() = Some(text));
             before(info);
         }));
@@ -82,8 +82,8 @@ pub(super) fn of_this_thread() -> String {
         .unwrap_or_else(|| String::from("its thread panicked"))
 }
 
-/// Reports to the other ranks of all worlds that this process is about to abort. Runs on a thread of its own: this one may
-/// hold any lock.
+/// Reports to the other ranks of all worlds that this process is about to abort. Runs on a separate thread, because the
+/// panicking thread may hold any lock.
 pub(super) fn fail_all_sessions(text: &str) {
     if forked::is_child() {
         return;
@@ -96,7 +96,7 @@ pub(super) fn fail_all_sessions(text: &str) {
             session.fail(text.clone());
         }
         let _ = done.send(());
-        // Dropping a session may wait, and the process ends anyway.
+        // Dropping a session may block, and the process ends anyway.
         std::mem::forget(sessions);
     };
     if std::thread::Builder::new().spawn(content).is_ok() {

@@ -1,4 +1,4 @@
-//! An exchange that is waited for later than it is begun.
+//! An exchange that is begun first and waited for later.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -9,12 +9,12 @@ use crate::session::{BegunRequest, RankSession};
 use crate::time::deadline_after;
 use crate::world::World;
 
-/// An exchange in which this rank has given its part. It does not keep the rank in its world.
+/// An exchange to which this rank has contributed its part. It does not keep the rank in its world.
 pub struct PendingExchange(ForkGuarded<(Weak<RankSession>, BegunRequest)>);
 
 impl World {
-    /// Gives this rank's part of an exchange of `topic` between all ranks. The deadline is `timeout` after the first rank has given
-    /// its own.
+    /// Contributes this rank's part to an exchange of `topic` between all ranks. The deadline is `timeout` after the
+    /// first rank has contributed its own.
     pub fn begin_exchange(
         &self,
         topic: &str,

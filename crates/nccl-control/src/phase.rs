@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub(super) enum Phase {
     /// The rank has joined, and has set no phase yet.
     Joined,
-    /// The phase that it has set.
+    /// The phase that the rank has set.
     Named(String),
 }
 

@@ -1,4 +1,4 @@
-//! Which sockets and processes hold a port that cannot be bound, as far as the system shows.
+//! Which sockets and processes occupy a port that cannot be bound, as far as the system shows.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -30,7 +30,7 @@ pub(super) fn port_owners(wanted: SocketAddr) -> Vec<PortOwner> {
     found.into_iter().map(holder).collect()
 }
 
-/// Converts an IPv4 address that an IPv6 socket holds to its IPv4 form.
+/// Converts an IPv4-mapped address of an IPv6 socket to its IPv4 form.
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
@@ -40,7 +40,7 @@ fn conflicts(held: SocketAddr, wanted: SocketAddr) -> bool {
     let same = match both {
         (a, b) if a == b => true,
         (IpAddr::V4(a), IpAddr::V4(b)) => a.is_unspecified() || b.is_unspecified(),
-        // The IPv6 wildcard takes IPv4, too, unless IPV6_V6ONLY is set, which another process cannot see.
+        // The IPv6 wildcard includes IPv4 unless IPV6_V6ONLY is set, which another process cannot see.
         (IpAddr::V6(a), _) => a.is_unspecified() || wanted.ip().is_unspecified(),
         (IpAddr::V4(_), IpAddr::V6(_)) => false,
     };

@@ -1,13 +1,12 @@
-//! Processes of this kernel: their descriptors, their start times and their states.
+//! Processes that run under this kernel: their descriptors, their start times and their states.
 //!
-//! A connection ends with the last process that has it open, which may be a forgotten child that a rank
+//! A connection ends only when the last process that has it open ends, which may be a forgotten child that a rank
 //! forked. Where both ends run under one kernel, a pidfd reports the end of the rank itself (`node/process_watch`).
 //!
-//! A process id is valid in one namespace only, and is reused. The
-//! kernel therefore identifies the peer of a Unix socket (`SO_PEERCRED`, in the reader's namespace); over
-//! TCP both ends compare boot and namespace, and that they use one address. The descriptor has to be
-//! of the process that has this id in its own namespace (`NSpid`), and is opened before that
-//! process proves its identity: it was alive then, and had the id all the time.
+//! A process id is valid in one namespace only, and is reused. For a Unix socket, the kernel therefore identifies the
+//! peer (`SO_PEERCRED`, in the reader's namespace). Over TCP, both ends compare boot id and namespace, and check that
+//! they use one address. The descriptor must refer to the process that has this id in its own namespace (`NSpid`), and
+//! is opened before that process proves its identity: so the process was alive then, and has had the id throughout.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{LazyLock, OnceLock};
@@ -21,8 +20,8 @@ use nccl_base::wire::checksum;
 
 use super::process_state::{Held, ProcessState};
 
-/// The running kernel and the namespace in which process ids are valid; empty if the
-/// system does not show them.
+/// Identifies the running kernel and the namespace in which process ids are valid; empty if the system does not show
+/// them.
 pub(super) fn kernel() -> &'static str {
     static KERNEL: LazyLock<String> = LazyLock::new(|| {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
@@ -59,13 +58,13 @@ pub(super) fn state_of_peer(socket: impl AsFd) -> Option<&'static str> {
     }
 }
 
-/// The result of looking a process up by its id.
+/// The result of looking up a process by its id.
 pub(super) enum ProcessLookup {
     /// A descriptor of the process.
     Process(OwnedFd),
-    /// The process has ended: its id is unused, or another process has it.
+    /// The process has ended: its id is unused, or belongs to another process.
     Ended,
-    /// The system does not show it.
+    /// The system does not show the process.
     Unknown,
 }
 
@@ -75,7 +74,7 @@ impl ProcessLookup {
     }
 }
 
-/// Finds the process with this id of this kernel and namespace and this start time, both as the process states them.
+/// Finds the process with this id and this start time, both as stated by the process, in this kernel and namespace.
 pub(super) fn find(pid: u32, started: u64) -> ProcessLookup {
     let Some(target) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
         return ProcessLookup::Unknown;
@@ -85,7 +84,8 @@ pub(super) fn find(pid: u32, started: u64) -> ProcessLookup {
         Err(rustix::io::Errno::SRCH) => return ProcessLookup::Ended,
         Err(_) => return ProcessLookup::Unknown,
     };
-    // After the descriptor is open: a process that ended in between has not passed its id to one started at the same time.
+    // Read after the descriptor is open: a process that ended in between cannot have passed its id to one with the same
+    // start time.
     match stat(pid.into()) {
         Some(stat) if stat.starttime == started => ProcessLookup::Process(descriptor),
         Some(_) => ProcessLookup::Ended,
@@ -93,12 +93,12 @@ pub(super) fn find(pid: u32, started: u64) -> ProcessLookup {
     }
 }
 
-/// The start time of this process, as its kernel counts; 0 if not shown.
+/// Returns the start time of this process, in the kernel's units; 0 if not shown.
 pub(super) fn start_time() -> u64 {
     stat(std::process::id().into()).map_or(0, |stat| stat.starttime)
 }
 
-/// Returns the process that has started process `pid`, or has adopted it.
+/// Returns the parent of process `pid`: the process that started it, or that adopted it.
 pub(super) fn parent_of(pid: u32) -> Option<u32> {
     stat(pid.into())?.ppid.try_into().ok()
 }
@@ -108,7 +108,7 @@ fn stat(pid: u64) -> Option<Stat> {
     Stat::from_file(format!("/proc/{pid}/stat")).ok()
 }
 
-/// A checksum of [`kernel`]; 0 if the system does not show it.
+/// Returns a checksum of [`kernel`]; 0 if the system does not show it.
 pub(super) fn kernel_sum() -> u64 {
     static SUM: OnceLock<u64> = OnceLock::new();
     *SUM.get_or_init(|| match kernel() {
@@ -124,7 +124,7 @@ pub(super) fn state_of(pid: u64) -> Option<ProcessState> {
     Some(ProcessState { letter, held })
 }
 
-/// Whether the control group of a process is frozen, or was denied processor time.
+/// Returns whether the control group of a process is frozen, or was denied processor time.
 fn held_back(pid: u64) -> Option<Held> {
     let groups = ProcessCGroups::from_file(format!("/proc/{pid}/cgroup")).ok()?;
     let of_second_version = groups.into_iter().find(|group| group.hierarchy == 0);

@@ -1,4 +1,4 @@
-//! The state of a process, as its kernel reports it: read by a rank on the same host, and sent to all ranks.
+//! The state of a process, as reported by its kernel: read by a rank on the same host, and sent to all ranks.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use crate::departure::cut;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct ProcessState {
-    /// The state of its main thread, by the letter in `/proc`.
+    /// The state of the main thread, as a letter from `/proc`.
     #[serde(deserialize_with = "letter")]
     pub(super) letter: char,
     pub(super) held: Option<Held>,
 }
 
-/// What the control group of a process, of this path, withholds from it.
+/// What the control group with this path withholds from a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Held {
     /// Everything.
@@ -27,7 +27,7 @@ pub(super) enum Held {
         #[serde(deserialize_with = "clean")]
         cgroup: String,
     },
-    /// Processor time, in total.
+    /// Processor time; `time` is the total.
     Throttled {
         #[serde(deserialize_with = "clean")]
         cgroup: String,
@@ -37,13 +37,13 @@ pub(super) enum Held {
 }
 
 impl ProcessState {
-    /// Whether the process cannot run now, until another process changes that or the kernel's call returns.
+    /// Whether the process cannot run now, until another process changes that or a kernel call returns.
     pub(super) fn cannot_run(&self) -> bool {
         matches!(self.letter, 'T' | 't' | 'D' | 'Z' | 'X')
             || matches!(self.held, Some(Held::Frozen { .. }))
     }
 
-    /// Whether a signal or a debugger has stopped it.
+    /// Whether a signal or a debugger has stopped the process.
     pub fn is_stopped(&self) -> bool {
         matches!(self.letter, 'T' | 't')
     }
@@ -88,7 +88,7 @@ impl fmt::Display for ProcessState {
 
 #[cfg(test)]
 impl ProcessState {
-    /// The state of a process that SIGSTOP has stopped.
+    /// Returns the state of a process that SIGSTOP has stopped.
     pub(crate) fn stopped() -> Self {
         let held = None;
         Self { letter: 'T', held }

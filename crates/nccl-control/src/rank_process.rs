@@ -11,7 +11,7 @@ use crate::process_state::ProcessState;
 pub struct RankProcess {
     pub host: String,
     pub pid: u32,
-    /// Its launcher rank, if known and claimed by no other rank.
+    /// Its launcher rank, if it is known and no other rank claims it.
     pub launcher_rank: Option<usize>,
     /// The address at which it listens, unless it is a thread of this process.
     pub at: Option<String>,
@@ -19,27 +19,27 @@ pub struct RankProcess {
     pub kernel: u64,
 }
 
-/// Returns the launcher ranks of `processes`, if known.
+/// Returns the launcher ranks of `processes`; `None` where a launcher rank is not known.
 pub fn launcher_ranks(processes: Option<&Vec<RankProcess>>) -> Vec<Option<usize>> {
     let processes = processes.into_iter().flatten();
     processes.map(|member| member.launcher_rank).collect()
 }
 
 impl RankProcess {
-    /// The IP address over which it is reached, if it is reached over TCP.
+    /// Returns the IP address over which the rank is reached, if it is reached over TCP.
     fn address(&self) -> Option<IpAddr> {
         let at = self.at.as_deref()?.strip_prefix("tcp:")?;
         Some(at.parse::<SocketAddr>().ok()?.ip())
     }
 
-    /// Whether a network failure that cuts one of the two off also cuts off the other: they are reached at one address.
-    /// A host's name is no evidence, as many hosts are called `localhost` or `ubuntu`.
+    /// Whether a network failure that cuts off one of the two also cuts off the other, because they are reached at one
+    /// address. A host name is no evidence, as many hosts are called `localhost` or `ubuntu`.
     pub fn is_on_same_host(&self, other: &Self) -> bool {
         let own = self.address();
         own.is_some() && own == other.address()
     }
 
-    /// The process of a thread of this process.
+    /// Describes a rank that is a thread of this process.
     pub(crate) fn here() -> Self {
         Self {
             host: crate::host::name().to_string(),
@@ -50,12 +50,12 @@ impl RankProcess {
         }
     }
 
-    /// Whether its process number is valid in this process.
+    /// Whether the process id is valid in this process.
     pub fn is_here(&self) -> bool {
         self.kernel != 0 && self.kernel == process::kernel_sum()
     }
 
-    /// Returns the state of its process, if its kernel is this one and reports that the process cannot run now.
+    /// Returns the state of the process, if it runs under this kernel and cannot run now.
     pub fn suspended_state(&self) -> Option<ProcessState> {
         let state = self
             .is_here()

@@ -1,7 +1,7 @@
-//! The one thread of a process that reads its connections, and keeps their timers.
+//! The single thread of a process that reads all its connections and runs their timers.
 //!
-//! It sleeps in `epoll_wait`, however many worlds and connections there are, and nothing that it calls
-//! may wait. The first world that has a connection starts it, and it stays.
+//! The thread waits in `epoll_wait`, however many worlds and connections there are, and nothing that it calls may
+//! block. The first world with a connection starts the thread, which then runs until the process ends.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -18,10 +18,10 @@ pub(super) use rustix::event::epoll::EventFlags;
 
 /// A source of events: a file descriptor, or deadlines.
 pub(super) trait Source: Send + Sync {
-    /// The descriptor is ready. Must not wait.
+    /// The descriptor is ready. Must not block.
     fn ready(self: Arc<Self>, events: EventFlags);
 
-    /// A time that was requested by [`Reactor::wake_at`] has been reached.
+    /// A time requested with [`Reactor::wake_at`] has been reached.
     fn due(self: Arc<Self>, now: Instant) {
         let _ = now;
     }
@@ -108,11 +108,11 @@ impl Reactor {
     }
 
     pub(super) fn modify(&self, fd: impl AsFd, token: u64, events: EventFlags) {
-        // Fails only for a descriptor that was removed, which is ready for nothing.
+        // Fails only for a removed descriptor, for which no events are needed.
         let _ = epoll::modify(&self.epoll, fd, epoll::EventData::new_u64(token), events);
     }
 
-    /// Removes a source: it is called no more, except by a call that is running.
+    /// Removes a source: it is not called any more, except by a call that is already running.
     pub(super) fn remove(&self, fd: impl AsFd, token: u64) {
         let _ = epoll::delete(&self.epoll, fd);
         let source = self.sources.lock().by_token.remove(&token);
@@ -175,7 +175,7 @@ impl Reactor {
     }
 }
 
-/// Calls and catches panics, so that a defect in one world does not end the connections of the others.
+/// Makes a call and catches panics, so that a defect in one world does not end the connections of the others.
 fn protect(call: impl FnOnce()) {
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err() {
         tracing::error!(name: "nccl.internal", target: "nccl", what = "control", "the control thread survived a panic");
@@ -189,7 +189,7 @@ pub(super) fn timespec(duration: Duration) -> Timespec {
     }
 }
 
-/// Waits until the descriptor is ready for `flags` or the deadline; returns whether it is.
+/// Waits until the descriptor is ready for `flags`, or until the deadline; returns whether it is ready.
 pub(super) fn poll(
     fd: impl AsFd,
     flags: rustix::event::PollFlags,

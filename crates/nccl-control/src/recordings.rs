@@ -1,7 +1,9 @@
-//! The recordings of all ranks, requested by one of them or by an observer, whatever their threads do.
+//! The recordings of all ranks, requested by one rank or by an observer, regardless of what the ranks' threads are
+//! doing.
 //!
-//! Every process listens at an address of its own, and answers on the thread that reads its connections ([`node`](super::node)).
-//! The asking process connects to each of them, so that nothing passes through rank 0, which may itself hang:
+//! Every process listens at an address of its own, and answers on the thread that reads its connections
+//! ([`node`](super::node)). The requesting process connects to each of them directly, so that nothing passes through
+//! rank 0, which may itself hang:
 //!
 //! ```text
 //! asks                                   a rank's reading thread
@@ -33,17 +35,17 @@ use crate::time::deadline_after;
 /// How many ranks are asked at once.
 const WORKERS: usize = 32;
 
-/// The bytes of all answers together, as far as [`LEAST`] allows.
+/// The maximum number of bytes of all answers together, as far as [`LEAST`] allows.
 const TOTAL: usize = 64 << 20;
 
-/// The limits of one rank's answer, however many ranks there are.
+/// The bounds of the limit for one rank's answer, regardless of the number of ranks.
 const LEAST: usize = 32 << 10;
 const MOST: usize = 4 << 20;
 
-/// The longest recording that is sent.
+/// The largest recording that is sent.
 pub(super) const LARGEST_ANSWER: usize = 8 << 20;
 
-/// How often a clock is read; the reading with the shortest round trip counts.
+/// How often a clock is read; the reading with the shortest round trip is used.
 pub(super) const READINGS: usize = 5;
 
 /// The timeout for a rank that is known to have departed, which may still answer.
@@ -58,7 +60,7 @@ pub(super) struct RecordingTarget {
     pub(super) at: Option<String>,
     /// How it ended.
     pub(super) end: Option<String>,
-    /// What else is known of it, for the case that it does not answer.
+    /// What else is known about the rank, in case it does not answer.
     pub(super) known: Option<String>,
 }
 
@@ -124,7 +126,7 @@ impl RecordingQuery<'_> {
         decode: &Decode<'_, T>,
     ) -> RecordingAnswers<T> {
         let until = deadline_after(self.timeout);
-        // Ranks that do not answer must not use up the time of those behind them.
+        // Ranks that do not answer must not use up the time for later ranks.
         let each = match targets.len() {
             ..=WORKERS => self.timeout,
             _ => (self.timeout / 4).max(Duration::from_millis(250)),
@@ -171,7 +173,7 @@ impl RecordingQuery<'_> {
         }
     }
 
-    /// Asks one rank until it answers or the deadline passes; the error states why it did not.
+    /// Asks one rank until it answers or the deadline passes; the error states why there is no answer.
     fn ask_one<T>(
         &self,
         target: &RecordingTarget,
@@ -222,7 +224,7 @@ impl RecordingQuery<'_> {
             {
                 (established.connection, established.decoder)
             }
-            // A coordinator that has taken over listens at the address of its predecessor.
+            // A coordinator that has taken over listens at its predecessor's address.
             AttemptOutcome::Connected(established) => {
                 established.connection.shut();
                 let why = format!(
@@ -255,7 +257,7 @@ impl RecordingQuery<'_> {
         answer
     }
 
-    /// Returns how many bytes each rank may answer.
+    /// Returns the maximum number of bytes of each rank's answer.
     fn budget(&self) -> usize {
         (TOTAL / self.size.max(1)).clamp(LEAST, MOST)
     }
@@ -351,7 +353,7 @@ impl RecordingTarget {
     }
 }
 
-/// Describes the state of the process that listens there, if it runs under the same kernel.
+/// Describes the state of the process that listens at the address, if it runs under the same kernel.
 fn state_at(address: &Address) -> Option<&'static str> {
     if matches!(address, Address::Tcp(_)) {
         return None;

@@ -1,4 +1,4 @@
-//! Why connections are refused: the reasons, their number and their log events.
+//! Why connections are refused: the reasons, the count and the log events.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -25,7 +25,7 @@ impl From<String> for Refusal {
 }
 
 impl Refusal {
-    /// `theirs` is the name of another job than `own`, this process's.
+    /// `theirs` is the name of another job than `own`, the job of this process.
     pub(super) fn of_job(theirs: &str, own: &str) -> Self {
         Self {
             why: format!(
@@ -36,7 +36,7 @@ impl Refusal {
         }
     }
 
-    /// `theirs` is another generation than `own`, this process's.
+    /// `theirs` is another generation than `own`, the generation of this process.
     pub(super) fn of_generation(theirs: u64, own: u64) -> Self {
         match theirs > own {
             true => Self::later(format!(
@@ -57,7 +57,7 @@ impl Refusal {
         ))
     }
 
-    /// The peer is not a rank of the job; where there are several ports, the coordinator may be at another.
+    /// The peer is not a rank of the job; if there are several ports, the coordinator may be at another one.
     pub(super) fn elsewhere(why: String) -> Self {
         Self {
             why,
@@ -65,7 +65,7 @@ impl Refusal {
         }
     }
 
-    /// Another attempt may succeed when the peer that answers has ended.
+    /// Another attempt may succeed after the answering peer has ended.
     pub(super) fn later(why: String) -> Self {
         Self {
             why,
@@ -74,12 +74,12 @@ impl Refusal {
     }
 }
 
-/// Checks whether another observer is admitted, beside `observers`, of a world of `ranks` ranks.
+/// Checks whether a world of `ranks` ranks that has `observers` observers admits another one.
 ///
 /// # Errors
-/// There are too many already.
+/// There are too many observers already.
 pub(super) fn check_room(observers: usize, ranks: usize) -> Result<(), String> {
-    // At least one for each host, when each has a launcher that observes.
+    // At least one for each host, because each host may have a launcher that observes.
     let max_observers = 64 + ranks;
     match observers < max_observers {
         true => Ok(()),

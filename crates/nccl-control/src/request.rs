@@ -12,30 +12,31 @@ use super::round::Round;
 use super::straggler::{EntryReport, StragglerQueryRequest};
 use crate::departure::{Failure, ProcessEnd, Reason};
 
-/// The number of a request to which its sender wants no answer.
+/// The number of a request that needs no answer.
 pub(super) const NO_ANSWER: u64 = u64::MAX;
 
-/// The coordinator answers those that need one with an [`Answer`](super::coordinator_message::Answer) of the same
-/// number, in any order.
+/// A request to the coordinator. The coordinator answers requests that need an answer with an
+/// [`Answer`](super::coordinator_message::Answer) of the same number, in any order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// A part of an exchange; answered when all ranks have given theirs.
+    /// A part of an exchange; answered when all ranks have contributed theirs.
     Exchange {
         round: Round,
-        /// For how long it was made of earlier coordinators.
+        /// How long the sender has waited since it made this request to earlier coordinators.
         #[serde(deserialize_with = "clean")]
         waited: Duration,
-        /// How long it may take from now on.
+        /// The remaining timeout of the request.
         #[serde(deserialize_with = "clean")]
         timeout: Duration,
         #[serde(with = "bytes")]
         part: Vec<u8>,
     },
-    /// Gives up the request of the same number, and with it the exchange for all.
+    /// Cancels the request of the same number, and with it the exchange for all ranks.
     Cancel {
         reason: Reason,
     },
-    /// To a coordinator that this rank begins to follow, or follows again: the exchanges whose outcome it has, and whether they failed.
+    /// Sent to a coordinator that this rank begins to follow, or follows again: the exchanges whose outcome this rank
+    /// has, and whether each failed.
     Outcomes(Vec<(Round, bool)>),
     /// The answer to a [`Push::WantOutcome`](super::coordinator_message::Push::WantOutcome).
     Outcome {
@@ -53,11 +54,11 @@ pub(super) enum Request {
         #[serde(deserialize_with = "clean")]
         timeout: Duration,
     },
-    /// Asks for the value that is there now; answered at once.
+    /// Asks for the current value; answered at once.
     TryGet {
         key: String,
     },
-    /// Answered when all keys are set at one time.
+    /// Answered when all keys are set at the same time.
     AwaitKeys {
         keys: Vec<String>,
         #[serde(deserialize_with = "clean")]
@@ -68,7 +69,7 @@ pub(super) enum Request {
         key: String,
         amount: i64,
     },
-    /// Sets the key if its value is the expected one; with `None`, if it is not set.
+    /// Sets the key if its current value is the expected one; with `None`, if the key is not set.
     CompareSet {
         key: String,
         expected: Option<ExpectedValue>,
@@ -83,25 +84,25 @@ pub(super) enum Request {
         #[serde(deserialize_with = "clean")]
         name: String,
     },
-    /// For all ranks, the sender included.
+    /// Sends a message to all ranks, including the sender.
     Announce {
         topic: String,
         #[serde(with = "bytes")]
         bytes: Vec<u8>,
     },
-    /// For one rank alone. Sent again to a new coordinator, so it may arrive twice.
+    /// Sends a message to one rank alone. It is sent again to a new coordinator, so it may arrive twice.
     Direct {
         to: usize,
         topic: String,
         #[serde(with = "bytes")]
         bytes: Vec<u8>,
     },
-    /// This rank has dropped its world and still has communicators: it takes part only in the ends of these. With a reason, it
-    /// fails.
+    /// This rank has dropped its world but still has communicators: it takes part only in their ends. With a reason,
+    /// the rank has failed.
     LeaveWorld {
         why: Option<Failure>,
     },
-    /// A message of a channel, to one rank or to all others; answered when all of them have room for it.
+    /// A message of a channel, to one rank or to all others; answered when all receivers have room for it.
     Send {
         channel: String,
         to: Option<usize>,
@@ -110,24 +111,25 @@ pub(super) enum Request {
         #[serde(with = "bytes")]
         bytes: Vec<u8>,
     },
-    /// This rank has received this many messages.
+    /// The number of messages that this rank has taken from the channel.
     Consumed {
         channel: String,
         count: usize,
     },
     /// Asks for the clock of the receiver's recorder; answered at once.
     Clock,
-    /// Asks for the last operations of the receiver's communicators, in about `bytes` bytes at most. Sent only by
+    /// Asks for the last operations of the receiver's communicators, in at most about `bytes` bytes. Sent only by
     /// [`PeerRole::RecordingReader`](super::handshake::PeerRole::RecordingReader).
     Recording {
         bytes: usize,
     },
-    /// This rank waits in an operation that another rank may not have entered: asks for a straggler query about it.
+    /// Asks for a straggler query: this rank waits in an operation that another rank may not have entered.
     QueryStragglers(StragglerQueryRequest),
     /// Whether this rank has entered an operation: the answer to
-    /// [`Push::StragglerQuery`](super::coordinator_message::Push::StragglerQuery), and once more when it has.
+    /// [`Push::StragglerQuery`](super::coordinator_message::Push::StragglerQuery). Sent again when the rank has
+    /// entered.
     EntryReport(EntryReport),
-    /// The last call of this process, if there is one.
+    /// The last call of this process.
     LastCall {
         #[serde(deserialize_with = "clean")]
         call: String,
@@ -137,7 +139,7 @@ pub(super) enum Request {
         rank: usize,
         state: ProcessState,
     },
-    /// From an observer: it has started these ranks, as these processes, and will report how they end.
+    /// From an observer: it has started these ranks as these processes, and will report how they end.
     WatchRanks {
         ranks: Vec<(usize, u64)>,
     },
@@ -147,7 +149,8 @@ pub(super) enum Request {
         pid: u64,
         end: ProcessEnd,
     },
-    /// Asks for the phases of these ranks, which a request has awaited for so long: answered like a request that timed out.
+    /// Asks for the phases of these ranks, for which a request has waited for `waited`; answered like a request that
+    /// timed out.
     Missing {
         ranks: Vec<usize>,
         #[serde(deserialize_with = "clean")]
@@ -155,12 +158,12 @@ pub(super) enum Request {
     },
 }
 
-/// A value with which that of a key is compared.
+/// The value with which the current value of a key is compared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ExpectedValue(#[serde(with = "bytes")] pub(super) Vec<u8>);
 
 impl Request {
-    /// Whether this is about keys and values.
+    /// Whether this request uses the store.
     pub(super) fn uses_store(&self) -> bool {
         let reads = matches!(
             self,
@@ -169,8 +172,8 @@ impl Request {
         reads || self.changes_store()
     }
 
-    /// Whether this changes keys and values, so that it has to be carried out once although it may arrive twice. Such a request
-    /// is answered at once.
+    /// Whether this request changes the store, so that it must be carried out only once although it may arrive twice.
+    /// Such a request is answered at once.
     pub(super) fn changes_store(&self) -> bool {
         matches!(
             self,

@@ -29,8 +29,8 @@ fn some<'d, D: Deserializer<'d>>(from: D) -> Result<Option<Arc<[usize]>>, D::Err
     Ok(members.filter(|members| !members.is_empty()))
 }
 
-/// The beginning of the topics of rounds in which ranks report that they are done with something. Such a round
-/// succeeds without departed ranks: an ended process is done with everything.
+/// The prefix of the topics of rounds in which ranks report that they are done with something. Such a round succeeds
+/// without departed ranks, because an ended process is done with everything.
 pub(super) const END_TOPIC: &str = "end/";
 
 impl Round {
@@ -39,17 +39,17 @@ impl Round {
         self.topic.starts_with(END_TOPIC)
     }
 
-    /// Whether some of the ranks agree on something without the others, which could form another world.
+    /// Whether only some of the ranks take part, so that the others could form another world without them.
     pub(super) fn needs_majority(&self) -> bool {
         self.members.is_some() && !self.is_of_ends()
     }
 }
 
-/// A rank for which a request waits.
+/// A rank that a request waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Missing {
     pub(super) rank: usize,
-    /// Its phase, and for how long; `None` when it never joined.
+    /// Its phase, and for how long; `None` if it has never joined.
     #[serde(deserialize_with = "clean")]
     pub(super) phase: Option<(Phase, Duration)>,
 }
@@ -69,18 +69,18 @@ pub(super) enum RequestError {
         rank: usize,
         departure: Departure,
     },
-    /// This rank gave a part of the round already.
+    /// This rank has already contributed a part to the round.
     Twice,
-    /// The parts or values exceed the limit together.
+    /// The parts or values together exceed the limit.
     TooLarge {
         bytes: usize,
     },
-    /// Another rank gave the round up.
+    /// Another rank cancelled the round.
     GivenUp {
         rank: usize,
         reason: Reason,
     },
-    /// Another rank uses the topic with other ranks.
+    /// Another rank uses the topic with a different set of ranks.
     OtherMembers,
     /// No rank set the key in time.
     NoKey {
@@ -94,7 +94,7 @@ pub(super) enum RequestError {
         #[serde(deserialize_with = "clean")]
         waited: Duration,
     },
-    /// The key to whose value something was to be added holds no number.
+    /// The value of the key, to which an amount was to be added, is not a number.
     NotANumber {
         #[serde(deserialize_with = "clean")]
         found: String,
@@ -104,15 +104,17 @@ pub(super) enum RequestError {
         counter: i64,
         amount: i64,
     },
-    /// An earlier coordinator of this generation had the store.
+    /// The store was on an earlier coordinator of this generation, and is lost.
     StoreLost,
-    /// The coordinator does not serve this generation: an earlier one did, and a later generation has another.
+    /// This process does not serve the request's generation: the coordinator of that generation is gone, and this one
+    /// coordinates a later generation.
     OldGeneration,
-    /// An earlier coordinator has answered some ranks, and what it has answered is not kept.
+    /// An earlier coordinator has answered some ranks, and the outcome is not available any more.
     OutcomeLost,
     /// This rank itself cancelled the request.
     Interrupted,
-    /// All ranks of the round have given their parts, but are not known to be on the side that continues.
+    /// All ranks of the round have contributed their parts, but the ranks are not known to be on the side that
+    /// continues.
     NoMajority {
         #[serde(deserialize_with = "clean")]
         waited: Duration,
@@ -120,12 +122,12 @@ pub(super) enum RequestError {
 }
 
 impl RequestError {
-    /// Whether a request was refused, which says nothing about its round.
+    /// Whether this is a refusal of the request, which does not affect its round.
     pub(super) fn is_refusal(&self) -> bool {
         matches!(self, Self::Twice | Self::OtherMembers | Self::OldGeneration)
     }
 
-    /// The part of an error that other code acts on.
+    /// Returns the part of the error that other code acts on.
     pub(super) fn unfinished(&self) -> Option<UnfinishedExchange> {
         match self {
             Self::Departed { rank, departure } => Some(UnfinishedExchange::Departed {

@@ -9,13 +9,14 @@ use std::path::Path;
 use super::limits;
 use crate::error::{Error, Result};
 
-/// The secret of a job, which only its processes know: any bytes, without the whitespace around them.
+/// The secret of a job, which only its processes know: any bytes; surrounding whitespace is ignored.
 ///
-/// Both sides of every connection prove that they know it, without sending it, and all their messages are encrypted and
+/// Both sides of every connection prove that they know the secret without sending it. All messages are encrypted and
 /// authenticated: bytes that were changed, repeated or dropped on the way end the connection.
 ///
-/// The secret has to be random, 128 bits at least (`openssl rand -hex 32`): a recorded connection is enough to try
-/// secrets offline. One of less than 16 bytes is an error where it is used. Its `Debug` output does not contain it.
+/// The secret must be random, with at least 128 bits (`openssl rand -hex 32`): a recorded connection is enough to try
+/// secrets offline. A secret of less than 16 bytes is an error where it is used. The `Debug` output does not contain
+/// the secret.
 ///
 /// ```
 /// use nccl::control::Secret;
@@ -28,7 +29,7 @@ use crate::error::{Error, Result};
 pub struct Secret(Vec<u8>);
 
 impl Secret {
-    /// Makes a secret of any length: [`Job::check`](super::job::Job::check) refuses one that is too short.
+    /// Creates a secret of any length; [`Job::check`](super::job::Job::check) refuses one that is too short.
     pub(super) fn new(bytes: impl AsRef<[u8]>) -> Self {
         Self(bytes.as_ref().trim_ascii().to_vec())
     }
@@ -38,8 +39,8 @@ impl Secret {
         &self.0
     }
 
-    /// Reads `NCCL_RUN_SECRET`, or the file that `NCCL_RUN_SECRET_FILE` names: any bytes, without the whitespace around
-    /// them. A variable that is set and cannot be read is an error, never a job without a secret.
+    /// Reads `NCCL_RUN_SECRET`, or the file that `NCCL_RUN_SECRET_FILE` names: any bytes; surrounding whitespace is
+    /// ignored. A variable that is set but cannot be read is an error, so that a job never runs without its secret.
     pub(super) fn from_variables(get: impl Fn(&str) -> Option<OsString>) -> Result<Option<Self>> {
         match (get("NCCL_RUN_SECRET"), get("NCCL_RUN_SECRET_FILE")) {
             (Some(_), Some(path)) => Err(Error::rendezvous(format!(

@@ -30,7 +30,7 @@ pub(super) struct Listener {
     pub(super) at: String,
     /// The actual address over TCP.
     address: Option<std::net::SocketAddr>,
-    /// The endpoint of all its connections, over a Unix socket.
+    /// The endpoint of all connections of this listener, for a Unix socket.
     endpoint: Option<Endpoint>,
 }
 
@@ -76,7 +76,7 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Before the socket is closed: a later listener takes the path over only after that.
+        // The file is removed before the socket is closed: a later listener takes over the path only after that.
         if let Some((path, own)) = &self.path
             && inode(path) == *own
         {
@@ -96,7 +96,7 @@ fn unix_address(address: &Address) -> io::Result<SocketAddr> {
     }
 }
 
-/// Listens at `address` as rank 0; replaces the file of a socket without a listener.
+/// Listens at `address` as rank 0; replaces a socket file that has no listener.
 pub(super) fn listen(address: &Address) -> Result<Listener> {
     listen_or(address, |holder| {
         format!(
@@ -106,7 +106,8 @@ pub(super) fn listen(address: &Address) -> Result<Listener> {
     })
 }
 
-/// Listens at `address`. `taken` makes the error for an address where another process listens, which is ` (pid 7)` if it is known.
+/// Listens at `address`. `taken` makes the error for an address where another process listens; its argument is ` (pid
+/// 7)` if that process is known.
 fn listen_or(address: &Address, taken: impl FnOnce(&str) -> String) -> Result<Listener> {
     if let Address::Tcp(host_ports) = address {
         let (socket, at) = tcp::listen(host_ports)?;
@@ -122,15 +123,15 @@ fn listen_or(address: &Address, taken: impl FnOnce(&str) -> String) -> Result<Li
     }
     let failed = |error| Error::io(format!("listening at {address}"))(error);
     let target = unix_address(address).map_err(failed)?;
-    // Two generations of this process may listen at one address at the same moment. Without the lock, both would find no listener, and
-    // the second would remove the file of the first.
+    // Two generations of this process may start to listen at one address at the same time. Without the lock, both would
+    // find no listener, and the second would remove the file of the first.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock();
     let listener = match UnixListener::bind_addr(&target) {
         Ok(listener) => listener,
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
             match (UnixStream::connect_addr(&target), address) {
-                // A file of another kind refuses, too, and is not ours to remove.
+                // A file of another kind also refuses, but must not be removed.
                 (Err(error), Address::Path(path))
                     if error.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) =>
                 {
@@ -147,7 +148,7 @@ fn listen_or(address: &Address, taken: impl FnOnce(&str) -> String) -> Result<Li
         }
         Err(error) => return Err(failed(error)),
     };
-    // Many ranks connect at once; the system caps the backlog.
+    // Many ranks connect at once; the system limits the backlog.
     rustix::net::listen(&listener, 4096).map_err(|error| failed(error.into()))?;
     listener.set_nonblocking(true).map_err(failed)?;
     let path = match address {
@@ -180,7 +181,7 @@ pub(super) fn listen_beside(
     name: &str,
     connection: BorrowedFd<'_>,
 ) -> Result<Listener> {
-    // Rank 0 may not have registered yet the process that it admitted first.
+    // Rank 0 may not yet have registered the process that it admitted first.
     let taken = |holder: &str| {
         format!(
             "rank {name} has joined already, as another process{holder} of this host, and two processes cannot be one rank"
@@ -234,7 +235,7 @@ pub(super) fn dial(
     Ok(socket)
 }
 
-/// Checks whether the peer of an accepted connection may be read at all.
+/// Checks whether data of an accepted connection may be read at all.
 pub(super) fn admit(stream: impl AsFd) -> Result<(), String> {
     let stream = stream.as_fd();
     if tcp_peer(stream).is_some() {

@@ -1,8 +1,8 @@
 //! The store of a world: keys and values that the coordinator keeps for all ranks of one generation.
 //!
-//! The service of the coordinator carries each request out as one step (`service/store.rs`), and each change once, although a
-//! member repeats it when it has lost the coordinator for a while (`node/services.rs`). A change whose call has failed because the
-//! coordinator is lost or silent may have been carried out.
+//! The coordinator's service carries out each request as one step (`service/store.rs`). A member repeats a change after
+//! it has lost the coordinator for a while, and the service carries it out only once (`node/services.rs`). If a call
+//! fails because the coordinator is lost or silent, its change may nevertheless have been carried out.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::world::World;
 use crate::error::Result;
 use crate::time::deadline_after;
 
-/// What [`World::compare_set`] has done.
+/// The result of [`World::compare_set`].
 ///
 /// ```
 /// use nccl::control::CompareSet;
@@ -28,11 +28,11 @@ use crate::time::deadline_after;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "the value may be another one than the expected"]
 pub enum CompareSet {
-    /// The value was the expected one, and is the new one now.
+    /// The key had the expected value, and now has the new one.
     Set,
-    /// The value was another one, and stays.
+    /// The key had another value, which is unchanged.
     Unchanged {
-        /// The value that is there; `None` when the key is not set.
+        /// The current value; `None` when the key is not set.
         current: Option<Vec<u8>>,
     },
 }
@@ -86,7 +86,7 @@ impl World {
         }
     }
 
-    /// Waits until all keys are set at one time.
+    /// Waits until all keys are set at the same time.
     pub fn wait(&self, keys: &[&str]) -> Result<()> {
         let topic = match keys {
             [] => return Ok(()),
@@ -101,7 +101,7 @@ impl World {
         self.ask_store(&topic, request).map(drop)
     }
 
-    /// Adds to the decimal number under `key`, which is 0 if it is not set, and returns the sum.
+    /// Adds to the decimal number under `key`, which counts as 0 if it is not set, and returns the sum.
     pub fn add(&self, key: &str, amount: i64) -> Result<i64> {
         let request = |_| Request::Add {
             key: key.to_owned(),
@@ -113,7 +113,7 @@ impl World {
         }
     }
 
-    /// Stores `value` under `key` if the value there is `expected`; with `None`, if the key is not set.
+    /// Stores `value` under `key` if the current value is `expected`; with `None`, if the key is not set.
     pub fn compare_set(
         &self,
         key: &str,
@@ -151,7 +151,7 @@ impl World {
         self.ask(topic, request, deadline_after(self.timeout()), None)
     }
 
-    /// Checks that a request has no more bytes than the store may have.
+    /// Checks that a request is within the size limit of the store.
     fn check_bytes(&self, topic: &str, bytes: usize) -> Result<()> {
         match bytes {
             ..=LARGEST => Ok(()),

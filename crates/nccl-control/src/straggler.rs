@@ -1,4 +1,4 @@
-//! Which ranks have not entered an operation in which others wait: the messages between ranks and coordinator about it.
+//! Messages between ranks and the coordinator about ranks that have not entered an operation in which others wait.
 //!
 //! ```text
 //! a rank that waits          coordinator                        every other member
@@ -9,11 +9,11 @@
 //!          ◀────────────── reports to all members, and observers ──▶ which ranks are late, by how much, in which phase
 //! ```
 //!
-//! The messages carry ages, never times of a clock: each rank states how long ago it entered, and the coordinator
-//! subtracts that from the moment at which it receives the answer, less half of the round trip. Clocks may therefore
-//! differ at will, and the results are right to about the latency of a message.
+//! The messages carry ages, never clock times: each rank states how long ago it entered, and the coordinator subtracts
+//! that from the time at which it receives the answer, less half of the round trip. The clocks may therefore differ
+//! arbitrarily; the results are accurate to about the latency of a message.
 //!
-//! `service/straggler_queries.rs` is the coordinator's part, `supervision/stragglers.rs` that of a rank.
+//! `service/straggler_queries.rs` is the coordinator's part, `supervision/stragglers.rs` the part of a rank.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::operation::OperationKind;
 
-/// The operation in question, as named by the rank whose request opened the query.
+/// The operation in question, as described by the rank whose request opened the query.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct QueriedOperation {
@@ -30,20 +30,20 @@ pub struct QueriedOperation {
     pub key: String,
     /// Its name.
     pub name: String,
-    /// Its number among the collectives of the communicator, from 1: the same on all ranks, whatever messages
-    /// they have exchanged besides.
+    /// The index of the operation among the collectives of the communicator, from 1. It is the same on all ranks,
+    /// regardless of the point-to-point messages that they have exchanged.
     pub collective_index: u64,
     #[serde(with = "kind")]
     pub kind: OperationKind,
     pub sequence: u64,
 }
 
-/// A request for a straggler query, of a rank that waits in an operation.
+/// A request for a straggler query, from a rank that waits in an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct StragglerQueryRequest {
     pub subject: QueriedOperation,
-    /// The ranks of the communicator in the world; empty for all in order.
+    /// The ranks of the communicator in the world; empty for all ranks in order.
     pub members: Vec<usize>,
     /// How long ago the rank entered.
     #[serde(deserialize_with = "clean")]
@@ -74,9 +74,9 @@ pub struct StragglerReport {
     /// The number of ranks of the communicator.
     pub ranks: usize,
     pub late: Vec<LateRank>,
-    /// How many more are late and not listed.
+    /// The number of further late ranks, which are not listed.
     pub more: usize,
-    /// The rank of the world that logs the warning for all: a rank that waits, and so is known to answer.
+    /// The rank of the world that logs the warning for all ranks: a waiting rank, which is therefore known to answer.
     pub reporter: usize,
 }
 

@@ -1,4 +1,4 @@
-//! The rendezvous over TCP: listening at one address, and at all of them only when asked.
+//! The rendezvous over TCP. Rank 0 listens at one address; it listens at all addresses only if configured to.
 
 use std::fmt;
 use std::io;
@@ -16,12 +16,12 @@ use super::port_owner::port_owners;
 use super::reactor::poll;
 use crate::error::{Error, Result};
 
-/// Where the name of rank 0's host comes from: decides what helps when it does not resolve.
+/// The source of the name of rank 0's host, which determines the advice when it does not resolve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NameOrigin {
     /// A caller, or `NCCL_RUN_RENDEZVOUS`.
     Configured,
-    /// This list of nodes.
+    /// From this list of nodes.
     Slurm { list: &'static str },
     /// `MASTER_ADDR`.
     Torchrun,
@@ -30,7 +30,8 @@ pub(super) enum NameOrigin {
 }
 
 impl NameOrigin {
-    /// Whether the name resolves from the start of the job on, or never. A pod has a name when it runs.
+    /// Whether the name either resolves from the start of the job, or never does. In contrast, a pod's name resolves
+    /// once the pod runs.
     fn is_static(self) -> bool {
         matches!(self, Self::Slurm { .. })
     }
@@ -41,7 +42,7 @@ impl NameOrigin {
 pub(super) struct HostPorts {
     pub(super) host: String,
     pub(super) origin: NameOrigin,
-    /// The first and the last port to try; 0 for any, which has to be published.
+    /// The first and the last port to try; 0 means any port, and requires publishing.
     pub(super) ports: (u16, u16),
     pub(super) interface: Option<Interface>,
     /// Whether some ranks are known to be on other hosts.
@@ -53,11 +54,11 @@ pub(super) struct HostPorts {
 /// The timeout of one TCP connect: an answer arrives within milliseconds, or not at all.
 const TCP_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The most bytes in one packet, which pass wherever IPv6 does (RFC 8200, section 5: 1280 bytes with all headers).
-/// A path that silently drops larger packets would otherwise make a live host look dead.
+/// The maximum segment size, which fits into any IPv6 path (RFC 8200, section 5: 1280 bytes with all headers). A path
+/// that silently drops larger packets would otherwise make a live host look dead.
 const SEGMENT: u32 = 1220;
 
-/// How many ports an error describes.
+/// The maximum number of ports that an error describes.
 const MAX_LISTED_PORTS: usize = 8;
 
 impl HostPorts {
@@ -87,7 +88,7 @@ impl HostPorts {
         Some(Self::new(host, ports))
     }
 
-    /// Whether there are several ports, at some of which other programs may listen.
+    /// Whether there are several ports; other programs may listen at some of them.
     pub(super) fn is_range(&self) -> bool {
         self.ports.0 != self.ports.1
     }
@@ -125,7 +126,7 @@ impl fmt::Display for HostPorts {
     }
 }
 
-/// Listens at the first available port, and keeps it.
+/// Listens at the first available port of the range.
 pub(super) fn listen(host_ports: &HostPorts) -> Result<(OwnedFd, SocketAddr)> {
     let own = interface::own().map_err(Error::io("looking at this host's interfaces"))?;
     let (at, name) = own_address(host_ports, &own)?;
@@ -189,7 +190,7 @@ pub(super) fn listen(host_ports: &HostPorts) -> Result<(OwnedFd, SocketAddr)> {
     )))
 }
 
-/// Listens at any port of the local address of `connection`: the address on the way to rank 0.
+/// Listens at any port of the local address of `connection`, which is the address that is used towards rank 0.
 pub(super) fn listen_beside(connection: impl AsFd) -> io::Result<(OwnedFd, SocketAddr)> {
     let at = rustix::net::getsockname(connection)?;
     let at = SocketAddr::try_from(at).map_err(io::Error::from)?;
@@ -266,7 +267,7 @@ fn resolve(host_ports: &HostPorts, port: u16) -> io::Result<Vec<SocketAddr>> {
     Ok(found.collect())
 }
 
-/// The name of rank 0's host has no address on this host.
+/// The host name of rank 0 has no address on this host.
 #[derive(Debug)]
 struct Unresolved {
     host: String,
@@ -307,7 +308,7 @@ pub(super) fn is_unresolved(error: &io::Error) -> bool {
     unresolved(error).is_some()
 }
 
-/// The same, of a name that will not get one while the job runs.
+/// The same, for a name that will not get an address while the job runs.
 pub(super) fn is_unresolved_for_good(error: &io::Error) -> bool {
     unresolved(error).is_some_and(|unresolved| unresolved.origin.is_static())
 }
@@ -324,14 +325,14 @@ fn new_socket(to: SocketAddr) -> Result<OwnedFd, Errno> {
     };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
-    // Failure to set it has no effect on an ordinary path.
+    // If this fails, ordinary paths are not affected.
     let _ = socket2::SockRef::from(&socket).set_tcp_mss(SEGMENT);
     Ok(socket)
 }
 
 fn bind(at: SocketAddr) -> Result<OwnedFd, Errno> {
     let socket = new_socket(at)?;
-    // Remains of ended connections do not prevent binding; a listener still does.
+    // Remnants of ended connections do not prevent binding; a listener still does.
     sockopt::set_socket_reuseaddr(&socket, true)?;
     if at.is_ipv6() {
         sockopt::set_ipv6_v6only(&socket, !at.ip().is_unspecified())?;
@@ -392,7 +393,8 @@ impl fmt::Display for Unanswered {
     }
 }
 
-/// Whether an attempt to connect failed because no packet arrived, and not because of a report that the address is unreachable.
+/// Whether an attempt to connect failed because no packet arrived, rather than because of a report that the address is
+/// unreachable.
 pub(super) fn is_unanswered(error: &io::Error) -> bool {
     error
         .get_ref()
@@ -426,8 +428,8 @@ fn connect(to: SocketAddr, deadline: Instant) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Refuses a connection whose own port is the one to which it was made: on this host, the system may choose that one. It
-/// is reset, because an orderly end would keep the port from a later listener for a minute.
+/// Refuses a connection to itself: on this host, the system may choose the target port as the connection's own port.
+/// The connection is reset, because an orderly close would keep the port from a later listener for a minute.
 fn refuse_itself(socket: OwnedFd, to: SocketAddr) -> io::Result<OwnedFd> {
     if local_address(&socket)? != to {
         return Ok(socket);
@@ -446,7 +448,7 @@ fn explained(error: Errno) -> io::Error {
         _ => return error.into(),
     };
     let error = io::Error::from(error);
-    // Another attempt may find the rule changed.
+    // The rule may have changed before another attempt.
     let kind = match error.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput => io::ErrorKind::Other,
         kind => kind,
@@ -454,8 +456,8 @@ fn explained(error: Errno) -> io::Error {
     io::Error::new(kind, format!("{error}; {why}"))
 }
 
-/// Returns why other ranks cannot reach the address at which rank 0 listens, because of how its own host resolves
-/// its name.
+/// Returns why other ranks cannot reach the address at which rank 0 listens, if the cause is how rank 0's own host
+/// resolves its name.
 fn unreachable_name(host_ports: &HostPorts, at: SocketAddr) -> Option<String> {
     let HostPorts { host, .. } = host_ports;
     let literal = host.parse::<IpAddr>().is_ok() || host.starts_with("localhost");
@@ -494,8 +496,8 @@ pub(super) fn unreachable(host_ports: &HostPorts, at: SocketAddr) -> Option<Stri
     })
 }
 
-/// Sends small frames at once, and lets the kernel detect a host that has failed, without help of its
-/// processes.
+/// Configures the socket to send small frames at once, and lets the kernel detect a failed host without help from that
+/// host's processes.
 pub(super) fn prepare(socket: impl AsFd) -> io::Result<()> {
     let socket = socket.as_fd();
     sockopt::set_tcp_nodelay(socket, true)?;

@@ -1,5 +1,5 @@
-//! Ranks that are threads of one process: a [`Service`] and the inboxes of all. No message between them is lost and no rank ends
-//! unreported, so membership needs no protocol here.
+//! Ranks that are threads of one process: a [`Service`] and the inboxes of all ranks. No message between them is lost
+//! and no rank ends unreported, so membership needs no protocol here.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,10 +34,10 @@ struct State {
     service: Service,
     /// Which ranks can receive messages.
     present: Vec<bool>,
-    /// The ranks that were sent something since the handlers ran.
+    /// The ranks to which something was sent since the handlers last ran.
     receivers: Vec<usize>,
     pending: BTreeMap<usize, PendingReconfigure>,
-    /// How many generations were agreed upon.
+    /// The number of generations that were agreed upon.
     agreed: u64,
     alarm: Option<Instant>,
 }
@@ -52,7 +52,7 @@ struct PendingReconfigure {
 /// The next generation.
 pub(crate) struct NextThreadWorld {
     pub(crate) threads: Arc<ThreadWorld>,
-    /// For each of its ranks, the rank before.
+    /// For each rank of the next generation, its rank in this one.
     pub(crate) previous_ranks: Vec<usize>,
 }
 
@@ -103,7 +103,7 @@ impl ThreadWorld {
         &self.inboxes[rank]
     }
 
-    /// Handles one request of `rank`; its answer, if any, arrives under `id`.
+    /// Handles one request of `rank`; the answer, if any, arrives under `id`.
     pub(crate) fn send(&self, rank: usize, id: u64, request: Request) {
         let mut state = self.state.lock();
         if !state.present[rank] {
@@ -142,7 +142,7 @@ impl ThreadWorld {
         self.run_handlers();
     }
 
-    /// Ends the part of a rank; the first reason stays.
+    /// Ends the participation of a rank; the first reason is kept.
     pub(crate) fn leave(&self, rank: usize, departure: Departure) {
         let mut state = self.state.lock();
         self.rank_leaves(&mut state, rank, departure, false);
@@ -150,7 +150,8 @@ impl ThreadWorld {
         self.run_handlers();
     }
 
-    /// Ends the part of a rank. A rank that `keeps_communicators` still takes part in rounds of ends, and leaves a second time.
+    /// Ends the participation of a rank. A rank that `keeps_communicators` still takes part in rounds of ends, and
+    /// leaves a second time.
     fn rank_leaves(
         &self,
         state: &mut State,
@@ -158,7 +159,8 @@ impl ThreadWorld {
         departure: Departure,
         keeps_communicators: bool,
     ) {
-        // A failed rank has reported that. A rank that stays silently is reported only when it has left.
+        // A failed rank has already reported its failure. A rank that keeps its communicators and has not failed is
+        // reported only after it has left for good.
         let is_reported = matches!(state.service.departure(rank), Some(Departure::Failed(_)));
         let stays_silently = keeps_communicators && departure == Departure::Left;
         if !state.service.record_departure(
@@ -180,8 +182,8 @@ impl ThreadWorld {
         self.agree_if_complete(state);
     }
 
-    /// Forms the next generation with the remaining ranks; `leaves_behind`: without the ranks that make no request in time, if
-    /// all agree.
+    /// Forms the next generation with the remaining ranks. With `leaves_behind`, ranks that make no request in time are
+    /// excluded, if all requesting ranks set it.
     ///
     /// # Errors
     /// Why there is no next generation.
@@ -244,7 +246,7 @@ impl ThreadWorld {
         self.decided.notify_all();
     }
 
-    /// Handles that the timeout of a rank that has requested the next generation is over.
+    /// Handles the timeout of a rank that has requested the next generation.
     fn give_up_waiting(&self, state: &mut State) {
         let now = Instant::now();
         let begun = state
@@ -259,13 +261,13 @@ impl ThreadWorld {
         {
             for rank in missing {
                 let departure = Departure::lost(LossKind::LeftBehind { after: waited });
-                // Delivered to the rank itself, for later reads of its inbox.
+                // Delivered to the excluded rank itself, for later reads of its inbox.
                 let departed = Push::Departed {
                     rank,
                     departure: departure.clone(),
                 };
                 self.push(state, Recipients::Rank(rank), &departed);
-                // The last departure makes the generation.
+                // The last of these departures forms the generation.
                 self.rank_leaves(state, rank, departure, false);
             }
             return;
@@ -312,7 +314,7 @@ impl ThreadWorld {
         }
     }
 
-    /// Runs the handlers of what was sent, without the lock, and sets the next timer.
+    /// Runs the handlers for the messages that were sent, without holding the lock, and sets the next timer.
     fn run_handlers(&self) {
         let mut state = self.state.lock();
         let receivers = std::mem::take(&mut state.receivers);
@@ -339,7 +341,7 @@ impl State {
         pending.filter(|(_, pending_one)| pending_one.outcome.is_none())
     }
 
-    /// Returns the ranks that could request the next generation and have not.
+    /// Returns the ranks that could request the next generation and have not done so.
     fn missing(&self) -> Vec<usize> {
         let is_missing = |rank: &usize| {
             let pending_one = self.pending.get(rank);

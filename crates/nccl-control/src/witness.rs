@@ -12,12 +12,13 @@ use crate::forked::{self, ForkGuarded};
 use crate::time::deadline_after;
 use nccl_base::env_timeouts::{EnvTimeouts, world_timeout};
 
-/// A process of a job that votes and has no rank: when a network is cut in two, the half that reaches it continues.
+/// A process of a job that votes and has no rank: when the network is partitioned, the half that reaches the witness
+/// continues.
 ///
-/// It joins with the first generation, whose ranks are configured to wait for it ([`Rendezvous::witnesses`]), and stays as long as
-/// this value lives; a typical witness is the front end of a server. It receives no messages between ranks; a process that also watches
-/// them has an [`Observer`](crate::Observer) as well. A witness that ends is like a rank that leaves: its vote is not
-/// missed.
+/// A witness joins with the first generation, whose ranks are configured to wait for it ([`Rendezvous::witnesses`]),
+/// and stays as long as this value lives; a typical witness is the front end of a server. It receives no messages
+/// between ranks; a process that also watches the ranks has an [`Observer`](crate::Observer) as well. A witness that
+/// ends is treated like a rank that leaves: its vote is not required any more.
 ///
 /// ```no_run
 /// use nccl::control::Witness;
@@ -33,15 +34,16 @@ pub struct Witness {
     node: ForkGuarded<Arc<Node>>,
 }
 
-/// The first slot of witnesses; ranks and joiners have those from 0.
+/// The first slot of witnesses; the slots of ranks and joiners count from 0.
 const FIRST_SLOT: u32 = 1 << 30;
 
 impl Witness {
-    /// Joins the ranks as witness `number` of those that they expect, counted from 0; waits until all are there, at most
-    /// for the rendezvous's timeout. The rendezvous has to be one for an observer, of the first generation.
+    /// Joins the ranks as witness `number`, counted from 0, of those that they expect. Waits until all are there, at
+    /// most for the rendezvous's timeout. The rendezvous must be one for an observer, of the first generation.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when not all ranks join, or they expect no such witness.
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when not all ranks join, or they do not expect
+    /// this witness.
     ///
     /// ```no_run
     /// # use nccl::control::Witness;
@@ -61,7 +63,8 @@ impl Witness {
         })
     }
 
-    /// Returns the generation of the ranks, in which it votes; it follows them into the next ones.
+    /// Returns the generation of the ranks in which this witness votes; the witness follows the ranks into later
+    /// generations.
     ///
     /// ```no_run
     /// # use nccl::control::Witness;

@@ -31,9 +31,9 @@ pub struct World {
     pub(crate) session: ForkGuarded<Arc<RankSession>>,
     /// The departure that is reported when this value is dropped.
     final_departure: Departure,
-    /// The network interface that the program named.
+    /// The network interface that the program chose.
     pub(super) interface: Option<String>,
-    /// For each rank, its rank in the generation before; empty in the first.
+    /// For each rank, its rank in the previous generation; empty in the first generation.
     pub(super) previous_ranks: Vec<Option<usize>>,
 }
 
@@ -83,7 +83,7 @@ impl World {
         Ok(world)
     }
 
-    /// Sets what follows from the rendezvous and the processes of the ranks.
+    /// Applies the settings that follow from the rendezvous and the processes of the ranks.
     pub(super) fn apply_rendezvous(&mut self, rendezvous: &Rendezvous) {
         if let (true, Some(members)) = (rendezvous.counts_local_rank, self.session.members().get())
         {
@@ -95,7 +95,7 @@ impl World {
         self.interface = rendezvous.address.interface();
     }
 
-    /// The world of an active generation of which this process is a member.
+    /// Creates the world of an active generation of which this process is a member.
     pub(super) fn of_generation(
         active: &ActiveGeneration,
         local_rank: usize,
@@ -104,7 +104,7 @@ impl World {
         Self::new(RankSession::of_generation(active), local_rank, timeout)
     }
 
-    /// Makes the worlds of `size` ranks that are threads of this process.
+    /// Creates the worlds of `size` ranks that are threads of this process.
     pub fn threads(size: usize) -> Vec<Self> {
         assert!(size > 0, "a world has at least one rank");
         let threads = ThreadWorld::new(size);
@@ -113,12 +113,12 @@ impl World {
             .collect()
     }
 
-    /// Makes a world of one rank, for a program that can do without others.
+    /// Creates a world of one rank, for a program that can run alone.
     pub fn single() -> Self {
         Self::local(&ThreadWorld::new(1), 0, 0, Duration::from_secs(60))
     }
 
-    /// Makes the world of a rank that is a thread of this process.
+    /// Creates the world of a rank that is a thread of this process.
     pub(super) fn local(
         threads: &Arc<ThreadWorld>,
         rank: usize,
@@ -155,14 +155,14 @@ impl World {
         &self.session
     }
 
-    /// Returns the network interface that the program named for the ranks' own connections.
+    /// Returns the network interface that the program chose for the ranks' own connections.
     pub fn interface(&self) -> Option<&str> {
         self.interface.as_deref()
     }
 
-    /// Returns the rank as which `nccl-run`, torchrun, MPI or Slurm started the process that is rank `rank` here: the number before the
-    /// lines of its output. After a reconfiguration the two differ. `None` where no launcher gave a number, and for a rank that
-    /// the world does not have.
+    /// Returns the launcher rank of the process that is rank `rank` here: the rank as which `nccl-run`, torchrun, MPI
+    /// or Slurm started the process, and which prefixes the lines of its output. After a reconfiguration the two ranks
+    /// differ. `None` if no launcher assigned a rank, and for a rank that the world does not have.
     pub fn launcher_rank(&self, rank: usize) -> Option<usize> {
         self.session.members().get()?.get(rank)?.launcher_rank
     }
@@ -188,8 +188,8 @@ impl World {
         self.session.fault().map(|fault| Fault::clone(&fault))
     }
 
-    /// Returns a reader of the events of this world's ranks and of this rank's communicators: first the ranks present; then
-    /// departures, failures, deaths, silence and answers, late operations, new coordinators, each
+    /// Returns a reader of the events of this world's ranks and of this rank's communicators. The ranks present come
+    /// first; then follow departures, failures, deaths, silence and answers, late operations, new coordinators, each
     /// [`Fault`], and the next generations. The events end when the world, in its last generation, is dropped.
     pub fn events(&self) -> Events {
         Events::of(self.session.event_bus())
@@ -200,7 +200,7 @@ impl World {
         world_timeout(self.timeout)
     }
 
-    /// Takes part in one exchange of `topic`: gives a part, and returns the parts of all.
+    /// Takes part in one exchange of `topic`: contributes `part`, and returns the parts of all ranks.
     pub fn exchange_all(
         &self,
         topic: &str,
@@ -211,7 +211,7 @@ impl World {
         self.exchange(topic, None, part, deadline, Some(&interrupted))
     }
 
-    /// Takes part in one exchange of all ranks or of `members`.
+    /// Takes part in one exchange of all ranks, or of `members`.
     pub(super) fn exchange(
         &self,
         topic: &str,
@@ -240,7 +240,7 @@ impl World {
         self.session.send(id, request);
     }
 
-    /// The error of a request about `topic` that failed.
+    /// Returns the error for a failed request about `topic`.
     pub(super) fn error_of(&self, topic: &str, error: &RequestError) -> Error {
         self.session.error_of(topic, error)
     }
@@ -252,8 +252,9 @@ impl World {
 }
 
 impl Drop for World {
-    /// Leaves, so that the end of a rank is not reported as its death. A panicking rank reports the panic. A rank whose
-    /// communicators live on takes part in no exchange any more, and stays connected for them.
+    /// Leaves, so that the end of this rank is not reported as its death. A panicking rank reports the panic. A rank
+    /// that still has communicators takes part in no further exchange of this world, and stays connected for the
+    /// communicators.
     fn drop(&mut self) {
         if forked::is_child() {
             return;

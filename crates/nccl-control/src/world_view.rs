@@ -1,4 +1,4 @@
-//! What an observer has seen: the state of every rank, and the events in order.
+//! What an observer has seen: the state of every rank, and the ordered events.
 
 use std::time::{Duration, Instant};
 
@@ -21,11 +21,11 @@ use crate::departure::Departure;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RankEnd {
-    /// With a leave message.
+    /// It sent a leave message.
     Left,
-    /// With an error that it reported.
+    /// It reported an error.
     Failed(String),
-    /// Without a word of its own; how, as far as known.
+    /// It reported nothing; how it ended, as far as known.
     Gone(String),
 }
 
@@ -41,11 +41,12 @@ pub enum RankEnd {
 pub struct RankState {
     /// The rank.
     pub rank: usize,
-    /// Its host's name, once it has joined.
+    /// The name of its host, once it has joined.
     pub host: Option<String>,
-    /// Its process id as it states it, once it has joined.
+    /// Its process id, as stated by the process, once it has joined.
     pub pid: Option<u32>,
-    /// Its current or last phase, and for how long: `joined` until it sets one, `None` until it has joined.
+    /// Its current or last phase, and for how long; the phase is `joined` until the rank sets one. `None` until the
+    /// rank has joined.
     pub phase: Option<(String, Duration)>,
     /// How it ended, if it has.
     pub end: Option<RankEnd>,
@@ -61,11 +62,11 @@ pub struct RankState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorldState {
-    /// Every rank; empty until the observer has found the world, if it was not given the number of ranks.
+    /// Every rank; empty until the observer has found the world, unless it knew the number of ranks before.
     pub ranks: Vec<RankState>,
-    /// Whether the observer is connected: the state is current.
+    /// Whether the observer is connected and the state is therefore current.
     pub connected: bool,
-    /// Why the state does not change any more.
+    /// Why the state will not change any more.
     pub ended: Option<String>,
 }
 
@@ -88,7 +89,7 @@ impl WorldView {
         self.ranks.len()
     }
 
-    /// Forgets all ranks: the world is in another generation.
+    /// Forgets all ranks, because the world is in another generation.
     pub(super) fn clear(&mut self) {
         self.ranks.clear();
     }
@@ -99,7 +100,7 @@ impl WorldView {
         self.note(WorldEvent::NextGeneration { generation });
     }
 
-    /// Returns the rank whose process has this number under this kernel.
+    /// Returns the rank whose process has the id `pid` under `kernel`.
     pub(super) fn rank_of(&self, pid: u64, kernel: &str) -> Option<usize> {
         let known = self.ranks.iter().map(|observed| &observed.known);
         let mut its = known
@@ -126,8 +127,8 @@ impl WorldView {
         }
     }
 
-    /// Records the state of a rank, of which some may be new. A coordinator that has taken over knows less of earlier
-    /// events.
+    /// Records the state of a rank, of which parts may be new. A coordinator that has taken over knows less about
+    /// earlier events.
     pub(super) fn learn(&mut self, mut known: RankRecord) {
         let Some(observed) = self.ranks.get_mut(known.rank) else {
             return;

@@ -60,7 +60,7 @@ impl AbortSignal {
             linked_signals.retain(|follower| follower.strong_count() > 0);
             linked_signals.push(Arc::downgrade(&any.0));
             drop(linked_signals);
-            // `signal` may have been given before `any` was in its list.
+            // `signal` may have been given before `any` was added to its list.
             if signal.is_aborted() {
                 any.abort();
             }
@@ -95,11 +95,11 @@ impl AbortSignal {
 
 impl Signal {
     fn trigger(&self) {
-        // Before the followers are read: a follower that is added later checks this flag.
+        // Set before the linked signals are read: a signal that is linked later checks this flag itself.
         if self.given.swap(true, Ordering::AcqRel) {
             return;
         }
-        // In a forked child no thread reads the followers, and the lock may have been held at the fork.
+        // A forked child has no thread that waits for a linked signal, and the lock may have been held at the fork.
         if forked::is_child() {
             return;
         }

@@ -1,19 +1,17 @@
-//! Records which threads are inside a call of NCCL or CUDA, so that a call that does not return is noticed.
+//! Records which threads are inside a call of NCCL or CUDA, so that a call that does not return is detected.
 //!
-//! Every wait of this crate ends at a timeout, but a call that does not return never reaches it: an NCCL
-//! function that waits although it should not, or a wedged driver. A call that issues an operation cannot
-//! run on a thread of its own (`detached_call.rs`), because the thread costs more than the operation.
-//! Instead, the calling thread records the call in its slot, and the stuck-call monitor (`supervision/stuck_call_monitor.rs`)
-//! reads the slots:
-//!
+//! Every wait of this crate ends at a timeout, but a call that does not return never gets there: an NCCL function that should
+//! not wait but does, or a stuck driver. A call that issues an operation cannot run on a thread of its own
+//! (`detached_call.rs`), because the thread costs more than the operation. Instead, the calling thread records the call in
+//! its slot, and the stuck-call monitor (`supervision/stuck_call_monitor.rs`) reads the slots:
 //! ```text
 //! inside beyond its timeout ──▶ its communicator is aborted, and with it those of the other ranks
 //!                             the call may return because of that; when the thread is still inside a while
 //!                             after the abort ended or was given up ──▶ the process ends, with a message on stderr
 //! ```
 //!
-//! The process has to end because the call cannot return: the call may use borrowed memory, and no other thread
-//! can end the call. A stuck thread of this crate is replaced by a new one instead.
+//! The process has to end because the call does not return: the call may use borrowed memory, and no other thread can
+//! end it. A stuck thread of this crate is replaced by a new one instead.
 //!
 //! A slot belongs to one thread, and only that thread writes to it. [`ThreadSlot::version`] is odd while the thread is inside,
 //! and differs for each call. If two reads of `version` return the same odd number, the fields read in between belong
@@ -119,7 +117,8 @@ pub(crate) fn enter(communicator_address: usize, kind: CallKind, timeout: Durati
     let slot = slot.filter(|slot| slot.version.load(Ordering::Relaxed).is_multiple_of(2));
     if let Some(slot) = slot {
         let version = slot.version.load(Ordering::Relaxed);
-        // A reader that sees one of the following stores also sees that the previous call is over.
+        // Orders the end of the previous call before the following stores, so that a reader that sees one of them sees
+        // that end.
         fence(Ordering::Release);
         slot.communicator_address
             .store(communicator_address, Ordering::Relaxed);
@@ -129,8 +128,8 @@ pub(crate) fn enter(communicator_address: usize, kind: CallKind, timeout: Durati
         slot.kind.store(kind as u8, Ordering::Relaxed);
         slot.version
             .store(version.wrapping_add(1), Ordering::Release);
-        // The compiler does not move the wake flag's load before the store; the processor drains its store buffer long before a
-        // tick ends.
+        // Keeps the compiler from moving the load of the wake flag before the store. The processor drains its store buffer long
+        // before a tick ends.
         compiler_fence(Ordering::SeqCst);
         WAKE_FLAG.raise();
     }
@@ -142,7 +141,7 @@ pub(crate) fn enter(communicator_address: usize, kind: CallKind, timeout: Durati
 
 #[cold]
 fn own_slot() -> Option<&'static ThreadSlot> {
-    // A thread whose thread-locals are being destroyed could not release a slot.
+    // A thread whose thread-locals are being destroyed could not release a slot any more.
     SLOT_RELEASE.try_with(|_| ()).ok()?;
     let mut slots = SLOTS.lock();
     let slot = slots.free.pop().unwrap_or_else(|| {
@@ -186,7 +185,7 @@ impl ThreadSlot {
         self.version.load(Ordering::Relaxed)
     }
 
-    /// Returns the current call, or `None` if the thread is in none or the slot changed during the read.
+    /// Returns the current call; `None` if the thread is not in a call, or the slot changed during the read.
     pub(crate) fn read(&self) -> Option<ActiveCall> {
         let version = self.version.load(Ordering::Acquire);
         if version.is_multiple_of(2) {
@@ -209,7 +208,7 @@ impl ThreadSlot {
 /// Raised when a thread enters a call.
 pub(crate) static WAKE_FLAG: WakeFlag = WakeFlag::new();
 
-/// Wakes the monitor because a communicator was dropped: the monitor ends with the last one.
+/// Wakes the monitor because a communicator was dropped; the monitor ends when the last one is gone.
 pub(crate) fn wake_monitor() {
     WAKE_FLAG.raise();
 }

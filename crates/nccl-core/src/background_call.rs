@@ -1,4 +1,5 @@
-//! Calls that block, made on a thread of their own and awaited: for programs whose threads belong to an executor.
+//! Blocking calls that run on a thread of their own and can be awaited, for programs whose threads belong to an
+//! executor.
 
 use std::any::Any;
 use std::fmt;
@@ -13,14 +14,15 @@ use crate::forked;
 use crate::sync::Mutex;
 use crate::threads;
 
-/// A call that blocks, on a thread of its own; as a future, its result. For any executor.
+/// A blocking call on a thread of its own, as a future of its result. Works with any executor.
 ///
-/// Making a communicator, connecting its ranks or changing its members takes from milliseconds to seconds and waits for other
-/// ranks: on a thread of an executor, no other task would run meanwhile. Methods whose names end in `_async` return this; any
-/// other call becomes one by [`start`](Self::start).
+/// Making a communicator, connecting its ranks or changing its members takes milliseconds to seconds and waits for other
+/// ranks; if the call ran on a thread of the executor, no other task could use that thread meanwhile. Methods whose names end
+/// in `_async` return this type; [`start`](Self::start) makes one from any other call.
 ///
-/// The call begins at once, also when the future is not polled. **Dropping the future cancels nothing**: the call goes on, and
-/// its result is dropped when it returns. Every call here ends at its own timeout. A call that panics panics where it is awaited.
+/// The call begins at once, even if the future is not polled. **Dropping the future cancels nothing**: the call continues, and
+/// its result is dropped when it returns. Every call of this crate ends at its own timeout. If the call panics, the panic is
+/// resumed in the task that awaits it.
 ///
 /// ```
 /// # use std::pin::pin;
@@ -61,7 +63,7 @@ enum State<T> {
 }
 
 impl<T: Send + 'static> BackgroundCall<T> {
-    /// Starts the call. Where the system has no thread for it, the result is that error ([`ErrorKind::Io`]).
+    /// Starts the call. If the system has no thread for it, the result is that error ([`ErrorKind::Io`]).
     ///
     /// [`ErrorKind::Io`]: crate::error::ErrorKind::Io
     ///
@@ -89,14 +91,14 @@ impl<T: Send + 'static> BackgroundCall<T> {
         Self { state }
     }
 
-    /// A call that has returned already.
+    /// Returns a call that has already returned.
     pub(crate) fn ready(result: Result<T>) -> Self {
         let state = Arc::new(Mutex::new(State::Returned(result)));
         Self { state }
     }
 }
 
-/// Sets the end, and wakes the task. Without the lock: a waker is the executor's code.
+/// Stores the end state, and wakes the task after the lock is released, because a waker is the executor's code.
 fn set<T>(state: &Mutex<State<T>>, end: State<T>) {
     let before = std::mem::replace(&mut *state.lock(), end);
     if let State::Running(Some(waker)) = before {
@@ -108,9 +110,9 @@ impl<T> Future for BackgroundCall<T> {
     type Output = Result<T>;
 
     /// # Panics
-    /// When the call has panicked, and when it is polled again after it was ready.
+    /// When the call has panicked, and when the future is polled again after it was ready.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        // The thread of the call is not in a forked child, and may have held the lock.
+        // A forked child does not have the thread of the call, which may have held the lock.
         if let Err(error) = forked::check() {
             return Poll::Ready(Err(error));
         }

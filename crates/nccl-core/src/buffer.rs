@@ -77,7 +77,7 @@ pub trait SendBuffer<'a>: sealed_buffer::Lend<'a> {
     /// The element type as known at compile time.
     type Element: Element;
 
-    /// Forgets the element type at compile time and keeps it at run time.
+    /// Converts to an erased buffer, whose element type is known only at run time.
     fn erase(self) -> Erased<'a>;
 }
 
@@ -102,7 +102,7 @@ pub trait RecvBuffer<'a>: sealed_buffer::Lend<'a> {
     /// The element type as known at compile time.
     type Element: Element;
 
-    /// Forgets the element type at compile time and keeps it at run time.
+    /// Converts to an erased buffer, whose element type is known only at run time.
     fn erase_mut(self) -> ErasedMut<'a>;
 }
 

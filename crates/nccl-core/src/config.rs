@@ -39,7 +39,7 @@ pub struct Config {
     pub network: Option<String>,
     /// The traffic class of InfiniBand packets (`trafficClass`, NCCL ≥ 2.26.2).
     pub traffic_class: Option<i32>,
-    /// Whether switches may reduce (`collnetEnable`, NCCL ≥ 2.27.3).
+    /// Whether network switches may perform reductions (`collnetEnable`, NCCL ≥ 2.27.3).
     pub collnet: Option<bool>,
     /// How multiprocessors are shared (`CTAPolicy`, NCCL ≥ 2.27.3).
     pub cta_policy: Option<CtaPolicy>,
@@ -103,7 +103,7 @@ const fn field(name: &'static str, major: u32, minor: u32, patch: u32) -> Field 
 impl Config {
     /// Checks the values against each other, without a library.
     ///
-    /// [`ErrorKind::InvalidConfig`] has the first field whose value cannot work.
+    /// [`ErrorKind::InvalidConfig`] names the first field whose value is invalid.
     pub(crate) fn check(&self) -> Result<()> {
         at_least("cga_cluster_size", self.cga_cluster_size, 0)?;
         at_least("min_ctas", self.min_ctas, 1)?;
@@ -251,10 +251,10 @@ impl Config {
 
 /// Returns the same string, kept for the life of the process: one copy per text.
 ///
-/// NCCL copies the network name, but keeps the pointer to the communicator's name and passes it
-/// to profiler plugins, which keep the pointer as well and read it when the communicator ends. This crate cannot
-/// know when that is: of several ranks in one process, NCCL ends all when the last one is destroyed
-/// or aborted, and the calls for the others return earlier.
+/// NCCL copies the network name, but keeps the pointer to the communicator's name and passes it to profiler plugins,
+/// which also keep the pointer and read it when the communicator ends. This crate cannot know when that is: if several
+/// ranks live in one process, NCCL ends all of them when the last one is destroyed or aborted, and the calls for the
+/// others return earlier.
 pub(crate) fn kept(text: CString) -> &'static CStr {
     static KEPT: LazyLock<Mutex<HashSet<&'static CStr>>> = LazyLock::new(Mutex::default);
     let mut kept = KEPT.lock();
@@ -278,7 +278,7 @@ pub(crate) fn at_least(field: &'static str, value: Option<i32>, least: i32) -> R
     }
 }
 
-/// Refuses a least number of thread blocks above the greatest.
+/// Refuses a minimum number of thread blocks that exceeds the maximum.
 pub(crate) fn ordered(min_ctas: Option<i32>, max_ctas: Option<i32>) -> Result<()> {
     match (min_ctas, max_ctas) {
         (Some(min), Some(max)) if min > max => Err(invalid(

@@ -25,7 +25,7 @@ pub fn bind(context: &CudaContext) -> Result<(), DriverError> {
     unsafe { result::ctx::set_current(context.cu_ctx()) }
 }
 
-/// Records an event. The event's context is that of the stream, and is bound to this thread.
+/// Records an event. The event and the stream must have the same context, which must be bound to this thread.
 #[inline]
 #[doc(hidden)]
 pub fn record(event: &CudaEvent, stream: &CudaStream) -> Result<(), DriverError> {
@@ -41,7 +41,7 @@ pub(crate) fn wait(stream: &CudaStream, event: &CudaEvent) -> Result<(), DriverE
     unsafe { result::stream::wait_event(stream.cu_stream(), event.cu_event(), flags) }
 }
 
-/// Whether a stream takes part in the capture of a graph. Its context is bound to this thread.
+/// Whether a stream takes part in the capture of a graph. Its context must be bound to this thread.
 #[inline]
 pub(crate) fn capture_status(
     stream: &CudaStream,
@@ -50,7 +50,7 @@ pub(crate) fn capture_status(
     unsafe { result::stream::is_capturing(stream.cu_stream()) }
 }
 
-/// Whether the stream takes part in the capture of a graph, or a call on it would break a capture: then nothing may be
+/// Whether the stream takes part in the capture of a graph, or a call on it would break a capture. Then nothing may be
 /// recorded on it, and it must not be queried.
 pub(crate) fn is_capturing(stream: &CudaStream) -> bool {
     match capture_status(stream) {
@@ -60,11 +60,11 @@ pub(crate) fn is_capturing(stream: &CudaStream) -> bool {
     }
 }
 
-/// Keeps calls of this thread from breaking a capture of the program, as long as it lives. A capture in global mode, CUDA's
+/// While this value lives, calls of this thread do not break a capture of the program. A capture in global mode, CUDA's
 /// default, forbids all threads the calls that may wait for the device.
 pub(crate) struct Relaxed {
     before: sys::CUstreamCaptureMode,
-    /// The mode is the thread's.
+    /// Not `Send`: the mode belongs to the thread.
     _of_this_thread: PhantomData<*const ()>,
 }
 
@@ -97,8 +97,8 @@ fn exchange(mut mode: sys::CUstreamCaptureMode) -> sys::CUstreamCaptureMode {
 /// The driver's library; other names that cudarc tries are links to it.
 pub(crate) const LIBRARY: &CStr = c"libcuda.so.1";
 
-/// Whether the driver's library exists: cudarc panics where it does not. cudarc's own check exists only with one of its ways of
-/// linking, which the program chooses.
+/// Whether the driver's library exists; cudarc panics if it does not. cudarc's own check exists only with one of its ways of
+/// linking, and the program chooses the way.
 pub(crate) fn is_present() -> bool {
     static IS_PRESENT: AtomicBool = AtomicBool::new(false);
     if IS_PRESENT.load(Ordering::Relaxed) {
@@ -113,14 +113,15 @@ pub(crate) fn is_present() -> bool {
     is_there
 }
 
-/// Keeps calls of this thread from breaking a capture of the program until the thread ends. Does nothing without a driver.
+/// Keeps calls of this thread from breaking a capture of the program, until the thread ends. Without a driver this does
+/// nothing.
 pub(crate) fn relax_this_thread() {
     if is_present() {
         exchange(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
     }
 }
 
-/// Whether an event was reached; does not break a capture of the program.
+/// Whether an event was reached. Does not break a capture of the program.
 #[inline]
 #[doc(hidden)]
 pub fn is_reached(event: &CudaEvent) -> Result<bool, DriverError> {
@@ -128,32 +129,32 @@ pub fn is_reached(event: &CudaEvent) -> Result<bool, DriverError> {
     event.try_is_complete()
 }
 
-/// The driver's status of the work on a stream; does not break a capture on another stream.
+/// Returns the driver's status of the work on a stream. Does not break a capture on another stream.
 pub(crate) fn query(stream: &CudaStream) -> sys::CUresult {
     let _relaxed = Relaxed::begin();
     // SAFETY: the stream lives; the call does not wait.
     unsafe { sys::cuStreamQuery(stream.cu_stream()) }
 }
 
-/// How long to wait for another thread's calls whose errors cudarc stores; such calls do not block. Less than a call may
-/// be late before its process is ended (`active_calls.rs`).
+/// How long to wait for another thread's calls whose errors cudarc stores; such calls do not block. Shorter than the
+/// delay of a call after which the process is ended (`active_calls.rs`).
 const STORED_ERROR_LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Locked while an error of a context is taken or put back, and while calls are [`stored_error_of`], so that two threads do not
-/// take each other's errors. A context always uses the same lock; a few contexts may share one.
+/// Locked while an error of a context is taken or put back, and during the calls of [`stored_error_of`], so that two threads do
+/// not take each other's errors. A context always uses the same lock; a few contexts may share one.
 static STORED_ERROR_LOCKS: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
 
-/// Returns `None` if another thread is in a call of the driver that does not return.
+/// Returns `None` if another thread is inside a driver call that does not return.
 #[inline]
 fn lock_stored_error(context: &CudaContext, timeout: Duration) -> Option<MutexGuard<'static, ()>> {
     let place = std::ptr::from_ref(context).addr() / size_of::<CudaContext>();
     STORED_ERROR_LOCKS[place % STORED_ERROR_LOCKS.len()].try_lock_for(timeout)
 }
 
-/// Makes calls of cudarc that store their errors instead of returning them, and returns what they stored. An error that was stored
-/// before stays stored, and does not affect the calls. An error that another thread of the program stores meanwhile cannot be told
-/// apart: it is returned, and stays stored as well. The calls must not wait. While another thread does not return from such
-/// calls, these count as failed.
+/// Makes calls of cudarc that store their errors instead of returning them, and returns the stored error. An error that was
+/// stored before stays stored, and does not affect the calls. An error that another thread of the program stores meanwhile
+/// cannot be distinguished: it is returned, and also stays stored. The calls must not wait. If another thread does not return
+/// from such calls, these calls count as failed.
 pub(crate) fn stored_error_of<T>(
     context: &CudaContext,
     calls: impl FnOnce() -> T,
@@ -200,7 +201,7 @@ pub fn new_event(
     flags: Option<sys::CUevent_flags>,
 ) -> Result<CudaEvent, DriverError> {
     let create = || ignoring_stored_error(context, || context.new_event(flags));
-    // An error that another thread has stored just now is not that of the event.
+    // An error that another thread stored in the meantime does not belong to this event.
     create().or_else(|_| create())
 }
 

@@ -1,12 +1,12 @@
 //! Calls that may not return, each on a thread that can be given up.
 //!
-//! Some NCCL calls wait although they should not, and a wedged driver may hold any call. A caller that makes
-//! such a call on its own thread cannot limit it. Here the call runs on a thread of its own, and the caller
-//! waits for it until a deadline. A result that comes later goes to the function `late` that the caller passed;
-//! nothing else of the call is touched any more.
+//! Some NCCL calls should not wait but do, and a stuck driver may hold any call. A caller that makes such a call on its
+//! own thread cannot limit its duration. Here the call runs on a thread of its own, and the caller waits for it until a
+//! deadline. A result that arrives later is passed to the caller's function `late`; nothing else of the call is used
+//! any more.
 //!
-//! For rare calls only: the thread costs about ten microseconds. Calls that issue operations are
-//! watched instead (`active_calls.rs`).
+//! Only for rare calls, because the thread costs about ten microseconds. Calls that issue operations are watched
+//! instead (`active_calls.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,8 +19,8 @@ use crate::threads;
 /// How often the caller checks whether the wait was interrupted.
 const TICK: Duration = Duration::from_millis(10);
 
-/// How long an interrupted call may still go on. Most calls return within microseconds; their result is then freed
-/// by the waiting caller, and no thread is given up.
+/// How long an interrupted call may continue. Most calls return within microseconds; their result is then freed by the
+/// waiting caller, and no thread is given up.
 const GRACE: Duration = Duration::from_millis(250);
 
 /// Why a call has no result.
@@ -41,7 +41,7 @@ enum DetachedState<T> {
 }
 
 /// Runs `work` on a thread of its own, and waits for it until `deadline`, or until [`GRACE`] after `interrupted` returns true.
-/// A result that comes later goes to `late`, on that thread, unless the process is exiting.
+/// A result that arrives later is passed to `late`, on that thread, unless the process is exiting.
 pub(crate) fn run<T: Send + 'static>(
     deadline: Instant,
     interrupted: impl Fn() -> bool,
@@ -73,7 +73,7 @@ pub(crate) fn run<T: Send + 'static>(
     loop {
         match std::mem::replace(&mut *state, DetachedState::Abandoned) {
             DetachedState::Returned(result) => return Ok(result),
-            // `Abandoned` stands only for the duration of this check.
+            // The state is `Abandoned` only for the duration of this check.
             DetachedState::Running | DetachedState::Abandoned => {}
         }
         let remaining = deadline.saturating_duration_since(Instant::now());

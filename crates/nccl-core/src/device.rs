@@ -8,10 +8,10 @@ use cudarc::driver::CudaContext;
 use crate::cuda_driver;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Returns the primary context, to make streams in, of the device with this number among those that the process
-/// sees, usually `World::local_rank`.
+/// Returns the primary context of the device with this number, to create streams in. The number counts the devices that
+/// the process sees; usually it is `World::local_rank`.
 ///
-/// Like `CudaContext::new`, which panics where there is no driver.
+/// Like `CudaContext::new`, but returns an error where that function panics because there is no driver.
 ///
 /// # Errors
 /// [`ErrorKind::NoDriver`] where there is no libcuda, [`ErrorKind::NoSuchDevice`] for a number that is too large,
@@ -42,9 +42,9 @@ pub fn device(ordinal: usize) -> Result<Arc<CudaContext>> {
     CudaContext::new(ordinal).map_err(Error::cuda("making a device's context"))
 }
 
-/// The dynamic linker's reason for not loading the driver.
+/// Returns the dynamic linker's reason for not loading the driver.
 fn why_not_loaded() -> String {
-    // SAFETY: loads the CUDA driver if it exists after all, as every call into the driver does.
+    // SAFETY: loads the CUDA driver if it exists by now, as every call into the driver does.
     let handle = unsafe {
         libc::dlopen(
             cuda_driver::LIBRARY.as_ptr(),
@@ -54,7 +54,7 @@ fn why_not_loaded() -> String {
     if !handle.is_null() {
         return String::from("it has been there for a moment only");
     }
-    // SAFETY: asks for the text of the failure above, which belongs to this thread.
+    // SAFETY: reads this thread's error text of the failed `dlopen` above.
     let text = unsafe { libc::dlerror() };
     match text.is_null() {
         true => String::from("the dynamic linker says nothing"),

@@ -3,7 +3,7 @@
 /// The first bytes of a SHA-256 digest.
 pub(crate) type Digest = [u8; 16];
 
-/// The digest by SHA-256.
+/// Returns the first bytes of the SHA-256 digest.
 #[cfg(feature = "peers")]
 pub(crate) fn digest(bytes: &[u8]) -> Digest {
     use sha2::{Digest as _, Sha256};
@@ -14,7 +14,7 @@ pub(crate) fn digest(bytes: &[u8]) -> Digest {
     digest
 }
 
-/// Without peers no digest is needed.
+/// Without the feature `peers` no digest is needed.
 #[cfg(not(feature = "peers"))]
 pub(crate) fn digest(_: &[u8]) -> Digest {
     Digest::default()

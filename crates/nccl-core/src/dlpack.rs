@@ -1,4 +1,4 @@
-//! Tensors of other libraries, by DLPack's layout.
+//! Tensors of other libraries, in DLPack's layout.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::config;
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
 
-/// A tensor as DLPack lays it out in C (`DLTensor` of DLPack 0.2 and later): what PyTorch, JAX, CuPy, TVM and others hand out by
-/// `__dlpack__`, behind the first field of a `DLManagedTensor`.
+/// A tensor in DLPack's C layout (`DLTensor` of DLPack 0.2 and later). PyTorch, JAX, CuPy, TVM and others return it from
+/// `__dlpack__`, as the first field of a `DLManagedTensor`.
 ///
-/// A program that has a pointer to one reads it as this type, and takes [`to_read`](Self::to_read) or
-/// [`to_write`](Self::to_write) for an operation. The owner's deleter is the program's to call, after the operation is done on the
-/// tensor's stream.
+/// A program that has a pointer to a `DLTensor` casts it to a pointer to this type, and calls [`to_read`](Self::to_read) or
+/// [`to_write`](Self::to_write) to pass the tensor to an operation. The program must call the owner's deleter itself, after the
+/// operation is done on the tensor's stream.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -50,21 +50,21 @@ use crate::error::{Error, Result};
 pub struct Tensor {
     /// The address of the allocation on the device.
     pub data: *mut c_void,
-    /// Where it is.
+    /// The device of the memory (`device`).
     pub device: Device,
     /// The number of dimensions (`ndim`).
     pub dimensions: i32,
-    /// The type of its elements (`dtype`).
+    /// The type of the elements (`dtype`).
     pub element: ElementType,
     /// The length of each dimension.
     pub shape: *mut i64,
-    /// The distance between two elements in each dimension, in elements; null where the tensor is compact and rows come first.
+    /// The distance between consecutive elements in each dimension, in elements; null for a compact row-major tensor.
     pub strides: *mut i64,
     /// The distance of the first element from `data`, in bytes.
     pub byte_offset: u64,
 }
 
-/// The place of a tensor (`DLDevice`).
+/// The device of a tensor (`DLDevice`).
 ///
 /// ```
 /// let first_gpu = nccl::dlpack::Device { kind: 2, id: 0 };
@@ -72,7 +72,7 @@ pub struct Tensor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Device {
-    /// `kDLCUDA` is 2, `kDLCUDAManaged` 13.
+    /// The kind of device (`device_type`): 2 for `kDLCUDA`, 13 for `kDLCUDAManaged`.
     pub kind: i32,
     /// The number of the device in this process.
     pub id: i32,
@@ -86,11 +86,12 @@ pub struct Device {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct ElementType {
-    /// `kDLInt` is 0, `kDLUInt` 1, `kDLFloat` 2, `kDLBfloat` 4, `kDLBool` 6; 8-bit floats have codes of their own from DLPack 1.1 on.
+    /// The type code (`code`): 0 for `kDLInt`, 1 for `kDLUInt`, 2 for `kDLFloat`, 4 for `kDLBfloat`, 6 for `kDLBool`; 8-bit
+    /// floats have their own codes since DLPack 1.1.
     pub code: u8,
-    /// Bits of one lane.
+    /// The number of bits in a lane.
     pub bits: u8,
-    /// Numbers in one element: 1 for all that NCCL reduces.
+    /// The number of lanes in an element; 1 for every type of NCCL.
     pub lanes: u16,
 }
 
@@ -98,7 +99,7 @@ const CUDA: i32 = 2;
 const CUDA_MANAGED: i32 = 13;
 
 impl ElementType {
-    /// Returns NCCL's type of the same layout.
+    /// Returns NCCL's type with the same layout.
     fn data_type(self) -> Option<DataType> {
         let Self { code, bits, lanes } = self;
         if lanes != 1 {
@@ -124,15 +125,16 @@ impl ElementType {
 }
 
 impl Tensor {
-    /// Returns the elements for an operation that reads them. `stream` is the stream on which the tensor's library uses the memory.
+    /// Returns the elements as a buffer that an operation reads. `stream` is the stream on which the tensor's library uses the
+    /// memory.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for a tensor that is not on the device of `stream`, has gaps between its elements or another order
-    /// than rows first, or a type that NCCL does not have; [`ErrorKind::Misaligned`] for an address that does not fit the type.
+    /// [`ErrorKind::InvalidConfig`] for a tensor that is not on the device of `stream`, is not compact and row-major, or has an
+    /// element type that NCCL lacks; [`ErrorKind::Misaligned`] for an address that is not aligned for the type.
     ///
     /// # Safety
-    /// As [`Erased::from_raw`], for all elements of the tensor; `shape` and, unless it is null, `strides` point to as many numbers
-    /// as `dimensions` says.
+    /// As [`Erased::from_raw`], for all elements of the tensor. `shape`, and `strides` unless it is null, point to `dimensions`
+    /// numbers each.
     ///
     /// ```
     /// # fn example(tensor: &nccl::dlpack::Tensor, stream: &std::sync::Arc<nccl::cudarc::driver::CudaStream>) -> nccl::Result<()> {
@@ -149,7 +151,7 @@ impl Tensor {
         unsafe { Erased::from_raw(address, len, data_type, stream) }
     }
 
-    /// Returns the elements for an operation that writes them.
+    /// Returns the elements as a buffer that an operation writes.
     ///
     /// # Errors
     /// As [`to_read`](Self::to_read).

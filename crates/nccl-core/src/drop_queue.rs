@@ -1,14 +1,14 @@
 //! Frees values that were dropped while the device may still use them.
 //!
-//! A drop must not block, and memory must not be freed under running work. So a drop hands what it owns
-//! to the drop queue: one thread polls everything that waits for its stream and frees it when the
-//! work is over; work that may block for long (the end of a communicator) gets a thread of its own. No wait
-//! is endless: what is not over within its timeout is leaked, and reported.
+//! A drop must not block, and memory must not be freed while work uses it. So a drop passes what it owns to the drop
+//! queue. One thread polls everything that waits for its stream, and frees it when the work is over; work that may
+//! block for long (the end of a communicator) gets a thread of its own. Every wait is limited: a value whose work is
+//! not over within its timeout is leaked and reported.
 //!
-//! When the process exits, the rest gets a moment to finish, because peers may wait for it; after
-//! that nothing here calls CUDA or NCCL any more, which are being unloaded.
+//! When the process exits, the remaining work gets a moment to finish, because peers may wait for it. After that,
+//! nothing here calls CUDA or NCCL any more, which are being unloaded.
 //!
-//! Invariants: `PENDING` counts everything that was handed over and is not done; the thread
+//! Invariants: `PENDING` counts everything that was passed to the queue and is not done; the thread
 //! counts itself in `IN_DEVICE_CALLS` while it calls CUDA or NCCL, and does not start a call once `CLOSED` is set.
 
 use std::collections::VecDeque;
@@ -29,25 +29,25 @@ use crate::time::deadline_after;
 #[doc(hidden)]
 pub const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A thread that is in one call for this long gets a successor.
+/// A thread that has been in one call for this long is replaced.
 const STUCK_AFTER: Duration = Duration::from_secs(10);
 
 /// How long an idle thread stays.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// How long the exit of the process waits: for orderly ends, then for aborts.
+/// How long the exit of the process waits: first for orderly ends, then for aborts.
 const AT_EXIT: [Duration; 2] = [Duration::from_millis(1500), Duration::from_millis(500)];
 
-/// What is left of a dropped value.
+/// The remains of a dropped value.
 #[doc(hidden)]
 pub trait DeferredDrop: Send {
-    /// Whether all work that uses it is over. Never waits.
+    /// Returns whether all work that uses the value is over. Never waits.
     fn poll(&mut self) -> DropPoll;
 
-    /// Frees it; called once, when all work is over.
+    /// Frees the value; called once, when all work is over.
     fn release(self: Box<Self>);
 
-    /// The description for the message when it is leaked.
+    /// Returns the description for the message about a leak.
     fn describe(&self) -> String;
 }
 
@@ -59,7 +59,7 @@ pub enum DropPoll {
     Wait,
     /// No work uses it.
     Over,
-    /// Work uses it for ever.
+    /// The value must never be freed.
     Never,
 }
 
@@ -73,7 +73,7 @@ struct QueueState {
     queue: Vec<QueuedDrop>,
     /// Values to free.
     ready: VecDeque<Box<dyn DeferredDrop>>,
-    /// Counts the threads; all but the last end when they return from their call.
+    /// The number of the current thread; earlier threads end when they return from their call.
     generation: u64,
     running: bool,
     /// Since when the thread is in a call that polls or frees values.
@@ -104,8 +104,8 @@ pub(crate) fn is_exiting() -> bool {
     EXITING.load(Ordering::Acquire)
 }
 
-/// Takes over a dropped value, and frees it when all work is over; leaks it with a message when that
-/// takes longer than `timeout`.
+/// Takes over a dropped value, and frees it when all work is over. If that takes longer than `timeout`, leaks the value
+/// with a message.
 #[doc(hidden)]
 pub fn defer(value: Box<dyn DeferredDrop>, timeout: Duration) {
     if is_closed() {
@@ -144,15 +144,15 @@ pub fn defer(value: Box<dyn DeferredDrop>, timeout: Duration) {
             state.running = false;
             let entries = std::mem::take(&mut state.queue);
             drop(state);
-            // Values that are already over wait for the next thread.
+            // Values whose work is already over wait for the next thread.
             events::no_thread("to free dropped memory", &error);
             entries.into_iter().for_each(leak);
         }
     }
 }
 
-/// Runs `work`, which may block, on a thread of its own; at exit the process waits for it a while.
-/// Returns `with` when no thread can be started.
+/// Runs `work`, which may block, on a thread of its own; the exit of the process waits for it for a while. Returns
+/// `with` if no thread can be started.
 pub(crate) fn run_on_thread<T: Send + 'static>(
     with: T,
     work: impl FnOnce(T) + Send + 'static,
@@ -253,7 +253,7 @@ fn poll_entries(entries: Vec<QueuedDrop>) -> (Vec<Box<dyn DeferredDrop>>, Vec<Qu
     (ready, left)
 }
 
-/// Counts work that the exit of the process waits for, for a while.
+/// Counts work for which the exit of the process waits, for a limited time.
 #[derive(Debug)]
 pub(crate) struct ExitHold(());
 
@@ -276,7 +276,7 @@ pub(crate) struct DeviceCallGuard;
 
 impl DeviceCallGuard {
     pub(crate) fn begin() -> Option<Self> {
-        // Before the check, so that the exit sees this thread or this thread sees the exit.
+        // Incremented before the check, so that either the exit sees this thread or this thread sees the exit.
         IN_DEVICE_CALLS.fetch_add(1, Ordering::SeqCst);
         let working = Self;
         (!CLOSED.load(Ordering::SeqCst)).then_some(working)
@@ -292,7 +292,7 @@ impl Drop for DeviceCallGuard {
 /// The function that is called at the end of the process, with its exit status.
 static EXIT_HOOK: OnceLock<fn(i32)> = OnceLock::new();
 
-/// Has `hook` called when the process exits, after the communicators' work has stopped, if
+/// Sets `hook` to be called when the process exits, after the communicators' work has stopped, if
 /// [an exit handler is registered](register_exit_handler). Only the first call has an effect.
 #[doc(hidden)]
 pub fn set_exit_hook(hook: fn(i32)) {
@@ -304,7 +304,7 @@ pub fn set_exit_hook(hook: fn(i32)) {
 pub fn register_exit_handler() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // If this is refused, a process that ends right after a drop does not wait for it, and that is all.
+        // If this is refused, the only effect is that a process that ends right after a drop does not wait for it.
         #[cfg(target_env = "gnu")]
         // SAFETY: a plain function that does not use its second argument.
         unsafe {
@@ -320,7 +320,7 @@ pub fn register_exit_handler() {
 
 #[cfg(target_env = "gnu")]
 unsafe extern "C" {
-    /// As `atexit`, and the function gets the process's exit status. Of the GNU C library only.
+    /// Like `atexit`, but the function gets the exit status of the process. Exists only in the GNU C library.
     fn on_exit(
         function: extern "C" fn(std::ffi::c_int, *mut std::ffi::c_void),
         argument: *mut std::ffi::c_void,
@@ -332,9 +332,9 @@ extern "C" fn at_unknown_exit() {
     at_exit(0, std::ptr::null_mut());
 }
 
-/// Waits, at exit, for what is pending. Without this wait, a process that drops its communicators and ends
-/// would leave its peers waiting for their finalize; and CUDA's exit handlers, registered before this one
-/// and so run after it, must not find this crate's threads inside CUDA.
+/// Waits, at exit, for pending work. Without this wait, a process that drops its communicators and ends would leave its
+/// peers waiting for their finalize. Also, CUDA's exit handlers, which were registered before this one and so run after
+/// it, must not find this crate's threads inside CUDA.
 extern "C" fn at_exit(status: std::ffi::c_int, _: *mut std::ffi::c_void) {
     // The pending work belongs to the parent.
     if forked::is_child() {
@@ -353,13 +353,13 @@ extern "C" fn at_exit(status: std::ffi::c_int, _: *mut std::ffi::c_void) {
     while IN_DEVICE_CALLS.load(Ordering::SeqCst) > 0 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(1));
     }
-    // No communicator runs here any more that could be ended.
+    // No communicator that could be ended runs here any more.
     if let Some(hook) = EXIT_HOOK.get() {
         hook(status);
     }
 }
 
-/// A point on a stream behind which a value may be freed.
+/// A point on a stream after which a value may be freed.
 #[doc(hidden)]
 pub struct StreamPoint {
     stream: Arc<CudaStream>,
@@ -368,8 +368,8 @@ pub struct StreamPoint {
 }
 
 impl StreamPoint {
-    /// The point behind everything that is on `stream` now; `event` belongs to its context. While the stream
-    /// is capturing, the event is recorded later.
+    /// Returns the point behind all work that is on `stream` now; `event` belongs to its context. While the stream is
+    /// capturing, the event is recorded later.
     #[doc(hidden)]
     pub fn new(stream: Arc<CudaStream>, event: CudaEvent) -> Self {
         let mut behind = Self {

@@ -1,7 +1,7 @@
 //! Element types that NCCL can move and reduce.
 //!
-//! [`DataType`] is a run-time value and open, so that a type of a newer library is a number
-//! and never undefined behaviour; [`NcclType`] ties a Rust type to it at compile time.
+//! [`DataType`] is a run-time value that can hold any code, so that a type of a newer library is a number and never
+//! undefined behaviour; [`NcclType`] ties a Rust type to it at compile time.
 
 pub use nccl_base::data_type::DataType;
 

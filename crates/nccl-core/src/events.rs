@@ -1,8 +1,8 @@
-//! The events that are logged and counted: faults, aborts, leaks.
+//! The events of communicators: faults, aborts, leaks. Most are logged and counted.
 //!
-//! Both happen here, so that the numbers of `nccl::stats()` match the log. Events that are not counted are logged
-//! where they happen. All of them have a name, the target `nccl` and flat fields that do not change;
-//! `docs/observability.md` lists them, and a test compares that list with the sources.
+//! Both happen here, so that the numbers of `nccl::stats()` match the log. Events that are only logged are logged where
+//! they happen. Every event has a name, the target `nccl` and flat fields, which do not change; `docs/observability.md`
+//! lists them, and a test compares that list with the sources.
 
 #[doc(hidden)]
 pub use nccl_base::threads::no_thread;
@@ -20,7 +20,7 @@ use crate::operation::{Operation, OperationKind};
 use crate::stats;
 use nccl_base::fault::{Fault, FaultClass, Roster, short_key};
 
-/// A communicator is ended by `fault`, as reported to rank `on_rank` of its `nranks`.
+/// Counts and logs that `fault` ends a communicator, as reported to rank `on_rank` of its `nranks`.
 #[doc(hidden)]
 pub fn fault(fault: &Fault, key: Option<&str>, on_rank: usize, nranks: usize) {
     let class = fault.class;
@@ -64,7 +64,7 @@ pub fn fault(fault: &Fault, key: Option<&str>, on_rank: usize, nranks: usize) {
     }
 }
 
-/// Logs what the hosts of the ranks show of a fault.
+/// Logs the evidence that the hosts of the ranks have of a fault.
 #[doc(hidden)]
 pub fn host_evidence(fault: &Fault, key: Option<&str>, on_rank: usize) {
     for seen in &fault.host_evidence {
@@ -81,7 +81,7 @@ pub fn host_evidence(fault: &Fault, key: Option<&str>, on_rank: usize) {
     }
 }
 
-/// The span of making a communicator.
+/// Returns the span for making a communicator.
 pub(crate) fn init_span((comm, roster): (&str, &Roster), rank: usize, nranks: usize) -> Span {
     tracing::info_span!(
         target: "nccl",
@@ -97,7 +97,7 @@ pub(crate) fn init_span((comm, roster): (&str, &Roster), rank: usize, nranks: us
     )
 }
 
-/// The span of an abort.
+/// Returns the span for an abort.
 pub(crate) fn abort_span(of: &Identity) -> Span {
     let (rank, roster) = (of.rank, &of.roster);
     tracing::info_span!(
@@ -120,7 +120,7 @@ pub(crate) fn uses(library: &Library) {
     span.record("lib.path", display(library.path().display()));
 }
 
-/// A communicator was made, or was not.
+/// Counts and logs that making a communicator succeeded or failed.
 pub(crate) fn made(name: &str, took: Duration, made: Result<&Identity, &Error>) {
     stats::INIT.add(took);
     let elapsed_ms = millis(took);
@@ -164,7 +164,7 @@ pub(crate) fn made(name: &str, took: Duration, made: Result<&Identity, &Error>) 
     }
 }
 
-/// An abort is over.
+/// Counts and logs the end of an abort.
 pub(crate) fn aborted(of: &Identity, freed: bool, took: Duration) {
     let (rank, roster) = (of.rank, &of.roster);
     stats::ABORT.add(took);
@@ -189,8 +189,8 @@ pub(crate) fn aborted(of: &Identity, freed: bool, took: Duration) {
     );
 }
 
-/// NCCL refused to free a communicator. One that was made too late to become a [`Communicator`](crate::Communicator) has no
-/// ranks.
+/// Logs that NCCL refused to free a communicator. `of` is `None` for one that was made too late to become a
+/// [`Communicator`](crate::Communicator), which has no ranks.
 pub(crate) fn not_freed(of: Option<(&str, &Roster, usize)>, failure: &impl Display) {
     tracing::warn!(
         name: "nccl.comm.not_freed",
@@ -205,7 +205,7 @@ pub(crate) fn not_freed(of: Option<(&str, &Roster, usize)>, failure: &impl Displ
     );
 }
 
-/// NCCL has not freed a communicator.
+/// Counts and logs that NCCL has not freed a communicator.
 pub(crate) fn leaked_communicator((comm, roster): (&str, &Roster), rank: usize, why: &str) {
     stats::LEAKED_COMMUNICATORS.count();
     tracing::error!(
@@ -222,7 +222,7 @@ pub(crate) fn leaked_communicator((comm, roster): (&str, &Roster), rank: usize, 
     );
 }
 
-/// A value other than a communicator is leaked.
+/// Logs that a value other than a communicator is leaked.
 pub(crate) fn leaked(what: &str, why: impl Display) {
     tracing::error!(name: "nccl.leak", target: "nccl", what, %why, "leaked: {what}: {why}");
 }

@@ -14,7 +14,7 @@ use crate::identity::Identity;
 use crate::sync::Mutex;
 use nccl_base::fault::Roster;
 
-/// How long the message may take, and the hook as well.
+/// The timeout for writing the message, and again for the hook.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why this crate ends the process; given to the hook of [`on_fatal`].
@@ -99,12 +99,13 @@ type Hook = Box<dyn FnOnce(&FatalReport) -> FatalExit + Send>;
 
 static HOOK: Mutex<Option<Hook>> = Mutex::new(None);
 
-/// Sets a hook that runs before this crate ends the process. The crate ends the process only when NCCL or CUDA do not return
-/// and still have memory that was lent to them. A later call replaces the hook of an earlier one.
+/// Sets a hook that runs before this crate ends the process. The crate does so only if a call into NCCL or CUDA does not
+/// return, or if NCCL may still use memory that was only lent to it ([`FatalCause`]). A later call replaces the hook of an
+/// earlier one.
 ///
 /// The hook runs at most once, on a thread of its own, and may take 5 s, for example to write a last line or to notify a
-/// supervisor. It returns how the process ends. If it panics, takes longer, cannot get a thread, or is not set, the process
-/// ends with SIGABRT. The hook should call neither CUDA nor NCCL, which may hang.
+/// supervisor. It returns how the process ends. The process ends with SIGABRT if there is no hook, or if the hook panics,
+/// takes longer, or cannot get a thread. The hook should call neither CUDA nor NCCL, because such a call may hang.
 ///
 /// ```
 /// use nccl::process::FatalExit;
@@ -116,7 +117,7 @@ static HOOK: Mutex<Option<Hook>> = Mutex::new(None);
 /// ```
 pub fn on_fatal(hook: impl FnOnce(&FatalReport) -> FatalExit + Send + 'static) {
     let before = HOOK.lock().replace(Box::new(hook));
-    // Outside the lock: the old hook may hold anything.
+    // Dropped after the lock is released: the old hook may own anything, and its drop may run any code.
     drop(before);
 }
 

@@ -19,7 +19,7 @@ pub(crate) const fn c_byte(b: u8) -> c_char {
     c_char::from_ne_bytes([b])
 }
 
-/// Returns the outcome of `call`; `ncclSuccess` and `ncclInProgress` are no failures.
+/// Returns the outcome of `call`; `ncclSuccess` and `ncclInProgress` are not failures.
 #[inline]
 pub(crate) fn check(
     library: &Library,
@@ -33,7 +33,7 @@ pub(crate) fn check(
     }
 }
 
-/// Returns the failure for a missing function that every supported release has.
+/// Returns the failure for a missing function, which every supported release should have.
 #[cold]
 pub(crate) fn missing(library: &Library, call: &'static str) -> NcclFailure {
     failure(library, call, sys::ncclResult_t::ncclInternalError)
@@ -59,7 +59,7 @@ pub(crate) fn failure(
         Some(get) => unsafe { changing_text(get(std::ptr::null_mut())) },
         None => String::new(),
     };
-    // A harmless warning is no reason for a failure.
+    // A harmless warning does not explain a failure.
     let last_error = Some(last_error).filter(|text| !is_harmless(text));
     let last_error = last_error.unwrap_or_default();
     let description = match library.api().ncclGetErrorString {

@@ -1,8 +1,8 @@
 //! The graphs of a communicator.
 //!
-//! NCCL ends a communicator, by a finalize or an abort, only after every graph that captured one of its
-//! operations is destroyed. So the communicator keeps a list of its graphs, and the thread that ends it
-//! destroys them: the plans remain, but cannot be launched any more.
+//! NCCL ends a communicator, by a finalize or an abort, only after every graph that captured one of its operations is
+//! destroyed. So each communicator keeps a list of its graphs, and the thread that ends the communicator destroys them.
+//! The plans remain, but cannot be launched any more.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,11 +49,11 @@ impl Graph {
 pub(crate) struct Plans {
     slots: Mutex<Vec<Arc<GraphSlot>>>,
     begun: AtomicU64,
-    /// The plans of the last replays.
+    /// Which of the latest operations are replays, and of which plan.
     replays: Mutex<Replays>,
 }
 
-/// Pairs of a sequence number and a plan number, in a ring; 0 for none.
+/// A ring of pairs of a sequence number and a plan number. A plan number of 0 marks an empty entry.
 struct Replays([(u64, u64); 256]);
 
 impl Default for Replays {
@@ -63,8 +63,8 @@ impl Default for Replays {
 }
 
 impl Plans {
-    /// Returns the number of the next plan, which counts even if the plan is not made: the same on all
-    /// ranks.
+    /// Returns the number for the next plan, the same on all ranks. The number is used up even if making the plan
+    /// fails.
     pub(crate) fn next(&self) -> u64 {
         self.begun.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -76,7 +76,7 @@ impl Plans {
         replays.0[at] = (sequence, number);
     }
 
-    /// Returns the plan of which operation `sequence` is a replay, if it is one of the last.
+    /// Returns the plan that operation `sequence` replayed, if the ring still has an entry for that operation.
     pub(crate) fn replayed_by(&self, sequence: u64) -> Option<u64> {
         let replays = self.replays.lock();
         let (known, number) = replays.0[sequence as usize % replays.0.len()];
@@ -101,7 +101,7 @@ impl Plans {
         slot
     }
 
-    /// Destroys one graph. A replay in flight continues to its end. Waits for a launch.
+    /// Destroys one graph; first waits for a launch that is under way. A replay in flight continues to its end.
     pub(crate) fn destroy(&self, slot: &Arc<GraphSlot>) {
         let graph = slot.graph.lock().take();
         if let Some(graph) = graph {
@@ -119,7 +119,8 @@ impl Plans {
         }
     }
 
-    /// Waits until the launches that have begun are over; later ones see what was set before. Returns whether they are.
+    /// Waits until the launches that have begun are over; later launches see what was written before this call. Returns
+    /// false if a launch is not over at `deadline`.
     pub(crate) fn wait_for_launches(&self, deadline: Instant) -> bool {
         let slots = self.slots.lock().clone();
         let is_over = |slot: &Arc<GraphSlot>| slot.graph.try_lock_until(deadline).is_some();

@@ -1,8 +1,8 @@
 //! Several operations issued together.
 //!
-//! NCCL's group is a pair of calls with state in the thread between them, which a panic, a `?` or a
-//! forgotten guard leaves open. Here a closure only records; start, operations and end happen
-//! afterwards in one call that always closes the group.
+//! NCCL's group is a pair of calls with state in the thread between them; a panic, a `?` or a forgotten guard would
+//! leave the group open. Here the closure only records. Afterwards one function calls start, operations and end, and
+//! always closes the group.
 
 mod collectives;
 
@@ -54,9 +54,9 @@ pub struct Group<'a> {
 impl<'a> Group<'a> {
     /// Records a message to `peer`.
     ///
-    /// The peer has to receive as many elements of the same type. Messages to one peer arrive in the
-    /// order in which they were recorded; messages to different peers are independent. A message
-    /// without elements is not sent at all, and its counterpart is not received.
+    /// The peer must receive the same number of elements of the same type. Messages to one peer arrive in the order in
+    /// which they were recorded; messages to different peers are independent. A message without elements is not sent,
+    /// and the matching receive is skipped.
     ///
     /// # Errors
     /// [`ErrorKind::NoSuchRank`] for a peer that does not exist, [`ErrorKind::Stream`] for a buffer whose
@@ -125,13 +125,13 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// An empty group; the communicator's stream has passed `IssueBuffers::admit`.
+    /// Returns an empty group; the communicator's stream must have passed `IssueBuffers::admit`.
     #[inline]
     pub(crate) fn of(comm: &'a Communicator) -> Self {
         Self::with(comm, IssueBuffers::empty(comm.stream(), None))
     }
 
-    /// A group of a plan that owns the memory in `owned`, and may use no other memory.
+    /// Returns an empty group for a plan that owns the memory in `owned`, and may use no other memory.
     pub(crate) fn of_plan(comm: &'a Communicator, owned: &'a [Range<u64>]) -> Self {
         Self::with(comm, IssueBuffers::empty(comm.stream(), Some(owned)))
     }
@@ -150,9 +150,10 @@ impl<'a> Group<'a> {
     /// Checks whether the recorded operations can be issued.
     ///
     /// # Errors
-    /// Two groups, one recorded inside the closure of the other, can be swapped. Each keeps its own
-    /// communicator, but only a group of a plan was checked to use only the plan's memory,
-    /// and only a group of no plan is ordered with its buffers: `owned` is what the group has to be for.
+    /// A program can swap two groups when one is recorded inside the closure of the other. Each keeps its own
+    /// communicator, but only a plan's group was restricted to the plan's memory, and only a group without a plan is
+    /// ordered with its buffers. So this fails unless the group belongs to the plan that owns `owned`, or to no plan
+    /// for `None`.
     pub(crate) fn finish(&self, owned: Option<&[Range<u64>]>) -> Result<()> {
         if !self.buffers.is_for(owned) {
             return Err(Error::new(ErrorKind::InvalidConfig {
@@ -163,14 +164,14 @@ impl<'a> Group<'a> {
         self.check_own_messages()
     }
 
-    /// Takes a buffer that needs calls to CUDA: one of another stream, or one that cudarc orders.
+    /// Takes a buffer that requires calls to CUDA: a buffer of another stream, or one that cudarc orders.
     #[inline(never)]
     fn read_elsewhere(&mut self, buffer: impl SendBuffer<'a>) -> Result<u64> {
         let _inside = self.comm.inner.enter(CallKind::Issue, self.comm.timeout);
         self.buffers.read(buffer)
     }
 
-    /// Like [`read_elsewhere`](Self::read_elsewhere).
+    /// Like [`read_elsewhere`](Self::read_elsewhere), for a buffer to write.
     #[inline(never)]
     fn write_elsewhere(&mut self, buffer: impl RecvBuffer<'a>) -> Result<u64> {
         let _inside = self.comm.inner.enter(CallKind::Issue, self.comm.timeout);
@@ -187,7 +188,7 @@ impl<'a> Group<'a> {
         collective?.enqueue(self.comm, &mut self.buffers).map(drop)
     }
 
-    /// Returns the peer as NCCL counts it; `None` for a message without elements.
+    /// Returns the peer as NCCL's type; `None` for a message without elements.
     #[inline]
     fn peer(&self, peer: usize, count: usize, data_type: DataType) -> Result<Option<i32>> {
         self.comm.library().admit(data_type)?;
@@ -203,7 +204,7 @@ impl<'a> Group<'a> {
 
     /// Issues the group after its closure returned `recorded`.
     fn issue(self, kind: OperationKind, shape: Shape, recorded: Result<()>) -> Result<Request> {
-        // Not always the communicator that was called: two groups, one inside the other, can be swapped.
+        // Not always the communicator of the call: two groups, one inside the other, can be swapped.
         let comm = self.comm;
         match recorded.and_then(|()| self.finish(None)) {
             Ok(()) => issue(comm, &self.buffers, kind, shape),
@@ -211,8 +212,8 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Refuses what NCCL does not forget after a group that it only simulates (`ncclGroupCommLeave`, group.h: the queues of messages
-    /// stay), and communicators for which it simulates nothing.
+    /// Refuses operations that NCCL keeps after it has simulated the group (`ncclGroupCommLeave`, group.h, leaves the queues of
+    /// messages filled), and communicators for which NCCL does not simulate a group.
     fn check_estimated(&self) -> Result<()> {
         let refused =
             |field, reason: String| Err(Error::new(ErrorKind::InvalidConfig { field, reason }));
@@ -263,9 +264,9 @@ impl<'a> Group<'a> {
         })
     }
 
-    /// Checks that each message of the rank to itself has its counterpart. Without one, NCCL fails at the end of the
-    /// group, which costs the communicator. If the counterpart has another size, NCCL copies the size that was sent: past
-    /// the end of a shorter buffer.
+    /// Checks that each message of the rank to itself has its counterpart. Without a counterpart, NCCL fails at the end
+    /// of the group, and the communicator is lost. With a counterpart of another size, NCCL copies the size that was
+    /// sent, past the end of a shorter receive buffer.
     fn check_own_messages(&self) -> Result<()> {
         let (queued, self_messages) = (self.buffers.batch().queued, self.buffers.self_messages());
         if self_messages.is_empty() {
@@ -273,7 +274,7 @@ impl<'a> Group<'a> {
         }
         let messages = self_messages.iter().map(|&at| &queued[at]);
         let bytes = |message: &QueuedOp| message.descriptor.bytes();
-        // A collective that NCCL implements as messages has one of each.
+        // A collective that NCCL implements as messages has both a send and a receive.
         let all_but = |function| {
             let of_side = messages
                 .clone()
@@ -293,8 +294,8 @@ impl<'a> Group<'a> {
 impl Communicator {
     /// Records operations in `record`, and issues them together on the communicator's stream.
     ///
-    /// The buffers stay borrowed until the operations are on the stream. When `record` fails, nothing is
-    /// issued and its error is returned. A group without operations is a request that is done at once.
+    /// The buffers stay borrowed until the operations are on the stream. When `record` fails, nothing is issued and its
+    /// error is returned. A group without operations returns a request that is already complete.
     ///
     /// # Errors
     /// The error of `record`; [`ErrorKind::UnpairedOwnMessages`]; and as any operation:
@@ -322,7 +323,7 @@ impl Communicator {
         self.group_of_kind(OperationKind::Group, Shape::default(), record)
     }
 
-    /// A group that errors and recordings call by another name.
+    /// Issues a group whose errors and recordings name another kind of operation.
     #[inline]
     pub(crate) fn group_of_kind<'a>(
         &'a self,
@@ -346,17 +347,18 @@ impl Communicator {
         group.issue(kind, shape, recorded)
     }
 
-    /// Asks NCCL how long the operations that `record` records would take, and issues none of them. All ranks have to call it with
-    /// the same operations: NCCL may connect the ranks for them.
+    /// Asks NCCL how long the operations that `record` records would take, without issuing any of them. All ranks have to call
+    /// this with the same operations, because NCCL may connect the ranks for them.
     ///
-    /// The estimate is that of NCCL's model, by which it chooses algorithms, for an idle machine. The model is for
-    /// `all_reduce`, `reduce`, `all_gather` and `reduce_scatter`. To see what another algorithm would take, ask with it
-    /// ([`with_config`](Self::with_config)). `None` where the model says nothing, as for a single rank.
+    /// The estimate comes from the model with which NCCL chooses algorithms, and assumes an idle machine. The model
+    /// covers `all_reduce`, `reduce`, `all_gather` and `reduce_scatter`. To estimate another algorithm, set that
+    /// algorithm with [`with_config`](Self::with_config). The result is `None` if the model has no estimate, as for a
+    /// single rank.
     ///
     /// # Errors
-    /// As [`group`](Self::group); [`ErrorKind::Unsupported`] before NCCL 2.22.3; [`ErrorKind::InvalidConfig`] for another operation, of
-    /// which NCCL would keep the addresses and run it with a later group, and for a communicator in
-    /// [`LaunchMode::NonBlocking`](crate::LaunchMode), for which NCCL would launch the operations.
+    /// As [`group`](Self::group); [`ErrorKind::Unsupported`] before NCCL 2.22.3; [`ErrorKind::InvalidConfig`] for any other
+    /// operation, because NCCL would keep its addresses and run it with a later group, and for a communicator in
+    /// [`LaunchMode::NonBlocking`](crate::LaunchMode), because NCCL would launch the operations.
     ///
     /// Wraps `ncclGroupSimulateEnd`.
     ///
@@ -376,7 +378,7 @@ impl Communicator {
         IssueBuffers::admit(&self.stream).map_err(|error| in_group(self, error))?;
         let mut group = Group::of(self);
         let recorded = record(&mut group);
-        // As in `issue`: not always the communicator that was called.
+        // As in `issue`: not always the communicator of the call.
         let comm = group.comm;
         recorded
             .and_then(|()| group.finish(None))
@@ -385,10 +387,10 @@ impl Communicator {
             .map_err(|error| in_group(comm, error))
     }
 
-    /// Sends `x` to `peer`, which has to [`recv`](Self::recv) as many elements of the same type.
+    /// Sends `x` to `peer`, which has to [`recv`](Self::recv) the same number of elements of the same type.
     ///
-    /// A group of this one message: it is done on the stream before the next operation begins there. **Two ranks that both send
-    /// before they receive wait for each other for ever**: messages that have to progress together belong in one
+    /// This is a group of one message: the message is done on the stream before the next operation begins there. **Two ranks
+    /// that both send before they receive wait for each other for ever**: messages that have to progress together belong in one
     /// [`group`](Self::group), with [`Group::isend`] and [`Group::irecv`].
     ///
     /// # Errors
@@ -410,7 +412,7 @@ impl Communicator {
         self.group(|group| group.isend(x, peer))
     }
 
-    /// Receives `y` from `peer`, which has to [`send`](Self::send) as many elements of the same type.
+    /// Receives `y` from `peer`, which has to [`send`](Self::send) the same number of elements of the same type.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -435,7 +437,7 @@ impl Communicator {
     }
 }
 
-/// The error for a group that was not issued.
+/// Returns the error for a group that was not issued.
 #[cold]
 pub(crate) fn in_group(comm: &Communicator, error: Error) -> Error {
     failed_check(comm, OperationKind::Group, Shape::default(), error)

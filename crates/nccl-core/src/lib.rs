@@ -1,7 +1,7 @@
 //! Safe bindings to NVIDIA NCCL within one process: communicators, their operations, memory, and records of them.
 //!
-//! Everything here works for ranks that got NCCL's token by any means. Connections between ranks outside of NCCL are in a crate
-//! above, behind [`peers`]; programs use the crate `nccl`, which has both.
+//! These functions need only NCCL's token, however the ranks exchange it. Connections between ranks outside of NCCL belong to a
+//! crate above this one and are used through [`peers`]; programs use the crate `nccl`, which has both.
 #![cfg(not(loom))]
 #![allow(
     rustdoc::private_intra_doc_links,

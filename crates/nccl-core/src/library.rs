@@ -55,14 +55,14 @@ pub enum Capability {
     NativeAllToAll,
     /// Several communicators of a process aborted together (2.22.3).
     GroupAbort,
-    /// An abort that returns (2.26.2); earlier releases may hang in it, and the communicator is then leaked.
+    /// `ncclCommAbort` returns (2.26.2). In earlier releases it may hang, and the communicator is then leaked.
     TrustworthyAbort,
     /// 8-bit floats (2.24.3).
     Float8,
     /// Communicators whose names appear in NCCL's own messages (2.27.3).
     CommunicatorName,
-    /// Blocking calls that can be ended nevertheless ([`LaunchMode::BlockingChild`](crate::LaunchMode::BlockingChild),
-    /// 2.26.2): `ncclCommSplit`, and an abort that returns.
+    /// Timeouts for blocking calls, which need `ncclCommSplit` and an abort that returns
+    /// ([`LaunchMode::BlockingChild`](crate::LaunchMode::BlockingChild), 2.26.2).
     BlockingChild,
 }
 
@@ -83,7 +83,7 @@ impl Capability {
         Self::BlockingChild,
     ];
 
-    /// Returns the first release that has it.
+    /// Returns the first release that has the capability.
     ///
     /// ```
     /// use nccl::{Capability, Version};
@@ -127,15 +127,15 @@ static ON_LOAD: OnceCell<fn(&Library)> = OnceCell::new();
 impl Library {
     /// Loads libnccl, or returns the library that this process already uses.
     ///
-    /// Tries in order: the file named by `NCCL_LIBRARY`, a libnccl that is already loaded,
-    /// `libnccl.so.2` and `libnccl.so` by the linker's search, `$NCCL_HOME/lib`. The operator of the
-    /// program is responsible for what these name, as for `LD_LIBRARY_PATH`.
+    /// Tries in this order: the file named by `NCCL_LIBRARY`, a libnccl that is already loaded, `libnccl.so.2` and
+    /// `libnccl.so` in the linker's search path, `$NCCL_HOME/lib`. The operator of the program is responsible for the
+    /// files that these variables name, as for `LD_LIBRARY_PATH`.
     ///
     /// # Errors
     /// [`ErrorKind::Load`] lists every place that was tried, with the linker's reason.
     /// [`ErrorKind::Unsupported`] when the library is older than 2.18.1.
     ///
-    /// Calls `ncclGetVersion`, and nothing else.
+    /// Calls only `ncclGetVersion`.
     ///
     /// ```
     /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
@@ -153,15 +153,15 @@ impl Library {
             .cloned()
     }
 
-    /// Loads the libnccl of this file.
+    /// Loads libnccl from this file.
     ///
     /// # Errors
     /// As [`load`](Self::load); also when the process already uses another libnccl, because two copies
     /// in one process share no state.
     ///
     /// # Safety
-    /// The file is NCCL, or does what NCCL does: opening it runs its initializers, and this crate calls the functions that
-    /// it has by NCCL's names. No part of the program closes the library afterwards.
+    /// The file is NCCL, or behaves like NCCL: opening it runs its initializers, and this crate calls its functions by
+    /// NCCL's names. No part of the program closes the library afterwards.
     ///
     /// ```
     /// // SAFETY: there is no such file.
@@ -263,7 +263,7 @@ impl Library {
         self.0.version
     }
 
-    /// Returns the path of the loaded file; that of an emulator contains its name.
+    /// Returns the path of the loaded file. The path of an emulator contains its name.
     ///
     /// ```
     /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
@@ -293,8 +293,8 @@ impl Library {
         symbol && self.0.version >= capability.since()
     }
 
-    /// Has `hook` called with the library that this process loads, before it makes a communicator; at once if it is loaded. The
-    /// first hook counts.
+    /// Sets a hook that is called with the library that this process loads, before a communicator is made; at once if a library
+    /// is already loaded. Only the first hook has an effect.
     #[doc(hidden)]
     pub fn on_load(hook: fn(&Self)) {
         if ON_LOAD.set(hook).is_ok()
@@ -310,7 +310,7 @@ impl Library {
         LOADED.get().cloned()
     }
 
-    /// Whether this is the emulator: its file is in memory, under the emulator's name.
+    /// Whether this is the emulator: its path, or the target of that link, contains the emulator's name.
     #[doc(hidden)]
     pub fn is_emulated(&self) -> bool {
         const NAME: &str = "nccl-emulator";

@@ -1,14 +1,15 @@
 //! The monitor: one thread that enforces deadlines, and calls neither NCCL nor CUDA.
 //!
-//! Three checks: calls that block in a blocking communicator (`communicator/blocking_call_monitor.rs`), threads that do not
-//! return from a call (`supervision/stuck_call_monitor.rs`), and a watchdog that is itself stuck (`watchdog/threads.rs`). No
-//! check blocks this thread: work that may block gets a thread of its own, and a lock that may be held for longer is only
-//! tried. The monitor logs what it finds; a subscriber of the program that blocks in a log call delays all three checks.
+//! It runs three checks: calls that block in a blocking communicator (`communicator/blocking_call_monitor.rs`), threads that
+//! do not return from a call (`supervision/stuck_call_monitor.rs`), and a watchdog that is itself stuck
+//! (`watchdog/threads.rs`). No check blocks this thread: work that may block gets a thread of its own, and a lock that may
+//! be held for long is only tried. The monitor logs what it finds; if the program's log subscriber blocks, all three checks
+//! are delayed.
 //!
-//! A check that finds nothing for a while sleeps until its [`WakeFlag`] is raised. On the path of a call the wake flag costs
-//! one read of a word, without a fence: a check that has announced its sleep runs once more a moment later, and by then sees
-//! everything that was written before; a later writer finds it asleep. The thread sleeps while all checks sleep, and ends when
-//! no communicator is left.
+//! A check that finds nothing for a while sleeps until its [`WakeFlag`] is raised. On a call's path, raising the wake flag
+//! costs one read of a word, without a fence. That suffices: a check that has announced its sleep runs once more a moment
+//! later, and by then sees everything that was written before; a thread that writes later finds the check asleep and wakes it.
+//! The monitor's thread sleeps while all checks sleep, and ends when no communicator is left.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,7 +22,7 @@ use crate::sync::Mutex;
 
 /// How long the thread stays after the last communicator is gone.
 const IDLE: Duration = Duration::from_secs(1);
-/// When a check that has panicked runs again.
+/// The pause before a check that has panicked runs again.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
 
 /// A periodic check.
@@ -29,7 +30,7 @@ pub(crate) trait PeriodicCheck: Send {
     /// Runs the check. Must not block.
     fn check(&mut self) -> NextCheck;
 
-    /// Whether nothing is left that could need this check.
+    /// Whether there is nothing left to check.
     fn is_over(&self) -> bool;
 }
 
@@ -48,7 +49,7 @@ struct Monitor {
     thread: Option<Thread>,
     /// The wake flags of its checks.
     wake_flags: Vec<&'static WakeFlag>,
-    /// Checks that the thread has not taken over yet.
+    /// Checks that the thread has not picked up yet.
     new: Vec<(&'static WakeFlag, Box<dyn PeriodicCheck>)>,
 }
 
@@ -63,7 +64,7 @@ impl WakeFlag {
         Self(AtomicBool::new(false))
     }
 
-    /// Wakes the check: there may be something to check.
+    /// Wakes the check, because there may be something to check.
     #[inline]
     pub(crate) fn raise(&self) {
         if !self.0.load(Ordering::Relaxed) {
@@ -90,10 +91,10 @@ impl WakeFlag {
     }
 }
 
-/// Decides when a check sleeps that reads words that are written without a fence.
+/// Decides when a check may sleep whose input is written without a fence.
 pub(crate) struct IdleCounter {
     wake_flag: &'static WakeFlag,
-    /// How often the check runs, and after how many runs that find nothing it sleeps.
+    /// The interval of the check. After `quiet_after` runs that find nothing, the check sleeps.
     tick: Duration,
     quiet_after: u32,
     quiet: u32,
@@ -109,11 +110,11 @@ impl IdleCounter {
         }
     }
 
-    /// When to check again after a check that found something, or nothing.
+    /// Returns when to check again; `found` is whether the last check found something.
     pub(crate) fn after(&mut self, found: bool) -> NextCheck {
         self.quiet = if found { 0 } else { self.quiet + 1 };
         if self.quiet == 0 {
-            // The finding may have come after the check announced its sleep.
+            // Covers something found after the check had announced its sleep.
             self.wake_flag.0.store(true, Ordering::SeqCst);
         } else if self.quiet == self.quiet_after {
             // The check runs once more.
@@ -128,8 +129,8 @@ impl IdleCounter {
     }
 }
 
-/// Adds the check of `wake_flag` to the monitor, unless it is there, and starts the thread, unless it runs. To be called when
-/// there is something to check.
+/// Adds the check of `wake_flag` to the monitor and starts the thread, unless this was done before. To be called when there
+/// is something to check.
 pub(crate) fn ensure<D: PeriodicCheck + 'static>(
     wake_flag: &'static WakeFlag,
     check: impl FnOnce() -> D,
@@ -174,7 +175,7 @@ fn run() {
                 None => wake_flag.is_raised(),
             };
             if is_due {
-                // A check logs what it finds, and the program's subscriber may panic: the other checks continue all the same.
+                // A check logs what it finds, and the program's subscriber may panic; the other checks must continue.
                 let next = catch_unwind(AssertUnwindSafe(|| check.check()));
                 *due = match next.unwrap_or(NextCheck::After(AFTER_PANIC)) {
                     NextCheck::After(pause) => Some(Instant::now() + pause),
@@ -184,7 +185,7 @@ fn run() {
         }
         if checks.iter().all(|(_, check, _)| check.is_over()) {
             let since = *idle_since.get_or_insert_with(Instant::now);
-            // A thread that adds work calls `ensure` afterwards, and waits for this lock.
+            // A thread that adds work calls `ensure` afterwards, which waits for this lock.
             let mut monitor = MONITOR.lock();
             let is_over =
                 monitor.new.is_empty() && checks.iter().all(|(_, check, _)| check.is_over());
@@ -196,7 +197,7 @@ fn run() {
         } else {
             idle_since = None;
         }
-        // A wake flag that was raised while another check ran may have spent its wake-up on a wait inside that check.
+        // If a wake flag was raised while another check ran, a wait inside that check may have consumed the wake-up.
         if checks
             .iter()
             .any(|(wake_flag, _, due)| due.is_none() && wake_flag.is_raised())
@@ -235,7 +236,7 @@ mod tests {
             let next = rest.after(false);
             assert_eq!(next == NextCheck::Asleep, !raises);
         }
-        // Found by the last check.
+        // The last check found something.
         rest.after(false);
         rest.after(false);
         assert_eq!(rest.after(true), NextCheck::After(tick));

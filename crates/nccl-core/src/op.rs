@@ -49,7 +49,7 @@ impl Function {
         Self::WaitSignal,
     ];
 
-    /// The kind of operation that the function does.
+    /// Returns the kind of operation that the function performs.
     #[doc(hidden)]
     pub fn kind(self) -> OperationKind {
         match self {
@@ -69,7 +69,7 @@ impl Function {
         }
     }
 
-    /// The name of the function in NCCL.
+    /// Returns NCCL's name of the function.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Send => "ncclSend",
@@ -88,7 +88,7 @@ impl Function {
         }
     }
 
-    /// The name of the function that takes a configuration as well. Only collectives have one.
+    /// Returns the name of the variant that takes a configuration. Only collectives have one.
     pub(crate) fn name_with_config(self) -> &'static str {
         match self {
             Self::Send | Self::Recv | Self::Put | Self::Signal | Self::WaitSignal => self.name(),
@@ -111,7 +111,7 @@ impl Function {
     }
 }
 
-/// The reduction of an operation of `function`, if it is called with `op`.
+/// Returns the reduction of an operation of `function` that is called with `op`, if it reduces.
 #[inline]
 pub(crate) fn reduction(function: Function, op: sys::ncclRedOp_t) -> Option<RecordedReduction> {
     match function {
@@ -145,10 +145,10 @@ fn byte(packed: u32, at: u32) -> u8 {
     (packed >> at) as u8
 }
 
-/// Whether operations of `rank` that are done show that NCCL reaches all `world_size` ranks of its communicator: one of them needs
-/// data of every rank, or every other rank has sent something.
+/// Whether completed `operations` of `rank` show that NCCL reaches all `world_size` ranks of the communicator: one of them
+/// needs data of every rank, or together they have received a message from every other rank.
 ///
-/// Allocates nothing; of more than 65536 ranks, messages show nothing.
+/// Allocates nothing. Messages from ranks above 65535 are not tracked, and the result is then false.
 pub(crate) fn reach_all<'a>(
     operations: impl Iterator<Item = &'a Descriptor> + Clone,
     rank: usize,
@@ -185,15 +185,16 @@ pub(crate) fn reach_all<'a>(
 }
 
 impl Descriptor {
-    /// Below this, `packed` is that of a message to a peer.
+    /// A `packed` below this value is that of a message to a peer.
     pub(crate) const AFTER_SEND: u32 = (Function::Send as u32 + 1) << FUNCTION;
-    /// Below this, `packed` is that of a message to or from a peer.
+    /// A `packed` below this value is that of a message to or from a peer.
     pub(crate) const AFTER_RECV: u32 = (Function::Recv as u32 + 1) << FUNCTION;
 
-    /// A message to (`Function::Send`) or from (`Function::Recv`) the peer `rank`, or a collective with the root `rank`.
+    /// Describes a message to (`Function::Send`) or from (`Function::Recv`) the peer `rank`, or a collective with the
+    /// root `rank`.
     #[inline]
     pub(crate) fn new(function: Function, count: usize, data_type: DataType, rank: i32) -> Self {
-        // The code fits for all types whose size is known, and no others get here.
+        // The code fits for all types whose size is known; other types were refused before.
         let data_type = u32::from(data_type.as_raw() as u8);
         Self {
             count: count as u64,
@@ -202,7 +203,7 @@ impl Descriptor {
         }
     }
 
-    /// The same operation with an operator.
+    /// Returns the same operation with the operator `op`.
     #[inline]
     pub(crate) fn reducing_with(self, op: sys::ncclRedOp_t) -> Self {
         self.reducing(reduction(self.function(), op))
@@ -221,7 +222,7 @@ impl Descriptor {
         }
     }
 
-    /// A descriptor from copied or received parts; `None` for invalid ones.
+    /// Returns the descriptor with copied or received fields; `None` if they are invalid.
     pub(crate) fn of(count: u64, rank: i32, packed: u32) -> Option<Self> {
         let is_known = usize::from(byte(packed, FUNCTION)) < Function::ALL.len()
             && usize::from(byte(packed, REDUCTION)) <= 1 + ReduceOp::ALL.len();
@@ -260,7 +261,7 @@ impl Descriptor {
         self.packed < Self::AFTER_RECV
     }
 
-    /// Whether all ranks call it, in the same order.
+    /// Whether all ranks call the operation, in the same order.
     pub(crate) fn is_collective(&self) -> bool {
         !self.is_message() && !self.is_one_sided()
     }
@@ -272,7 +273,7 @@ impl Descriptor {
         )
     }
 
-    /// The other rank of a message or a one-sided operation; the first one of a wait.
+    /// Returns the other rank of a message or a one-sided operation; for a wait, the first rank that it waits for.
     pub(crate) fn peer(&self) -> Option<usize> {
         let rank = usize::try_from(self.rank).ok();
         rank.filter(|_| !self.is_collective())
@@ -296,14 +297,14 @@ impl Descriptor {
         }
     }
 
-    /// The bytes of its elements; 0 for a type of unknown size.
+    /// Returns the size of the elements in bytes; 0 for a type of unknown size.
     pub(crate) fn bytes(&self) -> u64 {
         let size = self.data_type().size_in_bytes().unwrap_or_default() as u64;
         self.count.saturating_mul(size)
     }
 }
 
-/// The form in which other ranks get it.
+/// The form in which descriptors are sent to other ranks.
 impl From<Descriptor> for (u64, i32, u32) {
     fn from(descriptor: Descriptor) -> Self {
         (descriptor.count, descriptor.rank, descriptor.packed)

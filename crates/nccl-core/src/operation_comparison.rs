@@ -1,12 +1,13 @@
 //! Comparison of the operations that the ranks are about to capture.
 //!
-//! NCCL does not compare: ranks whose graphs differ wait for each other for ever, some in the capture, where
-//! they connect, and some in a replay. So the ranks of a communicator that are connected compare what they
-//! recorded, before NCCL is called:
+//! NCCL does not compare operations: ranks whose graphs differ wait for each other for ever, some in the capture, where
+//! they connect, and some in a replay. So the connected ranks of a communicator compare what they recorded, before NCCL
+//! is called:
 //!
-//! 1. each rank sends a digest of its collectives, and for each peer one of its messages to and from that peer. If all
-//!    collectives are the same, and what one rank sends is what the other one receives, the comparison is done;
-//! 2. otherwise each rank sends its operations, and all derive the same sentence about the first difference.
+//! 1. each rank sends a digest of its collectives, and for each peer one digest of its messages to, and one of those
+//!    from, that peer. If all collectives are the same, and each rank receives what the other one sends, the comparison
+//!    is done;
+//! 2. otherwise each rank sends its operations, and all ranks derive the same sentence about the first difference.
 //!
 //! The cost is one exchange, whose size grows with the peers and not with the operations. A rank whose closure
 //! failed takes part as well, so that the other ranks get the reason instead of waiting.
@@ -22,7 +23,7 @@ use crate::op::{Descriptor, Function};
 use nccl_base::wire::{self, Broken, clean};
 use serde::{Deserialize, Serialize};
 
-/// The most operations of a rank that are sent when captures differ.
+/// The maximum number of operations that a rank sends when captures differ.
 const MOST: usize = 4096;
 
 /// A rank's part of the first exchange: its digests, or why it captures nothing.
@@ -51,9 +52,9 @@ pub(crate) fn digest(entries: Result<&[Descriptor], String>) -> Vec<u8> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum DigestComparison {
     Same,
-    /// The second exchange shows how.
+    /// The second exchange shows the difference.
     Different,
-    /// Which rank captures nothing, and why.
+    /// The rank that captures nothing, and the reason.
     Failed(usize, String),
     /// A rank is gone.
     Departed(usize),
@@ -168,7 +169,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<OperationList, Broken> {
     wire::decode(bytes)
 }
 
-/// Describes the first difference, in the same sentence on all ranks; `name` returns the names of ranks.
+/// Describes the first difference, with the same sentence on all ranks; `name` returns the names of ranks.
 pub(crate) fn difference(
     all: &[OperationList],
     done: OperationUse,

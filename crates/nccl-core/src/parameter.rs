@@ -1,4 +1,4 @@
-//! The parameters that NCCL itself publishes, as it has them now.
+//! The parameters that NCCL publishes, with their current values.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
@@ -33,9 +33,9 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Library {
-    /// Returns the names of the parameters that NCCL publishes: a few, from the environment and NCCL's files of settings. With
-    /// `NCCL_PARAM_DUMP_ALL=1` in the environment these are all that its registry has. Most of the variables that NCCL reads are not in
-    /// it.
+    /// Returns the names of the parameters that NCCL publishes: a few, from the environment and NCCL's settings files. With
+    /// `NCCL_PARAM_DUMP_ALL=1` in the environment, the result has all parameters in NCCL's registry. Most variables that NCCL
+    /// reads are not in that registry.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] before NCCL 2.30.4, [`ErrorKind::Nccl`] when NCCL fails.
@@ -59,7 +59,7 @@ impl Library {
         if table.is_null() {
             return Ok(Vec::new());
         }
-        // SAFETY: NCCL keeps a table of that many C strings until this thread asks for it again.
+        // SAFETY: NCCL keeps a table of that many C strings until this thread calls the function again.
         let names = unsafe { std::slice::from_raw_parts(table, count) };
         // SAFETY: as above.
         let name = |&name: &*const c_char| unsafe { text(name) };
@@ -113,7 +113,7 @@ impl Parameter {
         self.name.to_str().unwrap_or_default()
     }
 
-    /// Returns its value as a text, empty where it is not set.
+    /// Returns its value as text, empty if it is not set.
     ///
     /// # Errors
     /// [`ErrorKind::Nccl`] when NCCL fails.
@@ -132,14 +132,14 @@ impl Parameter {
         // SAFETY: the places and the C string are valid for the call.
         let code = unsafe { function(self.name.as_ptr(), &mut value, &mut length) };
         ffi::check(&self.library, "ncclParamGetParameter", code)?;
-        // SAFETY: NCCL keeps the C string until this thread asks again.
+        // SAFETY: NCCL keeps the C string until this thread calls the function again.
         Ok(unsafe { text(value) })
     }
 
     /// Returns its value as a number.
     ///
     /// # Errors
-    /// [`ErrorKind::Nccl`] for a parameter that is no number.
+    /// [`ErrorKind::Nccl`] for a parameter that is not a number.
     ///
     /// Wraps `ncclParamGetI64`.
     ///
@@ -159,10 +159,10 @@ impl Parameter {
     }
 }
 
-/// A text of NCCL's; empty for null.
+/// Returns a text of NCCL; empty for null.
 ///
 /// # Safety
-/// Null, or a C string.
+/// `value` is null or points to a C string.
 unsafe fn text(value: *const c_char) -> String {
     if value.is_null() {
         return String::new();

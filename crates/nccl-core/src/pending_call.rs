@@ -1,5 +1,5 @@
-//! The first call of a communicator that is not done, and the error when it is overdue. The watchdog finds both; a request for
-//! the call reports the same error.
+//! The first call of a communicator that is not done, and the error if it is overdue. The watchdog determines both; a request
+//! for the call reports the same error.
 
 use std::time::Duration;
 
@@ -24,15 +24,15 @@ pub enum CallStage {
 pub(crate) struct PendingCall {
     pub(crate) call: RecordedCall,
     pub(crate) stage: CallStage,
-    /// Since when it is in that state, as far as known.
+    /// When that state began, as far as known.
     pub(crate) began: Duration,
-    /// How long that state may last; `None` for ever.
+    /// The maximum duration of that state; `None` for no limit.
     pub(crate) timeout: Option<Duration>,
-    /// The end of that time. `None` for ever, and while no mark can show the call's progress.
+    /// When that duration ends. `None` for no limit, and while no mark can show the call's progress.
     pub(crate) deadline: Option<Duration>,
-    /// The last of the calls that cannot be told apart from it.
+    /// The last of the calls that cannot be distinguished from it.
     pub(crate) last: u64,
-    /// Whether the call can be told apart from all other work on the stream.
+    /// Whether the call can be distinguished from all other work on the stream.
     pub(crate) is_alone: bool,
 }
 

@@ -1,8 +1,8 @@
 //! Queued operations, and the C calls that they become.
 //!
-//! An operation is queued with the addresses of its buffers when it is called, and issued from here:
-//! alone, or several between one group start and one group end. No other code of this crate puts work on
-//! a stream through NCCL.
+//! An operation is queued with the addresses of its buffers when it is called, and is issued from here: alone, or
+//! several operations between one group start and one group end. No other code of this crate puts work on a stream
+//! through NCCL.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -20,27 +20,27 @@ use crate::recorder::{NextSlots, OperationSlot, Writer};
 use crate::stats::{Tally, Volume};
 use nccl_base::data_type::DataType;
 
-/// One operation; for a message this is everything. Its addresses are valid as long as its [`IssueBuffers`]
-/// lives. Small, because groups hold hundreds of them.
+/// One operation; a message needs nothing else. Its addresses are valid as long as its [`IssueBuffers`] lives. Small,
+/// because groups hold hundreds of them.
 #[derive(Clone, Copy, Debug)]
 #[doc(hidden)]
 pub struct QueuedOp {
-    /// The address of a message's buffer; for a collective, the address to read, null where the rank reads nothing.
+    /// The address of a message's buffer; for a collective, the address to read, or null if the rank reads nothing.
     pub(crate) address: u64,
     /// The rest of the operation.
     pub(crate) descriptor: Descriptor,
 }
 
-/// The further arguments of an operation that is no message.
+/// The further arguments of an operation that is not a message.
 #[derive(Clone, Debug)]
 pub(crate) struct CollectiveArgs {
-    /// The address to write; null where the rank writes nothing.
+    /// The address to write; null if the rank writes nothing.
     pub(crate) recv: u64,
     pub(crate) reduction_op: sys::ncclRedOp_t,
     pub(crate) extra: Extra,
 }
 
-/// The arguments that few operations have.
+/// Arguments that only some operations have.
 #[derive(Clone, Debug)]
 pub(crate) enum Extra {
     None,
@@ -50,7 +50,7 @@ pub(crate) enum Extra {
 }
 
 impl Extra {
-    /// That of a collective on `comm`.
+    /// Returns the arguments for a collective on `comm`.
     #[inline]
     pub(crate) fn of(comm: &Communicator) -> Self {
         match &comm.config {
@@ -78,12 +78,12 @@ pub(crate) struct Batch<'f> {
     pub(crate) queued: &'f [QueuedOp],
     /// One for each collective among them, in the same order.
     pub(crate) collective_args: &'f [CollectiveArgs],
-    /// Whether a single operation has to be a group as well.
+    /// Whether a single operation has to be wrapped in a group.
     pub(crate) grouped: bool,
 }
 
 impl QueuedOp {
-    /// A message to (`Function::Send`) or from (`Function::Recv`) the peer `rank`, or a collective with
+    /// Returns a message to (`Function::Send`) or from (`Function::Recv`) the peer `rank`, or a collective with
     /// the root `rank`, which reads at `address`.
     #[inline]
     #[doc(hidden)]
@@ -111,7 +111,7 @@ impl QueuedOp {
         );
     }
 
-    /// Adds the operation to what each launch of a plan counts.
+    /// Adds the operation to the volume that each launch of a plan counts.
     pub(crate) fn add_to(&self, volume: &mut Volume) {
         let descriptor = &self.descriptor;
         volume.add(
@@ -188,7 +188,7 @@ impl QueuedOp {
                 Function::Scatter => api
                     .ncclScatter
                     .map(|f| f(send, recv, count, data_type, rank, comm, stream)),
-                // They have further arguments, and are called with them above.
+                // These have further arguments, and are called with them above.
                 Function::Put | Function::Signal | Function::WaitSignal => None,
             }
         };
@@ -221,7 +221,7 @@ impl QueuedOp {
         // on the stream is done.
         let code = unsafe {
             match self.descriptor.function() {
-                // They have none.
+                // These take no configuration.
                 Function::Send
                 | Function::Recv
                 | Function::Put
@@ -315,7 +315,7 @@ impl QueuedOp {
     }
 }
 
-/// Makes the calls for `batch`: one alone, several between group start and group end.
+/// Makes the calls for `batch`: a single operation without a group, several between group start and group end.
 #[inline]
 pub(crate) fn call(
     batch: Batch<'_>,
@@ -491,8 +491,8 @@ pub(crate) fn group(
     called.and(ended)
 }
 
-/// Asks NCCL how long the operations of `batch` would take, in microseconds; none of them is launched. All are collectives whose
-/// tasks NCCL drops afterwards: of messages it would keep the addresses.
+/// Asks NCCL how long the operations of `batch` would take, in microseconds, without launching them. All of them must be
+/// collectives whose tasks NCCL drops afterwards; it would keep the addresses of messages.
 pub(crate) fn simulate(batch: Batch<'_>, calls: &CallContext<'_>) -> Result<f32, NcclFailure> {
     const END: &str = "ncclGroupSimulateEnd";
     let (library, api) = (calls.library, calls.library.api());
@@ -520,7 +520,7 @@ pub(crate) fn simulate(batch: Batch<'_>, calls: &CallContext<'_>) -> Result<f32,
     called.and(ended).map(|_| estimate.estimatedTime)
 }
 
-/// Makes the end of the group drop what was queued. A failed call does not always do that; a call with a null
+/// Makes the end of the group drop the queued operations. A failed call does not always do that; a call with a null
 /// communicator does, and every release refuses it.
 #[cold]
 fn discard_queued_calls(library: &Library) {

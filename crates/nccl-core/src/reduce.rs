@@ -42,7 +42,7 @@ mod sealed {
     use super::{Communicator, DataType, Resolved, Result};
 
     pub trait Sealed {
-        /// Returns the operator, if it fits.
+        /// Returns the operator, if it fits the communicator and the element type.
         fn resolve(&self, comm: &Communicator, data_type: DataType) -> Result<Resolved>;
     }
 }
@@ -55,7 +55,7 @@ impl sealed::Sealed for ReduceOp {
     }
 }
 
-/// The operator as NCCL gets it, and the value that keeps it alive until then.
+/// The operator in NCCL's form, and the value that keeps it alive until the operation is issued.
 pub(crate) type Resolved = (sys::ncclRedOp_t, Option<Arc<Operator>>);
 
 pub(crate) fn resolve(
@@ -68,9 +68,9 @@ pub(crate) fn resolve(
 
 /// The sum of the values, where each rank's values are first multiplied by that rank's factor.
 ///
-/// Made by [`Communicator::pre_mul_sum`], for one communicator and one element type. It keeps that
-/// communicator alive: a communicator that is only dropped ends after its operators. Dropping the operator destroys it
-/// once the groups and plans that were recorded with it are issued; issued operations continue.
+/// Made by [`Communicator::pre_mul_sum`], for one communicator and one element type. It keeps that communicator alive:
+/// a communicator whose handles are dropped ends only after its operators. A dropped operator is destroyed once the
+/// groups and plans that were recorded with it are issued; issued operations continue.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -97,10 +97,10 @@ pub struct Operator {
     comm: Option<Communicator>,
 }
 
-/// How much longer the thread of a call may take than the waits inside it, which have the same timeout.
+/// How much longer the thread of a call may take than the waits inside the call, which have the call's timeout.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// Makes an operator that multiplies this rank's values by `factor` and sums those of all ranks.
+/// Makes an operator that multiplies this rank's values by `factor` and sums the results of all ranks.
 pub(crate) fn pre_mul_sum<T: NcclType>(comm: &Communicator, factor: T) -> Result<PreMulSum<T>> {
     let library = &comm.inner.library;
     let create = library.function(sys::Api::ncclRedOpCreatePreMulSum)?;
@@ -188,7 +188,7 @@ impl Drop for Operator {
     }
 }
 
-/// What is left of an operator.
+/// The remains of a dropped operator.
 struct DeferredOperator {
     op: sys::ncclRedOp_t,
     comm: KeepAlive,
@@ -200,12 +200,12 @@ impl DeferredDrop for DeferredOperator {
         let inner = &self.comm.inner;
         let Some(handle) = inner.handle.try_lock() else {
             return match inner.lifecycle.get() {
-                // A thread that does not return from a call holds the lock.
+                // The lock is held by a thread that does not return from a call.
                 State::Leaked => DropPoll::Over,
                 _ => DropPoll::Wait,
             };
         };
-        // Otherwise the operator was freed with the communicator.
+        // Without NCCL's pointer, the operator was freed with the communicator.
         let Some(raw) = handle.raw else {
             return DropPoll::Over;
         };

@@ -1,7 +1,7 @@
-//! NCCL's token, sealed for the way from the rank that made it to the others.
+//! NCCL's token, sealed for the transfer from the rank that made it to the others.
 //!
-//! With a token of another job or attempt, or a damaged one, NCCL would try to connect for a minute.
-//! The seal names the job, generation and communicator it is for, and ends with a checksum.
+//! With a damaged token, or one of another job or attempt, NCCL would try to connect for a minute. The seal contains
+//! the job, the generation and the communicator that the token is for, and ends with a checksum.
 
 use nccl_base::wire::{self, bytes, checksum};
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ struct SealedUniqueId {
     id: Vec<u8>,
 }
 
-/// Seals the token of communicator `name` of a job's attempt.
+/// Seals the token of communicator `name` in a generation of a job.
 pub(crate) fn seal(job: &str, generation: u64, name: &str, id: &UniqueId) -> Vec<u8> {
     let envelope = wire::encode(&SealedUniqueId {
         job: job.to_owned(),
@@ -34,7 +34,7 @@ pub(crate) fn seal(job: &str, generation: u64, name: &str, id: &UniqueId) -> Vec
     bytes
 }
 
-/// Opens what [`seal`] sealed for the same job, generation and name.
+/// Opens the token that [`seal`] sealed for the same job, generation and name.
 pub(crate) fn open(
     job: &str,
     generation: u64,

@@ -18,7 +18,7 @@ use nccl_base::data_type::DataType;
 const SUCCESS: sys::ncclResult_t = sys::ncclResult_t::ncclSuccess;
 const INVALID: sys::ncclResult_t = sys::ncclResult_t::ncclInvalidArgument;
 
-/// The table, as a library.
+/// Returns the table as a library.
 pub(crate) fn library() -> Result<Library> {
     static LIBRARY: OnceCell<Library> = OnceCell::new();
     LIBRARY
@@ -32,7 +32,7 @@ pub(crate) fn library() -> Result<Library> {
         .cloned()
 }
 
-/// Whether `other` is that library.
+/// Whether `other` is this library.
 pub(crate) fn is(other: &Library) -> bool {
     library().is_ok_and(|own| std::ptr::eq(own.api(), other.api()))
 }
@@ -69,8 +69,8 @@ fn table() -> sys::Api {
     }
 }
 
-/// The messages that a group of this thread has recorded: a rank's messages to itself are paired at the
-/// group's end.
+/// The messages that a group of this thread has recorded. A rank's messages to itself are paired at the end of the
+/// group.
 #[derive(Default)]
 struct GroupedMessages {
     sent: Vec<(*const c_void, usize)>,
@@ -93,7 +93,7 @@ unsafe extern "C" fn error_string(code: sys::ncclResult_t) -> *const c_char {
 }
 
 unsafe extern "C" fn unique_id(_: *mut sys::ncclUniqueId) -> sys::ncclResult_t {
-    // Any content will do: there is no other rank.
+    // Any contents will do, because there is no other rank.
     SUCCESS
 }
 

@@ -8,16 +8,16 @@
 //!                                                    Aborted by a revoke ──not given back later──▶ Leaked
 //! ```
 //!
-//! There is no way back, and the last three states are final, with one exception: after a revoke NCCL keeps the communicator, and
-//! `Aborted` becomes `Leaked` if a later abort does not free it. `Leaked` means that NCCL did not free the communicator in time:
-//! nothing touches it any more.
+//! The states only advance, and the last three are final, with one exception: after a revoke NCCL keeps the communicator, and
+//! `Aborted` becomes `Leaked` if a later abort does not free it. `Leaked` means that NCCL did not free the communicator in
+//! time, and nothing uses it any more.
 //!
-//! # Who sets what
-//! The thread that makes the communicator sets `Ready` ([`Lifecycle::set_ready`]), unless an abort has begun. From any thread,
-//! exactly one caller of [`Lifecycle::begin_finalize`] wins `Finalizing`, and exactly one caller of [`Lifecycle::begin_abort`]
-//! wins `Aborting`, out of any of the three states before. The thread that won the abort also sets how it ended.
+//! # Who may set a state
+//! The thread that makes the communicator sets `Ready` ([`Lifecycle::set_ready`]), unless an abort has begun. Of all threads,
+//! exactly one caller of [`Lifecycle::begin_finalize`] sets `Finalizing`, and exactly one caller of [`Lifecycle::begin_abort`]
+//! sets `Aborting`, from any of the three earlier states. The thread that set `Aborting` also records how the abort ended.
 //!
-//! # Who has NCCL's pointer
+//! # Who owns NCCL's pointer
 //! The pointer is in one place at a time. Only its owner calls NCCL with it, and frees it.
 //!
 //! | state | the pointer |
@@ -29,7 +29,7 @@
 //! | `Aborting` out of another | stays with its owner, which frees it and reports that to the aborting thread |
 //! | no handle is left | is taken out by the thread that drops the last handle, unless a thread above has it |
 //!
-//! A split is made like any other communicator. While it is made it also ends with its parent, whose state the
+//! A split is made like any other communicator. While it is being made, it also ends with its parent, whose state the
 //! making thread checks.
 //!
 //! The steps are here, with NCCL behind [`NcclSide`], so that `tests/loom` explores the interleavings
@@ -70,8 +70,8 @@ pub enum State {
     Aborting = 4,
     /// Aborted, and NCCL has freed everything.
     Aborted = 5,
-    /// Aborted, but NCCL did not return from the abort: nothing touches the communicator any more, and memory that
-    /// NCCL may still use is not freed.
+    /// Aborted, but NCCL did not return from the abort. Nothing uses the communicator any more, and memory that NCCL
+    /// may still use is not freed.
     Leaked = 6,
 }
 
@@ -131,18 +131,18 @@ pub(crate) trait NcclSide {
     type Raw: Copy;
     type Failure;
 
-    /// Ends the calls in progress that hold the lock and do not check the state, if that is possible.
+    /// Ends the calls in progress that hold the lock without checking the state, if that is possible.
     fn interrupt_calls(&self) {}
 
-    /// Calls `use_slot` with the slot behind the communicator's lock, which holds the pointer unless a thread has taken it.
-    /// Waits for the call in progress.
+    /// Calls `use_slot` with the slot that the communicator's lock protects. The slot holds the pointer unless a thread has
+    /// taken it. Waits for the call in progress.
     fn slot<R>(&self, use_slot: impl FnOnce(&mut Option<Self::Raw>) -> R) -> R;
 
     /// Frees the pointer. May block for as long as NCCL blocks. After an error, NCCL may still use memory that was lent to it.
     fn free(&self, method: FreeMethod, raw: Self::Raw) -> Result<(), Self::Failure>;
 }
 
-/// What is left of a communicator that was not made.
+/// The remains of a communicator whose creation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PartialInit<R> {
     /// NCCL has built nothing.
@@ -186,17 +186,18 @@ pub(crate) fn retire<R: Copy, E, F>(
 #[doc(hidden)]
 pub struct Lifecycle {
     state: AtomicU8,
-    /// Why it was aborted, and when. Locked while the abort begins, so that a thread that sees the abort finds its reason.
+    /// Why it was aborted, and when. Locked while the abort begins, so that a thread that sees the abort also finds its
+    /// reason.
     reason: Mutex<Option<(String, Instant)>>,
     /// Whether NCCL has freed the communicator; `None` while unknown. Set once, by the thread that freed it.
     freed: Mutex<Option<bool>>,
     freed_changed: Condvar,
-    /// Whether NCCL uses no lent memory any more, on any rank that can be reached, although an abort has not returned.
+    /// Whether NCCL no longer uses lent memory, on any reachable rank, although an abort has not returned.
     released: AtomicBool,
 }
 
 impl Lifecycle {
-    /// The state of a communicator that is being made.
+    /// Returns the state of a communicator that is being made.
     pub(crate) fn new() -> Self {
         Self {
             state: AtomicU8::new(State::Making as u8),
@@ -212,12 +213,12 @@ impl Lifecycle {
         State::from_u8(self.state.load(Ordering::Acquire))
     }
 
-    /// Returns true to the one caller that is to finalize.
+    /// Returns true to the only caller that may finalize.
     pub(crate) fn begin_finalize(&self) -> bool {
         self.step(State::Ready, State::Finalizing)
     }
 
-    /// Returns true to the one caller that is to abort.
+    /// Returns true to the only caller that may abort.
     pub(crate) fn begin_abort(&self, why: &str) -> bool {
         let mut reason = self.reason.lock();
         // The state may advance between these steps, but only in this order.
@@ -230,12 +231,12 @@ impl Lifecycle {
         begun
     }
 
-    /// Why it was aborted; present as soon as the abort is visible.
+    /// Returns why it was aborted; present as soon as the abort is visible.
     pub(crate) fn reason(&self) -> Option<String> {
         self.reason.lock().as_ref().map(|(why, _)| why.clone())
     }
 
-    /// How long ago the abort began, if it has.
+    /// Returns how long ago the abort began, if it has.
     #[doc(hidden)]
     pub fn aborted_for(&self) -> Option<Duration> {
         self.reason.lock().as_ref().map(|(_, at)| at.elapsed())
@@ -246,7 +247,7 @@ impl Lifecycle {
         self.step(State::Finalizing, State::Finalized)
     }
 
-    /// Marks the communicator as aborted: the aborting caller got it freed.
+    /// Marks the communicator as aborted, after NCCL has freed it.
     pub(crate) fn set_aborted(&self) -> bool {
         self.step(State::Aborting, State::Aborted)
     }
@@ -256,7 +257,7 @@ impl Lifecycle {
         self.step(State::Aborting, State::Leaked)
     }
 
-    /// Marks a revoked communicator as leaked: NCCL did not free what was left of it.
+    /// Marks a revoked communicator as leaked, because NCCL did not free the remains of it.
     pub(crate) fn set_leaked_after_revoke(&self) -> bool {
         self.step(State::Aborted, State::Leaked)
     }
@@ -271,7 +272,7 @@ impl Lifecycle {
         self.released.load(Ordering::Acquire) || self.get().is_final()
     }
 
-    /// Records whether NCCL freed the communicator, and wakes the threads that wait for that.
+    /// Records whether NCCL freed the communicator, and wakes the threads that wait for this.
     pub(crate) fn set_freed(&self, freed: bool) {
         *self.freed.lock() = Some(freed);
         self.freed_changed.notify_all();
@@ -291,11 +292,11 @@ impl Lifecycle {
         *freed == Some(true)
     }
 
-    /// Hands over the pointer of a communicator that is ready. Returns false if an abort has begun: then the making thread has to
+    /// Stores the pointer of a communicator that is ready. Returns false if an abort has begun; the making thread then has to
     /// call [`free_unfinished`](Self::free_unfinished).
     pub(crate) fn set_ready<N: NcclSide>(&self, nccl: &N, raw: N::Raw) -> bool {
-        // Under the lock: a thread that finds `Ready` also finds the pointer, and an abort that came first
-        // does not.
+        // Done under the lock: a thread that finds `Ready` also finds the pointer, and an abort that came first
+        // prevents both.
         nccl.slot(|slot| {
             let made = self.step(State::Making, State::Ready);
             if made {
@@ -305,7 +306,8 @@ impl Lifecycle {
         })
     }
 
-    /// Frees what NCCL had built, after an abort has begun. For the making thread; returns whether NCCL freed it.
+    /// Frees what NCCL has built, after an abort has begun. To be called by the making thread; returns whether NCCL
+    /// freed it.
     pub(crate) fn free_unfinished<N: NcclSide>(
         &self,
         nccl: &N,
@@ -327,7 +329,7 @@ impl Lifecycle {
         wait_until_idle: impl FnOnce(N::Raw) -> Result<(), E>,
         aborting: impl FnOnce(&E),
     ) -> Option<Retired<E, N::Failure>> {
-        // Waits for an operation that is being issued: the finalize waits for that one, too.
+        // Waits for an operation that is being issued, because the finalize includes that operation.
         let raw = nccl.slot(Option::take)?;
         let retired = retire(raw, wait_until_idle, aborting, |method, raw| {
             nccl.free(method, raw)
@@ -336,8 +338,8 @@ impl Lifecycle {
         Some(retired)
     }
 
-    /// Ends the communicator, for the aborting thread. Waits up to `timeout` for the owner of the pointer, and returns whether NCCL
-    /// freed the communicator.
+    /// Ends the communicator. To be called by the aborting thread. Waits up to `timeout` for the owner of the pointer, and
+    /// returns whether NCCL freed the communicator.
     pub(crate) fn end<N: NcclSide>(&self, nccl: &N, timeout: Duration) -> bool {
         nccl.interrupt_calls();
         // A thread inside a call notices the abort and releases the lock.
@@ -354,11 +356,11 @@ impl Lifecycle {
 
     /// Takes the pointer when the last handle is dropped, if it is still to be freed.
     pub(crate) fn take_for_drop<R>(&self, slot: &mut Option<R>) -> Option<R> {
-        // A leaked communicator is not touched.
+        // A leaked communicator must not be used.
         slot.take_if(|_| self.get() != State::Leaked)
     }
 
-    /// The pointer for a call, if calls are allowed; the caller holds the lock.
+    /// Returns the pointer for a call, if calls are allowed; the caller holds the lock.
     #[inline]
     pub(crate) fn usable<R: Copy>(&self, slot: Option<R>) -> Option<R> {
         slot.filter(|_| self.get() == State::Ready)

@@ -1,7 +1,7 @@
-//! Starting threads of this crate, and the error when the system refuses.
+//! Starts the threads of this crate, and builds the error if the system refuses.
 //!
-//! The error names the limit that was reached, and work that needs the thread is not started: an operation
-//! that no thread would watch is not issued.
+//! The error names the limit that was reached. Work that needs the thread is not started: an operation that no thread
+//! could watch is not issued.
 
 use std::io;
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
@@ -11,10 +11,10 @@ use nccl_base::threads::is_shortage;
 use crate::cuda_driver;
 use crate::error::{Error, ErrorProperty};
 
-/// The error for a thread that was not started: `purpose` continues the text "a thread".
+/// Returns the error for a thread that could not be started; `purpose` continues the text "a thread".
 pub(crate) fn not_started(purpose: &str) -> impl FnOnce(io::Error) -> Error {
     move |error| {
-        // Formatted only on failure: calls ensure their threads, which mostly run already.
+        // Formatted only on failure, because calls ensure that their threads run, which is usually the case already.
         let what = format!("starting a thread {purpose}");
         match is_shortage(&error) {
             true => {
@@ -43,9 +43,8 @@ fn relaxed<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
     }
 }
 
-/// Parks for ever a thread that no other thread joins, when the process is exiting. If the thread ended instead,
-/// the destructors of its thread-locals, CUDA's and the program's among them, would run concurrently with the
-/// exit handlers.
+/// Parks a thread for ever when the process is exiting; no other thread may join it. If the thread ended instead, the
+/// destructors of its thread-locals, including CUDA's and the program's, would run concurrently with the exit handlers.
 pub(crate) fn park_forever() -> ! {
     loop {
         std::thread::park();
@@ -64,7 +63,7 @@ pub(crate) fn scoped<'scope, T: Send + 'scope>(
     builder.spawn_scoped(scope, relaxed(work))
 }
 
-/// In tests: how many more threads a thread can start.
+/// For tests: limits how many more threads a thread can start.
 #[cfg(test)]
 pub(crate) mod scarcity {
     use std::cell::Cell;

@@ -13,8 +13,8 @@ use crate::{Error, Library, Result, detached_call, ffi, forked};
 
 /// A rendezvous token of NCCL (`ncclUniqueId`): 128 opaque bytes, made by one rank and passed to all.
 ///
-/// One token makes one communicator. The process that made it serves the rendezvous from a thread of
-/// its own, so the process has to stay alive until every rank has joined.
+/// One token makes one communicator. The process that made the token runs the rendezvous on a thread, so the process
+/// has to stay alive until every rank has joined.
 ///
 /// ```
 /// # fn main() -> nccl::Result<()> {
@@ -88,7 +88,7 @@ impl UniqueId {
         made.map_err(|not_back| not_back.into_error(CALL, timeout))?
     }
 
-    /// Makes a token of bytes received from another rank.
+    /// Makes a token from the bytes that another rank sent.
     ///
     /// ```
     /// let id = nccl::UniqueId::from_bytes([0; nccl::UniqueId::LEN]);
@@ -110,8 +110,7 @@ impl UniqueId {
         &self.0
     }
 
-    /// Returns the key that all ranks give to the communicator made with the token; `None` without the
-    /// feature `peers`.
+    /// Returns the key that all ranks derive from the token for its communicator; `None` without the feature `peers`.
     pub(crate) fn key(&self) -> Option<Arc<str>> {
         let hexadecimal = |byte: &u8| format!("{byte:02x}");
         cfg!(feature = "peers").then(|| {

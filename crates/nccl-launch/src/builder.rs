@@ -55,22 +55,24 @@ use nccl_control::{Secret, limits};
 pub struct FleetBuilder {
     /// The number of ranks on this host.
     pub ranks: usize,
-    /// The number of ranks of the world; `None` (default) if all of them are on this host. Otherwise they meet at
-    /// [`rendezvous`](Self::rendezvous), which then is required, and have no secret but that of [`secret`](Self::secret) or
-    /// [`secret_file`](Self::secret_file).
+    /// The number of ranks of the world; `None` (default) if all of them are on this host. If it exceeds
+    /// [`ranks`](Self::ranks), the ranks meet at [`rendezvous`](Self::rendezvous), which then is required and must be a
+    /// TCP address, and no secret is generated: the ranks have the one of [`secret`](Self::secret) or
+    /// [`secret_file`](Self::secret_file), or none.
     pub world_size: Option<usize>,
     /// The first rank of this host; default 0. The others follow it.
     pub first_rank: usize,
-    /// Where the ranks meet, as in `NCCL_RUN_RENDEZVOUS`: `tcp:HOST:PORT`, say. `None` (default) is a Unix socket in a
-    /// directory that only this user can enter, and that is removed with the fleet.
+    /// Where the ranks meet, as in `NCCL_RUN_RENDEZVOUS`, for example `tcp:HOST:PORT`. `None` (default) is a Unix
+    /// socket in a directory that only this user can enter, and that is removed with the fleet.
     pub rendezvous: Option<String>,
     /// The name of the job (`NCCL_RUN_JOB`). `None` (default) is a unique name for ranks of one host, and an empty one for
     /// several hosts.
     pub job: Option<String>,
-    /// The number of this attempt of the job (`NCCL_RUN_GENERATION`); default 0. Restarts count on from there.
+    /// The number of this attempt of the job (`NCCL_RUN_GENERATION`); default 0. Each restart gets the next number.
     pub generation: u64,
-    /// The secret by which the ranks authenticate each other, which they get in a file that only this user can read; `None` (default)
-    /// is a fresh one for ranks of one host. A secret of less than 16 bytes is an error of [`start`](Self::start).
+    /// The secret by which the ranks authenticate each other. The ranks get it in a file that only this user can read.
+    /// `None` (default) is a fresh secret for ranks of one host. [`start`](Self::start) fails for a secret of less than
+    /// 16 bytes.
     pub secret: Option<Secret>,
     /// The file of the secret (`NCCL_RUN_SECRET_FILE`), which the ranks read themselves; instead of [`secret`](Self::secret).
     pub secret_file: Option<PathBuf>,
@@ -81,33 +83,33 @@ pub struct FleetBuilder {
     /// A directory for NCCL's own log, a file for each rank (`NCCL_DEBUG_FILE`). `NCCL_DEBUG` sets how much NCCL logs.
     pub nccl_debug: Option<PathBuf>,
     /// A directory for recordings of the ranks' last operations: each rank writes a file there when one of its
-    /// communicators is aborted (`NCCL_RUN_RECORD_DIR`, `World::record_faults_to`), to be read by `Timeline::read`.
+    /// communicators is aborted (`NCCL_RUN_RECORD_DIR`, `World::record_faults_to`). `Timeline::read` reads these files.
     pub record_dir: Option<PathBuf>,
-    /// A device for each rank of this host (`CUDA_VISIBLE_DEVICES`), which is device 0 to the rank. With `None` (default)
-    /// ranks see the devices of this process.
+    /// A device for each rank of this host (`CUDA_VISIBLE_DEVICES`); the rank sees it as device 0. With `None`
+    /// (default) ranks see the devices of this process.
     pub one_device_each: Option<Vec<String>>,
     /// Where the ranks' output goes; default [`Output::Prefixed`].
     pub output: Output,
-    /// A directory, created if needed, for a copy of the ranks' output: `rank-3.stdout` and `rank-3.stderr`, unchanged.
-    /// A restarted rank appends to the same files.
+    /// A directory, created if needed, for a copy of the ranks' output: for example `rank-3.stdout` and
+    /// `rank-3.stderr`, unchanged. A restarted rank appends to the same files.
     pub log_dir: Option<PathBuf>,
-    /// How many of the last lines of standard error are kept for a report; default 12.
+    /// The number of last lines of standard error kept for a report; default 12.
     pub stderr_tail: usize,
     /// Whether the other ranks continue when one fails, so that it can be restarted alone. By default all are ended.
     pub keep_others: bool,
-    /// How long after the first failure the other ranks may continue before they are asked to end, so that they can report
-    /// what they know; default 1 s.
+    /// How long the other ranks may continue after the first failure before they are asked to end, so that they can
+    /// report what they know; default 1 s.
     pub linger: Duration,
     /// How long ranks that were asked to end may take before they are killed; default 5 s.
     pub grace: Duration,
-    /// Whether the first rank of this host reads this process's standard input. Other ranks, and by default the first as
-    /// well, read nothing.
+    /// Whether the first rank of this host reads this process's standard input. By default no rank reads it; the other
+    /// ranks never do.
     ///
-    /// Ranks are not in the terminal's foreground: a rank that reads from a terminal is stopped by it.
+    /// Ranks are not in the terminal's foreground process group: a rank that reads from a terminal is stopped by it.
     pub first_reads_stdin: bool,
-    /// Whether this process takes part in the ranks' `World` as an `Observer`, and reports to the other ranks how a rank
-    /// ended; default `true`. Programs that join no such world need no observer. Without it the ranks notice
-    /// an end by themselves, as under another launcher, and [`Fleet::joined`] is empty.
+    /// Whether this process takes part in the ranks' `World` as an `Observer`, and reports to the other ranks how a
+    /// rank ended; default `true`. Programs that join no such world need no observer. Without the observer, the ranks
+    /// detect an end by themselves, as under another launcher, and [`Fleet::joined`] is empty.
     pub observe: bool,
 }
 
@@ -163,9 +165,9 @@ impl FleetBuilder {
         self
     }
 
-    /// Starts the ranks: all or none. `command` is called with a rank each time the rank is started; its environment,
-    /// directory and arguments are kept, and the rank's variables are added to the environment. The fleet sets its
-    /// standard streams.
+    /// Starts the ranks: all or none. `command` is called with a rank each time that rank is started. The command's
+    /// environment, directory and arguments are kept, and the rank's variables are added to the environment; the fleet
+    /// sets the command's standard streams.
     ///
     /// # Errors
     /// [`ErrorKind::Launch`](crate::error::ErrorKind::Launch) names the rank that cannot be started, the program, and
@@ -244,7 +246,7 @@ impl FleetBuilder {
             let what = format!("making the directory {}", made.display());
             std::fs::create_dir_all(made).map_err(Error::io(what))?;
         }
-        // A rank may change its directory.
+        // The path must be absolute because a rank may change its working directory.
         let record_dir = self.record_dir.map(std::path::absolute).transpose();
         let record_dir = record_dir.map_err(Error::io("finding the directory of recordings"))?;
         let rendezvous = match self.rendezvous {

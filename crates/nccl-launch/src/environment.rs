@@ -9,7 +9,8 @@ use tempfile::TempDir;
 
 use nccl_base::variables::RECORD_DIR;
 
-/// Most addresses of other ranks that a restarted rank is given: each of these ranks knows the coordinator.
+/// The maximum number of addresses of other ranks that a restarted rank gets: each of these ranks knows the
+/// coordinator.
 const MAX_ADDRESSES: usize = 8;
 
 /// What all ranks of a fleet have in common.
@@ -35,8 +36,8 @@ pub(super) struct Environment {
 }
 
 impl Environment {
-    /// Where the ranks meet; for a rank restarted `alone` in a world of several hosts, also where the other ranks
-    /// listen.
+    /// Returns where the ranks meet; for a rank restarted `alone` in a world of several hosts, also where the other
+    /// ranks listen.
     fn places(&self, alone: Option<&[String]>) -> OsString {
         let mut places = self.rendezvous.clone();
         let several_hosts = self.here < self.world_size;
@@ -48,8 +49,9 @@ impl Environment {
         places
     }
 
-    /// The variables to set for a rank, and to remove (`None`). A rank that is restarted `alone`, while others run, is
-    /// told so, and `alone` has the addresses where the other ranks may be found besides the first.
+    /// Returns the variables to set for a rank, and those to remove (`None`). For a rank that is restarted while others
+    /// run, `alone` has the addresses of other ranks that may know the coordinator, and a variable tells the rank that
+    /// it was restarted.
     pub(super) fn of(
         &self,
         rank: usize,
@@ -68,7 +70,7 @@ impl Environment {
             ("NCCL_RUN_OBSERVED", self.observe.then(|| "1".into())),
             ("NCCL_RUN_JOB", Some(self.job.clone().into())),
             ("NCCL_RUN_GENERATION", Some(generation.to_string().into())),
-            // Secrets of an enclosing fleet, or of the user's shell.
+            // Removes the secret of an enclosing fleet, or of the user's shell.
             ("NCCL_RUN_SECRET", None),
             (
                 "NCCL_RUN_SECRET_FILE",
@@ -82,7 +84,7 @@ impl Environment {
             set.push((name, Some(value.into())));
         }
         if let Some(directory) = &self.nccl_debug {
-            // Another attempt does not overwrite the log of the last one.
+            // Each attempt has a log of its own, so that it does not overwrite the previous one.
             let name = match generation {
                 0 => format!("nccl.rank-{rank}.log"),
                 generation => format!("nccl.rank-{rank}.generation-{generation}.log"),
@@ -99,8 +101,8 @@ impl Environment {
     }
 }
 
-/// A directory that only this user can enter, for the sockets and the secret of a fleet. The address of a socket holds
-/// about a hundred bytes, so a deep temporary directory does not do.
+/// Creates a directory that only this user can enter, for the sockets and the secret of a fleet. A socket address holds
+/// about a hundred bytes, so the path of the temporary directory must be short.
 pub(super) fn private_directory() -> io::Result<TempDir> {
     let fits = |path: &PathBuf| path.as_os_str().len() <= 60;
     let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);

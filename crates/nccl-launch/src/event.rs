@@ -10,7 +10,7 @@ use super::report::RankEnd;
 use crate::departure::Signal;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
-/// Events kept for readers that are behind.
+/// The number of events kept for readers that lag behind.
 const KEPT: usize = 4096;
 
 /// An event of a fleet.
@@ -38,10 +38,11 @@ pub enum Event {
         /// The attempt that it belongs to.
         generation: u64,
     },
-    /// A rank's process has ended. Its last output has been read, or was waited for half a second.
+    /// A rank's process has ended. The event follows once the rank's last output has been read, or half a second after
+    /// the end.
     Exited(Arc<RankEnd>),
-    /// The file that [`log_dir`](super::FleetBuilder::log_dir) keeps of a stream could not be written, on a full disk
-    /// say, and ends there. The output of the rank still goes to the [`Output`](super::Output).
+    /// The file that [`log_dir`](super::FleetBuilder::log_dir) keeps of a stream could not be written, for example on a
+    /// full disk, and ends there. The output of the rank still goes to the [`Output`](super::Output).
     LogCut {
         /// The rank.
         rank: usize,
@@ -50,8 +51,8 @@ pub enum Event {
         /// The system's error.
         error: Arc<io::Error>,
     },
-    /// The ranks' output on this stream could not be written to the same stream of this process, on a full disk say.
-    /// The rest of it is lost, and the ranks continue.
+    /// The ranks' output on this stream could not be written to the same stream of this process, for example on a full
+    /// disk. The rest of it is lost, and the ranks continue.
     OutputCut {
         /// Which stream.
         stream: Stream,
@@ -64,7 +65,7 @@ pub enum Event {
     Finished,
 }
 
-/// What the thread of a fleet publishes.
+/// The state that the thread of a fleet publishes.
 #[derive(Default)]
 pub(super) struct FleetState {
     inner: Mutex<Published>,
@@ -87,19 +88,19 @@ pub(super) struct Published {
     pub(super) interrupted: Option<Signal>,
     /// Ranks whose processes could not be ended.
     pub(super) left: Vec<usize>,
-    /// Whether output of the ranks is lost, because its reader took nothing.
+    /// Whether output of the ranks is lost, because its reader does not read it.
     pub(super) unread: bool,
     pub(super) keeper: Option<u32>,
     /// The attempt that was started last.
     pub(super) generation: u64,
-    /// Whether no rank runs, and all output has been read or given up.
+    /// Whether no rank runs, and all output has been read or abandoned.
     pub(super) finished: bool,
     /// Whether no more events will come.
     pub(super) closed: bool,
 }
 
 impl Published {
-    /// Whether a rank failed unasked, or the fleet was asked to end.
+    /// Whether a rank failed without being asked to end, or the fleet was asked to end.
     pub(super) fn has_failed(&self) -> bool {
         !self.failures.is_empty() || self.interrupted.is_some()
     }
@@ -119,7 +120,7 @@ impl FleetState {
         self.inner.lock()
     }
 
-    /// Changes what is published, adds `event`, and wakes all waiting threads.
+    /// Changes the published state, adds `event`, and wakes all waiting threads.
     pub(super) fn post(
         &self,
         event: impl Into<Option<Event>>,
@@ -162,8 +163,8 @@ impl FleetState {
 
 /// The events of a fleet, from its start.
 ///
-/// The iterator waits for the next event, and ends with the [`Fleet`](super::Fleet). A reader that falls more than 4096
-/// events behind misses the oldest.
+/// The iterator waits for the next event, and ends when the [`Fleet`](super::Fleet) ends. A reader that falls more than
+/// 4096 events behind misses the oldest.
 ///
 /// ```
 /// use std::process::Command;

@@ -1,7 +1,7 @@
 //! Reports to the ranks of a world how a process of this host ended.
 //!
 //! The launcher takes part in the world as an observer. It reports an end as soon as the rank's last output has been
-//! read, and does not wait long for that.
+//! read, and waits only briefly for that.
 
 use std::time::{Duration, Instant};
 
@@ -10,15 +10,15 @@ use super::rank::Running;
 use crate::error::Result;
 use nccl_control::{Observer, Rendezvous};
 
-/// The connection to the world.
+/// The launcher's connections to the world.
 pub(super) struct ExitReporter {
-    /// The last is the newest. It stays with the ranks in their next generations; but the surviving ranks may also leave
-    /// their world, and meet the restarted rank in another.
+    /// The last is the newest. An observer follows the ranks into their next generations; but the surviving ranks may
+    /// also leave their world, and meet the restarted rank in another.
     observers: Vec<Observer>,
 }
 
 impl ExitReporter {
-    /// Looks for the world in the background, without a timeout: when ranks join is up to them.
+    /// Looks for the world in the background, without a timeout, because the ranks decide when they join.
     pub(super) fn start(environment: &Environment, generation: u64) -> Self {
         let mut control = Self {
             observers: Vec::new(),
@@ -30,8 +30,8 @@ impl ExitReporter {
         control
     }
 
-    /// Observes the world for a rank that is restarted alone, as attempt `generation`; `addresses` are the addresses where other
-    /// ranks listen. From now on, the ranks of the world are distinguished by their processes.
+    /// Observes the world for a rank that is restarted alone, as attempt `generation`; `addresses` are the addresses
+    /// where other ranks listen. From now on, the ranks of the world are identified by their process ids.
     pub(super) fn start_again(
         &mut self,
         environment: &Environment,
@@ -52,7 +52,7 @@ impl ExitReporter {
         match started {
             Ok(observer) => self.observers.push(observer),
             Err(error) => {
-                // The ranks get the same error, if they join a world at all.
+                // The ranks get the same error if they join a world.
                 tracing::debug!(name: "nccl.launch.alone", target: "nccl", "the ranks are not told how others end: {error}");
             }
         }
@@ -90,13 +90,13 @@ impl ExitReporter {
     }
 }
 
-/// Drops observers on a thread of their own: their last reports may go to a coordinator that has died, or to ranks that
-/// do not listen any more, and a rank that is to be started does not wait for that.
+/// Drops observers on a separate thread: their last reports may go to a coordinator that has died, or to ranks that do
+/// not listen any more, and the start of a rank must not wait for that.
 fn drop_in_background(observers: Vec<Observer>) {
     if observers.is_empty() {
         return;
     }
-    // If no thread can be started, they are dropped here.
+    // If no thread can be started, the observers are dropped on this one.
     let _ = std::thread::Builder::new()
         .name(String::from("nccl-leave"))
         .spawn(move || drop(observers));

@@ -23,8 +23,8 @@ use nccl_control::Rendezvous;
 
 /// The processes of a world's ranks on this host.
 ///
-/// [`FleetBuilder::start`](crate::FleetBuilder::start) starts them, a thread watches them, and they do not outlive the
-/// fleet: they are killed when the fleet is dropped, and when this process ends in whatever way.
+/// [`FleetBuilder::start`](crate::FleetBuilder::start) starts the processes, and a thread watches them. The processes
+/// do not outlive the fleet: they are killed when the fleet is dropped, and when this process ends for any reason.
 ///
 /// ```
 /// use std::process::Command;
@@ -58,8 +58,8 @@ impl Fleet {
         let (orders, inbox) = mpsc::channel();
         let (started, outcome) = mpsc::channel();
         let (its_board, its_wake) = (Arc::clone(&fleet_state), Arc::clone(&wake));
-        // The thread that watches the ranks starts them, because the kernel takes the end of the thread that started a
-        // process for the end of its parent.
+        // The thread that watches the ranks also starts them: the kernel treats the end of the thread that started a
+        // process as the end of its parent.
         let thread = std::thread::Builder::new()
             .name(String::from("nccl fleet"))
             .spawn(move || {
@@ -83,8 +83,8 @@ impl Fleet {
             thread: Some(thread),
             environment,
         };
-        // Without a timeout: the thread answers once all ranks are started, or the started ones are killed, of which none
-        // is waited for longer than 5 s. Its end closes the channel.
+        // No timeout is needed: the thread answers when all ranks have started; if one cannot be started, the thread
+        // kills the others and waits at most 5 s for their ends. If the thread ends, the channel closes.
         outcome.recv().unwrap_or_else(|_| Err(over()))?;
         Ok(fleet)
     }
@@ -94,7 +94,7 @@ impl Fleet {
             return;
         }
         let orders = self.orders.lock();
-        // A thread that is gone has nothing left to do.
+        // If the thread has ended, the command has no effect.
         let _ = orders.send(order);
         drop(orders);
         wake(&self.wake);
@@ -107,13 +107,13 @@ impl Fleet {
         forked::check()?;
         let (reply, outcome) = mpsc::channel();
         self.send_command(order(reply));
-        // Without a timeout: running ranks are killed after the grace period, and a process that does not end by that is
-        // left after 5 s more, with an answer. The end of the thread closes the channel, also of an order that it did
-        // not take.
+        // No timeout is needed: running ranks are killed after the grace period; a process that is still there 5 s
+        // later is given up, and the thread replies. If the thread ends, the channel closes, even for a command that
+        // the thread did not take.
         outcome.recv().unwrap_or_else(|_| Err(over()))
     }
 
-    /// Returns the events of the fleet since its start, and those to come. Each caller gets all of them.
+    /// Returns a reader of the fleet's events since its start, including events to come. Each reader gets all of them.
     ///
     /// ```
     /// # use std::{process::Command, time::Duration};
@@ -150,11 +150,11 @@ impl Fleet {
         pids.map(|running| running.map(|(pid, _)| pid)).collect()
     }
 
-    /// Where the ranks meet in the generation that was started last: for an `Observer` in this process, which then sees the
-    /// ranks join and what they do.
+    /// Returns the rendezvous of the generation that was started last, for an `Observer` in this process, which then
+    /// sees the ranks join and what they do.
     ///
     /// # Errors
-    /// Those of [`Rendezvous::from_env`], when the secret's file cannot be read, say.
+    /// Those of [`Rendezvous::from_env`], for example when the secret's file cannot be read.
     ///
     /// ```
     /// use std::process::Command;
@@ -170,7 +170,7 @@ impl Fleet {
         exit_reporter::rendezvous(&self.environment, generation)
     }
 
-    /// The process number of the shell that kills the ranks' own children when this process is killed; `None` where
+    /// Returns the process id of the shell that kills the ranks' own children when this process is killed; `None` where
     /// there is no `/bin/sh`. See the [module](super).
     ///
     /// ```
@@ -185,8 +185,8 @@ impl Fleet {
         self.fleet_state.lock().keeper
     }
 
-    /// Passes a signal on to all ranks: to their process groups, as a terminal would, but SIGUSR1, SIGUSR2 and SIGALRM
-    /// to the ranks' first processes alone. The ranks are not expected to end by it.
+    /// Passes a signal on to all ranks. SIGUSR1, SIGUSR2 and SIGALRM go to the ranks' first processes alone; other
+    /// signals go to the process groups, as from a terminal. The fleet does not expect the signal to end the ranks.
     ///
     /// ```
     /// # use nccl::launch::{Fleet, Signal};
@@ -218,11 +218,11 @@ impl Fleet {
         self.pass_on(Some(rank), signal);
     }
 
-    /// Returns when the signal has been sent: the caller may be about to stop itself.
+    /// Returns after the signal has been sent, because the caller may be about to stop itself.
     fn pass_on(&self, rank: Option<usize>, signal: Signal) {
         let (done, was_done) = mpsc::channel();
         self.send_command(FleetCommand::Signal(rank, signal, done));
-        // Without a timeout: the thread waits only for orders and for ends of ranks, and both wake it.
+        // No timeout is needed: the thread waits only for commands and for ends of ranks, and both wake it.
         let _ = was_done.recv();
     }
 
@@ -251,16 +251,16 @@ impl Fleet {
         self.send_command(FleetCommand::Kill);
     }
 
-    /// Restarts one rank, in the next generation (`NCCL_RUN_GENERATION`), and returns that generation. A running rank is ended first,
-    /// by SIGTERM, and after the grace period by SIGKILL.
+    /// Restarts one rank in the next generation (`NCCL_RUN_GENERATION`), and returns that generation. A running rank is
+    /// ended first, by SIGTERM, and after the grace period by SIGKILL.
     ///
     /// The rank enters the world of the others with `World::join_running`, as soon as they form the next generation
-    /// (`World::next_generation`). Or all leave their worlds and join one of that generation
+    /// (`World::next_generation`). Alternatively, all ranks leave their worlds and join a new world of that generation
     /// ([`Rendezvous::generation`](nccl_control::Rendezvous::generation)).
     ///
     /// # Errors
-    /// [`ErrorKind::Launch`](crate::error::ErrorKind::Launch) when it cannot be started, there is no such rank here, or
-    /// the fleet is being ended.
+    /// [`ErrorKind::Launch`](crate::error::ErrorKind::Launch) when the rank cannot be started, this fleet has no such
+    /// rank, or the fleet is being ended.
     ///
     /// ```
     /// use std::process::Command;
@@ -294,8 +294,8 @@ impl Fleet {
         self.send_and_wait(|reply| FleetCommand::Restart(rank, reply))
     }
 
-    /// The ranks whose processes are known to take part in the world: a rank that was restarted alone is one of them
-    /// once the others have taken it in. The rank of a wrapper (`sh -c`, a profiler) is never known.
+    /// Returns the ranks whose processes are known to take part in the world. A rank that was restarted alone is among
+    /// them once the other ranks have admitted it. The rank of a wrapper (`sh -c`, a profiler) is never known.
     ///
     /// ```
     /// # use std::process::Command;
@@ -308,11 +308,11 @@ impl Fleet {
     pub fn joined(&self) -> Vec<usize> {
         let (reply, joined) = mpsc::channel();
         self.send_command(FleetCommand::Joined(reply));
-        // Without a timeout, as in `pass_on`.
+        // No timeout is needed, as in `pass_on`.
         joined.recv().unwrap_or_default()
     }
 
-    /// Starts all ranks again, in the next generation, and returns that generation; running ranks are ended first.
+    /// Restarts all ranks in the next generation, and returns that generation; running ranks are ended first.
     ///
     /// # Errors
     /// [`ErrorKind::Launch`](crate::error::ErrorKind::Launch) when a rank cannot be started; then none runs.
@@ -328,7 +328,7 @@ impl Fleet {
         self.send_and_wait(FleetCommand::RestartAll)
     }
 
-    /// Waits until no rank runs any more, however long they run, and all of their output has been passed on.
+    /// Waits, without a time limit, until no rank runs any more and all of their output has been passed on.
     ///
     /// ```
     /// # use std::process::Command;
@@ -343,7 +343,8 @@ impl Fleet {
         report.unwrap_or_else(|| unreachable!("waiting without a timeout ends with a report"))
     }
 
-    /// As [`wait`](Self::wait), at most for `timeout`; `None`: ranks still run, or their output is still being passed on.
+    /// As [`wait`](Self::wait), for at most `timeout`; returns `None` if ranks still run, or if their output is still
+    /// being passed on.
     ///
     /// ```
     /// use std::{process::Command, time::Duration};
@@ -387,15 +388,15 @@ impl Fleet {
 }
 
 impl Drop for Fleet {
-    /// Kills the running ranks; takes some seconds at most, when a process cannot be ended.
+    /// Kills the running ranks. If a process cannot be ended, this takes a few seconds at most.
     fn drop(&mut self) {
-        // The ranks are the parent's.
+        // In a forked child, the ranks belong to the parent.
         if forked::is_child() {
             return;
         }
         self.send_command(FleetCommand::Leave);
         if let Some(thread) = self.thread.take() {
-            // Without a timeout: all ranks are killed, and after 5 s the thread leaves those that did not end by that.
+            // No timeout is needed: all ranks are killed, and the thread gives up those that are still there after 5 s.
             let _ = thread.join();
         }
     }

@@ -1,13 +1,13 @@
 //! The keeper: a process that kills the ranks when the process that started them is killed.
 //!
-//! The kernel kills a rank's first process when the thread that started it ends (`PR_SET_PDEATHSIG`), but not the
-//! processes started by that, nor a program with other rights than its parent's. So one small process per fleet, a
-//! shell, holds the other end of a socket. Each rank names its process group there before it becomes the rank's
-//! program, and the fleet names the groups that are over. When the socket closes without a leave message, the shell kills the
-//! groups that are left and removes the fleet's directory.
+//! The kernel kills a rank's first process when the thread that started it ends (`PR_SET_PDEATHSIG`). It kills neither
+//! the children of that process, nor a program whose credentials differ from its parent's. So one small process per
+//! fleet, a shell, holds the other end of a socket. Each rank sends its process group over the socket before it
+//! executes the rank's program, and the fleet sends the groups that have ended. When the socket closes without a leave
+//! message, the shell kills the remaining groups and removes the fleet's directory.
 //!
-//! A shell, because that is the one program that can be expected to exist: this code lives in other people's programs,
-//! and a forked keeper would hold a copy of all their memory.
+//! The keeper is a shell because that is the one program that can be expected to exist: this code is linked into other
+//! programs, and a forked keeper would hold a copy of all their memory.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
 use rustix::process::Pid;
 
-/// Builtins alone, but for `rm`. Ignores the signals of a terminal or an impatient user.
+/// Uses only builtins, except for `rm`. Ignores the signals that a terminal or a user may send.
 const SCRIPT: &str = r#"
 trap '' HUP INT QUIT TERM USR1 USR2 TSTP TTIN TTOU PIPE
 groups=
@@ -36,7 +36,7 @@ for g in $groups; do kill -KILL "-$g" 2>/dev/null; done
 rm -rf -- "$1"
 "#;
 
-/// How long the keeper may take to leave when requested to.
+/// How long the keeper may take to exit when asked to.
 const LEAVE: Duration = Duration::from_secs(2);
 
 pub(super) struct Keeper {
@@ -45,7 +45,7 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// Starts a keeper that removes `directory` at the end.
+    /// Starts a keeper that removes `directory` when this process ends without a leave message.
     pub(super) fn start(directory: &Path) -> io::Result<Self> {
         let (ours, its) = rustix::net::socketpair(
             AddressFamily::UNIX,
@@ -57,13 +57,13 @@ impl Keeper {
             .args(["-c", SCRIPT, "nccl-keeper"])
             .arg(directory)
             .current_dir("/")
-            // Variables for the ranks, such as preloaded libraries, must not reach it.
+            // Variables meant for the ranks, such as preloaded libraries, must not reach the keeper.
             .env_clear()
             .env("PATH", "/usr/bin:/bin")
             .stdin(Stdio::from(its))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // Ctrl-C is for the process that started it.
+            // Ctrl-C is for the process that started the keeper.
             .process_group(0)
             .spawn()?;
         Ok(Self {
@@ -87,7 +87,7 @@ impl Keeper {
         self.child.id()
     }
 
-    /// Removes a group that is over: it is empty, or was killed.
+    /// Removes a group that has ended: it is empty, or was killed.
     pub(super) fn forget(&self, group: Pid) {
         let line = format!("- {}\n", group.as_raw_nonzero());
         // The loss of a keeper has been reported already.
@@ -116,14 +116,14 @@ impl Drop for Keeper {
 }
 
 fn send(socket: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<()> {
-    // No SIGPIPE: in a rank that has not become its program yet, that would look like a start.
-    // No waiting: a stopped keeper must not block this process.
+    // No SIGPIPE: in a forked child before exec, a death by SIGPIPE would look like a successful start. DONTWAIT: a
+    // stopped keeper must not block this process.
     rustix::net::send(socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
     Ok(())
 }
 
-/// Reports that this process leads a group that is to be killed. For a process between fork and exec: system calls
-/// only, no memory from the heap.
+/// Reports that this process leads a group that is to be killed. Called between fork and exec: makes system calls only,
+/// and allocates no memory.
 pub(super) fn report_started(report_socket: BorrowedFd<'_>) -> io::Result<()> {
     let mut line = *b"+ 0000000000\n";
     let mut pid = rustix::process::getpid().as_raw_nonzero().get();
@@ -133,7 +133,7 @@ pub(super) fn report_started(report_socket: BorrowedFd<'_>) -> io::Result<()> {
         pid /= 10;
         at -= 1;
     }
-    // The shell would write the number back as given: the digits begin behind the last leading zero.
+    // The shell keeps the number as text, so the line starts after the leading zeros.
     line[at] = b' ';
     line[at - 1] = b'+';
     send(report_socket, &line[at - 1..])

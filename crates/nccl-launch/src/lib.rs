@@ -15,9 +15,9 @@
 //!
 //! # What a rank gets
 //! The variables that [`Rendezvous::from_env`](nccl_control::Rendezvous::from_env) reads, a fresh secret in a file that
-//! only this user can read, and a process group of its own. So Ctrl-C at a terminal reaches the process that started
-//! the fleet and not the ranks; that process decides what to do. This crate installs no signal handler, waits for no
-//! children that it did not start, and does not change this process's environment.
+//! only this user can read, and a process group of its own. Because of the separate process group, Ctrl-C at a terminal
+//! reaches the process that started the fleet and not the ranks; that process decides what to do. This crate installs
+//! no signal handler, waits for no children that it did not start, and does not change this process's environment.
 //!
 //! # What is ended, and when
 //! A rank is its process group: the process that the fleet started and the processes that it starts, unless they move
@@ -28,17 +28,18 @@
 //! - When a rank fails, the others may continue for a while ([`FleetBuilder::linger`]), are sent SIGTERM, and after the
 //!   grace period ([`FleetBuilder::grace`]) SIGKILL; or they are left alone ([`FleetBuilder::keep_others`]).
 //! - When the [`Fleet`] is dropped, all groups are killed.
-//! - When this process ends in whatever way, by SIGKILL as well, the kernel kills the ranks' first processes, and a
-//!   small shell process of the fleet (the keeper) kills all groups and removes the fleet's directory. Without
-//!   `/bin/sh` only the former holds. A child that this process forks without `exec` shares the connection to the
-//!   keeper; until that child has ended as well, the keeper takes this process for alive.
+//! - When this process ends for any reason, including SIGKILL, the kernel kills the ranks' first processes, and a small
+//!   shell process of the fleet (the keeper) kills all groups and removes the fleet's directory. Without `/bin/sh`
+//!   there is no keeper, and only the first processes are killed. A child that this process forks without `exec`
+//!   inherits the connection to the keeper; the keeper treats this process as alive until that child has ended as well.
 //!
 //! # Who died first
-//! The fleet notices ends by descriptors of processes (pidfd), in the order in which the kernel reports them.
-//! [`Report::first`] is the first end that the fleet had not asked for. What is known about an end is in [`RankEnd`].
+//! The fleet detects ends through process descriptors (pidfd), in the order in which the kernel reports them.
+//! [`Report::first`] is the first end that the fleet had not asked for. [`RankEnd`] contains what is known about an
+//! end.
 //!
-//! The other ranks learn the end as well, if they have joined their `World`: the fleet takes part in the world as an
-//! `Observer`, so that their errors say "killed by SIGKILL" and give the last output of the dead rank, rather than that
+//! Ranks that have joined their `World` learn of the end as well: the fleet takes part in the world as an `Observer`,
+//! so that their errors say "killed by SIGKILL" and contain the last output of the dead rank, instead of saying that
 //! its connection closed.
 //!
 //! - `builder`, `environment`: what a rank is started with;

@@ -1,7 +1,7 @@
 //! Whether the kernel's OOM killer ended a process, according to the counters of its control group.
 //!
-//! The counter shows that *a* process of the group was killed, not which one. Together with a rank that died of a
-//! SIGKILL not sent by this fleet, that is as good as certain; messages state both facts, not the conclusion.
+//! The counter shows that *a* process of the group was killed, not which one. Combined with a rank that died of a
+//! SIGKILL not sent by this fleet, it is near-certain evidence; messages state both facts, not the conclusion.
 
 use std::path::{Path, PathBuf};
 
@@ -27,14 +27,14 @@ impl Counter {
             .find(|counter| counter.read().is_some())
     }
 
-    /// How many processes have been killed so far.
+    /// Returns how many processes have been killed so far.
     pub(super) fn read(&self) -> Option<u64> {
         let text = std::fs::read_to_string(&self.file).ok()?;
         let value = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
         value?.trim().parse().ok()
     }
 
-    /// Kills since the counter stood at `before`.
+    /// Returns the kills since the counter stood at `before`.
     pub(super) fn since(&self, before: u64) -> Option<OomKill> {
         let killed = self.read()?.checked_sub(before).filter(|&more| more > 0)?;
         let group = self.file.parent().unwrap_or(Path::new("/"));
@@ -43,14 +43,14 @@ impl Counter {
         Some(OomKill {
             group: group.display().to_string(),
             killed,
-            // Without a limit, version 1 control groups have a huge number there.
+            // Version 1 control groups represent the absence of a limit by a huge number.
             limit: limit.filter(|&limit| limit < 1 << 60),
         })
     }
 }
 
-/// Where the counter of a process may be: `groups` is its `/proc/PID/cgroup`, `mounts` the text of a
-/// `/proc/PID/mountinfo`. Lines that cannot be read are skipped.
+/// Returns where the counter of a process may be: `groups` is its `/proc/PID/cgroup`, `mounts` the text of a
+/// `/proc/PID/mountinfo`. Lines that cannot be parsed are skipped.
 fn candidates(groups: &ProcessCGroups, mounts: &str) -> Vec<Counter> {
     let mounts = mounts.lines().map(MountInfo::from_line);
     let mounts: Vec<_> = mounts.filter_map(Result::ok).collect();
@@ -58,7 +58,7 @@ fn candidates(groups: &ProcessCGroups, mounts: &str) -> Vec<Counter> {
     for group in groups {
         let unified = group.controllers.is_empty();
         for mount in mounts.iter().filter(|mount| shows(mount, group)) {
-            // In a container the mount shows a part of the tree, and the path may be that of the host.
+            // In a container the mount shows only a part of the tree, and the path may be that of the host.
             let root = mount.root.trim_end_matches('/');
             let inside = group.pathname.strip_prefix(root).unwrap_or("");
             for directory in [

@@ -45,7 +45,8 @@ pub struct Line<'a> {
     pub rank: usize,
     /// The stream that the line was written to.
     pub stream: Stream,
-    /// The bytes without the end of the line; not necessarily text. A line of more than a mebibyte comes in pieces.
+    /// The bytes without the line terminator; not necessarily text. A line of more than a mebibyte is delivered in
+    /// pieces.
     pub bytes: &'a [u8],
 }
 
@@ -61,16 +62,17 @@ pub struct Line<'a> {
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum Output {
-    /// To this process's standard output and standard error, whole lines, with the rank before each.
+    /// To this process's standard output and standard error, in whole lines, each prefixed with the rank.
     Prefixed,
     /// As `Prefixed`, with the seconds since the start of the fleet as well.
     Timed,
     /// To this process's standard output and standard error, each rank's bytes unchanged. Lines of several ranks are
-    /// not mixed, but for those of more than a mebibyte.
+    /// not mixed, except lines of more than a mebibyte.
     Plain,
-    /// Nowhere.
+    /// Discarded.
     Discard,
-    /// To a function, line by line, on a thread of the fleet. Until the function returns, ranks have to wait.
+    /// To a function, line by line, on a thread of the fleet. While the function runs, ranks that write to the same
+    /// stream may block.
     Lines(Arc<dyn Fn(Line<'_>) + Send + Sync>),
 }
 
@@ -90,8 +92,8 @@ impl fmt::Debug for Output {
 #[derive(Clone, Debug)]
 pub(super) struct Settings {
     pub(super) output: Output,
-    /// Directory with two files of each rank.
+    /// The directory with two files for each rank.
     pub(super) files: Option<PathBuf>,
-    /// Lines of standard error kept of each rank.
+    /// The number of lines of standard error kept for each rank.
     pub(super) tail: usize,
 }

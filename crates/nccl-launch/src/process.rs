@@ -17,9 +17,9 @@ use crate::departure::{Exit, Signal};
 pub(super) struct Process {
     child: Child,
     pid: Pid,
-    /// Becomes readable when the process ends; `None` where the kernel offers none.
+    /// Becomes readable when the process ends; `None` where the kernel has no pidfd.
     pidfd: Option<OwnedFd>,
-    /// Whether the exit status is still to be collected here, so that the process number cannot have been reused.
+    /// Whether this process has yet to collect the exit status; until then the process id cannot be reused.
     ours: bool,
 }
 
@@ -30,8 +30,8 @@ pub(super) struct Pipes {
 }
 
 impl Process {
-    /// Starts `command` as the leader of a process group of its own. The calling thread must live as long as the
-    /// process may: the kernel kills the process when that thread ends.
+    /// Starts `command` as the leader of a process group of its own. The calling thread must outlive the process: the
+    /// kernel kills the process when that thread ends.
     ///
     /// `report_socket` leads to the keeper.
     pub(super) fn start(
@@ -94,8 +94,8 @@ impl Process {
         self.pidfd = None;
     }
 
-    /// How the process ended, if it has. It stays a zombie until [`collect`](Self::collect), so that its number, which
-    /// is that of its group, is not reused.
+    /// Returns how the process ended, if it has. The process stays a zombie until [`collect`](Self::collect), so that
+    /// its process id, which is also that of its group, is not reused.
     pub(super) fn ended(&mut self) -> Option<Exit> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         match rustix::process::waitid(WaitId::Pid(self.pid), options) {
@@ -116,8 +116,8 @@ impl Process {
         }
     }
 
-    /// Sends `signal` to the process group, as a terminal would; SIGUSR1, SIGUSR2 and SIGALRM, to which programs give a
-    /// meaning of their own, only to the process itself: they would end other processes of the group.
+    /// Sends `signal` to the process group, as a terminal would. SIGUSR1, SIGUSR2 and SIGALRM go only to the process
+    /// itself: programs give them a meaning of their own, and they would end other processes of the group.
     pub(super) fn signal(&self, signal: Signal) -> io::Result<()> {
         let Some(raw) = signal.raw() else {
             return Err(io::Error::new(
@@ -160,8 +160,8 @@ pub(super) enum ProcessPhase {
     Running,
     /// Stopped by a signal or a debugger.
     Stopped,
-    /// Its end has begun: its memory is being freed, which can take seconds where a driver has much to undo, or its
-    /// core is being written.
+    /// The end has begun: the kernel is freeing the process's memory, which can take seconds if a driver has much to
+    /// clean up, or is writing its core dump.
     Ending,
 }
 
@@ -177,7 +177,7 @@ impl ProcessPhase {
     }
 }
 
-/// The system's error, and what it means for the given command.
+/// Describes the system's error, and what it means for the given command.
 fn why_not_started(command: &Command, error: &io::Error) -> String {
     let program = command.get_program();
     let name = program.to_string_lossy();

@@ -1,10 +1,11 @@
 //! Passes the ranks' output on: two threads per fleet, one for each stream, so that a blocked reader of standard output
 //! does not hold up standard error.
 //!
-//! A rank that prints without end is read a piece at a time, in turn with the others. The thread keeps only the current
-//! line, and the last lines of standard error. When the reader does not keep up, the rank has to wait, as it would at a
-//! pipe. When the reader is gone, the rank's pipe is closed, and the rank sees that; when the output cannot be written
-//! for another reason, it is read and dropped.
+//! A rank that prints without end is read in pieces, in turn with the others. The thread keeps only the current line,
+//! and the last lines of standard error. When the reader does not keep up, the rank blocks, as it would on a pipe. When
+//! the reader has closed its end, the rank's pipe is closed, so that the rank notices, unless a log file or the kept
+//! last lines still need the output. When the output cannot be written for another reason, the rank's output is read
+//! and dropped.
 
 mod lines;
 mod tail;
@@ -28,7 +29,7 @@ use crate::bounded_write::piece;
 use crate::sanitize;
 use crate::sync::Mutex;
 
-/// Bytes read from a rank before it is another's turn.
+/// The number of bytes read from a rank before the next rank's turn.
 const PIECE: usize = 64 << 10;
 
 /// One stream of one rank.
@@ -37,7 +38,7 @@ pub(crate) struct Source {
     pub(crate) pipe: OwnedFd,
     pub(crate) file: Option<File>,
     pub(crate) tail: Option<Arc<Mutex<Tail>>>,
-    /// Set when everything has been read.
+    /// Set when the stream has been read to its end or closed.
     pub(crate) drained: Arc<AtomicBool>,
 }
 
@@ -51,13 +52,13 @@ struct Shared {
     incoming: Mutex<Vec<Source>>,
     wake: OwnedFd,
     leave: AtomicBool,
-    /// Since when the reader of this process's output has taken nothing of the current write, or the function of
-    /// [`Output::Lines`] has not returned.
+    /// The time since which the reader of this process's output has accepted nothing of the current write, or since
+    /// which the function of [`Output::Lines`] has been running.
     writing: Mutex<Option<Instant>>,
 }
 
 impl Pumps {
-    /// Starts both threads. `stream_ended` is signalled when a stream has been read to its end.
+    /// Starts both threads. `stream_ended` is signalled when a stream has ended.
     pub(crate) fn start(
         output: &Output,
         world_size: usize,
@@ -105,8 +106,8 @@ impl Pumps {
         wake(&shared.wake);
     }
 
-    /// Since when the reader of this process's output has taken nothing of a current write; `None` while no thread
-    /// writes.
+    /// Returns the time since which the reader of this process's output has accepted nothing of a current write; `None`
+    /// while no thread writes.
     pub(crate) fn writing_since(&self) -> Option<Instant> {
         let since = |shared: &Arc<Shared>| *shared.writing.lock();
         self.shared.iter().filter_map(since).min()
@@ -114,7 +115,8 @@ impl Pumps {
 }
 
 impl Drop for Pumps {
-    /// Ends both threads. A thread that its reader blocks is left behind after `timeout`; it holds only its pipes.
+    /// Ends both threads. A thread that is blocked by its reader is left running after `timeout`; it holds only its
+    /// pipes.
     fn drop(&mut self) {
         let timeout = Duration::from_secs(1);
         for shared in &self.shared {
@@ -160,7 +162,7 @@ struct Pump {
     is_screen: bool,
     /// Whether writing has failed, and nothing more can be printed.
     closed: bool,
-    /// Whether the output has no reader any more.
+    /// Whether the reader of the output has closed its end.
     is_unread: bool,
     stream_ended: Arc<OwnedFd>,
     fleet_state: Arc<FleetState>,
@@ -182,7 +184,7 @@ impl Pump {
             let ready = match self.wait() {
                 Ok(ready) => ready,
                 Err(_) => {
-                    // Out of memory, most likely; anything else must not become a busy loop.
+                    // Most likely out of memory; the sleep prevents a busy loop on any error.
                     std::thread::sleep(Duration::from_millis(10));
                     continue;
                 }
@@ -298,7 +300,7 @@ impl Pump {
         }
         let writing = || *self.shared.writing.lock() = Some(Instant::now());
         writing();
-        // Output of this process comes between these pieces, not into the middle of one.
+        // The process's own output can come between these writes, not into the middle of one.
         let written = match self.stream {
             Stream::Stdout => write(&mut io::stdout().lock(), bytes, writing),
             Stream::Stderr => write(&mut io::stderr().lock(), bytes, writing),
@@ -306,7 +308,8 @@ impl Pump {
         *self.shared.writing.lock() = None;
         if let Err(error) = written {
             self.closed = true;
-            // A rank whose reader is gone notices that, as it would without this process. It has no part in a full disk.
+            // A rank whose reader is gone notices that, as it would without this process. A full disk is no reason to
+            // stop the rank.
             self.is_unread = error.kind() == io::ErrorKind::BrokenPipe;
             if !self.is_unread {
                 let (stream, error) = (self.stream, Arc::new(error));
@@ -317,7 +320,7 @@ impl Pump {
     }
 }
 
-/// Writes `bytes` in pieces, and calls `taken` after each: a slow reader takes some of them.
+/// Writes `bytes` in pieces, and calls `taken` after each write, which shows that a slow reader still reads.
 fn write(
     to: &mut (impl Write + AsFd),
     mut bytes: &[u8],

@@ -22,7 +22,8 @@ use crate::sync::Mutex;
 /// How long the report of an end waits for the rank's last output. The other ranks wait a little longer for the report.
 const OUTPUT_WAIT: Duration = Duration::from_millis(60);
 
-/// How long the rest of an ended rank may take to write its last output: a `tee`, say, that a shell has started.
+/// How long the rest of an ended rank's group may take to write its last output, for example a `tee` that a shell has
+/// started.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// One process of a rank.
@@ -119,12 +120,13 @@ impl Running {
         self.process.close_pidfd();
     }
 
-    /// Sends its group a signal that is not meant to end it.
+    /// Sends the rank's group a signal that is not meant to end it.
     pub(super) fn signal(&self, signal: Signal) -> io::Result<()> {
         self.process.signal(signal)
     }
 
-    /// Sends its group a signal that is meant to end it, and SIGCONT, so that a stopped process takes the signal.
+    /// Sends the rank's group a signal that is meant to end it, and SIGCONT, so that a stopped process handles the
+    /// signal.
     pub(super) fn end(&mut self, signal: Signal) {
         if self.ended.is_none() {
             self.stopped |= self.process.phase() == ProcessPhase::Stopped;
@@ -143,7 +145,7 @@ impl Running {
         }
     }
 
-    /// Returns how the process ended, the first time that it is found ended.
+    /// Returns how the process ended, on the first call that finds it ended.
     pub(super) fn take_exit(&mut self, now: Instant) -> Option<Exit> {
         if self.ended.is_some() {
             return None;
@@ -177,8 +179,8 @@ impl Running {
         Some(at + OUTPUT_WAIT)
     }
 
-    /// How it ended, with its last output, for the other ranks; once, and not before that output has been read or the
-    /// time to wait for it has passed.
+    /// Returns how the rank ended, with its last output, for the other ranks. Returns it only once, and only after that
+    /// output has been read or the time to wait for it has passed.
     pub(super) fn take_exit_report(&mut self, now: Instant) -> Option<ProcessEnd> {
         let (exit, _) = self.ended?;
         let due = self
@@ -195,7 +197,7 @@ impl Running {
     fn oom(&self) -> Option<OomKill> {
         let (exit, _) = self.ended?;
         let (counter, before) = self.oom.as_ref()?;
-        // A rank that was asked to end needs no other reason.
+        // For a rank that was asked to end, the OOM killer is not considered.
         let failed = self.sent.is_none() && !exit.is_success();
         failed.then(|| counter.since(*before)).flatten()
     }
@@ -205,12 +207,12 @@ impl Running {
         tail.lines()
     }
 
-    /// The flags of [`is_drained`](Self::is_drained), which outlive this value.
+    /// Returns the flags of [`is_drained`](Self::is_drained), which outlive this value.
     pub(super) fn drains(&self) -> [Arc<AtomicBool>; 2] {
         self.drained.clone()
     }
 
-    /// Kills the rest of its group, and returns how it ended; `None` if it has not.
+    /// Kills the rest of the rank's group, and returns how the rank ended; `None` if it has not.
     pub(super) fn collect(self, begun: Instant, host: &Arc<str>) -> Option<RankEnd> {
         let (exit, at) = self.ended?;
         let (oom, stderr, pid) = (self.oom(), self.last_stderr(), self.process.id());
@@ -232,7 +234,8 @@ impl Running {
     }
 }
 
-/// Opens the file before the rank is started, so that a full disk or a wrong name is an error and not a lost log.
+/// Opens the file before the rank is started, so that a full disk or a wrong name is reported as an error instead of
+/// losing the log.
 fn log_file(directory: &Path, rank: usize, stream: Stream) -> Result<File, String> {
     let path = directory.join(format!("rank-{rank}.{stream}"));
     let file = File::options().create(true).append(true).open(&path);

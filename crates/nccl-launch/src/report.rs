@@ -7,12 +7,12 @@ use std::time::Duration;
 use crate::departure::OomKill;
 use crate::departure::{Exit, Signal};
 
-/// How long a fleet that has failed waits for a reader of its output that takes nothing.
+/// How long a fleet that has failed waits for a reader of its output that does not read.
 pub(super) const UNREAD_OUTPUT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How one process of a rank ended.
 ///
-/// Its `Display` is one line: rank, host, process, how, after how long.
+/// Its `Display` is one line: rank, host, process, how it ended, and how long it ran.
 ///
 /// ```
 /// use std::process::Command;
@@ -47,9 +47,9 @@ pub struct RankEnd {
     pub ran: Duration,
     /// When it ended, since the start of the fleet.
     pub at: Duration,
-    /// The last lines on its standard error, at most as many as
+    /// The last lines of its standard error, at most as many as
     /// [`FleetBuilder::stderr_tail`](super::FleetBuilder::stderr_tail) sets. Invalid UTF-8, control characters, and
-    /// characters that change the direction of text, are U+FFFD.
+    /// characters that change the direction of text are replaced by U+FFFD.
     pub stderr: Vec<String>,
     /// Whether the kernel's OOM killer ended the rank, according to its control group.
     pub oom: Option<OomKill>,
@@ -123,16 +123,16 @@ pub(super) fn seconds(time: Duration) -> String {
 #[non_exhaustive]
 pub struct Report {
     /// The rank that died first without being asked to end, if one did. The order is that in which the kernel reported
-    /// the ends, with one exception: a rank that a signal was ending when the first end was noticed goes before a rank
-    /// that returned an error.
+    /// the ends, with one exception: a rank that was already dying from a signal when the first end was noticed
+    /// precedes a rank that exited with an error code.
     pub first: Option<Arc<RankEnd>>,
     /// The last end of each rank, in the order of ranks.
     pub ranks: Vec<Arc<RankEnd>>,
-    /// Ranks whose processes were still there, waiting inside the kernel, some time after they were killed.
+    /// Ranks whose processes still existed, blocked inside the kernel, some time after they were killed.
     pub left_behind: Vec<usize>,
     /// The signal by which the fleet was asked to end, if it was.
     pub interrupted: Option<Signal>,
-    /// Whether the last output of the ranks was not read, and is lost.
+    /// Whether the last output of the ranks was not read and is lost.
     pub(super) unread: bool,
 }
 
@@ -149,9 +149,9 @@ impl Report {
         self.left_behind.is_empty() && self.ranks.iter().all(|end| end.exit.is_success())
     }
 
-    /// The exit code for all: that of the rank that died first (128 and the signal, if one ended it); else 0 when every
-    /// rank returned 0; else 128 and the signal by which the fleet was asked to end; else that of a rank that did not
-    /// return 0.
+    /// The exit code for the whole fleet: that of the rank that died first (128 plus the signal, if a signal ended it);
+    /// else 0 if every rank returned 0; else 128 plus the signal by which the fleet was asked to end; else that of a
+    /// rank that did not return 0.
     ///
     /// ```
     /// # fn example(report: &nccl::launch::Report) {
@@ -174,11 +174,11 @@ impl Report {
     }
 }
 
-/// The rank that died first, of failures in the order in which they were noticed.
+/// Returns the rank that died first; `failures` are in the order in which they were noticed.
 pub(super) fn first_of(failures: &[Arc<RankEnd>]) -> Option<Arc<RankEnd>> {
     let first = failures.first()?;
-    // A rank that was killed closes its connections some time before its end can be seen. A rank that notices the
-    // closed connections and gives up at once can end earlier.
+    // A killed rank closes its connections some time before its end becomes visible. A rank that notices the closed
+    // connections and gives up at once can end earlier.
     let killed_before = failures.iter().find(|end| {
         let deadly = |signal| !matches!(signal, Signal::Abrt | Signal::Term | Signal::Pipe);
         end.was_ending && end.exit.signal().is_some_and(deadly)
@@ -224,7 +224,7 @@ impl fmt::Display for Report {
         let others = self.ranks.iter().map(AsRef::as_ref);
         let mut others: Vec<&RankEnd> = others.filter(|e| Some(e.rank) != first).collect();
         others.sort_by_key(|end| end.at);
-        // Ranks that ended alike share a line; thousands of ranks do not need thousands of lines.
+        // Ranks that ended alike share a line, so that a report on thousands of ranks stays short.
         let mut alike: Vec<(String, Vec<usize>)> = Vec::new();
         for end in others {
             let text = of_another(end, self.first.is_some() || self.interrupted.is_some());
@@ -255,7 +255,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// How a rank other than the first ended.
+/// Describes how a rank other than the first ended.
 fn of_another(end: &RankEnd, ending: bool) -> String {
     let mut text = match end.asked_by {
         Some(sent) if end.exit.signal() == Some(sent) => format!("ended by {sent} from here"),

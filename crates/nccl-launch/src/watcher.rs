@@ -1,4 +1,4 @@
-//! The thread of a fleet: it starts the ranks, notices their ends, and ends them.
+//! The thread of a fleet: it starts the ranks, detects their ends, and ends them.
 //!
 //! ```text
 //!              a rank fails                linger over         grace over         still there
@@ -7,8 +7,8 @@
 //!                                   kill() ────────────────────────────┘
 //! ```
 //!
-//! In `Settle` ranks may report why *they* failed, and end by themselves. In every stage the end of the last rank ends
-//! the stage. A rank that is restarted goes through the same stages alone.
+//! In `Settle` ranks may still report why *they* failed, and end by themselves. In every stage, the end of the last
+//! rank ends the stage. A rank that is restarted alone passes through the same stages on its own.
 
 mod restart;
 
@@ -34,14 +34,14 @@ use super::report::UNREAD_OUTPUT_TIMEOUT;
 use crate::departure::Signal;
 use crate::error::{Error, Result};
 
-/// How long to wait after SIGKILL; a process that is still there then waits inside the kernel.
+/// How long to wait after SIGKILL; a process that is still there after that is blocked inside the kernel.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long nothing must have been written before a stream of an ended rank counts as ended: two writes of one are
-/// closer.
+/// How long the pumps must have written nothing before a stream of an ended rank counts as ended: successive writes of
+/// one stream are closer together.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// How often to look for ended ranks where the kernel does not report them (before Linux 5.3, and in some sandboxes).
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// The event of `wake`, which is not a rank.
+/// The token of `wake` in epoll events; it is no rank.
 const WAKE_TOKEN: u64 = u64::MAX;
 
 /// The arguments of the thread.
@@ -49,7 +49,7 @@ pub(super) struct FleetPlan {
     pub(super) environment: Environment,
     pub(super) command: Box<dyn FnMut(usize) -> Command + Send>,
     pub(super) settings: Settings,
-    /// Whether the failure of one rank ends all.
+    /// Whether the failure of one rank ends all ranks.
     pub(super) end_all: bool,
     pub(super) linger: Duration,
     pub(super) grace: Duration,
@@ -88,7 +88,7 @@ enum Stage {
 /// A rank that is being ended in order to be started again.
 struct Restart {
     reply: Sender<Result<u64>>,
-    /// When it is killed; after that, when it is given up.
+    /// The time at which the rank is killed; after that, the time at which it is given up.
     until: Instant,
     killed: bool,
 }
@@ -105,21 +105,21 @@ pub(super) struct Watcher {
     running: HashMap<usize, Running>,
     restarts: HashMap<usize, Restart>,
     restart_all: Option<Sender<Result<u64>>>,
-    /// Streams of ended ranks that another process still holds open, or whose output this process's reader does not
-    /// take.
+    /// Streams of ended ranks that another process still holds open, or whose output the reader of this process's
+    /// output does not read.
     undrained: Vec<([Arc<AtomicBool>; 2], Instant)>,
     stage: Option<(Stage, Instant)>,
     begun: Instant,
     host: Arc<str>,
     generation: u64,
     leaving: bool,
-    /// Last, because fields are dropped in this order: with it goes the directory, in which the observer may have a
-    /// socket, and which the keeper removes when this process is killed.
+    /// Last, because fields are dropped in this order: dropping it removes the directory, in which the observer may
+    /// have a socket. The keeper removes the directory when this process is killed.
     plan: FleetPlan,
 }
 
 impl Watcher {
-    /// Creates everything but the ranks. Called on the fleet's thread, whose end would kill the ranks.
+    /// Creates everything but the ranks. Called on the fleet's thread: the ranks are killed when that thread ends.
     pub(super) fn new(
         plan: FleetPlan,
         fleet_state: Arc<FleetState>,
@@ -180,10 +180,10 @@ impl Watcher {
         Ok(())
     }
 
-    /// Joins the world of this generation as an observer, after leaving that of the last one.
+    /// Joins the world of this generation as an observer, after leaving that of the previous one.
     fn join_world(&mut self) {
-        // First: the old observer may stand in for a rank 0 that is gone, at the address where the new rank 0 will
-        // listen.
+        // The old observer is dropped first: it may listen in place of a departed rank 0, at the address where the new
+        // rank 0 will listen.
         self.exit_reporter = None;
         if self.plan.environment.observe {
             self.exit_reporter = Some(ExitReporter::start(&self.plan.environment, self.generation));
@@ -218,7 +218,7 @@ impl Watcher {
             .map_err(failed)?;
         if let Some(pidfd) = running.pidfd() {
             let data = epoll::EventData::new_u64(rank as u64);
-            // If that is refused, the end is found by polling.
+            // If epoll refuses the descriptor, the end is found by polling.
             let _ = epoll::add(&self.epoll, pidfd, data, epoll::EventFlags::IN);
         }
         let (pid, generation) = (running.id(), self.generation);
@@ -274,7 +274,7 @@ impl Watcher {
     /// Runs until the fleet is dropped and no rank runs.
     pub(super) fn run(mut self) {
         loop {
-            // In this order: an order sent after its wake-up was taken wakes the thread again.
+            // The order matters: a command sent after its wake-up was consumed wakes the thread again.
             self.poll_exits();
             self.handle_commands();
             self.collect();
@@ -362,7 +362,7 @@ impl Watcher {
         self.fleet_state.post(Event::Ending(Signal::Kill), |_| {});
     }
 
-    /// Notices ended ranks, in the order in which the kernel reports them.
+    /// Handles ended ranks, in the order in which the kernel reports them.
     fn poll_exits(&mut self) {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
         loop {
@@ -387,7 +387,7 @@ impl Watcher {
         }
     }
 
-    /// Running ranks whose end the kernel does not report.
+    /// Returns the running ranks whose end the kernel does not report.
     fn without_pidfd(&self) -> impl Iterator<Item = usize> {
         let without_pidfd = self.running.values().filter(|r| r.pidfd().is_none());
         without_pidfd.filter(|r| !r.has_ended()).map(Running::rank)
@@ -403,8 +403,8 @@ impl Watcher {
             let _ = epoll::delete(&self.epoll, pidfd);
         }
         let Some(exit) = exit else {
-            // It has ended, and a debugger is to receive it first. Until then the kernel would report the same end
-            // again and again.
+            // The process has ended, and a debugger is to receive the end first. Until then the kernel would report the
+            // same end again and again.
             running.close_pidfd();
             return;
         };
@@ -419,7 +419,7 @@ impl Watcher {
         }
     }
 
-    /// Reports the ends of ranks whose last output has been read, or has been waited for long enough.
+    /// Reports the ends of ranks whose last output has been read, or for which the wait has timed out.
     fn collect(&mut self) {
         let now = Instant::now();
         if let Some(exit_reporter) = &self.exit_reporter {
@@ -430,7 +430,7 @@ impl Watcher {
         let over = |r: &&Running| r.is_drained() || r.drain_until().is_some_and(|d| d <= now);
         let ended = self.running.values().filter(|r| r.has_ended());
         let mut ended: Vec<usize> = ended.filter(over).map(Running::rank).collect();
-        // Ends noticed in the same round are reported in the order in which they happened.
+        // Ends noticed in the same pass are reported in the order in which they happened.
         ended.sort_by_key(|rank| self.running.get(rank).and_then(Running::drain_until));
         for rank in ended {
             let Some(running) = self.running.remove(&rank) else {
@@ -460,8 +460,8 @@ impl Watcher {
         }
         let writing = self.pumps.writing_since();
         let idle = self.running.is_empty() && self.restarts.is_empty();
-        // A slow reader loses nothing, however long it takes. A reader that takes nothing does, once there is a failure
-        // to report.
+        // A slow reader loses nothing, however long it takes. Output for a reader that reads nothing is dropped once
+        // there is a failure to report.
         let unread = idle
             && writing.is_some_and(|since| now >= since + UNREAD_OUTPUT_TIMEOUT)
             && self.fleet_state.lock().has_failed();
@@ -521,7 +521,7 @@ impl Watcher {
         self.stage = None;
     }
 
-    /// Ends the started ranks, because not all could be started.
+    /// Ends the ranks that have started, because not all could be started.
     fn end_started(&mut self) {
         self.kill();
         loop {
@@ -538,7 +538,7 @@ impl Watcher {
         self.stage = None;
     }
 
-    /// Waits until something happens, or until the next deadline.
+    /// Waits until an event arrives, or until the next deadline.
     fn wait(&self) {
         let now = Instant::now();
         let mut times: Vec<Instant> = self.restarts.values().map(|r| r.until).collect();
@@ -556,7 +556,7 @@ impl Watcher {
         if self.leaving && self.running.is_empty() {
             return;
         }
-        // Polls without taking events: epoll keeps them.
+        // Polls without consuming events: epoll keeps them.
         let mut polled = [rustix::event::PollFd::from_borrowed_fd(
             self.epoll.as_fd(),
             rustix::event::PollFlags::IN,

@@ -18,18 +18,20 @@ use crate::issuing::{IssueBuffers, failed_check};
 use crate::kernel::{Exchange, Kernel, unavailable};
 use crate::request::{LoadStoreRequest, failed};
 
-/// An all-to-all of small messages by a kernel of this crate, which stores each block into the memory of its receiver and sets a
-/// flag there; from [`LoadStoreAllToAll::new`]. NCCL has no part in an exchange, and makes no call for it.
+/// An all-to-all of small messages by a kernel of this crate, which stores each block into the memory of its receiver
+/// and sets a flag there; made with [`LoadStoreAllToAll::new`]. An exchange does not call NCCL.
 ///
-/// For ranks whose devices reach each other's memory ([`Team::load_store`]): those of a host with NVLink or peer access. A block
-/// is copied twice, so it is for blocks of some kibibytes, where the latency of NCCL's kernels counts. **On a GPU nothing of it was
-/// measured yet.** The kernel is compiled at run time by NVRTC for the device; tried by its compilers of CUDA 12.9 and 13.5 for compute
-/// capabilities 8.0, 9.0 and 10.0. On the emulator a function in Rust runs in its place.
+/// For ranks whose devices reach each other's memory ([`Team::load_store`]): ranks of a host with NVLink or peer
+/// access. A block is copied twice, so this suits blocks of some kibibytes, where the latency of NCCL's kernels counts.
+/// **It has not been measured on a GPU yet.** NVRTC compiles the kernel at run time for the device; its compilers of
+/// CUDA 12.9 and 13.5 were tried for compute capabilities 8.0, 9.0 and 10.0. On the emulator a function in Rust runs in
+/// the kernel's place.
 ///
-/// All ranks exchange the same number of times, blocks of the same size. The kernel waits for the other ranks at most as long as
-/// the communicator's timeout for operations; then the exchange fails on the rank that waited, and those behind it do nothing. The
-/// error names the rank whose block did not come, and the communicator is aborted, when the program waits for the request, begins
-/// the next exchange or finalizes. An abort of the communicator ends kernels under way before NCCL gives the windows back.
+/// All ranks make the same number of exchanges, of blocks of the same size. The kernel waits for the other ranks at
+/// most as long as the communicator's timeout for operations; then the exchange fails on the rank that waited, and
+/// later exchanges on its stream do nothing. When the program waits for the request, begins the next exchange or
+/// finalizes, it gets an error that names the rank whose block did not arrive, and the communicator is aborted. An
+/// abort of the communicator ends running kernels before NCCL releases the windows.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -53,7 +55,7 @@ pub struct LoadStoreAllToAll {
     comm: Communicator,
     kernel: Arc<Kernel>,
     layout: Layout,
-    /// Where this rank's device reaches the window of each rank.
+    /// The addresses at which this rank's device reaches the window of each rank.
     addresses: CudaSlice<u64>,
     window: Window<u8>,
     epoch: u32,
@@ -63,9 +65,10 @@ impl LoadStoreAllToAll {
     /// Makes an all-to-all of blocks of at most `capacity` bytes. All ranks of the communicator call it, with the same capacity.
     ///
     /// # Errors
-    /// On all ranks, and the communicator stays usable: [`ErrorKind::InvalidConfig`] for a capacity of 0, or one that differs between ranks;
-    /// [`ErrorKind::Unavailable`] where ranks do not reach each other's memory, or one is without NVRTC (that rank says so, the others name it).
-    /// Otherwise as [`Communicator::window`].
+    /// [`ErrorKind::InvalidConfig`] for a capacity of 0, or one that differs between ranks; [`ErrorKind::Unavailable`]
+    /// where ranks do not reach each other's memory, or a rank has no NVRTC (that rank's error says so, the other
+    /// errors name the rank). These are returned on all ranks, and the communicator stays usable. Otherwise as
+    /// [`Communicator::window`].
     ///
     /// Wraps `ncclCommWindowRegister` and `ncclGetPeerDevicePointer`.
     ///
@@ -77,20 +80,20 @@ impl LoadStoreAllToAll {
     /// ```
     pub fn new(comm: &Communicator, capacity: usize) -> Result<Self> {
         let prepared = prepare(comm, capacity);
-        // All ranks compare what they have before any of them has a window, so that all of them fail alike.
+        // All ranks compare their values before any of them has a window, so that all of them fail alike.
         let (word, bytes) = match &prepared {
             Ok((layout, _)) => (capacity as u64, layout.window_bytes() as usize),
             Err(_) => (REFUSED, 0),
         };
         let window = comm.window_for_kernels(bytes, || compare(&comm.gather_from_all(word)?));
         let (layout, kernel) = prepared?;
-        // All zeros: no flag is set.
+        // The window is all zeros: no flag is set.
         let window = window?;
-        // What fails from here on fails on this rank alone.
+        // A failure from here on is a failure of this rank alone.
         let addresses = addresses(comm, &window).inspect_err(|error| comm.inner.fail(error))?;
         let kernel = Arc::new(kernel);
         comm.inner.add_peer_kernel(Arc::<Kernel>::clone(&kernel));
-        // The flags of all ranks are zero, and their windows there, before any rank stores.
+        // The flags of all ranks are zero, and their windows exist, before any rank stores.
         comm.barrier()?;
         Ok(Self {
             comm: comm.clone(),
@@ -102,13 +105,14 @@ impl LoadStoreAllToAll {
         })
     }
 
-    /// Sends a block of `x` to each rank, and receives one of each into `y`, in the order of the ranks: `x` and `y` are as long, a
-    /// multiple of the number of ranks. Both are lent until the communicator's stream has run the kernel; the streams of the buffers
-    /// wait for it.
+    /// Sends a block of `x` to each rank, and receives a block from each into `y`, in the order of the ranks. `x` and
+    /// `y` have the same length, a multiple of the number of ranks. Both are lent until the communicator's stream has
+    /// run the kernel; the streams of the buffers wait for it.
     ///
     /// # Errors
-    /// [`ErrorKind::Length`] and [`ErrorKind::DataTypeMismatch`] for buffers that do not fit together, or blocks larger than the capacity:
-    /// nothing was launched. [`ErrorKind::TimedOut`] and [`ErrorKind::Aborted`] after an exchange that failed.
+    /// [`ErrorKind::Length`] and [`ErrorKind::DataTypeMismatch`] for buffers that do not fit together, or blocks larger
+    /// than the capacity: no kernel was launched. [`ErrorKind::TimedOut`] and [`ErrorKind::Aborted`] after an exchange
+    /// that failed.
     ///
     /// ```
     /// # fn example(all_to_all: &mut nccl::device_api::LoadStoreAllToAll, x: &nccl::Buffer<u8>, y: &mut nccl::Buffer<u8>) -> nccl::Result<()> {
@@ -183,7 +187,7 @@ impl LoadStoreAllToAll {
                 ranks: ranks as u32,
                 epoch,
                 capacity: self.layout.capacity(),
-                // 0 is no limit.
+                // 0 means no timeout.
                 timeout_ns: u64::try_from(comm.timeout.as_nanos())
                     .map_or(0, |timeout| timeout.max(1)),
             };
@@ -222,7 +226,7 @@ impl LoadStoreAllToAll {
         ))
     }
 
-    /// Returns how many bytes a block may have: the capacity that was asked for, rounded up.
+    /// Returns the maximum number of bytes of a block: the requested capacity, rounded up.
     ///
     /// ```
     /// # fn example(all_to_all: &nccl::device_api::LoadStoreAllToAll) {
@@ -247,10 +251,10 @@ impl LoadStoreAllToAll {
     }
 }
 
-/// What a rank tells the others that cannot take part.
+/// The value that a rank sends to the others if it cannot take part.
 const REFUSED: u64 = u64::MAX;
 
-/// What a rank needs, and finds out without the others.
+/// Prepares everything that this rank needs and can determine without the others.
 fn prepare(comm: &Communicator, capacity: usize) -> Result<(Layout, Kernel)> {
     let ranks = comm.world_size();
     if capacity == 0 {
@@ -285,7 +289,7 @@ fn prepare(comm: &Communicator, capacity: usize) -> Result<(Layout, Kernel)> {
     Ok((layout, Kernel::load(comm.stream().context(), comm.timeout)?))
 }
 
-/// Compares what the ranks have told.
+/// Compares the values that the ranks have sent.
 fn compare(all: &[u64]) -> Result<()> {
     if let Some(rank) = all.iter().position(|&one| one == REFUSED) {
         return Err(unavailable(format!(

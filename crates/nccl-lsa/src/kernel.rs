@@ -18,7 +18,7 @@ use crate::cuda_driver;
 use crate::drop_queue::{self, DeferredDrop, DropPoll};
 use crate::error::{Error, ErrorKind, Result};
 
-/// The kernel of one rank, with what host and device share.
+/// The kernel of one rank, and the memory that host and device share.
 pub(crate) struct Kernel {
     module: CUmodule,
     function: CUfunction,
@@ -26,14 +26,14 @@ pub(crate) struct Kernel {
     /// Recorded behind each launch.
     last: ManuallyDrop<CudaEvent>,
     has_run: AtomicBool,
-    /// Whether `last` could not be recorded: then nothing says when the kernel is over.
+    /// Whether `last` could not be recorded: then the end of the kernel cannot be determined.
     is_lost: AtomicBool,
-    /// For the texts of errors.
+    /// For error texts.
     timeout: Duration,
     context: Arc<CudaContext>,
 }
 
-// SAFETY: handles of the driver's, which any thread may use with the context bound; the memory is of atomics.
+// SAFETY: driver handles, which any thread may use with the context bound; the memory is of atomics.
 unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
@@ -148,7 +148,7 @@ impl Kernel {
         }
     }
 
-    /// Launches one exchange, and records that it is the last.
+    /// Launches one exchange, and records `last` behind it.
     ///
     /// # Safety
     /// The addresses are valid for the exchange until the stream has run the kernel, and the context is bound.
@@ -172,7 +172,7 @@ impl Kernel {
             argument(&status),
         ];
         let (grid, block) = ((exchange.ranks, 1, 1), (BLOCK_THREADS, 1, 1));
-        // Set first: from the launch on the kernel may run.
+        // Set first: after the launch the kernel may run.
         self.has_run.store(true, Ordering::Release);
         // SAFETY: as the kernel takes them; the caller promises that the addresses are valid.
         unsafe {
@@ -185,7 +185,7 @@ impl Kernel {
         })
     }
 
-    /// What became of the exchanges so far; the first that failed decides.
+    /// The result of the exchanges so far: the first failure, if any.
     pub(crate) fn outcome(&self) -> Outcome {
         Outcome::from_status(self.shared.word(STATUS).load(Ordering::Acquire))
     }
@@ -235,7 +235,7 @@ impl PeerKernel for Kernel {
 /// Loads a module into the context that is bound.
 fn load(ptx: &str) -> std::result::Result<CUmodule, DriverError> {
     let ptx = CString::new(ptx).unwrap_or_default();
-    // SAFETY: a text that ends with a zero.
+    // SAFETY: a NUL-terminated string.
     unsafe { result::module::load_data(ptx.as_ptr().cast()) }
 }
 
@@ -258,7 +258,7 @@ pub(crate) fn unavailable(reason: String) -> Error {
 
 /// The kernel for the context's device, as PTX.
 fn compiled(context: &CudaContext) -> Result<String> {
-    /// What was compiled, by compute capability: the program may need it for each of its layers.
+    /// Compiled kernels, by compute capability: a program may make an all-to-all for each of its layers.
     static COMPILED: Mutex<BTreeMap<(i32, i32), String>> = Mutex::new(BTreeMap::new());
     // SAFETY: only looks whether the library can be loaded.
     if !unsafe { nvrtc::sys::is_culib_present() } {
@@ -296,12 +296,12 @@ fn compiled(context: &CudaContext) -> Result<String> {
     }
 }
 
-/// What is left of a kernel. Unloading waits for the device, so that the drop queue does it.
+/// The rest of a dropped kernel. Unloading waits for the device, so the drop queue does it.
 struct Ending {
     module: CUmodule,
     shared: Option<Shared>,
     last: CudaEvent,
-    /// Whether the kernel may run for ever, as far as is known.
+    /// Whether the end of the kernel cannot be determined, so that it may run for ever.
     is_lost: bool,
     has_run: bool,
     context: Arc<CudaContext>,

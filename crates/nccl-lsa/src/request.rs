@@ -1,4 +1,4 @@
-//! An exchange that was launched.
+//! An exchange in progress.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use crate::cuda_driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernel::{Kernel, aborted};
 
-/// How much longer than its own timeout a kernel may take to end, and how long one that was told to leave.
+/// How much longer than its own timeout a kernel may take to end, and how long a kernel may take to leave when told to.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// The pause between two looks at a kernel that takes long.
+/// The pause between two checks of a kernel that takes long.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// An exchange under way; from [`LoadStoreAllToAll::exchange`](crate::LoadStoreAllToAll::exchange). Dropped without a wait, its failure
-/// is told by the next exchange, or by [`Communicator::finalize`].
+/// An exchange in progress; returned by [`LoadStoreAllToAll::exchange`](crate::LoadStoreAllToAll::exchange). If it is
+/// dropped without a wait, the next exchange or [`Communicator::finalize`] reports its failure.
 ///
 /// ```
 /// # fn example(done: nccl::device_api::LoadStoreRequest) -> nccl::Result<()> {
@@ -39,7 +39,7 @@ pub struct LoadStoreRequest {
 #[derive(Clone, Copy)]
 enum End {
     Over,
-    /// The stream did not come to the kernel.
+    /// The stream did not reach the kernel.
     Queued,
     /// The kernel has begun, and has not ended by itself.
     Overdue,
@@ -63,7 +63,7 @@ impl LoadStoreRequest {
         }
     }
 
-    /// Returns whether the exchange is over, well or not.
+    /// Returns whether the exchange has ended, with success or failure.
     ///
     /// # Errors
     /// [`ErrorKind::Cuda`] when the driver fails; [`ErrorKind::Forked`] in a forked child.
@@ -85,10 +85,10 @@ impl LoadStoreRequest {
     /// Waits until the exchange is over.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] when a block did not come within the communicator's timeout for operations, naming its rank;
-    /// [`ErrorKind::Queued`] when other work was on the stream for longer than
-    /// [`Timeouts::queue`](nccl_core::communicator::Timeouts::queue); [`ErrorKind::Aborted`] when the communicator was aborted;
-    /// [`ErrorKind::Cuda`] when the driver fails. The communicator is aborted then.
+    /// [`ErrorKind::TimedOut`] when a block did not arrive within the communicator's timeout for operations, naming its
+    /// rank; [`ErrorKind::Queued`] when other work was on the stream for longer than
+    /// [`Timeouts::queue`](nccl_core::communicator::Timeouts::queue); [`ErrorKind::Aborted`] when the communicator was
+    /// aborted; [`ErrorKind::Cuda`] when the driver fails. Each of these errors aborts the communicator.
     ///
     /// ```
     /// # fn example(done: nccl::device_api::LoadStoreRequest) -> nccl::Result<()> {
@@ -120,7 +120,8 @@ impl LoadStoreRequest {
     fn wait_for_end(&self) -> Result<End> {
         let queue_timeout = self.comm.inner.queue_timeout();
         let queued_until = queue_timeout.map(|timeout| later(self.issued, timeout));
-        // When the kernel has to be over that has begun; and when one that was told to leave, and why.
+        // The deadline of a kernel that has begun; and the deadline of a kernel that was told to leave, with the
+        // reason.
         let (mut running_until, mut leaving) = (None, None);
         let mut looks = 0u32;
         while !self.is_over()? {
@@ -154,14 +155,14 @@ impl LoadStoreRequest {
         Ok(End::Over)
     }
 
-    /// Whether the kernel of this exchange, or of a later one, has begun. Epochs start again after four thousand million.
+    /// Whether the kernel of this exchange, or of a later one, has begun. Epochs wrap around after about 2³² exchanges.
     fn has_begun(&self) -> bool {
         let begun = self.kernel.begun();
         begun != 0 && begun.wrapping_sub(self.epoch) < u32::MAX / 2
     }
 }
 
-/// Aborts the communicator because of an exchange that failed, and returns the error to hand out.
+/// Aborts the communicator because of a failed exchange, and returns the error for the caller.
 pub(crate) fn failed(comm: &Communicator, error: Error) -> Error {
     comm.inner.fail(&error);
     comm.inner.final_error(error)

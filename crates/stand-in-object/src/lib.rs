@@ -1,4 +1,5 @@
-//! Stand-ins: they make the dynamic linker of this process find functions and tables of this process under a library's name.
+//! Stand-ins: shared objects through which the dynamic linker of this process finds functions and tables of this
+//! process under a library's name.
 //!
 //! [`load`] makes and loads a shared object without code (`elf`) whose SONAME is the library's. From then on the
 //! dynamic linker treats the library as loaded, and `dlsym` returns the given addresses.

@@ -1,10 +1,11 @@
-//! A server on one thread of tokio: rank 0 takes numbers over TCP, all ranks work on them, rank 0 answers.
+//! A server on one tokio thread: rank 0 receives numbers over TCP, all ranks compute, and rank 0 answers.
 //!
 //! ```text
 //! cargo run --release -p async-server
 //! ```
 //!
-//! It prints where it listens. `echo 5 | nc 127.0.0.1 PORT` answers with the sum over all ranks of 5 × (rank + 1); `quit` ends it.
+//! The program prints its address. `echo 5 | nc 127.0.0.1 PORT` returns the sum over all ranks of 5 × (rank + 1); `quit` ends
+//! the server.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -23,7 +24,7 @@ type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 /// What rank 0 sends in place of a number when the server ends.
 const QUIT: i64 = i64::MIN;
 
-/// The work for all ranks, and where its result goes.
+/// The work for all ranks, and the channel for its result.
 #[derive(Default)]
 struct Queue {
     waiting: Mutex<VecDeque<(i64, oneshot::Sender<i64>)>>,
@@ -38,7 +39,7 @@ fn rank(world: &World) -> Outcome {
     nccl_emulator::install_unless_gpu()?;
     let stream = nccl::device(world.local_rank())?.new_stream()?;
     let comm = world.communicator("server").stream(&stream).build()?;
-    // All that waits for other ranks in a call happens before there are tasks. Within a task, it would be `warm_up_async`.
+    // All calls that block until other ranks arrive are made before the first task starts. Inside a task, use `warm_up_async`.
     comm.warm_up(Duration::from_secs(60))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
@@ -59,7 +60,7 @@ async fn accept(listener: TcpListener, queue: Arc<Queue>) {
     loop {
         let connection = match listener.accept().await {
             Ok((connection, _)) => connection,
-            // A client that is gone already, or no more descriptors for now.
+            // The client has already disconnected, or the process is out of descriptors for now.
             Err(error) => {
                 eprintln!("a connection was not accepted: {error}");
                 tokio::task::yield_now().await;
@@ -75,7 +76,7 @@ async fn accept(listener: TcpListener, queue: Arc<Queue>) {
     }
 }
 
-/// Many connections wait here at the same time, on the thread that also awaits NCCL.
+/// Serves one connection. Many of them wait here at the same time, on the thread that also awaits NCCL.
 async fn talk(mut connection: TcpStream, queue: &Queue) -> Outcome {
     let (input, mut output) = connection.split();
     let mut lines = BufReader::new(input).lines();
@@ -102,8 +103,8 @@ async fn talk(mut connection: TcpStream, queue: &Queue) -> Outcome {
     Ok(())
 }
 
-/// The loop of every rank. The first broadcast of a round waits for a request, however long that takes: it has no timeout. What
-/// follows has the communicator's, so that a rank that hangs is named.
+/// The loop of every rank. The first broadcast of a round has no timeout: it waits for a request, however long that takes. The
+/// following operations have the communicator's timeout, so that a hanging rank is named.
 async fn work(comm: &Communicator, stream: &Arc<CudaStream>, queue: &Queue) -> Outcome {
     let patient = comm.within(Duration::MAX);
     let mut cell = stream.alloc_zeros::<i64>(1)?;
@@ -123,7 +124,7 @@ async fn work(comm: &Communicator, stream: &Arc<CudaStream>, queue: &Queue) -> O
         stream.memcpy_htod(&[mine], &mut cell)?;
         comm.all_reduce_in_place(&mut cell, ReduceOp::Sum)?.await?;
         if let Some(to) = reply {
-            // The client may be gone.
+            // The client may have disconnected.
             let _ = to.send(stream.clone_dtoh(&cell)?[0]);
         }
     }

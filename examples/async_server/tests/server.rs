@@ -1,4 +1,4 @@
-//! The server answers several clients at once, and ends when it is told to.
+//! The server answers several clients at once, and ends on request.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpStream;
@@ -35,7 +35,7 @@ fn clients_are_answered_by_all_ranks_and_the_server_ends() {
             assert_eq!(ask(client, &request.to_string()), (3 * request).to_string());
         }
     }
-    // No client waits while another one's connection is open and silent.
+    // An open, silent connection of one client does not delay the others.
     ask(&mut clients[0], "quit");
     let ended = server.wait().expect("it was started");
     assert!(ended.success(), "{ended}");

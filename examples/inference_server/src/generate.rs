@@ -1,6 +1,6 @@
 //! Generation without a server: the smallest loop of continuous batching.
 //!
-//! Every rank runs the same loop with the same requests. Since all ranks have bitwise equal logits, all draw the same
+//! Every rank runs the same loop with the same requests. Since all ranks have bitwise equal logits, all ranks draw the same
 //! tokens without communication.
 
 use crate::model::{Error, Part, Result, Row, Sampling};
@@ -10,7 +10,7 @@ use crate::model::{Error, Part, Result, Row, Sampling};
 pub struct Request {
     /// The beginning of the text: at least one token.
     pub prompt: Vec<u32>,
-    /// The most tokens to generate; fewer if the text or the cache ends before.
+    /// The most tokens to generate; fewer if the text ends or the cache is full earlier.
     pub most: usize,
     /// The sampling of tokens.
     pub sampling: Sampling,
@@ -20,15 +20,15 @@ pub struct Request {
 struct Running {
     number: usize,
     slot: usize,
-    /// The prompt and what was made.
+    /// The prompt and the generated tokens.
     text: Vec<u32>,
-    /// How much of it is in the cache.
+    /// The number of these tokens that are in the cache.
     known: usize,
 }
 
-/// Makes all requests' tokens: as many requests at once as there are slots, in the order in which they come; prompts in
-/// chunks of `chunk` tokens, mixed with the next tokens of the others. `said` is told each token as it is made, with the number
-/// of its request. What was made for each request.
+/// Generates the tokens of all requests, and returns them for each request. As many requests run at once as there are slots, in
+/// the order of `requests`; prompts are processed in chunks of `chunk` tokens, in the same steps as the next tokens of the
+/// other requests. `said` is called for each token as it is generated, with the number of its request.
 ///
 /// ```
 /// use inference_server::generate::{Request, generate};
@@ -82,7 +82,7 @@ pub fn generate<P: Part + ?Sized>(
             });
         }
         let mut rows = Vec::new();
-        // The row after which each request's next token is known.
+        // The index of each request's last row in this step.
         let mut ends = Vec::new();
         for one in &mut running {
             let room = (settings.rows - rows.len()).min(chunk.max(1));
@@ -102,7 +102,7 @@ pub fn generate<P: Part + ?Sized>(
                 continue;
             };
             if one.known < one.text.len() {
-                // The row was another's: there was no room for this one.
+                // The index is that of another request's row: the step had no room for this request.
                 continue;
             }
             let token = requests[one.number].sampling.pick(logits, one.text.len());

@@ -8,10 +8,10 @@ use nccl::{ErrorKind, World};
 
 use crate::model::{AnyPart, Error, ModelFile, OverNccl, Result, Settings};
 
-/// The device of a rank; where there are fewer devices than ranks, one that it shares.
+/// Returns the device of a rank. With fewer devices than ranks, ranks share devices.
 ///
 /// # Errors
-/// As [`nccl::device`], without a GPU and without the emulator for instance.
+/// Those of [`nccl::device`], for instance without a GPU and without the emulator.
 pub(crate) fn device(local_rank: usize) -> nccl::Result<Arc<CudaContext>> {
     nccl::device(local_rank).or_else(|error| match *error.kind() {
         ErrorKind::NoSuchDevice { devices, .. } if devices > 0 => {
@@ -21,9 +21,9 @@ pub(crate) fn device(local_rank: usize) -> nccl::Result<Arc<CudaContext>> {
     })
 }
 
-/// Has each of so many ranks load its part of a model, and `work` with it. What they made, in the order of the ranks.
+/// Runs `work` on `ranks` ranks, each with its part of the model, and returns the results in the order of the ranks.
 ///
-/// Without a GPU, the emulator is put in place. With fewer devices than ranks, ranks share them.
+/// Without a GPU, the ranks run on the emulator. With fewer devices than ranks, ranks share devices.
 ///
 /// ```
 /// use inference_server::model::{self, Collectives, Settings};
@@ -35,7 +35,8 @@ pub(crate) fn device(local_rank: usize) -> nccl::Result<Arc<CudaContext>> {
 /// ```
 ///
 /// # Errors
-/// Of a rank that failed by itself, if there is one: the others fail then as well, with an error that names it; before any is started, [`Error::Ranks`] and those of the file.
+/// [`Error::Ranks`], and those of the file. If a rank fails, the error of that rank: the other ranks then fail with errors that
+/// name it.
 ///
 /// # Panics
 /// When a rank panics.
@@ -56,7 +57,7 @@ pub fn on_threads<T: Send>(
         comm.finalize()?;
         Ok(made)
     };
-    // Without the word, the others would wait for this one as long as an operation may take.
+    // Without this report, the other ranks would wait for this one until the timeout of their operation.
     let rank = |world: World| part(&world).inspect_err(|error| world.fail(error));
     std::thread::scope(|scope| {
         let threads: Vec<_> = World::threads(ranks)
@@ -75,7 +76,7 @@ pub fn on_threads<T: Send>(
                 Err(error) => errors.push(error),
             }
         }
-        // What only one rank can say comes first: the others say that it failed.
+        // Errors of the rank itself come first: NCCL errors of the others only report that it failed.
         errors.sort_by_key(|error| matches!(error, Error::Nccl(_)));
         match errors.into_iter().next() {
             Some(error) => Err(error),

@@ -23,56 +23,56 @@ const LONGEST: usize = 1 << 20;
 /// From the front to a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ToRank {
-    /// Take a step. All ranks that serve in the generation get the same.
+    /// Take a step. All ranks that serve in the generation get the same step.
     Step(Step),
-    /// Show that all ranks that serve in the generation can do something together.
+    /// Complete a small operation with all other ranks that serve in the generation, to show that they work.
     Probe {
-        /// The generation for which it is meant; in any other it is nothing.
+        /// The generation of the probe; the rank ignores it in any other generation.
         generation: u64,
-        /// Its number, of all steps and probes of the server.
+        /// The number of the probe; all steps and probes of the server are numbered together.
         number: u64,
     },
-    /// Go on to the next generation: another rank can do no more in this one. A rank that has no part of the model would not hear of
-    /// what ended the model's communicator, and the others would wait for it.
+    /// Move on to the next generation: another rank has failed in this one. A rank without a part of the model does not learn
+    /// of the fault that ended the model's communicator, and the others would wait for it.
     GoOn {
         /// The generation that is over.
         generation: u64,
     },
-    /// Send and receive the next part of the experts that other ranks are to have.
+    /// Send and receive the next part of the experts that move between ranks.
     MoveExperts {
-        /// The generation for which it is meant.
+        /// The generation of the round.
         generation: u64,
-        /// Its number, of all steps and probes of the server.
+        /// The number of the round; all steps and probes of the server are numbered together.
         number: u64,
     },
-    /// Put the experts where they are to be: all parts have arrived.
+    /// Put the moved experts in their new places: all parts have arrived.
     PlaceExperts {
-        /// The generation for which it is meant.
+        /// The generation of the request.
         generation: u64,
-        /// Its number, of all steps and probes of the server.
+        /// The number of the request; all steps and probes of the server are numbered together.
         number: u64,
     },
-    /// Plan other places for the experts, by how often each was chosen.
+    /// Plan new places for the experts, by how often each was chosen.
     Balance {
-        /// The generation for which it is meant.
+        /// The generation of the request.
         generation: u64,
-        /// Its number, of all steps and probes of the server.
+        /// The number of the request; all steps and probes of the server are numbered together.
         number: u64,
     },
-    /// Say goodbye to the others, which go on, and end.
+    /// Leave the other ranks, which continue, and end the process.
     Leave,
-    /// Say goodbye to the others, which end as well, and end.
+    /// End the process, as all other ranks do.
     End,
 }
 
 /// One step of all ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Step {
-    /// The generation for which it was planned; in any other it is nothing.
+    /// The generation for which the step was planned; a rank ignores it in any other.
     pub generation: u64,
-    /// Its number, of all steps and probes of the server.
+    /// The number of the step; all steps and probes of the server are numbered together.
     pub number: u64,
-    /// Its rows.
+    /// The rows of the step.
     pub rows: Vec<StepRow>,
 }
 
@@ -85,12 +85,12 @@ pub struct StepRow {
     pub position: usize,
     /// As [`Row::token`].
     pub token: u32,
-    /// How the token after it is drawn, if it is wanted.
+    /// How to draw the next token, if it is wanted.
     pub draw: Option<Draw>,
 }
 
 impl StepRow {
-    /// What the model is given.
+    /// Returns the row without the sampling.
     #[must_use]
     pub fn row(&self) -> Row {
         Row {
@@ -124,14 +124,14 @@ impl From<Draw> for Sampling {
     }
 }
 
-/// How many copies of each expert there are, at least.
+/// The fewest copies that any expert has, now and after the moves in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Copies {
     /// Now.
     pub now: usize,
     /// After [`ToRank::PlaceExperts`].
     pub planned: usize,
-    /// After so many rounds of [`ToRank::MoveExperts`]; `None` when the experts are where they are to be.
+    /// The number of rounds of [`ToRank::MoveExperts`] until then; `None` when no experts have to move.
     pub rounds: Option<usize>,
 }
 
@@ -140,29 +140,29 @@ pub struct Copies {
 pub enum FromRank {
     /// The first message of a process.
     Hello {
-        /// Which of the launcher's ranks it is: it keeps that number, whatever number it has in a generation.
+        /// The launcher's number of the rank. It does not change, unlike the rank's number in a generation.
         place: usize,
     },
-    /// It is in the world of this generation.
+    /// The rank has entered the world of this generation.
     Entered {
         /// The generation's number.
         generation: u64,
     },
-    /// It has its part of the model and a communicator, and takes steps of this generation.
+    /// The rank has its part of the model and a communicator, and takes steps of this generation.
     Serves {
         /// The generation's number.
         generation: u64,
-        /// Its number in the world.
+        /// The rank's number in the world.
         rank: usize,
-        /// Which part of the model it has; a rank without one is there for when another dies.
+        /// The rank's part of the model; a rank without a part is a spare for when another dies.
         shard: Option<usize>,
-        /// How many parts there are.
+        /// The number of parts.
         shards: usize,
-        /// The number of its CUDA device, as it sees them; ranks share one where there are not enough.
+        /// The number of the rank's CUDA device, as the rank sees it; ranks share a device if there are too few.
         device: usize,
-        /// The copies of its experts, where experts have copies.
+        /// The copies of the experts, if experts have copies.
         copies: Option<Copies>,
-        /// How many positions of each slot are still in a cache; of slots that are not named, none are.
+        /// How many positions of each slot are still in a cache. Slots that are not listed have none.
         kept: Vec<usize>,
     },
     /// A round of [`ToRank::MoveExperts`] is over on this rank.
@@ -172,60 +172,61 @@ pub enum FromRank {
         /// The round's number.
         number: u64,
     },
-    /// The experts of this rank are where they were to be.
+    /// The experts of this rank are in their new places.
     Placed {
         /// The generation's number.
         generation: u64,
-        /// The number of what asked for it.
+        /// The number of the request.
         number: u64,
-        /// How many copies of each expert there are, at least.
+        /// The fewest copies that any expert has.
         copies: usize,
     },
-    /// Other places are planned ([`ToRank::Balance`]). The rank that has the first part says so.
+    /// New places are planned ([`ToRank::Balance`]). Sent by the rank with the first part.
     Balanced {
         /// The generation's number.
         generation: u64,
-        /// The plan's number.
+        /// The number of the request.
         number: u64,
-        /// What is to move.
+        /// The copies before and after the planned moves.
         copies: Copies,
-        /// What the busiest rank has to do, over the mean of all, by how often the experts were chosen: now and after that.
+        /// The load of the busiest rank over the mean of all ranks, by how often the experts were chosen: now, and after the
+        /// moves.
         imbalance: [f64; 2],
     },
-    /// The tokens of a step, for the rows that wanted one. The rank that has the first part says them.
+    /// The drawn tokens of a step. Sent by the rank with the first part.
     Drawn {
         /// The step's generation.
         generation: u64,
         /// The step's number.
         number: u64,
-        /// One for each row that wanted one, in their order.
+        /// One for each row with a [`StepRow::draw`], in the order of the rows.
         tokens: Vec<u32>,
         /// How long the step took on this rank, in seconds.
         seconds: f64,
-        /// How much of that was communication, with the wait for the other ranks.
+        /// How much of that was communication, including the wait for the other ranks.
         communicating: f64,
     },
-    /// A probe is over. The rank that has the first part says so.
+    /// A probe is over. Sent by the rank with the first part.
     Probed {
         /// The probe's generation.
         generation: u64,
         /// The probe's number.
         number: u64,
     },
-    /// This rank goes on to the next generation, since another one is gone.
+    /// This rank moves on to the next generation, since another rank is gone.
     Left {
-        /// The number of the generation that it leaves.
+        /// The number of the generation that the rank leaves.
         generation: u64,
-        /// What ended the communicator on all ranks.
+        /// The fault that ended the communicator on all ranks, if known.
         fault: Option<Box<Fault>>,
     },
-    /// This rank can do no more in this generation, and goes on to the next.
+    /// This rank cannot continue in this generation, and moves on to the next.
     Failed {
         /// The generation's number.
         generation: u64,
-        /// Its error.
+        /// The rank's error.
         error: String,
-        /// What ended the communicator on all ranks, if that was it.
+        /// The fault that ended the communicator on all ranks, if that is the cause.
         fault: Option<Box<Fault>>,
     },
 }
@@ -233,7 +234,7 @@ pub enum FromRank {
 /// Writes one message.
 ///
 /// # Errors
-/// Of the connection.
+/// Those of the connection.
 pub fn write(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
     let mut frame = vec![0; 4];
     serde_json::to_writer(&mut frame, message)?;
@@ -248,7 +249,7 @@ pub fn write(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
 /// Reads one message; `None` when the other side has closed the connection.
 ///
 /// # Errors
-/// Of the connection, and for what is no message.
+/// Those of the connection, and for an invalid message.
 pub fn read<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<Option<T>> {
     let mut length = [0; 4];
     match from.read_exact(&mut length) {

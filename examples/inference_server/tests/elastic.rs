@@ -1,4 +1,5 @@
-//! The model laid out by requests: on any number of ranks, with experts anywhere, the logits are those of a single process, to the bit.
+//! The model laid out by requests: on any number of ranks, with any placement of the experts, the logits are bitwise equal to
+//! those of a single process.
 
 mod support;
 
@@ -13,13 +14,13 @@ use support::{Model, SETTINGS, bits, config, rows, text};
 
 type Outcome = std::result::Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
-/// Some steps of several requests, mixed, of which some ranks have no rows; the logits of each row.
+/// Some steps of several mixed requests, in which some ranks have no rows; returns the logits of each row.
 fn several_steps(mut take: impl FnMut(&[Row]) -> Result<Logits>) -> Vec<Vec<u32>> {
     let texts: Vec<_> = (0..8).map(|seed| text(seed, 40)).collect();
     let rows = |slot: usize, from: usize, to: usize| rows(slot, from, &texts[slot][from..to]);
     let steps = [
         rows(0, 0, 7),
-        // All rows that a step has room for, most of them of one rank.
+        // As many rows as a step has room for, most of them for one rank.
         [rows(0, 7, 8), rows(1, 0, 23)].concat(),
         [rows(7, 0, 3), rows(0, 8, 9), rows(3, 0, 9), rows(1, 23, 26)].concat(),
         Vec::new(),
@@ -43,7 +44,7 @@ fn several_steps(mut take: impl FnMut(&[Row]) -> Result<Logits>) -> Vec<Vec<u32>
     all
 }
 
-/// Runs `work` on so many ranks that are threads, with a communicator of all.
+/// Runs `work` on `ranks` ranks that are threads, with a communicator of all ranks.
 fn on_threads(ranks: usize, work: impl Fn(&World, &nccl::Communicator) -> Outcome + Sync) {
     nccl_emulator::install_unless_gpu().unwrap();
     std::thread::scope(|scope| {
@@ -125,7 +126,7 @@ fn experts_move_between_steps_in_the_middle_of_texts() {
                     let next = ExpertPlacement::balanced(&loads, 3, 4, 1)?;
                     let rounds = part.plan_moves(&next, most.next().unwrap_or(1))?;
                     assert!(rounds > 0);
-                    // All but one before the next step.
+                    // All rounds but one, before the next step.
                     for _ in 1..rounds {
                         part.move_experts()?;
                     }
@@ -183,7 +184,7 @@ fn loads_are_how_often_experts_were_chosen() {
     assert_eq!(part.take_loads(), [0; 8]);
     part.step(&rows(0, 0, &text(1, 20))).unwrap();
     let loads = part.take_loads();
-    // Two of each row in each of two layers.
+    // Each row chooses two experts in each of two layers.
     assert_eq!(loads.iter().sum::<u64>(), 20 * 2 * 2);
     let halves: Vec<_> = loads.iter().map(|load| load / 2).collect();
     assert_eq!(part.take_loads(), halves);
@@ -203,7 +204,7 @@ fn those_that_are_left_begin_again_with_the_copies_that_they_have() {
         let Some(others) = others else { return Ok(()) };
         let after = before.after(&[Some(0), Some(2), Some(3)])?;
         assert!(after.missing().is_empty());
-        // The file is not needed: nothing has to be read.
+        // Renewing needs no file, because no expert has to be read.
         part.renew(placed(&path, &others, &after)?)?;
         assert!(
             several_steps(|rows| part.step(rows)) == expected,
@@ -249,7 +250,7 @@ fn slots_of_ranks_that_stay_keep_their_texts() {
         let owner = |rank, positions| SlotOwner { rank, positions };
         assert!(part.give_slots(&[owner(0, 0); 7]).is_err());
         assert!(part.give_slots(&[owner(3, 0); 8]).is_err());
-        // Slot 1 is lost, and is read again by another rank.
+        // Slot 1 is lost, and another rank recomputes it.
         let mut slots = [owner(0, 9), owner(0, 0), owner(1, 9), owner(2, 9)].to_vec();
         slots.resize(8, owner(1, 0));
         part.give_slots(&slots)?;

@@ -1,5 +1,5 @@
-//! A row's result depends on the tokens of its request alone, to the bit: not on the number of ranks, its neighbours, its
-//! slot, or how its request was cut.
+//! The result of a row depends only on the tokens of its request, to the bit: not on the number of ranks, the other rows, the
+//! slot, or the division of the request into steps.
 
 mod support;
 
@@ -14,15 +14,15 @@ use inference_server::model::{
 use inference_server::ranks::on_threads;
 use support::{Model, SETTINGS, bits, config, rows, text};
 
-/// Some steps of several requests, mixed; the logits of each row.
+/// Some steps of several mixed requests; returns the logits of each row.
 fn several_steps<P: Part + ?Sized>(decoder: &mut P) -> Result<Vec<Vec<u32>>> {
     let texts: Vec<_> = (0..5).map(|seed| text(seed, 40)).collect();
     let part = |slot: usize, from: usize, to: usize| rows(slot, from, &texts[slot][from..to]);
     let steps = [
         part(0, 0, 7),
-        // All rows that a step has room for.
+        // As many rows as a step has room for.
         [part(0, 7, 8), part(1, 0, 23)].concat(),
-        // One row, so that most ranks have none.
+        // A single row, so that most ranks have none.
         part(1, 23, 24),
         [part(2, 0, 3), part(0, 8, 9), part(3, 0, 9), part(1, 24, 26)].concat(),
         Vec::new(),
@@ -135,7 +135,7 @@ fn all_rows_may_choose_the_same_experts() {
     nothing_was_caught();
 }
 
-/// The logits of a text whose parts are taken in steps of their own, each beside other requests.
+/// Returns the logits of a text that is divided into several steps, each beside other requests.
 fn cut(model: &Model, text: &[u32], slot: usize, parts: &[usize], noise: u64) -> Vec<Vec<u32>> {
     let mut decoder = model.alone(SETTINGS);
     let mut random = fastrand::Rng::with_seed(noise);
@@ -180,7 +180,7 @@ fn neighbours_slots_and_cuts_do_not_change_a_bit() {
         let found = cut(&model, &text, random.usize(0..8), &parts, seed);
         assert!(found == expected, "seed {seed}, parts {parts:?}");
     }
-    // So that not everything is the same anyway.
+    // Ensures that the results are not equal for a trivial reason.
     let mut other = text.clone();
     other[20] ^= 1;
     let other = cut(&model, &other, 0, &[16, 16, 16], 0);
@@ -197,7 +197,7 @@ fn a_slot_that_is_used_again_knows_nothing_of_what_was_there() {
     let mut decoder = model.alone(SETTINGS);
     decoder.step(&rows(3, 0, &first)).unwrap();
     assert_eq!(decoder.step(&rows(3, 0, &second)).unwrap(), expected);
-    // Back to a position that was there.
+    // Goes back to an earlier position.
     let again = decoder.step(&rows(3, 20, &second[20..])).unwrap();
     assert_eq!(again.row(3), expected.row(23));
 }
@@ -251,7 +251,7 @@ fn a_request_that_is_begun_again_from_its_tokens_goes_on_with_the_same_ones() {
         });
         let whole = whole.unwrap().remove(0).remove(0);
         let cut = whole.len() / 2;
-        // As after a death: fewer ranks, an empty cache, and other steps.
+        // As after a death: fewer ranks, an empty cache, and different steps.
         let again = Request {
             prompt: [&request.prompt[..], &whole[..cut]].concat(),
             most: request.most - cut,
@@ -332,7 +332,7 @@ fn weights_outlive_a_connection_that_fails_anywhere_in_a_step() {
         decoder.renew(Broken::new(after, 1)).unwrap();
         assert_eq!(decoder.step(&again).unwrap_err().to_string(), "dead");
         decoder.renew(Broken::new(8, 1)).unwrap();
-        // Nothing is left of what was there.
+        // The caches are empty.
         assert!(decoder.step(&again[1..]).is_err());
         assert_eq!(decoder.step(&again).unwrap(), expected);
     }
@@ -354,7 +354,7 @@ fn a_rank_that_gives_up_ends_the_steps_of_the_others_and_is_named() {
                 heard.lock().unwrap().push(error.to_string());
                 return Err::<(), _>(error);
             }
-            // All are in it by now.
+            // By now all ranks are in the step.
             if decoder.ranks().rank() == 3 {
                 return Err(Error::Unusable("there is no more paper".into()));
             }
@@ -378,7 +378,7 @@ fn a_text_ends_with_its_token_or_with_the_cache() {
         most: 1000,
         sampling: Sampling::greedy(),
     };
-    // All tokens are as likely, and the first of them is the one that ends a text.
+    // All tokens are equally likely, and the first of them ends a text.
     let ends = Model::changed(&config(), |numbers| {
         numbers.get_mut(Tensors::HEAD).unwrap().fill(0.0);
     });

@@ -1,4 +1,4 @@
-//! Files of weights and numbers of ranks: what works, and what is said of the others.
+//! Files of weights and numbers of ranks: the supported ones, and the errors for the others.
 
 mod support;
 
@@ -37,7 +37,7 @@ fn candle_reads_the_files_as_well() {
     }
 }
 
-/// What is said of a file that was changed.
+/// Returns the error for a changed file.
 fn refused(change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> String {
     let model = Model::new(&config());
     let bytes = fs::read(model.path()).unwrap();
@@ -48,7 +48,7 @@ fn refused(change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> String {
     text.strip_prefix(&place).unwrap_or(&text).to_owned()
 }
 
-/// Replaces words of the header by others that are as long.
+/// Replaces words of the header by others of the same length.
 fn replaced(from: &str, to: &str) -> String {
     assert_eq!(from.len(), to.len());
     refused(|mut bytes| {

@@ -1,5 +1,5 @@
-//! The architecture of Llama, with a small model of random numbers: the logits are what they should be, to the bit the same on
-//! all numbers of ranks and in all circumstances; files that do not fit are refused.
+//! The architecture of Llama, with a small random model: the logits are correct, and bitwise equal on all numbers of ranks and
+//! in all circumstances; files that do not fit are refused.
 
 mod support;
 #[path = "support/llama.rs"]
@@ -18,15 +18,15 @@ use inference_server::ranks::on_threads;
 use support::{bits, rows, text};
 use tiny_llama::{LlamaModel, config};
 
-/// No multiple of three rows: a Llama's rows are not dealt out.
+/// The number of rows is not a multiple of three: a Llama's rows are not distributed over ranks.
 const SETTINGS: Settings = Settings {
     rows: 25,
     slots: 4,
     positions: 48,
 };
 
-/// What each position's logits should be, in 64 bits and as the textbook has it: one row after another, the weights in the order
-/// of the file, neighbouring numbers turned as pairs.
+/// Computes the logits of each position in 64 bits, by the textbook: one row after another, with the weights in the order of
+/// the file, and adjacent numbers rotated as pairs.
 fn by_the_book(model: &LlamaModel, config: &LlamaConfig, tokens: &[u32]) -> Vec<Vec<f64>> {
     let mut file = fs::File::open(model.path()).unwrap();
     let content = Content::read(&mut file).unwrap();
@@ -130,20 +130,20 @@ fn logits_are_those_of_the_textbook_but_for_rounding() {
     assert!(spread > 1.0, "they are all nothing: {spread}");
 }
 
-/// Some steps of several requests, mixed; the logits of each row that wants them.
+/// Some steps of several mixed requests; returns the logits of each row that wants them.
 fn several_steps<P: Part + ?Sized>(part: &mut P) -> Result<Vec<Vec<u32>>> {
     let texts: Vec<_> = (0..4).map(|seed| text(seed, 40)).collect();
     let part_of = |slot: usize, from: usize, to: usize| rows(slot, from, &texts[slot][from..to]);
     let mut steps = [
         part_of(0, 0, 7),
-        // All rows that a step has room for.
+        // As many rows as a step has room for.
         [part_of(0, 7, 8), part_of(1, 0, 24)].concat(),
         part_of(1, 24, 25),
         [part_of(2, 0, 3), part_of(0, 8, 9), part_of(3, 0, 9)].concat(),
         Vec::new(),
         [part_of(0, 9, 30), part_of(2, 3, 5)].concat(),
     ];
-    // As in a prompt, of which only the end is of interest.
+    // As in a prompt, of which only the last token needs logits.
     for row in &mut steps[3][..2] {
         row.logits = false;
     }
@@ -237,7 +237,7 @@ fn requests_at_once_say_what_each_says_alone_also_on_three_ranks() {
     assert!(found.unwrap().iter().all(|found| *found == alone));
 }
 
-/// A rank that is cut off after so many messages.
+/// A rank that is disconnected after a number of messages.
 struct Broken {
     after: usize,
     alone: Alone,
@@ -295,7 +295,7 @@ fn weights_outlive_a_connection_that_fails_anywhere_in_a_step() {
         part.renew(Broken::new(after)).unwrap();
         assert_eq!(part.step(&again).unwrap_err().to_string(), "dead");
         part.renew(Broken::new(messages)).unwrap();
-        // Nothing is left of what was there.
+        // The caches are empty.
         assert!(part.step(&again[1..]).is_err());
         assert_eq!(part.step(&again).unwrap(), expected);
     }
@@ -324,7 +324,7 @@ fn a_file_says_what_its_model_is_and_how_it_has_texts() {
     assert_eq!(error.to_string(), "65 positions for a model of 1 to 64");
 }
 
-/// What is said of a file.
+/// Returns the error for a file.
 fn refused(model: &LlamaModel) -> String {
     let text = ModelFile::open(model.path()).err().unwrap().to_string();
     let place = format!("{}: ", model.path().display());

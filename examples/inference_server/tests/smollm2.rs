@@ -1,4 +1,4 @@
-//! SmolLM2 itself, which is fetched first: these tests are ignored unless asked for.
+//! SmolLM2 itself, which must be downloaded first: these tests are ignored by default.
 //!
 //! ```text
 //! scripts/get-smollm2 && cargo test --release -p inference-server smollm2 -- --ignored
@@ -12,7 +12,7 @@ fn file() -> ModelFile {
     Known::SmolLm2.open(&fetched()).unwrap()
 }
 
-/// What is said after a text, always the likeliest token, on each rank.
+/// Returns the continuations of texts, always with the likeliest token, on each rank.
 fn said(ranks: usize, texts: &[&str], most: usize) -> Vec<Vec<String>> {
     let tokenizer = file().tokenizer().unwrap();
     let requests: Vec<_> = texts
@@ -35,7 +35,7 @@ fn said(ranks: usize, texts: &[&str], most: usize) -> Vec<Vec<String>> {
     made.unwrap().into_iter().map(words).collect()
 }
 
-/// As it was said the first time, and has to be said on any number of ranks.
+/// The continuations of the first run, which every number of ranks must reproduce.
 const SAID: [(&str, &str); 2] = [
     (
         "Once upon a time, there was a little",
@@ -75,7 +75,7 @@ fn smollm2_answers_a_conversation_and_ends_it() {
 #[ignore = "needs the file that scripts/get-smollm2 fetches"]
 fn smollm2_has_texts_as_a_plain_merging_of_its_pairs_does() {
     let tokenizer = file().tokenizer().unwrap();
-    // Made once with thirty lines of Python that know nothing of this code: the best pair first, until there is none.
+    // Computed once by thirty lines of Python that are independent of this code: merge the best pair until none is left.
     let known: [(&str, &[u32]); 6] = [
         ("The capital of France is", &[504, 3575, 282, 4649, 314]),
         (

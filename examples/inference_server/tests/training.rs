@@ -1,4 +1,4 @@
-//! What is trained is what is served, and the same seed trains the same.
+//! The trained model is the one that is served, and training with the same seed gives the same model.
 
 mod support;
 
@@ -75,7 +75,7 @@ fn training_makes_the_loss_smaller_and_uses_all_experts() {
     );
 }
 
-/// The text's logits by the two ways.
+/// Returns the text's logits from training code and from inference code.
 fn both(file: &WeightsFile, settings: Settings, text: &[u32]) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
     let network = Network::read(file).unwrap();
     let trained = network

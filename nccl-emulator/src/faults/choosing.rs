@@ -1,4 +1,4 @@
-//! Where a fault sits, and putting it in place.
+//! The builder of a fault: where it applies, its limits, and its action.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,8 +12,7 @@ use super::rule::{Caller, Name, Rule};
 use super::specification::{self, SpecificationError};
 use crate::options;
 
-/// A fault at every call of a function of NCCL's or of the CUDA driver's, by its C name. Choose what
-/// it does to put it in place.
+/// A fault at every call of a function of NCCL or of the CUDA driver, by its C name. Choosing an action activates it.
 ///
 /// # Panics
 /// If there is no such function.
@@ -38,11 +37,11 @@ pub fn at_call(function: &str) -> Fault {
     }
 }
 
-/// A fault at every start of an operation on its stream: `AllReduce`, `Broadcast`, `Reduce`,
-/// `AllGather`, `ReduceScatter`, `AlltoAll`, `Gather`, `Scatter`, `Send`, `Recv`, or `any`.
+/// A fault at every start of an operation on its stream: `AllReduce`, `Broadcast`, `Reduce`, `AllGather`, `ReduceScatter`,
+/// `AlltoAll`, `Gather`, `Scatter`, `Send`, `Recv`, or `any`.
 ///
 /// # Panics
-/// If there is no such operation; when it is put in place, if NVIDIA's own library runs.
+/// If there is no such operation. Activating the fault panics if NVIDIA's own library runs.
 ///
 /// ```
 /// use nccl_emulator::faults;
@@ -62,10 +61,10 @@ pub fn at_operation(name: &str) -> Fault {
     }
 }
 
-/// Puts in place what a text in the form of `NCCL_EMULATOR_FAULTS` says.
+/// Activates the faults of a text in the form of `NCCL_EMULATOR_FAULTS`.
 ///
 /// # Errors
-/// [`SpecificationError`] says in one sentence what is wrong with it.
+/// [`SpecificationError`] describes the problem in one sentence.
 ///
 /// ```
 /// use nccl_emulator::faults;
@@ -91,7 +90,7 @@ pub fn specify(text: &str) -> Result<Vec<FaultGuard>, SpecificationError> {
     Ok(faults.rules.into_iter().map(install).collect())
 }
 
-/// Where a fault sits, before it is said what it does.
+/// A fault whose action has not been chosen yet.
 ///
 /// ```
 /// use nccl_emulator::faults;
@@ -108,8 +107,8 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Only on this rank of whatever communicator. A group counts for each rank in it, and a call of
-    /// the driver's, like `ncclGetUniqueId`, for none.
+    /// Limits the fault to this rank, of any communicator. A group matches for each of its ranks. Functions without a
+    /// communicator, such as those of the driver and `ncclGetUniqueId`, never match.
     ///
     /// ```
     /// use nccl_emulator::faults;
@@ -121,19 +120,20 @@ impl Fault {
         self
     }
 
-    /// Only on communicators of this name (`commName`), or, with a `*` at the end, of names that begin like this: so that
-    /// tests that are threads of one process do not disturb each other. With [`rank`](Self::rank), that rank of these.
+    /// Limits the fault to communicators of this name (`commName`), or, with a `*` at the end, to names with this prefix. So
+    /// tests that run as threads of one process do not disturb each other. With [`rank`](Self::rank), limits it to that rank of
+    /// these communicators.
     ///
-    /// A group counts for each communicator in it. The crate `nccl` gives the names of its communicators. What belongs to no
-    /// communicator, like `ncclGetUniqueId` and the driver's functions, is not struck.
+    /// A group matches for each of its communicators. The crate `nccl` names its communicators. Functions without a
+    /// communicator, such as `ncclGetUniqueId` and those of the driver, never match.
     ///
-    /// The name is all that tells communicators apart: two worlds of one process that both call theirs `demo` are struck alike,
-    /// so give those of a test a name of its own, or a beginning, as in the second line below.
+    /// Only the name distinguishes communicators: if two worlds of one process both use the name `demo`, the fault applies to
+    /// both. So give the communicators of a test a distinct name, or a distinct prefix as in the second line below.
     ///
     /// # Panics
-    /// Putting the fault in place panics where names are not known, because it would strike nothing: on NVIDIA's own library,
-    /// and where the emulator is a release before 2.27.3. [`specify`] and [`install`](crate::install()) return an error
-    /// there.
+    /// Activating the fault panics if names are not known, because the fault would never strike: with NVIDIA's own library, and
+    /// if the emulated release is older than 2.27.3. [`specify`] and [`install`](crate::install()) return an error in these
+    /// cases.
     ///
     /// ```
     /// use nccl_emulator::faults;
@@ -146,7 +146,7 @@ impl Fault {
         self
     }
 
-    /// Only the n-th time in this process, counted from 1 and from now.
+    /// Limits the fault to the n-th match in this process, counted from 1 after the activation.
     ///
     /// ```
     /// use nccl_emulator::faults;
@@ -158,8 +158,8 @@ impl Fault {
         self
     }
 
-    /// Only calls of the thread that says this: not those of a library's own threads, which may come first.
-    /// Operations begin on threads of the emulator's.
+    /// Limits the fault to calls of the calling thread. This excludes a library's own threads, which may call first. Operations
+    /// begin on threads of the emulator.
     ///
     /// ```
     /// use nccl_emulator::faults;
@@ -171,7 +171,7 @@ impl Fault {
         self
     }
 
-    /// Only calls of other threads than the one that says this.
+    /// Limits the fault to calls of threads other than the calling thread.
     ///
     /// ```
     /// use nccl_emulator::faults;
@@ -183,7 +183,7 @@ impl Fault {
         self
     }
 
-    /// It begins later.
+    /// Delays the beginning of the call or operation.
     ///
     /// ```
     /// use nccl_emulator::faults;
@@ -195,7 +195,7 @@ impl Fault {
         self.install(Action::Delay(by))
     }
 
-    /// It hangs, until the guard goes.
+    /// Hangs the call or operation until the guard is dropped.
     ///
     /// ```
     /// use nccl_emulator::faults;
@@ -208,9 +208,9 @@ impl Fault {
         self.install(Action::Hang)
     }
 
-    /// It hangs, until its communicator is aborted or the guard goes. A group hangs until any of its communicators is aborted; a
-    /// call that makes a communicator (`ncclCommInitRankConfig`) has none yet that could be aborted, and hangs until the guard
-    /// goes.
+    /// Hangs the call or operation until its communicator is aborted or the guard is dropped. A group hangs until any of its
+    /// communicators is aborted. A call that creates a communicator (`ncclCommInitRankConfig`) hangs until the guard is
+    /// dropped, because there is no communicator yet that could be aborted.
     ///
     /// ```
     /// use nccl_emulator::faults;
@@ -221,7 +221,7 @@ impl Fault {
         self.install(Action::Stall)
     }
 
-    /// It fails with this `ncclResult_t`.
+    /// Fails the call or operation with this `ncclResult_t`.
     ///
     /// # Panics
     /// If the code is `ncclSuccess`.
@@ -237,7 +237,7 @@ impl Fault {
         self.install(Action::Fail(code))
     }
 
-    /// The process ends by SIGKILL.
+    /// Ends the process by SIGKILL.
     ///
     /// ```
     /// use nccl_emulator::faults;

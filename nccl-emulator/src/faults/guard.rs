@@ -1,4 +1,4 @@
-//! Guards of active faults and active lateness, which end with their guards.
+//! The guards of active faults and of delayed operations, which end with their guards.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -91,7 +91,7 @@ impl Drop for FaultGuard {
     }
 }
 
-/// Delays the beginning of every operation by `by`, until the guard is dropped.
+/// Delays the beginning of every operation by `by` until the guard is dropped.
 ///
 /// ```
 /// use nccl_emulator::faults;

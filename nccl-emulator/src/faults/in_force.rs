@@ -1,4 +1,4 @@
-//! The faults in force, and by how much operations are late: those of the environment, and those put in place.
+//! The active faults and the delay of operations, from the environment and from the API.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -32,7 +32,7 @@ static SPECIFIED: LazyLock<Result<specification::Specification, SpecificationErr
         parsed
     });
 
-/// How many faults there are. Those of the environment are counted when they are read.
+/// The number of active faults, plus 1 until the faults of the environment have been counted.
 pub(super) static COUNT: AtomicUsize = AtomicUsize::new(1);
 
 pub(super) static LATE_NANOS: AtomicU64 = AtomicU64::new(0);
@@ -47,16 +47,16 @@ pub(super) fn read_environment() {
     LazyLock::force(&READ);
 }
 
-/// Whether the variable could be read; the sentence was printed.
+/// Checks that the variable could be parsed; otherwise the error was already printed.
 pub(crate) fn check_environment() -> Result<(), &'static SpecificationError> {
     SPECIFIED.as_ref().map(drop)
 }
 
-/// Whether all faults that are in place can strike with these options; on NVIDIA's own library, which cannot be struck later, also
-/// whether those of the environment can be read.
+/// Checks that all active faults can strike with these options. With NVIDIA's own library, also checks that the variable could
+/// be parsed, because no later call reports that.
 ///
 /// # Errors
-/// Why not.
+/// The reason why a fault cannot strike.
 pub(crate) fn check_for(options: &Options) -> Result<(), String> {
     if options.nccl.is_some() {
         check_environment().map_err(|error| format!("{VARIABLE}: {error}"))?;
@@ -69,7 +69,7 @@ pub(crate) fn check_for(options: &Options) -> Result<(), String> {
     useless.map_or(Ok(()), Err)
 }
 
-/// Whether there are any faults: asked before anything else.
+/// Returns whether there are active faults; a cheap check before all others.
 #[inline]
 pub(crate) fn any() -> bool {
     COUNT.load(Ordering::Relaxed) != 0 && any_that_is_read()
@@ -81,7 +81,7 @@ fn any_that_is_read() -> bool {
     COUNT.load(Ordering::Relaxed) != 0
 }
 
-/// By how much operations are late.
+/// Returns the delay of operations.
 pub(crate) fn lateness() -> Option<Duration> {
     read_environment();
     match LATE_NANOS.load(Ordering::Relaxed) {

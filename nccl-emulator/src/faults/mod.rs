@@ -2,8 +2,8 @@
 //!
 //! Fault injection serves tests of programs that use NCCL. A fault at a function of NCCL or the CUDA driver
 //! ([`at_call`]) strikes when the function is called. A fault at an operation ([`at_operation`]) strikes when the operation begins
-//! to run on its stream. A fault may be limited to one rank, to communicators by name, and to the n-th time. [`late`] makes every
-//! operation begin late, which exposes code that is only correct while the work is quick.
+//! to run on its stream. A fault may be limited to one rank, to communicators by name, and to the n-th time. [`late`] delays
+//! every operation, which exposes code that is only correct while the work is quick.
 //!
 //! ```
 //! use nccl_emulator::faults;
@@ -46,24 +46,24 @@
 //! With NVIDIA's own library (`NCCL_EMULATOR_NCCL`) faults at calls work, but faults at operations do not: they are
 //! refused when they are activated, or by [`install()`](crate::install()).
 //!
-//! What NVML says of the devices is another variable, `NCCL_EMULATOR_NVML`, and [`nvml()`]:
+//! The health of devices as NVML reports it is set by another variable, `NCCL_EMULATOR_NVML`, and by [`nvml()`]:
 //!
 //! ```text
 //! NCCL_EMULATOR_NVML="device=1,ecc=2; device=0,nvlink=3:down; device=1,after=500,lost"
 //! ```
 //!
-//! | item | what NVML says of the device |
+//! | item | what NVML reports for the device |
 //! |---|---|
-//! | `lost` | `NVML_ERROR_GPU_IS_LOST`, whatever is asked |
-//! | `hang` | nothing: calls do not return; without `device=N` of all devices |
-//! | `ecc=N` | uncorrected errors of its memory |
-//! | `row-remap=pending`, `row-remap=failed`, `retired-pages=pending` | the state of its memory's repair |
-//! | `nvlink=up`, `nvlink=LINK:down`, `nvlink=LINK:KIND:N` | it has 18 links, which are up; errors of a kind: `replay`, `recovery`, `crc`, `crc-data` |
-//! | `pcie-width=N`, `pcie-generation=N`, `pcie-replays=N` | its PCIe link, of at most 16 lanes and generation 5 |
+//! | `lost` | `NVML_ERROR_GPU_IS_LOST` from every function |
+//! | `hang` | calls do not return; without `device=N`, those for any device |
+//! | `ecc=N` | N uncorrected memory errors |
+//! | `row-remap=pending`, `row-remap=failed`, `retired-pages=pending` | the state of memory repair |
+//! | `nvlink=up`, `nvlink=LINK:down`, `nvlink=LINK:KIND:N` | 18 links, up; errors: `replay`, `recovery`, `crc`, `crc-data` |
+//! | `pcie-width=N`, `pcie-generation=N`, `pcie-replays=N` | the PCIe link, of at most 16 lanes and generation 5 |
 //! | `throttle=thermal`, `software-thermal`, `power-brake`, `slowdown` | a reason for slow clocks |
-//! | `temperature=N` | in degrees Celsius |
-//! | `process=PID` | a process that uses it, beside this one |
-//! | `after=MS` | the other items of the entry begin that many milliseconds after they were set |
+//! | `temperature=N` | the temperature in degrees Celsius |
+//! | `process=PID` | an additional process that uses the device |
+//! | `after=MS` | delays the other items of the entry by that many milliseconds |
 //!
 //! `ncclCommGetAsyncError` with `fail=CODE` succeeds, and from then on reports the code as the communicator's
 //! state.

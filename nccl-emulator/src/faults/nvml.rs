@@ -1,15 +1,16 @@
-//! States of devices that NVML is to report.
+//! Injected states of devices that NVML reports.
 
 use super::specification::SpecificationError;
 
 /// The environment variable.
 pub(crate) const VARIABLE: &str = "NCCL_EMULATOR_NVML";
 
-/// Sets the states of devices that NVML reports in this process to those of a text in the form of `NCCL_EMULATOR_NVML`, in the place of
-/// earlier ones; an empty text makes all devices healthy. Nothing else changes: a device that NVML calls lost goes on.
+/// Sets the states of devices that NVML reports in this process, from a text in the form of `NCCL_EMULATOR_NVML`, and replaces
+/// earlier ones; an empty text makes all devices healthy. Only NVML's reports change: a device that NVML reports as lost still
+/// works.
 ///
 /// # Errors
-/// [`SpecificationError`] says in one sentence what is wrong with it.
+/// [`SpecificationError`] describes the problem in one sentence.
 ///
 /// ```
 /// use nccl_emulator::faults;

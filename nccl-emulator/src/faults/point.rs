@@ -1,9 +1,9 @@
-//! Where faults sit, and what they do there.
+//! The place and the action of a fault.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Where a fault sits.
+/// The place of a fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Point {
     Call(String),
@@ -21,7 +21,7 @@ impl fmt::Display for Point {
     }
 }
 
-/// What it does there.
+/// The action of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     Delay(Duration),

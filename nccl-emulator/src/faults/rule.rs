@@ -148,8 +148,7 @@ impl Rule {
 
     /// Whether [`hold`](Self::hold) counts the hit.
     fn is_counted_when_held(&self) -> bool {
-        matches!(self.point, Point::Call(_))
-            && matches!(self.action, Action::Hang | Action::Stall)
+        matches!(self.point, Point::Call(_)) && matches!(self.action, Action::Hang | Action::Stall)
     }
 
     fn count(&self, state: &mut RuleState) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::point::{Action, Point};
 use super::rule::{Faults, Name, Rule};
 
-/// What is wrong with a specification of faults.
+/// A problem in a specification of faults.
 ///
 /// ```
 /// let error = nccl_emulator::faults::specify("run=Dance,action=hang").unwrap_err();
@@ -19,7 +19,7 @@ pub struct SpecificationError {
     pub(super) problem: String,
 }
 
-/// What a text says.
+/// A parsed specification.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Specification {
     entries: Vec<Entry>,
@@ -36,7 +36,7 @@ struct Entry {
 }
 
 impl Specification {
-    /// Fresh faults.
+    /// Creates new faults from the specification.
     pub(super) fn build(&self) -> Faults {
         let rule = |entry: &Entry| {
             Arc::new(Rule {
@@ -64,12 +64,12 @@ const OPERATIONS: &[&str] = &[
     "Send",
 ];
 
-/// Whether a fault can sit at this function.
+/// Returns whether faults can be injected into this function.
 pub(super) fn is_function(name: &str) -> bool {
     nccl_sys::Api::NAMES.contains(&name) || cuda_emulator::driver::has_faults_at(name)
 }
 
-/// The point of an operation's name.
+/// Returns the point of an operation's name.
 pub(super) fn operation(name: &str) -> Option<Point> {
     match name {
         "any" => Some(Point::Operation(None)),
@@ -193,7 +193,7 @@ fn parse_action(text: &str) -> Result<Action, String> {
     }
 }
 
-/// `50` (milliseconds), `50ms`, `200us`, `1.5s`.
+/// Parses `50` (milliseconds), `50ms`, `200us` or `1.5s`.
 fn duration(text: &str) -> Result<Duration, String> {
     let at = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')

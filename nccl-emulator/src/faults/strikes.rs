@@ -1,4 +1,4 @@
-//! A call is made or an operation begins: the faults that sit there strike.
+//! Applies the faults of a call or of an operation that begins.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,11 +23,10 @@ fn striking(point: impl Fn(&Point) -> bool, subjects: &[Subject<'_>]) -> Vec<Arc
         .collect()
 }
 
-/// Lets faults strike that sit at this call, which concerns `subjects`. `aborted` says whether its communicator was
-/// aborted meanwhile.
+/// Applies the faults of this call, which belongs to `subjects`. `aborted` returns whether its communicator has been aborted.
 ///
 /// # Errors
-/// The code of a fault that makes it fail.
+/// The code of a fault that fails the call.
 pub(crate) fn check_call(
     function: &str,
     subjects: &[Subject<'_>],
@@ -51,10 +50,10 @@ pub(crate) fn check_call(
     result
 }
 
-/// Lets faults strike that sit at this call of the driver's.
+/// Applies the faults of this driver call.
 ///
 /// # Errors
-/// The code of a fault that makes it fail.
+/// The code of a fault that fails the call.
 #[inline]
 pub(crate) fn check_driver_call(function: &str) -> Result<(), CUresult> {
     match any() {
@@ -80,7 +79,7 @@ fn strike_driver_call(function: &str) -> Result<(), CUresult> {
     result
 }
 
-/// The faults that strike an operation which is about to begin, if any.
+/// Returns the faults of an operation that is about to begin, if there are any.
 pub(crate) fn check_operation(name: &str, subject: Subject<'_>) -> Option<OperationFault> {
     let matches = |point: &Point| match point {
         Point::Operation(wanted) => wanted.as_deref().is_none_or(|wanted| wanted == name),

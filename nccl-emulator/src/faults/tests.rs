@@ -1,4 +1,4 @@
-//! A fault strikes whom it was meant for, and ends when it should.
+//! A fault applies only to its targets, and ends on time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::*;
 use crate::code::Code;
 
-// Names of functions that no other test of this crate calls: the faults are the process's.
+// Functions that no other test of this crate calls: faults apply to the whole process.
 const FUNCTION: &str = "ncclCommSuspend";
 
 #[test]
@@ -65,7 +65,7 @@ fn a_fault_strikes_the_communicators_of_its_name_only() {
     ] {
         assert_eq!(call(rank, name), Ok(()), "{rank} {name:?}");
     }
-    // Of a group, one communicator has to be both.
+    // A single communicator of a group has to match both rank and name.
     let group = [
         Subject {
             rank: 0,

@@ -1,9 +1,7 @@
-//! `ncclConfig_t`: which of the caller's fields count, their ranges, their defaults, and the
-//! environment above all.
+//! `ncclConfig_t`: the supported fields, their ranges, their defaults, and the environment variables that override them.
 //!
-//! The struct grows with every release. What the caller's `size` does not cover keeps "undefined";
-//! what its `version` is too old for is set back to it, because older headers had padding there. A
-//! version newer than the library's is no error.
+//! The struct grows with every release. Fields beyond the caller's `size` stay undefined, and so do fields that are newer than
+//! the caller's `version`, because older headers have padding there. A version newer than the library's is not an error.
 
 use std::ffi::CStr;
 
@@ -17,7 +15,7 @@ use crate::code::{INVALID_ARGUMENT, Result};
 
 const UNDEFINED: i32 = NCCL_CONFIG_UNDEF_INT;
 
-/// The most channels that a communicator of the release can have.
+/// Returns the most channels of a communicator in this release.
 fn max_channels() -> i32 {
     if crate::version::is_at_least(2, 25, 0) {
         64
@@ -26,7 +24,7 @@ fn max_channels() -> i32 {
     }
 }
 
-/// The size of the struct in the release.
+/// Returns the size of the struct in this release.
 fn size_in(release: Version) -> usize {
     const SIZES: [(Version, usize); 6] = [
         (Version::new(2, 27, 0), 48),
@@ -43,28 +41,27 @@ fn size_in(release: Version) -> usize {
 }
 const MAX_CGA_CLUSTER: i32 = 8;
 
-/// What of a communicator's configuration makes a difference here.
+/// The part of a communicator's configuration that has an effect here.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
-    /// Calls return when they are done.
+    /// Whether calls return only when they are done.
     pub(crate) blocking: bool,
     /// The name given to the communicator, for messages. NCCL keeps the caller's pointer, which
     /// must outlive the communicator.
     pub(crate) name: Option<String>,
     /// Children of a split share this communicator's abort flag.
     pub(crate) split_share: bool,
-    /// Children of a shrink do.
+    /// Whether children of a shrink share it, too.
     pub(crate) shrink_share: bool,
-    /// Contexts of one-sided operations, and signals in each.
+    /// The number of contexts of one-sided operations, and of signals in each.
     pub(crate) contexts: usize,
     pub(crate) signals: usize,
-    /// What the first one-sided operation waits for is done by the init.
+    /// Whether the init already does the setup of the first one-sided operation.
     pub(crate) one_sided_at_init: bool,
 }
 
 impl Config {
-    /// The configuration of a child that was given none: its parent's, under the environment as it is
-    /// now.
+    /// Returns the configuration of a child without its own: that of its parent, with the present environment.
     pub(crate) fn inherit(&self) -> Self {
         let flag = |variable: &str, value: bool| match environment::integer(variable) {
             Some(value @ (0 | 1)) => value != 0,
@@ -83,15 +80,15 @@ fn version(major: u32, minor: u32, patch: u32) -> u32 {
     major * 10_000 + minor * 100 + patch
 }
 
-/// Copies what the caller's struct holds and takes back what its version does not know.
+/// Copies the caller's struct, and resets fields that its version does not have.
 ///
 /// # Safety
 /// `config` points to a config of at least the size that its first field says.
 unsafe fn read(config: *const ncclConfig_t, release: Version) -> Result<ncclConfig_t> {
     let mut own = NCCL_CONFIG_INITIALIZER;
     own.magic = 0;
-    // SAFETY: the first field is the size in every release; then as many bytes as both sides have.
-    // The struct may be less aligned than ours.
+    // SAFETY: the first field is the size in every release; the copy has as many bytes as both sides have. The struct may be
+    // less aligned than ours.
     unsafe {
         let size = config
             .cast::<usize>()
@@ -110,13 +107,13 @@ unsafe fn read(config: *const ncclConfig_t, release: Version) -> Result<ncclConf
     let undefined = NCCL_CONFIG_INITIALIZER;
     macro_rules! since {
         ($major:literal, $minor:literal, $patch:literal: $($field:ident),*) => {
-            // A release does not ask about fields that it does not know, and reads padding there.
+            // A release checks only fields that it knows; older callers have padding there.
             if own.version < version($major, $minor, $patch) {
                 $(own.$field = undefined.$field;)*
             }
         };
     }
-    // Fields that took the place of padding: in a release before them they are still that.
+    // Fields that replaced padding are still padding in earlier releases.
     if release < Version::new(2, 26, 2) {
         own.trafficClass = undefined.trafficClass;
     }
@@ -126,7 +123,7 @@ unsafe fn read(config: *const ncclConfig_t, release: Version) -> Result<ncclConf
     since!(2, 14, 0: blocking);
     since!(2, 17, 0: cgaClusterSize, minCTAs, maxCTAs, netName);
     if release >= Version::new(2, 27, 0) {
-        // 2.26 reads the field from any caller: its value or padding.
+        // 2.26 reads this field from every caller: its value or padding.
         since!(2, 25, 0: trafficClass);
     }
     since!(2, 27, 0: collnetEnable, CTAPolicy, shrinkShare, nvlsCTAs);
@@ -154,7 +151,7 @@ fn check(config: &ncclConfig_t, release: Version) -> Result {
         config.cgaClusterSize,
     )?;
     let (min, max) = (config.minCTAs, config.maxCTAs);
-    // Since 2.31 a minimum without a maximum is fine.
+    // Since 2.31 a minimum without a maximum is valid.
     if (min != UNDEFINED && min <= 0)
         || (max != UNDEFINED && max <= 0)
         || (min != UNDEFINED && (max != UNDEFINED || release < Version::new(2, 31, 0)) && min > max)
@@ -251,7 +248,7 @@ fn fill_defaults(config: &mut ncclConfig_t) {
     }
 }
 
-/// The environment beats the config. Values that make no sense are said to be ignored, and are.
+/// Applies the environment, which overrides the config. Invalid values are reported and ignored.
 fn apply_environment(config: &mut ncclConfig_t) {
     macro_rules! overrides {
         ($($variable:literal => $field:ident if $valid:expr;)*) => {$(
@@ -315,7 +312,7 @@ fn apply_environment(config: &mut ncclConfig_t) {
     }
 }
 
-/// The name that a config gives to its communicator, if it can be read.
+/// Returns the name that a config gives to its communicator, if it can be read.
 ///
 /// # Safety
 /// As [`parse`].
@@ -336,7 +333,7 @@ unsafe fn name_in(resolved: &ncclConfig_t) -> Option<String> {
     })
 }
 
-/// The configuration that a call's config argument means; null is all defaults.
+/// Returns the configuration of a call's config argument; null selects all defaults.
 ///
 /// # Safety
 /// `config` is null or points to a config of the size that its first field says, whose strings are
@@ -360,7 +357,7 @@ pub(crate) unsafe fn parse(config: *const ncclConfig_t) -> Result<Config> {
     })
 }
 
-/// Every field as NCCL would use it.
+/// Returns every field as NCCL would use it.
 ///
 /// # Safety
 /// As [`parse`].
@@ -453,10 +450,10 @@ mod tests {
         assert_eq!(by(2, 27, 7), (1, 1, 1, 2));
         assert_eq!(by(2, 30, 7), (1, 1, 3, 2));
         assert_eq!(by(2, 32, 3), (1, 1, 3, 1));
-        // What a newer one would refuse is no error to it.
+        // A value that a newer release would refuse is valid in this one.
         let bad = parsed_by(Version::new(2, 26, 2), |config| config.CTAPolicy = 77);
         assert_eq!(bad.map(|_| ()), Ok(()));
-        // A caller's padding, taken for a traffic class by 2.26 alone.
+        // The caller's padding, which only 2.26 reads as a traffic class.
         let old = |config: &mut ncclConfig_t| {
             config.version = 22_403;
             config.trafficClass = 5;

@@ -1,9 +1,9 @@
 //! NCCL's log: `NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS`, `NCCL_DEBUG_FILE`, timestamps, and the last
 //! error.
 //!
-//! Written by everything under `nccl`, through [`warn!`] and [`info!`], in NCCL's own line format,
-//! because people and tools parse it. A warning is kept as the process's last error whether or not
-//! it is printed. File and line in a warning are the emulator's own.
+//! All code under `nccl` writes to the log by [`warn!`] and [`info!`], in NCCL's own line format, because people and tools
+//! parse it. A warning is also stored as the process's last error, whether it is printed or not. File and line in a warning are
+//! the emulator's own.
 
 use std::cell::Cell;
 use std::ffi::CString;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
 use cuda_emulator::sync::Mutex;
 
-/// What a line is about; the bits of `NCCL_DEBUG_SUBSYS`.
+/// The subject of a line; the bits of `NCCL_DEBUG_SUBSYS`.
 pub(crate) mod subsystem {
     pub(crate) const INIT: u32 = 0x1;
     pub(crate) const COLL: u32 = 0x2;
@@ -49,7 +49,7 @@ const SUBSYSTEMS: &[(&str, u32)] = &[
     ("ALL", subsystem::ALL),
 ];
 
-/// How much is printed.
+/// The level of detail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     None,
@@ -86,7 +86,7 @@ thread_local! {
     static DEVICE: Cell<Option<i32>> = const { Cell::new(None) };
 }
 
-/// Until it is dropped, lines of this thread are marked with `device`, as if it were current.
+/// Marks the lines of this thread with `device`, as if it were current, until it is dropped.
 pub(crate) struct OnDevice(Option<i32>);
 
 /// Marks the lines of this thread with `device`.
@@ -114,7 +114,7 @@ fn level_from(value: Option<&str>) -> Level {
         .map_or(Level::None, |(_, level)| *level)
 }
 
-/// `INIT,NET`, or with `^` in front everything but these.
+/// Parses a list such as `INIT,NET`, or one with `^` in front, which selects all others.
 fn mask_from(value: Option<&str>) -> u32 {
     let Some(value) = value else {
         return subsystem::INIT | subsystem::BOOTSTRAP | subsystem::ENV;
@@ -154,8 +154,7 @@ fn stamped_from(value: Option<&str>) -> u32 {
     if invert { !mask } else { mask }
 }
 
-/// The host's name up to its first dot, with the characters that a file name or a format cannot
-/// have replaced.
+/// Returns the host's name up to its first dot. Characters that are invalid in a file name or a format are replaced.
 pub(crate) fn host() -> String {
     let mut buffer = [0u8; 256];
     // SAFETY: the buffer is valid for its length; the last byte stays NUL.
@@ -169,7 +168,7 @@ pub(crate) fn host() -> String {
     String::from_utf8_lossy(name).replace(['%', '/'], "-")
 }
 
-/// `%h` and `%p` of `NCCL_DEBUG_FILE`.
+/// Expands `%h` and `%p` of `NCCL_DEBUG_FILE`.
 fn expand(pattern: &str, host: &str, pid: u32) -> String {
     let mut name = String::new();
     let mut characters = pattern.chars();
@@ -210,14 +209,14 @@ fn open() -> Output {
     }
 }
 
-/// What `ncclResetDebugInit` does: the variables are read again at the next line.
+/// Implements `ncclResetDebugInit`: the variables are read again at the next line.
 pub(crate) fn reset() {
     let mut output = OUTPUT.lock();
     *output = None;
     LEVEL.store(NOT_READ, Ordering::Release);
 }
 
-/// Whether lines of `level` about `about` are printed.
+/// Returns whether lines of `level` about `about` are printed.
 pub(crate) fn enabled(level: Level, about: u32) -> bool {
     if LEVEL.load(Ordering::Acquire) == NOT_READ {
         let mut output = OUTPUT.lock();
@@ -254,7 +253,7 @@ pub(crate) fn timestamp(format: &std::ffi::CStr) -> String {
     text
 }
 
-/// Prints a line that [`enabled`] let through. `place` is file and line of a warning.
+/// Prints a line for which [`enabled`] returned true. `place` is the file and line of a warning.
 pub(crate) fn print(level: Level, place: Option<(&str, u32)>, message: fmt::Arguments<'_>) {
     let device = DEVICE
         .get()
@@ -288,7 +287,7 @@ pub(crate) fn print(level: Level, place: Option<(&str, u32)>, message: fmt::Argu
         ),
     };
     result.expect("writing to a string does not fail");
-    // A log that cannot be written is no reason to fail the call.
+    // A failed write to the log does not fail the call.
     let _ = match &mut output.file {
         Some(file) => file.write_all(line.as_bytes()),
         None => {
@@ -300,16 +299,15 @@ pub(crate) fn print(level: Level, place: Option<(&str, u32)>, message: fmt::Argu
     };
 }
 
-/// The text of the last warning, of any thread. C code reads it while it changes, as it does in
-/// NCCL; the last byte is always NUL.
+/// The text of the last warning of any thread. As in NCCL, C code may read it while it changes; the last byte is always NUL.
 static LAST_ERROR: [AtomicU8; 1024] = [const { AtomicU8::new(0) }; 1024];
 
-/// Address of the last error's text, for `ncclGetLastError`.
+/// Returns the address of the last error's text, for `ncclGetLastError`.
 pub(crate) fn last_error() -> *const std::ffi::c_char {
     LAST_ERROR.as_ptr().cast()
 }
 
-/// Writes a text, cut to fit, and a NUL.
+/// Writes a text, truncated to fit, and a NUL.
 fn keep(place: &[AtomicU8], text: &str) {
     let room = place.len() - 1;
     let text = &text.as_bytes()[..text.len().min(room)];
@@ -319,7 +317,7 @@ fn keep(place: &[AtomicU8], text: &str) {
     place[text.len()].store(0, Ordering::Relaxed);
 }
 
-/// Keeps `message` as the last error and prints it if warnings are wanted. Called by [`warn!`].
+/// Stores `message` as the last error, and prints it if warnings are enabled. Called by [`warn!`].
 pub(crate) fn keep_and_print(file: &str, line: u32, message: fmt::Arguments<'_>) {
     {
         let _writers = OUTPUT.lock();
@@ -330,14 +328,14 @@ pub(crate) fn keep_and_print(file: &str, line: u32, message: fmt::Arguments<'_>)
     }
 }
 
-/// Says what went wrong, in NCCL's words, and keeps it as the last error.
+/// Reports an error in NCCL's words, and stores it as the last error.
 macro_rules! warning {
     ($($argument:tt)*) => {
         $crate::nccl::debug::keep_and_print(file!(), line!(), format_args!($($argument)*))
     };
 }
 
-/// A line that `NCCL_DEBUG=INFO` prints; the first argument is what it is about.
+/// Prints a line if `NCCL_DEBUG=INFO`; the first argument is its subject.
 macro_rules! information {
     ($about:expr, $($argument:tt)*) => {
         if $crate::nccl::debug::enabled($crate::nccl::debug::Level::Info, $about) {

@@ -1,6 +1,7 @@
-//! The environment plugin: from 2.28.7 NCCL reads its variables through a library that the user provides.
+//! The environment plugin: since 2.28.7 NCCL reads its variables through a library that the user can provide.
 //!
-//! `NCCL_ENV_PLUGIN` names it; the default is `libnccl-env.so`. It is opened before the first variable is read, and stays open.
+//! `NCCL_ENV_PLUGIN` names the library; the default is `libnccl-env.so`. It is opened before the first variable is read, and
+//! stays open.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -24,7 +25,7 @@ type GetEnv = unsafe extern "C" fn(*const c_char) -> *const c_char;
 type InitV1 = unsafe extern "C" fn(u8, u8, u8, *const c_char) -> c_int;
 type InitV2 = unsafe extern "C" fn(u8, u8, u8, *const c_char, *const c_void) -> c_int;
 
-/// Returns the variable's text as the plugin has it, or as the process has it if there is no plugin.
+/// Returns the text of the variable from the plugin, or without a plugin from the process's environment.
 pub(super) fn text(name: &str) -> Option<String> {
     let Some(get_env) = plugin() else {
         return exported(name);
@@ -40,7 +41,7 @@ pub(super) fn text(name: &str) -> Option<String> {
     Some(value.to_string_lossy().into_owned())
 }
 
-/// The variable's text in the environment of the process.
+/// Returns the text of the variable from the process's environment.
 fn exported(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }

@@ -2,12 +2,12 @@
 
 use super::debug::{info, subsystem};
 
-/// The variable's text, if it is set.
+/// Returns the text of the variable, if it is set.
 pub(crate) fn text(name: &str) -> Option<String> {
     super::env_plugin::text(name)
 }
 
-/// The variable as an integer (decimal, `0x…` or `0…`), if it is set to one.
+/// Returns the variable as an integer (decimal, `0x…` or `0…`), if it is set to one.
 pub(crate) fn integer(name: &str) -> Option<i32> {
     let value = text(name).filter(|value| !value.is_empty())?;
     match parse(value.trim()) {
@@ -25,7 +25,7 @@ pub(crate) fn integer(name: &str) -> Option<i32> {
     }
 }
 
-/// The variable as a switch that is off unless set to something other than 0.
+/// Returns the variable as a switch, which is off unless set to something other than 0.
 pub(crate) fn switch(name: &str) -> bool {
     integer(name).is_some_and(|value| value != 0)
 }

@@ -32,7 +32,7 @@ mod timer;
 mod unique_id;
 mod work;
 
-/// Name and address of every function that the release has.
+/// Returns name and address of every function that the release has.
 pub(crate) fn symbols() -> Vec<(&'static std::ffi::CStr, *const std::ffi::c_void)> {
     let mut symbols = abi::symbols();
     symbols.retain(|(name, _)| name.to_str().is_ok_and(crate::version::has));

@@ -1,5 +1,5 @@
-//! What NCCL asks of the network before ranks meet, although ranks of one host need none here: a host where NCCL would
-//! refuse to start is one where the emulator does.
+//! NCCL's checks of the network before ranks meet. Ranks of one host need no network here, but on a host where NCCL refuses to
+//! start, the emulator does so as well.
 
 use std::ffi::CStr;
 use std::io;
@@ -9,7 +9,7 @@ use super::debug::{info, subsystem, warn};
 use super::environment;
 use crate::code::{INVALID_USAGE, Result, SYSTEM};
 
-/// Whether `NCCL_SOCKET_IFNAME` leaves an interface to meet on.
+/// Checks that `NCCL_SOCKET_IFNAME` selects at least one interface.
 pub(crate) fn check_interfaces() -> Result {
     let Some(wanted) = environment::text("NCCL_SOCKET_IFNAME").filter(|text| !text.is_empty())
     else {
@@ -30,7 +30,7 @@ pub(crate) fn check_interfaces() -> Result {
     Err(INVALID_USAGE)
 }
 
-/// Whether the network that `NCCL_NET` asks for is one that there is: sockets.
+/// Checks that the network named by `NCCL_NET` exists: only sockets do.
 pub(crate) fn check_network() -> Result {
     match environment::text("NCCL_NET").filter(|name| !name.is_empty()) {
         Some(name) if !name.eq_ignore_ascii_case("socket") => {
@@ -41,7 +41,7 @@ pub(crate) fn check_network() -> Result {
     }
 }
 
-/// Whether the root can be at this address, which `NCCL_COMM_ID` says: one of this host.
+/// Checks that the root can use this address of `NCCL_COMM_ID`: it must belong to this host.
 pub(crate) fn check_root(address: SocketAddr) -> Result {
     match TcpListener::bind((address.ip(), 0)) {
         Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
@@ -52,7 +52,7 @@ pub(crate) fn check_root(address: SocketAddr) -> Result {
     }
 }
 
-/// The interfaces that have an address.
+/// Returns the interfaces that have an address.
 fn interfaces() -> io::Result<Vec<String>> {
     let mut list = std::ptr::null_mut();
     // SAFETY: the call writes one pointer.
@@ -62,7 +62,7 @@ fn interfaces() -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     let mut at = list;
     while !at.is_null() {
-        // SAFETY: an entry of the list, which is freed below; its name is a C string, and its address null or there.
+        // SAFETY: an entry of the list, which is freed below; its name is a C string, and its address is null or valid.
         let (name, family, next) = unsafe {
             let family = match (*at).ifa_addr.is_null() {
                 true => 0,
@@ -75,12 +75,12 @@ fn interfaces() -> io::Result<Vec<String>> {
         }
         at = next;
     }
-    // SAFETY: the list of above, which nothing refers to any more.
+    // SAFETY: the list from above, to which no references remain.
     unsafe { libc::freeifaddrs(list) };
     Ok(names)
 }
 
-/// NCCL's list: beginnings of names, after `=` whole names; after `^` those that are not wanted.
+/// Matches NCCL's list: prefixes of names, after `=` whole names; after `^` the excluded ones.
 fn is_wanted(list: &str, name: &str) -> bool {
     let (list, exclude) = match list.strip_prefix('^') {
         Some(rest) => (rest, true),

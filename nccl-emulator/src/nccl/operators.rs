@@ -1,8 +1,8 @@
-//! The operators that a communicator's users created: `ncclRedOpCreatePreMulSum`.
+//! The operators that users create for a communicator: `ncclRedOpCreatePreMulSum`.
 //!
-//! They belong to their communicator and are gone with it. A handle is a slot's number, scrambled
-//! with the communicator's handle, so that it is most likely unknown to any other; what is in the
-//! slot is copied when a collective is issued, and may be destroyed right after.
+//! Operators belong to their communicator and end with it. A handle is the number of a slot, scrambled with the communicator's
+//! handle, so that other communicators most likely do not know it. Issuing a collective copies the contents of the slot, so the
+//! operator may be destroyed right after.
 
 use nccl_sys::{ncclDataType_t, ncclRedOp_t};
 
@@ -14,7 +14,7 @@ const LARGEST: u32 = ncclRedOp_t::ncclMaxRedOp.0;
 /// An operator that multiplies and adds.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct UserOperator {
-    /// As it was given: NCCL looks at it only when the operator is used.
+    /// The data type, unchecked: NCCL checks it only when the operator is used.
     pub(crate) data_type: ncclDataType_t,
     pub(crate) scalar: Scalar,
 }
@@ -23,22 +23,22 @@ pub(crate) struct UserOperator {
 #[derive(Debug, Default)]
 pub(crate) struct UserOperators {
     slots: Vec<Option<UserOperator>>,
-    /// Slots that were freed; the last one is used again first.
+    /// Free slots; the last one is reused first.
     free: Vec<usize>,
 }
 
-/// From a slot's number, counted from the built-in operators, to a handle, and back.
+/// Maps a slot's number, counted from the built-in operators, to a handle, and back.
 fn scramble(communicator: usize, op: u32) -> u32 {
     let mut hash = communicator as u64;
     hash ^= hash >> 32;
     hash = hash.wrapping_mul(0x9e37_79b9_7f4a_7c13) >> 32;
     let scrambled = (hash as u32 & LARGEST) ^ op;
-    // The built-in numbers keep their meaning, and so must what would be scrambled to one.
+    // Built-in numbers keep their meaning, so numbers that would be scrambled to a built-in one are not scrambled.
     if scrambled < BUILT_IN { op } else { scrambled }
 }
 
 impl UserOperators {
-    /// Keeps an operator and returns its handle.
+    /// Stores an operator and returns its handle.
     pub(crate) fn create(&mut self, communicator: usize, operator: UserOperator) -> ncclRedOp_t {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -52,12 +52,12 @@ impl UserOperators {
         scramble(communicator, op.0).wrapping_sub(BUILT_IN) as usize
     }
 
-    /// The operator of a handle.
+    /// Returns the operator of a handle.
     pub(crate) fn get(&self, communicator: usize, op: ncclRedOp_t) -> Option<UserOperator> {
         *self.slots.get(self.slot(communicator, op))?
     }
 
-    /// Forgets an operator. False if there is none.
+    /// Removes an operator. Returns false if there is none.
     pub(crate) fn destroy(&mut self, communicator: usize, op: ncclRedOp_t) -> bool {
         let slot = self.slot(communicator, op);
         let known = self.slots.get_mut(slot).and_then(Option::take).is_some();
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn handles_are_found_again_and_never_look_like_built_in_operators() {
-        // Also where a scrambled number would be a built-in one.
+        // Also tests slots whose scrambled number would be a built-in one.
         let hash_of_zero = 0;
         for communicator in [hash_of_zero, 0xcc00_0000_0000_0001, usize::MAX, 12345] {
             let mut operators = UserOperators::default();

@@ -1,7 +1,7 @@
-//! Plugins: libraries of the user from which NCCL takes tables of functions.
+//! Plugins: libraries of the user that provide NCCL with tables of functions.
 //!
-//! A variable names the library, by its path or by the middle of its file's name; without the variable the dynamic linker is asked
-//! for the default name. Used by the environment plugin and the profiler plugin.
+//! A variable names the library, by its path or by the middle part of its file name; without the variable the dynamic linker
+//! looks for the default name. Used by the environment plugin and the profiler plugin.
 
 use std::ffi::{CStr, CString, c_void};
 
@@ -89,14 +89,14 @@ pub(super) fn open(kind: &Kind, named: Option<&str>) -> Option<Library> {
     opened
 }
 
-/// Whether a name can be the middle of a file's name: neither a path nor the name of a library.
+/// Returns whether a name can be the middle part of a file name: neither a path nor the name of a library.
 fn is_short(name: &str) -> bool {
     let is_library = name.starts_with("lib") && name.ends_with(".so");
     !name.contains('/') && !is_library
 }
 
 fn dlopen(name: &str) -> Option<Library> {
-    // NCCL compares as many characters as the name has.
+    // NCCL compares only as many characters as the name has.
     let is_static = STATIC
         .get(..name.len())
         .is_some_and(|beginning| beginning.eq_ignore_ascii_case(name));

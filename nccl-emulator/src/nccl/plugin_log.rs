@@ -1,7 +1,7 @@
-//! NCCL's log function, which plugins are given.
+//! NCCL's log function, which is passed to plugins.
 //!
-//! It takes the arguments of `printf` after the format, as `ncclDebugLogger_t` in C. Stable Rust has no such functions: on x86-64 one in assembly
-//! makes a `va_list` of the arguments; elsewhere the format is printed without them.
+//! Like `ncclDebugLogger_t` in C it takes the arguments of `printf` after the format. Stable Rust has no such functions: on
+//! x86-64 an assembly function makes a `va_list` of the arguments; on other targets the format is printed without them.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 

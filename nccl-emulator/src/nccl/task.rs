@@ -68,7 +68,7 @@ pub(crate) struct MessageTask {
     pub(crate) function: Function,
     /// Whether it is the first message of its call.
     pub(crate) leads: bool,
-    /// What a profiler is told of it, in the list of its launch.
+    /// The data for profiler events, in the list of its launch.
     pub(crate) profile: Option<ProfileIndex>,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct CollectiveTask {
     pub(crate) receive: u64,
     /// Whether the call has a launch-completion event.
     pub(crate) has_event: bool,
-    /// What a profiler is told of it, in the list of its launch.
+    /// The data for profiler events, in the list of its launch.
     pub(crate) profile: Option<ProfileIndex>,
 }
 

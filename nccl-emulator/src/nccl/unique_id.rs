@@ -1,9 +1,8 @@
 //! Unique ids: where the ranks of a communicator meet.
 //!
-//! As in NCCL, an id is a random number and a socket address: here the abstract Unix socket of the
-//! thread that [`bootstrap::root`](super::bootstrap) runs in the process that made the id. The name
-//! says in which network namespace of which boot of which machine the socket is, so that a rank
-//! that cannot reach it says so at once.
+//! As in NCCL, an id is a random number and a socket address: here the abstract Unix socket of the thread that
+//! [`bootstrap::root`](super::bootstrap) runs in the process that created the id. The name of the socket contains the machine,
+//! its boot and the network namespace, so that a rank that cannot reach the socket reports it immediately.
 
 use std::fs;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -19,18 +18,18 @@ use crate::transport::Address;
 
 const FAMILY: [u8; 2] = (libc::AF_UNIX as u16).to_ne_bytes();
 const PREFIX: &str = "nccl-emulator/";
-/// The magic of ids made from `NCCL_COMM_ID`: every rank computes the same.
+/// The magic of ids made from `NCCL_COMM_ID`: the same on every rank.
 const FIXED_MAGIC: u64 = 0x0280_0280_0280_0280;
 
-/// What an `ncclUniqueId` of the emulator says.
+/// The contents of an `ncclUniqueId` of the emulator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct UniqueId {
-    /// Random; a connection that does not know it is not of this job.
+    /// Random; a connection with another magic belongs to another job.
     pub(crate) magic: u64,
     name: String,
 }
 
-/// Random bytes from the kernel.
+/// Returns random bytes from the kernel.
 pub(crate) fn random() -> u64 {
     let mut bytes = [0u8; 8];
     // SAFETY: the buffer is valid for its length.
@@ -46,7 +45,7 @@ pub(crate) fn hash(bytes: &[u8]) -> u64 {
     })
 }
 
-/// A number made of numbers, of which one cannot tell the others.
+/// Combines numbers into one from which they cannot be derived.
 pub(crate) fn mix(numbers: &[u64]) -> u64 {
     numbers
         .iter()
@@ -57,12 +56,12 @@ pub(crate) fn mix(numbers: &[u64]) -> u64 {
         })
 }
 
-/// Inode of one of this process's namespaces, 0 if the kernel does not say.
+/// Returns the inode of one of this process's namespaces, 0 if the kernel does not provide it.
 pub(crate) fn namespace(kind: &str) -> u64 {
     fs::metadata(format!("/proc/self/ns/{kind}")).map_or(0, |metadata| metadata.ino())
 }
 
-/// Names the machine since its last boot, and the network namespace.
+/// Identifies the machine, its last boot, and the network namespace.
 fn here() -> &'static str {
     static HERE: OnceLock<String> = OnceLock::new();
     HERE.get_or_init(|| {
@@ -75,7 +74,7 @@ fn here() -> &'static str {
     })
 }
 
-/// `NCCL_COMM_ID`, if it is set and leads to an address.
+/// Returns the id of `NCCL_COMM_ID`, if it is set and resolves to an address.
 pub(crate) fn fixed() -> Result<Option<UniqueId>> {
     let Some(text) = environment::text("NCCL_COMM_ID") else {
         return Ok(None);
@@ -100,13 +99,13 @@ pub(crate) fn fixed() -> Result<Option<UniqueId>> {
     }))
 }
 
-/// The address that `NCCL_COMM_ID` leads to.
+/// Returns the address of `NCCL_COMM_ID`.
 pub(crate) fn fixed_address() -> Option<SocketAddr> {
     environment::text("NCCL_COMM_ID").and_then(|text| address_of(&text))
 }
 
-/// The address that a text of the form HOST:PORT or [IPv6]:PORT stands for. Of a list the first; without a
-/// port it is -1, and of one that is too large the low half: NCCL reads it so.
+/// Resolves a text of the form HOST:PORT or [IPv6]:PORT; of a list the first. As in NCCL, a missing port counts as -1, and of a
+/// port that is too large only the low half counts.
 fn address_of(text: &str) -> Option<SocketAddr> {
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => {
@@ -125,7 +124,7 @@ fn address_of(text: &str) -> Option<SocketAddr> {
     (host, port as u16).to_socket_addrs().ok()?.next()
 }
 
-/// `atoi`.
+/// Like `atoi`.
 fn leading_number(text: &str) -> i64 {
     let digits = text.strip_prefix('-').unwrap_or(text);
     let end = digits
@@ -140,7 +139,7 @@ fn leading_number(text: &str) -> i64 {
 }
 
 impl UniqueId {
-    /// A new one.
+    /// Creates a new id.
     pub(crate) fn new() -> Self {
         let name = format!(
             "{PREFIX}{}/{}/{:016x}",
@@ -154,7 +153,7 @@ impl UniqueId {
         }
     }
 
-    /// The one on which ranks agree that know the same numbers, one of which is a secret of theirs.
+    /// Returns the id that all ranks with the same numbers derive; one of the numbers is their secret.
     pub(crate) fn derived(purpose: &str, numbers: &[u64]) -> Self {
         let magic = mix(numbers);
         let place = mix(&[magic, numbers.len() as u64]);
@@ -164,17 +163,17 @@ impl UniqueId {
         }
     }
 
-    /// The socket.
+    /// Returns the address of the socket.
     pub(crate) fn address(&self) -> Address {
         Address::new(&self.name)
     }
 
-    /// The socket's name, for messages.
+    /// Returns the name of the socket, for messages.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// As C carries it: the magic, then a `sockaddr_un`, then zeros.
+    /// Encodes the id for C: the magic, then a `sockaddr_un`, then zeros.
     pub(crate) fn to_c(&self) -> ncclUniqueId {
         let mut bytes = [0u8; NCCL_UNIQUE_ID_BYTES];
         bytes[..8].copy_from_slice(&self.magic.to_ne_bytes());
@@ -185,7 +184,7 @@ impl UniqueId {
         }
     }
 
-    /// Reads one, and refuses those that cannot be reached from here.
+    /// Decodes an id, and refuses one whose socket cannot be reached from here.
     pub(crate) fn from_c(id: &ncclUniqueId) -> Result<Self> {
         let bytes = id.internal.map(|byte| byte as u8);
         let name = bytes[11..]
@@ -218,7 +217,7 @@ impl UniqueId {
     }
 }
 
-/// What NCCL prints as `commId` and calls the communicator's hash.
+/// Returns the hash of a communicator, which NCCL prints as `commId`.
 pub(crate) fn id_hash(id: &ncclUniqueId) -> u64 {
     hash(&id.internal.map(|byte| byte as u8))
 }
@@ -236,7 +235,7 @@ mod tests {
 
     #[test]
     fn an_address_is_read_as_nccl_reads_it() {
-        // What NVIDIA's library put into its unique ids.
+        // Addresses as NVIDIA's library stores them in its unique ids.
         for (text, address) in [
             ("127.0.0.1:23456", "127.0.0.1:23456"),
             ("127.0.0.1", "127.0.0.1:65535"),

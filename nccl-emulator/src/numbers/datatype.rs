@@ -46,7 +46,7 @@ impl DataType {
         })
     }
 
-    /// Bytes of one element.
+    /// Returns the size of an element in bytes.
     pub(crate) fn size(self) -> u64 {
         match self {
             Self::I8 | Self::U8 | Self::F8E4M3 | Self::F8E5M2 => 1,
@@ -56,7 +56,7 @@ impl DataType {
         }
     }
 
-    /// One of the two 8-bit formats.
+    /// Returns whether this is one of the two 8-bit float formats.
     pub(crate) fn is_float8(self) -> bool {
         matches!(self, Self::F8E4M3 | Self::F8E5M2)
     }
@@ -65,7 +65,7 @@ impl DataType {
         matches!(self, Self::F16 | Self::F32 | Self::F64 | Self::Bf16) || self.is_float8()
     }
 
-    /// The bits of the value nearest to `1 / n`, as NCCL rounds it.
+    /// Returns the bits of the value nearest to `1 / n`, as NCCL rounds it.
     fn reciprocal(self, n: i32) -> u64 {
         let exact = 1.0 / f64::from(n);
         let single = exact as f32;
@@ -80,7 +80,7 @@ impl DataType {
     }
 }
 
-/// What is done with the elements. The operators of the API come down to these.
+/// The basic operators, to which the operators of the API are reduced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operator {
     Sum,
@@ -89,7 +89,7 @@ pub(crate) enum Operator {
     Min,
     /// Each rank's elements are multiplied by a scalar of that rank, then added.
     PreMulSum,
-    /// Added, then divided by the number of ranks. Only integers.
+    /// The elements are added, then divided by the number of ranks. Only for integers.
     SumPostDiv,
 }
 
@@ -98,11 +98,11 @@ pub(crate) enum Operator {
 pub(crate) enum Scalar {
     /// The bits of a value of the element type, the others 0.
     Value(u64),
-    /// Device memory, read when the stream gets there.
+    /// An address in device memory, read when the stream reaches the operation.
     At(u64),
 }
 
-/// An operator with its scalar, which means something to [`Operator::PreMulSum`] only.
+/// An operator with its scalar, which only [`Operator::PreMulSum`] uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Reduction {
     pub(crate) operator: Operator,
@@ -110,7 +110,7 @@ pub(crate) struct Reduction {
 }
 
 impl Reduction {
-    /// What a built-in operator comes down to among `ranks` ranks. `None` if it is none.
+    /// Returns the reduction of a built-in operator for `ranks` ranks; `None` if `op` is not built in.
     pub(crate) fn built_in(op: ncclRedOp_t, data_type: DataType, ranks: i32) -> Option<Self> {
         let mut scalar = Scalar::Value(0);
         let operator = match op {

@@ -1,9 +1,9 @@
 //! The two 8-bit float formats, with the arithmetic of NCCL's kernels.
 //!
-//! A kernel widens both operands to 16-bit floats, computes there, and narrows the result, rounding
-//! to nearest, ties to even. Narrowing saturates: what is too large, also an infinity, becomes the
-//! largest finite value of its sign. A NaN stays one, without its sign. Sixteen bits are enough for
-//! the rounding in between to change nothing (a test tries all pairs), so it is left out here.
+//! A kernel widens both operands to 16-bit floats, computes there, and narrows the result, rounding to nearest, ties to even.
+//! Narrowing saturates: a value that is too large, or infinite, becomes the largest finite value of its sign. A NaN stays a NaN
+//! and loses its sign. The intermediate rounding to 16 bits never changes the result (a test tries all pairs), so it is omitted
+//! here.
 
 /// Sign, exponent, `M` bits of mantissa.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -51,12 +51,12 @@ impl<const M: u32> Float8<M> {
         if code & 0x80 == 0 { value } else { -value }
     }
 
-    /// The value, exactly.
+    /// Returns the exact value.
     pub(crate) fn to_f32(self) -> f32 {
         Self::VALUES[usize::from(self.0)]
     }
 
-    /// The nearest value, saturated.
+    /// Returns the nearest value, saturated.
     pub(crate) fn from_f32(value: f32) -> Self {
         if value.is_nan() {
             return Self(Self::NAN);
@@ -129,8 +129,7 @@ mod tests {
         );
     }
 
-    /// The nearest finite code of non-negative `value`, by trying all of them; of two that are as
-    /// near, the even one.
+    /// Returns the nearest finite code of a non-negative `value`, by trying all codes; of two equally near ones, the even one.
     fn nearest<const M: u32>(value: f64) -> u8 {
         (0..=Float8::<M>::LARGEST)
             .min_by(|&a, &b| {

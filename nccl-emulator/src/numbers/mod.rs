@@ -1,4 +1,4 @@
-//! The numbers that operations work on: NCCL's data types, and how they are reduced.
+//! The numbers that operations process: NCCL's data types, and their reductions.
 
 pub(crate) mod datatype;
 pub(crate) mod float8;

@@ -1,22 +1,20 @@
 //! The arithmetic of reductions.
 //!
-//! A block is reduced over all ranks in the order of the ranks, so every rank gets the same bits.
-//! NCCL's own order depends on its algorithm: compare with tolerances, or use data whose sums are
-//! exact. Rounding and wrapping are NCCL's: integers wrap; 16-bit and 8-bit floats round after every
-//! step, and the latter saturate; `PreMulSum` scales every input and then adds; `SumPostDiv` adds and
-//! then divides towards zero; `Max` and `Min` ignore NaN and hold +0 for more than -0.
+//! A block is reduced over all ranks in the order of the ranks, so every rank gets the same bits. NCCL's own order depends on
+//! its algorithm: compare with tolerances, or use data whose sums are exact. Rounding and wrapping are NCCL's: integers wrap;
+//! 16-bit and 8-bit floats round after every step, and 8-bit floats saturate; `PreMulSum` scales every input and then adds;
+//! `SumPostDiv` adds and then divides towards zero; `Max` and `Min` ignore NaN and treat +0 as greater than -0.
 
 use half::{bf16, f16};
 
 use super::datatype::{DataType, Operator};
 use super::float8::Float8;
 
-/// Bytes reduced at a time: inputs, accumulator and outputs of a piece stay in the first-level
-/// cache.
+/// The bytes reduced at a time: inputs, accumulator and outputs of a piece stay in the first-level cache.
 const PIECE: usize = 4 << 10;
 
-/// Reduces `count` elements: `inputs` and `outputs` are where the block begins, for each rank that
-/// has one. `scalars` holds the bits of each input's factor.
+/// Reduces `count` elements. `inputs` and `outputs` point to the beginning of the block for each rank that has one; `scalars`
+/// has the bits of each input's factor.
 ///
 /// # Safety
 /// Every pointer is valid for `count` elements. An input may be the same as its rank's output;
@@ -45,8 +43,8 @@ pub(crate) unsafe fn reduce(
     );
 }
 
-/// One step of a reduction as a kernel of NCCL takes it: the first input is multiplied by `scale`, then all inputs are
-/// combined, then the result is divided by `divisor` (integers only).
+/// One step of a reduction, as in a kernel of NCCL: multiplies the first input by `scale`, then combines all inputs, then
+/// divides the result by `divisor` (integers only).
 ///
 /// # Safety
 /// As [`reduce`]; an output may be the same as any input.
@@ -116,13 +114,13 @@ unsafe fn typed_step<T: Element>(
 
 /// An element type that can be reduced.
 trait Element: Copy + Default {
-    /// The value of these bits.
+    /// Returns the value with these bits.
     fn from_low_bits(bits: u64) -> Self;
     fn sum(self, other: Self) -> Self;
     fn prod(self, other: Self) -> Self;
     fn max(self, other: Self) -> Self;
     fn min(self, other: Self) -> Self;
-    /// What the sum over `n` ranks is turned into by `SumPostDiv`.
+    /// Returns the result of `SumPostDiv` for this sum over `n` ranks.
     fn divided(self, n: usize) -> Self;
 }
 

@@ -1,10 +1,10 @@
 //! A cache of the analyses of libraries, in files shared between processes.
 //!
-//! Each build ID has a file, `BUILD_ID.layout`: a line with a SHA-256 sum, then JSON. A file is used if its
-//! owner, its directory and its sum are right, and if this version of the reader made it for a library of
-//! the same length; else it is made anew. A file is written under another name and renamed, so a reader sees
-//! a whole file or none. While one process reads a library, other processes of the same user wait for it, at
-//! most [`PATIENCE`]. A failure of the cache is no error: the library is then read each time.
+//! Each build ID has a file, `BUILD_ID.layout`: a line with a SHA-256 sum, then JSON. A file is used if its owner, its
+//! directory and its sum are valid, and if this version of the reader made it for a library of the same length; otherwise it is
+//! recreated. A file is written under another name and renamed, so a reader sees a whole file or none. While one process reads
+//! a library, other processes of the same user wait for it, at most [`PATIENCE`]. A failure of the cache is not an error: the
+//! library is then read each time.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
@@ -24,7 +24,7 @@ use super::wanted;
 
 /// The version of the format. Raise it when the meaning of the contents changes.
 const FORMAT: u32 = 3;
-/// A first read takes 0.3 s, on a busy machine seconds.
+/// A first read takes 0.3 s, or seconds on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(10);
 
@@ -35,30 +35,30 @@ pub(crate) struct Analysis {
     pub(crate) table: Table,
 }
 
-/// What the cache was good for.
+/// How the cache was used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum CacheUse {
-    /// The file was there.
+    /// The analysis came from this file.
     Found(PathBuf),
-    /// The library was read, and the file written.
+    /// The library was read, and the analysis was written to this file.
     Written(PathBuf),
-    /// The library was read, and will be the next time.
+    /// The library was read, and the analysis could not be stored for this reason.
     None(String),
 }
 
-/// Which library a file belongs to.
+/// The library that a file belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Key {
-    /// Of the library.
+    /// The build ID of the library.
     pub(crate) build_id: String,
-    /// Of the library, in bytes.
+    /// The length of the library in bytes.
     pub(crate) length: u64,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Entry<A> {
     key: Key,
-    /// What was asked for, and by which reader.
+    /// The requested names, and the version of the reader.
     request: String,
     analysis: A,
 }
@@ -183,7 +183,7 @@ fn lock(path: &Path) -> io::Result<File> {
     }
 }
 
-/// What a file must have been asked for.
+/// Returns the request that a file must match.
 fn request() -> String {
     let lists = [wanted::TYPES.join(" "), wanted::DATA.join(" ")].join("\n");
     format!(

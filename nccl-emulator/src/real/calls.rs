@@ -1,15 +1,14 @@
-//! Which instructions of NCCL's own code refer to the CUDA runtime inside the library.
+//! The references of NCCL's own code to the CUDA runtime inside the library.
 //!
-//! The wheel's libnccl is linked from three kinds of code: NCCL's, the host stubs that nvcc made for its
-//! kernels, and NVIDIA's static CUDA runtime. The linker put the runtime into one piece, in which each
-//! function is called `cuda*`, `__cuda*` or `libcudart_static_*`; what lies outside is NCCL's. Two start-up
-//! functions of the runtime lie apart and are known by their names. Whether that reading is right is
-//! checked by a second source: no compilation unit in the debug information, which the runtime lacks,
-//! may lie in the piece.
+//! The wheel's libnccl is linked from three kinds of code: NCCL's, the host stubs that nvcc made for its kernels, and NVIDIA's
+//! static CUDA runtime. The linker put the runtime into one contiguous range, in which each function is called `cuda*`,
+//! `__cuda*` or `libcudart_static_*`; code outside of this range is NCCL's. Two start-up functions of the runtime are elsewhere
+//! and are identified by their names. A second source confirms this: no compilation unit in the debug information, which the
+//! runtime lacks, may lie in the range.
 //!
-//! All code outside is decoded from symbol to symbol. Every branch, call and `lea` into the piece must
-//! lead to a public function of the runtime and have a 32-bit displacement, anything else is an error;
-//! so is a pointer to such a function in the library's data. Thus the list of sites is complete.
+//! All code outside of the range is decoded symbol by symbol. Every branch, call and `lea` into the range must lead to a public
+//! function of the runtime and have a 32-bit displacement; anything else is an error, as is a pointer to such a function in the
+//! library's data. Thus the list of sites is complete.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -32,7 +31,7 @@ pub(crate) struct RuntimeFunction {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Site {
     pub(crate) address: u64,
-    /// Index of the function.
+    /// The index of the function.
     pub(crate) function: u16,
 }
 
@@ -44,24 +43,24 @@ pub(crate) struct Data {
     pub(crate) size: u64,
 }
 
-/// Everything that is taken from the symbol tables and the code. Addresses count from the library's base.
+/// The result of reading the symbol tables and the code. Addresses are relative to the library's base.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Calls {
-    /// Where the runtime lies.
+    /// The address range of the runtime.
     pub(crate) runtime: Range<u64>,
-    /// The functions of the runtime to which NCCL refers, by address.
+    /// The functions of the runtime that NCCL refers to, by address.
     pub(crate) functions: Vec<RuntimeFunction>,
     /// All references, by address.
     pub(crate) sites: Vec<Site>,
     /// The host stubs of kernels: address and mangled name.
     pub(crate) kernels: BTreeMap<u64, String>,
-    /// [`wanted::DATA`], as far as the library has them.
+    /// The objects of [`wanted::DATA`] that the library has.
     pub(crate) data: Vec<Data>,
-    /// Exported functions `nccl*` and `pnccl*`.
+    /// The exported functions `nccl*` and `pnccl*`.
     pub(crate) exports: Vec<RuntimeFunction>,
-    /// Where the table of exported symbols lies.
+    /// The address range of the table of exported symbols.
     pub(crate) symbols: Range<u64>,
-    /// The version of CUDA that it was compiled with: 13040 for 13.4.
+    /// The version of CUDA that the library was compiled with: 13040 for 13.4.
     pub(crate) cuda: i32,
 }
 
@@ -128,7 +127,7 @@ pub(crate) fn read(file: &ElfFile<'_>, sections: &Sections<'_>) -> Result<Calls,
 struct Functions<'a>(BTreeMap<u64, Function<'a>>);
 
 struct Function<'a> {
-    /// The first in the order of the alphabet, where several names have one address.
+    /// The alphabetically first name, if several names have one address.
     name: &'a str,
     end: u64,
     runtime: bool,
@@ -154,7 +153,7 @@ impl<'a> Functions<'a> {
         Self(functions)
     }
 
-    /// The longest row of functions that have the runtime's names.
+    /// Returns the longest contiguous sequence of functions with names of the runtime.
     fn runtime(&self) -> Option<Range<u64>> {
         let mut rows: Vec<Range<u64>> = Vec::new();
         let mut inside = false;
@@ -177,7 +176,7 @@ impl<'a> Functions<'a> {
         (has("cudaGetDevice") && has("cudaMalloc")).then_some(longest)
     }
 
-    /// The functions of the runtime that have names.
+    /// Returns the public functions of the runtime.
     fn public(&self, runtime: &Range<u64>) -> BTreeMap<u64, &'a str> {
         self.0
             .range(runtime.clone())
@@ -186,7 +185,7 @@ impl<'a> Functions<'a> {
             .collect()
     }
 
-    /// The function at or before `address`.
+    /// Returns the function at or before `address`.
     fn at(&self, address: u64) -> Option<(u64, &Function<'a>)> {
         let (&start, function) = self.0.range(..=address).next_back()?;
         Some((start, function))
@@ -198,14 +197,14 @@ fn is_internal(name: &str) -> bool {
 }
 
 fn of_runtime(name: &str) -> bool {
-    // nvcc's registration of each file of kernels, which lies before the runtime.
+    // nvcc's registration of each file of kernels, which lies outside of the runtime's range.
     let registration =
         name.starts_with("__cudaRegisterLinkedBinary") || name == "__cudaUnregisterBinaryUtil";
     is_internal(name) || (name.starts_with("cuda") || name.starts_with("__cuda")) && !registration
 }
 
-/// The kernel of which nvcc made the function `name` to pass its arguments on: in `_Z71__device_stub__Z30ncclX…`,
-/// 71 characters are `__device_stub_` and the mangled kernel.
+/// Returns the kernel for which nvcc made the function `name`, which passes the kernel's arguments on: in
+/// `_Z71__device_stub__Z30ncclX…`, 71 characters are `__device_stub_` and the mangled kernel.
 fn kernel_of_device_stub(name: &str) -> Option<&str> {
     let name = name
         .strip_prefix("_ZL")
@@ -220,14 +219,14 @@ struct References<'a> {
     functions: &'a Functions<'a>,
     public: BTreeMap<u64, &'a str>,
     runtime: Range<u64>,
-    /// Address of the displacement, and of the function it leads to.
+    /// The addresses of the displacement and of its target.
     found: Vec<(u64, u64)>,
-    /// How many kernels the library's constructors register.
+    /// The number of kernels that the library's constructors register.
     kernels: usize,
 }
 
 impl References<'_> {
-    /// Decodes a section, restarting at each function, and leaving out the runtime.
+    /// Decodes a section, restarting at each function, and skips the runtime.
     fn decode(&mut self, code: Code<'_>) -> Result<(), LoadError> {
         let section = code.address..code.address.saturating_add(code.bytes.len() as u64);
         let starts: BTreeSet<u64> = self
@@ -323,10 +322,10 @@ impl References<'_> {
         }
     }
 
-    /// The functions by whose addresses host code names kernels, and the kernels' mangled names.
+    /// Returns the functions whose addresses identify kernels in host code, and the kernels' mangled names.
     ///
-    /// nvcc makes two functions for a kernel, the second of which may be inlined in the first, and
-    /// names both after the kernel. A function that launches a kernel with `<<<>>>` may have inlined both.
+    /// nvcc makes two functions for a kernel, the second of which may be inlined in the first, and names both after the kernel.
+    /// A function that launches a kernel with `<<<>>>` may have inlined both.
     fn host_stubs(&self, symbols: &[Symbol<'_>]) -> BTreeMap<u64, String> {
         let callers = |name: &str| -> BTreeMap<u64, &str> {
             let calls = self

@@ -1,5 +1,5 @@
-//! What of NVIDIA's device code the interpreter carries out, and has carried out in this process: for the tests that compare
-//! the two, and for the page that they write.
+//! Which of NVIDIA's device code the interpreter supports, and which it has run in this process: for tests that compare both,
+//! and for the page that they write.
 
 use std::fmt::Debug;
 use std::sync::{Arc, OnceLock};
@@ -15,7 +15,7 @@ struct Source {
 
 static SOURCE: OnceLock<Source> = OnceLock::new();
 
-/// Makes the kernels of the process's library known.
+/// Registers the kernels of the process's library.
 pub(super) fn set(interpreter: Arc<Interpreter>, kernels: Vec<Arc<Kernel>>) {
     let source = Source {
         interpreter,
@@ -25,7 +25,7 @@ pub(super) fn set(interpreter: Arc<Interpreter>, kernels: Vec<Arc<Kernel>>) {
     let _ = SOURCE.set(source);
 }
 
-/// What the interpreter has carried out of NVIDIA's library, if that runs in this process.
+/// Returns what the interpreter has run of NVIDIA's library, if that library runs in this process.
 #[must_use]
 pub fn real_coverage() -> Option<RealCoverage> {
     let source = SOURCE.get()?;

@@ -1,18 +1,18 @@
-//! What [`super::coverage`] finds.
+//! The result of [`super::coverage`].
 
 use super::kernels::Coverage;
 
-/// What becomes of a function or a kernel when NCCL launches it.
+/// The treatment of a function or a kernel that NCCL launches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// It is interpreted.
+    /// The interpreter runs it.
     Interpreted {
-        /// How often it was in this process: channels of a function, launches of a kernel.
+        /// The number of runs in this process: channels of a function, launches of a kernel.
         times: u64,
     },
-    /// Its launch fails, with this text.
+    /// Its launch fails, for this reason.
     Refused {
-        /// What it needs.
+        /// The missing requirement.
         reason: String,
     },
     /// The library has no code for it.
@@ -34,34 +34,34 @@ impl State {
 /// A row of the library's table of device functions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CoveredFunction {
-    /// What it does: `AllReduce`.
+    /// The collective, such as `AllReduce`.
     pub collective: String,
-    /// The operator of a reduction: `SumPostDiv`.
+    /// The operator of a reduction, such as `SumPostDiv`.
     pub operator: Option<String>,
-    /// The type of a reduction: `Bf16`.
+    /// The type of a reduction, such as `Bf16`.
     pub data_type: Option<String>,
-    /// How the data travels: `Ring`.
+    /// The algorithm, such as `Ring`.
     pub algorithm: String,
-    /// How a step is written: `Ll128`.
+    /// The protocol, such as `Ll128`.
     pub protocol: String,
-    /// Whether it is carried out.
+    /// Whether the interpreter runs it.
     pub state: State,
 }
 
 /// A kernel of the library.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CoveredKernel {
-    /// Its name.
+    /// The name of the kernel.
     pub name: String,
-    /// Whether it is carried out.
+    /// Whether the interpreter runs it.
     pub state: State,
 }
 
-/// What [`real_coverage`](super::coverage::real_coverage) finds.
+/// The result of [`real_coverage`](super::coverage::real_coverage).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RealCoverage {
-    /// All rows of the library's table, in its order.
+    /// All rows of the library's table of device functions, in its order.
     pub functions: Vec<CoveredFunction>,
-    /// All kernels. Those of `ncclDevKernel_*` carry out the functions.
+    /// All kernels. The kernels `ncclDevKernel_*` run the functions.
     pub kernels: Vec<CoveredKernel>,
 }

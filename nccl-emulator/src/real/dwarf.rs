@@ -1,7 +1,7 @@
 //! The layouts of types, from the DWARF debug information of the library.
 //!
-//! Most types appear in most of the 200 compilation units; the first complete definition is taken, and
-//! reading ends when all names are found. What a release lacks costs a pass over everything, some 0.2 s.
+//! Most types appear in most of the 200 compilation units; the first complete definition is used, and reading ends when all
+//! names are found. If a release lacks a name, all units are read, which takes some 0.2 s.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -15,7 +15,7 @@ use super::types::{Bits, Field, Layout, Table};
 
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
-/// Structures nest a few levels; what nests deeper is damaged.
+/// Structures nest a few levels; deeper nesting is a sign of damage.
 const DEPTH: usize = 16;
 /// `cudaDeviceProp` has some 90 fields.
 const FIELDS: usize = 20_000;
@@ -24,26 +24,26 @@ const FIELDS: usize = 20_000;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum DwarfError {
-    /// Not DWARF as the standard has it.
+    /// The data is not valid DWARF.
     #[error("{0}")]
     Invalid(#[from] gimli::Error),
-    /// A form of description that the reader does not know.
+    /// A form of description that the reader does not support.
     #[error("{name} has {what}")]
     Unknown {
         /// The type.
         name: String,
-        /// What is unexpected.
+        /// The unexpected part.
         what: &'static str,
     },
-    /// NCCL's own code where the runtime was found by its symbols.
+    /// NCCL's own code lies in the range that the symbols assign to the runtime.
     #[error("the compiled code at {address:#x} lies among the functions of the CUDA runtime")]
     Overlap {
-        /// In the library.
+        /// The address in the library.
         address: u64,
     },
 }
 
-/// The sections that are read.
+/// The sections that the reader uses.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sections<'a> {
     pub(crate) info: &'a [u8],
@@ -52,7 +52,7 @@ pub(crate) struct Sections<'a> {
     pub(crate) aranges: &'a [u8],
 }
 
-/// Makes sure that no compilation unit has code in `runtime`.
+/// Checks that no compilation unit has code in `runtime`.
 pub(crate) fn outside(sections: Sections<'_>, runtime: &Range<u64>) -> Result<(), DwarfError> {
     let aranges = DebugAranges::new(sections.aranges, LittleEndian);
     let mut headers = aranges.headers();
@@ -68,7 +68,7 @@ pub(crate) fn outside(sections: Sections<'_>, runtime: &Range<u64>) -> Result<()
     Ok(())
 }
 
-/// The layouts of `wanted`, as far as the library has them.
+/// Returns the layouts of those types of `wanted` that the library has.
 pub(crate) fn read(sections: Sections<'_>, wanted: &[&str]) -> Result<Table, DwarfError> {
     let info = DebugInfo::new(sections.info, LittleEndian);
     let abbrev = DebugAbbrev::new(sections.abbrev, LittleEndian);
@@ -108,14 +108,14 @@ struct Unit<'a> {
 struct Shape {
     size: u64,
     count: u64,
-    /// The structure or union that it is.
+    /// The members, if it is a structure or union.
     members: Option<UnitOffset>,
-    /// The enumeration that it is.
+    /// The definition, if it is an enumeration.
     enumeration: Option<UnitOffset>,
 }
 
 impl<'a> Unit<'a> {
-    /// The complete types outside functions and classes whose names are in `missing`.
+    /// Finds the complete types outside functions and classes whose names are in `missing`.
     fn definitions<'m>(
         &self,
         missing: &HashMap<&[u8], &'m str>,
@@ -219,7 +219,7 @@ impl<'a> Unit<'a> {
         }))
     }
 
-    /// The type at `offset`, behind typedefs and qualifiers. `None`: only declared.
+    /// Returns the type at `offset` without typedefs and qualifiers; `None` if it is only declared.
     fn shape(
         &self,
         name: &str,
@@ -279,7 +279,7 @@ impl<'a> Unit<'a> {
         })
     }
 
-    /// The number of elements of an array; 0 if it is not stated.
+    /// Returns the number of elements of an array; 0 if it is not stated.
     fn count(&self, array: UnitOffset) -> Result<u64, DwarfError> {
         let mut tree = self.header.entries_tree(self.abbreviations, Some(array))?;
         let mut dimensions = tree.root()?.children();
@@ -376,13 +376,13 @@ impl<'a> Unit<'a> {
     }
 }
 
-/// The type that is being read.
+/// The type being read.
 struct Walk<'w> {
     name: &'w str,
     fields: &'w mut BTreeMap<String, Field>,
 }
 
-/// Where a member lies in its structure.
+/// The position of a member in its structure.
 struct Place {
     offset: u64,
     bits: Option<Bits>,

@@ -1,20 +1,21 @@
-//! NVIDIA's exported functions, with the [faults](crate::faults) in front of them.
+//! NVIDIA's exported functions, with [faults](crate::faults) injected before them.
 //!
-//! A program looks a function up by its symbol. In this process's copy of the library, the symbols point to
-//! trampolines: each saves the arguments, asks [`entered`], and then either jumps to NVIDIA's function with the arguments
-//! unchanged or returns the code that it was given. Calls that NCCL makes of its own functions do not use the symbols.
+//! A program looks a function up by its symbol. In this process's copy of the library, the symbols point to trampolines: each
+//! saves the arguments, calls [`entered`], and then either jumps to NVIDIA's function with the arguments unchanged or returns
+//! the code of [`entered`]. NCCL's calls of its own functions do not use the symbols.
 //!
-//! A call that a fault makes fail does not reach NVIDIA's function. What that function would have left behind is made here:
-//! - inside a group: the group fails. NCCL is made to note a failure (an operation without a communicator), so that the end
-//!   of the group drops what is queued, and the end returns the fault's code in place of NCCL's;
+//! A call that a fault fails does not reach NVIDIA's function. This module reproduces the side effects that a failure of that
+//! function has:
+//! - inside a group: the group fails. A call of an operation without a communicator makes NCCL record a failure, so that the
+//!   end of the group drops the queued work, and returns the fault's code in place of NCCL's;
 //! - an operation on a non-blocking communicator: the code becomes the communicator's state;
 //! - `ncclCommGetAsyncError`: the same, and the call succeeds;
-//! - `ncclCommInitRankConfig` and `…Scalable` with `ncclUnhandledCudaError`: the thread is left inside a group, as NCCL
-//!   leaves it when CUDA cannot tell the device.
+//! - `ncclCommInitRankConfig` and `…Scalable` with `ncclUnhandledCudaError`: the thread stays inside a group, as NCCL leaves it
+//!   when CUDA cannot determine the device.
 //!
 //! A call that is held while its own communicator is aborted returns `ncclInternalError`, and NVIDIA's function does not see
 //! the communicator again. An abort waits for a call that stalls. It does not wait for one that hangs or is delayed: if that
-//! call belongs to a group with operations of the communicator, the group cannot be ended any more, and its thread gets
+//! call belongs to a group with operations of the communicator, the group can no longer be ended, and its thread gets
 //! `ncclInternalError` from every later call on a communicator.
 
 use std::cell::RefCell;
@@ -40,7 +41,7 @@ use super::redirect::{Protection, protect};
 use super::types::{LayoutError, Types};
 use crate::faults;
 
-/// They return no code: texts, teams and numbers.
+/// Functions that return no code, but texts, teams and numbers.
 const WITHOUT_CODE: [&str; 10] = [
     "ncclGetErrorString",
     "ncclGetLastError",
@@ -53,29 +54,29 @@ const WITHOUT_CODE: [&str; 10] = [
     "ncclTeamRankToWorld",
     "ncclTeamWorld",
 ];
-/// Passed in memory, so that it takes no register.
+/// A type that is passed in memory, so it takes no register.
 const IN_MEMORY: &str = "ncclUniqueId";
 const COMMUNICATOR: &str = "ncclComm_t";
 const RANKS: [&str; 2] = ["rank", "myrank"];
-/// They queue nothing in a group.
+/// Functions that queue nothing in a group.
 const QUERIES: [&str; 3] = ["ncclCommCount", "ncclCommCuDevice", "ncclCommUserRank"];
-/// Of `ncclResult_t`.
+/// The number of `ncclUnhandledCudaError`.
 const UNHANDLED_CUDA: c_int = 1;
 const INTERNAL: c_int = 3;
-/// The answer of [`entered`] that leads on to NVIDIA's function.
+/// The answer of [`entered`] that continues with NVIDIA's function.
 const GO_ON: c_int = -1;
 /// The bytes of a trampoline.
 const SLOT: usize = 80;
 
-/// A function as it is entered.
+/// A function with a trampoline.
 struct Entry {
     name: &'static str,
     kind: Kind,
-    /// Which argument is the communicator.
+    /// The index of the communicator among the arguments.
     communicator: Option<usize>,
-    /// Which argument is the rank, of a call that makes one.
+    /// The index of the rank among the arguments, for calls that create a communicator.
     rank: Option<usize>,
-    /// NVIDIA's function.
+    /// The address of NVIDIA's function.
     address: usize,
     library: &'static Library,
 }
@@ -89,13 +90,13 @@ enum Kind {
     AsyncError,
     /// An init that has a group of its own.
     Init,
-    /// What is queued on a stream.
+    /// An operation queued on a stream.
     Operation,
     Other,
 }
 
 impl Entry {
-    /// `None` for a function that no fault can sit at.
+    /// Returns `None` for a function without fault injection.
     fn new(symbol: &str, address: usize, library: &'static Library) -> Option<Self> {
         let wanted = symbol.strip_prefix('p').unwrap_or(symbol);
         let name = *Api::NAMES.iter().find(|name| **name == wanted)?;
@@ -131,32 +132,32 @@ impl Entry {
     }
 }
 
-/// The trampolines of a library: by the address of the function in the library, where it is entered.
+/// The trampolines of a library, by the address of the function in the library.
 #[derive(Debug, Default)]
 pub(super) struct Entries(BTreeMap<u64, usize>);
 
 impl Entries {
-    /// Where the function at `address` in the library is entered.
+    /// Returns the trampoline of the function at `address` in the library.
     pub(super) fn of(&self, address: u64) -> Option<*const c_void> {
         let entry = self.0.get(&address).copied();
         entry.map(ptr::with_exposed_provenance)
     }
 }
 
-/// What the hook needs of a library.
+/// The data of a library that the hook needs.
 struct Library {
     start: usize,
     all_reduce: usize,
     fields: Fields,
 }
 
-/// Fields of `ncclComm`, in bytes.
+/// Offsets of fields of `ncclComm`, in bytes.
 struct Fields {
     rank: usize,
     ranks: usize,
-    /// A pointer to it: communicators that share resources share it.
+    /// A pointer to the flag: communicators that share resources share one flag.
     abort_flag: usize,
-    /// Of the children that do not share it; an abort raises it as well.
+    /// The flag of the children that do not share it; an abort raises it as well.
     child_abort_flag: usize,
     state: usize,
     blocking: usize,
@@ -176,7 +177,7 @@ impl Fields {
     }
 }
 
-/// Leads the library's symbols to trampolines. None of its functions has been handed out yet.
+/// Redirects the library's symbols to trampolines. Called before any of its functions is handed out.
 pub(super) fn redirect(
     path: &Path,
     image: &Image,
@@ -189,16 +190,16 @@ pub(super) fn redirect(
     };
     let (Some(start), Some(all_reduce)) = (address("ncclGroupStart"), address("ncclAllReduce"))
     else {
-        // A library without operations, as tests make them.
+        // A library without operations, as in tests.
         return Ok(Entries::default());
     };
-    // As long as the trampolines, which is for ever.
+    // Lives as long as the trampolines, for the rest of the process.
     let library = Box::leak(Box::new(Library {
         start,
         all_reduce,
         fields: Fields::of(types)?,
     }));
-    // The names `nccl…` and `pnccl…` have one address.
+    // The names `nccl…` and `pnccl…` have the same address.
     let mut functions = BTreeMap::new();
     for export in &calls.exports {
         let address = image.at(export.address).expose_provenance();
@@ -282,7 +283,7 @@ struct Symbol {
     size: u64,
 }
 
-/// Leads the symbols in memory to the trampolines.
+/// Writes the addresses of the trampolines to the symbols in memory.
 fn write_symbols(
     path: &Path,
     image: &Image,
@@ -299,7 +300,7 @@ fn write_symbols(
         // SAFETY: the table of the loaded library has this many symbols, as its file says; the pages were made writable, and no
         // other thread looks for symbols in a library that this one has just loaded for itself.
         let symbol = unsafe { &mut *table.cast::<Symbol>().add(at) };
-        // Not one of another library.
+        // Skips symbols of other libraries.
         if symbol.section != 0
             && let Some(&entry) = entries.0.get(&symbol.value)
         {
@@ -311,7 +312,7 @@ fn write_symbols(
 
 const PAGE: usize = 4096;
 
-/// The saved arguments of a call: the six of registers backwards, the address to return to, and those in memory.
+/// The saved arguments of a call: the six in registers in reverse order, the return address, and the arguments in memory.
 #[derive(Clone, Copy)]
 struct Arguments(*const usize);
 
@@ -324,14 +325,14 @@ impl Arguments {
     }
 }
 
-/// A communicator that a call is about.
+/// A communicator that a call concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Subject {
     /// The handle.
     communicator: usize,
-    /// Unknown while a non-blocking init has not begun.
+    /// `None` before a non-blocking init has begun.
     rank: Option<c_int>,
-    /// Where its abort flag is, and that of its children; 0 for none.
+    /// The addresses of its abort flag, and of its children's; 0 for none.
     flag: usize,
     child_flag: usize,
 }
@@ -354,7 +355,7 @@ impl Subject {
         }
     }
 
-    /// Makes the code the communicator's state, if it is one that reports codes this way.
+    /// Sets the communicator's state to the code, unless the communicator is blocking.
     fn set_state(self, code: c_int, fields: &Fields) {
         let at = |offset| ptr::with_exposed_provenance_mut::<c_int>(self.communicator + offset);
         // SAFETY: as in `of`; NCCL reads and writes the state atomically.
@@ -375,14 +376,14 @@ struct Call {
     is_ended: AtomicBool,
     /// The call that frees it waits for this one.
     is_awaited: AtomicBool,
-    /// A fault holds it until the abort.
+    /// A fault holds it until an abort.
     stalls: AtomicBool,
 }
 
 impl Call {
     /// Whether one of its communicators is aborted.
     fn is_aborted(&self) -> bool {
-        // The one that frees a communicator says so under the lock, before.
+        // A call that frees a communicator announces it under this lock, before it does so.
         let _calls = calls();
         self.stalls.store(true, Ordering::SeqCst);
         let is_raised = |subject: &Subject| {
@@ -395,17 +396,18 @@ impl Call {
     }
 }
 
-/// Those that faults may hold.
+/// The calls that faults may hold.
 static CALLS: Mutex<Vec<Arc<Call>>> = Mutex::new(Vec::new());
 static LEFT: Condvar = Condvar::new();
-/// A call that stalls notices the abort in milliseconds; this is for one that something else keeps.
+/// The longest wait of an abort for a stalled call. Such a call notices the abort within milliseconds, unless something else
+/// delays it.
 const LEAVING: Duration = Duration::from_secs(10);
 
 fn calls() -> MutexGuard<'static, Vec<Arc<Call>>> {
     CALLS.lock()
 }
 
-/// A call among [`CALLS`] while it is under way here.
+/// Keeps a call among [`CALLS`] until it is dropped.
 struct UnderWay(Arc<Call>);
 
 impl UnderWay {
@@ -429,14 +431,14 @@ impl Drop for UnderWay {
     }
 }
 
-/// Tells the calls that are held that a communicator is about to be freed, and waits for those that end with its abort.
+/// Tells the held calls that a communicator is about to be freed, and waits for those that end with its abort.
 fn note_end(ended: Subject, is_abort: bool) {
     let mut calls = calls();
     for call in calls.iter() {
         for subject in &call.subjects {
             let is_it = subject.communicator == ended.communicator;
             if is_it {
-                // One that looks for the abort for the first time later than this is not waited for.
+                // A call that first checks for the abort after this point is not waited for.
                 let is_awaited = is_abort && call.stalls.load(Ordering::SeqCst);
                 call.is_awaited.store(is_awaited, Ordering::SeqCst);
                 call.is_ended.store(true, Ordering::SeqCst);
@@ -464,12 +466,12 @@ fn note_end(ended: Subject, is_abort: bool) {
 #[derive(Default)]
 struct Group {
     depth: usize,
-    /// What it is about: operations, and ranks that join.
+    /// The communicators of its operations, and the ranks of its inits.
     members: Vec<Subject>,
     ranks: Vec<c_int>,
     /// The code that its end returns.
     failed: Option<c_int>,
-    /// NVIDIA's group has operations of a communicator that is freed.
+    /// NVIDIA's group contains operations of a freed communicator.
     is_lost: bool,
 }
 
@@ -477,7 +479,7 @@ thread_local! {
     static GROUP: RefCell<Group> = RefCell::default();
 }
 
-/// Answers a trampoline: [`GO_ON`], or the code that the call returns.
+/// Answers a trampoline: returns [`GO_ON`], or the code that the call returns.
 extern "C" fn entered(entry: &Entry, arguments: *const usize) -> c_int {
     let answered = catch_unwind(AssertUnwindSafe(|| enter(entry, Arguments(arguments))));
     answered.unwrap_or_else(|_| {
@@ -504,7 +506,7 @@ fn enter(entry: &Entry, arguments: Arguments) -> c_int {
         true => struck(entry, arguments, subject, group),
         false => answer(entry, arguments, None, None, &mut group.borrow_mut()),
     });
-    // A thread that is ending has no group any more.
+    // The group of an ending thread no longer exists.
     let answer = answer.unwrap_or(GO_ON);
     if answer == GO_ON
         && frees
@@ -515,15 +517,15 @@ fn enter(entry: &Entry, arguments: Arguments) -> c_int {
     answer
 }
 
-/// What a fault makes of a call.
+/// The effect of a fault on a call.
 enum Struck {
-    /// It fails.
+    /// The call fails.
     Failed(c_int),
-    /// While it was held, one of its communicators came to its end; perhaps it is freed.
+    /// One of its communicators ended while the call was held, and may be freed.
     Ended { is_freed: bool },
 }
 
-/// Lets the faults at the call strike.
+/// Applies the faults of the call.
 fn struck(
     entry: &Entry,
     arguments: Arguments,
@@ -542,7 +544,7 @@ fn struck(
         }
     };
     ranks.extend(subjects.iter().filter_map(|subject| subject.rank));
-    // Until NVIDIA's group has been told.
+    // Kept until NVIDIA's group has been told.
     let under_way = UnderWay::new(subjects);
     let call = &under_way.0;
     let subjects = ranks
@@ -608,7 +610,7 @@ fn answer(
     answer
 }
 
-/// What a call that a fault makes fail leaves behind, and returns.
+/// Reproduces the side effects of a failed call, and returns its code.
 fn fail(entry: &Entry, code: c_int, subject: Option<Subject>, group: &mut Group) -> c_int {
     let library = entry.library;
     match entry.kind {
@@ -634,10 +636,10 @@ fn fail(entry: &Entry, code: c_int, subject: Option<Subject>, group: &mut Group)
     code
 }
 
-/// Makes NVIDIA's group fail, if the call is one of a group.
+/// Fails NVIDIA's group, if the call belongs to one.
 fn fail_group(entry: &Entry, code: c_int, group: &mut Group) {
     if matches!(entry.kind, Kind::Operation | Kind::GroupEnd) && group.depth > 0 {
-        // NCCL's end returns the last one, too.
+        // NCCL's group end also returns the last code.
         group.failed = Some(code);
         type AllReduce = extern "C" fn(usize, usize, usize, c_int, c_int, usize, usize) -> c_int;
         // SAFETY: `ncclAllReduce` of the loaded library; without a communicator it only notes that the group has failed.
@@ -645,7 +647,7 @@ fn fail_group(entry: &Entry, code: c_int, group: &mut Group) {
     }
 }
 
-/// The end of a group; a fault at the call has already given `answer`.
+/// Ends a group; `answer` is the result of a fault at this call.
 fn end(entry: &Entry, arguments: Arguments, answer: c_int, group: &mut Group) -> c_int {
     group.depth = group.depth.saturating_sub(1);
     let (members, code) = if group.depth > 0 {
@@ -662,17 +664,17 @@ fn end(entry: &Entry, arguments: Arguments, answer: c_int, group: &mut Group) ->
     type End = extern "C" fn(usize) -> c_int;
     // SAFETY: `ncclGroupEnd`, which takes nothing, or `ncclGroupSimulateEnd` with the pointer that it was called with.
     unsafe { function::<End>(entry.address)(arguments.get(0)) };
-    // NCCL's code is that of the operation without a communicator.
+    // NCCL has set the state to the code of the operation without a communicator.
     for member in members {
         member.set_state(code, &entry.library.fields);
     }
     code
 }
 
-/// The function at an address.
+/// Returns the function at an address.
 ///
 /// # Safety
-/// There is a function of the type `F`.
+/// There is a function of the type `F` at `address`.
 unsafe fn function<F: Copy>(address: usize) -> F {
     let address: *const c_void = ptr::with_exposed_provenance(address);
     const { assert!(size_of::<F>() == size_of::<*const c_void>()) };

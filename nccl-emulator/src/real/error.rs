@@ -1,12 +1,12 @@
-//! [`LoadError`]: why a libnccl is not used.
+//! [`LoadError`]: why a libnccl cannot be used.
 
 use std::io;
 use std::path::PathBuf;
 
 use super::types::LayoutError;
 
-/// Why NVIDIA's libnccl could not be put on the emulator. Each says what was found, what was expected,
-/// and what to do where there is something to do.
+/// Why NVIDIA's libnccl cannot run on the emulator. Each error states the finding, the expectation, and a remedy if there is
+/// one.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum LoadError {
@@ -18,7 +18,7 @@ pub(crate) enum LoadError {
     Unreadable {
         /// The library.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// The file is not an ELF file.
@@ -32,7 +32,7 @@ pub(crate) enum LoadError {
     OtherCpu {
         /// The library.
         path: PathBuf,
-        /// What the ELF header says.
+        /// The CPU and word size in the ELF header.
         found: String,
     },
     /// This program is not an x86-64 program.
@@ -50,7 +50,7 @@ pub(crate) enum LoadError {
         path: PathBuf,
         /// The part.
         part: &'static str,
-        /// What is wrong with it.
+        /// The error in this part.
         source: object::Error,
     },
     /// The file is a library, but not libnccl.
@@ -82,7 +82,7 @@ pub(crate) enum LoadError {
         path: PathBuf,
         /// The section.
         section: &'static str,
-        /// What is with it.
+        /// The problem with the section.
         found: &'static str,
     },
     /// The debug information cannot be read.
@@ -90,28 +90,28 @@ pub(crate) enum LoadError {
     Dwarf {
         /// The library.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         source: super::dwarf::DwarfError,
     },
-    /// NVIDIA's CUDA runtime is not inside the library, or not as it was in the known releases.
+    /// NVIDIA's CUDA runtime is not inside the library, or is not arranged as in the known releases.
     #[error("{}: {found}; expected the static CUDA runtime in one piece, as in NVIDIA's wheels", path.display())]
     Runtime {
         /// The library.
         path: PathBuf,
-        /// What was found.
+        /// The finding.
         found: String,
     },
-    /// The kernels that the library registers and those whose host stubs are known are not the same.
+    /// The kernels that the library registers differ from those with known host stubs.
     #[error("{}: registers {registered} kernels, but {known} host stubs have known names; expected as many", path.display())]
     Kernels {
         /// The library.
         path: PathBuf,
-        /// Calls of `__cudaRegisterFunction`.
+        /// The number of calls of `__cudaRegisterFunction`.
         registered: usize,
-        /// Host stubs.
+        /// The number of known host stubs.
         known: usize,
     },
-    /// The library does not say for which CUDA it is.
+    /// The library does not state its version of CUDA.
     #[error("{}: says nowhere which CUDA it was compiled with; expected \"compiled with CUDA 12.9\" or the like", path.display())]
     NoCudaVersion {
         /// The library.
@@ -141,7 +141,7 @@ pub(crate) enum LoadError {
         /// The releases that are known to work.
         releases: String,
     },
-    /// A release that was never tried.
+    /// A release that has not been tested.
     #[error("{}: is NCCL {found}; expected one of {releases}, whose kernels and layouts the emulator knows", path.display())]
     UnknownRelease {
         /// The library.
@@ -151,21 +151,21 @@ pub(crate) enum LoadError {
         /// The releases that are known to work.
         releases: String,
     },
-    /// The dynamic linker does not load the library.
+    /// The dynamic linker cannot load the library.
     #[error("{}: the dynamic linker does not load it ({reason})", path.display())]
     Linker {
         /// The library.
         path: PathBuf,
-        /// What the dynamic linker says.
+        /// The dynamic linker's message.
         reason: String,
     },
-    /// The library is in the process already, and its functions may be in use.
+    /// The library is already in the process, and its functions may be in use.
     #[error("{}: already loaded; the emulator must load it first, before any other part of the program", path.display())]
     AlreadyLoaded {
         /// The library.
         path: PathBuf,
     },
-    /// The dynamic linker has loaded something else.
+    /// The dynamic linker has loaded another file.
     #[error("{}: changed while it was loaded: build ID {expected} in the file, another in memory; try again", path.display())]
     OtherFile {
         /// The library.
@@ -173,7 +173,7 @@ pub(crate) enum LoadError {
         /// The build ID in the file.
         expected: String,
     },
-    /// The loaded code is not as in the file.
+    /// The loaded code differs from the file.
     #[error("{}: code at {address:#x} is not as in the file; another tool changes the library in memory", path.display())]
     Changed {
         /// The library.
@@ -181,12 +181,12 @@ pub(crate) enum LoadError {
         /// The address in the library.
         address: u64,
     },
-    /// No memory near the library.
+    /// There is no free memory near the library.
     #[error("{}: no free address range within 2 GiB of it for {bytes} bytes of trampolines", path.display())]
     NoRoom {
         /// The library.
         path: PathBuf,
-        /// What is needed.
+        /// The required bytes.
         bytes: usize,
     },
     /// The protection of pages cannot be changed.
@@ -196,12 +196,12 @@ pub(crate) enum LoadError {
         path: PathBuf,
         /// The pages.
         what: &'static str,
-        /// What they should become.
+        /// The requested protection.
         protection: &'static str,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// A type of NCCL is not as expected.
+    /// A type of NCCL has an unexpected layout.
     #[error(transparent)]
     Layout(#[from] LayoutError),
 }

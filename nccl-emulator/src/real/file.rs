@@ -1,7 +1,6 @@
 //! [`ElfFile`]: the sections and symbols of a library's file.
 //!
-//! Parts are read as they are asked for, so that the check of a library of 300 MB against a cache entry
-//! reads a few kilobytes.
+//! Parts are read on demand, so that the check of a library of 300 MB against a cache entry reads a few kilobytes.
 
 use std::fs::File;
 use std::ops::Range;
@@ -17,7 +16,7 @@ const ENDIAN: LittleEndian = LittleEndian;
 
 type Header = FileHeader64<LittleEndian>;
 
-/// The file, read piece by piece.
+/// The file, read on demand.
 pub(crate) struct Source {
     path: PathBuf,
     length: u64,
@@ -44,7 +43,7 @@ impl Source {
         })
     }
 
-    /// In bytes.
+    /// Returns the length in bytes.
     pub(crate) fn length(&self) -> u64 {
         self.length
     }
@@ -72,7 +71,7 @@ pub(crate) struct Code<'a> {
     pub(crate) bytes: &'a [u8],
 }
 
-/// The build ID, and where it lies in memory relative to the library's base.
+/// The build ID, and its address relative to the library's base.
 #[derive(Debug, Clone)]
 pub(crate) struct BuildId {
     pub(crate) bytes: Vec<u8>,
@@ -141,7 +140,7 @@ impl<'a> ElfFile<'a> {
         }
     }
 
-    /// From the program headers, which are in memory as well.
+    /// Returns the build ID from the program headers, which are in memory as well.
     pub(crate) fn build_id(&self) -> Result<BuildId, LoadError> {
         let data = &self.source.data;
         let headers = self
@@ -170,7 +169,7 @@ impl<'a> ElfFile<'a> {
         })
     }
 
-    /// The bytes of address space that the loaded library takes.
+    /// Returns the size of the address space of the loaded library.
     pub(crate) fn span(&self) -> Result<u64, LoadError> {
         let headers = self
             .header
@@ -214,12 +213,12 @@ impl<'a> Sections<'a> {
         }
     }
 
-    /// Defined functions and objects; `None` without a symbol table.
+    /// Returns the defined functions and objects; `None` without a symbol table.
     pub(crate) fn symbols(&self) -> Result<Option<Vec<Symbol<'a>>>, LoadError> {
         self.symbol_table(elf::SHT_SYMTAB, "the symbol table", |_| true)
     }
 
-    /// Defined functions and objects that other libraries see.
+    /// Returns the exported functions and objects.
     pub(crate) fn exports(&self) -> Result<Vec<Symbol<'a>>, LoadError> {
         let table = self.symbol_table(elf::SHT_DYNSYM, "the dynamic symbol table", |symbol| {
             matches!(symbol.st_bind(), elf::STB_GLOBAL | elf::STB_WEAK)
@@ -227,7 +226,7 @@ impl<'a> Sections<'a> {
         Ok(table.unwrap_or_default())
     }
 
-    /// Where the dynamic symbol table lies in the loaded library.
+    /// Returns the address range of the dynamic symbol table in the loaded library.
     pub(crate) fn dynamic_symbols(&self) -> Result<Range<u64>, LoadError> {
         let part = "the dynamic symbol table";
         let table = self
@@ -286,7 +285,7 @@ impl<'a> Sections<'a> {
         Ok(Some(symbols))
     }
 
-    /// The sections of machine code.
+    /// Returns the sections of machine code.
     pub(crate) fn code(&self) -> Result<Vec<Code<'a>>, LoadError> {
         let mut code = Vec::new();
         for section in self.table.iter() {
@@ -306,7 +305,7 @@ impl<'a> Sections<'a> {
         Ok(code)
     }
 
-    /// The addresses in the library that its data hold, once relocated.
+    /// Returns the addresses in the library that its data contain after relocation.
     pub(crate) fn pointers(&self) -> Result<Vec<u64>, LoadError> {
         let mut pointers = Vec::new();
         for section in self.table.iter() {
@@ -326,7 +325,7 @@ impl<'a> Sections<'a> {
         Ok(pointers)
     }
 
-    /// The version of CUDA that the library says it was compiled with: 13040 for 13.4.
+    /// Returns the version of CUDA that the library states it was compiled with: 13040 for 13.4.
     pub(crate) fn cuda(&self) -> Result<Option<i32>, LoadError> {
         const SAYS: &[u8] = b" compiled with CUDA ";
         let Some((_, section)) = self.table.section_by_name(ENDIAN, b".rodata") else {
@@ -350,7 +349,7 @@ impl<'a> Sections<'a> {
         Ok(version)
     }
 
-    /// A section of debug information.
+    /// Returns a section of debug information.
     pub(crate) fn debug(&self, name: &'static str) -> Result<&'a [u8], LoadError> {
         let missing = |found| LoadError::NoDebugInformation {
             path: self.source.path.clone(),

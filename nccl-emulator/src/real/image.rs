@@ -15,13 +15,13 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Loads the library at `path`, which is not in the process yet. Its constructors run.
+    /// Loads the library at `path`, which must not be in the process yet. Its constructors run.
     pub(crate) fn load(path: &Path, build_id: &BuildId) -> Result<Self, LoadError> {
         let linker = |reason: String| LoadError::Linker {
             path: path.to_owned(),
             reason,
         };
-        // A relative path without a slash would be searched for elsewhere.
+        // The dynamic linker would search other directories for a relative path without a slash.
         let absolute = std::path::absolute(path).map_err(|error| linker(error.to_string()))?;
         let name = CString::new(absolute.as_os_str().as_bytes())
             .map_err(|error| linker(error.to_string()))?;
@@ -83,18 +83,18 @@ impl Image {
         found == build_id.bytes
     }
 
-    /// Where the library begins.
+    /// Returns the base address of the library.
     pub(crate) fn base(&self) -> usize {
         self.base
     }
 
-    /// The address in this process of `address` in the library.
+    /// Returns the address in this process of `address` in the library.
     pub(crate) fn at(&self, address: u64) -> *mut c_void {
         // An address of an x86-64 library fits.
         ptr::with_exposed_provenance_mut(self.base.wrapping_add(address as usize))
     }
 
-    /// Leaves the library loaded for ever: its threads and our trampolines refer to it.
+    /// Keeps the library loaded for the rest of the process: its threads and our trampolines refer to it.
     pub(crate) fn keep(self) {
         std::mem::forget(self);
     }

@@ -1,4 +1,4 @@
-//! Puts NVIDIA's library on the emulator's driver: the runtime in its place, its kernels known to the driver.
+//! Installs NVIDIA's library on the emulator's driver: replaces its runtime, and registers its kernels with the driver.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
@@ -15,19 +15,19 @@ use super::program::Kernel;
 use super::types::Types;
 use crate::installation::{InstallError, Installation, RealLibrary};
 
-/// The name that NVIDIA's library has not; what asks for it finds the same functions.
+/// A library name that NVIDIA's library does not have; it resolves to the same functions.
 const OTHER_NAME: &CStr = c"libnccl.so";
 
-/// Threads of a block of NCCL's kernels at most: `NCCL_MAX_NTHREADS`.
+/// The most threads of a block of NCCL's kernels: `NCCL_MAX_NTHREADS`.
 const THREADS: u32 = 640;
 
 /// NVIDIA's library in this process.
 static LIBRARY: OnceLock<RealNccl> = OnceLock::new();
 
-/// Loads the library, and makes all that it needs known.
+/// Loads the library, and registers everything that it needs.
 ///
 /// # Errors
-/// What was expected of the library, and found.
+/// The expectation that the library does not meet, and the finding.
 pub(crate) fn install(
     path: &Path,
     installation: &mut Installation,
@@ -44,7 +44,7 @@ pub(crate) fn install(
         runtime::Cuda::V12 => c"libcudart.so.12",
         runtime::Cuda::V13 => c"libcudart.so.13",
     };
-    // For plugins: the library's own calls are led there anyway. What the program has loaded already stays.
+    // For plugins: the library's own calls are redirected anyway. A runtime that the program has already loaded stays.
     if stand_in::loaded_from(name).is_none() {
         installation.take(&[name], &runtime::symbols(cuda))?;
     }
@@ -63,7 +63,7 @@ pub(crate) fn install(
         program::register_program(stub, name, attributes, kernel)
             .map_err(|_| refuse("there is no memory for its kernels"))?;
     }
-    // The names stay as long as the stand-in does, which is for ever.
+    // The names live as long as the stand-in, for the rest of the process.
     let leaked = |(name, address): (CString, *const c_void)| {
         let name: &'static CStr = Box::leak(name.into_boxed_c_str());
         (name, address)
@@ -86,7 +86,7 @@ pub(crate) fn install(
     Ok(found)
 }
 
-/// The functions of the runtime as a library calls them that was compiled with this version of CUDA.
+/// Returns the functions of the runtime for a library compiled with this version of CUDA.
 fn runtime_of(cuda: i32) -> Vec<(&'static str, *const c_void)> {
     let Some(cuda) = runtime::Cuda::of(cuda) else {
         return Vec::new();
@@ -122,7 +122,7 @@ fn refuse(reason: impl ToString) -> InstallError {
     }
 }
 
-/// The table that gives each device function its number.
+/// Returns the table that assigns each device function its number.
 fn rows(library: &RealNccl) -> Option<&'static [i32]> {
     let table = library.data("ncclDevFuncRowToId")?;
     // SAFETY: a table of ints in the library's constant data, which is never unloaded.
@@ -131,7 +131,7 @@ fn rows(library: &RealNccl) -> Option<&'static [i32]> {
     })
 }
 
-/// Answers a call of a function of the runtime that the emulator does not have.
+/// Answers a call of a runtime function that the emulator does not have.
 extern "C" fn refused(name: *const c_char) -> c_int {
     const NOT_SUPPORTED: c_int = 801;
     // SAFETY: the loader passes a name that lives as long as the process.

@@ -35,16 +35,16 @@ pub(crate) struct RealNccl {
 /// An object in the loaded library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DataSymbol {
-    /// In this process.
+    /// The address in this process.
     pub(crate) address: *const u8,
-    /// In bytes.
+    /// The size in bytes.
     pub(crate) size: usize,
 }
 
-/// Loads the libnccl at `path` and leads its calls of the CUDA runtime to `provided`.
+/// Loads the libnccl at `path` and redirects its calls of the CUDA runtime to `provided`.
 ///
 /// # Errors
-/// [`LoadError`]; the library is not in the process then.
+/// [`LoadError`]; the library is then not in the process.
 pub(crate) fn load(path: &Path, provided: Provided<'_>) -> Result<RealNccl, LoadError> {
     load_with(path, provided, &Cache::of_environment())
 }
@@ -92,7 +92,7 @@ pub(super) fn load_with(
     })
 }
 
-/// Reads everything that is needed of the file.
+/// Reads all required data of the file.
 pub(super) fn analyse(file: &ElfFile<'_>) -> Result<Analysis, LoadError> {
     let sections = file.sections()?;
     let calls = calls::read(file, &sections)?;
@@ -111,7 +111,7 @@ pub(super) fn analyse(file: &ElfFile<'_>) -> Result<Analysis, LoadError> {
     Ok(Analysis { calls, table })
 }
 
-/// Asks the library, whose answer is a constant: no CUDA is involved.
+/// Returns the library's version, which is a constant: the call does not use CUDA.
 fn version(path: &Path, image: &Image, calls: &Calls) -> Result<Version, LoadError> {
     let mut found = "of unknown version".to_owned();
     let export = calls
@@ -143,37 +143,37 @@ fn version(path: &Path, image: &Image, calls: &Calls) -> Result<Version, LoadErr
 }
 
 impl RealNccl {
-    /// The file.
+    /// Returns the path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// In hexadecimal digits.
+    /// Returns the build ID in hexadecimal digits.
     pub(crate) fn build_id(&self) -> &str {
         &self.build_id
     }
 
-    /// The release.
+    /// Returns the release.
     pub(crate) fn version(&self) -> Version {
         self.version
     }
 
-    /// The version of CUDA that it was compiled with: 13040 for 13.4.
+    /// Returns the version of CUDA that the library was compiled with: 13040 for 13.4.
     pub(crate) fn cuda(&self) -> i32 {
         self.calls.cuda
     }
 
-    /// The layouts of its structures.
+    /// Returns the layouts of the library's structures.
     pub(crate) fn types(&self) -> &Types {
         &self.types
     }
 
-    /// Whether the file was read, or a cache entry.
+    /// Returns whether the analysis came from the file or from the cache.
     pub(crate) fn cache(&self) -> &CacheUse {
         &self.cache
     }
 
-    /// The mangled name of the kernel of which `host_stub` is the function that host code refers to.
+    /// Returns the mangled name of the kernel that host code refers to by `host_stub`.
     #[cfg(test)]
     pub(crate) fn kernel_of(&self, host_stub: *const c_void) -> Option<&str> {
         let address = host_stub.addr().checked_sub(self.base)?;
@@ -181,13 +181,13 @@ impl RealNccl {
         Some(name)
     }
 
-    /// The kernels: of each the function that host code refers to, and its mangled name.
+    /// Returns the kernels: the function that host code refers to, and the mangled name.
     pub(crate) fn kernels(&self) -> impl Iterator<Item = (*const c_void, &str)> {
         let kernels = self.calls.kernels.iter();
         kernels.map(|(&address, name)| (self.at(address), name.as_str()))
     }
 
-    /// The table `name`, one of `wanted.rs`.
+    /// Returns the table `name`, one of `wanted.rs`.
     pub(crate) fn data(&self, name: &str) -> Option<DataSymbol> {
         let data = self.calls.data.iter().find(|data| data.name == name)?;
         Some(DataSymbol {
@@ -196,7 +196,7 @@ impl RealNccl {
         })
     }
 
-    /// The functions of NCCL that it exports, `nccl*` and `pnccl*`, as they are entered.
+    /// Returns the functions `nccl*` and `pnccl*` that the library exports, with the addresses of their trampolines.
     pub(crate) fn nccl_symbols(&self) -> Vec<(CString, *const c_void)> {
         let symbols = self.calls.exports.iter().map(|export| {
             let name = CString::new(export.name.as_str()).ok()?;
@@ -206,13 +206,13 @@ impl RealNccl {
         symbols.flatten().collect()
     }
 
-    /// Where the library is loaded.
+    /// Returns the base address of the library.
     #[cfg(test)]
     pub(crate) fn base(&self) -> usize {
         self.base
     }
 
-    /// Where the trampolines are.
+    /// Returns the address range of the trampolines.
     #[cfg(test)]
     pub(crate) fn trampolines(&self) -> &std::ops::Range<usize> {
         &self.trampolines

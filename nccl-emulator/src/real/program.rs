@@ -1,4 +1,4 @@
-//! NCCL's kernels as programs of the driver: what the interpreter needs of a device, and what the driver of a kernel.
+//! NCCL's kernels as programs of the driver: the interpreter's view of a device, and the driver's view of a kernel.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,9 +16,9 @@ use super::types::Types;
 /// A kernel of the library.
 pub(super) struct Kernel {
     interpreter: Arc<Interpreter>,
-    /// Mangled.
+    /// The mangled name.
     name: String,
-    /// Launches that came to their end, in this process.
+    /// The number of completed launches in this process.
     carried_out: Arc<AtomicU64>,
 }
 
@@ -31,7 +31,7 @@ impl Kernel {
         }
     }
 
-    /// Whether launches are carried out, and how often they were.
+    /// Returns whether the interpreter runs launches of the kernel, and how many it has run.
     pub(super) fn coverage(&self) -> CoveredKernel {
         CoveredKernel {
             name: kernels::plain(&self.name).to_owned(),
@@ -42,7 +42,7 @@ impl Kernel {
         }
     }
 
-    /// Offset and size of each parameter, for kernels that are launched with a list of pointers.
+    /// Returns offset and size of each parameter, for kernels that are launched with a list of pointers.
     pub(super) fn parameters(name: &str) -> Vec<(usize, usize)> {
         if name.contains("oneRankReduce") {
             // Two pointers, a count, the operator's argument, and whether that is a pointer.
@@ -97,7 +97,7 @@ impl Run for KernelRun {
     }
 }
 
-/// A failure as the driver tells it.
+/// Converts a failure for the driver.
 fn failed(failure: Failure) -> Failed {
     let text = failure.to_string();
     match failure.trouble {
@@ -114,7 +114,7 @@ fn failed(failure: Failure) -> Failed {
     }
 }
 
-/// The layouts of a library, as the interpreter asks for them.
+/// The layouts of a library, for the interpreter.
 impl kernels::Types for Types {
     fn size_of(&self, ty: &str) -> Result<usize, Mismatch> {
         Types::size_of(self, ty).map_err(|_| Mismatch::NoType { ty: ty.to_owned() })

@@ -1,4 +1,4 @@
-//! [`Types`]: where the fields of NCCL's and CUDA's structures lie in one build of the library.
+//! [`Types`]: the layouts of NCCL's and CUDA's structures in one build of the library.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,50 +10,50 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Bits {
     /// The lowest bit.
     pub(crate) first: u32,
-    /// How many.
+    /// The number of bits.
     pub(crate) count: u32,
 }
 
-/// Where a field lies. `size` bytes are repeated `count` times from `offset` on.
+/// The position of a field: `count` elements of `size` bytes, from `offset` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Field {
-    /// In bytes from the start of the type asked for.
+    /// The offset in bytes from the start of the requested type.
     pub(crate) offset: usize,
     /// Bytes of the field, or of one element of an array; of a bit field, of the word it is in.
     pub(crate) size: usize,
     /// The number of elements; 1 if the field is no array, 0 for an array of unstated length.
     pub(crate) count: usize,
-    /// Only of a bit field.
+    /// `None` unless the field is a bit field.
     pub(crate) bits: Option<Bits>,
 }
 
 /// A structure, union, enumeration or typedef.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Layout {
-    /// In bytes.
+    /// The size in bytes.
     pub(crate) size: usize,
     /// By path: `conn.step`. Members of anonymous members have no prefix; `a.b` of an array `a` is
     /// the field `b` of its first element.
     pub(crate) fields: BTreeMap<String, Field>,
 }
 
-/// What was read of a library's debug information.
+/// The layouts read from a library's debug information.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Table {
     /// By name.
     pub(crate) types: BTreeMap<String, Layout>,
-    /// The values of all enumerations asked for.
+    /// The values of all requested enumerations.
     pub(crate) enumerators: BTreeMap<String, i64>,
 }
 
-/// Why an offset, size or value is not to be had.
+/// Why an offset, size or value is not available.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub(crate) enum LayoutError {
     /// The type does not exist in this build, or is not in `wanted.rs`.
     #[error("{library} has no type {name}; expected a release of NCCL that has it")]
     Type {
-        /// Which file.
+        /// The build of the library.
         library: Library,
         /// The type.
         name: String,
@@ -63,7 +63,7 @@ pub(crate) enum LayoutError {
         "{library}: {name} ({size} bytes) has no field {field}; expected a release of NCCL that has it"
     )]
     Field {
-        /// Which file.
+        /// The build of the library.
         library: Library,
         /// The type.
         name: String,
@@ -72,17 +72,17 @@ pub(crate) enum LayoutError {
         /// The field.
         field: String,
     },
-    /// No enumeration asked for has that value.
+    /// No requested enumeration has that value.
     #[error("{library} has no enumerator {name}; expected a release of NCCL that has it")]
     Enumerator {
-        /// Which file.
+        /// The build of the library.
         library: Library,
         /// The enumerator.
         name: String,
     },
 }
 
-/// Which build of libnccl, for errors.
+/// A build of libnccl, for errors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Library {
     pub(crate) path: PathBuf,
@@ -107,7 +107,7 @@ impl Types {
         Self { library, table }
     }
 
-    /// The size of the type `name` in bytes.
+    /// Returns the size of the type `name` in bytes.
     ///
     /// # Errors
     /// [`LayoutError::Type`].
@@ -115,8 +115,8 @@ impl Types {
         Ok(self.layout(name)?.size)
     }
 
-    /// The field `path` of the type `name`: names joined by dots, without those of anonymous members.
-    /// An array on the way stands for its first element.
+    /// Returns the field `path` of the type `name`: names joined by dots, without those of anonymous members. An array in the
+    /// path stands for its first element.
     ///
     /// # Errors
     /// [`LayoutError::Type`], [`LayoutError::Field`].
@@ -134,7 +134,7 @@ impl Types {
             })
     }
 
-    /// The value of an enumerator of any enumeration in `wanted.rs`.
+    /// Returns the value of an enumerator of any enumeration in `wanted.rs`.
     ///
     /// # Errors
     /// [`LayoutError::Enumerator`].

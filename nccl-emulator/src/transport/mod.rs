@@ -9,11 +9,10 @@
 //! signals    some for each (source, destination): how often the one has signalled the other
 //! ```
 //!
-//! The end of a message that sees that both ends have posted copies the data straight
-//! from the sender's pool into the receiver's ([`exchange`]). All ranks work on a collective
-//! together ([`rendezvous`]). No data is buffered in between, so a send completes only
-//! with its receive. A killed process leaves no lock held: its peers wait, as
-//! they do over NCCL's shared memory, until they abort.
+//! When one end of a message sees that both ends have posted, it copies the data straight from the sender's pool into the
+//! receiver's ([`exchange`]). All ranks work on a collective together ([`rendezvous`]). No data is buffered in between, so a
+//! send completes only with its receive. A killed process leaves no lock held: its peers wait, as they do over NCCL's shared
+//! memory, until they abort.
 
 mod copy;
 mod direction;

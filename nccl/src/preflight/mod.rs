@@ -16,8 +16,8 @@ pub(crate) use world_checks::Checks;
 
 /// Checks this host alone, before there is a world: limits, variables, interfaces, adapters.
 ///
-/// Starts nothing and waits for no other rank. What only shows between ranks is checked by
-/// [`World::preflight`](crate::World::preflight).
+/// Starts nothing and waits for no other rank. [`World::preflight`](crate::World::preflight) checks what only shows
+/// between ranks.
 ///
 /// ```
 /// use nccl::preflight::{Settings, host};

@@ -32,15 +32,16 @@ pub struct Settings {
     pub stream: Option<Arc<CudaStream>>,
     /// The library that will be used, whose release and file are checked; `None` (default) checks no library.
     pub library: Option<Library>,
-    /// How NCCL is going to be called: variables that contradict it are found. With `None` (default) the ranks agree on the mode.
+    /// How NCCL will be called: a variable that contradicts this is a finding. With `None` (default) the ranks agree on
+    /// the mode.
     pub launch_mode: Option<LaunchMode>,
     /// How many ranks there will be on this host, for a check without a world; default 1. What a host needs grows with this and with
     /// [`world_size`](Self::world_size).
     pub local_ranks: usize,
-    /// How many ranks there will be altogether, for a check without a world; default 1. Less than
-    /// [`local_ranks`](Self::local_ranks) counts as that.
+    /// How many ranks there will be altogether, for a check without a world; default 1. A value below
+    /// [`local_ranks`](Self::local_ranks) counts as `local_ranks`.
     pub world_size: usize,
-    /// What the rank of a communicator that is about to be made prefers.
+    /// The launch preference of the rank, for a communicator that is about to be made.
     preference: LaunchPreference,
 }
 

@@ -17,8 +17,8 @@ use nccl_control::World;
 #[derive(Debug, Default)]
 pub(crate) struct Checks {
     off: bool,
-    /// Whether a check found no errors; locked while one is made, so that the communicators of
-    /// several threads wait for one check.
+    /// Whether a check found no errors. Locked during a check, so that the communicators of several threads wait for
+    /// one check.
     passed: Mutex<bool>,
 }
 
@@ -46,14 +46,14 @@ impl Checks {
 
     /// Makes a check at the program's request.
     pub(crate) fn report(&self, member: &World, settings: &Settings) -> Result<Report> {
-        // One check after the other, or their exchanges would be mixed up.
+        // Checks run one after the other: otherwise their exchanges would be mixed up.
         let _turn = self.passed.lock();
         let deadline = deadline_after(member.timeout());
         checks::world(member, Some(&settings.check_input()), deadline, &|| false)
     }
 
-    /// Checks before a communicator of all ranks is made, unless a check has found nothing wrong. Without `setup`, this rank
-    /// wants no check.
+    /// Checks before a communicator of all ranks is made, unless an earlier check found nothing wrong. Without `setup`,
+    /// this rank requests no check.
     ///
     /// # Errors
     /// [`ErrorKind::Preflight`] on all ranks alike.
@@ -75,7 +75,7 @@ impl Checks {
         let report = match checks::world(member, check_input.as_ref(), deadline, interrupted) {
             Ok(report) => report,
             Err(error) => {
-                // Other ranks may have passed the check, and do not take part in another one.
+                // Other ranks may have passed the check, and would not take part in another one.
                 *passed = true;
                 return Err(error);
             }

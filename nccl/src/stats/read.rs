@@ -46,30 +46,30 @@ pub struct Stats {
     pub worlds: Vec<WorldStats>,
     /// Communicators that were ended by a fault, each counted once on each rank.
     pub faults: Faults,
-    /// Aborts after which NCCL has given the communicator back.
+    /// Aborts in which NCCL released the communicator.
     pub aborts_freed: u64,
-    /// Aborts from which NCCL did not come back in time.
+    /// Aborts in which NCCL did not return in time.
     pub aborts_leaked: u64,
-    /// Communicators that NCCL has not given back, after an abort or any other end.
+    /// Communicators that NCCL has not released, after an abort or any other end.
     pub leaked_communicators: u64,
-    /// Ranks that had not entered an operation in which others waited, each time that one of this process's
-    /// ranks heard of one ([`Timeouts::straggler`](crate::Timeouts::straggler)).
+    /// Ranks that had not entered an operation in which others waited, counted each time that a rank of this process received
+    /// a report of one ([`Timeouts::straggler`](crate::Timeouts::straggler)).
     pub stragglers: u64,
-    /// Connections to this process's rank 0, or to another rank's listener, that were refused.
+    /// Refused connections to this process's rank 0, or to another rank's listener.
     pub strangers: u64,
-    /// How long it took to make communicators, also those that failed.
+    /// How long it took to make communicators, including those that failed.
     pub init: Durations,
-    /// How long aborts took on this rank, with the wait for the other ranks.
+    /// How long aborts took on this rank, including the wait for the other ranks.
     pub abort: Durations,
-    /// Time to detect a fault: from the call of an operation that this rank gave up, because it failed or ran into
-    /// its timeout, until this rank knew the cause that all ranks have. Only on the ranks that gave an operation up: for
-    /// a fault that another rank reports, there is no such time.
+    /// Time to detect a fault: from the call of an operation that this rank gave up, because it failed or timed out,
+    /// until this rank knew the cause that all ranks report. Measured only on the ranks that gave an operation up, not
+    /// for a fault that another rank reports.
     pub detect: Durations,
-    /// Time to continue after a fault: from the moment when this rank received it until a communicator of
-    /// the same world, or of its next generation, was made here. Faults that a program asked for do not count.
+    /// Time to continue after a fault: from the moment when this rank received it until this rank made a communicator
+    /// of the same world, or of its next generation. Faults that a program requested do not count.
     pub recover: Durations,
-    /// Time from a call until its work was on its stream, by kind. A sample: of 64 calls on a
-    /// communicator one is timed, from the second on.
+    /// Time from a call until its work was on its stream, by kind. Sampled: of 64 calls on a communicator one is timed,
+    /// starting with the second.
     pub enqueue: Vec<(OperationKind, Durations)>,
 }
 
@@ -85,9 +85,9 @@ pub struct Stats {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LibraryInfo {
-    /// Its release.
+    /// The release of the library.
     pub version: Version,
-    /// Its file.
+    /// The file of the library.
     pub path: PathBuf,
     /// Whether it is the emulator, so that none of these values was measured on a GPU.
     pub is_emulated: bool,
@@ -103,23 +103,23 @@ pub struct LibraryInfo {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CommunicatorStats {
-    /// Their name.
+    /// The name of the communicators.
     pub name: String,
-    /// How many of them can be used.
+    /// The number of communicators that can be used.
     pub ready: usize,
-    /// How many exist that cannot be used any more, because they were finalized or aborted.
+    /// The number that exist but cannot be used any more, because they were finalized or aborted.
     pub over: usize,
-    /// How many are gone. What they did stays counted.
+    /// The number that no longer exist. Their operations stay counted.
     pub ended: u64,
-    /// Calls that were issued and are not known to be done, as the watchdog found at its last look.
+    /// Calls that were issued and are not known to be done, as of the watchdog's last check.
     pub queue_depth: u64,
-    /// Time since the oldest of them was called; `None` when there are none.
+    /// Time since the oldest of these calls was made; `None` when there are none.
     pub oldest_pending: Option<Duration>,
-    /// Time that calls took on their stream, by kind, measured by CUDA events right in front of a call and right
-    /// behind it: with the wait for the other ranks, and when the stream had nothing else to do, with the time that
-    /// the host took to issue the call. A sample: the watchdog's marks, of a stream at most one pair every 10 ms.
+    /// Time that calls took on their stream, by kind, measured by CUDA events directly before and after a call. It
+    /// includes the wait for the other ranks and, when the stream was idle, the time that the host took to issue the
+    /// call. Sampled by the watchdog: at most one pair of events per stream every 10 ms.
     pub took: Vec<(OperationKind, Durations)>,
-    /// Times between the first and the last rank's entry into a collective: a sample, on the first rank only.
+    /// Times between the first and the last rank's entry into a collective: sampled, on the first rank only.
     pub arrival_skew: ArrivalSkew,
     /// Calls that have a sequence number, by kind; kinds without calls are left out.
     pub calls: Vec<(OperationKind, u64)>,
@@ -130,8 +130,8 @@ pub struct CommunicatorStats {
 
 /// Time between the ranks' entries into a collective: from the first call to the last, on the hosts.
 ///
-/// A sample: while it has work, the first rank of a communicator asks all others about a collective that is done, after
-/// a second and then every half minute. No clocks are compared; the error is about the time that a message takes.
+/// Sampled: while it has work, the first rank of a communicator asks all others about a collective that is done, first
+/// after a second and then every half minute. No clocks are compared; the error is about the latency of a message.
 ///
 /// ```
 /// for comm in nccl::stats().communicators {
@@ -143,7 +143,7 @@ pub struct CommunicatorStats {
 pub struct ArrivalSkew {
     /// The sampled times.
     pub samples: Durations,
-    /// The ranks that came last, and how often each did: up to 64 ranks of the communicator.
+    /// The ranks that entered last, and how often each did: up to 64 ranks of the communicator.
     pub last: Vec<(usize, u64)>,
 }
 
@@ -161,12 +161,12 @@ pub struct ArrivalSkew {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OperationStats {
-    /// Which function of NCCL.
+    /// The function of NCCL.
     pub kind: OperationKind,
-    /// How often.
+    /// The number of operations.
     pub count: u64,
-    /// The bytes of the data: of a message, an all-reduce, broadcast or reduce; and where every rank
-    /// has a block, of all blocks together.
+    /// Bytes of the data: of a message, an all-reduce, broadcast or reduce; where every rank has a block, of all blocks
+    /// together.
     pub bytes: u64,
 }
 
@@ -194,8 +194,8 @@ pub struct Faults {
 
 /// Returns how much this process has done with NCCL since it started, and its current state.
 ///
-/// Any thread may call it at any time; communicators are used meanwhile. Numbers of a communicator in use may be of slightly
-/// different moments.
+/// May be called from any thread at any time, while communicators are in use. The numbers of a communicator in use may
+/// be from slightly different moments.
 ///
 /// ```
 /// let stats = nccl::stats();
@@ -307,7 +307,7 @@ impl CommunicatorStats {
         calls.map_or(0, |(_, count)| *count)
     }
 
-    /// Returns how many bytes all of its operations had.
+    /// Returns the number of bytes of all operations together.
     ///
     /// ```
     /// let bytes: u64 = nccl::stats().communicators.iter().map(|comm| comm.bytes()).sum();

@@ -15,18 +15,18 @@ use std::time::Duration;
 pub struct WorldStats {
     /// The job's name; empty without one.
     pub job: String,
-    /// Its generation.
+    /// The generation of the world.
     pub generation: u64,
     /// This rank.
     pub rank: usize,
-    /// The number under which the launcher started this process, which is in front of the lines of its output; `None` where no
-    /// launcher gave it one.
+    /// The number under which the launcher started this process, and which prefixes the lines of its output; `None`
+    /// where no launcher gave it one.
     pub launcher_rank: Option<usize>,
     /// Number of ranks in each state.
     pub ranks: RanksByState,
-    /// Ranks that are other processes, and for how long each has not been heard. All ranks answer the coordinator
-    /// (rank 0 at first) once a second, so the coordinator has all of them; another rank has the coordinator
-    /// only. Empty where all ranks are threads of this process.
+    /// Ranks in other processes, and the time since each was last heard. All ranks answer the heartbeats of the
+    /// coordinator (rank 0 at first) twice a second, so the coordinator lists all of them; another rank lists the
+    /// coordinator only. Empty where all ranks are threads of this process.
     pub heartbeat_ages: Vec<(usize, Duration)>,
 }
 

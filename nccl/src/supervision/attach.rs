@@ -100,7 +100,8 @@ pub(crate) fn recordings(session: &Arc<RankSession>, timeout: Duration) -> Timel
         RankRecording::new(rank, Clock::REFERENCE, snapshot)
     };
     let reference = session.describe(session.rank());
-    // Copies the own recording before asking the others, which may take long: it must not be overwritten meanwhile.
+    // Copies this rank's recording before asking the others, which may take long, so that it is not overwritten
+    // meanwhile.
     let mine = own(session.rank());
     match session.ask_for_recordings(timeout, &decode) {
         Some(answers) => timeline(reference, vec![mine], answers),

@@ -1,5 +1,5 @@
-//! From a rank whose operation timed out to a decided fault: the reports of the ranks are collected, and the root cause is
-//! determined.
+//! From a rank whose operation timed out to a decided fault: collects the reports of the ranks, and determines the root
+//! cause.
 //!
 //! ```text
 //! ranks whose operation timed out       the first of them, in the common order     every rank
@@ -9,15 +9,17 @@
 //!                                         decides, and announces the fault ──────▶ the first is the decided fault
 //! ```
 //!
-//! So the decided fault is written as always: by the first fault that all ranks receive. A cause that is certain by itself, a
-//! process that died or a call that failed, is announced at once and ends the collection. When the collector dies, its death is
-//! the decided fault; when it does not answer, each of the others announces its own symptom after [`DIAGNOSIS_TIMEOUT`].
-//! Reports go to the collector alone: the traffic grows with the number of ranks, not with its square.
+//! So the decided fault is written as always: it is the first fault that all ranks receive. A cause that is certain by
+//! itself (a process that died, or a call that failed) is announced at once and ends the collection. When the collector
+//! dies, its death is the decided fault; when it does not answer, each of the others announces its own symptom after
+//! [`DIAGNOSIS_TIMEOUT`]. Reports go to the collector alone: the traffic grows with the number of ranks, not with its
+//! square.
 //!
-//! When the coordinator does not answer, no rank receives anything. Each rank detects that by itself: its own announcement does
-//! not arrive, and the coordinator's heartbeats are missing. Then that is the decided fault, with a text that is the same on all
-//! ranks, whatever the call in which each of them waits. Each rank also announces it, so that the coordinator, should it
-//! continue, and ranks that did not wait, receive the same.
+//! When the coordinator does not answer, no rank receives anything. Each rank detects that by itself: its own
+//! announcement does not arrive, and the coordinator's heartbeats are missing. Then the silent coordinator is the
+//! decided fault, with a text that is the same on all ranks, whatever the call in which each of them waits. Each rank
+//! also announces this fault, so that the coordinator, if it continues, and ranks that did not wait receive the same
+//! one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -33,8 +35,8 @@ use nccl_base::fault::{Cause, Fault, FaultSite, RootCause};
 use nccl_control::ProcessState;
 use nccl_control::{RankProcess, RankSession};
 
-/// How long the other ranks may take to report; `REPORT_TIMEOUT` applies where nothing shows that the missing ranks are
-/// suspended, because a busy machine may delay a report.
+/// How long the other ranks may take to report if all missing ranks are known to be suspended, and otherwise
+/// (`REPORT_TIMEOUT`): a busy machine may delay a report.
 const REPORT_WINDOW: Duration = Duration::from_millis(500);
 const REPORT_TIMEOUT: Duration = Duration::from_millis(1500);
 
@@ -67,8 +69,8 @@ fn announce(supervisor: &ControlPlaneSupervisor, fault: &Fault) {
     );
 }
 
-/// Waits for the decided fault on a rank that has announced a symptom. The collector diagnoses meanwhile; this rank announces a
-/// silent coordinator, or its own symptom.
+/// Waits for the decided fault on a rank that has announced a symptom. The collector diagnoses meanwhile. After a
+/// timeout, this rank announces that the coordinator is silent, or its own symptom.
 fn await_decided_fault(supervisor: &ControlPlaneSupervisor, own: &Fault, begun: Instant) {
     let (session, pending_diagnoses) = (supervisor.session().0, supervisor.pending_diagnoses());
     let start = Instant::now();
@@ -125,14 +127,14 @@ fn await_decided_fault(supervisor: &ControlPlaneSupervisor, own: &Fault, begun: 
                 continue;
             }
         }
-        // Not every event that ends the loop is notified.
+        // Some events that end the loop do not notify.
         pending_diagnoses
             .changed
             .wait_for(&mut all, Duration::from_millis(5));
     }
 }
 
-/// Returns which ranks of the communicator have left in order, and report nothing any more.
+/// Returns the ranks of the communicator that have left in order, and so will not report.
 fn departed_in_order(session: &RankSession, members: &[usize]) -> BTreeSet<usize> {
     let departures = session.departures().into_iter();
     let left_ranks = departures.filter(|(_, departure)| *departure == Departure::Left);
@@ -154,7 +156,8 @@ fn silent_coordinator(supervisor: &ControlPlaneSupervisor, seen: &Fault) -> Opti
         return None;
     }
     let (host, pid) = host_and_pid(session, members, rank);
-    // All ranks must name the same state: unless all run on this host, none does, and states other than stopped come and go.
+    // All ranks must name the same state. So the state is named only if all ranks run on this host, and only if it is
+    // stopped: other states come and go.
     let processes = session.members();
     let processes = processes.get().map_or(&[][..], |processes| processes);
     let all_beside = members
@@ -190,8 +193,8 @@ fn host_and_pid(session: &RankSession, members: &[usize], rank: usize) -> (Strin
     )
 }
 
-/// Returns which of these ranks are suspended, with the kernel's state of the process where it is known. A process that sleeps
-/// or runs is not suspended: its report may be late.
+/// Returns which of these ranks are suspended, with the kernel's state of the process where known. A process that
+/// sleeps or runs is not suspended: its report may only be late.
 fn suspended_ranks(
     session: &RankSession,
     members: &[usize],

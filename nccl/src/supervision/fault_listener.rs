@@ -91,8 +91,8 @@ impl CommunicatorFaultListener {
         fault_listener
     }
 
-    /// Registers a supervisor: from now on, it receives the faults of the communicator, and an earlier one is its decided fault
-    /// at once. Returns whether this rank has already reported the end to the others.
+    /// Registers a supervisor. From now on, it receives the faults of the communicator; a fault that arrived earlier
+    /// becomes its decided fault at once. Returns whether this rank has already reported the end to the others.
     pub(super) fn register(
         &self,
         key: &Arc<str>,
@@ -118,7 +118,7 @@ impl CommunicatorFaultListener {
         self.latest.lock().clone()
     }
 
-    /// Replaces the last decided fault by `fault`, if that is the same with more detail.
+    /// Replaces the last decided fault by `fault`, if `fault` is the same fault with more detail.
     pub(super) fn complete_latest(&self, fault: Option<&Arc<Fault>>) {
         let mut latest = self.latest.lock();
         if latest.as_deref() == fault.map(|fault| &**fault) {
@@ -277,8 +277,8 @@ impl CommunicatorFaultListener {
         }
     }
 
-    /// Ends all registered communicators but those with the keys `kept`: this rank is done with them, and so
-    /// are the others.
+    /// Ends all registered communicators except those with the keys `kept`: this rank and all others are done with
+    /// them.
     pub(crate) fn end_all(&self, why: &str, kept: &[&str]) {
         let fault = |key: &str, communicator: &CommunicatorRef<'_>| {
             if kept.contains(&key) {
@@ -371,8 +371,8 @@ impl CommunicatorFaultListener {
         Some(Arc::new(Fault::new(cause, site)))
     }
 
-    /// Ends the `failed` communicators, all of them together, on a thread of its own; of an `unregistered` one there is nothing
-    /// to end here any more, or not yet.
+    /// Ends the `failed` communicators, all of them together, on a thread of its own. For an `unregistered`
+    /// communicator, this rank has nothing to end, either any more or yet.
     fn end_in_background(
         &self,
         failed: Vec<FailedCommunicator>,

@@ -7,12 +7,13 @@
 //!                        └──forget──▶ (forgotten)
 //! ```
 //!
-//! One thread receives all notices, in the order in which all ranks receive them, while other threads register and forget
-//! communicators. No fault may be missed: neither one that arrives before its communicator, nor one that arrives while it
-//! is made or dropped. So one lock covers every step, including the one that sets what is to be ended: either that
-//! step finds the decided fault, or the decided fault finds its target. When the fault listener fails a communicator that is
-//! not registered, the fault listener reports that there is nothing to end, and the communicator, should it be registered, does
-//! not report that again; for one that has failed, the thread that forgets it reports.
+//! One thread receives all notices, in the order in which all ranks receive them, while other threads register and
+//! forget communicators. No fault may be missed: neither one that arrives before its communicator, nor one that arrives
+//! while the communicator is made or dropped. So one lock covers every step, including the one that sets what is to be
+//! ended: either that step finds the decided fault, or the decided fault finds its target. When the fault listener
+//! fails a communicator that is not registered, the listener reports that there is nothing to end; if the communicator
+//! is registered later, it does not report that again. For a communicator that has failed, the thread that forgets it
+//! reports the end.
 //!
 //! `tests/loom/faults.rs` walks through the interleavings of these lines.
 
@@ -72,11 +73,11 @@ pub(crate) struct FailedCommunicator<S> {
 
 /// Outcome of a fault.
 pub(crate) enum FaultOutcome<S> {
-    /// The fault is the decided fault.
+    /// This fault has become the decided fault.
     Failed(FailedCommunicator<S>),
-    /// There was a fault of this communicator before.
+    /// The communicator had a decided fault before.
     AlreadyFailed,
-    /// No such communicator is registered, or not yet; the fault is kept.
+    /// The communicator is not registered, or not yet; the fault is kept.
     Deferred,
 }
 
@@ -102,9 +103,9 @@ impl<F: Clone, S: Clone, D> FaultRegistry<F, S, D> {
         self.state.lock()
     }
 
-    /// Registers a communicator. An earlier fault of it is its decided fault at once; `departure_fault` returns the
-    /// fault that the departure of a rank means. Returns whether an early fault was kept: this rank has then reported that
-    /// there is nothing to end.
+    /// Registers a communicator. A fault that arrived earlier becomes its decided fault at once; `departure_fault`
+    /// returns the fault that the departure of a rank means for it. Returns whether an early fault was kept: this rank
+    /// has then reported that there is nothing to end.
     pub(crate) fn register(
         &self,
         key: &Arc<str>,

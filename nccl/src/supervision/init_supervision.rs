@@ -1,5 +1,5 @@
-//! Communicators before NCCL is called: while their ranks exchange which of them take part, what each has checked, and
-//! which token of NCCL's to use; and the faults of those that fail.
+//! Communicators before NCCL is called: while their ranks exchange which of them take part, the results of their
+//! checks, and NCCL's token; and the faults of communicators that fail in this phase.
 //!
 //! There is no supervisor yet, and none is needed: such an exchange ends once, with the same outcome on all ranks, and
 //! everything here is derived from that outcome. So all ranks have the same rank, root, class and text, without another

@@ -1,7 +1,8 @@
-//! What NCCL itself has reported of the calls in which a rank waits: for the rank's report, and as a sentence.
+//! What NCCL itself has reported about the calls in which a rank waits: for the rank's report, and as a sentence.
 //!
-//! A rank looks when it announces that its operation timed out, before the abort: that ends kernels and transfers. NCCL's
-//! operations carry no number of ours; those enqueued between one call of a communicator and the next are of the first.
+//! A rank looks when it announces that its operation timed out, before the abort, because the abort ends kernels and
+//! transfers. NCCL's operations do not carry this crate's call numbers: operations enqueued between two calls of a
+//! communicator belong to the first of the two.
 
 use std::collections::VecDeque;
 
@@ -21,7 +22,7 @@ const CALLS: usize = 4;
 const OPERATIONS: usize = 32;
 const TRANSFERS: usize = 96;
 
-/// More channels than NCCL has.
+/// An upper bound of NCCL's number of channels.
 const CHANNELS: u32 = 256;
 
 /// See the module. Ranks are those of the communicator.
@@ -60,7 +61,7 @@ pub(super) struct OperationInside {
     pub(super) has_transfers: bool,
     #[serde(default)]
     pub(super) transfers: Vec<TransferInside>,
-    /// Whether some transfers are not among these.
+    /// Whether some transfers are missing from the list.
     #[serde(default)]
     pub(super) is_incomplete: bool,
 }
@@ -78,10 +79,11 @@ pub(super) struct TransferInside {
     pub(super) waits_for: Option<Wait>,
     /// Time since it last did a step.
     pub(super) still_ms: u64,
-    /// Time for which the oldest step has waited for the same.
+    /// Time for which the oldest step has waited for `waits_for`.
     #[serde(default)]
     pub(super) waits_ms: u64,
-    /// Time since its first step began, and the part of it for which the network had data that it had not taken.
+    /// Time since its first step began, and the part of that time in which the network had not yet taken data that it
+    /// was given.
     #[serde(default)]
     pub(super) age_ms: u64,
     #[serde(default)]
@@ -135,7 +137,7 @@ impl Wait {
         }
     }
 
-    /// Returns whether another rank, or the network, is waited for, or may be.
+    /// Returns whether this wait is, or may be, for another rank or the network.
     pub(super) fn is_for_others(self) -> bool {
         !matches!(self, Self::OwnGpu | Self::OwnGpuTakes | Self::Flush)
     }
@@ -164,7 +166,7 @@ impl TransferInside {
             (Some(wait), ..) => wait.text(&peer),
             (None, Some(_), true) => format!("sends to {peer}"),
             (None, Some(_), false) => format!("receives from {peer}"),
-            // Only transfers over the network tell their direction.
+            // Only network transfers report their direction.
             (None, None, _) => format!("moves data with {peer}"),
         };
         let channel = self.channel;
@@ -184,16 +186,17 @@ impl TransferInside {
 }
 
 impl OperationInside {
-    /// Of a call that was made at `begin` of the monotonic clock; `room` is for how many transfers there is room.
+    /// Describes an operation of a call that was made at `begin` on the monotonic clock; `room` is the number of
+    /// transfers that may still be kept.
     fn of(operation: &ObservedOperation, begin: u64, room: &mut usize) -> Self {
         let known = operation.transfers.iter();
-        // Without steps it is not known whether it is over: only the network's transfers say so.
+        // Without steps it is unknown whether a transfer is over: only network transfers report steps.
         let has_steps = operation.transfers.iter().any(|one| one.done.is_some());
         let mut transfers: Vec<_> = known
             .filter(|one| !has_steps || one.done.is_some())
             .filter_map(TransferInside::of)
             .collect();
-        // What waits for others shows most.
+        // Transfers that wait for others are the most informative.
         let waits = |one: &TransferInside| one.waits_for.is_some_and(Wait::is_for_others);
         transfers.sort_by_key(|one| (one.is_over, !waits(one), one.channel));
         let is_cut = transfers.len() > *room;
@@ -208,7 +211,7 @@ impl OperationInside {
             kernel: operation
                 .kernel
                 .map(|kernel| (kernel.started, kernel.ended)),
-            // NCCL looks at what is asked for before it reports the operation.
+            // NCCL reads the event mask before it reports the operation.
             has_transfers: asked_since.is_some_and(|since| since < begin),
             is_incomplete: operation.is_incomplete || is_cut,
             transfers,
@@ -266,7 +269,7 @@ impl CallInside {
             text += &format!(" and {} more operations", self.omitted);
         }
         let mut parts: Vec<String> = Vec::new();
-        // Of several operations, the first that is not over.
+        // Of several operations, describes the first that is not over.
         let is_over = |one: &&OperationInside| {
             one.kernel
                 .is_none_or(|(started, ended)| started > 0 && ended >= started)
@@ -306,13 +309,14 @@ impl CallInside {
 }
 
 impl InsideNccl {
-    /// Looks at the calls of a communicator that are not done. `None` where NCCL has reported nothing of them.
+    /// Reads what NCCL has reported about the calls of a communicator that are not done. `None` where it has reported
+    /// nothing.
     fn of(track: &Track) -> Option<Self> {
         let recording = recorder::read_one(track);
         let is_open = |state| !matches!(state, CallState::Done | CallState::Failed);
         let open = |call: &&recorder::Call| is_open(call.state);
         let since = recording.calls.iter().find(open)?.since;
-        // The same clock, with another zero.
+        // The recorder uses the same clock with another zero.
         let zero =
             profiler::monotonic_ns().saturating_sub(nanos(recorder::origin().monotonic.elapsed()));
         let query = CommunicatorQuery {
@@ -358,7 +362,7 @@ impl InsideNccl {
         self.calls.iter().find(|call| call.number == number)
     }
 
-    /// Limits what another rank has sent.
+    /// Bounds values that another rank has sent.
     pub(super) fn bounded(mut self, world_size: usize) -> Self {
         self.calls.truncate(CALLS);
         let mut room = TRANSFERS;
@@ -389,7 +393,7 @@ fn nanos(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What ranks of this process have seen before their abort: communicator's key, rank.
+/// What ranks of this process observed before their abort, by the communicator's key and the rank.
 static SEEN: Mutex<VecDeque<(String, usize, Option<InsideNccl>)>> = Mutex::new(VecDeque::new());
 
 /// How many observations are kept.
@@ -402,7 +406,7 @@ fn look(key: &str, rank: usize) -> Option<InsideNccl> {
     InsideNccl::of(track)
 }
 
-/// Keeps what is to be seen of a communicator now, for [`of`].
+/// Keeps the current observation of a communicator, for [`of`].
 pub(super) fn keep(key: &str, rank: usize) {
     let seen = look(key, rank);
     if seen.is_none() {
@@ -430,7 +434,7 @@ pub(super) fn sentences(track: &Track) -> Vec<(u64, String)> {
     calls.iter().map(sentence).collect()
 }
 
-/// Returns what was kept of a communicator, or what is to be seen now.
+/// Returns the kept observation of a communicator, or a current one.
 pub(super) fn of(key: &str, rank: usize) -> Option<InsideNccl> {
     let kept = {
         let all = SEEN.lock();

@@ -7,7 +7,7 @@ use nccl_diagnose::debug_log;
 
 use nccl_diagnose::preflight;
 
-/// Returns `cause` with the first warning of NCCL's log file, where that may explain more.
+/// Returns `cause` with the first warning in NCCL's log file, if the warning may explain more.
 pub(super) fn with_nccl_warning(mut cause: Cause) -> Cause {
     if cause.class == FaultClass::Failed && cause.origin_fault.is_none() {
         let first = debug_log::first_warning_soon();

@@ -20,7 +20,7 @@ fn like(seed: &[u8], random: &mut fastrand::Rng) -> Vec<u8> {
             1 => bytes.insert(at, SIGNS[random.usize(0..SIGNS.len())]),
             2 if bytes.len() > 1 => drop(bytes.remove(at)),
             3 if bytes.len() > 2 => bytes.truncate(at.max(1)),
-            // Mostly replaces a digit by another one, which still parses.
+            // Mostly replaces a digit with another digit, which still parses.
             _ => {
                 let digits = bytes.iter().enumerate();
                 let digits = digits.filter(|(_, byte)| byte.is_ascii_digit());

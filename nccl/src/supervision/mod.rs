@@ -1,7 +1,7 @@
 //! Fault propagation: a fault that ends a communicator on one rank ends it on all ranks, with one cause that all of them report.
 //!
-//! NCCL informs no other rank: the ranks of an aborted communicator wait for each other for ever, and what one of
-//! them reports after its own deadline is a consequence, not a cause. So the rank that gives a communicator
+//! NCCL does not inform other ranks: the ranks of an aborted communicator wait for each other for ever, and an error
+//! that one of them reports after its own deadline is a consequence, not a cause. So the rank that gives a communicator
 //! up announces that on its [`RankSession`](nccl_control::RankSession) before it aborts the communicator:
 //!
 //! ```text
@@ -14,9 +14,8 @@
 //!   returns its error, with the missing ranks     returns the same cause
 //! ```
 //!
-//! A rank that dies, or fails ([`World::fail`](crate::World::fail)), ends all communicators of which it is
-//! a member the same way; the coordinator's notice of it takes the place of an announcement. A rank that
-//! leaves in order ends nothing.
+//! A rank that dies, or fails ([`World::fail`](crate::World::fail)), ends all communicators of which it is a member the
+//! same way; the coordinator's notice takes the place of the announcement. A rank that leaves in order ends nothing.
 //!
 //! An error waits for the other ranks because, until they have aborted as well, their kernels may still write
 //! into memory of this rank over the peer-to-peer connections of the operation that failed, and the caller that
@@ -33,8 +32,9 @@
 //! - `fault_listener`: the notices of a session, and the communicators they concern;
 //! - `world_peers`: the ranks of a session, as its communicators see them; `attach`, `scope_recorder`: what this crate attaches
 //!   to a session;
-//! - `straggler_log`: log events for stragglers; `inside_nccl`: what NCCL reports of a call; `ras_evidence`: what its RAS service says; `local_evidence`: the warnings of NCCL and the exhausted resources of the
-//!   host, for an error.
+//! - `straggler_log`: log events for stragglers; `inside_nccl`: what NCCL reports about a call; `ras_evidence`: what
+//!   NCCL's RAS service reports; `local_evidence`: NCCL's warnings and the exhausted resources of the host, for an
+//!   error.
 //!
 //! (`cause`, `fault` and `roster` are in `nccl_base`.)
 //!

@@ -25,7 +25,7 @@ pub(super) const REPORT_TOPIC: &str = "report/";
 /// A coordinator without a heartbeat for this long counts as unresponsive.
 pub(super) const HEARTBEAT_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// Maximum number of diagnoses kept: for communicators that this rank does not have, no notice closes them.
+/// Maximum number of diagnoses kept. No notice closes a diagnosis of a communicator that this rank does not have.
 const MAX_PENDING: usize = 64;
 
 #[derive(Default)]
@@ -91,7 +91,7 @@ impl PendingDiagnoses {
 
     /// Records the report that rank `from` of the session sent.
     pub(super) fn record_report(&self, key: &str, from: usize, mut report: RankReport) {
-        // It comes from another process.
+        // The report comes from another process.
         report.host = report.host.map(HostEvidence::bounded);
         report.ras = report.ras.map(RasEvidence::bounded);
         let mut all = self.all.lock();

@@ -34,13 +34,13 @@ pub(super) struct RankReport {
     /// State on the other communicators of the process.
     pub(super) elsewhere: Vec<OtherCommunicator>,
     pub(super) warning: Option<FirstWarning>,
-    /// What the rank's host shows.
+    /// Evidence from the rank's host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) host: Option<HostEvidence>,
     /// What NCCL reports of the calls that are not done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) inside: Option<InsideNccl>,
-    /// What NCCL's RAS service said, if this rank has asked.
+    /// The answer of NCCL's RAS service, if this rank has queried it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) ras: Option<RasEvidence>,
 }
@@ -54,7 +54,7 @@ pub(super) struct EnteredCall {
     #[serde(rename = "place")]
     pub(super) collective_index: Option<u64>,
     pub(super) kind: String,
-    /// CUDA's handle of its stream, and when it was called: comparable among the calls of one rank, across
+    /// CUDA's handle of its stream, and the time of the call: comparable among the calls of one rank, across
     /// communicators.
     pub(super) stream: u64,
     pub(super) since_ns: u64,
@@ -75,7 +75,7 @@ pub(super) struct EnteredCall {
 pub(super) enum EnteredCallState {
     /// The call into NCCL has not returned.
     Issuing,
-    /// Work that is not the communicator's is in front of it.
+    /// The call is queued behind work that is not the communicator's.
     Queued,
     Pending,
     Done,
@@ -96,7 +96,7 @@ pub(super) struct OtherCommunicator {
     pub(super) pending_calls: Vec<EnteredCall>,
     #[serde(rename = "more")]
     pub(super) has_more_pending: bool,
-    /// Calls that waited long and are done since a moment ago: perhaps because a communicator was given up.
+    /// Calls that waited long and became done a moment ago: perhaps because a communicator was given up.
     #[serde(default, rename = "freed")]
     pub(super) recently_done: Vec<EnteredCall>,
     pub(super) sent: RunLengthCounts,
@@ -120,7 +120,7 @@ impl EnteredCall {
         format!("{} #{}", self.kind, self.number)
     }
 
-    /// Returns whether all ranks need each other in the call, so that it is done on all ranks once it is done on one.
+    /// Returns whether the call needs all ranks, so that it is done on all ranks once it is done on one.
     pub(super) fn is_symmetric(&self) -> bool {
         let kind = &self.kind[..];
         matches!(
@@ -129,8 +129,8 @@ impl EnteredCall {
         )
     }
 
-    /// Returns whether the call became done only lately, after a long wait: a rank whose operation timed out aborts before all
-    /// have reported, and so releases the calls behind its own.
+    /// Returns whether the call became done only lately, after a long wait. A rank whose operation timed out aborts
+    /// before all ranks have reported, and so releases the calls behind its own.
     fn is_recently_done(&self) -> bool {
         const LATELY: u64 = 1000;
         const AT_LEAST: u64 = 50;
@@ -189,7 +189,7 @@ impl RankReport {
         report
     }
 
-    /// Adds what the host shows: takes as long as `host_evidence::LIMIT`.
+    /// Adds evidence from the host, which takes up to `host_evidence::LIMIT`.
     pub(super) fn with_host(mut self) -> Self {
         let elsewhere = self.elsewhere.iter();
         let elsewhere = elsewhere.flat_map(|other| &other.pending_calls);
@@ -213,7 +213,7 @@ impl RankReport {
     }
 }
 
-/// Truncates the operations of `calls` to `room` in all; the first calls show most.
+/// Truncates the operations of `calls` to `room` in all, from the last calls on: the first calls show most.
 fn limit_operations<'c>(calls: impl Iterator<Item = &'c mut EnteredCall>, mut room: usize) {
     for call in calls {
         let kept = call.operations.len().min(room);
@@ -263,7 +263,7 @@ impl OtherCommunicator {
     }
 }
 
-/// Returns the calls that are kept, and the number of calls that all ranks enter.
+/// Returns the kept calls, and the number of calls that all ranks enter.
 fn entered_calls(track: &Track) -> (Vec<EnteredCall>, Option<u64>) {
     let recording = recorder::read_one(track);
     let now = recorder::origin().monotonic.elapsed();

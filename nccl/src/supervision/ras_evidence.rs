@@ -1,8 +1,8 @@
-//! What NCCL's own RAS service says of a communicator on which a rank is late.
+//! What NCCL's own RAS service reports about a communicator on which a rank is late.
 //!
-//! It is asked when a straggler is reported, by the rank that reports it, and not when the operation times out: then the abort
-//! begins, and RAS forgets the communicator. It is asked once per communicator: releases of NCCL have crashed when they were asked
-//! again and again.
+//! The rank that reports a straggler queries RAS at that moment, and not when the operation times out: then the abort
+//! begins, and RAS forgets the communicator. RAS is queried once per communicator: releases of NCCL have crashed when
+//! queried repeatedly.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -22,23 +22,23 @@ use nccl_sys::Version;
 /// The time for an answer: RAS itself waits 5 s for a process that does not answer.
 const TIMEOUT: Duration = Duration::from_secs(8);
 
-/// Releases whose RAS thread has crashed the process when it was asked.
+/// Releases whose RAS thread has crashed the process when queried.
 const CRASHES: [Version; 1] = [Version::new(2, 29, 7)];
 
-/// How many communicators are remembered, and how many ranks of an answer.
+/// Maximum number of communicators remembered, and of ranks of an answer.
 const KEPT: usize = 64;
 const RANKS: usize = 16;
 
-/// What RAS says of one communicator. Ranks are those of the communicator.
+/// What RAS reports about one communicator. Ranks are those of the communicator.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct RasEvidence {
-    /// How long before the report it was asked.
+    /// Time between the query and the report.
     age_ms: u64,
     lagging: Vec<Lagging>,
     /// Ranks whose RAS thread did not answer.
     unresponsive: Vec<usize>,
-    /// Ranks that RAS has given up.
+    /// Ranks that RAS considers dead.
     dead: Vec<usize>,
 }
 
@@ -53,7 +53,7 @@ struct Lagging {
 }
 
 impl RasEvidence {
-    /// Returns what a report has about the communicator with this number.
+    /// Returns what a report says about the communicator with this number.
     fn of(report: &RasReport, hash: u64) -> Option<Self> {
         let is_asked = |text: &str| {
             let digits = text.trim_start_matches("0x");
@@ -84,7 +84,7 @@ impl RasEvidence {
         })
     }
 
-    /// Limits what another rank has sent.
+    /// Bounds values that another rank has sent.
     pub(super) fn bounded(mut self) -> Self {
         self.lagging.truncate(RANKS);
         self.unresponsive.truncate(RANKS);
@@ -126,14 +126,15 @@ impl RasEvidence {
     }
 }
 
-/// A communicator that was asked about: its key, and when that was, with the answer, once there is one.
+/// A communicator that RAS was queried about: its key and, once there is an answer, the time of the query with the
+/// answer.
 type Asked = (String, Option<(Instant, RasEvidence)>);
 
 static ANSWERS: Mutex<VecDeque<Asked>> = Mutex::new(VecDeque::new());
 
-/// Asks about a communicator on a thread of its own, unless that was done before.
+/// Queries RAS about a communicator on a thread of its own, unless that was done before.
 pub(super) fn ask(key: &str, name: &str, rank: usize, world_size: usize) {
-    // Without the environment plugin, the service is not this process's, or older than its JSON.
+    // Without the environment plugin, the RAS service may be another process's, or older than its JSON answers.
     let is_safe = |version| !CRASHES.contains(&version);
     if !environment::taken_by().is_some_and(is_safe) {
         return;
@@ -185,7 +186,7 @@ pub(super) fn ask(key: &str, name: &str, rank: usize, world_size: usize) {
     }
 }
 
-/// Returns what RAS has said of a communicator.
+/// Returns RAS's answer about a communicator.
 pub(super) fn of(key: &str) -> Option<RasEvidence> {
     let answers = ANSWERS.lock();
     let (_, answer) = answers.iter().find(|(known, _)| known == key)?;

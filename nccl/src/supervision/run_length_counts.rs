@@ -1,7 +1,7 @@
 //! How many messages a rank has sent to, or received from, each other rank, as encoded in a report.
 //!
-//! The counts are mostly equal for many ranks in a row, so they are encoded in runs. Where a communicator is so large,
-//! and its exchanges so irregular, that there are more runs than [`RUNS`], the counts beyond are left out: they are
+//! The counts are mostly equal for many ranks in a row, so they are run-length encoded. If a communicator is so large
+//! and its exchanges so irregular that there are more than [`RUNS`] runs, the remaining counts are left out: they are
 //! unknown, and never read as zero.
 
 use serde::{Deserialize, Serialize};

@@ -39,7 +39,7 @@ pub(crate) struct ControlPlaneSupervisor {
     /// Key of the communicator on all ranks: made from NCCL's token, which is unique.
     key: Arc<str>,
     name: Arc<str>,
-    /// The ranks of the session that are its ranks, in order.
+    /// The communicator's ranks, as ranks of the session, in order.
     members: Arc<[usize]>,
     roster: Arc<Roster>,
     rank: usize,
@@ -52,7 +52,7 @@ pub(crate) struct ControlPlaneSupervisor {
     /// When this rank called the operation whose failure it announced.
     began: OnceLock<Instant>,
     target: OnceLock<AbortHandle>,
-    /// How long the other ranks may take to report that they released it.
+    /// How long the other ranks may take to report that they released the communicator.
     confirm_timeout: Duration,
     /// Set when the end is over: a sentence that names the ranks that did not release it, if any.
     unconfirmed_text: OnceLock<Option<String>>,
@@ -72,7 +72,7 @@ pub(crate) struct ControlPlaneSupervisor {
     last_queried: AtomicU64,
 }
 
-/// How long the end of a communicator takes on ranks that cannot be asked any more: they notice the loss of the
+/// How long to wait for the end of a communicator on ranks that can no longer report it: they notice the loss of the
 /// coordinator as well.
 const GRACE: Duration = Duration::from_millis(250);
 
@@ -102,7 +102,8 @@ fn decode_release(part: &[u8]) -> Option<ReleaseProgress> {
     })
 }
 
-/// Splits what a rank reports at the end of a communicator: the call in which it waited, and behind a zero what its host shows.
+/// Splits what a rank reports at the end of a communicator: the call in which it waited and, after a zero byte, the
+/// evidence from its host.
 fn split_part(part: &[u8]) -> (String, EvidencePart) {
     let part = part.get(1..).unwrap_or_default();
     let mut parts = part.splitn(2, |byte| *byte == 0);
@@ -199,7 +200,8 @@ impl ControlPlaneSupervisor {
             .is_ok()
     }
 
-    /// Delays the end report of a rank whose operation only timed out until there is a cause: the others may all have reported.
+    /// Delays the end report of a rank whose operation only timed out until a cause is decided: all other ranks may
+    /// have reported before.
     fn await_fault(&self) {
         let waits = self.announced.get().is_some_and(|own| !own.is_certain());
         let deadline = deadline_after(HEARTBEAT_TIMEOUT + GRACE);
@@ -225,13 +227,13 @@ impl ControlPlaneSupervisor {
         }
     }
 
-    /// Writes a decided fault that this rank derived itself, without the coordinator's order.
+    /// Writes a decided fault that this rank derived itself, without the coordinator's ordering.
     pub(super) fn fail_derived(&self, fault: Fault) {
         self.fault_listener
             .fail(&self.key, Arc::new(fault), self.members.to_vec());
     }
 
-    /// Returns the session, and which of its ranks the communicator's ranks are.
+    /// Returns the session, and the communicator's ranks as ranks of the session.
     pub(super) fn session(&self) -> (&Arc<RankSession>, &[usize]) {
         (&self.session, &self.members)
     }
@@ -253,8 +255,8 @@ impl ControlPlaneSupervisor {
             .unwrap_or_default()
     }
 
-    /// Returns what this rank's host shows, for the other ranks, encoded behind a zero; nothing where a diagnosis has collected
-    /// it, or the fault is none of a host.
+    /// Returns the evidence of this rank's host for the other ranks, encoded after a zero byte. Empty if a diagnosis
+    /// has collected it, if the class of the fault needs none, and above [`MAX_DETAILED_RANKS`] ranks.
     fn host_part(&self) -> Vec<u8> {
         let is_wanted = self.fault().is_some_and(|fault| match fault.class {
             FaultClass::Gone | FaultClass::Failed => true,
@@ -374,7 +376,7 @@ impl SupervisedCommunicator for ControlPlaneSupervisor {
 }
 
 impl Drop for ControlPlaneSupervisor {
-    /// Forgets the communicator, and reports the end of one that has failed and whose end is not over.
+    /// Forgets the communicator. If it has failed and its end is not over, reports the end.
     fn drop(&mut self) {
         let failed = self.fault_listener.fault_registry().forget(&self.key);
         if failed && self.unconfirmed_text.get().is_none() {

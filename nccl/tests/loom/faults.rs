@@ -1,9 +1,9 @@
-//! The fault decided for a communicator: a fault that comes before the communicator, while it is made, while it is dropped; two
-//! faults at once, and a death beside one.
+//! The fault decided for a communicator: a fault that arrives before the communicator, while it is made, or while it is
+//! dropped; two faults at once; and a death at the same time as a fault.
 //!
-//! What the threads of `supervision/{supervisor,fault_listener}.rs` do around the fault registry is repeated here: the fault
-//! listener begins the abort of a failed communicator, if that is set, and a supervisor that has found its decided fault begins
-//! it itself.
+//! These tests repeat what the threads of `supervision/{supervisor,fault_listener}.rs` do around the fault registry:
+//! the fault listener begins the abort of a failed communicator, if its target is set, and a supervisor that has found
+//! its decided fault begins the abort itself.
 
 use std::sync::Arc as Plain;
 
@@ -30,7 +30,7 @@ struct Rank {
     begun: AtomicUsize,
     /// `ControlPlaneSupervisor::unconfirmed_text`: whether its end has been reported, or will not be reported again.
     has_reported: AtomicBool,
-    /// How often its end was reported to the other ranks, which hear the first report only.
+    /// How often its end was reported to the other ranks, which use only the first report.
     said: AtomicUsize,
 }
 
@@ -169,7 +169,7 @@ fn a_death_ends_a_communicator_that_is_being_made_once_whenever_it_comes() {
 fn of_what_is_heard_one_after_the_other_the_first_is_the_verdict() {
     loom::model(|| {
         let rank = Rank::new();
-        // In the order in which all ranks hear.
+        // The notices, in the order in which all ranks receive them.
         let hearing = on_a_thread(&rank, |rank| {
             rank.fail(1);
             rank.mark_departed();
@@ -203,7 +203,7 @@ fn a_verdict_that_was_seen_stays() {
     });
 }
 
-/// A rank that hears of the end a second time waits for the others in vain: they do not report again.
+/// A rank that receives the end a second time waits for the others in vain: they do not report again.
 #[test]
 fn an_end_is_said_once_of_what_is_made_and_dropped_beside_a_fault() {
     loom::model(|| {

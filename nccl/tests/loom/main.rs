@@ -1,4 +1,4 @@
-//! What threads do to each other, in every interleaving.
+//! Every interleaving of threads that share state.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" cargo test -p nccl --test loom --release

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-/// The names by which `CUDA_VISIBLE_DEVICES` knows them; empty where there are none.
+/// Returns the names of the visible GPUs, as `CUDA_VISIBLE_DEVICES` writes them; empty without GPUs.
 ///
 /// # Errors
 /// A sentence, if the variable is no text.

@@ -8,7 +8,7 @@ use nccl::launch::{Event, Events, Stream};
 
 use crate::say;
 
-/// Reports that once of each stream, and of the first file: a full disk affects all files. Ends with the fleet.
+/// Reports each loss once per stream, and for the first file only: a full disk affects all files. Ends with the fleet.
 pub(crate) fn watch(events: Events, directory: Option<PathBuf>) -> io::Result<JoinHandle<()>> {
     let watch = move || {
         let mut directory = directory;

@@ -81,8 +81,8 @@ impl std::fmt::Display for Failed {
     }
 }
 
-/// The exit code of the surviving ranks: those that outlived the first death, and were not killed by a signal of their
-/// own; that of the report where none died.
+/// Returns the exit code of the surviving ranks: those that outlived the first death and were not killed by a signal of their
+/// own. Without a death, returns the report's code.
 fn code_of_those_left(report: &Report) -> u8 {
     let Some(first) = report.first.as_ref().map(|end| end.rank) else {
         return report.exit_code();
@@ -124,7 +124,7 @@ fn run(options: Options) -> Result<u8, Failed> {
     let fleet = builder.start(move |rank| {
         let mut command = Command::new(&program);
         command.args(&arguments);
-        // For programs that know other launchers only; the values of the user's shell are not about these ranks.
+        // For programs that only know other launchers. Values from the user's shell would not describe these ranks.
         for (name, number) in [
             ("RANK", rank),
             ("WORLD_SIZE", world_size),

@@ -374,7 +374,7 @@ fn time(name: &str, text: &str) -> Result<Duration, String> {
         .map_err(|_| format!("{name} {text}: not a time; write 500ms, 5s or 2m"))
 }
 
-/// Whether ranks can parse the address; whether they can reach it, they find out.
+/// Checks that ranks can parse the address. Only the ranks find out whether they can reach it.
 fn check_address(address: &str) -> Result<(), String> {
     if let Some(at) = address.rfind(",tcp:").max(address.rfind(",unix:")) {
         check_address(&address[..at])?;

@@ -75,7 +75,7 @@ impl Directory {
                 .any(|part| (&*part.snapshot.host, part.snapshot.pid) == (&end.host, end.pid))
         };
         let newest = ends.iter().map(|end| end.generation).max();
-        // A program behind a wrapper has another process than the launcher knows: then the generation decides.
+        // Behind a wrapper, the recorded process differs from the one that the launcher knows: then the generation decides.
         if !ends.iter().any(&has_recorded) && newest != Some(timeline.generation) {
             // Recordings of an earlier attempt, which are merged already.
             return None;
@@ -153,8 +153,8 @@ mod tests {
     use nccl::launch::{Fleet, Output};
     use std::process::Command;
 
-    /// The launcher's rank 1 has left, and its ranks 0 and 2 have gone on as ranks 0 and 1 of generation 1, of which rank 1
-    /// is killed.
+    /// The launcher's rank 1 has left. Its ranks 0 and 2 have continued as ranks 0 and 1 of generation 1, in which rank 1 is
+    /// killed.
     #[test]
     fn after_a_recovery_the_end_of_a_process_is_told_of_the_rank_that_it_was() {
         let place = tempfile::tempdir().expect("a directory");

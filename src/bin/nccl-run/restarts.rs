@@ -1,4 +1,4 @@
-//! Restarts failed ranks: each alone, while others of the world run, or all, when all have failed.
+//! Restarts failed ranks: each alone while other ranks of the world run, or all of them when all have failed.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -10,22 +10,22 @@ use crate::say;
 /// Within this time after the end of a rank, ends of other ranks have the same cause: a bug, or a `kill` of all.
 const TOGETHER: Duration = Duration::from_millis(50);
 
-/// After this time, a rank that was restarted alone counts as taken in, although the fleet has no report of it.
+/// After this time, a rank that was restarted alone counts as a member of the world, even without a report to the fleet.
 const TAKEN_IN: Duration = Duration::from_secs(60);
 
 /// The settings of restarts.
 pub(crate) struct Restarts {
-    /// Restarts that are left.
+    /// The remaining restarts.
     pub(crate) left: u32,
-    /// How long other ranks may go on when no restart is left.
+    /// How long other ranks may continue when no restart is left.
     pub(crate) linger: Duration,
     /// Whether there are ranks on other machines, which this process does not see.
     pub(crate) has_others: bool,
 }
 
-/// Restarts each failed rank: alone while others of the world run, and all where all have failed. A failure ends all
-/// ranks when no restart is left, or when a rank has ended well and none is left that could take another in. Returns
-/// when no rank runs any more.
+/// Restarts each failed rank: alone while other ranks of the world run, and all ranks if all have failed. A failure ends all
+/// ranks when no restart is left, or when a rank has ended successfully and no rank is left that a restarted one could join.
+/// Returns when no rank runs any more.
 pub(crate) fn one_by_one(
     fleet: &Fleet,
     restarts: Restarts,
@@ -37,7 +37,7 @@ pub(crate) fn one_by_one(
         has_others,
     } = restarts;
     let mut events = fleet.events();
-    // When ranks were restarted alone that may still look for the others.
+    // The times at which ranks were restarted alone, for ranks that may still be looking for the others.
     let mut alone: HashMap<usize, Instant> = HashMap::new();
     // Ends before a restart of all ranks no longer count.
     let mut since = 0;
@@ -119,7 +119,7 @@ pub(crate) fn one_by_one(
                 }
             }
         }
-        // Unless a failed rank runs again by now.
+        // Not if a failed rank has been restarted meanwhile.
         if finished && let Some(report) = fleet.wait_timeout(Duration::ZERO) {
             return report;
         }
@@ -131,7 +131,7 @@ fn is_failure(event: &Event) -> bool {
     matches!(event, Event::Exited(end) if end.is_failure())
 }
 
-/// Whether a running rank could take one in: ranks that only look for the others cannot.
+/// Whether a running rank could admit a restarted one: ranks that are still looking for the others cannot.
 fn is_any_left(
     fleet: &Fleet,
     running: &HashSet<usize>,

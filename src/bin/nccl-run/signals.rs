@@ -9,7 +9,7 @@
 //! | SIGUSR1, SIGUSR2 | passed on to the ranks' first processes |
 //! | SIGCONT, SIGWINCH | passed on |
 //! | SIGTSTP | passed on, and this process stops as well |
-//! | SIGCHLD, as the first process of a container | the dead that were left to it are buried ([`orphans`]) |
+//! | SIGCHLD, as the first process of a container | the exit status of orphans is collected ([`orphans`]) |
 //!
 //! Signals that were ignored when this process was started (SIGHUP under `nohup`, say) stay ignored.
 

@@ -1,4 +1,4 @@
-//! Ranks that do not work together: operations that hang, operations that an abort ends, and the state afterwards.
+//! Ranks that do not work together: hanging operations, operations that an abort ends, and the state afterwards.
 
 use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op};
 

@@ -1,4 +1,4 @@
-//! What NCCL answers without a GPU.
+//! The behaviour of NCCL without a GPU.
 
 use std::ffi::c_int;
 use std::ptr::{null, null_mut};

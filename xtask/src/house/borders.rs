@@ -1,4 +1,4 @@
-//! Which crates of the workspace may use which, and dependencies that some of them must not have at all.
+//! The dependencies that are allowed between crates of the workspace, and external dependencies that some must not have.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -7,8 +7,7 @@ use serde_json::Value;
 
 use crate::{Result, workspace};
 
-/// For each crate of the product those of the workspace that it may use directly; other crates of the workspace may use
-/// all.
+/// For each crate of the product, the workspace crates that it may use directly. Other crates of the workspace may use all.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("nccl-sys", &[]),
     ("lsa-protocol", &[]),
@@ -54,10 +53,10 @@ const UNKNOWN: &[(&str, &[&str])] = &[
     ("cuda-emulator", &["nccl-sys"]),
 ];
 
-/// The most packages that `nccl` may bring without its default features, itself included: NCCL in one process alone.
+/// The most packages that `nccl` may pull in without its default features, including itself: NCCL in a single process.
 const MOST_OF_CORE: usize = 34;
 
-/// Fails with every dependency that is not allowed, and every crate that is in no table.
+/// Fails for every dependency that is not allowed, and every crate that is in no table.
 pub(crate) fn check() -> Result {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--format-version=1", "--offline"])
@@ -106,7 +105,7 @@ pub(crate) fn check() -> Result {
     }
 }
 
-/// The number of packages of a program that uses `nccl` without its default features.
+/// Returns the number of packages of a program that uses `nccl` without its default features.
 fn packages_of_core() -> Result<usize> {
     let output = Command::new(env!("CARGO"))
         .args(["tree", "--package=nccl", "--no-default-features"])

@@ -1,18 +1,18 @@
-//! Which file uses which, and where names are defined.
+//! The uses between files, and the definitions of names.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::sources::{File, Sources};
 
 pub(super) struct Graph {
-    /// The rooms of the files: the first part of their module, or the file's own name in the root.
+    /// The room of each file: the first part of its module, or the file's own name in the root.
     room_of: Vec<String>,
     paths: Vec<String>,
     /// For each file, the files that it uses.
     uses: Vec<BTreeSet<usize>>,
 }
 
-/// How often a name is followed from one `use` to the next.
+/// The most `use` items that a name is followed through.
 const HOPS: u32 = 8;
 
 pub(super) fn of(sources: &Sources) -> Graph {
@@ -53,7 +53,7 @@ impl<'a> Modules<'a> {
         Self { files, by_path }
     }
 
-    /// The file that defines the item of a path, and the item's path there.
+    /// Returns the file that defines the item of a path, and the item's path there.
     pub(super) fn resolve(&self, path: &[String]) -> Option<(usize, Vec<String>)> {
         let mut path = path.to_vec();
         for _ in 0..HOPS {
@@ -63,11 +63,11 @@ impl<'a> Modules<'a> {
             }
         }
         let (depth, at) = self.file_of(&path);
-        // In the root, a name that is no module of the crate is another crate, or a macro.
+        // In the root, a name that is not a module of the crate is another crate, or a macro.
         (depth > 0 || path.is_empty()).then_some((at, path))
     }
 
-    /// The file of a path, and how much of the path is its module.
+    /// Returns the file of a path, and the number of parts of the path that are its module.
     fn file_of(&self, path: &[String]) -> (usize, usize) {
         let depths = (0..=path.len()).rev();
         let mut found =
@@ -75,7 +75,7 @@ impl<'a> Modules<'a> {
         found.next().unwrap_or((0, 0))
     }
 
-    /// The path that a `use` item substitutes for a path.
+    /// Returns the path that a `use` item substitutes for a path.
     fn further(&self, path: &[String]) -> Option<Vec<String>> {
         let (depth, at) = self.file_of(path);
         let file = &self.files[at];
@@ -84,7 +84,7 @@ impl<'a> Modules<'a> {
                 return Some([&import[..], &path[depth..]].concat());
             }
         }
-        // A name that is not imported is the file's own, or of a glob that has it.
+        // A name that is not imported is defined in the file, or imported by a glob.
         file.globs.iter().find_map(|(module, other)| {
             let rest = path.strip_prefix(&module[..])?;
             let is_own = file.items.contains(path.get(..=module.len())?);
@@ -109,7 +109,7 @@ impl Graph {
         rooms.filter(|room| !room.is_empty()).collect()
     }
 
-    /// Rooms that use each other in cycles.
+    /// Returns rooms that use each other in cycles.
     pub(super) fn rooms_in_knots(&self) -> Vec<Vec<String>> {
         let names: Vec<&str> = self.names().into_iter().collect();
         let number = |room: &str| names.binary_search(&room).ok();
@@ -126,7 +126,7 @@ impl Graph {
         named(tied(&uses), |at| names[at].to_owned())
     }
 
-    /// Which file uses which, among files in cycles.
+    /// Returns the uses between files in cycles.
     pub(super) fn ties(&self) -> Vec<(&str, &str)> {
         let mut ties = Vec::new();
         for circle in tied(&self.uses) {
@@ -138,7 +138,7 @@ impl Graph {
         ties
     }
 
-    /// Files that use each other in cycles.
+    /// Returns files that use each other in cycles.
     pub(super) fn circles(&self) -> Vec<Vec<String>> {
         named(tied(&self.uses), |at| self.paths[at].clone())
     }
@@ -152,7 +152,7 @@ fn named(groups: Vec<Vec<usize>>, name: impl Fn(usize) -> String) -> Vec<Vec<Str
         .collect()
 }
 
-/// The strongly connected components of more than one node.
+/// Returns the strongly connected components of more than one node.
 fn tied(uses: &[BTreeSet<usize>]) -> Vec<Vec<usize>> {
     let mut order = Vec::new();
     let mut seen = vec![false; uses.len()];

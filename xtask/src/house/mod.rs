@@ -1,4 +1,4 @@
-//! `cargo xtask house`: the structure of the crates, as numbers. Run on another tree, it shows what has changed since.
+//! `cargo xtask house`: the structure of the crates, in numbers. Run on another tree, it shows the changes since then.
 //!
 //! - `sources`: the files, their modules, and their code without tests and comments;
 //! - `graph`: which file uses which, and cycles;
@@ -33,7 +33,7 @@ const CRATES: &[&str] = &[
     "nccl-candle",
 ];
 
-/// Types whose methods are to be in few files: their crates, and paths to them.
+/// Types whose methods should be in few files: their crates, and paths to them.
 const OWNERS: &[(&str, &str)] = &[
     ("nccl", "Communicator"),
     ("crates/nccl-core", "Communicator"),

@@ -1,4 +1,4 @@
-//! The files of a crate: their modules, definitions and uses, and how much of them is code.
+//! The files of a crate: their modules, definitions and uses, and their amount of code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -27,13 +27,13 @@ pub(super) struct File {
     pub(super) module: Names,
     /// Lines that are neither blank nor comments nor tests.
     pub(super) code: usize,
-    /// The items that it defines, in modules of its own as well.
+    /// The items that the file defines, including those in inline modules.
     pub(super) items: BTreeSet<Names>,
     /// Names that its `use` items import, each as a path of the importing module, and their targets.
     pub(super) imports: BTreeMap<Names, Names>,
     /// Modules that import all names of another one, with that one.
     pub(super) globs: Vec<(Names, Names)>,
-    /// The paths in its code, in the arguments of macros as well. A path may begin with a name that is not of this
+    /// The paths in the file's code, including the arguments of macros. A path may begin with a name from outside of this
     /// crate.
     pub(super) paths: BTreeSet<Names>,
     /// Types with inherent methods here.
@@ -60,7 +60,7 @@ pub(super) fn read(directory: &Path) -> Result<Sources> {
 /// A module that has a file of its own.
 pub(super) struct Child {
     module: Names,
-    /// From its attribute `path`.
+    /// The path in its attribute `path`.
     place: Option<String>,
 }
 
@@ -118,15 +118,15 @@ fn find(directory: &Path, path: &str, child: &Child) -> Result<String> {
 }
 
 struct Reader {
-    /// The module that is being read: the file's, or one within it.
+    /// The module being read: the file's own, or an inline module.
     module: Names,
-    /// First and last lines of code that exists in tests alone.
+    /// First and last lines of code that is only compiled for tests.
     tests: Vec<(usize, usize)>,
     file: File,
     children: Vec<Child>,
 }
 
-/// Whether an item exists in tests alone.
+/// Returns whether an item is only compiled for tests.
 fn is_test(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         syn::Meta::List(list) if attribute.path().is_ident("cfg") => {
@@ -182,7 +182,7 @@ fn names(path: &syn::Path) -> Names {
 }
 
 impl Reader {
-    /// A path in the module that is being read, from the root. A path into another crate becomes one that does not
+    /// Returns the path from the root, for a path in the module being read. A path into another crate becomes one that does not
     /// exist.
     fn rooted(&self, path: &[String]) -> Names {
         let mut base = self.module.clone();
@@ -211,7 +211,7 @@ impl Reader {
         child
     }
 
-    /// Records a path in the code; a name alone is of this file, or was imported.
+    /// Records a path in the code. A single name is defined in this file, or was imported.
     fn note(&mut self, path: &[String]) {
         if path.len() > 1 {
             let path = self.rooted(path);
@@ -219,7 +219,7 @@ impl Reader {
         }
     }
 
-    /// Notes the paths among the tokens of a macro.
+    /// Records the paths among the tokens of a macro.
     fn scan(&mut self, tokens: TokenStream) {
         let (mut path, mut colons) = (Vec::new(), 0);
         for token in tokens {
@@ -246,7 +246,7 @@ impl Reader {
         self.note(&path);
     }
 
-    /// Whether an item with these attributes exists in tests alone, and is left out.
+    /// Returns whether an item with these attributes is only compiled for tests, and is left out.
     fn leaves_out(&mut self, attributes: &[syn::Attribute], span: Span) -> bool {
         let is_test = is_test(attributes);
         if is_test {
@@ -298,7 +298,7 @@ impl Reader {
     }
 }
 
-/// Visits nodes that need not be items only where they exist without tests.
+/// Visits nodes that may not be items, unless they are only compiled for tests.
 macro_rules! without_tests {
     ($($visit:ident($node:ident);)*) => {$(
         fn $visit(&mut self, node: &'ast syn::$node) {
@@ -393,7 +393,7 @@ impl<'ast> Visit<'ast> for Reader {
         self.scan(mac.tokens.clone());
     }
 
-    /// The path of a visibility is no use.
+    /// The path of a visibility is not a use.
     fn visit_vis_restricted(&mut self, _: &'ast syn::VisRestricted) {}
 }
 

@@ -1,6 +1,6 @@
-//! The files of `tests/` and `benches/` that must be named in the manifest beside them: Cargo finds tests and
-//! benchmarks automatically only in folders of these names within a package. And those of a test binary that is made of
-//! many files: the compiler says nothing of a file that no module names.
+//! The files of `tests/` and `benches/` that must be named in the manifest beside them: Cargo finds tests and benchmarks
+//! automatically only in folders with these names within a package. Also checks the files of test binaries with many files: the
+//! compiler does not report a file that no module declares.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::{Result, workspace};
 
 const FOLDERS: [&str; 2] = ["tests", "benches"];
 
-/// Fails with every file that is no target, and so would never run.
+/// Fails for every file that is not a target, and so would never run.
 pub(crate) fn check() -> Result {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--format-version=1", "--offline"])
@@ -47,7 +47,7 @@ pub(crate) fn check() -> Result {
     }
 }
 
-/// The files and folders of a binary that are no modules of its `main.rs`.
+/// Returns the files and folders of a binary that its `main.rs` does not declare as modules.
 fn unnamed(folder: &Path, main: &str) -> Result<Vec<PathBuf>> {
     let modules = modules(main);
     let mut unnamed = Vec::new();

@@ -1,8 +1,8 @@
-//! Hosts for launchers: network, PID, UTS, IPC and mount namespaces, joined by a switch.
+//! Hosts for launchers: network, PID, UTS, IPC and mount namespaces, connected by a switch.
 //!
-//! Each host has a first process, a shell that waits on a pipe of this program. The kernel kills all processes of a host
-//! with its first one, and removes its interfaces: dropping [`Hosts`], or the end of this program however it comes, leaves
-//! nothing behind. The network namespaces have no names in `/run/netns`.
+//! Each host has a first process, a shell that waits on a pipe of this program. When that process ends, the kernel kills all
+//! processes of its host and removes its interfaces. So nothing remains after [`Hosts`] is dropped, or after this program ends
+//! in any way. The network namespaces have no names in `/run/netns`.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -43,7 +43,7 @@ pub(super) struct Hosts {
     // Before the switch, in this order: a host's cable ends there.
     hosts: Vec<Host>,
     switch: Host,
-    /// Files that the hosts have mounted, and those of a cluster on them.
+    /// The files that the hosts have mounted, including those of a cluster.
     directory: tempfile::TempDir,
 }
 
@@ -54,7 +54,7 @@ struct Host {
 }
 
 impl Hosts {
-    /// `names[i]` has the address 10.79.0.`i+1`.
+    /// Creates the hosts; `names[i]` has the address 10.79.0.`i+1`.
     pub(super) fn new(names: &[&str], knows: Names) -> Result<Self> {
         let directory = tempfile::Builder::new()
             .prefix("nccl-launchers-")
@@ -103,12 +103,12 @@ impl Hosts {
         &self.hosts[host].name
     }
 
-    /// A command on a host, with `program` and its arguments to follow.
+    /// Returns a command that runs on a host; `program` and its arguments are to be appended.
     pub(super) fn command(&self, host: usize) -> Command {
         self.hosts[host].command()
     }
 
-    /// The processes on these hosts that run `program`: process number outside, and environment.
+    /// Returns the processes on these hosts that run `program`: process number outside, and environment.
     pub(super) fn processes(&self, program: &Path) -> Vec<Process> {
         let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
         let own: Vec<PathBuf> = self
@@ -141,7 +141,7 @@ impl Hosts {
         found
     }
 
-    /// Ends a host as a loss of power does: first its cable, so that its kernel closes no connection.
+    /// Ends a host as a power failure does: disconnects the cable first, so that the host's kernel closes no connection.
     pub(super) fn lose(&self, host: usize) -> Result {
         self.switch.run(&format!("ip link set port{host} down"))?;
         self.hosts[host].end();

@@ -1,4 +1,4 @@
-//! A job that a launcher runs on [`Hosts`]: its processes, its output, and its end, each within a limit.
+//! A job that a launcher runs on [`Hosts`]: its processes, its output, and its end, each wait with a limit.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::Result;
 
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The variables with the rank of a process; the launcher that started it last comes first.
+/// The variables with the rank of a process; those of inner launchers come first.
 const RANKS: [&str; 4] = [
     "NCCL_RUN_RANK",
     "OMPI_COMM_WORLD_RANK",
@@ -63,13 +63,13 @@ impl<'h> Job<'h> {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// How many lines have these words.
+    /// Returns the number of lines that contain these words.
     pub(super) fn says(&self, words: &str) -> usize {
         let output = self.output();
         output.lines().filter(|line| line.contains(words)).count()
     }
 
-    /// The exit codes of all launchers, once all have ended within `limit`.
+    /// Returns the exit codes of all launchers, once all have ended within `limit`.
     pub(super) fn ended(&mut self, limit: Duration) -> Result<Option<Vec<i32>>> {
         let end = Instant::now() + limit;
         let mut codes = Vec::new();
@@ -77,14 +77,14 @@ impl<'h> Job<'h> {
             let Some(status) = wait(launcher, end)? else {
                 return Ok(None);
             };
-            // nsenter ends by the signal that ended its child.
+            // nsenter ends with the signal that ended its child.
             use std::os::unix::process::ExitStatusExt as _;
             codes.push(status.code().unwrap_or(128 + status.signal().unwrap_or(0)));
         }
         Ok(Some(codes))
     }
 
-    /// Waits until `count` lines have these words; `false` where the launchers ended before, or at the limit.
+    /// Waits until `count` lines contain these words; returns `false` if the launchers end earlier, or at the limit.
     pub(super) fn await_words(
         &mut self,
         words: &str,
@@ -104,7 +104,7 @@ impl<'h> Job<'h> {
         }
     }
 
-    /// The ranks that live.
+    /// Returns the living ranks.
     pub(super) fn ranks(&self) -> Vec<(usize, Process)> {
         let rank = |process: Process| {
             let value = RANKS.iter().find_map(|name| process.variables.get(*name))?;
@@ -145,7 +145,7 @@ impl Drop for Job<'_> {
     }
 }
 
-/// The status of a process that ends before `end`.
+/// Returns the status of a process that ends before `end`.
 pub(super) fn wait(child: &mut Child, end: Instant) -> Result<Option<ExitStatus>> {
     loop {
         if let Some(status) = child.try_wait()? {

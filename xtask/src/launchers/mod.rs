@@ -4,10 +4,9 @@
 //! cargo xtask launchers [--write] [--allow-missing] [--only WORD]
 //! ```
 //!
-//! Every launcher runs on hosts that are namespaces ([`hosts`]): one for the rows of one machine, three and a login host
-//! for those of several. A trial whose outcome is not the expected one is a failure, with the output of its job. Needs
-//! root, iproute2 and util-linux; a launcher that is not installed is an error, or with `--allow-missing` said to be not
-//! tested.
+//! Every launcher runs on hosts that are namespaces ([`hosts`]): one host for the rows of one machine, three and a login host
+//! for those of several. A trial with an unexpected outcome is a failure, reported with the output of its job. Needs root,
+//! iproute2 and util-linux. A launcher that is not installed is an error, or with `--allow-missing` is reported as not tested.
 
 mod hosts;
 mod job;
@@ -102,10 +101,10 @@ impl Library {
     }
 }
 
-/// Hosts, and what is tried on them.
+/// Hosts, and the trials on them.
 struct Site {
     tools: Vec<Tool>,
-    /// Behind the launcher's version.
+    /// Text after the launcher's version.
     about: &'static str,
     hosts: &'static [&'static str],
     names: Names,
@@ -117,7 +116,7 @@ struct Site {
 
 const ONE: &[&str] = &["node"];
 const THREE: &[&str] = &["node1", "node2", "node3", "login"];
-/// Of [`THREE`].
+/// The index of the login host in [`THREE`].
 const LOGIN: usize = 3;
 
 const NO_FLAG: &str = "–";
@@ -126,7 +125,7 @@ fn words(line: &'static str) -> Vec<&'static str> {
     line.split(' ').collect()
 }
 
-/// A trial of `ranks` ranks, by one command on `host`.
+/// Returns a trial of `ranks` ranks, by one command on `host`.
 fn trial(
     what: What,
     host: usize,
@@ -384,7 +383,7 @@ fn on_each(trial: Trial) -> Trial {
     }
 }
 
-/// A site of its own: the node does not come back.
+/// A separate site, because the lost node does not return.
 fn lost_node(line: &'static str, expected: Outcome, flag: &'static str) -> Site {
     Site {
         tools: vec![Tool::Slurm],
@@ -475,7 +474,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     }
 }
 
-/// The row of what is not run: torchrun needs PyTorch.
+/// The row of a launcher that is not run: torchrun needs PyTorch.
 fn torchrun() -> Row {
     eprintln!(
         "launchers: NOT TESTED: torchrun: PyTorch's wheel for Linux brings CUDA along and is not fetched; its variables are \
@@ -491,7 +490,8 @@ fn torchrun() -> Row {
     }
 }
 
-/// What the ranks get, whatever launches them. Open MPI refuses to run as root, and more ranks than cores, without its part.
+/// Returns the environment of the ranks, for any launcher. One part is for Open MPI, which otherwise refuses to run as root, or
+/// with more ranks than cores.
 fn environment(which: Library, library: &std::path::Path) -> Vec<(String, String)> {
     let mut pairs = vec![
         ("NCCL_EMULATOR", "1"),
@@ -511,7 +511,7 @@ fn environment(which: Library, library: &std::path::Path) -> Vec<(String, String
     pairs.into_iter().map(owned).collect()
 }
 
-/// Runs the trials of a site with one library; rows of those that came out as expected.
+/// Runs the trials of a site with one library; returns rows of the trials with the expected outcome.
 fn try_all(
     site: &Site,
     launcher: &str,
@@ -550,7 +550,7 @@ fn try_all(
     Ok(())
 }
 
-/// Makes the secret of the jobs on these hosts, readable by this user alone.
+/// Creates the secret of the jobs on these hosts, readable by this user only.
 fn secret(hosts: &Hosts) -> Result {
     let path = hosts.directory().join(trial::SECRET);
     workspace::run(

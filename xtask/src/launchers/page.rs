@@ -25,7 +25,7 @@ const HEADER: &str = "| launcher | command line | NCCL | what was run | result |
                       |---|---|---|---|---|---|\n";
 
 impl Row {
-    /// Whether they differ in the library alone.
+    /// Returns whether two rows differ only in the library.
     fn is_like(&self, other: &Self) -> bool {
         let bare = |row: &Self| Self {
             library: String::new(),
@@ -48,7 +48,7 @@ impl Row {
     }
 }
 
-/// The table. Rows that differ in the library alone become one.
+/// Returns the table. Rows that differ only in the library are merged.
 pub(super) fn table(rows: &[Row]) -> String {
     let mut merged: Vec<Row> = Vec::new();
     for row in rows {
@@ -64,7 +64,7 @@ pub(super) fn table(rows: &[Row]) -> String {
     text
 }
 
-/// The page, as before, between and behind the markers.
+/// Returns the parts of the page before, between and after the markers.
 fn parts(page: &str) -> Result<(&str, &str, &str)> {
     let parts = page.split_once(BEGIN).and_then(|(before, rest)| {
         let (between, behind) = rest.split_once(END)?;
@@ -98,7 +98,7 @@ pub(super) fn check(table: &str) -> Result {
     }
 }
 
-/// A table without the versions of launchers: numbers with points in the first cell.
+/// Returns a table without the versions of launchers: numbers with points in the first cell.
 fn shape(table: &str) -> Vec<String> {
     let line = |line: &str| {
         let mut cells = line.splitn(3, '|');

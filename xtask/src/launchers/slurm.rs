@@ -1,4 +1,4 @@
-//! A Slurm of a run: munge with a key of its own, a controller, and a slurmd on each node.
+//! The Slurm of a run: munge with a separate key, a controller, and a slurmd on each node.
 //!
 //! All daemons are processes of [`Hosts`] and end with them. Nodes have an address in the configuration (`NodeAddr`), so
 //! that Slurm itself works where names do not resolve. There may be neither systemd nor control groups: processes are tracked by
@@ -15,10 +15,10 @@ use super::hosts::{Hosts, address};
 use super::job::wait;
 use crate::Result;
 
-/// The limit of a daemon's start, and of the nodes to become idle.
+/// The limit for a daemon to start, and for the nodes to become idle.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// CPUs of a node: more than the ranks of any job.
+/// The CPUs of a node: more than the ranks of any job.
 const CPUS: u32 = 8;
 
 /// Starts Slurm: the controller on the last host, nodes on the first `nodes` hosts. Returns the path of `slurm.conf`.
@@ -28,7 +28,7 @@ pub(super) fn start(hosts: &Hosts, nodes: usize, controller: usize) -> Result<Pa
     let mut random = [0; 128];
     File::open("/dev/urandom")?.read_exact(&mut random)?;
     fs::write(&key, random)?;
-    // munged refuses a key that others can read.
+    // munged refuses a key that other users can read.
     let mut permissions = fs::metadata(&key)?.permissions();
     std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o400);
     fs::set_permissions(&key, permissions)?;
@@ -37,7 +37,7 @@ pub(super) fn start(hosts: &Hosts, nodes: usize, controller: usize) -> Result<Pa
         &configuration,
         text(hosts, nodes, controller, &directory.to_string_lossy()),
     )?;
-    // Otherwise slurmd looks for control groups, and ends where there are none.
+    // Without this, slurmd looks for control groups, and ends if there are none.
     fs::write(directory.join("cgroup.conf"), "CgroupPlugin=cgroup/v1\n")?;
     fs::create_dir_all(directory.join("state"))?;
     let mut munged: Vec<usize> = (0..nodes).collect();
@@ -108,7 +108,8 @@ fn text(hosts: &Hosts, nodes: usize, controller: usize, directory: &str) -> Stri
     text
 }
 
-/// Runs a program that becomes a daemon. Its output goes to a file: a daemon that keeps a pipe would keep its reader.
+/// Runs a program that becomes a daemon. Its output goes to a file: a daemon that holds a pipe open would block the pipe's
+/// reader.
 fn daemon(hosts: &Hosts, host: usize, words: &[&str]) -> Result {
     let directory = hosts.directory();
     let said = directory.join("daemon.out");

@@ -1,4 +1,4 @@
-//! What is tried under a launcher, and what comes of it.
+//! The trials under a launcher, and their outcomes.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,25 +9,25 @@ use super::hosts::Hosts;
 use super::job::Job;
 use crate::{Result, workspace};
 
-/// The limit of a job, of a failover, and of a launcher's end: many times what each takes on two busy cores.
+/// The limit of a job, of a failover, and of a launcher's end: many times their usual duration on two busy cores.
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// How long ranks must live after they have gone on: longer than a launcher takes to end them.
+/// How long ranks must live after a failover: longer than a launcher takes to end them.
 const HELD: Duration = Duration::from_secs(4);
 
-/// The same after a host was lost: Slurm notices after its `SlurmdTimeout`, 10 s here.
+/// The same after the loss of a host: Slurm notices after its `SlurmdTimeout`, 10 s here.
 const HELD_AFTER_A_HOST: Duration = Duration::from_secs(40);
 
-/// The rank that is killed. Not the coordinator: launchers treat all alike, and the others go on in the same way.
+/// The rank that is killed. It is not the coordinator: launchers treat all ranks alike, and a failover works in the same way.
 const VICTIM: usize = 1;
 
-/// What is run.
+/// The kind of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     Benchmark,
     /// A rank is killed by SIGKILL.
     Death,
-    /// The last host ends, with all that is on it.
+    /// The last host ends, with all its processes.
     LostHost,
     Doctor,
 }
@@ -58,27 +58,27 @@ impl fmt::Display for What {
     }
 }
 
-/// How the others know of a death.
+/// The source of the other ranks' knowledge of a death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cause {
     /// From the launcher, which takes part in the world.
     Signal,
     /// From the kernel of their host.
     Ended,
-    /// From the host of the rank, where nothing listens any more.
+    /// From the host of the rank, on which nothing listens any more.
     Refused,
     /// The host does not answer.
     Unreachable,
 }
 
 impl Cause {
-    /// Whether a line of a survivor says so.
+    /// Returns whether a line of a survivor reports this cause.
     fn is_in(self, line: &str) -> bool {
         let words = match self {
             Self::Signal => "killed by SIGKILL",
             Self::Ended => "ended without goodbye: it died",
             Self::Refused => "its host refuses connections to the address at which it listened",
-            // Why follows: TCP has given up, no packet comes back, or no host has the address.
+            // The reason follows this text: TCP has given up, no packet comes back, or no host has the address.
             Self::Unreachable => "its connection broke without goodbye",
         };
         line.contains("is gone: ") && line.contains(words)
@@ -96,7 +96,7 @@ impl fmt::Display for Cause {
     }
 }
 
-/// What comes of a trial.
+/// The outcome of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Right {
@@ -106,16 +106,16 @@ pub(super) enum Outcome {
         survivors: usize,
         cause: Cause,
     },
-    /// The launcher ends the survivors, and says of what the first died.
+    /// The launcher ends the survivors, and reports the signal that killed the rank.
     Ended,
-    /// The launcher ends the survivors after they have gone on: the node of one is lost.
+    /// The launcher ends the survivors after their failover: a node is lost.
     EndedLater,
-    /// No error; no warning but that the hosts share a kernel.
+    /// There is no error, and no warning except that the hosts share a kernel.
     Communicates {
         ranks: usize,
         one_kernel: bool,
     },
-    /// The ranks end with an error that says how to set the address.
+    /// The ranks end with an error that explains how to set the address.
     NoAddress,
 }
 
@@ -151,14 +151,14 @@ impl fmt::Display for Outcome {
 /// A trial under a launcher.
 pub(super) struct Trial {
     pub(super) what: What,
-    /// For each launcher its host, and its words, of which [`PROGRAM`], [`NCCL_RUN`] and [`SECRET`] are filled in.
+    /// For each launcher, its host and its words, in which [`PROGRAM`], [`NCCL_RUN`] and [`SECRET`] are replaced.
     pub(super) commands: Vec<(usize, Vec<&'static str>)>,
     pub(super) variables: Vec<(&'static str, &'static str)>,
-    /// The flag with which survivors stay alive, as the page says it.
+    /// The flag that keeps survivors alive, as on the page.
     pub(super) flag: &'static str,
     pub(super) expected: Outcome,
     pub(super) ranks: usize,
-    /// The words of the launcher about the end of a rank by SIGKILL.
+    /// The launcher's words for the end of a rank by SIGKILL.
     pub(super) report: &'static str,
 }
 
@@ -169,7 +169,7 @@ pub(super) const NCCL_RUN: &str = "nccl-run";
 pub(super) const SECRET: &str = "job.secret";
 
 impl Trial {
-    /// As the page has it.
+    /// Returns the command line as on the page.
     pub(super) fn command_line(&self) -> String {
         let (_, words) = &self.commands[0];
         let quoted = |word: &&str| match word.contains(' ') {
@@ -257,7 +257,7 @@ impl Trial {
         let mut held = HELD;
         match self.what {
             What::LostHost => {
-                // Hosts of nodes come first, with a rank on each.
+                // The hosts of nodes come first, with a rank on each.
                 hosts.lose(ranks - 1)?;
                 held = HELD_AFTER_A_HOST;
             }
@@ -284,7 +284,7 @@ impl Trial {
         }
         job.ended(LIMIT)?
             .ok_or_else(|| overdue("the end of the launcher", job))?;
-        // What a daemon of the launcher ends takes a moment longer.
+        // Processes that a daemon of the launcher ends take a moment longer.
         sleep(Duration::from_secs(1));
         let left = job.ranks().len();
         match (self.what, went_on) {
@@ -313,7 +313,7 @@ impl Trial {
         if starts("✗ ") > 0 {
             return Err(format!("the doctor finds errors\n{said}").into());
         }
-        // How many there are depends on process numbers, which may be equal in two namespaces.
+        // The number of these warnings varies, because process numbers may be equal in two namespaces.
         let namespaces = starts("! namespaces:");
         if starts("! ") != namespaces {
             return Err(format!("the doctor has other warnings\n{said}").into());

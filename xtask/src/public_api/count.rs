@@ -1,14 +1,14 @@
 //! The number of public items of a crate.
 //!
-//! An item is a module, type, trait, macro, free function or constant that users can name, or a method or associated constant of
-//! its own of such a type. Each counts once, whatever the number of its paths. Fields, variants and what belongs to a trait do not
+//! An item is a module, type, trait, macro, free function or constant that users can name, or an inherent method or associated
+//! constant of such a type. Each counts once, whatever the number of its paths. Fields, variants and items of a trait do not
 //! count: they are parts of an item.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-/// Counts the items of a crate, whose JSON has the items of the workspace crates that it re-exports.
+/// Counts the items of a crate; its JSON includes the items of the workspace crates that it re-exports.
 pub(super) fn items(json: &Value) -> usize {
     let mut counted = Counted {
         index: &json["index"],
@@ -47,7 +47,7 @@ impl<'j> Counted<'j> {
             match (self.get(&import["id"]).is_some(), import["is_glob"] == true) {
                 (true, true) => self.module(&import["id"]),
                 (true, false) => self.item(&import["id"]),
-                // Of another crate.
+                // An item of another crate.
                 (false, _) => drop(self.found.insert(id.to_string())),
             }
             return;
@@ -66,7 +66,7 @@ impl<'j> Counted<'j> {
         }
     }
 
-    /// Counts what an implementation without a trait adds.
+    /// Counts the items of an inherent implementation.
     fn methods(&mut self, id: &Value) {
         let Some(own) = self.get(id).map(|item| &item["inner"]["impl"]) else {
             return;

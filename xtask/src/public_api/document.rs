@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::{Result, workspace};
 
-/// The format that the crate `public-api` reads; it differs between its releases.
+/// The format version that the crate `public-api` reads, which depends on its release.
 const FORMAT: u64 = 57;
 
 /// A crate's JSON.
@@ -20,7 +20,7 @@ pub(super) struct Json {
     pub(super) is_listed: bool,
 }
 
-/// A listed package, and the crates without a list that it depends on, with the features that it requests of them.
+/// A listed package with the unlisted crates that it depends on, and the features that it requests of them.
 pub(super) struct Documented {
     pub(super) own: Json,
     pub(super) parts: Vec<Json>,
@@ -33,7 +33,7 @@ pub(super) struct Package {
     dependencies: Vec<String>,
 }
 
-/// The packages of the workspace that have a library, by name.
+/// Returns the packages of the workspace that have a library, by name.
 pub(super) fn packages() -> Result<BTreeMap<String, Package>> {
     let metadata = workspace::output(workspace::cargo().args([
         "metadata",
@@ -70,7 +70,7 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// The packages of the workspace that a package depends on, at any distance.
+/// Returns the packages of the workspace that a package depends on, directly or indirectly.
 pub(super) fn closure(
     packages: &BTreeMap<String, Package>,
     package: &str,
@@ -104,7 +104,7 @@ pub(super) fn document(
             .into_iter()
             .filter(|name| !listed.contains(&name.as_str())),
     );
-    // Builds of other chores are reused here, and the JSON is apart from the pages of `cargo doc`.
+    // Reuses builds of other chores, but keeps the JSON apart from the pages of `cargo doc`.
     let target = scratch.join(package);
     let mut cargo = workspace::cargo();
     cargo
@@ -126,8 +126,8 @@ pub(super) fn document(
     Ok(Documented { own, parts })
 }
 
-/// A rustdoc that accepts unstable flags. Setting the variable for that for a whole build would make cargo run build
-/// scripts again and rebuild their dependents.
+/// Returns a rustdoc that accepts unstable flags. If the variable for that were set for a whole build, cargo would rerun build
+/// scripts and rebuild their dependents.
 fn rustdoc(scratch: &Path) -> Result<PathBuf> {
     let script = scratch.join("rustdoc");
     let program = env::var("RUSTDOC").unwrap_or_else(|_| "rustdoc".to_owned());

@@ -1,9 +1,9 @@
-//! Joins the JSON of several crates into that of one, in which an item is the same wherever it is defined.
+//! Joins the JSON of several crates into one, in which an item is the same wherever it is defined.
 //!
-//! Every crate numbers its items, and the items of other crates that it mentions. [`join`] gives the items of all
-//! crates numbers of their own, and mentions of one item the same number. Then it makes modules uniform: each holds
-//! re-exports alone, sorted by name. For an item with several paths, `public-api` prefers one without a re-export, and
-//! a move can change which one that is; among re-exports it takes the shortest.
+//! Every crate numbers its own items, and the items of other crates that it mentions. [`join`] renumbers the items of all
+//! crates, and gives all mentions of an item the same number. Then it makes modules uniform: each contains only re-exports,
+//! sorted by name. For an item with several paths, `public-api` prefers a path without a re-export, and a move can change which
+//! one that is; among re-exports it takes the shortest.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -14,7 +14,7 @@ use crate::Result;
 
 type Id = u64;
 
-/// The keys under which lists of numbers are items.
+/// The keys of lists whose numbers are items.
 const LISTS: &[&str] = &[
     "fields",
     "implementations",
@@ -24,15 +24,15 @@ const LISTS: &[&str] = &[
     "variants",
 ];
 
-/// Traits that stable Rust cannot name, so that implementing them promises nothing.
+/// Traits that stable Rust cannot name, so that their implementation promises nothing.
 const UNSTABLE: &[&str] = &["Freeze", "StructuralPartialEq", "UnsafeUnpin"];
 
-/// Joins the JSON of the crate `own` with that of the crates that its items may come from. `others` are the listed
-/// crates that it depends on, in the order in which their paths are taken for types.
+/// Joins the JSON of the crate `own` with that of the crates that its items may come from. `others` are the listed crates that
+/// it depends on, in the order in which their paths are preferred for types.
 pub(super) fn join(own: &Documented, others: &[&Documented]) -> Result<Value> {
     let mut crates = vec![&own.own];
     crates.extend(others.iter().map(|other| &other.own));
-    // A part of several listed crates is taken with the features that this crate requests of it.
+    // A part of several listed crates has the features that this crate requests of it.
     let parts = others.iter().flat_map(|other| &other.parts);
     for part in own.parts.iter().chain(parts) {
         if crates.iter().all(|known| name(known) != name(part)) {
@@ -138,8 +138,7 @@ impl Joined {
         Ok(joined)
     }
 
-    /// The entries of a public module: names, and the items or re-exports under them. `open` are the modules that are
-    /// being visited.
+    /// Returns the entries of a public module: names, with their items or re-exports. `open` are the modules being visited.
     fn entries(&self, module: Id, open: &mut Vec<Id>) -> BTreeSet<(String, Id)> {
         let mut entries = BTreeSet::new();
         if open.contains(&module) {
@@ -201,7 +200,8 @@ impl Joined {
                 };
                 let is_use = item["inner"]["use"].is_object();
                 if is_use {
-                    // One line, also if its target is the root of a crate that is here for its types.
+                    // The target becomes null, so that this is one line, even if the target is the root of a crate that is here
+                    // for its types.
                     item["inner"]["use"]["id"] = Value::Null;
                 }
                 // No path leads to an item without a name.
@@ -308,8 +308,8 @@ fn re_export(own: Id, name: &str, id: Id) -> Value {
     })
 }
 
-/// Renumbers the items that are mentioned in a part of the JSON. A path from the source is cut to its name: otherwise
-/// it would show the module and crate of the source.
+/// Renumbers the items mentioned in a part of the JSON. A path from the source is reduced to its name: otherwise it would show
+/// the module and crate of the source.
 fn renumber(value: &mut Value, number: &impl Fn(Id) -> Id) {
     let change = |value: &mut Value| match value.as_u64() {
         Some(id) => *value = json!(number(id)),

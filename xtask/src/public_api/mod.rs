@@ -4,9 +4,9 @@
 //! sorted and has each line once. It covers the default features, without `doc(hidden)` items, without blanket
 //! implementations, and without implementations of marker traits that stable Rust cannot name.
 //!
-//! The crate `public-api` makes the lines from rustdoc's JSON. Of an item from another crate it knows the name alone.
-//! So this chore documents the workspace crates that a listed crate depends on as well, and joins their JSON into one
-//! ([`joined`]). An item that moves to such a crate, and is re-exported in its old place, keeps its lines:
+//! The crate `public-api` makes the lines from rustdoc's JSON. Of an item from another crate it only knows the name. So this
+//! chore also documents the workspace crates that a listed crate depends on, and joins their JSON into one ([`joined`]). An
+//! item that moves to such a crate, and is re-exported in its old place, keeps its lines:
 //!
 //! - A re-export of an item, a module or `*` from a crate of the workspace is resolved, through any number of crates:
 //!   the item and its methods, fields and implementations are listed under the public path.
@@ -36,7 +36,7 @@ use crate::{Result, workspace};
 
 use document::Documented;
 
-/// The packages with a list, in the order in which lists prefer their paths for a type that has several.
+/// The packages with a list, in the order of preference for the path of a type that has several.
 const LISTED: &[&str] = &[
     "nccl",
     "nccl-sys",
@@ -94,7 +94,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     .into())
 }
 
-/// The lines of a crate, whose joined JSON is written to `file` on the way.
+/// Returns the lines of a crate; writes the joined JSON to `file`.
 fn lines(json: &Value, file: &Path) -> Result<BTreeSet<String>> {
     fs::write(file, json.to_string())
         .map_err(|error| format!("cannot write {}: {error}", file.display()))?;
@@ -124,7 +124,8 @@ fn compare(file: &Path, lines: &BTreeSet<String>) -> Result<String> {
     Ok(differences(&name, &text, lines))
 }
 
-/// The lines that only `written` has after a `-`, and those that only `lines` has after a `+`; empty if there are none.
+/// Returns the lines that are only in `written`, after a `-`, and those that are only in `lines`, after a `+`; empty if there
+/// are none.
 fn differences(name: &str, written: &str, lines: &BTreeSet<String>) -> String {
     let written: BTreeSet<&str> = written.lines().collect();
     let lines: BTreeSet<&str> = lines.iter().map(String::as_str).collect();

@@ -1,8 +1,7 @@
-//! Runs tests one by one, each in a process of its own and under a limit, and compares the results with the expected
-//! ones.
+//! Runs tests one by one, each in a separate process and with a limit, and compares the results with the expected ones.
 //!
-//! `exceptions.txt` lists the tests that cannot run on NVIDIA's library, with the reason. They are run all the same: an
-//! exception that passes is as wrong as an unlisted failure, unless it is marked as passing sometimes.
+//! `exceptions.txt` lists the tests that cannot run on NVIDIA's library, with the reasons. They are still run: an exception
+//! that passes is as wrong as an unlisted failure, unless it is marked as passing sometimes.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -28,7 +27,7 @@ use crate::workspace::output;
 pub(super) struct Way<'a> {
     /// Longer than any test waits for its children.
     pub(super) limit: Duration,
-    /// The program with its options that runs the test, if any.
+    /// The program, with its options, under which the test runs, if any.
     pub(super) under: &'a [OsString],
     pub(super) prepare: &'a (dyn Fn(&mut Command) + Sync),
 }
@@ -49,15 +48,15 @@ impl Way<'_> {
     }
 }
 
-/// The exceptions, as they are in the repository.
+/// The exceptions in the repository.
 const EXCEPTIONS: &str = include_str!("exceptions.txt");
 
-/// A built file of tests: a binary, or a module of one.
+/// A built test file: a binary, or a module of one.
 #[derive(Debug, Clone)]
 pub(super) struct Built {
     /// The name of the file.
     pub(super) name: String,
-    /// The begin of the names of its tests in the binary.
+    /// The prefix of the names of its tests in the binary.
     prefix: String,
     pub(super) executable: PathBuf,
     /// The directory in which cargo would run it.
@@ -86,7 +85,7 @@ impl Built {
         messages.filter_map(built).collect()
     }
 
-    /// These files, of these binaries.
+    /// Returns these files, with their binaries.
     pub(super) fn of_files(binaries: &[Self], files: &[&TestFile]) -> Vec<Self> {
         let built = |file: &&TestFile| {
             let binary = binaries.iter().find(|binary| binary.name == file.target)?;
@@ -99,7 +98,7 @@ impl Built {
         files.iter().filter_map(built).collect()
     }
 
-    /// `file::test`; the name of a test of a module has that already.
+    /// Returns `file::test`; the name of a test in a module already has this form.
     fn full_name(&self, test: &str) -> String {
         match self.prefix.is_empty() {
             true => format!("{}::{test}", self.name),
@@ -107,7 +106,7 @@ impl Built {
         }
     }
 
-    /// Its tests, except those that run on request only.
+    /// Returns its tests, except those that run only on request.
     fn tests(&self) -> Result<Vec<String>> {
         let list = |more: &[&str]| -> Result<Vec<String>> {
             let mut command = Command::new(&self.executable);
@@ -131,7 +130,7 @@ pub(super) struct Exceptions(BTreeMap<String, Exception>);
 #[derive(Debug, PartialEq, Eq)]
 struct Exception {
     reason: String,
-    /// Whether it passes on a fast machine, or with a lucky order of its threads.
+    /// Whether the test passes on a fast machine, or with a lucky order of its threads.
     sometimes_passes: bool,
 }
 
@@ -180,18 +179,18 @@ struct Outcome {
     said: String,
 }
 
-/// The arguments behind `--`, as of a test program: how many tests run at a time, and which.
+/// The arguments after `--`, as for a test program: the number of concurrent tests, and which to run.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Options {
     at_a_time: usize,
-    /// Parts of names; empty: all tests.
+    /// Parts of test names; empty: all tests.
     filters: Vec<String>,
 }
 
 impl Options {
     pub(super) fn parse(behind: &[OsString]) -> Result<Self> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
-        // Tests of several processes wait more than they compute.
+        // Tests of several processes mostly wait.
         let mut options = Self {
             at_a_time: cores.max(4),
             filters: Vec::new(),
@@ -226,7 +225,7 @@ impl Options {
     }
 }
 
-/// Runs all tests of these files, some at a time.
+/// Runs all tests of these files, several at a time.
 ///
 /// # Errors
 /// A test that failed and is no exception, an exception that passed, or an exception for a test that does not exist.
@@ -283,7 +282,7 @@ pub(super) fn run(
     judge(&names, &outcomes, exceptions)
 }
 
-/// Compares the outcomes with the expected ones. All tests of these files were run.
+/// Compares the outcomes of all tests of these files with the expected ones.
 fn judge(
     files: &[&str],
     outcomes: &BTreeMap<String, Outcome>,

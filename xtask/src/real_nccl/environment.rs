@@ -9,14 +9,14 @@ use std::process::Command;
 use super::topology::Topology;
 use crate::wheels::Release;
 
-/// Read by `nccl_emulator::install`: the library for its driver.
+/// Read by `nccl_emulator::install`: the library to run on its driver.
 pub(super) const LIBRARY: &str = "NCCL_EMULATOR_NCCL";
 
-/// Other settings of the choice of a library, which would select another one.
+/// Other settings of the choice of a library, which would select a different one.
 const CONTRADICTING: [&str; 2] = ["NCCL_LIBRARY", "NCCL_EMULATOR_VERSION"];
 
-/// Settings of NCCL that the user may override: there is no InfiniBand beneath an emulated GPU, even where the machine has an adapter,
-/// which NCCL finds without CUDA.
+/// Settings of NCCL that the user may override. An emulated GPU has no InfiniBand, even if the machine has an adapter, which
+/// NCCL finds without CUDA.
 const DEFAULTS: [(&str, &str); 2] = [("NCCL_NET", "Socket"), ("NCCL_IB_DISABLE", "1")];
 
 /// A variable of the network, and its value for the process.
@@ -65,7 +65,7 @@ impl<'a> Environment<'a> {
         }
     }
 
-    /// Sets it for a command.
+    /// Sets the environment of a command.
     pub(super) fn apply(&self, command: &mut Command) {
         for name in CONTRADICTING {
             command.env_remove(name);
@@ -79,14 +79,14 @@ impl<'a> Environment<'a> {
         self.apply_network(command);
     }
 
-    /// Sets the network's part alone for a command that chooses its libraries itself.
+    /// Sets only the network's part, for a command that chooses its libraries itself.
     pub(super) fn apply_network(&self, command: &mut Command) {
         for setting in &self.network {
             command.env(setting.name, &setting.value);
         }
     }
 
-    /// Lets a program that is not built in this workspace find the emulator as well.
+    /// Makes a program that is not built in this workspace find the emulator as well.
     pub(super) fn preload(command: &mut Command, emulator: &Path) {
         let mut list = OsString::from(emulator);
         if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
@@ -97,7 +97,7 @@ impl<'a> Environment<'a> {
     }
 }
 
-/// The header: what runs, and what its results are worth.
+/// The header: the library, and how far its results can be trusted.
 impl Display for Environment<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Release {

@@ -1,5 +1,5 @@
-//! The test files that are not run on NVIDIA's library, each with its reason. A new file in `tests/`,
-//! `nccl-emulator/tests/` or `examples/inference_server/tests/` is run on it unless it is listed here.
+//! The test files that do not run on NVIDIA's library, each with its reason. A new file in `tests/`, `nccl-emulator/tests/` or
+//! `examples/inference_server/tests/` runs on it unless it is listed here.
 
 /// Why tests of the emulator's NCCL are left out.
 const EMULATORS: &str = "it tests the emulator's own NCCL to the letter: conformance and real_behaviour compare what both do";
@@ -7,7 +7,7 @@ const EMULATORS: &str = "it tests the emulator's own NCCL to the letter: conform
 /// Why tests of a model in one process are left out.
 const COMPUTES: &str = "it tests what a model computes, which NCCL has no part in";
 
-/// Package, test file (a binary, or a module of one that is made of many), and why it is left out.
+/// Package, test file (a binary, or a module of a binary with many files), and the reason.
 pub(super) const LEFT_OUT: &[(&str, &str, &str)] = &[
     (
         "nccl-emulator",
@@ -84,6 +84,6 @@ pub(super) const LEFT_OUT: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// The files that `--quick` runs on the library beside the tests about it: they show quickly that the safe layer's
-/// operations are right on it, and that hanging operations end.
+/// The files that `--quick` runs on the library in addition to the tests about the library: they quickly show that the safe
+/// layer's operations are correct on it, and that hanging operations end.
 pub(super) const QUICK: &[(&str, &str)] = &[("nccl-tests", "killed"), ("nccl-tests", "operations")];

@@ -88,7 +88,7 @@ impl Asked {
         Ok(Self { release, cuda })
     }
 
-    /// The one release to run on: the one that nccl-sys binds, if none was named.
+    /// Returns the release to run on: by default the one that nccl-sys binds.
     fn one(&self) -> Result<Release> {
         let version = match &self.release {
             Some(release) => release.clone(),
@@ -98,7 +98,7 @@ impl Asked {
         wheels::fetch(&version, self.cuda)
     }
 
-    /// The release that was named, or all of them.
+    /// Returns the named release, or all of them.
     fn all(&self) -> Result<Vec<Release>> {
         match &self.release {
             Some(release) => Ok(vec![wheels::fetch(release, self.cuda)?]),
@@ -110,12 +110,12 @@ impl Asked {
     }
 }
 
-/// Whether the emulator's driver supports this release on this machine.
+/// Returns whether the emulator's driver supports this release on this machine.
 pub(crate) fn carries(version: &str) -> bool {
     RELEASES.contains(&version) && runnable().is_ok()
 }
 
-/// Whether the emulator's driver can run NVIDIA's library here.
+/// Checks that the emulator's driver can run NVIDIA's library here.
 fn runnable() -> Result {
     match ARCH {
         "x86_64" => Ok(()),

@@ -1,8 +1,8 @@
 //! NVIDIA's example of a profiler plugin, compiled for the tests.
 //!
-//! It is in NCCL's sources, which the wheels do not have. Debian has them: the chore gets its mirror from apt, and
-//! checks the archive. `NCCL_SOURCES`, a directory with NCCL's sources, replaces that. The compiled plugin stays in
-//! `.cache`.
+//! The example is in NCCL's sources, which the wheels do not include. Debian has them: the chore gets the mirror from apt, and
+//! verifies the archive. The variable `NCCL_SOURCES` names a directory with NCCL's sources instead. The compiled plugin stays
+//! in `.cache`.
 
 use std::env;
 use std::ffi::OsStr;
@@ -16,7 +16,7 @@ use crate::{Result, workspace::output};
 
 /// A directory with NCCL's sources.
 const SOURCES: &str = "NCCL_SOURCES";
-/// Debian's archive of NCCL's sources: where it is in the pool, and its SHA-256.
+/// Debian's archive of NCCL's sources: its path in the pool, and its SHA-256.
 const RELEASE: &str = "2.29.7";
 const ARCHIVE: &str = "pool/contrib/n/nvidia-nccl/nvidia-nccl_2.29.7-1.orig.tar.gz";
 const SHA256: &str = "e67239212c395bfdb398a7519491840d06fdf6b599c299f97c7ed0109777bba1";
@@ -27,7 +27,7 @@ const PLUGIN: &str = "plugins/profiler/example";
 /// Declares the functions of the CUDA runtime that the plugin calls: CUDA's own headers are not needed.
 const CUDA_RUNTIME: &str = include_str!("profiler/cuda_runtime.h");
 
-/// The plugin for a library of this CUDA, compiled if it is missing.
+/// Returns the plugin for a library of this CUDA version, compiled if it is missing.
 ///
 /// # Errors
 /// [`Unavailable`] if there is neither source nor compiler; the compiler's error.
@@ -114,7 +114,7 @@ fn mirrors() -> Result<Vec<String>> {
     let mut mirrors: Vec<String> = said.lines().map(str::to_owned).collect();
     mirrors.sort();
     mirrors.dedup();
-    // Debian's own archive is tried before other repositories of apt.
+    // Debian's own archive is tried before apt's other repositories.
     mirrors.sort_by_key(|mirror| !mirror.trim_end_matches('/').ends_with("/debian"));
     Ok(mirrors)
 }

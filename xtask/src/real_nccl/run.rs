@@ -37,7 +37,7 @@ impl Program {
         }
     }
 
-    /// Builds what this workspace contributes to it, and returns the command.
+    /// Builds this workspace's parts of the program, and returns the command.
     fn prepare(self) -> Result<Command> {
         let release = workspace::target_directory().join("release");
         match self {
@@ -73,7 +73,7 @@ fn build(package: &[&str], target: &[&str]) -> Result {
     run_command(&mut command)
 }
 
-/// Becomes the program, so that exit code and signals are the program's.
+/// Replaces this process with the program, so that exit code and signals are the program's.
 pub(super) fn run(
     asked: &Asked,
     arguments: &mut Arguments,

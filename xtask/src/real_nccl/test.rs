@@ -1,4 +1,4 @@
-//! `real-nccl test`: runs the tests of this workspace on NVIDIA's library, and the tests about it.
+//! `real-nccl test`: runs the tests of this workspace on NVIDIA's library, and the tests about that library.
 //!
 //! The test files of four packages run with the library in place of the emulator's own NCCL, except those of
 //! [`LEFT_OUT`]. Test files called `real_…`, and the unit tests of the emulator's module `real`, choose for themselves:
@@ -30,7 +30,7 @@ const PACKAGES: [&str; 4] = [
 const OWN: (&str, &str) = ("nccl-emulator", "real_");
 /// The filter that selects the unit tests of the emulator's module.
 const UNIT: &str = "real";
-/// The variables of those tests: the libraries, with `:` between them, and NVIDIA's example of a profiler plugin.
+/// The variables of those tests: the libraries, separated by `:`, and NVIDIA's example of a profiler plugin.
 const LIBRARIES: &str = "NCCL_REAL_LIBRARIES";
 const PROFILER: &str = "NCCL_REAL_EXAMPLE_PROFILER";
 
@@ -45,7 +45,7 @@ struct Selection {
     on_it: Vec<TestFile>,
 }
 
-/// How much is run when no file is named.
+/// The tests to run when no file is named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Extent {
     /// Every file that is not left out.
@@ -57,7 +57,7 @@ enum Extent {
 }
 
 impl Extent {
-    /// Whether a file that gets the library in place of the emulator's NCCL is run.
+    /// Returns whether a file that gets the library in place of the emulator's NCCL is run.
     fn takes(self, file: &TestFile) -> bool {
         match self {
             Self::Whole => true,
@@ -68,7 +68,7 @@ impl Extent {
 }
 
 impl Selection {
-    /// Selects the files of these names, or without names all that are not left out.
+    /// Selects the files with these names, or without names all that are not left out.
     fn of(all: &[TestFile], names: &[String], extent: Extent) -> Result<Self> {
         let left_out = |file: &TestFile| {
             let is = |left: &&(&str, &str, &str)| (left.0, left.1) == (&*file.package, file.name());
@@ -158,7 +158,7 @@ pub(super) fn run(asked: &Asked, arguments: &mut Arguments, behind: Vec<OsString
     run_all(&selection, &release, &all, profiler.as_deref(), &behind)
 }
 
-/// The library that replaces the emulator's own NCCL, and all libraries.
+/// Returns the library that replaces the emulator's own NCCL, and all libraries.
 fn libraries(asked: &Asked) -> Result<(Release, Vec<Release>)> {
     Ok((asked.one()?, asked.all()?))
 }

@@ -1,4 +1,4 @@
-//! Machines that NCCL is shown in place of this one: files of `nccl-emulator/topologies`, or the user's own.
+//! Machines that are presented to NCCL in place of this one: files of `nccl-emulator/topologies`, or the user's own.
 
 use std::fmt;
 use std::fs;
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use crate::arguments::Usage;
 use crate::{Result, workspace};
 
-/// A machine that NCCL is shown by `NCCL_TOPO_FILE`.
+/// A machine presented to NCCL by `NCCL_TOPO_FILE`.
 #[derive(Debug)]
 pub(super) struct Topology {
     /// Its name, if it comes with the emulator.
     name: Option<String>,
-    /// The path of its description, from the root: the process may run elsewhere.
+    /// The absolute path of its description: the process may run in another directory.
     pub(super) file: PathBuf,
 }
 

@@ -13,17 +13,17 @@ use super::{Asked, FEATURE, each};
 use crate::Result;
 use crate::workspace::{self, cargo};
 
-/// Valgrind is some twenty times slower than the machine, and runs one thread at a time.
+/// Valgrind is some twenty times slower than native execution, and runs one thread at a time.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// The number of rounds of the test of plans; without it, 8. A round takes about a second, the process 45 s beside its
-/// rounds, and memory does not grow with them: one process does them all.
+/// The number of rounds of the test of plans; 8 by default. A round takes about a second, and the process 45 s in addition.
+/// Memory does not grow with the rounds, so one process runs all of them.
 const ROUNDS: &str = "NCCL_TEST_ROUNDS";
 
-/// Added to the limit for each round: more than the test has for it.
+/// Added to the limit for each round: more than the test allows for it.
 const ROUND: Duration = Duration::from_secs(5);
 
-/// The tests, by binary: of about two ranks, each of which ends within its own limit even this slowly.
+/// The tests, by binary: tests of about two ranks, each of which ends within its own limit even at this speed.
 const TESTS: &[(&str, &[&str])] = &[
     (
         "api",
@@ -42,7 +42,7 @@ const TESTS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Reports that are no errors, each with its reason.
+/// Reports that are not errors, each with its reason.
 const SUPPRESSIONS: &str = include_str!("valgrind.supp");
 
 pub(super) fn run(asked: &Asked, behind: &[OsString]) -> Result {

@@ -1,14 +1,12 @@
-//! Stream capture: begin, end, and what it forbids meanwhile.
+//! Stream capture: begin, end, and the calls that are forbidden in between.
 //!
-//! Work on a stream that takes part in a capture becomes nodes ([`crate::exec::capture`]). What
-//! CUDA forbids meanwhile fails, and voids the capture:
+//! Work on a stream that takes part in a capture becomes nodes ([`crate::exec::capture`]). A call that CUDA forbids during a
+//! capture fails and invalidates the capture:
 //!
-//! - waiting for, or asking after, a stream or event that takes part, or a context or device that
-//!   has such a stream;
-//! - calls that may wait for the device behind the scenes, such as `cuMemAlloc`: on every thread,
-//!   on the thread that began the capture, or nowhere, by the mode of the capture and that of the
-//!   calling thread (`cuThreadExchangeStreamCaptureMode`);
-//! - using the legacy stream while one of the blocking streams it is ordered with takes part.
+//! - a wait for, or a query of, a stream or event that takes part, or a context or device that has such a stream;
+//! - calls that may implicitly wait for the device, such as `cuMemAlloc`: on every thread, on the thread that began the
+//!   capture, or nowhere, by the mode of the capture and that of the calling thread (`cuThreadExchangeStreamCaptureMode`);
+//! - use of the legacy stream while one of the blocking streams that it is ordered with takes part.
 
 use std::cell::Cell;
 use std::ffi::{c_uint, c_void};
@@ -54,10 +52,10 @@ thread_local! {
     static MODE: Cell<u32> = const { Cell::new(GLOBAL) };
 }
 
-/// A call that CUDA holds for unsafe while a capture goes on.
+/// Checks a call that CUDA considers unsafe during a capture.
 ///
 /// # Errors
-/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`, and the captures that forbid it are void.
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` if a capture forbids the call; every such capture is invalidated.
 pub(super) fn unsafe_call() -> Result<(), CUresult> {
     let (mode, me) = (MODE.get(), std::thread::current().id());
     let refused = exec::capture::invalidate_if(|capture| {
@@ -72,11 +70,10 @@ pub(super) fn unsafe_call() -> Result<(), CUresult> {
     }
 }
 
-/// A wait for a stream, or a question after it, that CUDA holds for unsafe.
+/// Checks a wait for a stream, or a query of it, which CUDA considers unsafe during a capture.
 ///
 /// # Errors
-/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` if the stream itself is being captured, else as
-/// [`unsafe_call`].
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` if the stream itself is being captured, otherwise as [`unsafe_call`].
 pub(super) fn unsafe_use_of(stream: &Stream) -> Result<(), CUresult> {
     let capture = stream.capture();
     if let Some(capture) = capture.filter(|capture| capture.standing() != Standing::Over) {
@@ -86,11 +83,10 @@ pub(super) fn unsafe_use_of(stream: &Stream) -> Result<(), CUresult> {
     unsafe_call()
 }
 
-/// A wait for all streams of a context.
+/// Checks a wait for all streams of a context.
 ///
 /// # Errors
-/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` if one of them is being captured, in any mode; else as
-/// [`unsafe_call`].
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` if one of them is being captured, in any mode; otherwise as [`unsafe_call`].
 pub(super) fn unsafe_use_of_all(context: &std::sync::Arc<Context>) -> Result<(), CUresult> {
     if exec::capture::invalidate_in(context) {
         return Err(CUresult::ERROR_STREAM_CAPTURE_UNSUPPORTED);
@@ -98,11 +94,11 @@ pub(super) fn unsafe_use_of_all(context: &std::sync::Arc<Context>) -> Result<(),
     unsafe_call()
 }
 
-/// A call that cannot be captured fails with `code`.
+/// Refuses a call that cannot be captured, if the stream is being captured.
 ///
 /// # Errors
-/// `code` if the stream is being captured, and the capture is void;
-/// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED` if it was before.
+/// `code` if the stream is being captured, and the capture is invalidated; `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED` if it was
+/// already invalid.
 pub(super) fn refuse(stream: &Stream, code: CUresult) -> Result<(), CUresult> {
     let Some(capture) = stream.capture() else {
         return Ok(());
@@ -143,7 +139,7 @@ unsafe extern "C" fn end(handle: *mut c_void, place: *mut *mut c_void) -> CUresu
     })
 }
 
-/// Status and number of a stream's capture.
+/// Returns the status and the number of a stream's capture.
 fn status(stream: &Stream) -> (c_uint, u64) {
     let Some(capture) = stream.capture() else {
         return (STATUS_NONE, 0);
@@ -151,13 +147,12 @@ fn status(stream: &Stream) -> (c_uint, u64) {
     match capture.standing() {
         Standing::Active => (STATUS_ACTIVE, capture.id),
         Standing::Invalid => (STATUS_INVALIDATED, capture.id),
-        // Another thread ends it, and has not let go of the stream yet.
+        // Another thread is ending the capture and has not yet released the stream.
         Standing::Over => (STATUS_NONE, 0),
     }
 }
 
-/// The stream asked about. The legacy stream cannot be asked about while it is ordered with one
-/// that is being captured.
+/// Returns the stream of a capture query. Fails for the legacy stream while it is ordered with a stream that is being captured.
 fn asked(handle: *mut c_void) -> Result<Arc<Stream>, CUresult> {
     let stream = stream_of(handle)?;
     exec::capture::may_ask(&stream)?;
@@ -167,7 +162,7 @@ fn asked(handle: *mut c_void) -> Result<Arc<Stream>, CUresult> {
 unsafe extern "C" fn is_capturing(handle: *mut c_void, place: *mut c_uint) -> CUresult {
     // SAFETY: the caller passes null or a place for the status.
     enter("cuStreamIsCapturing", || unsafe {
-        // Most often there is nothing more to know.
+        // Shortcut for the common case: the stream is not being captured.
         let is_idle = |stream: &Arc<Stream>| stream.kind() != Kind::Legacy && !stream.capturing();
         match exec::look(handle, is_idle) {
             Some(true) => store(place, STATUS_NONE),
@@ -207,7 +202,7 @@ unsafe extern "C" fn get_info_v3(
     edges: *mut *const c_void,
     count: *mut usize,
 ) -> CUresult {
-    /// A place that may be left out.
+    /// Writes to an optional place.
     ///
     /// # Safety
     /// `place` is null or may be written.
@@ -254,7 +249,7 @@ unsafe extern "C" fn update_dependencies(
     unsafe { update_dependencies_v2(handle, dependencies, std::ptr::null(), count, flags) }
 }
 
-/// Edges of any kind are full dependencies here: a node that could begin before the other ends begins after it.
+/// Treats edges of any kind as full dependencies: a node that could begin before its predecessor ends begins after it.
 unsafe extern "C" fn update_dependencies_v2(
     handle: *mut c_void,
     dependencies: *const *mut c_void,
@@ -262,7 +257,7 @@ unsafe extern "C" fn update_dependencies_v2(
     count: usize,
     flags: c_uint,
 ) -> CUresult {
-    /// What was there is forgotten; else it stays.
+    /// Replaces the present dependencies; without this flag they are kept.
     const SET: c_uint = 1;
     enter("cuStreamUpdateCaptureDependencies", || {
         let stream = stream_of(handle)?;

@@ -1,7 +1,7 @@
-//! Which contexts there are for a thread: the current one and those beneath it, and the primary one of each device.
+//! The contexts of a thread, of which the topmost is current, and the primary context of each device.
 //!
-//! The primary context of a device is shared by all who retain it, and destroyed when the last one releases it; the
-//! next to retain it gets a new one, without the error.
+//! The primary context of a device is shared by all users that retain it, and destroyed when the last one releases it. The next
+//! retain creates a new primary context, without the former one's error.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -19,7 +19,7 @@ thread_local! {
     static STACK: RefCell<Vec<Option<Arc<Context>>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The calling thread's current context, whatever its state.
+/// Returns the calling thread's current context, whatever its state.
 ///
 /// # Errors
 /// `CUDA_ERROR_INVALID_CONTEXT` when the thread has none.
@@ -31,7 +31,7 @@ pub fn current_in_any_state() -> Result<Arc<Context>, CUresult> {
         .ok_or(CUresult::ERROR_INVALID_CONTEXT)
 }
 
-/// The calling thread's current context.
+/// Returns the calling thread's current context.
 ///
 /// # Errors
 /// `CUDA_ERROR_INVALID_CONTEXT` when the thread has none; the context's sticky error.
@@ -41,7 +41,7 @@ pub fn current() -> Result<Arc<Context>, CUresult> {
     Ok(context)
 }
 
-/// The handle of the current context, null if there is none.
+/// Returns the handle of the current context, null if there is none.
 pub(super) fn current_handle() -> *mut c_void {
     STACK
         .try_with(|stack| {
@@ -72,7 +72,7 @@ pub(super) fn push(context: Arc<Context>) {
     let _ = STACK.try_with(|stack| stack.borrow_mut().push(Some(context)));
 }
 
-/// Takes the current context off the thread.
+/// Removes the current context from the thread's stack.
 pub(super) fn pop() -> Result<Arc<Context>, CUresult> {
     STACK
         .try_with(|stack| stack.borrow_mut().pop())
@@ -82,7 +82,7 @@ pub(super) fn pop() -> Result<Arc<Context>, CUresult> {
         .ok_or(CUresult::ERROR_INVALID_CONTEXT)
 }
 
-/// The primary context of a device and how often it is retained.
+/// The primary context of a device and its retain count.
 #[derive(Default)]
 struct Primary {
     count: u32,
@@ -114,13 +114,13 @@ impl Primary {
     }
 }
 
-/// The primary context of a device, brought to life if need be (as the CUDA runtime inside NCCL
-/// does); the caller holds no count of it.
+/// Returns the primary context of a device, and creates it if necessary (as the CUDA runtime inside NCCL does). Does not retain
+/// it.
 pub fn primary(device: i32) -> Result<Arc<Context>, CUresult> {
     primaries(device)?.lock().get(device)
 }
 
-/// Counts one more user of the primary context.
+/// Retains the primary context and returns it.
 pub fn retain(device: i32) -> Result<Arc<Context>, CUresult> {
     let mut primary = primaries(device)?.lock();
     let context = primary.get(device)?;
@@ -128,7 +128,7 @@ pub fn retain(device: i32) -> Result<Arc<Context>, CUresult> {
     Ok(context)
 }
 
-/// Counts one user less; the last one destroys the context.
+/// Releases the primary context; the last release destroys it.
 pub fn release(device: i32) -> Result<(), CUresult> {
     let mut primary = primaries(device)?.lock();
     primary.count = primary
@@ -156,7 +156,7 @@ pub(super) fn reset(device: i32) -> Result<(), CUresult> {
     Ok(())
 }
 
-/// Flags of the primary context and whether it is alive.
+/// Returns the flags of the primary context, and whether it is alive.
 pub(super) fn primary_state(device: i32) -> Result<(u32, bool), CUresult> {
     let primary = primaries(device)?.lock();
     Ok((primary.flags, primary.context.is_some()))

@@ -4,15 +4,15 @@
 //! |---|---|
 //! | device, device | at once |
 //! | pinned host memory, device, either way | at once |
-//! | other host memory, device, up to 64 KiB | at once: the bytes are kept aside |
+//! | other host memory, device, up to 64 KiB | at once: the bytes are staged |
 //! | other host memory, device, beyond | when the bytes have been read |
-//! | device, other host memory | when the bytes are there |
-//! | host memory, host memory | as if the pinned end were a device |
+//! | device, other host memory | when the copy is complete |
+//! | host memory, host memory | as if the pinned side were a device |
 //!
 //! In a capture each call returns at once, and the host's memory is used when the graph runs.
 //!
-//! So it is on CUDA, and cudarc depends on it. The variants without "Async" go to the default
-//! stream, and wait whenever the host is involved.
+//! This matches CUDA, and cudarc depends on it. The variants without "Async" go to the default stream, and wait whenever the
+//! host is involved.
 //!
 //! Each end of a copy that CUDA knows is located at the call, and checked before and after the bytes
 //! move.
@@ -53,7 +53,7 @@ pub(super) fn symbols() -> Vec<Symbol> {
     ]
 }
 
-/// Bytes from pageable memory that are kept aside, so that the call need not wait.
+/// The most bytes of pageable memory that are staged, so that the call need not wait.
 const STAGED: usize = 64 << 10;
 
 /// One end of a copy.
@@ -61,20 +61,20 @@ const STAGED: usize = 64 << 10;
 enum End {
     /// Memory that CUDA knows.
     Known(Place),
-    /// Pageable memory of the caller's, which CUDA says must stay until the copy is done.
+    /// Pageable memory of the caller, which must stay valid until the copy is done.
     Pageable(*mut u8),
-    /// A copy of it.
+    /// A staged copy of pageable memory.
     Staged(Box<[u8]>),
 }
 
-// SAFETY: a pageable end is only touched by the one who runs the job, and the caller of the driver
-// function promised that the memory is there for it.
+// SAFETY: only the thread that runs the job touches a pageable end, and the caller of the driver function promised that the
+// memory is valid for it.
 unsafe impl Send for End {}
 // SAFETY: as above; a shared end is only cloned.
 unsafe impl Sync for End {}
 
 impl End {
-    /// An end that has to be memory of a device, or pinned.
+    /// Returns an end that must be device memory or pinned host memory.
     fn known(address: u64, len: usize, context: &Context) -> Result<Self, CUresult> {
         let place = memory::locate(address, len as u64)
             .and_then(|place| place.copyable().map(|()| place))
@@ -82,7 +82,7 @@ impl End {
         Ok(Self::Known(place))
     }
 
-    /// An end that has to be the host's.
+    /// Returns an end that must be host memory.
     fn host(pointer: *mut u8, len: usize) -> Result<Self, CUresult> {
         if pointer.is_null() {
             return Err(CUresult::ERROR_INVALID_VALUE);
@@ -92,14 +92,14 @@ impl End {
             violations::record(Violation::new(ViolationKind::Misuse, None, text));
             return Err(CUresult::ERROR_INVALID_VALUE);
         }
-        // Memory that is pinned in part is treated as if none of it were.
+        // Partly pinned memory is treated as pageable.
         Ok(match memory::locate(pointer.addr() as u64, len as u64) {
             Ok(place) => Self::Known(place),
             Err(_) => Self::Pageable(pointer),
         })
     }
 
-    /// Where the bytes are, if they may be used now.
+    /// Returns the address of the bytes, if they may be used now.
     fn locate(&mut self) -> Result<*mut u8, Violation> {
         match self {
             Self::Known(place) => place.view(),
@@ -125,7 +125,7 @@ impl End {
 
 struct Copy {
     stream: Arc<Stream>,
-    /// Fails if the memory is bad: that of the stream the copy was given to.
+    /// The context of the stream that the copy was enqueued on; it fails if the memory is invalid.
     context: Arc<Context>,
     to: End,
     from: End,
@@ -173,15 +173,15 @@ impl Work for Copy {
     }
 }
 
-/// What a copy or a fill is made of.
+/// The source of a copy or a fill.
 #[derive(Clone)]
 enum Source {
     From(End),
-    /// A pattern of 1, 2 or 4 bytes, spelled as 4.
+    /// A pattern of 1, 2 or 4 bytes, repeated to 4 bytes.
     Pattern([u8; 4]),
 }
 
-/// A copy or a fill that a graph can do again.
+/// A copy or a fill that a graph can replay.
 #[derive(Clone)]
 struct Transfer {
     context: Arc<Context>,
@@ -224,7 +224,7 @@ impl Recipe for Transfer {
     }
 }
 
-/// Appends a copy, or a node in a capture. Gives the job's number if there is one.
+/// Appends a copy, or a node in a capture. Returns the job's number if there is one.
 fn enqueue(stream: &Arc<Stream>, to: End, from: End, len: usize) -> Result<Option<u64>, CUresult> {
     stream.submit(Transfer {
         context: Arc::clone(stream.context()),
@@ -234,13 +234,12 @@ fn enqueue(stream: &Arc<Stream>, to: End, from: End, len: usize) -> Result<Optio
     })
 }
 
-/// Waits for a copy, unless it was captured: then the host's memory is used whenever the graph
-/// runs.
+/// Waits for a copy, unless it was captured: then the host memory is used at each launch of the graph.
 fn wait_for(stream: &Arc<Stream>, sequence: Option<u64>) -> Result<(), CUresult> {
     sequence.map_or(Ok(()), |sequence| stream.wait_until(sequence))
 }
 
-/// The stream of the variants without "Async", which CUDA holds for unsafe in a capture.
+/// Returns the stream of the variants without "Async". CUDA considers them unsafe during a capture.
 fn default_stream() -> Result<Arc<Stream>, CUresult> {
     let stream = context::current()?.legacy_stream()?;
     stream.mark()?;
@@ -262,7 +261,7 @@ fn host_to_device(
     upload(stream, to, End::host(from.cast_mut(), len)?, len, wait)
 }
 
-/// A copy from the host.
+/// Copies from the host.
 fn upload(
     stream: &Arc<Stream>,
     to: End,
@@ -320,7 +319,7 @@ fn device_to_device(stream: &Arc<Stream>, to: u64, from: u64, len: usize) -> Res
     Ok(())
 }
 
-/// A copy between addresses of either kind.
+/// Copies between addresses of either kind.
 fn anywhere(
     stream: &Arc<Stream>,
     to: u64,
@@ -357,9 +356,9 @@ unsafe extern "C" fn any(to: u64, from: u64, len: usize, stream: *mut c_void) ->
     })
 }
 
-/// Several copies between addresses of either kind. What the attributes say of them, where the memory is and when the
-/// source may be read, are hints: pageable sources are read at the call here, the others in the order of the stream.
-/// Gives the number of the copy that failed.
+/// Makes several copies between addresses of either kind. The attributes (the location of the memory, and when the source may
+/// be read) are hints and are ignored: pageable sources are read at the call, the others in stream order. An error has the
+/// index of the copy that failed.
 fn several(
     to: *const u64,
     from: *const u64,
@@ -367,7 +366,7 @@ fn several(
     count: usize,
     stream: *mut c_void,
 ) -> Result<(), (CUresult, usize)> {
-    // Of no single copy.
+    // The index of an error that belongs to no single copy.
     let whole = |error| (error, usize::MAX);
     if count == 0 || to.is_null() || from.is_null() || sizes.is_null() || stream.addr() <= 1 {
         return Err(whole(CUresult::ERROR_INVALID_VALUE));
@@ -465,7 +464,7 @@ unsafe extern "C" fn dtod(to: u64, from: u64, len: usize, stream: *mut c_void) -
     })
 }
 
-/// The contexts of a copy between devices must exist; the addresses say the rest.
+/// Checks that the contexts of a copy between devices exist. The devices follow from the addresses.
 fn known_contexts(one: *mut c_void, other: *mut c_void) -> Result<(), CUresult> {
     Context::lookup(one)?.check()?;
     Context::lookup(other)?.check()
@@ -498,7 +497,7 @@ unsafe extern "C" fn peer(
     })
 }
 
-/// A fill with a pattern of 1, 2 or 4 bytes, spelled as 4.
+/// A fill with a pattern of 1, 2 or 4 bytes, repeated to 4 bytes.
 struct Fill {
     stream: Arc<Stream>,
     context: Arc<Context>,

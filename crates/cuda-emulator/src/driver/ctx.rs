@@ -1,4 +1,4 @@
-//! `cuCtx*`: which context is current, and what can be asked of it.
+//! `cuCtx*`: the current context and its properties.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -50,7 +50,7 @@ pub(super) fn symbols() -> Vec<Symbol> {
     ]
 }
 
-/// Streams have priorities from 0 down to this; nothing depends on them.
+/// Stream priorities range from 0 to this value; they have no effect.
 pub(super) const GREATEST_PRIORITY: c_int = -5;
 
 fn create(place: *mut *mut c_void, flags: c_uint, device: c_int) -> CUresult {
@@ -153,7 +153,7 @@ unsafe extern "C" fn get_device(place: *mut c_int) -> CUresult {
     })
 }
 
-/// The context of a handle, the current one if it is null.
+/// Returns the context of a handle, or the current one if the handle is null.
 fn given_or_current(handle: *mut c_void) -> Result<Arc<Context>, CUresult> {
     if handle.is_null() {
         context::current()
@@ -215,7 +215,7 @@ unsafe extern "C" fn get_limit(place: *mut usize, limit: c_int) -> CUresult {
 unsafe extern "C" fn set_limit(limit: c_int, _value: usize) -> CUresult {
     enter("cuCtxSetLimit", || {
         context::current()?;
-        // Limits of kernels, of which there are none.
+        // These are limits of kernels on a GPU, which have no effect here.
         if (0..=2).contains(&limit) {
             Ok(())
         } else {

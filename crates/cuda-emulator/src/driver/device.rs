@@ -1,4 +1,4 @@
-//! Devices: how many there are, and what they say of themselves.
+//! Devices: their number and their properties.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -11,9 +11,9 @@ use stand_in_object::Symbol;
 
 pub use crate::visible::uuid;
 
-/// The name of every device. It keeps numbers measured here from passing for a GPU's.
+/// The name of every device. It prevents numbers measured here from passing for a GPU's.
 pub(crate) const NAME: &CStr = c"CPU emulator, not a GPU";
-/// As a Hopper has it, so that code which asks takes its modern paths.
+/// The compute capability of a Hopper, so that programs that query it take their modern paths.
 pub(crate) const COMPUTE_CAPABILITY: (c_int, c_int) = (9, 0);
 
 pub(super) fn symbols() -> Vec<Symbol> {
@@ -174,7 +174,7 @@ unsafe extern "C" fn get_attribute(value: *mut c_int, attribute: c_int, device: 
             134 => 0,                 // HOST_NUMA_ID
             141 | 145 => 1,           // memory of the host in virtual memory management
             ..=0 | 161.. => return Err(CUresult::ERROR_INVALID_VALUE),
-            // What there is not: managed memory, GPUDirect, fabric handles, multicast, DMA buffers, …
+            // Features that are not supported: managed memory, GPUDirect, fabric handles, multicast, DMA buffers, …
             _ => 0,
         };
         // SAFETY: the caller passes null or a place for the number.
@@ -209,7 +209,7 @@ fn pci_bus(device: u32) -> u32 {
     bus_of(visible::physical(device))
 }
 
-/// Each device of the host, by its number there, sits on a bus of its own; 0 is the host's.
+/// Returns the bus of a device by its number on this host. Each device has its own bus; bus 0 belongs to the host.
 pub(crate) fn bus_of(physical: u32) -> u32 {
     physical + 1
 }

@@ -70,7 +70,7 @@ pub(super) fn record_on(handle: *mut c_void, stream: &Arc<Stream>) -> Result<(),
     event_of(handle)?.record(stream, false)
 }
 
-/// In a capture: a node that records the event whenever the graph runs.
+/// In a capture, adds a node that records the event at each launch of the graph.
 const EXTERNAL: c_uint = 1;
 
 unsafe extern "C" fn record_with_flags(

@@ -1,4 +1,4 @@
-//! `cuGraph*`: what becomes of a capture, and what is added to it by hand.
+//! `cuGraph*`: graphs that result from captures, and nodes added by hand.
 
 use std::ffi::{c_uint, c_void};
 use std::sync::Arc;
@@ -95,7 +95,7 @@ unsafe extern "C" fn launch(handle: *mut c_void, stream: *mut c_void) -> CUresul
     })
 }
 
-/// Brings nothing anywhere: there is no other place.
+/// Does nothing after its checks: an executable graph has no other place to be uploaded to.
 unsafe extern "C" fn upload(handle: *mut c_void, stream: *mut c_void) -> CUresult {
     enter("cuGraphUpload", || {
         executable_of(handle)?;
@@ -105,7 +105,7 @@ unsafe extern "C" fn upload(handle: *mut c_void, stream: *mut c_void) -> CUresul
     })
 }
 
-/// Replays that were launched are not disturbed.
+/// Does not affect replays that were already launched.
 unsafe extern "C" fn destroy_executable(handle: *mut c_void) -> CUresult {
     enter("cuGraphExecDestroy", || {
         EXECUTABLES
@@ -115,7 +115,7 @@ unsafe extern "C" fn destroy_executable(handle: *mut c_void) -> CUresult {
     })
 }
 
-/// Executable graphs that were made from it are not disturbed.
+/// Does not affect executable graphs that were made from this graph.
 unsafe extern "C" fn destroy(handle: *mut c_void) -> CUresult {
     enter("cuGraphDestroy", || {
         graph_of(handle)?;
@@ -123,7 +123,7 @@ unsafe extern "C" fn destroy(handle: *mut c_void) -> CUresult {
     })
 }
 
-/// The number of nodes, and as many of their handles as there is room for.
+/// Returns the number of nodes, and as many of their handles as there is room for.
 unsafe extern "C" fn get_nodes(
     handle: *mut c_void,
     nodes: *mut *mut c_void,
@@ -252,7 +252,7 @@ unsafe extern "C" fn add_dependencies(
     unsafe { add_dependencies_v2(graph, from, to, std::ptr::null(), count) }
 }
 
-/// Edges of any kind are full dependencies here.
+/// Treats edges of any kind as full dependencies.
 unsafe extern "C" fn add_dependencies_v2(
     graph: *mut c_void,
     from: *const *mut c_void,
@@ -303,7 +303,7 @@ unsafe extern "C" fn retain_in_graph(
     count: c_uint,
     flags: c_uint,
 ) -> CUresult {
-    /// The graph gets the caller's references.
+    /// Moves the caller's references to the graph.
     const MOVE: c_uint = 1;
     enter("cuGraphRetainUserObject", || {
         if flags > MOVE {

@@ -1,5 +1,4 @@
-//! What callers name: streams and nodes by their handles, and memory by its address; and what they are told when there
-//! is no such thing.
+//! Lookup of the caller's handles and addresses, and the errors for invalid ones.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -9,7 +8,7 @@ use crate::exec::{self, Graph, NODES, Stream};
 use crate::result::CUresult;
 use crate::violations::{self, Violation, ViolationKind};
 
-/// The stream of a handle, in the current context if it is an implicit one.
+/// Returns the stream of a handle; an implicit stream is that of the current context.
 pub(super) fn stream_of(handle: *mut c_void) -> Result<Arc<Stream>, CUresult> {
     if handle.addr() > 2 {
         match exec::named(handle) {
@@ -21,7 +20,7 @@ pub(super) fn stream_of(handle: *mut c_void) -> Result<Arc<Stream>, CUresult> {
     }
 }
 
-/// Tells of a handle that belongs to nothing that lives.
+/// Records a violation for a handle that is destroyed or invalid, and returns the error code.
 #[cold]
 pub(super) fn bad_handle(what: &str, handle: *mut c_void) -> CUresult {
     if !handle.is_null() {
@@ -31,9 +30,8 @@ pub(super) fn bad_handle(what: &str, handle: *mut c_void) -> CUresult {
     CUresult::ERROR_INVALID_HANDLE
 }
 
-/// What a call returns that was given a bad range of device memory. An address that is none is
-/// refused; memory that is not there any more, or not there at that length, is lost to the device,
-/// and the context with it.
+/// Records the violation of a range of device memory, and returns the call's error code. For freed memory, memory before its
+/// allocation, or a range out of bounds, the context fails as well, as it would on a GPU; any other address is only refused.
 #[cold]
 pub(super) fn refuse(violation: Violation, context: &Context) -> CUresult {
     match violation.kind() {
@@ -50,13 +48,13 @@ pub(super) fn refuse(violation: Violation, context: &Context) -> CUresult {
     }
 }
 
-/// [`bad_handle`], where CUDA calls it an invalid value.
+/// Like [`bad_handle`], for functions where CUDA returns `CUDA_ERROR_INVALID_VALUE`.
 pub(super) fn unknown(what: &str, handle: *mut c_void) -> CUresult {
     bad_handle(what, handle);
     CUresult::ERROR_INVALID_VALUE
 }
 
-/// The places of nodes in a graph.
+/// Returns the indices of nodes in a graph.
 ///
 /// # Safety
 /// `nodes` has `count` entries, or none at all.

@@ -1,4 +1,4 @@
-//! Pinned host memory. Devices use it at the address that it has for the host.
+//! Pinned host memory. Devices use the same addresses for it as the host.
 
 use std::ffi::{c_uint, c_void};
 
@@ -34,7 +34,7 @@ unsafe extern "C" fn alloc_host(place: *mut *mut c_void, size: usize) -> CUresul
 
 fn block(function: &'static str, place: *mut *mut c_void, size: usize, flags: c_uint) -> CUresult {
     enter(function, || {
-        // PORTABLE, DEVICEMAP, WRITECOMBINED: all the same here.
+        // PORTABLE, DEVICEMAP and WRITECOMBINED make no difference here.
         if place.is_null() || flags > 7 {
             return Err(CUresult::ERROR_INVALID_VALUE);
         }
@@ -46,7 +46,7 @@ fn block(function: &'static str, place: *mut *mut c_void, size: usize, flags: c_
     })
 }
 
-/// The device whose work may use a block, once that work is done.
+/// Waits for all work that may use a block: on its device, and for a portable block on all devices.
 fn settle(address: *mut c_void) -> Result<(), CUresult> {
     capture::unsafe_call()?;
     let block = memory::host_block(address.addr()).ok_or(CUresult::ERROR_INVALID_VALUE)?;

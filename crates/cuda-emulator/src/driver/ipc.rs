@@ -1,4 +1,4 @@
-//! Sharing memory of `cuMemAlloc` between processes: `cuIpc*`.
+//! Sharing of `cuMemAlloc` memory between processes: `cuIpc*`.
 
 use std::ffi::{c_uint, c_void};
 
@@ -33,7 +33,7 @@ unsafe extern "C" fn get_mem_handle(place: *mut Sent, address: u64) -> CUresult 
 }
 
 unsafe extern "C" fn open_mem_handle(place: *mut u64, handle: Sent, flags: c_uint) -> CUresult {
-    /// The only flag there is, and one that has to be given.
+    /// The only flag, which is mandatory.
     const LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
     enter("cuIpcOpenMemHandle", || {
         let context = context::current()?;
@@ -47,7 +47,7 @@ unsafe extern "C" fn open_mem_handle(place: *mut u64, handle: Sent, flags: c_uin
 }
 
 unsafe extern "C" fn close_mem_handle(address: u64) -> CUresult {
-    // Nothing that is under way on the device may still use it.
+    // Waits for all work on the device, which may still use the memory.
     enter("cuIpcCloseMemHandle", || {
         ipc::close(address, exec::synchronize_device)
     })

@@ -20,7 +20,7 @@ pub(super) fn symbols() -> Vec<Symbol> {
     ]
 }
 
-/// Launches whatever the handle means. `before` is done when nothing is left to be refused, before the kernel.
+/// Launches the kernel of a handle of either kind. Calls `before` after all checks, and before the kernel is enqueued.
 ///
 /// # Safety
 /// As `cuLaunchKernel`: the arguments are those of the kernel.
@@ -75,7 +75,7 @@ unsafe fn launch_program(
     stream.submit(kernel).map(drop)
 }
 
-/// The arguments of a launch that has them in one buffer.
+/// Returns the arguments of a launch that passes them in one buffer.
 ///
 /// # Safety
 /// `extra` is a list of names and values that ends with `CU_LAUNCH_PARAM_END`.
@@ -163,7 +163,7 @@ struct Attribute {
     value: [u64; 8],
 }
 
-/// Attributes that change nothing here: they say how blocks share a device, and how soon others see its writes.
+/// Attributes without effect here: they control how blocks share a device, and when writes become visible.
 const WITHOUT_EFFECT: [c_uint; 12] = [
     0,  // IGNORE
     1,  // ACCESS_POLICY_WINDOW
@@ -178,7 +178,7 @@ const WITHOUT_EFFECT: [c_uint; 12] = [
     16, // NVLINK_UTIL_CENTRIC_SCHEDULING
     6,  // PROGRAMMATIC_STREAM_SERIALIZATION: a permission to begin earlier
 ];
-/// An event that is recorded when all blocks have begun.
+/// The event to record when all blocks have begun.
 const LAUNCH_COMPLETION_EVENT: c_uint = 12;
 
 unsafe extern "C" fn launch_kernel_ex(
@@ -206,7 +206,7 @@ unsafe extern "C" fn launch_kernel_ex(
         for attribute in attributes {
             match attribute.id {
                 id if WITHOUT_EFFECT.contains(&id) => {}
-                // Asks for nothing.
+                // An all-zero value requests nothing.
                 _ if attribute.value == [0; 8] => {}
                 LAUNCH_COMPLETION_EVENT => begun = Some(attribute.value[0] as usize),
                 id => {
@@ -225,7 +225,7 @@ unsafe extern "C" fn launch_kernel_ex(
             extra,
         };
         let record = || match begun {
-            // All blocks have begun when the stream gets to the kernel.
+            // On a stream of the emulator, all blocks begin when the stream reaches the kernel.
             Some(event) => event::record_on(std::ptr::with_exposed_provenance_mut(event), &stream),
             None => Ok(()),
         };

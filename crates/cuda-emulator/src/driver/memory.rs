@@ -1,4 +1,4 @@
-//! Device memory: allocation at once, and free at once and in stream order.
+//! Device memory: immediate allocation, and immediate and stream-ordered free.
 
 use std::ffi::c_void;
 
@@ -43,14 +43,14 @@ unsafe extern "C" fn free(address: u64) -> CUresult {
         let context = context::current()?;
         let freeing =
             memory::begin_free(address).map_err(|violation| refuse(violation, &context))?;
-        // Nothing that is under way on the device may still use it.
+        // Waits for all work on the device, which may still use the memory.
         exec::synchronize_device(freeing.device());
         freeing.finish();
         context.check()
     })
 }
 
-/// A stream has got to a free; dropping the job frees as well.
+/// The job of a stream-ordered free. Dropping the job frees the memory as well.
 struct Release(Option<Freeing>);
 
 impl Work for Release {
@@ -72,7 +72,7 @@ unsafe extern "C" fn free_async(address: u64, stream: *mut c_void) -> CUresult {
         if address == 0 {
             return stream.context().check();
         }
-        // A graph may only free what it allocates itself, and here it allocates nothing.
+        // A graph may free only memory that it allocated itself, and the emulator's graphs do not allocate.
         capture::refuse(&stream, CUresult::ERROR_INVALID_VALUE)?;
         stream.mark()?;
         let freeing =

@@ -1,4 +1,4 @@
-//! Memory pools (`cuMemPool*`), and allocation from them in the order of a stream.
+//! Memory pools (`cuMemPool*`), and stream-ordered allocation from them.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub(super) fn symbols() -> Vec<Symbol> {
     ]
 }
 
-/// A stream has got to an allocation.
+/// The job of a stream-ordered allocation: the stream has reached it.
 struct Reach {
     pool: &'static Pool,
     placement: Placement,
@@ -57,7 +57,7 @@ const NO_MEMORY_NODES: &str =
     "on a stream that is being captured: the emulator's graphs cannot allocate memory";
 
 fn allocate_on(stream: &Arc<Stream>, size: usize, mempool: &MemPool) -> Result<u64, CUresult> {
-    // Unlike cuMemAlloc, which refuses it.
+    // `cuMemAlloc` refuses size 0, this function does not.
     if size == 0 {
         return Ok(0);
     }
@@ -138,7 +138,7 @@ unsafe extern "C" fn set_mem_pool(device: c_int, pool: *mut c_void) -> CUresult 
     })
 }
 
-/// `CUmemPoolProps`; what is behind it is reserved.
+/// `CUmemPoolProps`; the remaining fields are reserved.
 #[repr(C)]
 struct Properties {
     kind: c_int,
@@ -166,7 +166,7 @@ unsafe extern "C" fn create(place: *mut *mut c_void, properties: *const Properti
             refused::say("cuMemPoolCreate", NO_HOST);
             return Err(CUresult::ERROR_NOT_SUPPORTED);
         };
-        // 0 is a default that the driver chooses.
+        // 0 selects the driver's default.
         let limit = match given.limit {
             0 => u64::MAX,
             limit => limit as u64,
@@ -203,10 +203,10 @@ unsafe extern "C" fn get_attribute(
             },
             // SAFETY: the caller passes null or a place for a 64-bit number.
             RELEASE_THRESHOLD => unsafe { store(value.cast::<u64>(), hint(attribute)) },
-            // Reserved and used memory now.
+            // Present values of reserved and used memory.
             // SAFETY: as above.
             5 | 7 => unsafe { store(value.cast::<u64>(), used) },
-            // And at most.
+            // Peak values of reserved and used memory.
             // SAFETY: as above.
             6 | 8 => unsafe { store(value.cast::<u64>(), most) },
             _ => Err(CUresult::ERROR_INVALID_VALUE),
@@ -232,7 +232,7 @@ unsafe extern "C" fn set_attribute(
             _ => return Err(CUresult::ERROR_INVALID_VALUE),
         };
         match attribute {
-            // The most that was in use can only be forgotten.
+            // A peak value can only be reset to 0.
             6 | 8 if value != 0 => return Err(CUresult::ERROR_INVALID_VALUE),
             6 | 8 => pool.reset_peak(),
             hint => {
@@ -276,7 +276,7 @@ unsafe extern "C" fn get_access(
     })
 }
 
-/// Nothing is kept back that could be let go of.
+/// Does nothing: a pool keeps no free memory.
 unsafe extern "C" fn trim_to(pool: *mut c_void, _keep: usize) -> CUresult {
     enter("cuMemPoolTrimTo", || MemPool::of(pool).map(drop))
 }

@@ -1,5 +1,4 @@
-//! The CUDA driver functions that cudarc uses, and those that other clients of NCCL need on the
-//! way.
+//! The CUDA driver functions that cudarc uses, and those that other clients of NCCL need.
 //!
 //! One file for each kind of object. Every function is an `extern "C" fn` whose body runs inside
 //! [`call::enter`], so that a panic becomes an error code; each file lists its exported functions in
@@ -36,7 +35,7 @@ pub use table::has_faults_at;
 
 use stand_in_object::Symbol;
 
-/// `CUresult` as an open code: the values that every CUDA from 11.4 on knows.
+/// `CUresult` as an open code: the values that every CUDA since 11.4 has.
 pub mod result {
     pub use crate::result::{CUresult, NAMES};
 }
@@ -49,7 +48,7 @@ pub mod visible {
     pub use crate::visible::{count, physical};
 }
 
-/// The device of the calling thread's current context.
+/// Returns the device of the calling thread's current context.
 ///
 /// # Errors
 /// `CUDA_ERROR_INVALID_CONTEXT` when the thread has none.
@@ -57,7 +56,7 @@ pub fn current_device() -> Result<i32, CUresult> {
     Ok(context::current_in_any_state()?.device())
 }
 
-/// Name and address of every driver function the emulator has.
+/// Returns the name and address of every driver function of the emulator.
 pub fn symbols() -> Vec<Symbol> {
     let mut all = table::symbols();
     all.extend(procedures::symbols());

@@ -1,7 +1,7 @@
 //! Modules of PTX and their functions ([`crate::kernels`]).
 //!
-//! A module belongs to a context, and its functions to the module: with it their handles end. What was
-//! launched before still runs.
+//! A module belongs to a context, and its functions to the module. Unloading the module ends their handles; launches that were
+//! already enqueued still run.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -39,7 +39,7 @@ static FUNCTIONS: Registry<Function> = Registry::new(0x46);
 struct Module {
     context: Arc<Context>,
     entries: Vec<Arc<Entry>>,
-    /// The functions that were asked for: the name's place among the entries, and the handle.
+    /// The functions that were looked up: the index among the entries, and the handle.
     functions: Mutex<Vec<(usize, usize)>>,
 }
 
@@ -48,7 +48,7 @@ struct Function {
     entry: Arc<Entry>,
 }
 
-/// Bytes of shared memory that a launch may ask for.
+/// The reported limit of dynamic shared memory in bytes. Launches are only checked against [`SHARED_OPT_IN`].
 const SHARED: u32 = 48 << 10;
 
 fn make(place: *mut *mut c_void, text: &[u8]) -> Result<(), CUresult> {
@@ -60,7 +60,7 @@ fn make(place: *mut *mut c_void, text: &[u8]) -> Result<(), CUresult> {
         return Err(CUresult::ERROR_INVALID_VALUE);
     }
     let context = context::current()?;
-    // Loading may allocate.
+    // Loading may allocate memory on a GPU.
     capture::unsafe_call()?;
     let text =
         std::str::from_utf8(text).map_err(|_| unread(Unreadable("it is no text".to_owned())))?;
@@ -77,7 +77,7 @@ fn make(place: *mut *mut c_void, text: &[u8]) -> Result<(), CUresult> {
     unsafe { store(place, handle) }
 }
 
-/// The text of an image, which ends with a zero.
+/// Returns the text of an image, which ends with a NUL.
 ///
 /// # Safety
 /// `image` is null, PTX that ends with a zero, or a cubin or fat binary.
@@ -124,7 +124,7 @@ unsafe extern "C" fn load_data(place: *mut *mut c_void, image: *const c_void) ->
     })
 }
 
-/// Options of the compiler, which there is none of.
+/// Ignores the compiler options: there is no compiler.
 unsafe extern "C" fn load_data_ex(
     place: *mut *mut c_void,
     image: *const c_void,
@@ -229,7 +229,7 @@ unsafe extern "C" fn get_attribute(
     })
 }
 
-/// Only the two that can be set, and they change nothing.
+/// Checks the two attributes that can be set. They have no effect.
 unsafe extern "C" fn set_attribute(
     handle: *mut c_void,
     attribute: c_int,

@@ -1,4 +1,4 @@
-//! What an address is: `cuPointerGetAttribute(s)`, `cuPointerSetAttribute`, `cuMemGetAddressRange`.
+//! Properties of addresses: `cuPointerGetAttribute(s)`, `cuPointerSetAttribute`, `cuMemGetAddressRange`.
 
 use std::collections::HashSet;
 use std::ffi::{c_int, c_uint, c_void};
@@ -26,23 +26,23 @@ pub(super) fn symbols() -> Vec<Symbol> {
 const HOST: c_uint = 1;
 const DEVICE: c_uint = 2;
 
-/// What is known of an address that CUDA knows.
+/// The properties of an address that CUDA knows.
 struct Known {
     host: bool,
     device: i32,
     start: u64,
     size: u64,
-    /// No two allocations of this process have the same.
+    /// The number of the allocation, unique in this process.
     id: u64,
-    /// `cuIpcGetMemHandle` gives a handle of it.
+    /// Whether `cuIpcGetMemHandle` accepts the allocation.
     ipc: bool,
-    /// As what it can be exported.
+    /// The handle types that the memory can be exported as.
     handle_types: u64,
-    /// The pool it comes from, if that is one of `cuMemPoolCreate` or a device's own.
+    /// The memory pool of the allocation, if it comes from one of `cuMemPoolCreate` or from a device's default pool.
     pool: usize,
 }
 
-/// Kinds of memory number their allocations each for itself.
+/// Each kind of memory numbers its allocations separately; these bits keep the numbers distinct.
 const MAPPED_IDS: u64 = 1 << 62;
 const HOST_IDS: u64 = 1 << 61;
 
@@ -88,7 +88,7 @@ fn identify(address: u64) -> Option<Known> {
     })
 }
 
-/// The allocations whose copies are to be synchronous with the host.
+/// The allocations with `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`.
 static SYNCHRONOUS: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
 
 fn is_synchronous(id: u64) -> bool {
@@ -174,8 +174,7 @@ unsafe extern "C" fn get_attributes(
                 None => Err(CUresult::ERROR_INVALID_VALUE),
             };
             if answered.is_err() {
-                // Unlike the single question, this one answers with zero where there is nothing to
-                // say.
+                // Unlike `cuPointerGetAttribute`, this function succeeds for an unknown address, with zeros.
                 match attribute {
                     // SAFETY: these are 64 bits wide.
                     1 | 3 | 4 | 7 | 11 | 12 | 14 | 17..=20 => unsafe {
@@ -195,8 +194,8 @@ unsafe extern "C" fn get_attributes(
     })
 }
 
-/// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`, the only one that can be set. It is for writes by other devices than GPUs, of
-/// which there are none: it is kept, and changes nothing.
+/// Sets `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`, the only attribute that can be set. On a GPU it affects writes by devices other
+/// than GPUs, which do not exist here: the value is stored and has no effect.
 unsafe extern "C" fn set_attribute(
     value: *const c_void,
     attribute: c_int,

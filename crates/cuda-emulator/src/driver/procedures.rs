@@ -1,4 +1,4 @@
-//! `cuGetProcAddress`: functions by name, for a caller that was built for some version of CUDA.
+//! `cuGetProcAddress`: functions by name, for a caller built for a given version of CUDA.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -16,7 +16,7 @@ pub(super) fn symbols() -> Vec<Symbol> {
     ]
 }
 
-/// All functions by name.
+/// Returns all functions by name.
 fn by_name() -> &'static HashMap<&'static CStr, usize> {
     static TABLE: OnceLock<HashMap<&'static CStr, usize>> = OnceLock::new();
     TABLE.get_or_init(|| {
@@ -28,15 +28,14 @@ fn by_name() -> &'static HashMap<&'static CStr, usize> {
     })
 }
 
-/// The function that `name` means to a caller built for `version` of CUDA: the newest spelling that
-/// this version had.
+/// Returns the function `name` for a caller built for `version` of CUDA: the newest variant that existed in this version.
 fn find(name: &CStr, version: c_int) -> Option<*mut c_void> {
     let spelled = |suffix: &str| {
         let mut full = name.to_bytes().to_vec();
         full.extend_from_slice(suffix.as_bytes());
         full.push(0);
         let full = CStr::from_bytes_with_nul(&full).ok()?;
-        // Later than their predecessors, with other arguments.
+        // The versions of CUDA that introduced these variants, whose arguments differ from their predecessors'.
         let since = match full.to_bytes() {
             b"cuCtxCreate_v3" => 11_040,
             b"cuCtxCreate_v4" => 12_050,

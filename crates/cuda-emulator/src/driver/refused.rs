@@ -1,5 +1,4 @@
-//! What the emulator does not do. Each of these functions returns `CUDA_ERROR_NOT_SUPPORTED`, and
-//! says once why.
+//! Functions that the emulator does not support. Each returns `CUDA_ERROR_NOT_SUPPORTED`, and prints the reason once.
 
 use std::collections::HashSet;
 use std::ffi::c_void;
@@ -27,12 +26,12 @@ const NO_POOLS: &str =
 const NO_EXTERNAL: &str = "the emulator imports no memory or semaphores of other APIs";
 const NO_CALLBACKS: &str = "the emulator has no stream callbacks: use cuLaunchHostFunc";
 
-/// Says why a function is refused, the first time.
+/// Prints the reason why a function is not supported, once.
 pub(super) fn say(function: &'static str, reason: &str) {
     say_of(function, function, reason);
 }
 
-/// Says why a function is refused for `what`, the first time.
+/// Prints the reason why a function is not supported for `what`, once for each `what`.
 pub(super) fn say_of(what: &str, function: &'static str, reason: &str) {
     static SAID: Mutex<Option<HashSet<String>>> = Mutex::new(None);
     let mut said = SAID.lock();
@@ -45,8 +44,7 @@ macro_rules! refused {
     ($($reason:ident: $($name:ident)*;)*) => {
         pub(super) fn symbols() -> Vec<Symbol> {
             vec![$($({
-                /// Declared without arguments: in the C calling conventions of Linux the caller
-                /// alone knows of them.
+                /// Declared without arguments: in the C calling conventions of Linux only the caller handles them.
                 unsafe extern "C" fn refuse() -> CUresult {
                     caught(|| {
                         say(stringify!($name), $reason);
@@ -105,7 +103,7 @@ refused! {
         cuStreamAddCallback;
 }
 
-/// Profiling marks nothing here, and without a profiler they mark nothing on a GPU either.
+/// Does nothing. Without a profiler, these functions do nothing on a GPU either.
 unsafe extern "C" fn profiler() -> CUresult {
     CUresult::SUCCESS
 }

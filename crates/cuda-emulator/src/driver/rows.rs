@@ -1,6 +1,6 @@
-//! Copies of rows (`cuMemcpy2DAsync`), from a device to itself: what a transposition of blocks is made of.
+//! Copies of rows (`cuMemcpy2DAsync`) within a device, which transpositions of blocks consist of.
 //!
-//! Rows of `WidthInBytes` bytes, each a pitch behind the one before. Host memory and arrays are refused.
+//! Each row has `WidthInBytes` bytes and begins one pitch behind the previous row. Host memory and arrays are refused.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ const DEVICE: u32 = 2;
 /// The rows of one side.
 #[derive(Clone)]
 struct Side {
-    /// From the first byte of the first row to the last of the last.
+    /// The range from the first byte of the first row to the last byte of the last row.
     place: Place,
     pitch: usize,
 }
@@ -71,7 +71,7 @@ impl Side {
 
 #[derive(Clone)]
 struct Rows {
-    /// Fails if the memory is bad.
+    /// The context that fails if the memory is invalid.
     context: Arc<Context>,
     to: Side,
     from: Side,
@@ -96,7 +96,7 @@ impl Recipe for Rows {
 struct Copy {
     stream: Arc<Stream>,
     rows: Rows,
-    /// Rows that have been copied.
+    /// The number of rows that have been copied.
     done: usize,
 }
 

@@ -1,13 +1,13 @@
-//! Grid, blocks and arguments of a launch, and what devices have room for.
+//! Grid, blocks and arguments of a launch, and the limits of devices.
 
 use std::ffi::c_void;
 use std::sync::Arc;
 
 use crate::result::CUresult;
 
-/// With `cuFuncSetAttribute`, as on the device that this pretends to be.
+/// The most shared memory of a block in bytes, with `cuFuncSetAttribute`: that of a Hopper.
 pub(super) const SHARED_OPT_IN: u32 = 227 << 10;
-/// Threads of a block.
+/// The most threads of a block.
 pub(super) const THREADS: u32 = 1024;
 
 /// Grid, blocks and arguments of a launch.
@@ -45,7 +45,7 @@ impl Shape {
     }
 }
 
-/// The arguments of a list of pointers, at their offsets.
+/// Gathers arguments from a list of pointers, and puts each at its parameter's offset.
 ///
 /// # Safety
 /// `arguments` is null, or points to a pointer for each parameter, each null or readable for its size.

@@ -1,4 +1,4 @@
-//! Starting the driver, its version, and names of errors.
+//! Initialization of the driver, its version, and the names of errors.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::Ordering;

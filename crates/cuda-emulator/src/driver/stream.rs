@@ -112,7 +112,7 @@ unsafe extern "C" fn wait_event(
     event: *mut c_void,
     flags: c_uint,
 ) -> CUresult {
-    /// In a capture: a node that waits for what the event marks whenever the graph is launched.
+    /// In a capture, adds a node that waits for the job that the event marks at each launch of the graph.
     const EXTERNAL: c_uint = 1;
     enter("cuStreamWaitEvent", || {
         let stream = stream_of(handle)?;

@@ -1,4 +1,4 @@
-//! Memory operations in streams: waiting for a number in memory, and writing one (`cuStreamWaitValue32`,
+//! Memory operations in streams: waiting for a value in memory, and writing a value (`cuStreamWaitValue32`,
 //! `cuStreamBatchMemOp`).
 
 use std::ffi::{c_uint, c_void};
@@ -25,15 +25,15 @@ pub(super) fn symbols() -> Vec<Symbol> {
     ]
 }
 
-/// When a wait is over, given what is in memory and the value waited for: `CUstreamWaitValue_flags`.
+/// The condition that ends a wait, for the found value and the given value: `CUstreamWaitValue_flags`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Until {
-    /// No less, on a circle.
+    /// The found value is not less, in wrapping (serial number) order.
     GreaterOrEqual,
     Equal,
-    /// A common bit.
+    /// The values have a set bit in common.
     And,
-    /// A bit that is in neither.
+    /// Some bit is clear in both values.
     Nor,
 }
 
@@ -74,7 +74,7 @@ impl Until {
 enum Operation {
     Wait(Target, Until),
     Write(Target),
-    /// Orders what comes before with what comes after.
+    /// Orders the operations before it with the operations after it.
     Barrier,
 }
 
@@ -131,7 +131,7 @@ impl Target {
     }
 }
 
-/// Operations, one after the other.
+/// A sequence of operations.
 #[derive(Clone)]
 struct Batch {
     context: Arc<Context>,
@@ -152,13 +152,13 @@ impl Recipe for Batch {
 struct Running {
     batch: Batch,
     stream: Arc<Stream>,
-    /// Operations that are done.
+    /// The number of finished operations.
     done: usize,
     backoff: Backoff,
 }
 
 impl Running {
-    /// False when an operation has to wait.
+    /// Runs operations until all are done, or one has to wait. Returns false in the latter case.
     fn advance(&mut self) -> Result<bool, Violation> {
         while let Some(operation) = self.batch.operations.get(self.done) {
             match operation {
@@ -207,7 +207,7 @@ impl Work for Running {
     }
 }
 
-/// The operations of a call, as they come.
+/// The operations of a call, in order.
 enum Asked {
     Wait(Width),
     Write(Width),
@@ -220,9 +220,9 @@ fn operation(
     flags: c_uint,
     context: &Context,
 ) -> Result<Operation, CUresult> {
-    /// Wait for writes of other devices than GPUs first: there are none.
+    /// Waits first for writes of devices other than GPUs, which do not exist here.
     const FLUSH: c_uint = 1 << 30;
-    /// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`: a barrier too many does no harm.
+    /// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`, which is ignored: an additional barrier is harmless.
     const NO_BARRIER: c_uint = 1;
     match *asked {
         Asked::Wait(width) => {
@@ -332,7 +332,7 @@ unsafe extern "C" fn batch_mem_op(
     parameters: *const Parameters,
     flags: c_uint,
 ) -> CUresult {
-    /// As many as CUDA takes.
+    /// The most operations that CUDA accepts in one call.
     const MOST: c_uint = 256;
     enter("cuStreamBatchMemOp", || {
         let stream = stream_of(stream)?;

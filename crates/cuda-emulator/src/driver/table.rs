@@ -1,4 +1,4 @@
-//! All driver functions by name, but for those that look others up by name ([`super::procedures`]).
+//! All driver functions by name, except those that look others up by name ([`super::procedures`]).
 
 use super::{
     capture, copy, ctx, device, event, graph, host, ipc, launch, memory, memory_pool, module,
@@ -6,7 +6,7 @@ use super::{
 };
 use stand_in_object::Symbol;
 
-/// Name and address of each of them.
+/// Returns name and address of each function.
 pub(super) fn symbols() -> Vec<Symbol> {
     let mut all = start::symbols();
     all.extend(with_faults());
@@ -15,7 +15,7 @@ pub(super) fn symbols() -> Vec<Symbol> {
     all
 }
 
-/// Those that do something on a driver that was started: faults can sit at them.
+/// Returns the functions that need an initialized driver: faults can be injected into these.
 fn with_faults() -> Vec<Symbol> {
     let mut all = device::symbols();
     all.extend(ctx::symbols());
@@ -37,7 +37,7 @@ fn with_faults() -> Vec<Symbol> {
     all
 }
 
-/// Whether faults can sit at this function: at those that do something on a driver that was started.
+/// Returns whether faults can be injected into this function: it must need an initialized driver.
 pub fn has_faults_at(function: &str) -> bool {
     with_faults()
         .iter()
@@ -45,7 +45,7 @@ pub fn has_faults_at(function: &str) -> bool {
         .any(|name| without_version(name) == function)
 }
 
-/// The name as C programs write it: `cuMemAlloc` for `cuMemAlloc_v2`.
+/// Returns the name as C programs write it: `cuMemAlloc` for `cuMemAlloc_v2`.
 fn without_version(name: &str) -> &str {
     match name.rsplit_once("_v") {
         Some((plain, version)) if version.bytes().all(|byte| byte.is_ascii_digit()) => plain,

@@ -1,5 +1,5 @@
-//! Virtual memory management: addresses, memory, and which of it lies where (`cuMemAddressReserve`, `cuMemCreate`,
-//! `cuMemMap`); memory is exported as a descriptor.
+//! Virtual memory management: address reservations, memory, and mappings between them (`cuMemAddressReserve`, `cuMemCreate`,
+//! `cuMemMap`). Memory is exported as a file descriptor.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
@@ -58,7 +58,7 @@ pub(super) struct RawLocation {
 }
 
 impl RawLocation {
-    /// The location, which is a device of this process or the host.
+    /// Returns the location, which must be a device of this process or the host.
     pub(super) fn known(self) -> Result<Location, CUresult> {
         match Location::from_raw(self.kind, self.id).ok_or(CUresult::ERROR_INVALID_VALUE)? {
             Location::Device(device)
@@ -80,11 +80,11 @@ struct Properties {
     handle_types: c_uint,
     location: RawLocation,
     windows: *mut c_void,
-    /// Compression, direct RDMA, usage, reserved: wishes.
+    /// Compression, direct RDMA, usage, reserved: hints without effect.
     flags: [u8; 8],
 }
 
-/// `CU_MEM_ALLOCATION_TYPE_PINNED`, the only one.
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`, the only supported type.
 pub(super) const PINNED: c_int = 1;
 
 /// `CUmemAccessDesc`.
@@ -186,7 +186,7 @@ unsafe extern "C" fn unmap(address: u64, len: usize) -> CUresult {
     enter("cuMemUnmap", || memory::unmap(address, len as u64))
 }
 
-/// What is said of locations.
+/// Reads the access flags for each location.
 ///
 /// # Safety
 /// `grants` is null or points to `count` descriptions.
@@ -271,7 +271,7 @@ unsafe extern "C" fn import_from_shareable_handle(
         if place.is_null() {
             return Err(CUresult::ERROR_INVALID_VALUE);
         }
-        // SAFETY: a plain request, also for a number that is no descriptor.
+        // SAFETY: a plain request, also valid for a number that is not a descriptor.
         let own = unsafe { libc::fcntl(given, libc::F_DUPFD_CLOEXEC, 0) };
         if own < 0 {
             return Err(CUresult::ERROR_INVALID_VALUE);
@@ -291,7 +291,7 @@ unsafe extern "C" fn get_allocation_granularity(
     enter("cuMemGetAllocationGranularity", || {
         // SAFETY: the caller passes null or properties.
         unsafe { Properties::known(properties) }?;
-        // The smallest and the recommended one are the same.
+        // The minimum and the recommended granularity are the same.
         if option > 1 {
             return Err(CUresult::ERROR_INVALID_VALUE);
         }

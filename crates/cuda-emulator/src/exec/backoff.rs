@@ -1,10 +1,10 @@
-//! How long a job that polls memory is left alone.
+//! The pauses of a job that polls memory.
 
 use std::time::Duration;
 
 use super::work::Pause;
 
-/// Looks without success before a job sleeps; until then it only yields its core.
+/// Unsuccessful polls before a job sleeps; until then it only yields its core.
 const YIELDS: u32 = 64;
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_micros(500);
@@ -16,7 +16,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Records a look that found nothing to do.
+    /// Records a poll without progress.
     pub fn missed(&mut self) {
         self.misses = self.misses.saturating_add(1);
     }

@@ -1,4 +1,4 @@
-//! One launch, as the function that runs in the place of the kernel sees it.
+//! One launch, as seen by the function that runs in place of the kernel.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -32,13 +32,12 @@ macro_rules! plain {
 
 plain!(u8 i8 u16 i16 u32 i32 u64 i64 f32 f64);
 
-/// One launch of a kernel: its grid, its arguments, and the memory of its device; see
-/// [`provide`](super::provide).
+/// One launch of a kernel: its grid, its arguments, and the memory of its device; see [`provide`](super::provide).
 ///
-/// Memory is named by its address. Each access is checked: that the memory is there, is not freed, is
-/// long enough and of this device, and that the address is a multiple of the element's size, without which a
-/// GPU fails (`CUDA_ERROR_MISALIGNED_ADDRESS`). The first access that is not right fails the context
-/// when the function returns, whatever it returns.
+/// Memory is accessed by device address. Each access is checked: the memory must be allocated, not freed, large enough, and
+/// accessible to this device, and the address must be a multiple of the element's size, as a GPU requires
+/// (`CUDA_ERROR_MISALIGNED_ADDRESS`). After an invalid access the context fails when the function returns, whatever it returns;
+/// the error is that of the first invalid access.
 pub struct Launch<'a> {
     pub(super) name: &'a str,
     pub(super) grid: [u32; 3],
@@ -47,18 +46,18 @@ pub struct Launch<'a> {
     pub(super) device: i32,
     pub(super) parameters: &'a [Parameter],
     pub(super) arguments: &'a [u8],
-    /// The first bad access.
+    /// The first invalid access.
     pub(super) failed: Option<Failed>,
 }
 
-/// A bad access.
+/// An invalid access.
 pub(super) struct Failed {
     pub(super) violation: Violation,
     pub(super) misaligned: bool,
 }
 
 impl Launch<'_> {
-    /// The name of the kernel.
+    /// Returns the name of the kernel.
     ///
     /// ```
     /// nccl_emulator::kernels::provide("hello", |launch| {
@@ -71,7 +70,7 @@ impl Launch<'_> {
         self.name
     }
 
-    /// The number of blocks, in x, y and z.
+    /// Returns the number of blocks, in x, y and z.
     ///
     /// ```
     /// nccl_emulator::kernels::provide("one_block_per_row", |launch| {
@@ -84,7 +83,7 @@ impl Launch<'_> {
         self.grid
     }
 
-    /// The number of threads of a block, in x, y and z.
+    /// Returns the number of threads of a block, in x, y and z.
     ///
     /// ```
     /// nccl_emulator::kernels::provide("one_warp", |launch| {
@@ -97,7 +96,7 @@ impl Launch<'_> {
         self.block
     }
 
-    /// The bytes of shared memory that the launch asked for, besides those of the kernel itself.
+    /// Returns the dynamic shared memory of the launch in bytes, without the kernel's static shared memory.
     ///
     /// ```
     /// nccl_emulator::kernels::provide("in_shared_memory", |launch| {
@@ -110,7 +109,7 @@ impl Launch<'_> {
         self.shared
     }
 
-    /// The number of arguments.
+    /// Returns the number of arguments.
     ///
     /// ```
     /// nccl_emulator::kernels::provide("of_three", |launch| {
@@ -123,11 +122,11 @@ impl Launch<'_> {
         self.parameters.len()
     }
 
-    /// An argument, as it was when the kernel was launched. A pointer is a `u64`.
+    /// Returns an argument, as it was at the launch. A pointer is a `u64`.
     ///
     /// # Panics
-    /// When there is no such argument, or it has another size: the context is lost then, as after a
-    /// kernel that traps.
+    /// If there is no such argument, or its size differs from that of `T`. The panic fails the context, as a kernel that traps
+    /// does on a GPU.
     ///
     /// ```
     /// nccl_emulator::kernels::provide("axpy", |launch| {
@@ -152,10 +151,10 @@ impl Launch<'_> {
         unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
     }
 
-    /// The bytes of an argument, for one that is a struct.
+    /// Returns the bytes of an argument, for arguments that are structs.
     ///
     /// # Panics
-    /// When there is no such argument.
+    /// If there is no such argument.
     ///
     /// ```
     /// nccl_emulator::kernels::provide("of_a_struct", |launch| {
@@ -175,10 +174,10 @@ impl Launch<'_> {
         &self.arguments[offset..offset + size]
     }
 
-    /// Copies `len` elements out of device memory.
+    /// Copies `len` elements from device memory.
     ///
     /// # Errors
-    /// What is wrong with the memory, or with the address.
+    /// The violation, if the memory or the address is invalid.
     ///
     /// ```
     /// nccl_emulator::kernels::provide("look", |launch| {
@@ -199,10 +198,10 @@ impl Launch<'_> {
         Ok(values)
     }
 
-    /// Copies elements into device memory.
+    /// Copies elements to device memory.
     ///
     /// # Errors
-    /// What is wrong with the memory, or with the address.
+    /// The violation, if the memory or the address is invalid.
     ///
     /// ```
     /// nccl_emulator::kernels::provide("zeros", |launch| {
@@ -221,7 +220,7 @@ impl Launch<'_> {
     /// Copies bytes from device memory to device memory; the two may overlap.
     ///
     /// # Errors
-    /// What is wrong with the memory.
+    /// The violation, if the memory is invalid.
     ///
     /// ```
     /// nccl_emulator::kernels::provide("copy", |launch| {
@@ -234,12 +233,12 @@ impl Launch<'_> {
         self.write(to, &bytes_of)
     }
 
-    /// Loads a word with acquire ordering, as `ld.acquire.sys` does: what was written before the
-    /// [`store_release`](Self::store_release) whose value it returns can be read afterwards. The word may also be memory of
-    /// the host that the device reaches, which the host writes atomically.
+    /// Loads a word with acquire ordering, as `ld.acquire.sys` does: after it returns the value of a
+    /// [`store_release`](Self::store_release), the writes before that store are visible. The word may also be in host memory
+    /// that the device can access and that the host writes atomically.
     ///
     /// # Errors
-    /// What is wrong with the memory, or with the address.
+    /// The violation, if the memory or the address is invalid.
     ///
     /// ```
     /// use nccl_emulator::kernels::{self, Progress};
@@ -259,10 +258,10 @@ impl Launch<'_> {
     }
 
     /// Stores a word with release ordering, as `st.release.sys` does: a kernel that loads the value with
-    /// [`load_acquire`](Self::load_acquire) sees what this launch has written before.
+    /// [`load_acquire`](Self::load_acquire) sees all earlier writes of this launch.
     ///
     /// # Errors
-    /// What is wrong with the memory, or with the address.
+    /// The violation, if the memory or the address is invalid.
     ///
     /// ```
     /// nccl_emulator::kernels::provide("set_flag", |launch| {
@@ -281,7 +280,7 @@ impl Launch<'_> {
     ) -> Result<T, Violation> {
         self.aligned(address, size_of::<u32>())?;
         self.access_with(address, size_of::<u32>() as u64, |memory| {
-            // A mapping begins at a page, so what is aligned for the device is aligned here.
+            // Mappings begin at page boundaries, so an aligned device address is aligned here as well.
             debug_assert!(memory.cast::<u32>().is_aligned());
             // SAFETY: four aligned bytes that stay mapped during the access; a program that accesses them otherwise than
             // atomically at the same time has a race on a GPU as well.

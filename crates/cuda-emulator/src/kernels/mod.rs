@@ -1,14 +1,14 @@
 //! Kernels: Rust functions that run when a program launches a kernel.
 //!
-//! The emulator does not execute PTX. It reads the kernels of a module and their parameters, and runs a Rust
-//! function in place of a kernel of a known name. Known are, with `nccl-emulator`, the kernels of the crate
-//! `nccl`, whose functions give the same bits as their PTX, and a program's own, given with [`provide`]. The
-//! launch of any other kernel returns `CUDA_ERROR_NOT_SUPPORTED`, with a line on stderr that names the kernel.
+//! The emulator does not execute PTX. It reads the kernels of a module and their parameters, and runs a Rust function in place
+//! of each kernel with a known name. `nccl-emulator` provides the kernels of the crate `nccl`, with results that are bitwise
+//! equal to those of their PTX. A program provides its own with [`provide`]. The launch of any other kernel returns
+//! `CUDA_ERROR_NOT_SUPPORTED`, and prints the kernel's name on stderr.
 //!
-//! A launch is work on its stream like any other: it runs in stream order, late with
-//! `nccl_emulator::faults::late`, and again at each replay of a graph that captured it. The launch copies its
-//! arguments. A kernel runs as one thread without interruption, so that interactions between its blocks do not
-//! show; one that waits for memory that others write is given with [`provide_waiting`], and called again and again.
+//! A launch is work on its stream like any other: it runs in stream order, delayed by `nccl_emulator::faults::late`, and again
+//! at each replay of a graph that captured it. The launch copies its arguments. A kernel runs on one thread without
+//! interruption, so interactions between its blocks do not show. A kernel that waits for memory written by others is provided
+//! with [`provide_waiting`], and called repeatedly.
 //!
 //! ```
 //! use cudarc::driver::{CudaContext, result};

@@ -1,9 +1,9 @@
-//! Programs: kernels that run for a while, wait for memory that others write, and are known by the function of the host
-//! that a compiler puts in their place.
+//! Programs: kernels that run for a while, wait for memory written by others, and are identified by their host stub, the
+//! function that a compiler puts in their place on the host.
 //!
-//! A program is registered for such a function ([`register_program`]); the CUDA runtime's launches name it. A launch makes
-//! a [`Run`], which the stream steps until it is done. Nothing rings when the memory changes that a run waits for, so its
-//! job is left alone for longer and longer while nothing moves, and not at all as soon as something did.
+//! [`register_program`] registers a program for a host stub, which the CUDA runtime's launches name. A launch creates a
+//! [`Run`], which the stream steps until it is done. No bell rings when memory changes that a run waits for. So its job is
+//! polled: at growing intervals while nothing moves, and at once after progress.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -19,17 +19,17 @@ use crate::result::CUresult;
 use crate::sync::RwLock;
 use crate::violations::Violation;
 
-/// What a kernel does.
+/// The implementation of a kernel.
 pub trait Program: Send + Sync {
-    /// Begins a launch. Called when the kernel is launched, and again for each replay of a graph; reads no memory of the
-    /// device, which may be written until the stream gets there.
+    /// Begins a launch. Called when the kernel is launched, and again for each replay of a graph. Must not read device memory,
+    /// which may be written until the stream reaches the kernel.
     ///
     /// # Errors
-    /// Why this kernel cannot run here: the launch is refused with that text.
+    /// The reason why this kernel cannot run here; the launch is refused with this text.
     fn start(&self, launch: &Launched) -> Result<Box<dyn Run>, String>;
 }
 
-/// How a kernel was launched.
+/// The parameters of a launch.
 #[derive(Debug, Clone)]
 pub struct Launched {
     /// The device of the stream.
@@ -42,42 +42,42 @@ pub struct Launched {
     pub arguments: Arc<[u8]>,
 }
 
-/// A launch under way.
+/// A launch in progress.
 pub trait Run: Send {
-    /// One bounded step (`budget` in bytes to copy, roughly); never blocks.
+    /// Runs one bounded step (`budget` in bytes to copy, roughly); never blocks.
     ///
     /// # Errors
-    /// Why the kernel cannot go on; its context is lost.
+    /// The reason why the kernel cannot continue; its context fails.
     fn step(&mut self, budget: usize) -> Result<Progress, Failed>;
 
-    /// For messages: what runs, and how far it is.
+    /// Describes the kernel and its progress, for messages.
     fn describe(&self) -> String;
 }
 
-/// What a step came to.
+/// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
     /// The kernel has ended.
     Done,
-    /// Something moved; step again.
+    /// The kernel made progress; step again.
     Moved,
-    /// Nothing can move until others write what it waits for.
+    /// The kernel waits for memory written by others.
     Waiting,
 }
 
-/// Why a kernel cannot go on.
+/// Why a kernel cannot continue.
 #[derive(Debug)]
 pub enum Failed {
-    /// It used memory that it may not use.
+    /// An invalid memory access.
     Violation(Violation),
-    /// Something it was asked to do cannot be done here.
+    /// An operation that is not supported here.
     Refused(String),
 }
 
-/// What is known of a program's kernel beside its code.
+/// The properties of a program's kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attributes {
-    /// Threads of a block at most.
+    /// The most threads of a block.
     pub max_threads: u32,
     /// Offset and size of each parameter.
     pub parameters: Vec<(usize, usize)>,
@@ -92,11 +92,10 @@ pub(crate) struct Registered {
 
 /// Every registered program, by its handle.
 static PROGRAMS: Registry<Registered> = Registry::new(0x4C);
-/// The handles, by the function of the host.
+/// The handles, by host stub.
 static HANDLES: RwLock<Option<HashMap<usize, usize>>> = RwLock::new(None);
 
-/// Makes a program known by `symbol`, the address of the function that stands for the kernel on the host, for the rest of
-/// the process.
+/// Registers a program for the rest of the process. `symbol` is the address of its host stub.
 ///
 /// # Errors
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
@@ -124,7 +123,7 @@ pub fn register_program(
     Ok(())
 }
 
-/// The handle (`CUfunction`) of the kernel that a function of the host stands for.
+/// Returns the handle (`CUfunction`) of the kernel with this host stub.
 #[must_use]
 pub fn handle_of(symbol: *const c_void) -> Option<*mut c_void> {
     let handles = HANDLES.read();
@@ -132,14 +131,14 @@ pub fn handle_of(symbol: *const c_void) -> Option<*mut c_void> {
     Some(std::ptr::with_exposed_provenance_mut(handle))
 }
 
-/// Name and attributes of the kernel behind a handle.
+/// Returns the name and the attributes of the kernel with this handle.
 #[must_use]
 pub fn attributes_of(handle: *mut c_void) -> Option<(String, Attributes)> {
     let registered = PROGRAMS.get(handle)?;
     Some((registered.name.clone(), registered.attributes.clone()))
 }
 
-/// The program behind a handle.
+/// Returns the program with this handle.
 pub(crate) fn registered(handle: *mut c_void) -> Option<Arc<Registered>> {
     PROGRAMS.get(handle)
 }
@@ -153,7 +152,7 @@ pub(crate) struct ProgramKernel {
 }
 
 impl ProgramKernel {
-    /// Why the kernel cannot run here, if it cannot.
+    /// Checks that the kernel can run here; otherwise returns the reason.
     pub(crate) fn check(&self) -> Result<(), String> {
         self.registered.program.start(&self.launched).map(drop)
     }
@@ -179,7 +178,7 @@ struct Running {
     context: Arc<Context>,
     stream: Arc<Stream>,
     backoff: Backoff,
-    /// It begins later than it could: then.
+    /// The time at which a delayed kernel begins.
     start: Option<Instant>,
 }
 

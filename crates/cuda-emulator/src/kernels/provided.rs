@@ -1,4 +1,4 @@
-//! The functions that stand for kernels, by the names of the kernels.
+//! The functions that replace kernels, by kernel name.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,21 +8,20 @@ use super::program::Progress;
 use crate::sync::RwLock;
 use crate::violations::Violation;
 
-/// What runs in the place of one launch: called until it returns [`Progress::Done`].
+/// The function that runs in place of one launch: called until it returns [`Progress::Done`].
 pub(super) type Run = Box<dyn FnMut(&mut Launch<'_>) -> Result<Progress, Violation> + Send>;
 
-/// What runs in the place of a kernel: makes a [`Run`] for each launch.
+/// Creates a [`Run`] for each launch of a kernel.
 pub(crate) type Function = Arc<dyn Fn() -> Run + Send + Sync>;
 
 static PROVIDED: RwLock<Option<HashMap<String, Function>>> = RwLock::new(None);
 
-/// Has `kernel` run in the place of every kernel of that name, in all modules and on all devices of this
-/// process, from the next launch on. The last one given for a name counts.
+/// Runs `kernel` in place of every kernel with this name, in all modules and on all devices of this process, from the next
+/// launch on. A later call for the same name replaces the function.
 ///
-/// The function gets the launch, with the grid, the arguments and the device's memory. When it returns
-/// an error, which comes from memory that is not there, the context fails as it would on a GPU
-/// (`CUDA_ERROR_ILLEGAL_ADDRESS`, which stays); when it panics, as well (`CUDA_ERROR_LAUNCH_FAILED`).
-/// It may not call the driver.
+/// The function gets the launch, with the grid, the arguments and the device's memory. An error that it returns, which stems
+/// from an invalid memory access, fails the context as on a GPU, with the sticky error `CUDA_ERROR_ILLEGAL_ADDRESS`; a panic
+/// fails it with `CUDA_ERROR_LAUNCH_FAILED`. The function must not call the driver.
 ///
 /// ```
 /// use nccl_emulator::kernels;
@@ -43,13 +42,13 @@ pub fn provide(
     });
 }
 
-/// [`provide`] for a kernel that waits for memory that others write: another device, another process, the host.
+/// Like [`provide`], for a kernel that waits for memory written by another device, another process or the host.
 ///
-/// `start` is called when a launch begins, in stream order, and returns the function that runs in its place, with the state
-/// that the launch keeps. That function is called until it returns [`Progress::Done`] or an error, and must not
-/// block. After [`Progress::Moved`] it is called again at once. After [`Progress::Waiting`] other streams go on first; the
-/// calls become rarer (up to 0.5 ms apart) as long as nothing moves, because nothing tells when the memory changes. A
-/// launch that waits ends without another call when its context fails or is destroyed.
+/// `start` is called when a launch begins, in stream order. It returns the function that runs in place of the kernel, with the
+/// state of the launch. That function is called until it returns [`Progress::Done`] or an error, and must not block. After
+/// [`Progress::Moved`] it is called again at once. After [`Progress::Waiting`] other streams run first; while nothing moves,
+/// the interval between the calls grows, up to 0.5 ms, because a change of the memory causes no notification. A waiting launch
+/// ends without another call when its context fails or is destroyed.
 ///
 /// ```
 /// use nccl_emulator::kernels::{self, Progress};
@@ -76,7 +75,7 @@ where
         .insert(name.into(), function);
 }
 
-/// What runs in the place of a kernel, if that is known.
+/// Returns the function that runs in place of a kernel, if there is one.
 pub(crate) fn function(name: &str) -> Option<Function> {
     let provided = PROVIDED.read();
     provided.as_ref()?.get(name).cloned()

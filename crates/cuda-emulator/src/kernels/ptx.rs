@@ -1,6 +1,6 @@
-//! What there is to know of a module's text: its kernels, and the sizes of their parameters.
+//! Reads the kernels of a PTX module, and the sizes of their parameters.
 //!
-//! Bodies are skipped. What is no PTX text (a cubin, a fat binary) is not read.
+//! The bodies of kernels are skipped. Images other than PTX text (a cubin, a fat binary) are not read.
 
 /// A kernel of a module.
 #[derive(Debug, PartialEq, Eq)]
@@ -9,21 +9,21 @@ pub(crate) struct Entry {
     pub(crate) parameters: Vec<Parameter>,
 }
 
-/// Where an argument lies among those of its launch.
+/// The position of an argument in the argument buffer of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parameter {
     pub(crate) offset: usize,
     pub(crate) size: usize,
 }
 
-/// Why a text cannot be read.
+/// Why a module cannot be read.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unreadable(pub String);
 
-/// The kernels in a text.
+/// Returns the kernels of a PTX text.
 ///
 /// # Errors
-/// It is no PTX, or none that is known.
+/// [`Unreadable`] if the text is not PTX, or the parameters of a kernel have an unknown form.
 pub(crate) fn entries(text: &str) -> Result<Vec<Entry>, Unreadable> {
     let text = without_comments(text);
     let words: Vec<&str> = words(&text).collect();
@@ -71,7 +71,7 @@ fn parameters(list: &[&str]) -> Option<Vec<Parameter>> {
         while let Some(word) = words.next() {
             match word {
                 ".align" => align = Some(words.next()?.parse().ok()?),
-                // An attribute of a pointer, whose own alignment is not that of the parameter.
+                // An attribute of a pointer parameter; the alignment that follows is that of the memory, not of the parameter.
                 ".ptr" => {
                     while words.peek().is_some_and(|word| word.starts_with('.')) {
                         if words.next() == Some(".align") {
@@ -124,7 +124,7 @@ fn without_comments(text: &str) -> String {
     clean + rest
 }
 
-/// Words, and each sign that separates them as a word of its own.
+/// Returns the words of a text; each separator is also a word.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     const SIGNS: [char; 8] = ['(', ')', '{', '}', ',', ';', '[', ']'];
     text.split_whitespace().flat_map(|chunk| {

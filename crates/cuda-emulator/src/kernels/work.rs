@@ -22,7 +22,7 @@ pub(crate) struct Kernel {
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
     pub(crate) shared: u32,
-    /// Copied when it was launched.
+    /// The arguments, copied at the launch.
     pub(crate) arguments: Arc<[u8]>,
 }
 
@@ -46,9 +46,9 @@ impl Recipe for Kernel {
 struct Running {
     kernel: Kernel,
     stream: Arc<Stream>,
-    /// It begins later than it could: then.
+    /// The time at which a delayed kernel begins.
     start: Option<Instant>,
-    /// From the first step on.
+    /// `None` before the first step.
     run: Option<Run>,
     backoff: Backoff,
 }
@@ -70,7 +70,7 @@ impl Running {
         let returned = run(&mut launch);
         match (launch.failed.take(), returned) {
             (Some(failed), _) => Err(failed),
-            // Of another launch, which failed for it.
+            // The error stems from another `Launch`, whose failed access the function passed on.
             (None, Err(violation)) => Err(Failed {
                 violation,
                 misaligned: false,

@@ -40,10 +40,11 @@ enum Kind {
     Host(HostRange),
 }
 
-/// Returns the memory that `len` bytes at `address` lie in: device memory, or pinned host memory. Checks that it is
-/// not freed, and the bounds. Does not check which device may use it: see [`access`].
+/// Returns the memory that `len` bytes at `address` lie in: device memory, or pinned host memory. Checks that it is not freed,
+/// and the bounds. Does not check which device may use it: see [`access`].
 ///
-/// # Errors The fault of the range, naming the allocation.
+/// # Errors
+/// The violation, naming the allocation.
 pub fn locate(address: u64, len: u64) -> Result<Place, Violation> {
     if len == 0 {
         return Ok(Place(Kind::Nothing));
@@ -82,7 +83,7 @@ impl Place {
     /// not be read.
     ///
     /// # Errors
-    /// What is wrong, naming the allocation.
+    /// The violation, naming the allocation.
     pub fn view(&self) -> Result<*mut u8, Violation> {
         match &self.0 {
             Kind::Nothing => Ok(std::ptr::dangling_mut()),
@@ -96,7 +97,7 @@ impl Place {
     /// Checks that the bytes may still be used. Call after the work.
     ///
     /// # Errors
-    /// What is wrong, naming the allocation.
+    /// The violation, naming the allocation.
     pub fn still_valid(&self) -> Result<(), Violation> {
         match &self.0 {
             Kind::Nothing => Ok(()),
@@ -178,7 +179,7 @@ impl Access {
     /// Checks that the range may still be used. Call after reading or writing the bytes.
     ///
     /// # Errors
-    /// What is wrong, naming the allocation.
+    /// The violation, naming the allocation.
     pub fn still_valid(&self) -> Result<(), Violation> {
         self.place.still_valid()
     }
@@ -186,8 +187,8 @@ impl Access {
 
 /// Returns `len` bytes at `address` for immediate use by a kernel of `device`: device memory, or pinned host memory.
 ///
-/// # Errors The fault of the range, naming the allocation; or, for memory that `device` has no access to, a violation
-/// that names both devices.
+/// # Errors
+/// The violation, naming the allocation; for memory that `device` has no access to, it names both devices.
 pub fn access(device: DeviceOrdinal, address: u64, len: u64) -> Result<Access, Violation> {
     let place = locate(address, len)?;
     place.reachable_from(device)?;

@@ -177,7 +177,7 @@ impl Mapping {
     /// inside its allocation. For an empty span, the address must not be read.
     ///
     /// # Errors
-    /// What is wrong, naming the allocation.
+    /// The violation, naming the allocation.
     pub fn view(&self, span: &Span) -> Result<*mut u8, Violation> {
         self.view_in(span, State::usable)
     }
@@ -212,7 +212,7 @@ impl Mapping {
     /// Checks that the span may still be used. Call after the copy.
     ///
     /// # Errors
-    /// What is wrong, naming the allocation.
+    /// The violation, naming the allocation.
     pub fn still_valid(&self, span: &Span) -> Result<(), Violation> {
         let valid = span.len == 0
             || self

@@ -54,11 +54,11 @@ pub fn is_device_address(ptr: u64) -> bool {
     pools::is_in_window(ptr) || reservation::is_device_address(ptr) || ipc::is_opened(ptr)
 }
 
-/// Returns the allocation that `len` bytes at `ptr` lie in. Checks that it is not freed, and the
-/// bounds; a range of length zero is always valid. [`Mapping::view`] must check the range again
-/// when the work runs.
+/// Returns the allocation that `len` bytes at `ptr` lie in. Checks that it is not freed, and the bounds; a range of length zero
+/// is always valid. [`Mapping::view`] must check the range again when the work runs.
 ///
-/// # Errors The fault of the range, naming the allocation.
+/// # Errors
+/// The violation, naming the allocation.
 pub fn resolve(ptr: u64, len: u64) -> Result<(DeviceOrdinal, Span), Violation> {
     match pool_at(ptr) {
         Some((pool, offset)) => Ok((pool.device(), pool.span(offset, len)?)),

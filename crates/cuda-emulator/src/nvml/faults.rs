@@ -1,18 +1,19 @@
-//! Injected states of devices, as NVML reports them: what a text says, and what is in force.
+//! Injected states of devices, as NVML reports them: the parser of their specification, and the states in force.
 //!
 //! ```text
 //! device=1,ecc=2; device=0,nvlink=3:down; device=1,lost; hang
 //! ```
 //!
-//! Entries are separated by semicolons, and the items of an entry by commas. An entry is of one device, by its number on the host, or
-//! of all; `after=MS` lets it begin that many milliseconds after it was set. Several entries of one device add up.
+//! Entries are separated by semicolons, and the items of an entry by commas. An entry applies to one device, by its number on
+//! the host, or to all devices. `after=MS` delays an entry by that many milliseconds after it was set. Entries for the same
+//! device are combined.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::sync::Mutex;
 
-/// The links of a device that has any: as many as a Hopper.
+/// The number of links of a device that has NVLink: that of a Hopper.
 pub(super) const LINKS: u32 = 18;
 
 /// The kinds of NVLink's counters, in NVML's order.
@@ -28,7 +29,7 @@ pub(super) struct State {
     pub(super) remap_pending: bool,
     pub(super) remap_failed: bool,
     pub(super) retirement_pending: bool,
-    /// Whether it has NVLink at all: devices of the emulator have none unless an entry names one.
+    /// Whether the device has NVLink; by default it has none.
     pub(super) has_links: bool,
     pub(super) down: Vec<u32>,
     /// Errors by link and kind.
@@ -42,7 +43,7 @@ pub(super) struct State {
     pub(super) processes: Vec<u32>,
 }
 
-/// As wide and fast as the PCI of a Hopper: the link's speed in megabytes per second, its generation and its width.
+/// The PCI Express of a Hopper: the speed of the link in megabytes per second, its generation and its width.
 pub(super) const PCIE: (u32, u32, u32) = (32_000, 5, 16);
 
 impl Default for State {
@@ -67,7 +68,7 @@ impl Default for State {
     }
 }
 
-/// What one entry changes.
+/// The changes of one entry.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Entry {
     /// `None` for all devices.
@@ -123,20 +124,20 @@ impl Item {
     }
 }
 
-/// The entries in force, and since when.
+/// The entries in force, and the time at which they were set.
 static IN_FORCE: Mutex<Option<(Instant, Vec<Entry>)>> = Mutex::new(None);
 
-/// Replaces all injected states by those of a text.
+/// Replaces all injected states by those of a specification.
 ///
 /// # Errors
-/// The entry that cannot be understood, and what is wrong with it; the states stay as they were.
+/// The invalid entry and the problem; the states remain unchanged.
 pub fn set(text: &str) -> Result<(), (String, String)> {
     let entries = parse(text)?;
     *IN_FORCE.lock() = (!entries.is_empty()).then(|| (Instant::now(), entries));
     Ok(())
 }
 
-/// The state of a device now, by its number on this host.
+/// Returns the present state of a device, by its number on this host.
 pub(super) fn state_of(device: u32) -> State {
     let mut state = State::default();
     if let Some((since, entries)) = &*IN_FORCE.lock() {

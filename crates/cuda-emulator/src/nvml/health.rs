@@ -1,5 +1,5 @@
-//! What NVML says of the health of a device: its memory's errors, its links, its clocks, and the processes on it. Healthy, but for
-//! what was injected (`faults`).
+//! The health of a device as NVML reports it: memory errors, links, clocks, and processes. Devices are healthy except for
+//! injected states (`faults`).
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -7,7 +7,7 @@ use super::faults::{LINKS, PCIE, State, state_of};
 use super::{Code, device_of, run, store};
 use stand_in_object::Symbol;
 
-/// Name and address of each of these functions.
+/// Returns name and address of each of these functions.
 pub(super) fn symbols() -> Vec<Symbol> {
     vec![
         (
@@ -74,7 +74,7 @@ pub(super) fn symbols() -> Vec<Symbol> {
     ]
 }
 
-/// Answers a question about a device by a value of its state.
+/// Answers a query of a device with a value of its state.
 ///
 /// # Safety
 /// `place` is null or may be written.
@@ -90,7 +90,7 @@ unsafe fn answer<T>(
     })
 }
 
-/// The kinds of errors and of counters have the numbers 0 and 1: corrected, uncorrected; volatile, aggregate.
+/// Error types are 0 (corrected) and 1 (uncorrected), counter types 0 (volatile) and 1 (aggregate).
 unsafe extern "C" fn get_ecc_errors(
     handle: *mut c_void,
     kind: c_uint,
@@ -184,7 +184,7 @@ unsafe extern "C" fn get_pcie_replays(handle: *mut c_void, place: *mut c_uint) -
     unsafe { answer(handle, place, |state| Ok(state.pcie_replays)) }
 }
 
-/// A link of a device that has links.
+/// Checks the number of a link of a device that has links.
 fn known_link(state: &State, link: c_uint) -> Result<c_uint, Code> {
     match state.has_links {
         false => Err(Code::NOT_SUPPORTED),
@@ -227,7 +227,7 @@ struct Process {
     compute_instance: c_uint,
 }
 
-/// This process, which alone the emulator knows, and those that were injected.
+/// Returns this process, the only one that the emulator knows, and the injected processes.
 unsafe extern "C" fn get_processes(
     handle: *mut c_void,
     count: *mut c_uint,
@@ -277,7 +277,7 @@ struct FieldValue {
     value: u64,
 }
 
-/// Each field has its own answer; these devices have those of remapped rows alone.
+/// Answers each field separately; only the fields of remapped rows are supported.
 unsafe extern "C" fn get_field_values(
     handle: *mut c_void,
     count: c_int,

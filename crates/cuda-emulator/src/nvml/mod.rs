@@ -1,9 +1,9 @@
-//! Functions of libnvidia-ml: what NCCL asks about devices, and what tools ask first.
+//! Functions of libnvidia-ml: those that NCCL calls, and those that tools call first.
 //!
-//! NVML knows all devices of the host by their number there, whatever `CUDA_VISIBLE_DEVICES` says. They are on PCI
-//! buses of their own, reach each other over these, and have no NVLink: machines with NVLink are shown to NCCL by a
-//! topology file. Of what only a GPU has, there is what says whether it is healthy (`health`); the rest is not supported. Whether
-//! a device is there, every function learns from one place, `device_of`. `faults` injects states of devices.
+//! NVML numbers all devices of the host, regardless of `CUDA_VISIBLE_DEVICES`. Each device has a PCI bus of its own; devices
+//! reach each other over PCI and have no NVLink. To present a machine with NVLink to NCCL, use a topology file. Of the
+//! functions that only make sense for a GPU, those that report its health are supported (`health`); the others return
+//! `NVML_ERROR_NOT_SUPPORTED`. All functions that take a device check it with `reachable`. `faults` injects states of devices.
 
 pub mod faults;
 mod health;
@@ -52,10 +52,10 @@ impl Code {
     }
 }
 
-/// Functions that ask for what the devices have not.
+/// Functions for properties that the devices do not have.
 macro_rules! not_supported {
     ($($name:ident)*) => {
-        /// Declared without arguments: in the C calling conventions of Linux the caller alone knows of them.
+        /// Declared without arguments: in the C calling conventions of Linux only the caller handles them.
         unsafe extern "C" fn not_supported() -> Code {
             run(|| Err(Code::NOT_SUPPORTED))
         }
@@ -79,7 +79,7 @@ not_supported! {
     nvmlDeviceGetMemoryErrorCounter nvmlDeviceGetRetiredPages nvmlDeviceGetMigMode nvmlDeviceGetSerial
 }
 
-/// Name and address of every function of libnvidia-ml that there is.
+/// Returns name and address of every supported function of libnvidia-ml.
 pub fn symbols() -> Vec<Symbol> {
     let mut all = vec![
         (c"nvmlInit", init as *const c_void),
@@ -143,20 +143,20 @@ pub fn symbols() -> Vec<Symbol> {
     all
 }
 
-/// As the driver that has CUDA 13.0, and no less plainly the emulator's.
+/// The version of a driver with CUDA 13.0, marked as the emulator's.
 const DRIVER: &CStr = c"580.00 (CPU emulator)";
 const NVML: &CStr = c"13.580.00 (CPU emulator)";
 
-/// How often NVML was initialized and not shut down.
+/// The number of initializations of NVML without a shutdown.
 static USERS: AtomicU32 = AtomicU32::new(0);
 
-/// Runs the body of a function; a panic in it is an unknown error.
+/// Runs the body of a function; a panic becomes an unknown error.
 fn caught_here(body: impl FnOnce() -> Result<(), Code>) -> Code {
-    // Success and an unknown error have the driver's numbers.
+    // Success and unknown error have the same numbers as in the driver.
     Code(caught(|| body().map_err(|code| CUresult(code.0))).0)
 }
 
-/// The same, of a function that needs NVML to be initialized.
+/// Runs the body of a function that requires an initialized NVML.
 fn run(body: impl FnOnce() -> Result<(), Code>) -> Code {
     if USERS.load(Ordering::Acquire) == 0 {
         return Code::UNINITIALIZED;
@@ -234,23 +234,23 @@ unsafe extern "C" fn cuda_version(place: *mut c_int) -> Code {
     caught_here(|| unsafe { store(place, VERSION) })
 }
 
-/// There is none: all three numbers are zero.
+/// Confidential computing is off: all three numbers are zero.
 unsafe extern "C" fn conf_compute_state(place: *mut [c_uint; 3]) -> Code {
     // SAFETY: the caller passes null or a place for the state, which is three numbers.
     run(|| unsafe { store(place, [0; 3]) })
 }
 
-/// The same in a structure with a version.
+/// The same in a versioned structure.
 unsafe extern "C" fn conf_compute_settings(place: *mut [c_uint; 5]) -> Code {
     const VERSION_1: c_uint = 0x0100_0014;
     // SAFETY: the caller passes null or settings with their version.
     run(|| unsafe { fill_versioned(place.cast(), &[VERSION_1]) })
 }
 
-/// Makes all of a structure zero but its version, whose low 24 bits are its size.
+/// Zeroes a structure except for its version, whose low 24 bits are its size.
 ///
 /// # Safety
-/// `place` is null or a structure that begins with its version, as long as that says if it is one of `known`.
+/// `place` is null or a structure that begins with its version. If that is one of `known`, the structure has the size in it.
 unsafe fn fill_versioned(place: *mut u8, known: &[c_uint]) -> Result<(), Code> {
     if place.is_null() {
         return Err(Code::INVALID_ARGUMENT);
@@ -261,7 +261,7 @@ unsafe fn fill_versioned(place: *mut u8, known: &[c_uint]) -> Result<(), Code> {
         return Err(Code::ARGUMENT_VERSION_MISMATCH);
     }
     let size = (version & 0xff_ffff) as usize;
-    // SAFETY: a known version, so the structure is as long.
+    // SAFETY: the version is known, so the structure has this size.
     unsafe { place.add(4).write_bytes(0, size - 4) };
     Ok(())
 }
@@ -278,7 +278,7 @@ fn handle_of(device: u32) -> *mut c_void {
     std::ptr::without_provenance_mut(FIRST + device as usize * 16)
 }
 
-/// The number on this host of the device of a handle, which has to be reachable.
+/// Returns the number on this host of the device of a handle, which has to be reachable.
 fn device_of(handle: *mut c_void) -> Result<u32, Code> {
     let distance = handle.addr().wrapping_sub(FIRST);
     let device = u32::try_from(distance / 16)
@@ -288,7 +288,7 @@ fn device_of(handle: *mut c_void) -> Result<u32, Code> {
     reachable(device)
 }
 
-/// Fails for a device that was lost, and does not return for one that hangs.
+/// Fails for a lost device; never returns for a hanging device.
 fn reachable(device: u32) -> Result<u32, Code> {
     let state = faults::state_of(device);
     if state.hangs {
@@ -313,7 +313,7 @@ unsafe extern "C" fn by_index(index: c_uint, place: *mut *mut c_void) -> Code {
     })
 }
 
-/// A text that the caller passes.
+/// Reads a text of the caller.
 ///
 /// # Safety
 /// `text` is null or a C string.
@@ -327,7 +327,7 @@ unsafe fn text_of(text: *const c_char) -> Result<String, Code> {
         .into_owned())
 }
 
-/// The bus in "00000000:01:00.0", "0000:01:00.0" or "01:00.0".
+/// Parses the bus in "00000000:01:00.0", "0000:01:00.0" or "01:00.0".
 fn bus_in(id: &str) -> Option<u32> {
     let mut parts = id.rsplit(':');
     let slot = parts.next()?;
@@ -387,7 +387,7 @@ unsafe extern "C" fn get_uuid(handle: *mut c_void, place: *mut c_char, length: c
     })
 }
 
-/// Bytes in all, free and used: of what this process knows.
+/// Total, free and used bytes, as known to this process.
 unsafe extern "C" fn get_memory(handle: *mut c_void, place: *mut [u64; 3]) -> Code {
     run(|| {
         let ordinal = visible::ordinal(device_of(handle)?);
@@ -421,16 +421,16 @@ struct Pci {
     domain: c_uint,
     bus: c_uint,
     device: c_uint,
-    /// Device and vendor: no vendor's.
+    /// Device and vendor: 0 stands for no vendor.
     ids: c_uint,
     subsystem: c_uint,
     id: [u8; 32],
 }
 
-/// A text with zeros behind it.
+/// Returns a text, padded with zeros.
 fn padded<const N: usize>(text: &str) -> [u8; N] {
     let mut bytes = [0; N];
-    // The last one stays zero.
+    // The last byte stays zero.
     for (to, from) in bytes.iter_mut().take(N - 1).zip(text.bytes()) {
         *to = from;
     }
@@ -522,7 +522,7 @@ unsafe extern "C" fn get_fabric_info(handle: *mut c_void, place: *mut [c_uint; 7
     })
 }
 
-/// Belongs to no fabric: the state is 0.
+/// The device belongs to no fabric: the state is 0.
 unsafe extern "C" fn get_fabric_info_of_version(handle: *mut c_void, place: *mut c_void) -> Code {
     const VERSIONS: [c_uint; 2] = [0x0200_0024, 0x0300_0028];
     run(|| {

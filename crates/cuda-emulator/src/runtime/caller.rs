@@ -1,4 +1,4 @@
-//! What the functions know of the library that calls them.
+//! The library that calls these functions.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -7,7 +7,7 @@ use super::error::Code;
 use super::layouts::{LayoutError, Layouts, Structures};
 use crate::result::CUresult;
 
-/// The generation of CUDA that the caller was built for: some functions of one name have other arguments.
+/// The major version of CUDA that the caller was built for: the arguments of some functions differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cuda {
     /// 12.0 to 12.9.
@@ -17,7 +17,7 @@ pub enum Cuda {
 }
 
 impl Cuda {
-    /// The generation of a version (13020 is 13.2), if it is one of these.
+    /// Returns the major version of a version number (13020 is 13.2), if it is supported.
     pub fn of(version: i32) -> Option<Self> {
         match version / 1000 {
             12 => Some(Self::V12),
@@ -30,7 +30,7 @@ impl Cuda {
 /// The driver's function for a kernel, by the address of the kernel's host stub.
 pub type FunctionOf = fn(*const c_void) -> Option<*mut c_void>;
 
-/// What the functions know of their caller.
+/// The properties of the calling library.
 pub(super) struct Caller {
     pub(super) version: i32,
     pub(super) layouts: Layouts,
@@ -39,9 +39,8 @@ pub(super) struct Caller {
 
 static CALLER: OnceLock<Caller> = OnceLock::new();
 
-/// Tells the functions who calls them: the runtime's version that the caller was built with (13020 is 13.2), where its
-/// structures have their fields, and which driver function stands for the kernel of a host stub. The first caller of
-/// a process stays.
+/// Sets the properties of the calling library: the runtime version that it was built with (13020 is 13.2), the layouts of its
+/// structures, and the lookup of the driver function for a kernel's host stub. The first caller of a process stays.
 ///
 /// # Errors
 /// See [`LayoutError`].
@@ -59,7 +58,7 @@ pub fn configure(
     Ok(())
 }
 
-/// What is known of the caller.
+/// Returns the properties of the calling library.
 pub(super) fn caller() -> Result<&'static Caller, Code> {
     CALLER.get().ok_or_else(|| {
         eprintln!(

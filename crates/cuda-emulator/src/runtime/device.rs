@@ -1,7 +1,7 @@
 //! Devices, the current one of each thread, and contexts.
 //!
-//! A thread's device is 0 until it sets another. Its context is the one that is current by the driver's functions, or
-//! else the primary context of its device, which the runtime retains once for the process and makes current.
+//! A thread's device is 0 until the thread sets another. Its context is the one that the driver's functions made current, or
+//! else the primary context of its device, which the runtime retains once per process and makes current.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -46,13 +46,13 @@ thread_local! {
     static DEVICE: Cell<c_int> = const { Cell::new(0) };
 }
 
-/// Starts the driver, if it is not.
+/// Initializes the driver, if it is not yet initialized.
 pub(super) fn start() -> Result<(), Code> {
     // SAFETY: asks nothing of its caller.
     unsafe { driver::cuInit(0) }
 }
 
-/// The device of the calling thread's context, if it has one that was not destroyed.
+/// Returns the device of the calling thread's context, if it has one that was not destroyed.
 fn device_of_context() -> Option<c_int> {
     context::current_in_any_state()
         .ok()
@@ -60,7 +60,7 @@ fn device_of_context() -> Option<c_int> {
         .map(|context| context.device())
 }
 
-/// Sees to it that the calling thread has a context.
+/// Makes sure that the calling thread has a context.
 pub(super) fn context() -> Result<(), Code> {
     start()?;
     match device_of_context() {
@@ -75,7 +75,7 @@ fn make_current(device: c_int) -> Result<(), Code> {
     unsafe { driver::cuCtxSetCurrent(context) }
 }
 
-/// The primary context of a device, which the runtime retains once.
+/// Returns the primary context of a device, which the runtime retains once.
 fn primary(device: c_int) -> Result<*mut c_void, Code> {
     static RETAINED: Mutex<Vec<c_int>> = Mutex::new(Vec::new());
     let mut retained = RETAINED.lock();
@@ -98,7 +98,7 @@ fn count() -> Result<c_int, Code> {
     Ok(count)
 }
 
-/// A value of the caller's, if it gave a place for it.
+/// Stores a value at the caller's place, which must not be null.
 ///
 /// # Safety
 /// `place` is null or may be written.
@@ -232,7 +232,7 @@ unsafe extern "C" fn entry_point_by_version(
     run(|| unsafe { look_up(name, place, version.cast_signed(), flags, status) })
 }
 
-/// A function that the driver has not is an answer, not an error, if there is a place for the answer.
+/// Looks up a driver function. An unknown function is not an error if the caller has a place for the status.
 ///
 /// # Safety
 /// `name` is null or a C string; the others are null or may be written.

@@ -1,5 +1,5 @@
-//! The driver's functions, with their types, looked up by name: the runtime goes the way of any program, so that
-//! faults on purpose sit at them for the runtime, too.
+//! The driver's functions, with their types, looked up by name: the runtime calls the driver like any program, so that injected
+//! faults also affect the runtime.
 
 // Named as in cuda.h.
 #![allow(non_snake_case)]
@@ -53,7 +53,7 @@ macro_rules! functions {
         $(
             /// # Safety
             /// As the function of this name in cuda.h.
-            // As many arguments as that one has.
+            // The number of arguments is that of the C function.
             #[allow(clippy::too_many_arguments)]
             pub(super) unsafe fn $name($($argument: $type),*) -> Result<(), Code> {
                 const NAME: &CStr = match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {

@@ -1,8 +1,7 @@
 //! Codes, their names and texts, and the last error of each thread.
 //!
-//! A call that fails leaves its code as the thread's last error; one that succeeds leaves it alone, and so does
-//! `cudaErrorNotReady`, which is an answer. Asking for the last error forgets it, unless it is what every call on the
-//! current context returns.
+//! A failed call sets the thread's last error; a successful call leaves it unchanged, and so does `cudaErrorNotReady`, which is
+//! not a failure. A query of the last error resets it, unless it is the sticky error of the current context.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
@@ -116,7 +115,7 @@ thread_local! {
     static LAST: Cell<Code> = const { Cell::new(Code::SUCCESS) };
 }
 
-/// Runs the body of a runtime function. Keeps a panic in, and its error as the thread's last one.
+/// Runs the body of a runtime function. Catches a panic, and sets the thread's last error.
 pub(super) fn run(body: impl FnOnce() -> Result<(), Code>) -> Code {
     let code = caught(|| body().map_err(|code| CUresult(code.0))).into();
     if code != Code::SUCCESS && code != Code::NOT_READY {

@@ -1,5 +1,4 @@
-//! Functions that are one driver function with the same arguments, after the driver was started or the thread has got
-//! a context.
+//! Functions that call one driver function with the same arguments, after initializing the driver or making a context current.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -14,7 +13,7 @@ macro_rules! forwarded {
                 unsafe extern "C" fn forward($($argument: $type),*) -> Code {
                     run(|| {
                         device::$before()?;
-                        // SAFETY: the two functions ask the same of their caller.
+                        // SAFETY: both functions have the same requirements for their caller.
                         unsafe { driver::$driver($($argument),*) }
                     })
                 }

@@ -38,7 +38,7 @@ struct Dim3 {
     z: c_uint,
 }
 
-/// What a launch in CUDA's own syntax leaves for the kernel's host stub, which launches it.
+/// The configuration of a launch in CUDA's own syntax, stored for the kernel's host stub, which launches the kernel.
 struct Call {
     grid: Dim3,
     block: Dim3,
@@ -50,20 +50,20 @@ thread_local! {
     static CALLS: RefCell<Vec<Call>> = const { RefCell::new(Vec::new()) };
 }
 
-/// `cudaLaunchConfig_t`: the one structure of which the caller's build has no description, since it is used only by
-/// code that is built without; it is the same in all of CUDA 12 and 13.
+/// `cudaLaunchConfig_t`. The debug information of callers lacks this structure, because only code that is built without debug
+/// information uses it. Its layout is the same in all of CUDA 12 and 13.
 #[repr(C)]
 struct Config {
     grid: Dim3,
     block: Dim3,
     shared: usize,
     stream: *mut c_void,
-    /// The driver's, of the same numbers and layout.
+    /// The driver's attributes, with the same numbers and layout.
     attributes: *mut c_void,
     attribute_count: c_uint,
 }
 
-/// The driver's function for the kernel of a host stub.
+/// Returns the driver's function for the kernel of a host stub.
 fn function_of(symbol: *const c_void) -> Result<*mut c_void, Code> {
     (caller()?.function_of)(symbol).ok_or_else(|| {
         eprintln!(
@@ -111,7 +111,7 @@ unsafe extern "C" fn set_attribute(symbol: *const c_void, attribute: c_int, valu
     })
 }
 
-/// What no device can launch, the runtime finds before the driver does.
+/// Checks the launch limits that the runtime enforces before it calls the driver.
 fn check(grid: Dim3, block: Dim3, shared: usize) -> Result<c_uint, Code> {
     let sizes = [grid.x, grid.y, grid.z, block.x, block.y, block.z];
     match c_uint::try_from(shared) {
@@ -151,7 +151,7 @@ unsafe extern "C" fn launch(
     })
 }
 
-/// A kernel is known by its host stub, as functions are.
+/// Returns the host stub itself, which identifies a kernel as well as a function.
 unsafe extern "C" fn get_kernel(place: *mut *const c_void, symbol: *const c_void) -> Code {
     // SAFETY: the host stub passes a place for the kernel.
     run(|| unsafe { store(place, symbol) })

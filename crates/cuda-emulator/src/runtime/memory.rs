@@ -1,4 +1,4 @@
-//! Memory: allocation, copies, IPC, and what an address is.
+//! Memory: allocation, copies, IPC, and the properties of addresses.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -34,12 +34,12 @@ pub(super) fn symbols(cuda: Cuda) -> Vec<Symbol> {
     ]
 }
 
-/// An address as the driver knows it. The memory may be the caller's own.
+/// Returns an address as the driver expects it. The memory may be the caller's own.
 fn number(address: *const c_void) -> u64 {
     address.expose_provenance() as u64
 }
 
-/// No memory is asked for: its address is null, and nothing is to be freed.
+/// Allocates memory. For size 0 the address is null, and nothing has to be freed.
 unsafe extern "C" fn malloc(place: *mut u64, size: usize) -> Code {
     run(|| {
         context()?;
@@ -96,7 +96,7 @@ unsafe extern "C" fn free_host(address: *mut c_void) -> Code {
     })
 }
 
-/// A structure that the caller's build does not describe is not trusted.
+/// Refuses a structure whose layout the caller's build does not describe.
 fn described(has: bool, name: &str) -> Result<(), Code> {
     if has {
         return Ok(());
@@ -117,7 +117,7 @@ unsafe extern "C" fn pool_create(place: *mut *mut c_void, properties: *const c_v
     })
 }
 
-/// Which memory is which, both addresses say; the kind must be one that there is.
+/// Checks that the kind of a copy exists. Its value is otherwise ignored: the addresses determine the kinds of memory.
 fn check_kind(kind: c_int) -> Result<(), Code> {
     /// `cudaMemcpyDefault`.
     const LAST: c_int = 4;
@@ -207,7 +207,7 @@ unsafe extern "C" fn copy_batch_v13(
     run(|| unsafe { copy_batch(&batch) })
 }
 
-/// With a place for the number of the copy that failed.
+/// Copies a batch; reports the index of the failed copy.
 unsafe extern "C" fn copy_batch_v12(
     to: *const u64,
     from: *const u64,
@@ -219,7 +219,7 @@ unsafe extern "C" fn copy_batch_v12(
     failed: *mut usize,
     stream: *mut c_void,
 ) -> Code {
-    /// The failure is of none of them.
+    /// The index that stands for no particular copy.
     const NONE: usize = usize::MAX;
     let batch = Batch {
         to,
@@ -287,7 +287,7 @@ unsafe extern "C" fn ipc_close(address: *mut c_void) -> Code {
     })
 }
 
-/// Of an address that CUDA does not know it says so, and that is no error.
+/// Returns the properties of an address. An address that CUDA does not know is reported as such, and is not an error.
 unsafe extern "C" fn get_attributes(place: *mut u8, address: *const c_void) -> Code {
     /// `CU_POINTER_ATTRIBUTE_`: MEMORY_TYPE, DEVICE_POINTER, HOST_POINTER, DEVICE_ORDINAL, IS_MANAGED.
     const ATTRIBUTES: [c_int; 5] = [2, 3, 4, 9, 8];
@@ -314,7 +314,7 @@ unsafe extern "C" fn get_attributes(place: *mut u8, address: *const c_void) -> C
         match kind {
             UNREGISTERED => (device, device_pointer, host_pointer) = (-2, 0, number(address)),
             _ if managed != 0 => kind = MANAGED,
-            // The two kinds of memory have the driver's numbers.
+            // The numbers of device and host memory equal the driver's.
             _ => {}
         }
         let layout = &caller()?.layouts.address;

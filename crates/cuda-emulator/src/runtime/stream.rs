@@ -1,5 +1,5 @@
-//! Events with default flags; captures and their graphs, whose functions got another argument for the data of edges:
-//! under a name of its own in CUDA 12, in the place of the old one in CUDA 13.
+//! Events with default flags; captures and their graphs. Their functions have an additional argument for edge data: under a new
+//! name in CUDA 12, under the old name in CUDA 13.
 
 use std::ffi::{c_uint, c_void};
 

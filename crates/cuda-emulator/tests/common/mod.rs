@@ -1,4 +1,4 @@
-//! The driver by `dlopen` and `dlsym`, as a foreign client finds it.
+//! The driver, found by `dlopen` and `dlsym` as a foreign client finds it.
 #![allow(dead_code)]
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
@@ -92,10 +92,10 @@ pub(crate) fn attribute<T: Default>(attribute: c_int, address: u64) -> Result<T,
     }
 }
 
-/// In the environment of a child that plays another process of a test: what it shall do.
+/// The environment variable with the job of a child process, which plays another process of a test.
 pub(crate) const JOB: &str = "CUDA_EMULATOR_TEST_JOB";
 
-/// Runs the test `name` of this file in a process of its own, with a job and a standard input.
+/// Runs the test `name` of this file in a separate process, with a job and a standard input.
 pub(crate) fn child(name: &str, job: &str, input: Stdio) -> Output {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])

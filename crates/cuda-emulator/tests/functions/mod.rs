@@ -1,4 +1,4 @@
-//! Functions of a table by their names, with the types that their arguments have in C.
+//! Functions of a table, called by name with their C argument types.
 
 // Each test file uses its own part of this.
 #![allow(dead_code, unused_macros, unused_imports)]
@@ -41,7 +41,7 @@ pub(crate) type Handle = *mut c_void;
 
 pub(crate) const NULL: Handle = std::ptr::null_mut();
 
-/// A handle that a function makes.
+/// Returns the handle that a function creates.
 pub(crate) fn made(make: impl FnOnce(*mut Handle) -> u32) -> Handle {
     let mut handle = NULL;
     assert_eq!(make(&raw mut handle), 0);
@@ -56,7 +56,7 @@ pub(crate) fn enter(device: i32) {
     assert_eq!(cu!(c"cuCtxSetCurrent", context => Handle), 0);
 }
 
-/// A stream that does not wait for the default one.
+/// Creates a non-blocking stream.
 pub(crate) fn stream() -> Handle {
     made(|place| cu!(c"cuStreamCreate", place => *mut Handle, 1 => c_uint))
 }
@@ -65,7 +65,7 @@ pub(crate) fn event() -> Handle {
     made(|place| cu!(c"cuEventCreate", place => *mut Handle, 2 => c_uint))
 }
 
-/// Begins a capture that forbids no other thread anything.
+/// Begins a capture that forbids nothing to other threads.
 pub(crate) fn begin(stream: Handle) {
     assert_eq!(
         cu!(c"cuStreamBeginCapture_v2", stream => Handle, 2 => c_uint),
@@ -77,7 +77,7 @@ pub(crate) fn end(stream: Handle) -> Handle {
     made(|place| cu!(c"cuStreamEndCapture", stream => Handle, place => *mut Handle))
 }
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 pub(crate) fn until(what: &str, so: impl Fn() -> bool) {
     let start = Instant::now();
     while !so() {

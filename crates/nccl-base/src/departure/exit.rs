@@ -134,7 +134,7 @@ impl Signal {
         found.map(|&(number, _)| Self::new(number))
     }
 
-    /// Returns what a shell returns for a process that this signal ended.
+    /// Returns the exit code that a shell returns for a process that this signal ended.
     ///
     /// ```
     /// assert_eq!(nccl::launch::Signal::Kill.exit_code(), 137);
@@ -216,10 +216,11 @@ pub enum Exit {
     Signal {
         /// The signal.
         signal: Signal,
-        /// Whether the kernel wrote a core dump, or handed one to a program for that.
+        /// Whether the kernel wrote a core dump, or passed one to a core-dump handler.
         core_dumped: bool,
     },
-    /// Other code of this process took its exit status, or lets the kernel drop it (`SIGCHLD` ignored).
+    /// Not known: other code of this process took the exit status, or told the kernel to discard it (`SIGCHLD`
+    /// ignored).
     Unknown,
 }
 
@@ -235,7 +236,7 @@ impl Exit {
         *self == Self::Code(0)
     }
 
-    /// Returns what a shell returns for it: the exit code, or 128 plus the signal.
+    /// Returns the exit code that a shell returns for this end: the exit code, or 128 plus the signal.
     ///
     /// ```
     /// assert_eq!(nccl::launch::Exit::Code(3).code(), 3);
@@ -264,7 +265,7 @@ impl Exit {
 }
 
 impl Exit {
-    /// Parses the text of a foreign launcher, where it is like the texts of this type or like `exit status 3`: the
+    /// Parses the text of a foreign launcher, if it resembles the texts of this type or `exit status 3`. This is the
     /// only place where such text is parsed.
     #[doc(hidden)]
     pub fn read(words: &str) -> Option<Self> {
@@ -319,7 +320,7 @@ impl fmt::Display for Exit {
     }
 }
 
-/// Work of the kernel's OOM killer while a rank ran.
+/// Processes that the kernel's OOM killer ended while a rank ran.
 ///
 /// ```
 /// # fn show(end: &nccl::launch::RankEnd) {

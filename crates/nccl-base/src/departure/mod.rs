@@ -1,13 +1,14 @@
-//! How a rank departed: one value from the end of its connection to the error of every other rank, also between processes.
+//! How a rank departed. The value is made where the end of its connection is detected, is sent between processes, and
+//! becomes the error of every other rank.
 //!
-//! What other code needs to know of a departure is a field or a variant here ([`Lost::may_live`],
+//! Everything that other code needs to know of a departure is a field or a variant here ([`Lost::may_live`],
 //! [`UnreachableHost::is_one_way`], [`ProcessEnd`]). Only `Display` writes the sentences, and no code parses them.
 //!
 //! - `exit`: how a process ended, as its parent sees it;
 //! - `unfinished`: how an unfinished exchange ended.
 //!
-//! All ranks compare what they received about a departure, so that every field is sent unchanged, except for what
-//! [`clean`](crate::wire::clean) does to texts that are shown and to times.
+//! All ranks compare what they received about a departure. So every field is sent unchanged, except for the changes
+//! that [`clean`](crate::wire::clean) makes to displayed texts and to times.
 
 mod exit;
 mod unfinished;

@@ -12,13 +12,13 @@ use crate::wire::clean;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum Reason {
-    /// Its program gave the abort signal.
+    /// The rank's program gave the abort signal.
     Aborted,
-    /// Its part has more bytes than the limit allows.
+    /// The rank's part is longer than the limit.
     TooLarge,
     /// The coordinator did not answer.
     Unanswered,
-    /// What the rank lacks, in its words.
+    /// Another reason, in the rank's own words.
     Text(#[serde(deserialize_with = "clean")] String),
 }
 
@@ -33,8 +33,8 @@ impl fmt::Display for Reason {
     }
 }
 
-/// How an exchange between ranks ended before this rank had its result, the same on all ranks: the text is in an
-/// [`Error`](crate::error::Error), which carries this value.
+/// How an exchange between ranks ended before this rank had its result, the same on all ranks. The text is in the
+/// [`Error`](crate::error::Error) that carries this value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub enum UnfinishedExchange {
@@ -42,7 +42,8 @@ pub enum UnfinishedExchange {
     Departed { rank: usize, departure: Departure },
     /// A rank gave the exchange up.
     GivenUp { rank: usize, reason: Reason },
-    /// Some ranks did not arrive in time: `missing` has all of them, `phase` what the first does, as it reported.
+    /// Some ranks did not arrive in time: `missing` has all of them; `phase` is the phase that the first of them
+    /// reported.
     Late {
         missing: Vec<usize>,
         phase: Option<(String, Duration)>,
@@ -54,7 +55,7 @@ pub enum UnfinishedExchange {
     CutOff { from: Vec<usize>, why: String },
 }
 
-/// Result for the members of a communicator that wait for each other's parts.
+/// The outcome of a gather among the members of a communicator.
 #[derive(Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub enum GatherOutcome {

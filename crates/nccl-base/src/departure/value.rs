@@ -35,11 +35,11 @@ pub enum Failure {
 #[doc(hidden)]
 pub struct Lost {
     pub how: LossKind,
-    /// What its last heartbeat reported, before the rank was lost.
+    /// The call that the rank's last heartbeat before the loss reported.
     pub last_call: Option<LastCall>,
 }
 
-/// A rank's last call, as its last heartbeat reported.
+/// A rank's last call, as its last heartbeat reported it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct LastCall {
@@ -50,35 +50,35 @@ pub struct LastCall {
     pub before: Duration,
 }
 
-/// The account of a loss. The better account is the smaller: where several ranks detect a loss by themselves, the smallest
-/// is announced to all.
+/// How a loss became known. The order of the values is the order of their quality, the best first: where several ranks
+/// detect a loss independently, the smallest value is announced to all.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum LossKind {
-    /// Its process ended, as reported by the process that started it.
+    /// The rank's process ended, as reported by the process that started it.
     Ended(Box<ProcessEnd>),
-    /// The kernel closed its connection.
+    /// The kernel closed the rank's connection.
     Closed,
-    /// Its process with this number ended, as reported by the kernel.
+    /// The rank's process with this PID ended, as reported by the kernel.
     Exited { pid: u64 },
-    /// The address at which it listens is not known.
+    /// The address at which the rank listens is not known.
     NoAddress,
-    /// It violated the protocol, and its connection was closed.
+    /// The rank violated the protocol, and its connection was closed.
     ProtocolViolation(#[serde(deserialize_with = "clean")] String),
-    /// It did not join the next generation within `after`, and the others formed it without this rank.
+    /// The rank did not join the next generation within `after`, and the other ranks formed that generation without it.
     LeftBehind {
         #[serde(deserialize_with = "clean")]
         after: Duration,
     },
-    /// The others have another coordinator, and it knows too little to follow that one.
+    /// The other ranks have another coordinator, and the lost rank lacks the state to follow that one.
     Superseded,
-    /// The reporting rank is cut off from it, as the text says.
+    /// The reporting rank is cut off from the lost rank; the text has the details.
     CutOff(#[serde(deserialize_with = "clean")] String),
-    /// It has departed, and nothing else is known.
+    /// The rank has departed, and nothing else is known.
     Unknown,
-    /// What the system or another process reported about it.
+    /// A report about the rank by the system or by another process.
     Reported(#[serde(deserialize_with = "clean")] String),
-    /// Its host does not answer: it may be alive.
+    /// The rank's host does not answer; the rank may be alive.
     Unreachable(Box<UnreachableHost>),
 }
 
@@ -87,9 +87,9 @@ pub enum LossKind {
 #[doc(hidden)]
 pub struct UnreachableHost {
     pub evidence: UnreachableEvidence,
-    /// Set where the rank was heard all the same.
+    /// Set if the rank was heard nevertheless.
     pub heard: Option<HeardOnly>,
-    /// Why the reporting rank may not decide which of the two is at fault.
+    /// Why the reporting rank may not decide which of the two sides is at fault.
     #[serde(deserialize_with = "clean")]
     pub undecided: Option<String>,
 }
@@ -98,13 +98,15 @@ pub struct UnreachableHost {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum UnreachableEvidence {
-    /// Its host refuses connections to the address at which it listened, which a firewall may do while the rank is alive.
+    /// The host refuses connections to the address at which the rank listened. A firewall may do that while the rank is
+    /// alive.
     Refused,
-    /// The other end closed the connection, which a middlebox may do while the rank is alive, and made no other one.
+    /// The other end closed the connection and made no new one. A middlebox may close a connection while the rank is
+    /// alive.
     Closed,
-    /// The connection broke, or could not be made; the error of this side's system.
+    /// The connection broke, or could not be made; the text is the error of the local system.
     Error(#[serde(deserialize_with = "clean")] String),
-    /// The other host gave the connection up, and had acknowledged nothing that was sent to it for `unacknowledged`.
+    /// The other host gave the connection up after it had acknowledged nothing for `unacknowledged`.
     GaveUp {
         #[serde(deserialize_with = "clean")]
         unacknowledged: Duration,
@@ -118,7 +120,7 @@ pub enum UnreachableEvidence {
     },
 }
 
-/// A rank that was heard lately, although its host acknowledges nothing.
+/// A rank that was heard recently, although its host acknowledges nothing.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct HeardOnly {
@@ -134,23 +136,23 @@ pub struct HeardOnly {
 #[doc(hidden)]
 pub struct ProcessEnd {
     pub report: ExitReport,
-    /// The end of what it wrote to stderr; `None` for nothing.
+    /// The last lines that the process wrote to stderr; `None` if there are none.
     #[serde(deserialize_with = "clean")]
     pub stderr: Option<String>,
 }
 
-/// What the process that started a rank has seen of the rank's end.
+/// What the process that started a rank observed of the rank's end.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[doc(hidden)]
 pub enum ExitReport {
     /// Reported by a launcher of this crate (`nccl-launch`).
     Status {
         exit: Exit,
-        /// The signal that the launcher had sent to the process before.
+        /// The signal that the launcher had sent to the process before the end.
         sent: Option<Signal>,
         oom: Option<OomKill>,
     },
-    /// Reported by a foreign launcher, in its own words, with the exit parsed from them.
+    /// Reported by a foreign launcher, in its own words; the exit is parsed from them.
     Text {
         #[serde(deserialize_with = "clean")]
         words: String,
@@ -159,10 +161,10 @@ pub enum ExitReport {
     },
 }
 
-/// Maximum length of an account of an unreachable host with the reason why the reporting rank may not decide, in bytes.
+/// Maximum length in bytes of the description of an unreachable host together with [`UnreachableHost::undecided`].
 const MAX_UNDECIDED_BYTES: usize = 4096;
 
-/// Maximum length of the end of a process's stderr in an error.
+/// Maximum length in bytes of the part of a process's stderr in an error.
 const MAX_STDERR_BYTES: usize = 1000;
 
 impl Departure {
@@ -201,19 +203,19 @@ impl From<UnreachableEvidence> for Lost {
 }
 
 impl Lost {
-    /// Returns a loss that is known from a text of the system or of another process.
+    /// Returns a loss that is known only from a text of the system or of another process.
     #[doc(hidden)]
     pub fn reported(text: impl Into<String>) -> Self {
         LossKind::Reported(text.into()).into()
     }
 
-    /// Returns whether the rank may be alive all the same, out of reach.
+    /// Returns whether the rank may still be alive but out of reach.
     #[doc(hidden)]
     pub fn may_live(&self) -> bool {
         self.unreachable_host().is_some()
     }
 
-    /// Returns whether connections to it are closed or refused, so that its host need not be down.
+    /// Returns whether connections to the rank are closed or refused; its host may then be up.
     #[doc(hidden)]
     pub fn is_refused(&self) -> bool {
         self.unreachable_host().is_some_and(|host| {
@@ -243,7 +245,8 @@ impl Lost {
 }
 
 impl UnreachableHost {
-    /// Returns whether packets come through one way only: the host was heard while it acknowledged nothing, or gave up.
+    /// Returns whether packets pass in one direction only: the host was heard although it acknowledged nothing, or it
+    /// gave the connection up.
     #[doc(hidden)]
     pub fn is_one_way(&self) -> bool {
         self.heard.is_some() || matches!(self.evidence, UnreachableEvidence::GaveUp { .. })
@@ -251,7 +254,7 @@ impl UnreachableHost {
 }
 
 impl ProcessEnd {
-    /// Builds the end that a foreign launcher reports in its own words, with the end of the process's stderr.
+    /// Builds the end that a foreign launcher reported in its own words, with the end of the process's stderr.
     #[doc(hidden)]
     pub fn in_words(words: &str, stderr: &str) -> Self {
         Self {
@@ -264,7 +267,7 @@ impl ProcessEnd {
         }
     }
 
-    /// Builds the end that `nccl-launch` has seen.
+    /// Builds the end that `nccl-launch` observed.
     #[doc(hidden)]
     pub fn seen(exit: Exit, sent: Option<Signal>, oom: Option<OomKill>, stderr: &str) -> Self {
         Self {
@@ -282,7 +285,7 @@ impl ProcessEnd {
         }
     }
 
-    /// Returns whether the kernel ended the process for want of memory.
+    /// Returns whether the kernel ended the process because memory was exhausted.
     #[doc(hidden)]
     pub fn is_out_of_memory(&self) -> bool {
         match &self.report {
@@ -306,7 +309,7 @@ impl ProcessEnd {
     }
 }
 
-/// Returns the last lines of what a process wrote, in one line.
+/// Returns the last lines that a process wrote, joined into one line.
 fn last_of(stderr: &str) -> Option<String> {
     let lines = stderr.lines().map(str::trim_end);
     let lines: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
@@ -411,7 +414,7 @@ impl fmt::Display for UnreachableHost {
     }
 }
 
-/// Text for a side that hears the other side, and is not heard there.
+/// The text for a connection on which this side hears the other, but not the other way round.
 pub(super) const ONE_WAY: &str = "packets come through one way only";
 
 impl fmt::Display for UnreachableEvidence {

@@ -1,4 +1,4 @@
-//! The cause that an error is, and the error that a fault is.
+//! The conversion of an error into a cause, and of a fault into a kind of error.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use crate::fault::{Cause, Fault, FaultClass, FaultOperation, FaultRole, RootCaus
 use crate::warning::{Class, FirstWarning};
 
 impl Fault {
-    /// Returns the kind of error for ranks that saw nothing else than the fault.
+    /// Returns the kind of error for ranks that observed nothing but the fault.
     #[doc(hidden)]
     pub fn kind(&self) -> ErrorKind {
         match (self.class, self.timeout()) {
@@ -28,7 +28,8 @@ impl Fault {
 }
 
 impl Cause {
-    /// Builds the cause for a CUDA context that failed for good, `before` an operation was handed to NCCL, or after some were.
+    /// Builds the cause for a CUDA context that failed permanently. `before` is whether it failed before an operation was
+    /// handed to NCCL.
     #[doc(hidden)]
     pub fn of_lost_context(error: &Error, before: bool, evidence: &str, hint: &str) -> Self {
         let mut cause = Self::from(error);
@@ -51,13 +52,13 @@ impl From<&Error> for Cause {
             .map(FaultOperation::from)
             .unwrap_or_default();
         let (class, role, root) = match error.kind() {
-            // A call that should have returned, whatever the other ranks do.
+            // The call should have returned whatever the other ranks do.
             ErrorKind::TimedOut { what, .. } if error.is(ErrorProperty::Inside) => {
                 let operation = what.trim_end_matches(',').to_owned();
                 let root = RootCause::StuckInside { operation };
                 (FaultClass::TimedOut, FaultRole::Initiating, root)
             }
-            // The rank that waits is not the rank that makes it wait.
+            // The waiting rank is not the rank that causes the wait.
             ErrorKind::TimedOut { .. } => {
                 (FaultClass::TimedOut, FaultRole::Unknown, RootCause::Unknown)
             }
@@ -139,8 +140,8 @@ fn role_of(failure: &NcclFailure) -> FaultRole {
     if failure.is_remote() {
         return FaultRole::Cascade;
     }
-    // NCCL returns these codes also where a connection or a thread of its own was cut off; any other code is about
-    // this rank's own call or device.
+    // NCCL also returns these two codes when a connection or one of its own threads was cut off. Any other code is
+    // about this rank's own call or device.
     let of_either = [
         sys::ncclResult_t::ncclSystemError,
         sys::ncclResult_t::ncclInternalError,
@@ -155,5 +156,5 @@ fn role_of(failure: &NcclFailure) -> FaultRole {
     }
 }
 
-/// CUDA's code for a lack of memory.
+/// CUDA's code for insufficient memory.
 const OUT_OF_MEMORY: u32 = 2;

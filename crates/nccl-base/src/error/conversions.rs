@@ -11,8 +11,8 @@ impl<K: Into<ErrorKind>> From<K> for Error {
 }
 
 impl StdError for Error {
-    /// What is beneath it and not in its text: a chain of sources prints nothing twice. The cause itself is
-    /// [`Error::kind`], what ended the communicator [`Error::fault`].
+    /// Returns the underlying error whose text is not part of this error's text, so that printing the chain of sources
+    /// repeats nothing. The cause itself is [`Error::kind`]; the fault that ended the communicator is [`Error::fault`].
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self.0.seen.as_ref().unwrap_or(&self.0.kind) {
             ErrorKind::Load(error) => error.source(),

@@ -23,7 +23,7 @@ pub struct NcclFailure {
     /// NCCL's code, known to this crate or not.
     pub code: u32,
     text: String,
-    /// The last warning that NCCL kept at that moment, or an empty text.
+    /// The last warning that NCCL had stored at that moment, or an empty text.
     ///
     /// NCCL keeps one such text per process, so it may come from another communicator.
     pub last_error: String,

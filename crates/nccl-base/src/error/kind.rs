@@ -23,7 +23,7 @@ pub enum ErrorKind {
     #[error(transparent)]
     Load(#[from] sys::LoadError),
 
-    /// The loaded library lacks something that was asked for.
+    /// The loaded library lacks a function, configuration field or element type that the program uses.
     #[error("{what} needs NCCL {needs}, found {found} at {}", path.display())]
     Unsupported {
         /// The function, configuration field or element type.
@@ -36,16 +36,16 @@ pub enum ErrorKind {
         path: PathBuf,
     },
 
-    /// NCCL has it, but not here: on these devices, between these ranks, or with these settings.
+    /// NCCL has the requested feature, but not on these devices, between these ranks, or with these settings.
     #[error("{what} is not available: {reason}")]
     Unavailable {
-        /// What was asked for.
+        /// The requested feature.
         what: &'static str,
         /// Why it is not available, and what it needs.
         reason: String,
     },
 
-    /// A configuration that cannot work, found before NCCL is called.
+    /// An invalid configuration, found before NCCL is called.
     #[error("configuration field `{field}`: {reason}")]
     InvalidConfig {
         /// The field, as in `Config`.
@@ -91,7 +91,7 @@ pub enum ErrorKind {
     /// A buffer has the wrong number of elements.
     #[error("{buffer} has {given} elements, needed are {needed} ({rule})")]
     Length {
-        /// Which buffer.
+        /// The name of the buffer.
         buffer: &'static str,
         /// Its number of elements.
         given: usize,
@@ -104,7 +104,7 @@ pub enum ErrorKind {
     /// A buffer that this rank needs was not given.
     #[error("{buffer} is missing, which the root of the operation needs")]
     NoBuffer {
-        /// Which buffer.
+        /// The name of the buffer.
         buffer: &'static str,
     },
 
@@ -135,16 +135,16 @@ pub enum ErrorKind {
     PartialElement {
         /// The length of the buffer in bytes.
         bytes: usize,
-        /// The element type that was named.
+        /// The given element type.
         data_type: crate::data_type::DataType,
     },
 
-    /// A buffer does not begin at a whole element.
+    /// The address of a buffer is not a multiple of the element size.
     #[error("address {address:#x} is not a multiple of the size of {data_type}")]
     Misaligned {
         /// The device address.
         address: u64,
-        /// The element type that was named.
+        /// The given element type.
         data_type: crate::data_type::DataType,
     },
 
@@ -230,8 +230,8 @@ pub enum ErrorKind {
         difference: String,
     },
 
-    /// An expert was given more tokens than it has room for; reported by the rank that sent them and by the rank that
-    /// has the expert.
+    /// A rank sent an expert more tokens than the expert has room for; reported by the sending rank and by the expert's
+    /// rank.
     #[error(
         "rank {rank} routed {tokens} tokens to expert {expert}, which has room for {capacity} of each rank; the last \
          {} were lost, and what is combined for them is not a number", tokens - capacity
@@ -241,13 +241,13 @@ pub enum ErrorKind {
         rank: usize,
         /// The expert.
         expert: usize,
-        /// How many of its tokens the rank routed there.
+        /// How many of its tokens the rank routed to the expert.
         tokens: usize,
-        /// The number of tokens that there is room for.
+        /// The number of tokens of each rank for which the expert has room.
         capacity: usize,
     },
 
-    /// Tokens were routed to experts that do not exist.
+    /// A rank routed tokens to experts that do not exist.
     #[error(
         "rank {rank} routed {entries} times to an expert that does not exist: they are 0 to {}, and any negative \
          number stands for none; what is combined for those tokens is not a number", experts - 1
@@ -255,7 +255,7 @@ pub enum ErrorKind {
     NoSuchExpert {
         /// The rank that routed the tokens.
         rank: usize,
-        /// How often it did.
+        /// How many entries name an expert that does not exist.
         entries: usize,
         /// The number of experts.
         experts: usize,
@@ -265,7 +265,7 @@ pub enum ErrorKind {
     #[error("{0} cannot be weighed and added up: f32, f16 and bf16 can")]
     NotWeighed(crate::data_type::DataType),
 
-    /// A deadline passed: on this rank, or on another one, which ended the communicator
+    /// A deadline passed on this rank, or on another rank, which then ended the communicator
     /// ([`Error::fault`](super::Error::fault)).
     #[error("{what} did not finish within {timeout:?}")]
     TimedOut {
@@ -275,7 +275,7 @@ pub enum ErrorKind {
         timeout: Duration,
     },
 
-    /// An operation did not start: other work on its stream, which is not the communicator's, did not end.
+    /// An operation did not start, because work on its stream that does not belong to the communicator did not end.
     #[error(
         "{what} was queued for {waited:?}, longer than {timeout:?}, behind work on its stream that is not this \
          communicator's"
@@ -289,14 +289,15 @@ pub enum ErrorKind {
         timeout: Duration,
     },
 
-    /// Another thread used the communicator all the time. Nothing was issued, and the communicator is still usable.
+    /// Another thread held the communicator during the whole wait. Nothing was issued, and the communicator is still
+    /// usable.
     #[error(
         "another thread has been using the communicator for {waited:?} or longer, in {holder}; nothing was issued"
     )]
     Busy {
-        /// The operation that uses it.
+        /// The operation that holds the communicator.
         holder: String,
-        /// How long the caller waited for its turn.
+        /// How long the caller waited for the communicator.
         waited: Duration,
     },
 
@@ -325,7 +326,7 @@ pub enum ErrorKind {
         made_by: u32,
     },
 
-    /// Ranks could not find each other, or disagree.
+    /// Ranks could not find each other, or disagree with each other.
     #[error("rendezvous: {reason}")]
     Rendezvous {
         /// What happened and what to do.
@@ -335,12 +336,12 @@ pub enum ErrorKind {
     /// Ranks could not be started, or started again.
     #[error("{reason}")]
     Launch {
-        /// The rank, why, and what to do.
+        /// The rank, the reason, and the remedy.
         reason: String,
     },
 
-    /// A requirement of NCCL differs between the ranks, or is not met: found before NCCL was started, on all
-    /// ranks alike.
+    /// A requirement of NCCL is not met, or differs between the ranks. The check ran before NCCL was started, and fails
+    /// on all ranks alike.
     #[error(fmt = crate::report::Report::write_errors)]
     Preflight {
         /// All findings.
@@ -357,7 +358,7 @@ pub enum ErrorKind {
     },
 }
 
-/// Returns which devices there are, as a clause.
+/// Returns a clause that names the existing devices.
 fn visible(devices: usize) -> String {
     match devices {
         0 => String::from("this process sees none; look at CUDA_VISIBLE_DEVICES"),
@@ -385,7 +386,7 @@ impl ErrorKind {
     }
 }
 
-/// Returns which ranks there are, as a clause.
+/// Returns a clause that names the existing ranks.
 #[doc(hidden)]
 pub fn ranks(world_size: usize) -> String {
     match world_size {
@@ -404,7 +405,7 @@ pub fn ranks(world_size: usize) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamRefusal {
-    /// The per-thread default stream is another stream on NCCL's threads.
+    /// On NCCL's threads, the per-thread default stream is a different stream.
     #[error(
         "the per-thread default stream (0x2) is a different stream on NCCL's threads; use \
          `CudaContext::new_stream` or the default stream"
@@ -413,14 +414,14 @@ pub enum StreamRefusal {
     /// Work put on a capturing stream could be replayed after its buffers are freed.
     #[error("it is capturing a graph, and a replay could outlive the buffers")]
     Capturing,
-    /// Another thread began a capture on the stream while an operation was put there.
+    /// Another thread began a capture on the stream while an operation was being put on it.
     #[error(
         "another thread began to capture a graph on it while an operation was put there: that capture is void, the operation \
          may not have run, and the communicator is ended, which NCCL does once the capture has ended; do not capture on \
          streams that a communicator uses, or capture with `Communicator::capture`"
     )]
     CapturedMeanwhile,
-    /// Another thread captured the stream while a plan was launched there.
+    /// Another thread captured the stream while a plan was being launched on it.
     #[error(
         "another thread captured a graph on it while a plan was launched there, and that graph may hold the plan: never launch \
          it; the communicator is ended, which NCCL does once no graph has its operations; do not capture on streams that a \

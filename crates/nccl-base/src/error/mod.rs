@@ -5,7 +5,8 @@
 //! it in one buffer per process that the next warning of any communicator overwrites.
 //!
 //! - `kind`: what can go wrong; `failure`: a call into NCCL that failed;
-//! - `text`: an error as text; `conversions`: conversions into an error, and its source; `cause`: the fault that follows from it.
+//! - `text`: an error as text; `conversions`: conversions into an error, and its source; `cause`: the cause of a fault that an
+//!   error becomes.
 
 mod cause;
 mod conversions;
@@ -38,8 +39,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error, with the operation in which it arose.
 ///
-/// `{}` is one line: the operation and the cause. `{:#}` is all that is known, a line for each part: evidence, a hint where there is
-/// something to do, and the section of the documentation on it ([`Error::help`]). `{:?}` is the same, for a `main` that returns it.
+/// `{}` prints one line: the operation and the cause. `{:#}` prints all that is known, one line for each part: evidence, a hint
+/// if there is a remedy, and the section of the documentation ([`Error::help`]). `{:?}` prints the same as `{:#}`, for a `main`
+/// that returns the error.
 ///
 /// ```
 /// use std::error::Error as _;
@@ -62,27 +64,27 @@ struct Inner {
     operation: Option<Operation>,
     /// The fault that ended the communicator on all of its ranks.
     fault: Option<Arc<Fault>>,
-    /// Whether the kind is that of the fault, and not of what this rank saw.
+    /// Whether the kind comes from the fault, and not from what this rank observed.
     kind_is_of_fault: bool,
-    /// What this rank saw itself, where the kind is that of the fault.
+    /// What this rank observed itself, if the kind comes from the fault.
     seen: Option<ErrorKind>,
-    /// Another root of the error on this rank, beside the kind.
+    /// A second cause of the error on this rank, in addition to the kind.
     beside: Option<ErrorKind>,
     /// The sentence about the ranks that did not confirm the end of the communicator.
     unconfirmed: Option<String>,
-    /// How an exchange between the ranks ended, if the error is about one.
+    /// How the exchange between the ranks ended, if the error is about an exchange.
     unfinished: Option<UnfinishedExchange>,
     /// A property beyond the kind.
     property: Option<ErrorProperty>,
 }
 
-/// A property of an error beyond its kind, on which other code depends.
+/// A property of an error in addition to its kind, on which other code depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorProperty {
-    /// A thread was needed, and the system has no more.
+    /// The system could not provide a thread.
     NoThread,
-    /// A call that does not return ran out of time; it waits for no other rank. A thread that polls ends its wait itself at
-    /// the timeout, so that a call that the watchdog finds under way after that is inside NCCL.
+    /// A call that waits for no other rank did not return in time. A thread that polls ends its wait itself at the timeout,
+    /// so a call that the watchdog still finds under way after that is inside NCCL.
     Inside,
 }
 
@@ -111,14 +113,14 @@ impl Error {
         self
     }
 
-    /// Sets another root of the error on this rank.
+    /// Adds a second cause of the error on this rank.
     #[doc(hidden)]
     pub fn beside(mut self, other: ErrorKind) -> Self {
         self.0.beside = Some(other);
         self
     }
 
-    /// Sets how the exchange ended that the error is about.
+    /// Sets how the exchange ended that this error is about.
     #[doc(hidden)]
     pub fn of_exchange(mut self, unfinished: Option<UnfinishedExchange>) -> Self {
         self.0.unfinished = unfinished;
@@ -138,36 +140,37 @@ impl Error {
         self.0.property == Some(property)
     }
 
-    /// Returns how the exchange between the ranks ended that the error is about.
+    /// Returns how the exchange ended that this error is about.
     #[doc(hidden)]
     pub fn unfinished(&self) -> Option<&UnfinishedExchange> {
         self.0.unfinished.as_ref()
     }
 
-    /// Returns the same as [`fault`](Self::fault), to be attached to another error.
+    /// Returns the same fault as [`fault`](Self::fault), shared, to be attached to another error.
     #[doc(hidden)]
     pub fn shared_fault(&self) -> Option<&Arc<Fault>> {
         self.0.fault.as_ref()
     }
 
-    /// Sets the fault, which is the same on all ranks; what was seen here stays beside it.
+    /// Sets the fault, which is the same on all ranks, and keeps the kind.
     #[doc(hidden)]
     pub fn with_fault(mut self, fault: &Arc<Fault>) -> Self {
         self.0.fault = Some(Arc::clone(fault));
         self
     }
 
-    /// Sets the fault that ended the communicator on all of its ranks, and the sentence about ranks that did not confirm. The kind becomes that of the fault
-    /// on all of them; what this rank saw stays beside it where the fault is its `own`.
+    /// Sets the fault that ended the communicator on all of its ranks, and the sentence about ranks that did not confirm the
+    /// end. The kind becomes that of the fault, the same on all ranks; what this rank observed is kept beside it if the fault
+    /// is its `own`.
     #[doc(hidden)]
     pub fn because_of(mut self, fault: &Arc<Fault>, own: bool, unconfirmed: Option<&str>) -> Self {
         let kind_of_fault = fault.kind();
-        // A timeout of this rank's own shows what this rank waited for.
+        // If both are timeouts, the kind stays: it shows what this rank waited for.
         let is_same = self.0.kind.is_timed_out() && kind_of_fault.is_timed_out();
         if !is_same {
             let seen = std::mem::replace(&mut self.0.kind, kind_of_fault);
             (self.0.kind_is_of_fault, self.0.property) = (true, None);
-            // An error that already had a fault keeps what was seen then.
+            // An error that already had a fault keeps what was observed then.
             if !matches!(seen, ErrorKind::Aborted { .. }) {
                 self.0.seen = own.then_some(seen);
             }
@@ -177,8 +180,8 @@ impl Error {
         self
     }
 
-    /// As [`because_of`](Self::because_of), for a communicator that was not made, of which there is nothing to abort: what this
-    /// rank saw stays beside the fault in any case.
+    /// Like [`because_of`](Self::because_of), for a communicator that was not made. There is nothing to abort, and what this
+    /// rank observed is kept beside the fault in any case.
     #[doc(hidden)]
     pub fn before_nccl(mut self, fault: &Arc<Fault>) -> Self {
         let kind_of_fault = fault.kind();
@@ -259,8 +262,8 @@ impl Error {
         self.0.fault.as_deref()
     }
 
-    /// Returns what went wrong on this rank itself, where [`kind`](Self::kind) is the one that all ranks return for what ended the
-    /// communicator: NCCL's failure on the rank that it began with, for instance.
+    /// Returns what went wrong on this rank itself, if [`kind`](Self::kind) is the kind that the fault has on all ranks: for
+    /// instance NCCL's failure, on the rank with which the fault began.
     ///
     /// ```
     /// # fn show(error: nccl::Error) {
@@ -274,14 +277,14 @@ impl Error {
         self.0.seen.as_ref()
     }
 
-    /// Returns whether the kind is that of the fault, and this rank saw nothing else.
+    /// Returns whether the kind is that of the fault, and this rank observed nothing else.
     #[doc(hidden)]
     pub fn kind_is_of_fault(&self) -> bool {
         self.0.kind_is_of_fault && self.0.seen.is_none()
     }
 
-    /// Returns whether a deadline passed: here, or on the rank that ended the communicator. The same on all ranks of a
-    /// communicator that was ended ([`FaultClass::TimedOut`]).
+    /// Returns whether a deadline passed, on this rank or on the rank that ended the communicator. All ranks of a
+    /// communicator that was ended return the same ([`FaultClass::TimedOut`]).
     ///
     /// ```
     /// # nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");

@@ -1,4 +1,4 @@
-//! An error as text: the operation, the cause, and what can be done.
+//! An error as text: the operation, the cause, and the remedy.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::fault::ALONE;
 use crate::threads;
 
 impl Error {
-    /// Returns what can be done about it, where that is known.
+    /// Returns the remedy, if known.
     #[doc(hidden)]
     pub fn hint(&self) -> Option<&str> {
         match &self.0.kind {
@@ -53,7 +53,7 @@ impl Error {
 }
 
 impl fmt::Display for Error {
-    /// One line; with `{:#}` all that is known, a line for each part.
+    /// Prints one line; with `{:#}` all that is known, one line for each part.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !f.alternate() {
             return self.in_one_line(f);
@@ -64,7 +64,7 @@ impl fmt::Display for Error {
 }
 
 impl Error {
-    /// Returns what this rank saw itself, where that is more than all ranks report.
+    /// Returns what this rank observed itself, if that is more than all ranks report.
     fn own_view(&self) -> Option<&ErrorKind> {
         let own = (!self.0.kind_is_of_fault).then_some(&self.0.kind);
         own.or(self.0.seen.as_ref())
@@ -125,11 +125,11 @@ impl Error {
         Ok(())
     }
 
-    /// An error of no operation: its text, what happened beside it, and a hint.
+    /// Prints an error without an operation: its text, the second cause, and a hint.
     fn outside_of_operations(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.fault.as_ref().filter(|_| self.kind_is_of_fault()) {
             Some(fault) => write!(f, "the communicator was aborted: {fault}")?,
-            // With the flags of the caller: some kinds have a line for each finding.
+            // With the formatter's flags, because some kinds have one line for each finding.
             None => fmt::Display::fmt(self.0.seen.as_ref().unwrap_or(&self.0.kind), f)?,
         }
         if let Some(beside) = &self.0.beside {
@@ -146,7 +146,7 @@ impl Error {
 }
 
 impl fmt::Debug for Error {
-    /// As `{:#}`, for a `main` that returns it and for `unwrap`; with `{:#?}` the fields.
+    /// Prints the same as `{:#}`, for `unwrap` and for a `main` that returns the error; `{:#?}` prints the fields.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !f.alternate() {
             return write!(f, "{self:#}");

@@ -1,6 +1,6 @@
 //! Root causes of a fault, as values that a program can match on.
 //!
-//! The texts for a reader are made from these, or stand beside them ([`Fault`](super::Fault)).
+//! The texts for readers are made from these values, or accompany them ([`Fault`](super::Fault)).
 
 use std::fmt;
 use std::time::Duration;
@@ -31,11 +31,11 @@ pub enum RootCause {
     Died {
         /// How it ended, if that was reported by the process that started it, or by itself.
         ending: Option<Ending>,
-        /// Whether the kernel ended it for want of memory, as the process that started it reports.
+        /// Whether the kernel ended it because memory was exhausted, as the process that started it reports.
         #[serde(default)]
         out_of_memory: bool,
     },
-    /// The rank's program reported that it fails (`World::fail`), or panicked.
+    /// The rank's program panicked, or reported that it fails (`World::fail`).
     ProgramFailed {
         /// The reported reason.
         reason: String,
@@ -48,22 +48,22 @@ pub enum RootCause {
         nccl: Option<u32>,
         /// CUDA's code (`CUresult`), if CUDA failed.
         cuda: Option<u32>,
-        /// Whether the device had failed before the operation was issued: the cause is an earlier kernel, and
+        /// Whether the device had failed before the operation was issued: the cause is then an earlier kernel, and
         /// neither NCCL nor the operation.
         #[serde(default)]
         failed_before: bool,
     },
-    /// Ranks entered operations at the same place that do not match.
+    /// Ranks entered operations that do not match, at the same position in their order.
     Mismatch {
         /// The field in which they differ.
         field: MismatchField,
-        /// Its number among the operations of all ranks, from 1, where they can be counted alike.
+        /// The number of the operation, from 1, if all ranks number their operations alike.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         sequence: Option<u64>,
         /// The ranks with each value; the value of the most ranks comes first.
         sides: Vec<MismatchSide>,
     },
-    /// The rank has not entered an operation for which others wait.
+    /// The rank has not entered an operation in which other ranks wait.
     NeverEntered {
         /// The operation.
         operation: String,
@@ -80,10 +80,10 @@ pub enum RootCause {
         to: usize,
         /// How many messages `from` has sent to `to`.
         sent: u64,
-        /// How many messages `to` has taken on from `from`.
+        /// How many receives from `from` the rank `to` has issued.
         received: u64,
     },
-    /// A rank sends another length than the receiver expects.
+    /// A rank sends another number of elements than the receiver expects.
     UnequalCounts {
         /// The sending rank.
         from: usize,
@@ -91,7 +91,7 @@ pub enum RootCause {
         to: usize,
         /// Number of elements sent, with their type where that differs.
         sends: String,
-        /// The same for what the receiver expects.
+        /// Number of elements that the receiver expects, in the same form.
         expects: String,
     },
     /// Ranks wait for each other in a circle: for instance, each sends to the next before it receives.
@@ -111,17 +111,17 @@ pub enum RootCause {
         /// What is known of the call.
         operation: String,
     },
-    /// The rank's operation waits behind work on its stream that is not the communicator's.
+    /// The rank's operation waits behind work on its stream that does not belong to the communicator.
     StuckOutside {
         /// The operation.
         operation: String,
     },
-    /// The rank's device does not go on with the operation, as NCCL reports: the others wait for it.
+    /// NCCL reports that the rank's device makes no progress with the operation, while the other ranks wait for it.
     SlowRank {
         /// The operation.
         operation: String,
     },
-    /// The network between two ranks carries nothing, or too little, as NCCL reports on both.
+    /// NCCL reports on both ranks that the network between them transfers nothing, or too little.
     SlowNetwork {
         /// The sending rank.
         from: usize,
@@ -131,15 +131,15 @@ pub enum RootCause {
         done: u32,
         /// Number of steps of the transfer.
         steps: u32,
-        /// Whether data still arrives.
+        /// Whether data still arrives, too slowly.
         is_moving: bool,
     },
     /// A host cannot be reached any more.
     HostLost {
         /// The host's name.
         host: String,
-        /// The ranks of the communicator at its address: what cuts off one of them cuts off all, as a rule.
-        /// Only the first is known to be cut off.
+        /// The ranks of the communicator at the host's address. Usually all of them are cut off together, but only the
+        /// first is known to be.
         ranks: Vec<usize>,
     },
     /// A limit of the system or the device is reached.
@@ -147,31 +147,31 @@ pub enum RootCause {
         /// The resource that is used up: `device memory`, `open files`, …
         resource: String,
     },
-    /// Ranks do not answer although nothing shows that they are gone: frozen, or starved of CPU time.
+    /// Ranks do not answer, although nothing shows that they are gone: they are frozen, or starved of CPU time.
     NotAnswering {
         /// The ranks.
         ranks: Vec<usize>,
-        /// The kernel's state of the first one's process, where it could be read.
+        /// The kernel's state of the first rank's process, if it could be read.
         state: Option<String>,
     },
-    /// Some ranks cannot reach some others, and it is not known which side is at fault.
+    /// Some ranks cannot reach some others, and it is unknown which side is at fault.
     Partition {
-        /// The ranks that the rank cannot reach.
+        /// The ranks that the reporting rank cannot reach.
         from: Vec<usize>,
     },
-    /// NCCL warned of something that can be the cause.
+    /// NCCL gave a warning that can be the cause.
     Warned {
         /// The text of the warning.
         warning: String,
     },
-    /// The program asked for it.
+    /// The program requested the end.
     Asked,
-    /// Nothing that was found explains the fault; [`Fault::evidence`](super::Fault::evidence) has what was found.
+    /// The fault is not explained; [`Fault::evidence`](super::Fault::evidence) has what was found.
     Unknown,
 }
 
 impl RootCause {
-    /// Returns whether its sentence continues behind the name of a rank.
+    /// Returns whether the sentence of this root cause continues directly after the name of a rank.
     #[doc(hidden)]
     pub fn names_a_rank(&self) -> bool {
         !matches!(
@@ -189,8 +189,8 @@ impl RootCause {
 }
 
 impl RootCause {
-    /// Returns whether no rank is at fault: something between ranks is, or of the sides that differ none is smaller than all the
-    /// others.
+    /// Returns whether no rank is at fault: the network between ranks is, or the two smallest of the differing sides have
+    /// equally many ranks.
     #[doc(hidden)]
     pub fn is_of_no_rank(&self) -> bool {
         let sides = match self {
@@ -204,7 +204,7 @@ impl RootCause {
             .is_some_and(|last| smallest.next() == Some(last))
     }
 
-    /// Returns whether its sentence contains numbers of ranks.
+    /// Returns whether the sentence of this root cause contains numbers of ranks.
     #[doc(hidden)]
     pub fn names_ranks(&self) -> bool {
         !matches!(
@@ -219,7 +219,7 @@ impl RootCause {
         )
     }
 
-    /// Returns the same root with the numbers of its ranks in another communicator, to which `place_of` maps them.
+    /// Returns the same root cause for another communicator; `place_of` maps its ranks to the ranks there.
     #[doc(hidden)]
     pub fn for_other_communicator(&self, place_of: impl Fn(usize) -> Option<usize>) -> Self {
         let some = |ranks: &[usize]| ranks.iter().filter_map(|rank| place_of(*rank)).collect();
@@ -279,7 +279,7 @@ pub enum MismatchField {
     Reduction,
     /// The root.
     Root,
-    /// How NCCL is to be called (`LaunchMode`).
+    /// The launch mode in which NCCL is to be called (`LaunchMode`).
     LaunchMode,
 }
 
@@ -396,7 +396,7 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// Converts `exit`; `None` where the parent does not know.
+    /// Converts `exit`; `None` if the parent does not know the exit status.
     #[doc(hidden)]
     pub fn of(exit: Exit) -> Option<Self> {
         match exit {
@@ -416,7 +416,7 @@ impl fmt::Display for Ending {
     }
 }
 
-/// The role of a fault among all that is reported of one failure.
+/// The role of a fault among all reports about one failure.
 ///
 /// ```
 /// # fn example(fault: &nccl::fault::Fault) {
@@ -431,9 +431,10 @@ impl fmt::Display for Ending {
 pub enum FaultRole {
     /// The failure began with this fault.
     Initiating,
-    /// It follows from another fault, which was not found.
+    /// The fault follows from another one, which was not found.
     Cascade,
-    /// It follows from the end of a communicator: NCCL reports it while it ends, and it is no cause.
+    /// The fault follows from the end of a communicator: NCCL reports it while the communicator ends, and it is not a
+    /// cause.
     Teardown,
     /// Not known.
     Unknown,
@@ -464,12 +465,13 @@ impl FaultRole {
 pub struct Waiting {
     /// Ranks in the communicator.
     pub ranks: Vec<usize>,
-    /// The operation that had not ended there.
+    /// The operation in which these ranks waited.
     pub operation: String,
 }
 
 impl Waiting {
-    /// Groups ranks by what they wait in, ordered by the first rank of each group. Ranks that wait for nothing are left out.
+    /// Groups ranks by the operation in which they wait, ordered by the first rank of each group. Ranks that do not wait are
+    /// left out.
     #[doc(hidden)]
     pub fn together<T: AsRef<str>>(states: impl Iterator<Item = (usize, T)>) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
@@ -491,7 +493,7 @@ impl Waiting {
 }
 
 impl Waiting {
-    /// Returns the sentence with the other numbers of its ranks.
+    /// Returns the sentence, with the world and launcher ranks of its ranks.
     #[doc(hidden)]
     pub fn text_of(&self, roster: &Roster) -> String {
         let (ranks, operation) = (roster.who(&self.ranks), &self.operation);

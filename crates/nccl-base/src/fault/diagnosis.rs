@@ -1,5 +1,5 @@
-//! The root cause of a failure, as far as the rank that met it can tell: from what NCCL reported, and from how another
-//! rank's process or host ended; `error/cause.rs` derives it from an error.
+//! The root cause of a failure, as far as the rank that detected the failure can determine it: from NCCL's reports, and
+//! from how another rank's process or host ended. `error/cause.rs` derives the root cause from an error.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -57,13 +57,13 @@ impl Cause {
         }
     }
 
-    /// The rank's program asked for the end.
+    /// Builds the cause for an end that the rank's program requested.
     #[doc(hidden)]
     pub fn asked(reason: &str) -> Self {
         Self::new(FaultClass::Asked, RootCause::Asked, reason.to_owned())
     }
 
-    /// Another communicator ended because of `fault`, and this one ends with it.
+    /// Builds the cause for the end of another communicator because of `fault`; this communicator ends with it.
     pub(crate) fn of_origin_fault(fault: &Fault) -> Self {
         let of = fault.roster().named(fault.communicator());
         Self {
@@ -77,7 +77,7 @@ impl Cause {
         }
     }
 
-    /// The programs of all ranks asked for the end.
+    /// Builds the cause for an end that the programs of all ranks requested.
     #[doc(hidden)]
     pub fn asked_of_all(reason: &str) -> Self {
         Self {
@@ -86,13 +86,13 @@ impl Cause {
         }
     }
 
-    /// The rank's program revoked the communicator.
+    /// Builds the cause for a revoke by the rank's program.
     #[doc(hidden)]
     pub fn revoked(reason: &str) -> Self {
         Self::new(FaultClass::Revoked, RootCause::Asked, reason.to_owned())
     }
 
-    /// The rank reported that it fails.
+    /// Builds the cause for a rank that reported that it fails.
     #[doc(hidden)]
     pub fn failed(why: &Failure) -> Self {
         let root = match why {
@@ -110,7 +110,7 @@ impl Cause {
         }
     }
 
-    /// The rank's process is gone.
+    /// Builds the cause for a rank whose process is gone.
     #[doc(hidden)]
     pub fn died(lost: &Lost) -> Self {
         let end = match &lost.how {
@@ -148,8 +148,8 @@ impl Cause {
         cause
     }
 
-    /// The rank's host does not answer any more; `ranks` of the communicator live there. With packets that come through
-    /// one way only, or where the host refuses connections, the host itself is up.
+    /// Builds the cause for a rank whose host does not answer any more; `ranks` of the communicator live there. If
+    /// packets pass in one direction only, or the host refuses connections, the host itself is up.
     #[doc(hidden)]
     pub fn host_lost(host: &str, ranks: Vec<usize>, roster: &Roster, gone: &Lost) -> Self {
         let (how, heartbeat) = (&gone.how, heartbeat(gone));
@@ -220,7 +220,8 @@ impl Cause {
         }
     }
 
-    /// The rank cannot reach the ranks `from` any more; `why` calls them by their numbers in the world.
+    /// Builds the cause for a rank that cannot reach the ranks `from` any more; `why` refers to them by their world
+    /// ranks.
     #[doc(hidden)]
     pub fn cut_off(why: &str, from: &[usize], roster: &Roster) -> Self {
         let root = RootCause::Partition {
@@ -241,7 +242,7 @@ impl Cause {
         }
     }
 
-    /// Adapts the cause to a communicator that has no other rank: there is none to wait for.
+    /// Adapts the cause to a communicator of a single rank, which cannot wait for another one.
     #[doc(hidden)]
     pub fn of_one_rank(mut self) -> Self {
         if self.class == FaultClass::TimedOut
@@ -252,7 +253,7 @@ impl Cause {
         self
     }
 
-    /// Returns the cause for another communicator: what was called on the first has no meaning for this one.
+    /// Returns the cause for another communicator, without the operation, which was called on the first communicator.
     #[doc(hidden)]
     pub fn for_other_communicator(&self) -> Self {
         Self {
@@ -281,7 +282,7 @@ impl Cause {
             let line = format!("NCCL's first warning there: {}", first.text);
             self.evidence.push(line);
         }
-        // The first warning, unless it names no cause.
+        // Prefers the first warning, unless the table of warnings does not know it.
         let known = first.filter(|first| first.check.is_some()).or(words);
         let Some(known) = known else { return };
         if let Some(resource) = known.resource() {
@@ -327,7 +328,7 @@ pub struct FaultSite<'p> {
 }
 
 impl Origin {
-    /// Returns the origin of what was found on rank `rank`.
+    /// Returns the origin of a fault that was found on rank `rank`.
     fn of(cause: &Cause, rank: usize) -> Self {
         let is_of_all = (cause.class, cause.role) == (FaultClass::Asked, FaultRole::Cascade);
         match is_of_all || cause.root.is_of_no_rank() {
@@ -368,7 +369,8 @@ impl Fault {
         }
     }
 
-    /// Builds a fault that every rank derives by itself, from what all have received: equal on all of them.
+    /// Builds a fault that every rank derives independently from data that all have received; it is equal on all of
+    /// them.
     #[doc(hidden)]
     pub fn derived(cause: Cause, site: FaultSite<'_>) -> Self {
         Self {
@@ -401,7 +403,7 @@ impl Fault {
         }
     }
 
-    /// Returns this fault, of another communicator, for the communicator at `site`, which ends with it.
+    /// Returns this fault, of another communicator, as a fault of the communicator at `site`, which ends with that one.
     fn passed_on(
         &self,
         cause: Cause,
@@ -433,7 +435,7 @@ impl Fault {
                 FaultClass::Asked,
                 format!("to revoke {here}: {}", self.cause),
             ),
-            // The numbers in the text are those of the other communicator.
+            // The text contains numbers of ranks of the other communicator.
             _ if self.root.names_ranks() => (self.class, format!("on {here}: {}", self.cause)),
             _ => (self.class, self.cause.clone()),
         };
@@ -463,7 +465,7 @@ impl Fault {
         }
     }
 
-    /// Replaces cause and site by the decided ones, which all ranks report.
+    /// Replaces the cause and the site by the decided ones, which all ranks report.
     #[doc(hidden)]
     pub fn with_decided_cause(&self, cause: Cause, site: FaultSite<'_>) -> Self {
         Self {

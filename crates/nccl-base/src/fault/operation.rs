@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::operation::{Operation, OperationKind};
 
-/// The operation of a fault; empty where the fault is about none.
+/// The operation of a fault; empty if the fault is not about an operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct FaultOperation {

@@ -6,8 +6,8 @@ use super::cause::FaultRole;
 use super::value::{Fault, FaultClass, Origin};
 
 impl Fault {
-    /// Returns all that is known of the fault, for a reader: cause, evidence, waiting ranks, and what to do, a line for each
-    /// that is known. The same bytes on every rank.
+    /// Returns all that is known of the fault, for a reader: the cause, the evidence, the waiting ranks and the remedy, one
+    /// line for each that is known. The text is the same on every rank.
     ///
     /// ```
     /// # fn example(fault: &nccl::fault::Fault) {
@@ -44,7 +44,8 @@ impl Fault {
 }
 
 impl Fault {
-    /// Returns the text in front of a rank that was only the first to report. A rank that is cut off knows that of itself.
+    /// Returns the text in front of a rank that was only the first to report. A rank that is cut off has observed that
+    /// itself.
     fn first_reporter_text(&self) -> Option<&'static str> {
         match (self.role, self.class) {
             (FaultRole::Initiating, _) | (_, FaultClass::CutOff | FaultClass::Asked) => None,
@@ -105,7 +106,7 @@ impl fmt::Display for Fault {
                 _ => self.write_sentence(f),
             };
         };
-        // The alternate form follows a heading of its own.
+        // The alternate form is printed after a heading of its own.
         let heading = if f.alternate() { "" } else { "root cause " };
         write!(f, "{heading}not found ({first}: ")?;
         self.write_sentence(f)?;

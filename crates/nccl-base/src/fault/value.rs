@@ -28,7 +28,7 @@ use crate::roster::Roster;
 pub struct Fault {
     /// The class of the fault.
     pub class: FaultClass,
-    /// Whether the failure began with this fault, or the fault follows from something that was not found.
+    /// Whether the failure began with this fault, or the fault follows from another one that was not found.
     pub role: FaultRole,
     pub(super) communicator: String,
     #[serde(flatten)]
@@ -41,8 +41,9 @@ pub struct Fault {
     /// The process of the [`culprit`](Self::culprit), or of the rank that [reported](Self::reported_by) the fault; 0
     /// where no rank is named.
     pub pid: u32,
-    /// The generation of the world that made the communicator (`World::generation`), or the generation in which a rank that this
-    /// communicator does not have has its number; 0 in the first, and without a world.
+    /// The generation of the world that made the communicator (`World::generation`). If the fault names a rank that this
+    /// communicator does not have, the generation in which that rank has its number. 0 in the first generation, and without a
+    /// world.
     pub generation: u64,
     #[serde(flatten)]
     pub(super) operation: FaultOperation,
@@ -53,12 +54,12 @@ pub struct Fault {
     /// The evidence: one sentence each, the weightiest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evidence: Vec<String>,
-    /// What the ranks waited in meanwhile. Known once all ranks have ended their communicators, or reported what they
-    /// were in; ranks that did not report are missing.
+    /// The operations in which the ranks waited meanwhile. Known once all ranks have ended their communicators, or
+    /// reported their operations; ranks that did not report are missing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<Waiting>,
-    /// What the hosts show of it: Xid messages, killed processes, threads that are stuck in the kernel; one sentence for
-    /// each host on which something was seen. Known once the ranks have reported, or have ended their communicators.
+    /// Evidence on the hosts: Xid messages, killed processes, threads that are stuck in the kernel; one sentence for
+    /// each host with evidence. Known once the ranks have reported, or have ended their communicators.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub host_evidence: Vec<String>,
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -73,7 +74,7 @@ pub struct Fault {
     pub(super) announced_by: usize,
 }
 
-/// The rank that a fault names, and its part in the fault.
+/// The rank that a fault names, and its role in the fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Origin {
@@ -81,13 +82,13 @@ pub(super) enum Origin {
     Culprit(usize),
     /// The origin is not known; this rank of the communicator reported first.
     ReportedBy(usize),
-    /// A rank that the communicator does not have: the communicator ended with another one.
+    /// A rank that the communicator does not have: this communicator ended because another one did.
     Outside {
         world_rank: usize,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         launcher_rank: Option<usize>,
     },
-    /// No rank stands out from the others.
+    /// No single rank is at fault.
     NoRank {},
 }
 
@@ -177,7 +178,7 @@ impl FaultClass {
 }
 
 impl Fault {
-    /// Returns whether a program asked for it.
+    /// Returns whether a program requested the end.
     #[doc(hidden)]
     pub fn is_on_purpose(&self) -> bool {
         matches!(self.class, FaultClass::Asked | FaultClass::Revoked)
@@ -199,7 +200,7 @@ impl Fault {
         &self.roster
     }
 
-    /// Returns the named rank, as the world and its launcher number it, including a rank that only reported first.
+    /// Returns the world rank and the launcher rank of the named rank, which may be a rank that only reported first.
     #[doc(hidden)]
     pub fn named_in_the_world(&self) -> (Option<usize>, Option<usize>) {
         match self.origin {
@@ -211,7 +212,7 @@ impl Fault {
                 world_rank,
                 launcher_rank,
             } if self.role == FaultRole::Initiating => (Some(world_rank), launcher_rank),
-            // A rank outside of the communicator that only reported the fault is no evidence of its origin.
+            // A rank outside of the communicator that only reported the fault says nothing about its origin.
             Origin::Outside { .. } | Origin::NoRank {} => (None, None),
         }
     }
@@ -222,10 +223,10 @@ impl Fault {
         &self.operation
     }
 
-    /// Returns the rank that the fault began with, in the communicator. `None` where that was not found
-    /// ([`role`](Self::role) is not [`FaultRole::Initiating`]), where ranks differ and none differs from most of the
-    /// others, and where the fault began with a rank that this communicator does not have and ended another one first
-    /// ([`world_rank`](Self::world_rank) names it then).
+    /// Returns the rank of the communicator with which the fault began. `None` if that rank was not found
+    /// ([`role`](Self::role) is not [`FaultRole::Initiating`]), if no single rank is at fault (for instance where ranks
+    /// differ, and no side is the smallest), and if the fault began with a rank that this communicator does not have,
+    /// and ended another communicator first; [`world_rank`](Self::world_rank) then names that rank.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator, fault: &nccl::fault::Fault) {
@@ -244,9 +245,8 @@ impl Fault {
         }
     }
 
-    /// Returns the rank that was the first to run out of time, or to see what follows from the cause, in the communicator,
-    /// where the cause was not found; `None` otherwise. Nothing shows that this rank is
-    /// to blame.
+    /// Returns the rank of the communicator that was the first to run out of time, or to observe a consequence of the
+    /// cause; `None` if the cause was found. Nothing shows that this rank is to blame.
     ///
     /// ```
     /// # fn example(fault: &nccl::fault::Fault) {
@@ -263,8 +263,9 @@ impl Fault {
         }
     }
 
-    /// Returns the rank of the world that the fault began with: the [`culprit`](Self::culprit), or a rank that this communicator
-    /// does not have. The world is that of the [`generation`](Self::generation). `None` where no rank is known.
+    /// Returns the world rank with which the fault began: that of the [`culprit`](Self::culprit), or of a rank that this
+    /// communicator does not have. The number is for the world of the [`generation`](Self::generation). `None` if no rank is
+    /// known.
     ///
     /// ```
     /// # fn example(fault: &nccl::fault::Fault) {
@@ -284,9 +285,9 @@ impl Fault {
         }
     }
 
-    /// Returns the number under which `nccl-run`, torchrun, MPI or Slurm started that rank, where it is not the
-    /// [`world_rank`](Self::world_rank), as after a recovery; this number is in front of the lines of its output. `None`
-    /// where both are the same, no launcher started the rank, or no rank is known.
+    /// Returns the number under which `nccl-run`, torchrun, MPI or Slurm started that rank, if it differs from the
+    /// [`world_rank`](Self::world_rank), as after a recovery; the launcher prefixes the rank's output lines with this
+    /// number. `None` if both are the same, no launcher started the rank, or no rank is known.
     ///
     /// ```
     /// # fn example(fault: &nccl::fault::Fault) {
@@ -317,7 +318,7 @@ impl Fault {
         (!self.operation.text.is_empty()).then_some(&*self.operation.text)
     }
 
-    /// Returns what to do about it, where that is known.
+    /// Returns the remedy, if known.
     ///
     /// ```
     /// # fn example(fault: &nccl::fault::Fault) {
@@ -329,7 +330,7 @@ impl Fault {
         (!self.hint.is_empty()).then_some(&*self.hint)
     }
 
-    /// Returns the named rank, or else the rank that reported.
+    /// Returns the named rank of the communicator, or else the rank that announced the fault.
     #[doc(hidden)]
     pub fn rank(&self) -> usize {
         match self.origin {
@@ -338,14 +339,14 @@ impl Fault {
         }
     }
 
-    /// Returns whether both faults began with the same report of one rank.
+    /// Returns whether both faults stem from the same announcement of one rank.
     #[doc(hidden)]
     pub fn is_of(&self, announced: &Self) -> bool {
         (self.announcement_number, self.announced_by)
             == (announced.announcement_number, announced.announced_by)
     }
 
-    /// Returns the same fault, with what the ranks waited in.
+    /// Returns the same fault, with the operations in which the ranks waited.
     #[doc(hidden)]
     pub fn with_also(&self, also: Vec<Waiting>) -> Self {
         Self {
@@ -354,7 +355,7 @@ impl Fault {
         }
     }
 
-    /// Returns the same fault, with what the hosts show.
+    /// Returns the same fault, with the evidence on the hosts.
     #[doc(hidden)]
     pub fn with_host_evidence(&self, host_evidence: Vec<String>) -> Self {
         Self {
@@ -363,7 +364,7 @@ impl Fault {
         }
     }
 
-    /// Returns the fault of a communicator without other ranks, where the kernel's log of its host was read and shows nothing.
+    /// Returns the fault of a communicator without other ranks, after the kernel's log of its host was read and shows nothing.
     #[doc(hidden)]
     pub fn with_clean_log_alone(&self) -> Self {
         let mut fault = self.clone();
@@ -375,7 +376,7 @@ impl Fault {
         fault
     }
 
-    /// Returns this rank's own fault, as the decided fault where the state of the other ranks was not collected.
+    /// Returns this rank's own fault as the decided fault, if the state of the other ranks could not be collected.
     #[doc(hidden)]
     pub fn without_others(&self) -> Self {
         let mut fault = self.clone();
@@ -385,7 +386,7 @@ impl Fault {
         fault
     }
 
-    /// Returns whether the fault itself shows what began it, so that no report of another rank is needed.
+    /// Returns whether the fault itself shows its cause, so that no report of another rank is needed.
     #[doc(hidden)]
     pub fn is_certain(&self) -> bool {
         !matches!(self.class, FaultClass::TimedOut) && self.role == FaultRole::Initiating
@@ -404,13 +405,13 @@ impl Fault {
 
 impl std::error::Error for Fault {}
 
-/// Hint where no other rank can be waited for.
+/// Hint for a communicator without other ranks to wait for.
 #[doc(hidden)]
 pub const ALONE: &str = "the communicator has no other rank, so that what is left is a device that hangs, a call that \
                                 does not return, or an operation that takes longer than its timeout: look at nvidia-smi, and at \
                                 the Xid messages in the kernel's log, which nccl-doctor reads";
 
-/// The same where the kernel's log was read.
+/// The same hint, after the kernel's log was read.
 const ALONE_AND_CLEAN: &str = "the communicator has no other rank, so that what is left is a device that hangs, a call that does not \
                                return, or an operation that takes longer than its timeout: the kernel's log has no Xid message \
                                since the process was started; look at nvidia-smi";

@@ -8,7 +8,7 @@ use super::Fault;
 use crate::sanitize;
 use crate::wire::Broken;
 
-/// The longest text that is sent, in bytes, and the most lines.
+/// The maximum length of a text that is sent, in bytes, and the maximum number of lines.
 pub(super) const MAX_TEXT_BYTES: usize = 4096;
 const MAX_TEXTS: usize = 16;
 

@@ -1,7 +1,7 @@
 //! Variables that were changed after NCCL had read them.
 //!
-//! NCCL reads nearly every variable once in the life of a process, and keeps that value, whatever becomes of
-//! the environment later. The value cannot be queried, so that the environment is read when NCCL is first used.
+//! NCCL reads nearly every variable once in the life of a process and keeps that value, even if the environment changes
+//! later. The value cannot be queried, so the environment is recorded when NCCL is first used.
 
 use std::sync::OnceLock;
 
@@ -19,17 +19,17 @@ static FOUND: OnceLock<Vec<Variable>> = OnceLock::new();
 #[doc(hidden)]
 pub struct DriftedVariable {
     pub name: String,
-    /// `None` where it was not set.
+    /// `None` if it was not set.
     pub was: Option<String>,
     pub is: Option<String>,
 }
 
-/// Records the variables before NCCL is first used: from then on, NCCL keeps their values.
+/// Records the variables. To be called before NCCL is first used, because NCCL keeps the values from then on.
 pub fn record_environment() {
     FOUND.get_or_init(|| variables::gather(&System::real()));
 }
 
-/// Returns what has changed since NCCL was first used in this process.
+/// Returns the variables that have changed since NCCL was first used in this process.
 pub fn gather(now: &[Variable]) -> Vec<DriftedVariable> {
     FOUND.get().map_or_else(Vec::new, |then| changed(then, now))
 }

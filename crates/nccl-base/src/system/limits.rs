@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::System;
 
-/// The limits of one process; `None` where the system does not report one, or sets none.
+/// The limits of one process; `None` if the system does not report a limit, or sets none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Limits {
@@ -19,8 +19,8 @@ pub struct Limits {
     pub tasks_file: String,
     /// Locked memory in bytes.
     pub locked: Option<u64>,
-    /// Bytes that the tightest control group allows (its usage is mostly cache, which it gives back);
-    /// `memory_file` has that limit.
+    /// Bytes that the tightest control group allows, whatever its usage, which is mostly cache that the kernel can
+    /// reclaim. `memory_file` has that limit.
     pub memory: Option<u64>,
     pub memory_file: String,
     /// Thousandths of a processor that the tightest control group allows.
@@ -28,7 +28,7 @@ pub struct Limits {
     /// Size of `/dev/shm` in bytes.
     pub shared_size: Option<u64>,
     pub shared_free: Option<u64>,
-    /// Number of NCCL's files there that were left behind, and their bytes.
+    /// Number of NCCL's leaked files in `/dev/shm`, and their bytes.
     pub leaked: u64,
     pub leaked_bytes: u64,
     /// Range of the ports that the system assigns to connections.
@@ -36,7 +36,7 @@ pub struct Limits {
     pub last_port: Option<u64>,
 }
 
-/// Returns how many threads this process has, and what limits their number, as a part of a sentence.
+/// Returns the number of threads of this process, and the limits on that number, as a part of a sentence.
 pub fn thread_limits() -> String {
     let limits = gather(&System::real());
     let mut text = format!("this process has {}", limits.threads_used);
@@ -86,8 +86,8 @@ pub fn gather(system: &System) -> Limits {
     }
 }
 
-/// Parses a column of a line of `/proc/PID/limits`; `None` for `unlimited`. The crate procfs is not used: it
-/// returns nothing at all where one line is missing, and the crates without a control plane do without it.
+/// Parses a column of a line of `/proc/PID/limits`; `None` for `unlimited`. The crate procfs is not used, because it
+/// returns nothing if a single line is missing, and the crates without a control plane do not depend on it.
 fn limit(text: &str, name: &str, column: usize) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_ascii_whitespace().nth(column)?.parse().ok()
@@ -153,8 +153,8 @@ impl<'s> Groups<'s> {
         found
     }
 
-    /// Returns what is left in the tightest group, or its whole limit without a usage file, and the file with the
-    /// limit.
+    /// Returns what is left in the tightest group, or its whole limit if there is no usage file, and the path of the
+    /// file with the limit.
     fn left(&self, most: &str, used: &str, controller: &str) -> (Option<u64>, String) {
         let old = match controller {
             "memory" => ("memory.limit_in_bytes", ""),

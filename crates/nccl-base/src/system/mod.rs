@@ -1,7 +1,8 @@
-//! The source of facts: files under one root, and this process's variables. A test makes up both.
+//! The facts of a machine: files under one root directory, and this process's environment variables. Tests provide
+//! both.
 //!
-//! - `variables`: the variables that NCCL will see, and where each comes from; `nccl_variables`: what is known of them; `env_drift`: variables
-//!   that were changed after NCCL had read them;
+//! - `variables`: the variables that NCCL will see, and where each comes from; `nccl_variables`: the variables that NCCL knows;
+//!   `env_drift`: variables that were changed after NCCL had read them;
 //! - `limits`: the system's limits for this process.
 
 use std::io::Read as _;
@@ -15,7 +16,7 @@ pub mod variables;
 #[cfg(test)]
 mod fake_tree;
 
-/// Maximum length that is read of a file: no file used here is longer.
+/// The maximum number of bytes that are read of a file; no file used here is longer.
 const LONGEST_FILE: u64 = 256 << 10;
 
 /// See the module.
@@ -23,7 +24,7 @@ const LONGEST_FILE: u64 = 256 << 10;
 #[doc(hidden)]
 pub struct System {
     root: PathBuf,
-    /// The process's variables that are of interest here.
+    /// The process's environment variables that are relevant here.
     variables: Vec<(String, String)>,
     /// Whether the user is the super-user, to whom limits on the number of processes do not apply.
     pub is_super_user: bool,

@@ -1,24 +1,24 @@
 //! NCCL's variables, and which of them the ranks have to agree on.
 //!
-//! All names are those of the releases from 2.18 to 2.30, without `NCCL_`. NCCL says of almost none of them
-//! whether it may differ from rank to rank; the lists come from where it uses the value.
+//! All names are those of the releases from 2.18 to 2.30, without `NCCL_`. For almost none of them does NCCL document
+//! whether the value may differ between ranks; the lists follow from how NCCL uses the values.
 
 /// What happens when the ranks do not agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agreement {
-    /// Both ends of a connection, or all ranks, decide by their own value and never compare: NCCL hangs,
-    /// fails, or computes something else.
+    /// Both ends of a connection, or all ranks, decide by their own values and never compare them. If the values
+    /// differ, NCCL hangs, fails, or computes a wrong result.
     Must,
-    /// NCCL settles on one value, or becomes slow.
+    /// If the values differ, NCCL settles on one of them, or becomes slow.
     Should,
-    /// The value belongs to the host, but either all hosts have one or none.
+    /// The value depends on the host, but either all hosts must have one or none.
     PerHost,
-    /// It may differ, or does nothing on the other ranks.
+    /// The values may differ, or the variable has no effect on the other ranks.
     Free,
 }
 
-/// `NAME` or `NAME=DEFAULT`, where the default has been the same in all releases: a rank that sets it agrees
-/// with one that does not.
+/// `NAME` or `NAME=DEFAULT`. A default is given if it is the same in all releases: a rank that sets this value agrees
+/// with a rank that does not set the variable.
 const MUST: &str = "\
     COMM_ID OOB_NET_ENABLE=0 SOCKET_MAGIC SOCKET_FAMILY NET NET_PLUGIN MULTI_RANK_GPU_ENABLE=0
     CHECK_MODE COLLNET_ENABLE COLLNET_NODE_THRESHOLD=2 MNNVL_ENABLE=2 ALGO PROTO TUNER_PLUGIN
@@ -48,7 +48,7 @@ const PER_HOST: &str = "\
     SOCKET_IFNAME OOB_NET_IFNAME IB_HCA IB_GID_INDEX IB_ADDR_FAMILY IB_ADDR_RANGE
     IB_ROCE_VERSION_NUM IB_TC IB_SL IB_PKEY SOCKET_NTHREADS NSOCKS_PERTHREAD TOPO_FILE";
 
-/// The other variables that NCCL, its plugins, its tests and its installers know.
+/// The other variables of NCCL, its plugins, its tests and its installers.
 const FREE: &str = "\
     AGG_CHANNEL_SIZE ASYNC_ERROR_HANDLING BLOCKING_WAIT CHECKS_DISABLE CHECK_POINTERS
     COLLNET_PLUGIN COMM_BLOCKING CONF_FILE CONNECT_ROUND_MAX_PEERS CREATE_THREAD_CONTEXT
@@ -91,7 +91,7 @@ const FREE: &str = "\
     UCX_TLS UID_STAGGER_RATE UID_STAGGER_THRESHOLD UNPACK_DOUBLE_NCHANNELS VERSION
     WARN_ENABLE_DEBUG_INFO WORK_FIFO_BYTES WORK_FIFO_DEPTH";
 
-/// Variables that NCCL used to have, and that do nothing any more.
+/// Variables of earlier releases of NCCL that have no effect any more.
 const REMOVED: &str = "SINGLE_RING_THRESHOLD LL_THRESHOLD TREE_THRESHOLD";
 
 /// Prefixes of variables of other programs, whose names cannot be listed.
@@ -118,7 +118,7 @@ pub struct KnownVariable {
     pub default: Option<i64>,
 }
 
-/// Returns what is known of a variable by its full name.
+/// Returns the entry for a variable, by its full name.
 pub fn find(name: &str) -> Option<KnownVariable> {
     let short = name.strip_prefix("NCCL_")?;
     let lists = [
@@ -142,7 +142,7 @@ pub fn agreement(name: &str) -> Agreement {
     find(name).map_or(Agreement::Free, |known| known.agreement)
 }
 
-/// Returns whether NCCL used to have the variable.
+/// Returns whether the variable existed in an earlier release of NCCL.
 pub fn is_removed(name: &str) -> bool {
     let short = name.strip_prefix("NCCL_");
     short.is_some_and(|short| REMOVED.split(' ').any(|removed| removed == short))
@@ -154,10 +154,10 @@ pub fn is_foreign(name: &str) -> bool {
     FOREIGN.iter().any(|prefix| short.starts_with(prefix))
 }
 
-/// Returns the variable that was probably meant by `name`: the closest, unless none is close.
+/// Returns the known variable that `name` was probably meant to be: the closest one, if it is close enough.
 pub fn closest(name: &str) -> Option<String> {
     let short = name.strip_prefix("NCCL_").unwrap_or(name);
-    // Two typing errors, and fewer where almost nothing would be left of the name.
+    // Two typing errors, and fewer in short names.
     let most = (short.len() / 4).min(2);
     [MUST, SHOULD, PER_HOST, FREE]
         .iter()

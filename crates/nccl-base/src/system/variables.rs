@@ -13,7 +13,7 @@ use super::nccl_variables;
 /// Maximum length of a value that is reported in full; a longer one is reported by its beginning and a checksum.
 const TOLD: usize = 256;
 
-/// Maximum number of variables that are looked at.
+/// Maximum number of variables that are examined.
 #[doc(hidden)]
 pub const MOST: usize = 512;
 
@@ -21,7 +21,7 @@ pub const MOST: usize = 512;
 const LONGEST_WORD: usize = 1023;
 const LONGEST_LINE: usize = 4095;
 
-/// A variable as NCCL has it in one process.
+/// A variable with the value that NCCL uses in one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[doc(hidden)]
 pub struct Variable {
@@ -78,7 +78,7 @@ pub fn variable(name: &str) -> Option<(String, String)> {
     (!variable.value.is_empty()).then_some((variable.value, origin))
 }
 
-/// Returns the file that `NCCL_CONF_FILE` names, if it does not exist: NCCL does not report that.
+/// Returns the file that `NCCL_CONF_FILE` names, if it does not exist; NCCL does not report a missing file.
 pub fn missing_file(system: &System) -> Option<String> {
     let path = system.variable("NCCL_CONF_FILE")?;
     (!path.is_empty() && system.bytes(path).is_err()).then(|| path.to_owned())

@@ -1,4 +1,4 @@
-//! Where the answer to one request arrives.
+//! The slot in which the answer to one request arrives.
 
 use crate::coordinator_message::Answer;
 use crate::departure::Lost;
@@ -6,7 +6,7 @@ use crate::sync::{Condvar, Mutex};
 
 #[derive(Default)]
 pub(crate) struct AnswerSlot {
-    /// The answer, or the rank that was to give it and why it cannot.
+    /// The answer, or the rank that should have answered and why it cannot.
     pub(super) answer: Mutex<Option<Result<Answer, (usize, Lost)>>>,
     pub(super) arrived: Condvar,
 }

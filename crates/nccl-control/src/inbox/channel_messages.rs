@@ -13,7 +13,7 @@ pub(crate) enum ReceiveOutcome {
     Message {
         from: usize,
         bytes: Arc<[u8]>,
-        /// How many taken messages are to be reported to the coordinator.
+        /// The number of taken messages to report to the coordinator now, if any.
         took: Option<usize>,
     },
     /// A rank has left, which closes all channels.
@@ -23,11 +23,11 @@ pub(crate) enum ReceiveOutcome {
     Late,
 }
 
-/// After how many taken messages their number is reported to the coordinator.
+/// The number of taken messages after which a report is due.
 const REPORT_AFTER: usize = CAPACITY / 4;
 
 impl Inbox {
-    /// Takes the next message of a channel, or returns the end of all channels when there is none.
+    /// Takes the next message of a channel; if there is none, returns the end of all channels.
     pub(crate) fn receive(&self, channel: &str, deadline: Instant) -> ReceiveOutcome {
         let mut state = self.state.lock();
         loop {

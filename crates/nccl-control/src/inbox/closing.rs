@@ -8,12 +8,12 @@ use crate::departure::Lost;
 use crate::events::WorldEvent;
 
 impl Inbox {
-    /// Whether no message will arrive any more.
+    /// Whether no more messages will arrive.
     pub(crate) fn is_closed(&self) -> bool {
         self.state.lock().closed.is_some()
     }
 
-    /// Returns the ranks that this rank cannot reach any more, and why, if the inbox closed for that.
+    /// Returns the ranks that this rank cannot reach any more, and why, if the inbox was closed for that reason.
     pub(crate) fn cut_off_from(&self) -> Option<(Vec<usize>, String)> {
         self.state.lock().cut_off.clone()
     }
@@ -52,12 +52,12 @@ impl Inbox {
         }
     }
 
-    /// Ends the requests that wait for the coordinator, which another rank has replaced, except those that are repeated to
-    /// its successor.
+    /// Ends the requests that wait for the coordinator, which another rank has replaced. Requests that are repeated to
+    /// its successor continue.
     pub(crate) fn interrupt(&self, why: &Lost) {
         let mut state = self.state.lock();
         state.suspects.begin_anew(Instant::now());
-        // The joiners ask the successor once more.
+        // The joiners will ask the successor again.
         state.joiners = 0;
         let coordinator = state.coordinator;
         let State {

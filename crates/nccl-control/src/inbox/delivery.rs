@@ -13,7 +13,7 @@ impl Inbox {
             Push::Departed { rank, .. } if state.departed.contains_key(&rank) => return,
             Push::Departed { rank, departure } => Notice::Departed { rank, departure },
             Push::Direct { from, topic, bytes } => {
-                // Not kept for a successor.
+                // Not repeated to a successor.
                 state
                     .notices
                     .push_back(Notice::Direct { from, topic, bytes });
@@ -58,7 +58,7 @@ impl Inbox {
                 }
                 return;
             }
-            // Not kept for a successor.
+            // Not repeated to a successor.
             Push::StragglerQuery {
                 key,
                 collective_index,

@@ -8,7 +8,7 @@ use crate::fault::Fault;
 use crate::rank_process::RankProcess;
 
 impl Inbox {
-    /// Returns the events of the world from now on. The first call also records which ranks have joined, which have departed,
+    /// Returns the event bus of the world. The first call also records which ranks have joined, which have departed,
     /// which are suspects, and the last `fault`.
     pub(crate) fn event_bus(
         &self,
@@ -21,7 +21,7 @@ impl Inbox {
         }
         let event_bus = Arc::<EventBus>::default();
         state.begin(&event_bus, members);
-        // A fault of this moment may be recorded twice, and is not missed.
+        // A fault that is decided at this moment may be recorded twice, but is not missed.
         if let Some(fault) = fault() {
             event_bus.note(WorldEvent::Fault { fault });
         }

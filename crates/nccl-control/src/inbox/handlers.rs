@@ -2,12 +2,12 @@
 
 use super::state::{Handler, Inbox};
 
-/// How many notices are kept for the first handler.
+/// The maximum number of notices kept for the first handler.
 const MAX_EARLY_NOTICES: usize = 1024;
 
 impl Inbox {
-    /// Registers `handler`, which is called with each notice, on the thread that received it: it must not
-    /// wait. The first handler is called at once with the earlier notices.
+    /// Registers `handler`, which is called with each notice, on the thread that received it, so it must not block. The
+    /// first handler is immediately called with the earlier notices.
     pub(crate) fn on_notice(&self, handler: Handler) {
         let mut handlers = self.handlers.lock();
         let early_notices = std::mem::take(&mut self.state.lock().early_notices);
@@ -15,7 +15,8 @@ impl Inbox {
         handlers.push(handler);
     }
 
-    /// Calls the handlers with the received notices, unless another thread does. Returns whether all are processed.
+    /// Calls the handlers with the received notices, unless another thread is doing so. Returns whether all notices are
+    /// processed.
     pub(crate) fn run_handlers(&self) -> bool {
         loop {
             let notice = {
@@ -37,7 +38,7 @@ impl Inbox {
                 }
             } else {
                 for handler in handlers.iter() {
-                    // The panic of a handler does not affect the others.
+                    // A panic of one handler does not affect the others.
                     let call = std::panic::AssertUnwindSafe(|| handler(&notice));
                     let _ = std::panic::catch_unwind(call);
                 }

@@ -1,10 +1,11 @@
 //! Messages received for one rank: answers to requests that threads wait for, and notices.
 //!
 //! - `state`: the whole state, behind one lock, and the effect of a notice on it;
-//! - `delivery`: how messages get in; `status`: state that can be read at any time; `closing`: the end of the inbox;
+//! - `delivery`: adding received messages; `status`: state that can be read at any time; `closing`: the end of the
+//!   inbox;
 //! - `pending_request`: a request whose answer is awaited; `answer_slot`: where that answer arrives;
 //! - `notice`, `handlers`: unsolicited messages, and the functions called with them;
-//! - `channel_messages`: messages over channels;
+//! - `channel_messages`: messages over channels.
 
 mod answer_slot;
 mod channel_messages;

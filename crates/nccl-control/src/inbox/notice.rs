@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::departure::Departure;
 use crate::straggler::StragglerReport;
 
-/// An announcement of another rank, or an event that concerns one.
+/// An announcement from another rank, or an event that concerns another rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub enum Notice {
@@ -15,9 +15,9 @@ pub enum Notice {
         topic: String,
         bytes: Arc<[u8]>,
     },
-    /// A rank left, failed or died. Arrives once for each.
+    /// A rank left, failed or died. Arrives once for each rank.
     Departed { rank: usize, departure: Departure },
-    /// A message of another rank to this one alone; in no order with the rest.
+    /// A message from another rank to this one alone; not ordered with other notices.
     Direct {
         from: usize,
         topic: String,
@@ -31,12 +31,12 @@ pub enum Notice {
     },
     /// The ranks that have not entered an operation, or have entered it late.
     Stragglers(Arc<StragglerReport>),
-    /// How far apart the ranks entered an operation, and which was last.
+    /// How far apart the ranks entered an operation, and which rank was last.
     Skewed {
         key: String,
         skew: Duration,
         last: usize,
     },
-    /// This rank and the ranks `from` cannot reach each other any more, and which side is at fault is not known.
+    /// This rank and the ranks `from` cannot reach each other any more, and which side is at fault is unknown.
     CutOff { from: Vec<usize>, why: String },
 }

@@ -12,7 +12,7 @@ use crate::departure::Lost;
 #[derive(Debug)]
 pub(crate) enum WaitOutcome {
     Answer(Answer),
-    /// The connection to that rank is closed, and why.
+    /// The connection to that rank is closed, with the reason.
     Closed(usize, Lost),
     Late,
     Interrupted,
@@ -26,7 +26,7 @@ pub(crate) struct PendingRequest {
 }
 
 impl Inbox {
-    /// Returns a number for a request, under which its answer will arrive.
+    /// Begins a request and returns it with its number; the answer arrives under that number.
     pub(crate) fn begin_request(self: &Arc<Self>) -> PendingRequest {
         self.begin(false)
     }
@@ -45,7 +45,8 @@ impl Inbox {
         }
     }
 
-    /// Returns a number for a request, and where its answer arrives until [`forget_request`](Self::forget_request).
+    /// Returns the number of a new request, and the slot in which its answer arrives until
+    /// [`forget_request`](Self::forget_request).
     #[cfg(any(test, feature = "simulator"))]
     pub(crate) fn register_request(&self) -> (u64, Arc<AnswerSlot>) {
         self.register(false)
@@ -74,7 +75,7 @@ impl Inbox {
         (id, slot)
     }
 
-    /// Discards the answer of this number when it arrives.
+    /// Discards the answer with this number when it arrives.
     pub(crate) fn forget_request(&self, id: u64) {
         let mut state = self.state.lock();
         state.waiting.remove(&id);
@@ -82,25 +83,25 @@ impl Inbox {
     }
 
     pub(crate) fn answer(&self, id: u64, answer: Answer) {
-        // The request of this answer may have been given up.
+        // The request may have been cancelled.
         if let Some(slot) = self.state.lock().waiting.remove(&id) {
             slot.complete(Ok(answer));
         }
     }
 
-    /// Whether a thread waits for the answer of this number.
+    /// Whether a thread waits for the answer with this number.
     pub(crate) fn is_waited_for(&self, id: u64) -> bool {
         self.state.lock().waiting.contains_key(&id)
     }
 }
 
 impl PendingRequest {
-    /// Whether the answer is there, so that no wait is needed.
+    /// Whether the answer has arrived, so that no wait is needed.
     pub(crate) fn is_ready(&self) -> bool {
         self.slot.answer.lock().is_some()
     }
 
-    /// Waits for the answer. An interruption signals nothing, so it is polled.
+    /// Waits for the answer. `interrupted` cannot signal the waiting thread, so it is polled.
     pub(crate) fn wait(
         &self,
         deadline: Instant,

@@ -18,7 +18,7 @@ pub(super) type Handler = Box<dyn Fn(&Notice) + Send + Sync>;
 #[derive(Default)]
 pub(super) struct ChannelQueue {
     pub(super) waiting: VecDeque<(usize, Arc<[u8]>)>,
-    /// How many messages were taken since their number was reported to the coordinator.
+    /// The number of messages taken since the last report to the coordinator.
     pub(super) taken: usize,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Inbox {
     pub(super) state: Mutex<State>,
     /// Signalled when a message arrives over a channel.
     pub(super) message_arrived: Condvar,
-    /// Held while handlers run, by one thread at a time, so that notices stay in their order.
+    /// Locked while handlers run, by one thread at a time, so that notices stay in order.
     pub(super) handlers: Mutex<Vec<Handler>>,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Inbox {
 pub(super) struct State {
     pub(super) next: u64,
     pub(super) waiting: HashMap<u64, Arc<AnswerSlot>>,
-    /// The requests that outlast a coordinator: they are repeated to its successor.
+    /// The requests that outlive a coordinator: they are repeated to its successor.
     pub(super) repeatable: HashSet<u64>,
     /// The rank that coordinates.
     pub(super) coordinator: usize,
@@ -47,16 +47,16 @@ pub(super) struct State {
     /// The rank that died or failed first.
     pub(super) first_failed: Option<usize>,
     pub(super) channels: HashMap<String, ChannelQueue>,
-    /// The rank that left first, and how: the end of all channels.
+    /// The rank that left first, and how; this ends all channels.
     pub(super) channels_closed_by: Option<(usize, Departure)>,
-    /// How many processes wait to be taken into the next generation.
+    /// The number of processes that wait to be admitted to the next generation.
     pub(super) joiners: usize,
     pub(super) suspects: Suspects,
-    /// Why no message will arrive any more.
+    /// Why no more messages will arrive.
     pub(super) closed: Option<Lost>,
-    /// The ranks that this rank cannot reach any more, and why, if the inbox closed for that.
+    /// The ranks that this rank cannot reach any more, and why, if the inbox was closed for that reason.
     pub(super) cut_off: Option<(Vec<usize>, String)>,
-    /// The events, from the first reader on; passed on to the next generation.
+    /// The event bus, from the first reader on; passed on to the next generation.
     pub(super) event_bus: Option<Arc<EventBus>>,
     /// Whether the events continue in the inbox of the next generation.
     pub(super) has_next_generation: bool,

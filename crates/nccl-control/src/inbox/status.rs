@@ -1,4 +1,4 @@
-//! What has been received about the other ranks and the coordinator, available at any time.
+//! What the inbox has received about the other ranks and the coordinator, available at any time.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ impl Inbox {
         self.state.lock().coordinator
     }
 
-    /// Records which rank coordinates. With `is_event`, that is an event of the world.
+    /// Records which rank coordinates. With `is_event`, the change is also an event of the world.
     pub(crate) fn set_coordinator(&self, rank: usize, is_event: bool) {
         let mut state = self.state.lock();
         state.coordinator = rank;
@@ -27,27 +27,27 @@ impl Inbox {
         self.state.lock().suspects.record_coordinator_heartbeat(now);
     }
 
-    /// For how long the coordinator has not been heard.
+    /// Returns for how long the coordinator has not been heard.
     pub(crate) fn coordinator_age(&self) -> Option<Duration> {
         self.state.lock().suspects.coordinator_age()
     }
 
-    /// The ranks whose processes are suspects.
+    /// Returns the suspects.
     pub(crate) fn suspects(&self) -> Vec<Suspect> {
         self.state.lock().suspects.all()
     }
 
-    /// How many processes wait to be taken into the next generation.
+    /// Returns the number of processes that wait to be admitted to the next generation.
     pub(crate) fn joiners(&self) -> usize {
         self.state.lock().joiners
     }
 
-    /// How a rank left, if it has.
+    /// Returns how a rank departed, if it has.
     pub(crate) fn departure(&self, rank: usize) -> Option<Departure> {
         self.state.lock().departed.get(&rank).cloned()
     }
 
-    /// The ranks that left, and how.
+    /// Returns the ranks that have departed, and how.
     pub(crate) fn departures(&self) -> Vec<(usize, Departure)> {
         let state = self.state.lock();
         let departed = state.departed.iter();
@@ -56,7 +56,7 @@ impl Inbox {
             .collect()
     }
 
-    /// The rank that died or failed first, if any.
+    /// Returns the rank that died or failed first, if any.
     pub(crate) fn first_failed(&self) -> Option<(usize, Departure)> {
         let state = self.state.lock();
         let rank = state.first_failed?;

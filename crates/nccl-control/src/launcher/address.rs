@@ -1,4 +1,4 @@
-//! Where the ranks of a launch meet: at the configured address, or at one that all of them derive alike.
+//! Where the ranks of a launch meet: at the configured address, or at one that all ranks derive in the same way.
 
 use std::sync::Arc;
 
@@ -10,18 +10,18 @@ use crate::error::{Error, Result};
 use crate::interface::Interface;
 use crate::tcp::{self, NameOrigin};
 
-/// The number of ports of a derived address: some may be in use.
+/// The number of ports of a derived address; some of the ports may be in use.
 const PORTS: u16 = 16;
 
-/// The first port derived from a Slurm job, and the number of such ranges: they
-/// lie below the ports of outgoing connections.
+/// The first port derived from a Slurm job, and the number of port ranges. They lie below the ports of outgoing
+/// connections.
 const SLURM: u16 = 20_000;
 const SLURM_RANGES: u16 = 624;
 
-/// The port of a pod, which shares its addresses with no other pod.
+/// The port of a pod, whose addresses no other pod shares.
 const POD: u16 = 29_400;
 
-/// The user and the parent process of a rank: what ranks of a launcher without names for its jobs have in common.
+/// The user and the parent process of a rank, which the ranks of a launcher without job names have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct JobOrigin {
     pub(super) user: u32,
@@ -44,7 +44,7 @@ pub(super) fn parse(
 ) -> Result<(Address, Vec<Address>)> {
     let mut list = split(text);
     let first = parse_one(list.next().unwrap_or_default(), text, &get)?;
-    // The file has one address: that of the rank that coordinates.
+    // The discovery file holds one address: that of the coordinating rank.
     let get = |name: &str| get(name).filter(|_| name != "NCCL_RUN_PUBLISH");
     let others = list.map(|host_ports| parse_one(host_ports, text, get));
     Ok((first, others.collect::<Result<_>>()?))
@@ -62,7 +62,7 @@ fn parse_one(one: &str, text: &str, get: impl Fn(&str) -> Option<String>) -> Res
     }
 }
 
-/// Applies the variables for interface and publishing.
+/// Applies the variables for the interface and for publishing.
 fn with_interface_and_discovery(
     mut host_ports: tcp::HostPorts,
     get: impl Fn(&str) -> Option<String>,
@@ -88,7 +88,7 @@ pub(super) fn between_hosts(
             Scheme::Slurm => slurm(&get),
             Scheme::Kubernetes => pod(launch.rank, &get),
             Scheme::Mpi => {
-                // In a Slurm allocation, the first host is known although mpirun has started the ranks.
+                // In a Slurm allocation, the first host is known even if mpirun started the ranks.
                 let allocation = get("SLURM_JOB_ID").is_some();
                 match allocation {
                     true => slurm(&get),
@@ -111,7 +111,7 @@ pub(super) fn between_hosts(
     )))
 }
 
-/// Where torchrun's own ranks meet, some ports further: torchrun uses that port itself.
+/// Returns where torchrun's own ranks meet, but at the ports after it: torchrun uses that port itself.
 fn torchrun(get: impl Fn(&str) -> Option<String>) -> Result<tcp::HostPorts, String> {
     let shown = |name: &str| {
         get(name).map_or_else(
@@ -133,7 +133,7 @@ fn torchrun(get: impl Fn(&str) -> Option<String>) -> Result<tcp::HostPorts, Stri
     }
 }
 
-/// The first host of the step, at ports derived from the job and the step.
+/// Returns the first host of the step, at ports derived from the job and the step.
 fn slurm(get: impl Fn(&str) -> Option<String>) -> Result<tcp::HostPorts, String> {
     let list = [
         "SLURM_STEP_NODELIST",
@@ -156,7 +156,7 @@ fn slurm(get: impl Fn(&str) -> Option<String>) -> Result<tcp::HostPorts, String>
     })
 }
 
-/// The pod with index 0, by its name in a headless service. The pod itself resolves that name without a
+/// Returns the pod with index 0, by its name in a headless service. The pod itself resolves that name without a
 /// service.
 fn pod(rank: usize, get: impl Fn(&str) -> Option<String>) -> Result<tcp::HostPorts, String> {
     let index = get("JOB_COMPLETION_INDEX").unwrap_or_default();
@@ -182,8 +182,8 @@ fn pod(rank: usize, get: impl Fn(&str) -> Option<String>) -> Result<tcp::HostPor
     })
 }
 
-/// Derives a name that is the same on all ranks of one launch, and different in another launch: from the launcher's name for the
-/// job, or where it has none, from the process that started the ranks of this host.
+/// Derives a name that is the same on all ranks of one launch, and different for another launch: from the launcher's
+/// job name, or if there is none, from the process that started the ranks of this host.
 pub(super) fn on_one_host(
     launch: &Launch,
     own: JobOrigin,
@@ -197,7 +197,7 @@ pub(super) fn on_one_host(
         job
     };
     let name = format!("nccl/{user}/{}/{job}", launch.launcher().rank);
-    // The system takes 107 bytes; the part of the name that differs between jobs may be beyond them.
+    // The system accepts 107 bytes; the part of the name that differs between jobs may be beyond them.
     if name.len() <= LONGEST {
         return Address::Abstract(name);
     }
@@ -212,7 +212,7 @@ pub(super) fn on_one_host(
 /// The longest name of an abstract socket, in bytes.
 pub(super) const LONGEST: usize = 100;
 
-/// FNV-1a: the same in every build of this crate, unlike a hasher of the standard library.
+/// FNV-1a, because it is the same in every build of this crate, unlike the hashers of the standard library.
 fn fingerprint(bytes: &[u8]) -> u64 {
     nccl_base::wire::checksum(bytes)
 }

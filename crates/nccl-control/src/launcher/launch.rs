@@ -1,11 +1,11 @@
-//! The known launchers, and the identity of this process by their variables.
+//! The known launchers, and the identity that their variables give this process.
 
 use std::cell::RefCell;
 use std::ffi::OsString;
 
 use crate::error::{Error, Result};
 
-/// How ranks on several hosts find where to meet.
+/// How ranks on several hosts find their meeting address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scheme {
     /// A caller or a variable sets it.
@@ -16,7 +16,7 @@ pub(super) enum Scheme {
     Kubernetes,
 }
 
-/// A launcher's variables; of several names, the first that is set counts.
+/// A launcher's variables; where several names are listed, the first one that is set counts.
 pub(super) struct Launcher {
     pub(super) name: &'static str,
     pub(super) rank: &'static str,
@@ -25,12 +25,13 @@ pub(super) struct Launcher {
     local_rank: &'static str,
     /// The number of ranks on this host.
     local_size: &'static [&'static str],
-    /// The variables that distinguish its jobs, for the name of the meeting place.
+    /// The variables that distinguish the launcher's jobs, for the derived rendezvous name.
     job: &'static [&'static str],
     pub(super) scheme: Scheme,
 }
 
-/// When the variables of two launchers are set, the earlier one here counts: it started the process last.
+/// When the variables of two launchers are set, the one that is earlier in this list counts: it started the process
+/// last.
 const LAUNCHERS: [Launcher; 6] = [
     Launcher {
         name: "nccl-run",
@@ -82,7 +83,7 @@ const LAUNCHERS: [Launcher; 6] = [
         job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
         scheme: Scheme::Slurm,
     },
-    // One rank for each pod. Kubernetes does not pass the number of pods to them.
+    // One rank for each pod. Kubernetes does not pass the number of pods to the pods.
     Launcher {
         name: "an indexed job of Kubernetes",
         rank: "JOB_COMPLETION_INDEX",
@@ -97,8 +98,8 @@ const LAUNCHERS: [Launcher; 6] = [
 /// Variables that distinguish torchrun from a `RANK` that was set by hand.
 const TORCHRUNS_OWN: [&str; 3] = ["LOCAL_RANK", "TORCHELASTIC_RUN_ID", "GROUP_RANK"];
 
-/// The launcher that counts, and those that agree with it: `srun` also speaks PMI to its processes, for
-/// example, and only one of the two states where they are.
+/// The launcher that counts, and those that agree with it. For example, `srun` also provides PMI variables to its
+/// processes, and only one of the two sets states the local rank.
 pub(super) struct Launch {
     pub(super) rank: usize,
     pub(super) size: usize,
@@ -115,7 +116,7 @@ pub(crate) fn launched_rank() -> Result<Option<usize>> {
     rank(|name| std::env::var_os(name))
 }
 
-/// Returns whether a launcher has given this process a rank, also one that cannot be read.
+/// Returns whether a launcher has given this process a rank, including a rank that cannot be parsed.
 #[doc(hidden)]
 #[must_use]
 pub fn is_launched() -> bool {
@@ -235,7 +236,8 @@ impl Launch {
         Ok(None)
     }
 
-    /// Describes for errors where rank and number of ranks come from, if several launchers are set.
+    /// Describes for errors where the rank and the number of ranks come from, if the variables of several launchers are
+    /// set.
     pub(super) fn conflict_text(&self, get: impl Fn(&str) -> Option<String>) -> Option<String> {
         if self.others.is_empty() {
             return None;
@@ -248,8 +250,8 @@ impl Launch {
     }
 }
 
-/// Calls `read` with access to variables that must be text. A requested variable that is not text is an error: to treat
-/// it as unset would mean another job.
+/// Calls `read` with access to variables that must be text. A requested variable that is not text is an error: if it
+/// were treated as unset, the rank could end up in another job.
 pub(super) fn as_text<T>(
     get: impl Fn(&str) -> Option<OsString>,
     read: impl FnOnce(&dyn Fn(&str) -> Option<String>) -> Result<T>,
@@ -318,7 +320,7 @@ impl Launcher {
     }
 }
 
-/// Slurm writes `4`, or `4(x2),3` for several hosts; the first number suffices to see that.
+/// Slurm writes `4`, or `4(x2),3` for several hosts; the first number suffices here.
 fn leading_number(text: &str) -> Option<usize> {
     let text = text.trim();
     let end = text

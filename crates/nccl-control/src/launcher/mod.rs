@@ -1,8 +1,9 @@
-//! The identity that a launcher gives this process, and where its ranks meet.
+//! The identity that a launcher gives this process, and where the launcher's ranks meet.
 //!
-//! - `launch`: the launchers, and the identity of this process by their variables; `variables`: the rendezvous that follows;
+//! - `launch`: the launchers, and the identity that their variables give this process; `variables`: the resulting
+//!   rendezvous;
 //! - `address`: where the ranks meet, configured or derived;
-//! - `of_process`: the same for another process, for a process that inspects it from outside;
+//! - `of_process`: the rendezvous of another process, for a process that inspects it from outside;
 //! - `nodelist`: Slurm's notation for lists of hosts.
 
 mod address;

@@ -1,12 +1,12 @@
 //! Slurm's lists of hosts: `login,node[01-03,7],rack[1-2]n[1-2]`.
 
-/// The most hosts of one list: a list is external input.
+/// The maximum number of hosts of one list, because a list is external input.
 const MOST: usize = 1 << 16;
 
-/// The longest name of a host, in bytes, as DNS has it.
+/// The maximum length of a host name in bytes, as in DNS.
 const LONGEST: usize = 253;
 
-/// Expands the list, in its order.
+/// Expands the list, in order.
 ///
 /// # Errors
 /// What is wrong with the list.
@@ -23,7 +23,7 @@ pub(crate) fn expand(list: &str) -> Result<Vec<String>, &'static str> {
     }
 }
 
-/// Expands one element of the list; returns the rest of it.
+/// Expands one element of the list; returns the remaining list.
 fn one<'l>(list: &'l str, hosts: &mut Vec<String>) -> Result<&'l str, &'static str> {
     let mut names = vec![String::new()];
     let mut rest = list;

@@ -14,14 +14,14 @@ use crate::error::{Error, Result};
 use crate::process;
 
 impl Rendezvous {
-    /// As [`from_env`](Self::from_env), in the place of another process of this host, one of the ranks, whatever launched it:
-    /// with its initial environment (`/proc/PID/environ`). An
-    /// `Observer` finds its job by that; settings that the process's program made in code
-    /// are not visible.
+    /// As [`from_env`](Self::from_env), but for another process of this host that is one of the ranks, whichever
+    /// launcher started it. Uses that process's initial environment (`/proc/PID/environ`), with which an `Observer`
+    /// finds the job; settings that the process's program made in code are not visible.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when there is no such process, when it is another user's, or as
-    /// [`from_env`](Self::from_env); [`ErrorKind::Io`](crate::error::ErrorKind::Io) when the system does not allow reading its environment.
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) when there is no such process, when it belongs to
+    /// another user, or as [`from_env`](Self::from_env); [`ErrorKind::Io`](crate::error::ErrorKind::Io) when the system
+    /// does not allow reading its environment.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -42,7 +42,7 @@ impl Rendezvous {
             .metadata()
             .map_err(|error| failed("the user", error))?;
         let (user, own) = (user.uid(), rustix::process::geteuid().as_raw());
-        // Its environment chooses which files are read here, and to which process the job's secret is proved.
+        // The process's environment chooses which files are read here, and to which process the job's secret is proved.
         if user != own {
             return Err(Error::rendezvous(format!(
                 "process {pid} belongs to user {user}, and this one to user {own}: ask as that user"
@@ -66,7 +66,7 @@ impl Rendezvous {
     }
 }
 
-/// Parses an environment as [`std::env::var_os`] does: the first variable of a name counts.
+/// Parses an environment as [`std::env::var_os`] does: the first variable with a name counts.
 fn parse_environment(environment: &[u8]) -> BTreeMap<&[u8], &OsStr> {
     let mut variables = BTreeMap::new();
     for variable in environment.split(|&byte| byte == 0) {

@@ -1,4 +1,4 @@
-//! The identity of this process, by the variables of its launcher.
+//! The identity of this process, from the variables of its launcher.
 
 use std::ffi::OsString;
 
@@ -13,24 +13,25 @@ use crate::secret::Secret;
 
 impl Rendezvous {
     /// Reads the rendezvous that the launcher of this process has set: `nccl-run`, `torchrun`, `mpirun` of Open MPI,
-    /// MPICH and Intel MPI, `srun`, or an indexed job of Kubernetes. Where several are set
-    /// that differ, the first of these counts, and errors name both.
+    /// MPICH and Intel MPI, `srun`, or an indexed job of Kubernetes. If several are set and differ, the first in this
+    /// order counts, and errors name both.
     ///
-    /// Processes that a program starts by itself may set the variables of `nccl-run`:
-    /// `NCCL_RUN_RANK`, `NCCL_RUN_WORLD_SIZE`, `NCCL_RUN_LOCAL_RANK` (the rank, unless set) and
-    /// `NCCL_RUN_RENDEZVOUS`: `unix:PATH`, `unix:@NAME`, `tcp:HOST:PORT` or `tcp:HOST:FIRST-LAST`. Over TCP,
-    /// `NCCL_RUN_INTERFACE` is as [`interface`](Self::interface), `NCCL_RUN_PUBLISH` as
-    /// [`publish`](Self::publish) and `NCCL_RUN_TRANSLATED` as
-    /// [`translated_addresses`](Self::translated_addresses). A torchrun job on several hosts that sets none of this meets at
-    /// `MASTER_ADDR`, at one of the 16 ports behind `MASTER_PORT`, which torchrun uses itself; a job of Slurm
-    /// at the first host of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST`, at 16 ports between 20000 and 29983
-    /// that follow from the numbers of job and step; an indexed job of Kubernetes, which has to set
-    /// `NCCL_RUN_WORLD_SIZE` and `NCCL_RUN_SERVICE` (the headless service of its pods), at port 29400 of the
-    /// pod with index 0.
+    /// Processes that a program starts by itself can use the variables of `nccl-run`: `NCCL_RUN_RANK`,
+    /// `NCCL_RUN_WORLD_SIZE`, `NCCL_RUN_LOCAL_RANK` (the rank, unless set) and `NCCL_RUN_RENDEZVOUS`: `unix:PATH`,
+    /// `unix:@NAME`, `tcp:HOST:PORT` or `tcp:HOST:FIRST-LAST`. Over TCP, `NCCL_RUN_INTERFACE` is as
+    /// [`interface`](Self::interface), `NCCL_RUN_PUBLISH` as [`publish`](Self::publish) and `NCCL_RUN_TRANSLATED` as
+    /// [`translated_addresses`](Self::translated_addresses).
+    ///
+    /// Jobs on several hosts that set none of these meet at an address that depends on the launcher. A torchrun job
+    /// meets at `MASTER_ADDR`, at one of the 16 ports after `MASTER_PORT`, which torchrun uses itself. A Slurm job
+    /// meets at the first host of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST`, at 16 ports that are derived from the
+    /// numbers of the job and the step; the first lies between 20000 and 29983. An indexed job of Kubernetes, which must set
+    /// `NCCL_RUN_WORLD_SIZE` and `NCCL_RUN_SERVICE` (the headless service of its pods), meets at port 29400 of the pod
+    /// with index 0.
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) names the variable that is missing,
-    /// unreadable, or contradicts another, with the value seen.
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) names the variable that is missing, cannot be
+    /// read, or contradicts another, with its value.
     ///
     /// ```no_run
     /// let world = nccl::World::join(nccl::Rendezvous::from_env()?)?;
@@ -40,8 +41,8 @@ impl Rendezvous {
         Self::from_variables(|name| std::env::var_os(name))
     }
 
-    /// As [`from_env`](Self::from_env), with other variables than those of this process: `get` is called with a variable's
-    /// name, and returns a `String` or an `OsString`.
+    /// As [`from_env`](Self::from_env), with variables from `get` instead of this process's environment: `get` is
+    /// called with a variable's name, and returns a `String` or an `OsString`.
     ///
     /// # Errors
     /// As [`from_env`](Self::from_env).
@@ -60,7 +61,7 @@ impl Rendezvous {
         Self::from_variables_of(JobOrigin::own(), |name| get(name).map(Into::into))
     }
 
-    /// Reads the variables of a rank of this descent.
+    /// Reads the variables of a rank with this origin.
     pub(super) fn from_variables_of(
         own: JobOrigin,
         get: impl Fn(&str) -> Option<OsString>,
@@ -71,7 +72,7 @@ impl Rendezvous {
         Ok(rendezvous)
     }
 
-    /// Reads everything but the secret, which need not be text.
+    /// Reads everything except the secret, which need not be text.
     fn from_text(own: JobOrigin, get: &dyn Fn(&str) -> Option<String>) -> Result<Self> {
         let launch = Launch::find(get)?;
         let launcher = launch.launcher();
@@ -141,12 +142,12 @@ impl Rendezvous {
         Ok(rendezvous)
     }
 
-    /// The rendezvous for an `Observer`: the variables of `nccl-run` except the rank and the number of ranks,
-    /// as in [`from_env`](Self::from_env).
+    /// Creates the rendezvous for an `Observer` from the variables of `nccl-run`, except the rank and the number of
+    /// ranks, as in [`from_env`](Self::from_env).
     ///
     /// # Errors
-    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) names the variable that is missing or
-    /// unreadable, with the value seen.
+    /// [`ErrorKind::Rendezvous`](crate::error::ErrorKind::Rendezvous) names the variable that is missing or cannot be
+    /// read, with its value.
     ///
     /// ```no_run
     /// let observer = nccl::Observer::join(nccl::Rendezvous::observer_from_env()?)?;
@@ -156,7 +157,7 @@ impl Rendezvous {
         Self::observer_from_variables(|name| std::env::var_os(name))
     }
 
-    /// Takes what the environment sets for the job, as [`from_env`](Self::from_env) does: its name, the attempt,
+    /// Applies the job's settings from the environment, as [`from_env`](Self::from_env) does: its name, the generation,
     /// the secret, and whether addresses are translated. For a process that gets the address in another way.
     ///
     /// # Errors
@@ -171,7 +172,7 @@ impl Rendezvous {
         self.job_from_variables(|name| std::env::var_os(name))
     }
 
-    /// Reads what the variables of `nccl-run` set for an observer's process.
+    /// Creates a rendezvous from the variables of `nccl-run` for an observer.
     fn observer_from_variables(get: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
         let rendezvous = as_text(&get, |get| {
             let Some(text) = get("NCCL_RUN_RENDEZVOUS") else {
@@ -193,7 +194,7 @@ impl Rendezvous {
         Ok(self)
     }
 
-    /// Sets what a job has besides its secret.
+    /// Applies the settings of a job other than its secret.
     fn set_job(&mut self, job: Job) {
         self.job = job.name;
         self.generation = job.generation;
@@ -201,7 +202,7 @@ impl Rendezvous {
     }
 }
 
-/// The job of this launch, except the secret.
+/// Returns the job of this launch, except the secret.
 fn job(of_launcher: String, get: impl Fn(&str) -> Option<String>) -> Result<Job> {
     let generation = match first_set(&["NCCL_RUN_GENERATION", "TORCHELASTIC_RESTART_COUNT"], &get) {
         None => 0,

@@ -1,9 +1,9 @@
-//! The listening sockets of a process of a job. Connections whose other end proves that it belongs to the job go to its driver,
-//! behind an [`Admission`].
+//! The listening sockets of a process of a job. A connection whose peer proves that it belongs to the job is passed to
+//! the driver, which is behind an [`Admission`].
 //!
-//! An unauthenticated connection is one whose peer has not proved that yet. It has [`HANDSHAKE_TIMEOUT`] to do so and the memory of a handshake message. The
-//! number of such connections is bounded: beyond it, the oldest is closed. Data of such a connection reaches a rank only as a
-//! note in an error.
+//! An unauthenticated connection is one whose peer has not proved that yet. The peer has [`HANDSHAKE_TIMEOUT`] to do
+//! so, and may use the memory of one handshake message. The number of such connections is limited: beyond it, the
+//! oldest is closed. Data of such a connection reaches a rank only as a note in an error.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -27,7 +27,7 @@ use crate::refusal::HANDSHAKE_TIMEOUT;
 use crate::socket::{self, Listener};
 use crate::sync::Mutex;
 
-/// How long no connection is accepted when the system has no room for one.
+/// How long accepting pauses when the system has no room for another connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 pub(super) struct Acceptor {
@@ -94,7 +94,7 @@ impl Acceptor {
     fn accept(&self) {
         let listeners = self.listeners.lock();
         for (listener, _) in &*listeners {
-            // Bounded, because the reactor has other sources, too.
+            // Bounded, because the reactor also serves other sources.
             for _ in 0..64 {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 match rustix::net::accept_with(listener, flags) {
@@ -107,7 +107,7 @@ impl Acceptor {
         }
     }
 
-    /// Pauses accepting when there are no descriptors or memory, instead of retrying all the time.
+    /// Pauses accepting when there are no descriptors or memory, instead of retrying continuously.
     fn pause(&self, listeners: &[(Listener, u64)], error: Errno) {
         if let Ok(reactor) = Reactor::get() {
             let error = io::Error::from(error);
@@ -126,7 +126,7 @@ impl Acceptor {
             return;
         }
         let from = socket::describe_peer(&socket);
-        // The address for which a handshake message has to be meant.
+        // The address for which a handshake message must be meant.
         let at = listener.end_of(&socket).map_err(|error| error.to_string());
         let (at, refusal) = match socket::admit(&socket).and(at) {
             Ok(at) => (Some(at).filter(|_| !self.translated), None),
@@ -156,8 +156,9 @@ impl Acceptor {
         }
     }
 
-    /// Listens also at the free addresses of this host where new processes look for the coordinator, because this process is the
-    /// coordinator now. An address that is still in use is tried again for [`RETRY_LISTENING_FOR`], on a thread of its own.
+    /// Also listens at the free addresses of this host at which new processes look for the coordinator, because this
+    /// process is now the coordinator. An address that is still in use is retried for [`RETRY_LISTENING_FOR`], on a
+    /// separate thread.
     pub(super) fn listen_at_job_addresses(&self) {
         let failed = self.listen_at_free_addresses();
         if failed.is_empty() {
@@ -225,7 +226,7 @@ impl Source for Acceptor {
     }
 }
 
-/// How long an address in use is tried again: a rank that has ended may have left a process running, for example.
+/// How long an address in use is retried: for example, a rank that has ended may have left a process running.
 const RETRY_LISTENING_FOR: Duration = Duration::from_secs(30);
 
 fn retry_listening(acceptor: &Weak<Acceptor>) {

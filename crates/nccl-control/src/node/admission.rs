@@ -1,4 +1,4 @@
-//! Which processes a node admits, and its answers to those that it refuses.
+//! Which processes a node admits, and how it answers the processes that it refuses.
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::{Arc, Weak};
@@ -11,20 +11,21 @@ use crate::refusal::{Refusal, check_room};
 use crate::secret::Secret;
 use crate::transport::{MachineDriver as _, PeerConnection};
 
-/// The interface of the listening sockets of a process to its driver.
+/// The interface between a process's listening sockets and its driver.
 pub(super) trait Admission: Send + Sync + UnwindSafe + RefUnwindSafe {
     fn secret(&self) -> Option<Secret>;
-    /// Decides whether the peer of this hello may join; returns the answer for it.
+    /// Decides whether the peer that sent this hello may join; returns the answer.
     fn admit(&self, hello: &Hello) -> Result<HandshakeMessage, Refusal>;
-    /// Takes over the connection of a process that has proved its identity: it carries frames of the machines from now on.
+    /// Takes over the connection of a process that has proved its identity; from now on, it carries frames of the
+    /// machines.
     fn accept_peer(&self, connection: Arc<Connection>, decoder: Decoder) -> Arc<PeerConnection>;
-    /// Handles a request of a peer that only asks for recordings; the error is why it is refused.
+    /// Handles a request of a peer that only asks for recordings; the error states why the request is refused.
     fn answer_recording_request(
         &self,
         connection: &Arc<Connection>,
         frame: &Frame,
     ) -> Result<(), String>;
-    /// Records a refused peer for the errors of ranks that wait.
+    /// Records a refused peer, for the errors of waiting ranks.
     fn note_for_errors(&self, text: String);
 }
 
@@ -88,7 +89,7 @@ impl Admission for Node {
                 }
             }
             PeerRole::Observer | PeerRole::NewObserver => {
-                // Of a generation that was not the first, an observer need not know the number of ranks.
+                // In a later generation than the first, an observer need not know the number of ranks.
                 if *generation == own && ![0, size].contains(world_size) {
                     return Err(Refusal::of_observer(*world_size, size));
                 }
@@ -131,7 +132,7 @@ impl Node {
         Weak::clone(&self.this) as Weak<dyn Admission>
     }
 
-    /// Checks whether a process that asks to join may do so here.
+    /// Checks whether a process may join here as it asks to.
     fn may_admit(&self, state: &State) -> Result<(), Refusal> {
         let Some(session) = state.sessions.last() else {
             return Err(Refusal::later(String::from(
@@ -155,7 +156,7 @@ impl Node {
         Err(self.refer(state))
     }
 
-    /// Refers to the process that coordinates, and to its address if known here.
+    /// Returns a referral to the process that coordinates, with its address if known here.
     fn refer(&self, state: &State) -> Refusal {
         let coordinator = state.machine.coordinator();
         let session = state.sessions.last();

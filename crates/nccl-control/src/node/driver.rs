@@ -40,7 +40,7 @@ use crate::service::LONGEST_NAME;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::transport::{Dialer, MachineDriver, PeerConnections};
 
-/// All nodes of this process, which die one by one in tests.
+/// All nodes of this process, which tests end one by one.
 #[cfg(test)]
 pub(super) static ALL: Mutex<Vec<Weak<Node>>> = Mutex::new(Vec::new());
 
@@ -50,7 +50,7 @@ const EXIT_REPORT_WAIT: Duration = Duration::from_millis(500);
 /// The longest text of a report about the end of a process, in bytes.
 const LONGEST_EXIT_REPORT: usize = 8 << 10;
 
-/// One process's part in a job.
+/// The part of one process in a job.
 pub(crate) struct Node {
     pub(super) this: Weak<Self>,
     pub(super) job: Job,
@@ -58,11 +58,11 @@ pub(crate) struct Node {
     pub(super) dialer: Dialer,
     pub(super) acceptor: OnceLock<Arc<Acceptor>>,
     pub(super) state: Mutex<State>,
-    /// The discovery that decides between two halves of the job, if there is one.
+    /// The discovery that decides between two halves of the job, if configured.
     pub(super) discovery: Option<DiscoveryHandle>,
-    /// How long it waits for a majority.
+    /// How long this process waits for a majority.
     pub(super) majority_timeout: Duration,
-    /// The value whose recordings it sends.
+    /// The recorder whose recordings this node sends.
     pub(super) recorder: Mutex<Option<Arc<dyn RankRecorder>>>,
     /// Signalled when a generation is active, a request for the next generation has failed, or this process is excluded.
     pub(super) changed: Condvar,
@@ -74,7 +74,7 @@ pub(super) struct State {
     pub(super) connections: PeerConnections,
     /// The inbox of the session of the first generation, which exists before that session.
     pub(super) inbox: Option<Arc<Inbox>>,
-    /// The sessions of all generations that this process is or was in, and that a program still holds.
+    /// The sessions of all generations to which this process belongs or belonged, and which a program still holds.
     pub(super) sessions: Vec<GenerationSession>,
     /// The last coordinator, as far as this process knows.
     pub(super) coordinator: Option<MemberId>,
@@ -88,12 +88,12 @@ pub(super) struct State {
     /// The members that have departed from this generation, in the order in which all members learn of it.
     pub(super) departed: Vec<(MemberId, Departure)>,
     pub(super) process_watches: HashMap<MemberId, Arc<ProcessWatch>>,
-    /// Members of which an observer will report how they end.
+    /// Members whose ends an observer will report.
     pub(super) exit_reported_by_observer: BTreeSet<MemberId>,
-    /// Proven ends that are not reported yet, and until when: each waits for the launcher's exit report, or, as an exit report,
-    /// for a leave message.
+    /// Proven ends that have not been reported yet, and until when each waits: for the launcher's exit report, or, if
+    /// it is an exit report itself, for a leave message.
     pub(super) deferred_ends: Vec<(Instant, MemberId, Proof)>,
-    /// Reports of launchers about these members.
+    /// The launchers' reports about these members.
     pub(super) exit_reports: HashMap<MemberId, ProcessEnd>,
     /// Why the first generation was not formed.
     pub(super) formation_error: Option<RequestError>,
@@ -101,14 +101,14 @@ pub(super) struct State {
     pub(super) formation_error_received: BTreeSet<u32>,
     /// The members that were missing when the last reconfiguration failed.
     pub(super) reconfiguration_missing: Option<Vec<MemberId>>,
-    /// Why this process takes part no more.
+    /// Why this process no longer takes part.
     pub(super) excluded: Option<Exclusion>,
     pub(super) left: bool,
     pub(super) joiners: usize,
     progress: ProgressSample,
     pub(super) alarm: Option<Instant>,
     pub(super) work: DeferredWork,
-    /// In tests: after this many sends, this process behaves as if dead.
+    /// In tests: after this many sends, this process behaves as if it were dead.
     #[cfg(test)]
     pub(super) sends_before_crash: Option<usize>,
 }
@@ -125,7 +125,7 @@ pub(super) struct GenerationSession {
 /// The heartbeats of the coordinator, as this process receives them.
 pub(super) struct CoordinatorHeartbeat {
     last_heartbeat: Instant,
-    /// Since when it has not answered, if that was reported to the program.
+    /// The time since which the coordinator has not answered, if that was reported to the program.
     suspected_since: Option<Instant>,
 }
 
@@ -137,19 +137,19 @@ struct ProgressSample {
     progress: u64,
 }
 
-/// The shortest time between two checks of it.
+/// The minimum time between two checks of NCCL's progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(400);
 
-/// After how long without a heartbeat a coordinator is a suspect. Nothing ends because of that.
+/// How long a coordinator may send no heartbeat before it is a suspect. Nothing ends because of that.
 const SUSPECT_AFTER: Duration = Duration::from_secs(2);
 
-/// A process that checks this late was delayed itself, and reports no member as a suspect.
+/// A process whose check is this late was delayed itself, and reports no member as a suspect.
 const OWN_DELAY: Duration = Duration::from_millis(500);
 
 /// How long a launcher may take to stand in for the initial coordinator.
 const STAND_IN_WAIT: Duration = Duration::from_secs(1);
 
-/// Work for when the lock is free.
+/// Work to do once the lock is free.
 #[derive(Default)]
 pub(super) struct DeferredWork {
     pub(super) inboxes: Vec<Arc<Inbox>>,
@@ -161,8 +161,9 @@ pub(super) struct DeferredWork {
     pub(super) dies: bool,
 }
 
-/// Claims for the first voter of a half that the claim is or can be won for. The half continues with which it is; of two halves without a
-/// common voter, that is one. Another half may have been first with one of these voters, and the network have changed since.
+/// Claims for the voters of `half` in order, and returns the first one for which the claim is or was already won: the
+/// half that includes this voter continues. Of two halves without a common voter, only one can win. Every voter is
+/// tried, because another half may have won the claim for one of them before the network changed.
 fn claim_for_one_of(
     discovery: &dyn Discovery,
     generation: &str,
@@ -178,7 +179,7 @@ fn claim_for_one_of(
 }
 
 impl Node {
-    /// Makes a node, with a machine in this role.
+    /// Creates a node whose machine has this role.
     pub(super) fn new(
         rendezvous: &Rendezvous,
         me: ProcessInfo,
@@ -237,7 +238,8 @@ impl Node {
         node
     }
 
-    /// Asks the discovery whether this side of a cut network may continue, on a thread: the answer may take a while.
+    /// Asks the discovery on a separate thread whether this side of a network partition may continue, because the
+    /// answer may take a while.
     fn claim(&self, generation: Generation, half: BTreeSet<MemberId>) {
         let Some(DiscoveryHandle(discovery)) = self.discovery.clone() else {
             return;
@@ -274,14 +276,14 @@ impl Node {
         &self.job.name
     }
 
-    /// Returns its job, with the number of one of its generations.
+    /// Returns the job of this node, with the number of one of its generations.
     pub(crate) fn job_of(&self, generation: u64) -> Job {
         let mut job = self.job.clone();
         job.generation = generation;
         job
     }
 
-    /// Stores the value under which its communicators record their calls.
+    /// Stores the recorder of this node's communicators.
     pub(crate) fn set_recorder(&self, recorder: &Arc<dyn RankRecorder>) {
         *self.recorder.lock() = Some(Arc::clone(recorder));
     }
@@ -306,7 +308,7 @@ impl Node {
         self.run_deferred_work();
     }
 
-    /// Returns for how long each rank that is another process has not been heard, where this process coordinates.
+    /// Returns for how long each rank in another process has not been heard, if this process coordinates.
     pub(crate) fn heartbeat_ages(&self, generation: u64) -> Vec<(usize, Duration)> {
         let state = self.state.lock();
         let mut sessions = state.sessions.iter();
@@ -347,7 +349,7 @@ impl Node {
         self.input(Input::Command(command));
     }
 
-    /// Sends a request of the session of this generation; its answer, if any, arrives under `id`.
+    /// Sends a request of the session of this generation; the answer, if any, arrives under `id`.
     pub(crate) fn send(&self, generation: u64, id: u64, request: Request) {
         let mut state = self.state.lock();
         self.request(&mut state, generation, id, request);
@@ -404,7 +406,7 @@ impl Node {
         state.handle(Input::Command(command));
     }
 
-    /// Asks the coordinator, or the next one.
+    /// Sends a request to the coordinator, or defers it to the next one.
     fn ask(&self, state: &mut State, index: usize, id: u64, request: Request) {
         let session = &mut state.sessions[index];
         let numbered = NumberedRequest {
@@ -516,7 +518,7 @@ impl Node {
         }
     }
 
-    /// Handles that this process is in a new generation.
+    /// Handles that this process belongs to a new generation.
     fn generation_active(&self, state: &mut State, membership: SharedMembership) {
         if membership.generation.proposer == self.me {
             log_mixed_tolerance(&membership);
@@ -577,7 +579,7 @@ impl Node {
         })
     }
 
-    /// Handles that a member coordinates from now on.
+    /// Handles that a member is now the coordinator.
     fn coordinator_changed(&self, state: &mut State, id: MemberId) {
         let before = state.coordinator.replace(id);
         self.changed.notify_all();
@@ -674,14 +676,14 @@ impl Node {
         true
     }
 
-    /// Handles the end of a process of this kernel.
+    /// Handles the end of a process under this kernel.
     pub(super) fn process_ended(&self, member: MemberId) {
         let peer_connection = {
             let state = self.state.lock();
             let connection = state.machine.connection_of(member);
             connection.and_then(|number| state.connections.get(number).cloned())
         };
-        // Its last messages may have arrived: a leave message, perhaps.
+        // Its last messages may have arrived, possibly with a leave message.
         if let Some(peer_connection) = peer_connection {
             peer_connection.read_if_free();
         }
@@ -711,7 +713,7 @@ impl Node {
         }
     }
 
-    /// Reports to the machine when NCCL has reached all ranks since the last check.
+    /// Reports progress to the machine if NCCL has reached all ranks since the last check.
     fn check_progress(&self, state: &mut State, now: Instant) {
         let is_early = |at: Instant| now.saturating_duration_since(at) < PROGRESS_INTERVAL;
         let is_tolerated = state.machine.membership().tolerates_unreachable();
@@ -748,7 +750,7 @@ impl Node {
         }
     }
 
-    /// Waits until `changed` is signalled, or the deadline.
+    /// Waits until `changed` is signalled, or until the deadline.
     pub(super) fn wait(&self, state: &mut MutexGuard<'_, State>, deadline: Instant) {
         self.changed.wait_until(state, deadline);
     }
@@ -769,7 +771,8 @@ impl MachineDriver for Node {
             state.record_heartbeat();
             self.check_progress(&mut state, Instant::now());
         }
-        // Why a process that may live is out of reach; the end of a connection alone shows nothing about the process.
+        // Why a process that may be alive is unreachable; the end of a connection alone shows nothing about the
+        // process.
         let evidence = lost.clone().map(|lost| match lost.how {
             LossKind::Closed => UnreachableEvidence::Closed.into(),
             _ => lost,
@@ -895,7 +898,7 @@ impl DeferredWork {
 }
 
 impl State {
-    /// Returns the process of the initial coordinator, if it has ended and no other has taken its place.
+    /// Returns the process id of the initial coordinator, if it has ended and no other process has taken its place.
     pub(super) fn lost_initial_coordinator(&mut self, now: Instant) -> Option<u64> {
         let (_, pid) = self
             .ended_initial_coordinator
@@ -907,7 +910,7 @@ impl State {
         self.machine.handle(self.clock.time(Instant::now()), input);
     }
 
-    /// Whether this process behaves as if dead, and `frame` is not sent.
+    /// Whether this process behaves as if it were dead, so that `frame` is not sent.
     #[cfg(test)]
     fn is_crashed(&mut self, frame: &proto::Frame) -> bool {
         use proto::Message::{Append, Direct};
@@ -948,7 +951,7 @@ impl State {
             .min()
     }
 
-    /// Reports a coordinator that is a suspect, as a coordinator reports others: its process may be stopped.
+    /// Reports a suspected coordinator, like a coordinator reports other suspects: its process may be stopped.
     fn check_coordinator_heartbeat(&mut self, now: Instant) {
         let has_coordinator = self.machine.has_coordinator();
         let heard = self.coordinator_heartbeat.as_mut();
@@ -991,14 +994,14 @@ impl State {
         self.work.inboxes.push(Arc::clone(&session.inbox));
     }
 
-    /// Whether a launcher will report how a member ends: the member stated it itself, or an observer did.
+    /// Whether a launcher will report how a member ends, as stated by the member itself or by an observer.
     fn has_exit_reporter(&self, member: MemberId) -> bool {
         let process = self.machine.membership().process(member);
         process.is_some_and(|process| process.observed)
             || self.exit_reported_by_observer.contains(&member)
     }
 
-    /// Reports to newly joined members whose ends launchers will report.
+    /// Reports to newly joined members the members whose ends launchers will report.
     fn broadcast_watched(&mut self) {
         let members = self.machine.membership().members.iter();
         let watched = members
@@ -1054,7 +1057,7 @@ impl State {
                 self.exit_reported_by_observer.remove(member);
                 let is_its = |(_, id, _): &mut (Instant, MemberId, Proof)| id == member;
                 let deferred: Vec<_> = self.deferred_ends.extract_if(.., is_its).collect();
-                // Where the loss was not proven, the end still counts for what follows.
+                // If the loss was not proven, the end still counts for later decisions.
                 for (_, member, proof) in deferred.into_iter().filter(|_| !proven) {
                     self.handle(Input::Ended(member, proof));
                 }
@@ -1063,7 +1066,7 @@ impl State {
                 }
                 self.departed.push((*member, departure.clone()));
                 for session in &self.sessions {
-                    // A member's own leave message is not delivered to it.
+                    // A member's own leave message is not delivered to the member itself.
                     if *member != me
                         && let Some(rank) = session.membership.rank_of(*member)
                     {
@@ -1121,7 +1124,7 @@ impl State {
         }
     }
 
-    /// Puts a message of a member into the inbox of a generation.
+    /// Puts a message from a member into the inbox of a generation.
     fn deliver(&mut self, generation: u64, from: MemberId, push: impl FnOnce(usize) -> Push) {
         let mut sessions = self.sessions.iter();
         if let Some(session) = sessions.find(|session| session.generation == generation)
@@ -1144,8 +1147,8 @@ impl State {
         }
     }
 
-    /// Sets whether there is a majority, for which exchanges among some ranks wait: the other ranks may have formed the next
-    /// generation without this side.
+    /// Sets whether there is a majority, which exchanges among some of the ranks wait for: the other ranks may have
+    /// formed the next generation without this side.
     fn count_majority(&mut self) {
         let time = self.clock.time(Instant::now());
         self.services.set_majority(self.machine.holds_lease(time));
@@ -1182,7 +1185,7 @@ impl State {
         }
     }
 
-    /// Records that an observer has started these ranks, as these processes, and sends it the state of all of them.
+    /// Records that an observer has started these ranks as these processes, and sends it the state of all ranks.
     fn record_watching_observer(
         &mut self,
         observer: MemberId,
@@ -1206,7 +1209,7 @@ impl State {
             return;
         };
         let processes = &session.membership.members;
-        // A process with another id has started the one that is the rank.
+        // If the process id differs, the process that the observer started has itself started the one that is the rank.
         let members = ranks.iter().filter_map(|(rank, _)| processes.get(*rank));
         let members: Vec<_> = members.map(|process| process.id).collect();
         if members
@@ -1235,25 +1238,25 @@ impl State {
             .filter(|_| rank < self.services.size)
     }
 
-    /// Handles an observer's report of how the process that it has started as this rank ended, while the first generation is
-    /// formed.
+    /// Handles an observer's report of how the process that it started as this rank ended, while the first generation
+    /// is being formed.
     fn report_process_end(&mut self, generation: u64, rank: usize, pid: u64, mut end: ProcessEnd) {
         end.cut(LONGEST_EXIT_REPORT);
         if !self.is_forming(generation) {
             return self.broadcast_exit_report(generation, rank, pid, end);
         }
-        // For rank 0: that is this process.
+        // Rank 0 is this process.
         if !(1..self.services.size).contains(&rank) {
             return;
         }
         match self.joined(rank) {
-            // Its leave message or its failure may still be on its way.
+            // The leave message or the failure of the rank may still be on its way.
             Some(process) if u64::from(process.pid) == pid => {
                 let (until, id) = (Instant::now() + EXIT_REPORT_WAIT, process.id);
                 let proof = Proof::Launcher(Box::new(end));
                 self.deferred_ends.push((until, id, proof));
             }
-            // A process with another id may be another one, which has started this one.
+            // A process with a different id may be a different one, which has started the rank's process.
             Some(_) => {}
             None => {
                 let departure = Departure::Lost(end.into());
@@ -1262,7 +1265,8 @@ impl State {
         }
     }
 
-    /// Reports to all members how the process that started a rank's process ended; they report it with that rank's end.
+    /// Reports to all members how the process that started a rank's process ended; they add it to their report of that
+    /// rank's end.
     fn broadcast_exit_report(&mut self, generation: u64, rank: usize, pid: u64, end: ProcessEnd) {
         let process = self
             .session(generation)
@@ -1283,7 +1287,8 @@ impl State {
         self.handle(Input::Command(Command::AbortFormation(bytes)));
     }
 
-    /// Returns the ranks, among those for which `is_wanted`, that have not received why the first generation was given up.
+    /// Returns the ranks among those that satisfy `is_wanted` that have not received why the first generation was given
+    /// up.
     pub(super) fn ranks_without_formation_error(
         &self,
         is_wanted: impl Fn(usize) -> bool,
@@ -1434,7 +1439,7 @@ impl State {
         let change = LivenessChange::of(rank, suspicion, state.clone());
         self.work.liveness_changes.push(change);
         if silence.is_some() && !is_here(process) && process.kernel != 0 {
-            // A member of the same kernel can read the state.
+            // A member under the same kernel can read the state.
             let beside = session.membership.members.iter().find(|other| {
                 let has_departed = self.departed.iter().any(|(id, _)| *id == other.id);
                 other.kernel == process.kernel && other.id != member && !has_departed
@@ -1453,7 +1458,7 @@ impl State {
         });
     }
 
-    /// Handles that this process takes part no more.
+    /// Handles that this process no longer takes part.
     fn exclude(&mut self, why: &Exclusion) {
         self.coordinator_heartbeat = None;
         let Some(session) = self.sessions.last() else {
@@ -1492,14 +1497,14 @@ impl State {
             }
         }
         for session in &self.sessions {
-            // Sessions of earlier generations receive nothing any more either.
+            // Sessions of earlier generations receive nothing more either.
             session.inbox.end(&Lost::from(LossKind::Superseded));
             self.work.inboxes.push(Arc::clone(&session.inbox));
         }
     }
 }
 
-/// Describes the unreachable members, for a side that may not decide.
+/// Describes the unreachable members, for a side that may not make decisions.
 fn describe_cut(from: &[usize], is_on_one_host: bool) -> String {
     let ranks = ranges(from);
     let (who, fault) = match from.len() {
@@ -1515,7 +1520,7 @@ fn describe_cut(from: &[usize], is_on_one_host: bool) -> String {
     )
 }
 
-/// Logs which ranks do not tolerate unreachable ones, where others do.
+/// Logs which ranks do not tolerate unreachable ranks, if others do.
 fn log_mixed_tolerance(membership: &Membership) {
     let processes = membership.members.iter().enumerate();
     let intolerant = processes.filter(|(_, process)| !process.tolerates_unreachable);
@@ -1541,12 +1546,12 @@ impl fmt::Debug for Node {
     }
 }
 
-/// Whether a process runs on this kernel.
+/// Whether a process runs under this kernel.
 fn is_here(process: &ProcessInfo) -> bool {
     process.kernel != 0 && process.kernel == process::kernel_sum()
 }
 
-/// Returns the state of a process of this kernel.
+/// Returns the state of a process, if it runs under this kernel.
 fn state_here(process: &ProcessInfo) -> Option<ProcessState> {
     is_here(process)
         .then(|| process::state_of(process.pid.into()))

@@ -19,7 +19,7 @@ use crate::transport::PeerConnection;
 /// The largest request of a process that asks for recordings.
 const LARGEST_RECORDING_REQUEST: usize = 1 << 20;
 
-/// About a peer that sent a first message and nothing under the keys of the handshake.
+/// Describes a peer that sent a first message, but nothing under the keys of the handshake.
 const UNCONFIRMED: &str =
     "sent a first message and did not prove that it made it: it may be a recorded one";
 
@@ -29,7 +29,7 @@ pub(super) struct InboundConnection {
     number: u64,
     /// The address of the peer, for messages.
     pub(super) from: String,
-    /// The plain part of a handshake message that is meant for this process.
+    /// The expected plain part of a handshake message that is meant for this process.
     preamble: Preamble,
     pub(super) connection: Arc<Connection>,
     /// Locked only by the reactor's thread.
@@ -43,11 +43,11 @@ struct Handshake {
 
 enum HandshakeState {
     Hello,
-    /// The first message was made with the secret, but perhaps not by this peer.
+    /// The first message was made with the secret, but may not originate from this peer.
     Opened {
         hello: Hello,
     },
-    /// The peer was refused, and may still read the reason.
+    /// The peer was refused, and may still be reading the reason.
     Refused,
     /// The peer has joined.
     Joined(Arc<PeerConnection>),
@@ -93,7 +93,7 @@ impl InboundConnection {
         inbound_connections::close(&self.connection);
     }
 
-    /// Sends the refusal, and reads no more.
+    /// Sends the refusal, and reads no further data.
     pub(super) fn refuse(&self, inbound: &InboundConnections, refusal: &Refusal) {
         if !matches!(refusal.retry, Retry::At { .. }) {
             inbound.log_refusal(&self.from, &refusal.why);
@@ -127,7 +127,7 @@ impl InboundConnection {
                 let (responder, hello) = match opened {
                     Ok(opened) => opened,
                     Err(failure) => {
-                        // Sent instead of the refusal, which contains no more.
+                        // Sent instead of the refusal, which contains no further information.
                         inbound.log_refusal(&self.from, &failure.of_sender(&preamble));
                         self.connection
                             .send_handshake(&HandshakeMessage::Failed(failure));
@@ -177,7 +177,7 @@ impl InboundConnection {
         }
     }
 
-    /// Ends the connection; `why` is noted.
+    /// Ends the connection; `why` is recorded as a refusal.
     fn end(&self, inbound: &InboundConnections, why: Option<&str>) {
         if let Some(why) = why {
             inbound.log_refusal(&self.from, why);
@@ -200,7 +200,7 @@ impl Source for InboundConnection {
             self.connection.flush_quietly();
         }
         let received = self.connection.receive(&mut handshake.decoder);
-        // A refused peer was answered, whatever it sends now.
+        // A refused peer has been answered, whatever it sends afterwards.
         while !matches!(handshake.state, HandshakeState::Refused) {
             let result = match handshake.decoder.next() {
                 Ok(None) => break,

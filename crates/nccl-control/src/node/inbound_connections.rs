@@ -39,7 +39,7 @@ impl InboundConnections {
         state.next - 1
     }
 
-    /// Adds a connection; where there are too many, the oldest is closed.
+    /// Adds a connection; if there are too many, the oldest is closed.
     pub(super) fn add(&self, number: u64, connection: &Arc<Connection>, from: &str) {
         let mut state = self.state.lock();
         let entry = (Arc::clone(connection), from.to_owned());
@@ -61,7 +61,7 @@ impl InboundConnections {
         self.state.lock().all.remove(&number);
     }
 
-    /// Records a refused connection, in the log and for errors of ranks that wait.
+    /// Records a refused connection, in the log and for the errors of waiting ranks.
     pub(super) fn log_refusal(&self, from: &str, why: &str) {
         let count = {
             let mut state = self.state.lock();
@@ -83,7 +83,7 @@ impl InboundConnections {
     }
 }
 
-/// Closes a connection for both directions.
+/// Closes both directions of a connection.
 pub(super) fn close(connection: &Connection) {
     connection.forget();
     connection.shut();

@@ -1,4 +1,4 @@
-//! How a process joins a world, and how it forms the next generations.
+//! How a process joins a world, and how it forms later generations.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{self, Write as _};
@@ -34,23 +34,23 @@ use crate::transport::MachineDriver as _;
 /// How long a rank waits beyond its timeout for the coordinator to report which ranks are missing.
 const COORDINATOR_GRACE: Duration = Duration::from_secs(2);
 
-/// The generation of a process that leaves and has no session.
+/// The generation passed by a process that leaves and has no session.
 pub(crate) const NO_GENERATION: u64 = u64::MAX;
 
 /// How long a leave message may take to arrive.
 const LEAVE_SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long another process may take to read and open a large answer that the system has accepted.
+/// How long another process may take to read and open a large answer that the system has accepted for sending.
 const LARGE_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long the initial coordinator waits for ranks that have not received the reason why there is no first generation.
 const LATE_RANKS_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a coordinator that leaves waits for others that leave.
+/// How long a leaving coordinator waits for other members that leave.
 const COORDINATOR_LINGER: Duration = Duration::from_millis(50);
 
-/// How long the members may take to agree on a generation, beyond the timeout of the request and the time for which they wait for a
-/// majority: a member that does not answer is left out after twelve heartbeats.
+/// How long the members may take to agree on a generation, in addition to the timeout of the request and the time for
+/// which they wait for a majority: a member that does not answer is left out after twelve heartbeats.
 const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// A generation that has become active.
@@ -66,7 +66,7 @@ pub(crate) struct ActiveGeneration {
 pub(crate) enum NextGenerationError {
     /// These ranks made no request in time.
     Missing { ranks: Vec<usize>, waited: Duration },
-    /// This process takes part no more.
+    /// This process no longer takes part.
     Excluded,
 }
 
@@ -91,7 +91,7 @@ impl ActiveGeneration {
         let known = ranks.len();
         ranks.sort_unstable();
         ranks.dedup();
-        // Processes that were started by hand under a launcher all have its variables of one rank.
+        // Processes that were started by hand under a launcher all have the launcher's variables for the same rank.
         let are_distinct = ranks.len() == known;
         let member = |process: &ProcessInfo| RankProcess {
             host: sanitize::name(&process.host),
@@ -111,7 +111,7 @@ fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// Returns what the others receive about this process.
+/// Returns the information that other processes receive about this one.
 fn process_info(rendezvous: &Rendezvous, slot: usize, at: &str) -> Result<ProcessInfo> {
     let incarnation = random().max(1);
     let launcher_rank = launcher::launched_rank()?;
@@ -132,8 +132,8 @@ fn process_info(rendezvous: &Rendezvous, slot: usize, at: &str) -> Result<Proces
 }
 
 impl Node {
-    /// Starts a rank of the first generation: rank 0 listens, and the others connect to it. With `absent`, the process only
-    /// reports that and why it will not join.
+    /// Starts a rank of the first generation: rank 0 listens, and the other ranks connect to it. With `absent`, the
+    /// process only reports that it will not join, and why.
     pub(crate) fn start_rank(
         rendezvous: &Rendezvous,
         deadline: Instant,
@@ -198,7 +198,7 @@ impl Node {
         Ok(node)
     }
 
-    /// Starts a process that votes and has no rank.
+    /// Starts a process that votes without a rank.
     pub(crate) fn start_witness(
         rendezvous: &Rendezvous,
         slot: u32,
@@ -250,12 +250,12 @@ impl Node {
         Ok(node)
     }
 
-    /// Returns the number of its current generation.
+    /// Returns the number of the current generation.
     pub(crate) fn generation(&self) -> u64 {
         self.state.lock().generation()
     }
 
-    /// Listens, and starts the machine.
+    /// Starts to listen, and starts the machine.
     fn open(
         self: &Arc<Self>,
         listener: Listener,
@@ -356,8 +356,8 @@ impl Node {
         }
     }
 
-    /// On the initial coordinator: waits until ranks still on their way have received why there is no first generation; they
-    /// would otherwise only see that this process has ended.
+    /// On the initial coordinator: waits until ranks that are still joining have received the reason why there is no
+    /// first generation; otherwise they would only see that this process has ended.
     fn wait_for_late_ranks(&self, state: &mut MutexGuard<'_, State>, why: &RequestError) {
         let departed = match why {
             RequestError::Departed { rank, .. } if self.slot() == 0 => *rank,
@@ -381,7 +381,7 @@ impl Node {
             .collect()
     }
 
-    /// Starts a process that asks to join a running world; waits until the others form the next generation.
+    /// Starts a process that asks to join a running world; waits until the ranks form the next generation.
     pub(crate) fn join_running_world(
         rendezvous: &Rendezvous,
         deadline: Instant,
@@ -391,7 +391,7 @@ impl Node {
         loop {
             let (authenticated, found) = search.run(deadline)?;
             let slot = rendezvous.rank;
-            // Other processes may have asked to join as the same rank, and this process too.
+            // Other processes may have asked to join as the same rank, and so may this process.
             let name = format!("{slot}-{:x}", random() as u32);
             let listener = socket::listen_beside(&found, &name, authenticated.connection.fd())?;
             let me = process_info(rendezvous, slot, &listener.at)?;
@@ -429,7 +429,7 @@ impl Node {
         }
     }
 
-    /// Forms the generation after this one.
+    /// Forms the next generation after `generation`.
     ///
     /// # Errors
     /// Why there is no next generation.
@@ -497,8 +497,8 @@ impl Node {
         })
     }
 
-    /// Ends the session of a generation, or none for [`NO_GENERATION`]. With the last one, this process leaves, and waits until the others know, at most for
-    /// [`LEAVE_SEND_TIMEOUT`].
+    /// Ends the session of a generation, or no session for [`NO_GENERATION`]. After the last session, this process
+    /// leaves, and waits at most [`LEAVE_SEND_TIMEOUT`] until the others know.
     pub(crate) fn leave(&self, generation: u64, final_departure: Departure) {
         let mut state = self.state.lock();
         state
@@ -507,7 +507,7 @@ impl Node {
         if !state.sessions.is_empty() {
             return;
         }
-        // The coordinator leaves last: most leave together, and each of them has to report it to a coordinator.
+        // The coordinator leaves last: members usually leave together, and each must report that to a coordinator.
         let linger_deadline = Instant::now() + COORDINATOR_LINGER;
         while state.machine.is_coordinator()
             && !self.is_alone(&state)
@@ -515,7 +515,7 @@ impl Node {
         {
             self.wait(&mut state, linger_deadline);
         }
-        // The machine waits a second for the receivers of its leave message, whatever is sent before that.
+        // The machine waits a second for the receivers of its leave message, regardless of what is sent before it.
         self.wait_while_sending(&mut state, LARGE_ANSWER_TIMEOUT, |state| {
             !state.machine.is_coordinator()
                 || (state.connections.backlog() == 0 && !state.machine.sends_large())
@@ -531,8 +531,8 @@ impl Node {
         self.close(state);
     }
 
-    /// Waits until `should_stop` returns true, at most for `timeout` after the last bytes were sent: a slow network may take
-    /// longer.
+    /// Waits until `should_stop` returns true, or until nothing has been sent for `timeout`: sending may take longer on
+    /// a slow network.
     fn wait_while_sending(
         &self,
         state: &mut MutexGuard<'_, State>,
@@ -555,7 +555,7 @@ impl Node {
         state.departed.len() + 1 >= state.machine.membership().members.len()
     }
 
-    /// Closes everything: nothing is sent or received any more.
+    /// Closes all connections: nothing is sent or received any more.
     fn close(&self, mut state: MutexGuard<'_, State>) {
         state.connections.close_all();
         state.work.closes_acceptor = true;
@@ -564,7 +564,7 @@ impl Node {
         self.run_deferred_work();
     }
 
-    /// Reports that this process fails, and why, whatever happens to its sessions.
+    /// Reports that this process fails, and why, regardless of its sessions.
     pub(crate) fn fail(&self, why: Failure) {
         self.command(Command::Leave(Departure::Failed(why)));
     }
@@ -574,7 +574,7 @@ impl Node {
         self.state.lock().sends_before_crash = Some(sends);
     }
 
-    /// Simulates a network failure of all its connections.
+    /// Simulates a network failure of all connections of this node.
     #[cfg(test)]
     pub(crate) fn cut_connections_for_a_test(&self) {
         self.state.lock().connections.cut_for_a_test();
@@ -591,7 +591,7 @@ impl Node {
         self.state.lock().machine.is_coordinator()
     }
 
-    /// Simulates the death of this process, as seen by the others of its kernel.
+    /// Simulates the death of this process, as seen by other processes under the same kernel.
     #[cfg(test)]
     pub(crate) fn cut_for_a_test(&self) {
         let state = self.state.lock();
@@ -626,11 +626,11 @@ impl Node {
         Ok(())
     }
 
-    /// Listens at rank 0's address, and reports to every joining rank why rank 0 will not join: until all have received it, or
-    /// `should_stop` returns true.
+    /// Listens at rank 0's address, and reports to every joining rank why rank 0 will not join, until all ranks have
+    /// received that or `should_stop` returns true.
     ///
     /// # Errors
-    /// The address cannot be bound, or not all ranks connected.
+    /// The address cannot be bound, or not all ranks have connected.
     pub(crate) fn report_absent_rank_0(
         rendezvous: &Rendezvous,
         departure: Departure,

@@ -1,5 +1,6 @@
-//! The exchanges of a session, for a coordinator that takes over: its predecessor, which may live, may have answered some ranks and
-//! not others. Those that this rank waits in are made again, and of the rest the coordinator learns which outcomes are here.
+//! The exchanges of a session, kept for a coordinator that takes over: its predecessor, which may still be alive, may
+//! have answered some ranks and not others. Exchanges in which this rank waits are requested again; for the others, the
+//! coordinator learns which outcomes this rank has.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,19 +14,21 @@ use crate::request::Request;
 use crate::round::{RequestError, Round};
 use crate::time::later;
 
-/// How long an outcome is kept: longer than a rank looks for another coordinator, and some more until that has all ranks.
+/// How long an outcome is kept: longer than a rank looks for another coordinator, plus some time until all ranks follow
+/// that coordinator.
 const KEPT_FOR: Duration = Duration::from_secs(30);
 
-/// How many outcomes are kept; how large the largest is, in bytes, and all of them. Of another it is known that there is one.
+/// The maximum number of outcomes kept, the maximum size of one outcome in bytes, and of all outcomes. Of larger
+/// outcomes, only their existence is kept.
 const MAX_OUTCOMES: usize = 128;
 const LARGEST_OUTCOME: usize = 64 << 10;
 const MAX_BYTES: usize = 1 << 20;
 
-/// The exchanges of one session, without those of ends; see the module.
+/// The exchanges of one session, except those of ends; see the module.
 pub(super) struct KeptExchanges {
     rank: usize,
     all: VecDeque<KeptExchange>,
-    /// Whether the coordinator is told of no outcomes, as a planted mistake.
+    /// Whether no outcomes are reported to the coordinator, as a planted mistake.
     #[cfg(any(test, feature = "simulator"))]
     pub(super) tells_nothing: bool,
 }
@@ -50,7 +53,7 @@ struct Outcome {
     since: Instant,
     answer: Answer,
     has_failed: bool,
-    /// In memory.
+    /// The size in memory.
     bytes: usize,
 }
 
@@ -105,7 +108,7 @@ impl KeptExchanges {
         }
     }
 
-    /// Keeps an exchange that this rank enters, by this encoded request.
+    /// Keeps an exchange that this rank enters, with its encoded request.
     pub(super) fn enter(
         &mut self,
         now: Instant,
@@ -128,7 +131,7 @@ impl KeptExchanges {
         let Some(index) = self.all.iter().position(|kept| kept.id == id) else {
             return;
         };
-        // What the coordinator refused is not the outcome, nor is that this rank has departed.
+        // A refusal by the coordinator is not the outcome, and neither is the departure of this rank.
         if let Answer::Failed(why) = answer
             && (why.is_refusal()
                 || matches!(**why, RequestError::Departed { rank, .. } if rank == self.rank))
@@ -138,7 +141,8 @@ impl KeptExchanges {
         }
         let kept = &mut self.all[index];
         kept.state = State::Ended(Outcome::new(now, answer.clone()));
-        // All ranks have entered this one: those before it had ended for them, but for threads that wait in two at a time.
+        // All ranks have entered this exchange, so earlier exchanges of the topic have ended for them. The previous one
+        // is kept, because threads of one rank may wait in two exchanges at a time.
         if matches!(answer, Answer::Parts(_)) {
             let round = kept.round.clone();
             self.all.retain(|kept| {
@@ -150,7 +154,7 @@ impl KeptExchanges {
         self.limit(now);
     }
 
-    /// Keeps that this rank gives an exchange up, unless it has its answer.
+    /// Records that this rank has cancelled an exchange, unless the answer has arrived.
     pub(super) fn given_up(&mut self, now: Instant, id: u64, reason: &Reason) {
         let mut all = self.all.iter_mut();
         if let Some(kept) = all.find(|kept| kept.id == id && kept.outcome().is_none()) {
@@ -161,7 +165,7 @@ impl KeptExchanges {
         self.limit(now);
     }
 
-    /// Drops the outcomes that are old or too many, and the parts that are too large together.
+    /// Drops outcomes that are too old or too many, and parts that are too large together.
     fn limit(&mut self, now: Instant) {
         let (mut count, mut sum) = (0, 0);
         for index in (0..self.all.len()).rev() {
@@ -179,7 +183,7 @@ impl KeptExchanges {
         }
     }
 
-    /// Returns the exchanges whose outcome is here, and whether they failed.
+    /// Returns the exchanges whose outcomes this rank has, and whether each failed.
     pub(super) fn outcomes(&mut self, now: Instant) -> Vec<(Round, bool)> {
         #[cfg(any(test, feature = "simulator"))]
         if self.tells_nothing {
@@ -193,7 +197,7 @@ impl KeptExchanges {
         ended.collect()
     }
 
-    /// Returns the outcome of an exchange, unless this rank waits in it as well.
+    /// Returns the outcome of an exchange, unless this rank still waits in it.
     pub(super) fn outcome(&self, round: &Round) -> Option<Answer> {
         match self.all.iter().find(|kept| kept.round == *round) {
             Some(kept) => Some(kept.outcome()?.answer.clone()),
@@ -201,7 +205,7 @@ impl KeptExchanges {
         }
     }
 
-    /// Returns the encoded requests that make those again whose answers are awaited.
+    /// Returns the encoded requests for the exchanges whose answers are still awaited.
     pub(super) fn requests(&mut self, now: Instant, inbox: &Inbox) -> Vec<Arc<[u8]>> {
         self.all
             .retain(|kept| kept.outcome().is_some() || inbox.is_waited_for(kept.id));

@@ -1,4 +1,5 @@
-//! The driver of the machines of [`proto`](crate::proto): one for each process of a job, which outlives the generations of its world.
+//! The driver of the machines of [`proto`](crate::proto). Each process of a job has one, which outlives the generations
+//! of its world.
 //!
 //! ```text
 //!  generations' sessions ─requests──▶ ┌────────────────────────────┐
@@ -7,16 +8,17 @@
 //!  reactor: frames, alarms, pidfds ──▶└────────────────────────────┘─▶ Dialer (threads that connect)
 //! ```
 //!
-//! All inputs go into the machine under one lock; its outputs are carried out at once. Calls into a
-//! program and waits for the system are done by `Node::run_deferred_work` when the lock is free.
+//! All inputs go into the machine under one lock, and its outputs are carried out at once. `Node::run_deferred_work`
+//! calls into the program and makes blocking system calls after the lock is released.
 //!
 //! - `driver`: the node; `admission`: which processes it admits;
-//! - `acceptor`, `inbound_connections`, `inbound_connection`: listening, and peers that have not proved their identity yet;
+//! - `acceptor`, `inbound_connections`, `inbound_connection`: listening, and peers that have not yet proved their
+//!   identity;
 //! - `outbox`: the requests that are sent again to each new coordinator; `kept_exchanges`: the exchanges among them;
-//! - `services`: the coordinator's services; `process_watch`: the ends of processes of this kernel; `recording_requests`:
-//!   requests for the recordings of this process;
-//! - `simulated_store`: the requests and services of a process for the simulator;
-//! - `join`: how a process joins a world, and how it forms the next generations.
+//! - `services`: the coordinator's services; `process_watch`: the ends of processes under this kernel;
+//!   `recording_requests`: requests for the recordings of this process;
+//! - `simulated_store`: the requests and services of a process, for the simulator;
+//! - `join`: how a process joins a world, and how it forms later generations.
 
 mod acceptor;
 mod admission;

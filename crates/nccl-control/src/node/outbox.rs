@@ -1,4 +1,5 @@
-//! A member's requests to the coordinator until they are answered, and what is sent again to each new coordinator.
+//! A member's requests to the coordinator until they are answered, and the requests that are sent again to each new
+//! coordinator.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -11,12 +12,12 @@ use crate::inbox::Inbox;
 use crate::request::{NO_ANSWER, Request};
 use crate::round::Round;
 
-/// How many answered end reports are kept for the next coordinator; and how many end reports in all.
+/// How many answered end reports are kept at least for the next coordinator, and how many end reports are kept at most.
 const MIN_KEPT_ENDS: usize = 128;
 const MAX_KEPT_ENDS: usize = 1024;
 
-/// How many messages to one rank alone are kept for the next coordinator, and for how long: the process that collects
-/// them waits no longer for the decided fault.
+/// How many messages to single ranks are kept for the next coordinator, and for how long: the process that collects
+/// them does not wait longer for the decided fault.
 const MAX_DIRECT: usize = 16;
 const DIRECT_KEPT_FOR: Duration = Duration::from_secs(2);
 
@@ -28,13 +29,13 @@ pub(super) struct Outbox {
     end_reports: VecDeque<(u64, Arc<[u8]>)>,
     phase: Option<Arc<[u8]>>,
     leave_world: Option<Arc<[u8]>>,
-    /// Messages to one rank alone, and when they were sent. A rank may receive one twice.
+    /// Messages to single ranks, and when they were sent. A rank may receive a message twice.
     recent_direct: VecDeque<(Instant, usize, Vec<u8>)>,
     /// Requests made while there was no coordinator.
     deferred: Vec<Deferred>,
-    /// Requests that are not answered yet, without `exchanges`.
+    /// Requests that have not been answered yet, except for `exchanges`.
     open: BTreeMap<u64, Arc<[u8]>>,
-    /// Those of them that change the store.
+    /// The requests in `open` that change the store.
     open_changes: BTreeSet<u64>,
 }
 
@@ -46,12 +47,12 @@ fn is_kept_exchange(request: &Request) -> bool {
 struct Deferred {
     id: u64,
     bytes: Arc<[u8]>,
-    /// Whether each new coordinator gets it anyway.
+    /// Whether each new coordinator gets the request anyway.
     is_kept: bool,
 }
 
 impl Outbox {
-    /// That of a rank in a generation.
+    /// Creates the outbox of a rank in a generation.
     pub(super) fn new(generation: u64, rank: usize) -> Self {
         Self {
             generation,
@@ -66,7 +67,7 @@ impl Outbox {
         }
     }
 
-    /// Keeps what is sent again to another coordinator, and returns the encoded request.
+    /// Keeps what must be sent again to another coordinator, and returns the encoded request.
     pub(super) fn add(&mut self, numbered: &NumberedRequest, inbox: &Inbox) -> Arc<[u8]> {
         let is_awaited = numbered.id != NO_ANSWER && inbox.is_waited_for(numbered.id);
         let mut head = RequestHead::default();
@@ -155,10 +156,10 @@ impl Outbox {
         let outcomes = self.outcomes(true);
         let exchanges = self.exchanges.requests(Instant::now(), inbox);
         let open = self.open.values().map(|bytes| with_head(bytes, head));
-        // Those that are awaited are open as well, and sent once.
+        // Deferred requests with an awaited answer are also in `open`, and are sent once.
         let deferred = std::mem::take(&mut self.deferred).into_iter();
         let deferred = deferred.filter(|deferred| !self.open.contains_key(&deferred.id));
-        // Their own heads are of the time before, when requests with lower numbers may not have been here.
+        // Their own heads are outdated: when the heads were made, requests with lower numbers may not have been here.
         let now = RequestHead {
             is_repeated: false,
             ..head
@@ -168,12 +169,12 @@ impl Outbox {
         requests.chain(open).chain(deferred).collect()
     }
 
-    /// Returns the requests to make of another coordinator. With `it_asks`, as of one that takes over, it is told which outcomes are here
-    /// also when there are none.
+    /// Returns the requests to send to another coordinator. With `it_asks`, as for one that takes over, the coordinator
+    /// learns which outcomes this rank has, even if there are none.
     pub(super) fn requests_to_resend(&mut self, inbox: &Inbox, it_asks: bool) -> Vec<Arc<[u8]>> {
         let outcomes = self.outcomes(it_asks);
         let exchanges = self.exchanges.requests(Instant::now(), inbox);
-        // A coordinator of the last generation serves the earlier ones too, and has these reports already.
+        // A coordinator of the last generation also serves earlier generations, and already has these reports.
         let end_reports = self.end_reports.iter();
         let end_reports = end_reports.map(|(_, bytes)| with_head(bytes, RequestHead::repeated()));
         let deferred = std::mem::take(&mut self.deferred).into_iter();
@@ -187,14 +188,14 @@ impl Outbox {
             .collect()
     }
 
-    /// Returns the request that tells of which exchanges the outcomes are here, if there are some or `it_asks`.
+    /// Returns the request that reports which exchanges this rank has the outcomes of, if there are any or `it_asks`.
     fn outcomes(&mut self, it_asks: bool) -> Option<Arc<[u8]>> {
         let outcomes = self.exchanges.outcomes(Instant::now());
         let is_told = it_asks || !outcomes.is_empty();
         is_told.then(|| self.unnumbered(Request::Outcomes(outcomes)))
     }
 
-    /// Returns the request that tells the outcome of an exchange, if it is here.
+    /// Returns the request that reports the outcome of an exchange, if this rank has it.
     pub(super) fn outcome(&self, round: Round) -> Option<Arc<[u8]>> {
         let answer = self.exchanges.outcome(&round)?;
         Some(self.unnumbered(Request::Outcome { round, answer }))
@@ -209,13 +210,13 @@ impl Outbox {
         numbered.encode(RequestHead::default())
     }
 
-    /// Tells coordinators of no outcomes, as a planted mistake.
+    /// Stops reporting outcomes to coordinators, as a planted mistake.
     #[cfg(any(test, feature = "simulator"))]
     pub(super) fn tell_no_outcomes(&mut self) {
         self.exchanges.tells_nothing = true;
     }
 
-    /// Returns the messages to one rank alone that were sent within [`DIRECT_KEPT_FOR`].
+    /// Returns the messages to single ranks that were sent within [`DIRECT_KEPT_FOR`].
     pub(super) fn recent_direct(&mut self) -> Vec<(usize, Vec<u8>)> {
         self.recent_direct
             .retain(|(at, ..)| at.elapsed() < DIRECT_KEPT_FOR);

@@ -1,4 +1,4 @@
-//! The ends of the processes of this kernel, each watched through a pidfd.
+//! The ends of processes under this kernel, each watched through a pidfd.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::proto::ProcessInfo;
 use crate::reactor::{EventFlags, Reactor, Source};
 use crate::sync::Mutex;
 
-/// Watches one process, until it is dropped.
+/// Watches one process until this value is dropped.
 pub(super) struct ProcessWatch {
     descriptor: Arc<OwnedFd>,
     token: Option<u64>,
@@ -17,13 +17,13 @@ pub(super) struct ProcessWatch {
 /// The result of watching a process.
 pub(super) enum WatchOutcome {
     Watched(Arc<ProcessWatch>),
-    /// It has ended already.
+    /// The process has already ended.
     Ended,
-    /// It cannot be watched: its process is not visible here, or its descriptor cannot be polled.
+    /// The process cannot be watched: it is not visible here, or its descriptor cannot be polled.
     NotWatched,
 }
 
-/// The members that are other processes of this kernel.
+/// Returns the members that are other processes under this kernel.
 pub(super) fn of_this_kernel(members: &[ProcessInfo]) -> impl Iterator<Item = &ProcessInfo> {
     let (kernel, own) = (process::kernel_sum(), std::process::id());
     members
@@ -31,7 +31,7 @@ pub(super) fn of_this_kernel(members: &[ProcessInfo]) -> impl Iterator<Item = &P
         .filter(move |process| kernel != 0 && process.kernel == kernel && process.pid != own)
 }
 
-/// Watches `process`, which is another one of this kernel, and calls `ended` once when it ends.
+/// Watches `process`, another process under this kernel, and calls `ended` once when it ends.
 pub(super) fn watch_process(
     process: &ProcessInfo,
     ended: impl FnOnce() + Send + 'static,
@@ -47,8 +47,8 @@ pub(super) fn watch_process(
     }
 }
 
-/// Watches the initial coordinator: the process at the other end of this Unix socket, whose identity is not known yet. Calls
-/// `ended` with its process id.
+/// Watches the initial coordinator, which is the process at the other end of this Unix socket, and whose identity is
+/// not known yet. Calls `ended` with its process id.
 pub(super) fn watch_socket_peer(
     socket: impl AsFd,
     ended: impl FnOnce(u64) + Send + 'static,

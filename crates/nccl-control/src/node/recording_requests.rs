@@ -16,13 +16,13 @@ use crate::request::Request;
 use crate::round::RequestError;
 use crate::transport::MachineDriver as _;
 
-/// How many recordings a process writes at once; further requests are refused.
+/// The maximum number of recordings that a process writes at the same time; further requests are refused.
 const MAX_RECORDINGS: usize = 4;
 
 static RUNNING_RECORDINGS: AtomicUsize = AtomicUsize::new(0);
 
 impl Node {
-    /// Answers a peer that only asks for recordings; the error is why it is refused.
+    /// Answers a peer that only asks for recordings; the error states why the request is refused.
     pub(super) fn answer(&self, connection: &Arc<Connection>, frame: &Frame) -> Result<(), String> {
         match Request::decode(frame).map_err(|broken| broken.0.to_owned())? {
             Request::Clock => {
@@ -37,7 +37,8 @@ impl Node {
         Ok(())
     }
 
-    /// Records on a thread of its own: copying and writing takes milliseconds, which the reading thread cannot spare.
+    /// Records on a separate thread: copying and writing takes milliseconds, for which the reading thread must not
+    /// block.
     fn record_for(&self, connection: &Arc<Connection>, id: u64, bytes: usize) {
         let refuse = |reason: &str| {
             let why = RequestError::GivenUp {

@@ -1,4 +1,5 @@
-//! The services of this process while it coordinates: a [`Service`] for each of the last generations, whose sessions may still make requests.
+//! The services of this process while it coordinates: a [`Service`] for each of the last generations, because their
+//! sessions may still make requests.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use crate::round::RequestError;
 use crate::round::Round;
 use crate::service::{self, LONGEST_NAME, Recipients, Service};
 
-/// How many generations have a service: programs may still end communicators of the ones before the last.
+/// The number of generations that keep a service: programs may still end communicators of generations before the last.
 const MAX_GENERATIONS: usize = 8;
 
 #[derive(Default)]
@@ -27,19 +28,19 @@ pub(super) struct Services {
     services: BTreeMap<u64, GenerationService>,
     /// The connections that were refused before there was a service.
     notes: Vec<String>,
-    /// Outputs that no service has made.
+    /// Outputs that were not made by a service.
     direct_outputs: VecDeque<(u64, Output)>,
 }
 
 struct GenerationService {
     service: Service,
     membership: SharedMembership,
-    /// Whether this process has taken over: the former content of the store is lost.
+    /// Whether this process has taken over, and the former content of the store is therefore lost.
     is_successor: bool,
-    /// The last answers, for ranks that they may not have reached.
+    /// The last answers, for ranks that may not have received them.
     answered: VecDeque<(usize, u64, Answer)>,
-    /// The changes of the store by each rank, with their answers, until the rank has stated that it awaits them no more: none of
-    /// them is carried out twice.
+    /// The changes of the store by each rank, with their answers. A change is kept until the rank states that it no
+    /// longer waits for the answer, so that no change is carried out twice.
     changes: HashMap<usize, BTreeMap<u64, Option<Answer>>>,
     /// The member that departed first.
     first_departure: Option<(usize, Departure)>,
@@ -74,7 +75,7 @@ impl GenerationService {
         }
     }
 
-    /// Returns the answer to a change of the store by a rank, if it has arrived and the rank may await the answer.
+    /// Returns the answer to a rank's change of the store, if it has arrived and the rank may still wait for it.
     fn change(&mut self, rank: usize, id: u64) -> Option<&mut Option<Answer>> {
         self.changes.get_mut(&rank)?.get_mut(&id)
     }
@@ -99,8 +100,8 @@ impl GenerationService {
 }
 
 impl Services {
-    /// Opens the service of a generation that this process coordinates, from which `departed` have departed; `is_first`: it is
-    /// the first coordinator.
+    /// Opens the service of a generation that this process coordinates and from which `departed` have departed.
+    /// `is_first` states that this process is the first coordinator.
     pub(super) fn open(
         &mut self,
         generation: u64,
@@ -157,7 +158,7 @@ impl Services {
         }
     }
 
-    /// Ends the service of the oldest generation: what still waits for it fails.
+    /// Ends the service of the oldest generation; requests that still wait in it fail.
     fn end_oldest(&mut self) {
         let Some((generation, mut generation_service)) = self.services.pop_first() else {
             return;
@@ -178,7 +179,7 @@ impl Services {
         }
     }
 
-    /// Forgets which changes of the store were made, as a planted mistake.
+    /// Forgets the carried-out changes of the store, as a planted mistake.
     #[cfg(any(test, feature = "simulator"))]
     pub(super) fn forget_changes(&mut self) {
         for generation_service in self.services.values_mut() {
@@ -193,13 +194,13 @@ impl Services {
         changes.map_or(0, BTreeMap::len)
     }
 
-    /// Closes all services: another process coordinates.
+    /// Closes all services, because another process coordinates.
     pub(super) fn close(&mut self) {
         self.services.clear();
         self.direct_outputs.clear();
     }
 
-    /// Records a note for errors: in the latest service, or until there is one.
+    /// Records a note for errors: in the latest service, or here until there is one.
     pub(super) fn note_for_errors(&mut self, text: String) {
         match self.services.values_mut().next_back() {
             Some(generation_service) => generation_service.service.note_for_errors(text),
@@ -228,7 +229,7 @@ impl Services {
             (generation, Output::Answer { to, answer })
         };
         let Some(generation_service) = self.services.get_mut(&generation) else {
-            // The request is of a generation in which this process was no member.
+            // The request belongs to a generation of which this process was no member.
             let why = Answer::Failed(Arc::new(RequestError::OldGeneration));
             if id != NO_ANSWER {
                 self.direct_outputs.push_back(answer(why));
@@ -378,7 +379,7 @@ impl Services {
         None
     }
 
-    /// Sets whether a majority of the last generation answers. Earlier generations end with their sessions.
+    /// Sets whether a majority of the last generation answers. Services of earlier generations end with their sessions.
     pub(super) fn set_majority(&mut self, answers: bool) {
         for generation_service in self.services.values_mut() {
             generation_service
@@ -399,7 +400,7 @@ impl Services {
         }
     }
 
-    /// Returns what is known of each rank of a generation.
+    /// Returns the known state of each rank of a generation.
     pub(super) fn known(&self, generation: u64) -> Vec<RankRecord> {
         let generation_service = self.services.get(&generation);
         let size = generation_service.map_or(0, |generation_service| {
@@ -410,7 +411,7 @@ impl Services {
             .collect()
     }
 
-    /// Returns what is known of one rank.
+    /// Returns the known state of one rank.
     pub(super) fn known_of(&self, generation: u64, rank: usize) -> Option<RankRecord> {
         let generation_service = self.services.get(&generation)?;
         let process = generation_service.membership.members.get(rank)?;
@@ -436,7 +437,7 @@ impl Services {
         rounds.any(wanted)
     }
 
-    /// Returns the log lines that are due about waiting requests.
+    /// Returns the due log lines about waiting requests.
     pub(super) fn reports(&mut self, now: Instant) -> Vec<String> {
         let all = self.services.values_mut();
         all.flat_map(|generation_service| generation_service.service.reports(now))

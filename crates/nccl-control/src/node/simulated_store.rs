@@ -1,7 +1,8 @@
 //! The store and the exchanges of one process without threads and sockets, for the simulator and for tests.
 //!
-//! What is shipped is run: the requests of the process until they are answered ([`Outbox`]), and its service while it coordinates
-//! ([`Services`]). Only what connects them to the machine is written here once more, from `driver`.
+//! This runs the shipped code: the requests of the process until they are answered ([`Outbox`]), and its service while
+//! it coordinates ([`Services`]). Only the connection between these and the machine is a second implementation of that
+//! in `driver`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use crate::proto::{Command, MemberId, Mistake, Mistakes, SharedMembership};
 use crate::request::{NO_ANSWER, Request};
 use crate::round::{RequestError, Round};
 
-/// The store, as one process has it.
+/// The store, from the side of one process.
 pub struct SimulatedStore {
     me: MemberId,
     mistakes: Mistakes,
@@ -30,7 +31,7 @@ struct Session {
     membership: SharedMembership,
     inbox: Arc<Inbox>,
     outbox: Outbox,
-    /// How many exchanges of all its ranks this process has entered.
+    /// The number of exchanges of all ranks that this process has entered.
     exchanges: u64,
 }
 
@@ -58,7 +59,7 @@ pub enum ExchangeResult {
     Parts(Vec<Vec<u8>>),
     /// A rank has departed.
     Departed,
-    /// The process takes part no more.
+    /// The process no longer takes part.
     Ended,
     /// Another error.
     Failed(String),
@@ -69,12 +70,12 @@ pub enum ExchangeResult {
 pub enum AddResult {
     /// The sum.
     Sum(i64),
-    /// An error: whether the addition was made is not known.
+    /// An error; whether the addition was made is unknown.
     Failed,
 }
 
 impl PendingAdd {
-    /// Returns the generation to whose store it goes.
+    /// Returns the generation whose store the addition changes.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.0.generation
@@ -91,7 +92,7 @@ impl PendingAdd {
 }
 
 impl PendingExchange {
-    /// Returns the generation whose ranks take part, and the number of its exchanges before.
+    /// Returns the generation whose ranks take part, and the number of its earlier exchanges.
     #[must_use]
     pub fn round(&self) -> (u64, u64) {
         (self.pending.generation, self.number)
@@ -119,7 +120,7 @@ impl Drop for Pending {
 }
 
 impl SimulatedStore {
-    /// The store of a process that is in no generation.
+    /// Creates the store of a process that is in no generation.
     #[must_use]
     pub fn new(me: MemberId, mistakes: Mistakes) -> Self {
         Self {
@@ -132,7 +133,7 @@ impl SimulatedStore {
         }
     }
 
-    /// Handles that the process is in a new generation.
+    /// Handles that the process belongs to a new generation.
     pub fn active(&mut self, membership: &SharedMembership) {
         self.departed.clear();
         self.coordinator = None;
@@ -150,7 +151,7 @@ impl SimulatedStore {
         }
     }
 
-    /// Handles that a member coordinates from now on. Returns what the machine is to send.
+    /// Handles that a member is now the coordinator. Returns the commands for the machine.
     pub fn coordinator(&mut self, id: MemberId) -> Vec<Command> {
         let before = self.coordinator.replace(id);
         let is_other = before.is_some_and(|before| before != id);
@@ -181,21 +182,21 @@ impl SimulatedStore {
         requests.into_iter().map(Command::Request).collect()
     }
 
-    /// Handles that a member has departed. Returns what the machine is to send.
+    /// Handles that a member has departed. Returns the commands for the machine.
     pub fn departed(&mut self, member: MemberId, departure: &Departure) -> Vec<Command> {
         self.departed.push((member, departure.clone()));
         self.services.record_departure(member, departure, false);
         self.replies()
     }
 
-    /// Handles that the process takes part no more.
+    /// Handles that the process no longer takes part.
     pub fn end(&mut self) {
         for session in &self.sessions {
             session.inbox.end(&Lost::from(LossKind::Superseded));
         }
     }
 
-    /// Adds 1 to the counter of the last generation, if the process is in one. Returns what the machine is to send.
+    /// Adds 1 to the counter of the last generation, if the process is in one. Returns the command for the machine.
     pub fn add(&mut self, has_coordinator: bool) -> Option<(PendingAdd, Option<Command>)> {
         let (pending, command) = self.sessions.last_mut()?.ask(
             has_coordinator,
@@ -207,7 +208,8 @@ impl SimulatedStore {
         Some((PendingAdd(pending), command))
     }
 
-    /// Enters the next exchange of all ranks of the last generation, if the process is in one. Returns what the machine is to send.
+    /// Enters the next exchange of all ranks of the last generation, if the process is in one. Returns the command for
+    /// the machine.
     pub fn exchange(
         &mut self,
         has_coordinator: bool,
@@ -276,7 +278,7 @@ impl SimulatedStore {
         replies
     }
 
-    /// Handles a reply that has arrived at this process. Returns what the machine is to send.
+    /// Handles a reply that has arrived at this process. Returns the command for the machine.
     pub fn reply(&mut self, bytes: &[u8]) -> Option<Command> {
         let (generation, id, message) = decode_reply(bytes).ok()?;
         self.receive(generation, id, &message)

@@ -28,13 +28,13 @@ use crate::sync::Mutex;
 use crate::time::deadline_after;
 use crate::transport::{Dialer, MachineDriver, PeerConnections};
 
-/// How long the last reports of a leaving observer may take to arrive.
+/// How long delivering the last reports of a leaving observer may take.
 const LAST_REPORTS_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often the thread checks by itself; events wake it.
+/// How often the thread checks without an event; events wake it.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Why there is nothing more to see, when no rank is known to have died.
+/// Why the observation ends, if no rank is known to have died.
 const LEFT: &str = "the ranks have left the world";
 
 struct ObserverDriver {
@@ -51,13 +51,13 @@ struct State {
     connections: PeerConnections,
     alarm: Option<Instant>,
     membership: Option<SharedMembership>,
-    /// Before there is a membership: the number of the first generation, which is being formed.
+    /// Until there is a membership: the number of the first generation, which is being formed.
     forming: Option<u64>,
-    /// Whether the coordinator answers, or the initial coordinator.
+    /// Whether the coordinator answers, or the initial coordinator before the first generation.
     has_coordinator: bool,
-    /// The ranks that have coordinated in this generation, as far as seen.
+    /// The ranks that have coordinated in this generation, as far as observed.
     coordinators: Vec<usize>,
-    /// Why there is nothing more to see.
+    /// Why the observation has ended.
     end_reason: Option<String>,
     /// Changes for the view.
     observations: Vec<Observation>,
@@ -147,7 +147,7 @@ impl ObserverDriver {
         }
     }
 
-    /// Sends a request to the coordinator's driver, for the generation that is watched or formed.
+    /// Sends a request to the coordinator's driver, for the generation that is observed or being formed.
     fn ask(&self, request: Request) {
         let mut state = self.state.lock();
         let active = state.membership.as_ref();
@@ -167,7 +167,7 @@ impl ObserverDriver {
         self.run_deferred_work();
     }
 
-    /// Applies what was seen to the view, and sends the reports that are due.
+    /// Applies the observations to the view, and sends the reports that are due.
     fn send_reports(&self, reported: &mut HashSet<usize>) {
         let (observations, membership, has_coordinator, is_flushed) = {
             let mut state = self.state.lock();
@@ -280,7 +280,8 @@ impl ObserverDriver {
         }
     }
 
-    /// Describes how the world ended when no rank is left to report it: the ends that only this process knows, and the coordinators.
+    /// Describes how the world ended if no rank is left to report it: the ends that only this process knows, and the
+    /// coordinators.
     fn describe_end(&self) -> String {
         let (membership, coordinators) = {
             let state = self.state.lock();
@@ -321,7 +322,7 @@ impl ObserverDriver {
         }
     }
 
-    /// Reports which processes this one has started, and asks for the state of all ranks.
+    /// Reports which processes this process has started, and asks for the state of all ranks.
     fn watch(&self) {
         let ranks = {
             let state = self.shared.state();
@@ -369,7 +370,7 @@ impl MachineDriver for ObserverDriver {
                 let has_observations = state.has_observations();
                 drop(state);
                 if has_observations {
-                    // The lock ensures that the thread is either waiting or has not checked yet.
+                    // Taking the lock ensures that the thread is either waiting or has not checked yet.
                     drop(self.shared.state());
                     self.shared.notify();
                 }
@@ -425,7 +426,7 @@ impl State {
         self.machine.handle(self.clock.time(Instant::now()), input);
     }
 
-    /// Whether there is something for the observer's thread.
+    /// Whether there is work for the observer's thread.
     fn has_observations(&self) -> bool {
         !self.observations.is_empty() || self.end_reason.is_some()
     }
@@ -512,7 +513,7 @@ impl State {
     }
 }
 
-/// The observer's thread; runs until there is nothing more to see.
+/// The observer's thread; runs until the observation ends.
 pub(super) fn run(shared: &Arc<Shared>) {
     let why = observe(shared);
     let mut state = shared.state();
@@ -615,7 +616,7 @@ fn find_process(
         let is_numbered = state.is_numbered();
         let mut exit_reports = state.exit_reports.iter();
         let report = exit_reports.find(|report| report.rank == 0 && is_numbered);
-        // Where other processes answer, rank 0 was a rank of an earlier generation.
+        // If other processes answer, rank 0 belonged to an earlier generation.
         if let Some(end) = report
             .filter(|_| !is_alive)
             .map(|report| report.end.clone())
@@ -631,7 +632,7 @@ fn find_process(
     }
 }
 
-/// Listens in rank 0's place, and reports to joining processes that rank 0 will not join.
+/// Listens in place of rank 0, and reports to joining processes that rank 0 will not join.
 fn report_absent_rank_0(shared: &Arc<Shared>, end: &ProcessEnd, deadline: Instant) -> String {
     let lost = Lost::from(end.clone());
     let over = format!("rank 0 never came: {lost}");

@@ -1,4 +1,4 @@
-//! The handle of an observer for a program.
+//! The program's handle to an observer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,19 +18,18 @@ use crate::sync::{Condvar, Mutex};
 use crate::time::deadline_after;
 use crate::world_view::WorldState;
 
-/// An observer of the ranks, which is not a rank itself.
+/// An observer of the ranks, which has no rank itself.
 pub struct Observer {
     shared: ForkGuarded<Arc<Shared>>,
 }
 
-/// How long a dropped observer takes to deliver its pending reports.
+/// How long a dropped observer may take to deliver its pending reports.
 const DROP_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Observer {
-    /// Observes the world of this rendezvous, whose rank is ignored: waits until rank 0
-    /// is there.
+    /// Observes the world of this rendezvous, whose rank is ignored; waits until rank 0 has been found.
     pub fn join(rendezvous: Rendezvous) -> Result<Self> {
-        // The thread keeps the timeout; it ends a little later than its last attempt.
+        // The thread enforces the timeout; it ends a little later than its last attempt.
         let timeout = world_timeout(rendezvous.timeout).saturating_add(Duration::from_secs(5));
         let observer = Self::start(rendezvous)?;
         let deadline = deadline_after(timeout);
@@ -48,7 +47,7 @@ impl Observer {
         Ok(observer)
     }
 
-    /// As [`join`](Self::join), but returns at once, and looks for rank 0 in the background: for the process that
+    /// As [`join`](Self::join), but returns at once and looks for rank 0 in the background; meant for the process that
     /// starts the ranks. When rank 0 does not answer in time, that is the observer's last event.
     pub fn start(mut rendezvous: Rendezvous) -> Result<Self> {
         rendezvous.job_identity().check()?;
@@ -57,14 +56,14 @@ impl Observer {
         Self::start_with(rendezvous, true)
     }
 
-    /// As [`start`](Self::start), for the launcher of the ranks, which has a timeout of its own: the one in the environment is that of the
-    /// ranks.
+    /// As [`start`](Self::start), for the launcher of the ranks, which sets its own timeout: the timeout in the
+    /// environment is for the ranks.
     pub fn start_by_number(rendezvous: Rendezvous) -> Result<Self> {
         Self::start_with(rendezvous, true)
     }
 
-    /// As [`start_by_number`](Self::start_by_number), for a launcher that has restarted some of its ranks alone: the
-    /// ranks of the world have other numbers by then, so the process ids identify them.
+    /// As [`start_by_number`](Self::start_by_number), for a launcher that has restarted some of its ranks alone. The
+    /// rank numbers of the world have changed by then, so process ids identify the ranks.
     pub fn start_by_process(rendezvous: Rendezvous) -> Result<Self> {
         Self::start_with(rendezvous, false)
     }
@@ -91,7 +90,7 @@ impl Observer {
         })
     }
 
-    /// Returns the state of every rank, as far as this observer has seen.
+    /// Returns the state of every rank, as far as this observer knows.
     pub fn snapshot(&self) -> WorldState {
         if forked::is_child() {
             return State::default().view.state();
@@ -99,15 +98,15 @@ impl Observer {
         self.shared.state.lock().view.state()
     }
 
-    /// Returns a reader of all events since this observer has been connected, and of later ones. Each reader has its own position;
-    /// the last 4096 events are kept.
+    /// Returns a reader of all events since this observer connected, and of later events. Each reader has its own
+    /// position; the last 4096 events are kept.
     pub fn events(&self) -> Events {
         Events::of(Arc::<Shared>::clone(&self.shared))
     }
 
-    /// Declares that this process has started `rank`, as process `pid`, and will report its end, with
-    /// [`rank_ended`](Self::rank_ended). `rank` is the rank as which the process was started, also when the ranks have other
-    /// numbers since in a later generation.
+    /// Declares that this process has started `rank` as process `pid`, and will report its end with
+    /// [`rank_ended`](Self::rank_ended). `rank` is the rank as which the process was started, even if it has another
+    /// number in a later generation.
     pub fn rank_started(&self, rank: usize, pid: u32) -> Result<()> {
         forked::check()?;
         let mut state = self.shared.state.lock();
@@ -120,10 +119,10 @@ impl Observer {
         Ok(())
     }
 
-    /// Reports how the process `pid` of `rank` ended, and the end of its stderr (of which the last
-    /// lines count; it may be empty). Every rank's errors then contain that, instead of "its connection closed
-    /// without goodbye". Has no effect when the rank has left, or has reported why it fails. `rank` is the rank as which the
-    /// process was started.
+    /// Reports how the process `pid` of `rank` ended, and the end of its stderr, which may be empty and of which only
+    /// the last lines are used. Every rank's errors then contain that, instead of "its connection closed without
+    /// goodbye". Has no effect if the rank has left, or has reported a failure. `rank` is the rank as which the process
+    /// was started.
     pub fn rank_ended(&self, rank: usize, pid: u32, how: &str, stderr_tail: &str) -> Result<()> {
         self.process_ended(rank, pid, ProcessEnd::in_words(how, stderr_tail))
     }
@@ -150,7 +149,8 @@ impl Observer {
         Ok(())
     }
 
-    /// Decides, as the operator, that these ranks may continue, although no more than half of the voters reach each other.
+    /// Applies an operator's decision that `ranks` may continue, although no more than half of the voters reach each
+    /// other.
     ///
     /// # Errors
     /// [`ErrorKind::NoSuchRank`].
@@ -173,13 +173,13 @@ impl Observer {
         Ok(())
     }
 
-    /// Whether the observer has found the world, and has not lost it for good.
+    /// Whether the observer has found the world and is still observing it.
     pub fn is_on(&self) -> bool {
         let state = self.shared.state.lock();
         state.was_connected && state.view.ended().is_none()
     }
 
-    /// Returns the addresses at which a new process may ask for the coordinator.
+    /// Returns the addresses at which a new process can ask for the coordinator.
     pub fn listening_addresses(&self) -> Vec<String> {
         self.shared.state.lock().listening_addresses()
     }
@@ -206,8 +206,8 @@ impl Observer {
     }
 }
 
-/// Checks `rank`. In a generation whose ranks have other numbers than their launcher gave them, any rank is valid: the process id identifies
-/// it.
+/// Checks `rank`. In a generation whose rank numbers differ from those of the launcher, any rank is valid: the process
+/// id identifies it.
 fn check_rank(rank: usize, state: &State) -> Result<()> {
     let world_size = state.view.size();
     if world_size == 0 || rank < world_size || !state.is_numbered() {
@@ -222,7 +222,7 @@ fn check_rank(rank: usize, state: &State) -> Result<()> {
 
 #[cfg(test)]
 impl Observer {
-    /// Simulates a network failure of all its connections.
+    /// Simulates a network failure of all connections of this observer.
     pub(crate) fn cut_for_a_test(&self) {
         let mut state = self.shared.state();
         state.cut = true;

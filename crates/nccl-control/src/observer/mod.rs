@@ -1,4 +1,4 @@
-//! A member of the world that is not a rank: it watches the ranks, and survives them.
+//! A process that takes part in the world without a rank: it watches the ranks, and outlives them.
 //!
 //! One thread per observer finds the world and delivers reports; the reactor reads its connections.
 //!

@@ -1,4 +1,4 @@
-//! The state shared by the program's threads and the observer's own.
+//! The state shared by the program's threads and the observer's own thread.
 
 use std::time::Instant;
 
@@ -20,12 +20,12 @@ pub(super) struct Shared {
 #[derive(Default)]
 pub(super) struct State {
     pub(super) view: WorldView,
-    /// The rank to which this observer is connected, or was last, and its generation.
+    /// The rank to which this observer is or was last connected, and its generation.
     pub(super) coordinator: usize,
     pub(super) generation: u64,
-    /// The generation whose ranks have the numbers of their launcher, if there is one.
+    /// The generation in which rank numbers equal launcher ranks, if there is one.
     pub(super) first: Option<u64>,
-    /// Whether it has ever been connected.
+    /// Whether the observer has ever been connected.
     pub(super) was_connected: bool,
     /// The ranks that this process has started.
     pub(super) started: Vec<(usize, u64)>,
@@ -33,10 +33,10 @@ pub(super) struct State {
     /// The operator's decision, until it is sent.
     pub(super) decision: Option<Vec<usize>>,
     pub(super) stop: bool,
-    /// Whether its thread is to cut its connections.
+    /// Whether the thread should cut its connections.
     #[cfg(test)]
     pub(super) cut: bool,
-    /// Whether the thread has nothing left to do.
+    /// Whether the thread has ended its work.
     pub(super) done: bool,
 }
 
@@ -69,19 +69,19 @@ impl State {
         }
     }
 
-    /// Whether the ranks have the numbers that this process has given them.
+    /// Whether the current rank numbers are those that this process assigned.
     pub(super) fn is_numbered(&self) -> bool {
         self.first == Some(self.generation)
     }
 
-    /// Returns where the present ranks listen, for a joiner.
+    /// Returns the addresses at which the present ranks listen, for a joiner.
     pub(super) fn listening_addresses(&self) -> Vec<String> {
         let listening_addresses = self.view.listening_addresses(0).into_iter();
         listening_addresses.map(|(_, at)| at).collect()
     }
 
-    /// Returns the rank in the observed generation of a process that was started as `rank`: in a later generation than that of its start,
-    /// the process id identifies it.
+    /// Returns the rank in the observed generation of a process that was started as `rank`. In a later generation than
+    /// that of its start, the process id identifies the process.
     pub(super) fn rank_now(&self, rank: usize, pid: u64) -> Option<usize> {
         match self.is_numbered() {
             true => Some(rank),
@@ -95,7 +95,7 @@ impl Shared {
         self.state.lock()
     }
 
-    /// Waits until something changes, or the deadline.
+    /// Waits until something changes, or until the deadline.
     pub(super) fn wait(&self, state: &mut MutexGuard<'_, State>, deadline: Instant) {
         self.changed.wait_until(state, deadline);
     }

@@ -1,4 +1,4 @@
-//! A failover: one member asks the others for their votes, and coordinates when a majority has given them.
+//! A failover: one member asks the others for their votes, and coordinates once a majority has voted for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,18 +13,19 @@ use super::mistake::Mistake;
 #[derive(Debug)]
 pub(super) struct Candidate {
     term: Term,
-    /// When it became a candidate.
+    /// The time at which it became a candidate.
     since: Time,
-    /// When it first asked for this term's votes.
+    /// The time at which it first asked for votes in this term.
     asked: Time,
     votes: BTreeMap<MemberId, VoteReport>,
-    /// Since when it has the votes of a majority.
+    /// The time since which it has the votes of a majority.
     majority_since: Option<Time>,
     next_try: Time,
     unresponsive: bool,
-    /// It coordinates a majority, and has to coordinate in a later term, because a vote was promised for one.
+    /// Whether it already coordinates a majority, and must coordinate in a later term because a vote was promised for
+    /// one.
     already_coordinates: bool,
-    /// The half for which it has claimed.
+    /// The half for which it has made a claim.
     claimed: BTreeSet<MemberId>,
 }
 
@@ -32,12 +33,12 @@ pub(super) struct Candidate {
 pub(super) enum Outcome {
     Coordinates(Box<Coordinator>),
     Stops(Transition),
-    /// Others may try.
+    /// Gives up this candidacy, so that others can try.
     Waits,
 }
 
 impl Candidate {
-    /// `unresponsive`: the coordinator answers nothing, although its process may live.
+    /// With `unresponsive`, the coordinator answers nothing, although its process may be alive.
     pub(super) fn start(core: &mut Core, unresponsive: bool, already_coordinates: bool) -> Self {
         let mut this = Self {
             term: core.term,
@@ -54,7 +55,7 @@ impl Candidate {
         this
     }
 
-    /// Asks in a term that is later than all known ones.
+    /// Starts a term later than all known terms.
     fn start_next_term(&mut self, core: &mut Core) {
         let round = match core.mistakes.makes(Mistake::RoundReused) {
             true => 1,
@@ -78,7 +79,7 @@ impl Candidate {
             .collect()
     }
 
-    /// Asks the voters that have not voted, and whose links are such.
+    /// Asks the voters that have not voted and whose links satisfy `may_ask`.
     fn request_votes(&mut self, core: &mut Core, may_ask: fn(&Links, MemberId) -> bool) {
         self.next_try = core.now.after(core.timing.heartbeat_interval);
         let ended = core.known_ends();
@@ -144,7 +145,7 @@ impl Candidate {
             .unwrap_or(self.next_try)
     }
 
-    /// Returns the voters that have voted for it and live, itself among them.
+    /// Returns the living voters that have voted for this candidate, including itself.
     fn side<'a>(&'a self, core: &'a Core) -> impl Iterator<Item = MemberId> + 'a {
         let votes = self.votes.keys().copied();
         votes
@@ -174,7 +175,8 @@ impl Candidate {
             {
                 return Some(self.coordinate(core));
             }
-            // An earlier request may have been of the generation before. One whose link is lost is not waited for.
+            // An earlier request may have belonged to the previous generation. A voter whose link is lost is not waited
+            // for.
             if self.next_try <= core.now {
                 self.request_votes(core, |links, id| links.is_ready(id));
             }
@@ -203,7 +205,7 @@ impl Candidate {
     fn coordinate(&mut self, core: &mut Core) -> Outcome {
         let reports = std::mem::take(&mut self.votes);
         if reports.values().any(|report| report.synced > core.synced) {
-            // Another has coordinated since, and may have replied more.
+            // Another member has coordinated since, and may have sent further replies.
             core.held_replies.clear();
         }
         let own = (core.synced, core.log.end());
@@ -217,7 +219,7 @@ impl Candidate {
             let begins = best.log.continues_from(&core.log);
             let start = core.log.end();
             if !begins {
-                // This member has received entries that a later coordinator's members have not.
+                // This member has received entries that the members of a later coordinator have not.
                 let why = Exclusion::Superseded(best.synced.coordinator);
                 return Outcome::Stops(Transition::Exclude(why));
             }
@@ -234,16 +236,17 @@ impl Candidate {
     }
 }
 
-/// Whether a voter is asked that is awaited: a link that is not ready repeats earlier messages when it is.
+/// Whether to ask an awaited voter: a link that is not ready repeats earlier messages once it is ready.
 fn may_ask(links: &Links, id: MemberId) -> bool {
     links.is_ready(id) || !links.has_link(id)
 }
 
-/// The exclusion of a member that reaches these voters and itself, and no majority.
+/// Returns the exclusion of a member that reaches only itself and `reached`, which is no majority.
 pub(super) fn no_majority(core: &Core, reached: &BTreeSet<MemberId>) -> Exclusion {
     let mut unreached = core.others();
     unreached.retain(|id| !reached.contains(id) && core.may_be_on_other_side(*id));
-    // A connected member may be on this side although it votes for no candidate; it is named only if all of these are connected.
+    // A connected member may be on this side although it votes for no candidate. Connected members are named only if
+    // all unreached members are connected.
     let has_link = |id: &MemberId| core.links.is_ready(*id);
     if unreached.iter().any(|id| !has_link(id)) {
         unreached.retain(|id| !has_link(id));

@@ -1,14 +1,15 @@
-//! Coordinating a term of a generation: orders the log entries for all members, detects unreachable members, and forms the next
-//! generation.
+//! Coordinating a term of a generation: ordering the log entries for all members, detecting unreachable members, and
+//! forming the next generation.
 //!
 //! Each entry waits for one of two conditions:
 //!
-//! - a majority has answered a heartbeat within the last [`Timing::lease`]: enough for certain knowledge;
-//! - a majority has answered a heartbeat that was sent after the loss was noticed: for a member that is merely out of reach, because this
-//!   side may be the one that is cut off.
+//! - A majority has answered a heartbeat within the last [`Timing::lease`]. This suffices for proven facts.
+//! - A majority has answered a heartbeat that was sent after the loss was noticed. This is required for a member that
+//!   is merely unreachable, because this side may be the one that is cut off.
 //!
-//! The next generation is one decision of the members of this one: proposed once, accepted by each of them once, active when a
-//! majority has accepted. A later coordinator that finds an accepted proposal proposes the same again.
+//! The next generation is one decision of the members of this generation: it is proposed once, each member accepts it
+//! once, and it is active when a majority has accepted it. A later coordinator that finds an accepted proposal proposes
+//! the same generation again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -29,13 +30,13 @@ use crate::departure::{Departure, LastCall, LossKind};
 /// The next role of the coordinator's member.
 #[derive(Debug)]
 pub(super) enum Transition {
-    /// The next generation is active. Since that time it is certain that no generation exists without this member.
+    /// The next generation is active. Since that time, it is certain that no generation exists without this member.
     Enter(SharedMembership, Time),
-    /// This member takes part no more.
+    /// This member no longer takes part.
     Exclude(Exclusion),
     /// Another member coordinates in this term.
     Follow(Term),
-    /// This member has to coordinate in a later term than that one, because a vote was promised for it.
+    /// This member must coordinate in a later term than that one, because a vote was promised for it.
     CoordinateLaterTerm(Term),
     /// This process has left.
     Left,
@@ -44,18 +45,18 @@ pub(super) enum Transition {
 #[derive(Debug)]
 struct Follower {
     last_heard: Time,
-    /// How many heartbeats had been due then.
+    /// The number of heartbeats that had been due at `last_heard`.
     tick: u64,
-    /// The last heartbeat that it has answered.
+    /// The last heartbeat that the follower has answered.
     answered: u64,
-    /// Whether it follows; until then its vote may still arrive.
+    /// Whether the member follows; until then, its vote may still arrive.
     admitted: bool,
     suspected: bool,
-    /// When its link was lost.
+    /// The time at which its link was lost.
     link_lost_at: Option<Time>,
-    /// Its request for the next generation, and until when that is valid.
+    /// Its request for the next generation, and until when the request is valid.
     reconfigure_request: Option<(ReconfigureRequest, Time)>,
-    /// Whether it has received that the others form the next generation without it.
+    /// Whether the member has been sent the message that the others form the next generation without it.
     was_told_left_behind: bool,
 }
 
@@ -87,14 +88,14 @@ struct SentHeartbeat {
 struct PendingEntry {
     entry: Entry,
     since: Time,
-    /// The heartbeat that a majority has to answer; none where the lease is enough.
+    /// The heartbeat that a majority must answer; `None` if the lease suffices.
     needs: Option<u64>,
 }
 
 #[derive(Debug)]
 struct Proposal {
     membership: SharedMembership,
-    /// Whether another coordinator may have made it active before.
+    /// Whether an earlier coordinator may already have made the proposal active.
     adopted: bool,
     since: Time,
     accepted: BTreeSet<MemberId>,
@@ -108,52 +109,54 @@ pub(super) struct Coordinator {
     /// The members that departed without proof, and how many heartbeats had been due when each was last heard.
     unproven: BTreeMap<MemberId, u64>,
     heartbeat: u64,
-    /// How many heartbeats have been due, without those that were sent between two of them.
+    /// The number of heartbeats that have been due, not counting those sent in between.
     ticks: u64,
     next_heartbeat: Time,
     heartbeats: VecDeque<SentHeartbeat>,
-    /// The last heartbeat that a majority has answered, and when it was sent.
+    /// The last heartbeat that a majority has answered, and the time at which it was sent.
     confirmed: (u64, Time),
-    /// The same, with more than half of the votes: a claim lets this side continue, and does not show what others have decided.
+    /// As `confirmed`, but by more than half of the votes: a claim lets this side continue, but does not show what
+    /// others have decided.
     confirmed_by_majority: (u64, Time),
-    /// The tick since which every heartbeat has been confirmed. Before that, another member may have coordinated for a while, and
-    /// given leases that this one does not know of.
+    /// The tick since which every heartbeat has been confirmed. Before it, another member may have coordinated for a
+    /// while, and granted leases that this coordinator does not know of.
     confirmed_since_tick: u64,
-    /// How many heartbeats had been due when the last confirmed one was sent.
+    /// The number of heartbeats that had been due when the last confirmed one was sent.
     confirmed_tick: u64,
-    /// How many heartbeats follow at once, so that members get their lease.
+    /// The number of heartbeats to send immediately, so that members get their leases.
     immediate_heartbeats: u32,
     pending_entries: VecDeque<PendingEntry>,
-    /// Reports of launchers about members whose leave message may be on its way, and until when they wait for that.
+    /// Reports of launchers about members whose leave message may be on its way, and until when each report waits for
+    /// it.
     deferred_exit_reports: Vec<(Time, Ended)>,
     reconfigure_requests: usize,
-    /// The members that take part in no later generation, and how many of them have not departed.
+    /// The members that will take part in no later generation, and how many of them have not departed.
     abstaining: BTreeSet<MemberId>,
     abstainers: usize,
-    /// The tick, the members that are accounted for, the known ends, and the own request and abstention for which the next generation
-    /// was found to wait for leases.
+    /// The state in which the next generation was found to wait for leases: the tick, the number of members that are
+    /// accounted for, the number of known ends, and this member's own request and abstention.
     waits_for_leases: Option<(u64, usize, usize, (bool, bool))>,
     proposal: Option<Proposal>,
     /// A proposal that an earlier coordinator may have made active.
     adopted: Option<SharedMembership>,
     /// Set if there was such a proposal, so that a generation may exist without this member or its followers: none of them gets a lease.
     inherits: bool,
-    /// The half for which it has claimed.
+    /// The half for which it has made a claim.
     claimed: BTreeSet<MemberId>,
     leaving: Option<Time>,
 }
 
-/// How many ticks may lie between two confirmed heartbeats, and between the last one and a decision.
+/// The maximum number of ticks between two confirmed heartbeats, and between the last one and a decision.
 const MAX_HEARTBEAT_GAP: u64 = 2;
 
-/// How many heartbeats are remembered.
+/// The maximum number of heartbeats remembered.
 const MAX_REMEMBERED: usize = 8;
 
-/// How long a leaving coordinator waits until the others know, in nanoseconds.
+/// How long a leaving coordinator waits until the other members know, in nanoseconds.
 const COORDINATOR_LEAVE_WAIT_NS: u64 = 1_000_000_000;
 
 impl Coordinator {
-    /// Makes the coordinator of a generation that has just become active.
+    /// Creates the coordinator of a generation that has just become active.
     pub(super) fn of_generation(core: &mut Core) -> Self {
         let now = core.now;
         let mut this = Self::new(core, now, usize::MAX / 2);
@@ -174,7 +177,7 @@ impl Coordinator {
         this
     }
 
-    /// Makes the coordinator of a later term, with the votes of these members, which were asked for at `since`.
+    /// Creates the coordinator of a later term, with the votes of these members, which were requested at `since`.
     pub(super) fn elected(
         core: &mut Core,
         since: Time,
@@ -239,7 +242,7 @@ impl Coordinator {
         }
     }
 
-    /// Makes a coordinator confirmed by so many votes, its own included, which were asked for at `since`.
+    /// Creates a coordinator that is confirmed by `votes` votes, including its own, which were requested at `since`.
     fn new(core: &Core, since: Time, votes: usize) -> Self {
         let by_majority = match core.is_more_than_half(votes) {
             true => since,
@@ -300,7 +303,7 @@ impl Coordinator {
         }
     }
 
-    /// About how many bytes it has beside itself.
+    /// Returns approximately how many bytes this value occupies on the heap.
     pub(super) fn size(&self) -> usize {
         self.followers.len() * size_of::<(MemberId, Follower)>()
     }
@@ -433,7 +436,7 @@ impl Coordinator {
             core.progress = Some(core.now);
         }
         self.record_heard(core, from);
-        // A member that has left has no vote any more.
+        // A member that has left no longer has a vote.
         let is_vote = !core.has_ended(from);
         let follower = self.followers.get_mut(&from).filter(|_| is_vote)?;
         for heartbeat in &mut self.heartbeats {
@@ -458,8 +461,9 @@ impl Coordinator {
 
     /// Whether a member has not answered for so long that its lease has run out.
     ///
-    /// Its lease may come from another coordinator, which it has promised its vote to after its last answer here. That coordinator had a
-    /// majority for a moment, so that this one had none then: not longer than [`MAX_HEARTBEAT_GAP`] if the heartbeats were confirmed since.
+    /// The lease may have been granted by another coordinator, to which the member promised its vote after its last
+    /// answer here. That coordinator had a majority for a moment, so this one had none during that time, which is at
+    /// most [`MAX_HEARTBEAT_GAP`] if the heartbeats have been confirmed since.
     fn lease_has_expired(&self, core: &Core, id: MemberId) -> bool {
         if core.mistakes.makes(Mistake::LeftOutEarly) {
             return true;
@@ -472,7 +476,7 @@ impl Coordinator {
     }
 
     /// Asks the members that do not follow yet for their votes. A member that cannot be reached counts as unreachable
-    /// when its link is lost.
+    /// once its link is lost.
     fn request_missing_votes(&mut self, core: &mut Core) {
         let ended = core.known_ends();
         let all = self.followers.iter();
@@ -545,7 +549,7 @@ impl Coordinator {
                 if let Some(follower) = self.followers.get_mut(&from)
                     && !self.abstaining.contains(&from)
                 {
-                    // After a failover the requests of the other members are still on their way.
+                    // After a failover, the requests of the other members are still on their way.
                     let until = core
                         .now
                         .after(reconfigure_request.timeout.max(core.timing.suspect_after));
@@ -585,7 +589,7 @@ impl Coordinator {
             } => {
                 core.links.keep(from, true);
                 if core.membership.votes(from) && core.log.departure_proven(from).is_none() {
-                    // It is a member already, and may not have received that.
+                    // The process is already a member, and may not have received that.
                     let membership = Arc::clone(&core.membership);
                     core.send(from, Message::NewerGeneration(membership));
                 } else {
@@ -612,7 +616,7 @@ impl Coordinator {
                 });
             }
             Message::OperatorDecision(decision) if decision.generation == core.generation() => {
-                // The decision counts before it is in the log: without it, no entry can be sent.
+                // The decision counts before it is in the log: without the decision, no entry can be sent.
                 core.operator.get_or_insert_with(|| Arc::new(decision));
                 self.enqueue_operator_decision(core);
             }
@@ -621,7 +625,7 @@ impl Coordinator {
         self.advance(core)
     }
 
-    /// Handles that a member does not know of this generation.
+    /// Handles that a member does not know this generation.
     pub(super) fn handle_outdated_member(&mut self, core: &mut Core, from: MemberId) {
         if !core.membership.votes(from) {
             return;
@@ -641,7 +645,7 @@ impl Coordinator {
         core.send(from, message);
     }
 
-    /// Handles a vote promised for a later term. A coordinator that has a majority coordinates it in a still later one.
+    /// Handles a vote promised for a later term. A coordinator that has a majority coordinates in a still later term.
     pub(super) fn coordinate_later_term(&self, core: &Core, term: Term) -> Transition {
         match self.has_recent_majority(core) && !core.sent_leave {
             true => Transition::CoordinateLaterTerm(term),
@@ -649,8 +653,8 @@ impl Coordinator {
         }
     }
 
-    /// Records that a member takes part in no later generation: it counts as one that agrees to be left out. It has no lease
-    /// any more.
+    /// Records that a member will take part in no later generation: it counts as a member that agrees to be left out.
+    /// It no longer has a lease.
     fn record_abstention(&mut self, core: &Core, id: MemberId) {
         if core.membership.rank_of(id).is_none() || !self.abstaining.insert(id) {
             return;
@@ -661,7 +665,7 @@ impl Coordinator {
         }
     }
 
-    /// Returns for how long the members that have requested the next generation have waited for the others.
+    /// Returns how long the members that have requested the next generation have waited for the others.
     fn waited(&self, core: &Core) -> Duration {
         let shortest = core.timing.suspect_after;
         let reconfigure_requests = self
@@ -695,7 +699,7 @@ impl Coordinator {
         self.enqueue_entry(core, entry, None);
     }
 
-    /// Whether it has reported to all that it leaves.
+    /// Whether this coordinator has sent its departure to all members.
     pub(super) fn is_leaving(&self) -> bool {
         self.leaving.is_some()
     }
@@ -748,7 +752,7 @@ impl Coordinator {
         }
     }
 
-    /// Handles that a process has ended whose launcher will report how.
+    /// Handles the end of a process whose launcher will report how it ended.
     pub(super) fn handle_exit(&mut self, core: &mut Core, id: MemberId) {
         if self.leaving.is_none() && core.learn_exit(id) {
             self.forget_answers(id);
@@ -756,14 +760,14 @@ impl Coordinator {
         }
     }
 
-    /// Forgets a loss that waits for a majority: the end of the process is proven now.
+    /// Forgets a loss that waits for a majority, because the end of the process is proven now.
     fn forget_unproven_loss(&mut self, id: MemberId) {
         self.pending_entries.retain(|pending| {
             !(pending.needs.is_some() && departing_member(&pending.entry) == Some(id))
         });
     }
 
-    /// Forgets what a member has answered: it is no vote any more.
+    /// Forgets a member's answers, which no longer count as votes.
     fn forget_answers(&mut self, id: MemberId) {
         if let Some(follower) = self.followers.get_mut(&id) {
             let answered = std::mem::take(&mut follower.answered);
@@ -777,9 +781,9 @@ impl Coordinator {
         }
     }
 
-    /// Handles the certain end of a process.
+    /// Handles the proven end of a process.
     pub(super) fn handle_end(&mut self, core: &mut Core, ended: &Ended) {
-        // The others may have formed the next generation as soon as they learned that this member leaves.
+        // The other members may have formed the next generation as soon as they learned that this member leaves.
         if self.leaving.is_some() {
             return;
         }
@@ -790,7 +794,7 @@ impl Coordinator {
             .position(|(_, report)| report.member == id);
         let known = known.map(|at| self.deferred_exit_reports.swap_remove(at).1);
         let ended = match known {
-            // The launcher's report is more specific.
+            // A launcher's report is more specific.
             Some(report) if ended.proof == Proof::Kernel => {
                 let reduces_electorate = ended.reduces_electorate | report.reduces_electorate;
                 &Ended {
@@ -833,7 +837,7 @@ impl Coordinator {
         forget_joiner(core, id);
         core.observers.remove(&id);
         if let Some(follower) = self.followers.get_mut(&id) {
-            // Messages on their way in both directions are lost with it.
+            // Messages on their way in both directions are lost with the link.
             (follower.link_lost_at, follower.admitted) = (Some(core.now), false);
             self.reconfigure_requests -= usize::from(follower.reconfigure_request.take().is_some());
             if core.mistakes.makes(Mistake::ClosedIsDead) {
@@ -853,7 +857,7 @@ impl Coordinator {
         self.advance(core)
     }
 
-    /// Handles that the peer has begun another link: it follows once it has been asked again.
+    /// Handles that the peer has begun another link: the peer follows again once it has been asked again.
     pub(super) fn handle_link_renewed(
         &mut self,
         core: &mut Core,
@@ -868,7 +872,7 @@ impl Coordinator {
         self.advance(core)
     }
 
-    /// Asks for a majority without the unreachable members, unless NCCL reaches them.
+    /// Requires a majority without the unreachable members, unless NCCL reaches them.
     fn depart_lost_members(&mut self, core: &mut Core) {
         if core.progresses() {
             return;
@@ -889,7 +893,8 @@ impl Coordinator {
         }
         let needs = Some(self.heartbeat + 1);
         for (member, heard) in lost {
-            // A link is lost after its session could not be resumed for some time, also where the generation is younger.
+            // A link is lost after it could not be resumed for some time, which holds even if the generation is younger
+            // than that.
             let unheard = core.now.since(heard).max(core.timing.resume);
             let departure = core.unreachable(member, heard, unheard);
             let proven = false;
@@ -906,10 +911,11 @@ impl Coordinator {
         self.send_heartbeat(core);
     }
 
-    /// Goes on with the proposal that a late voter has accepted, if there is no other.
+    /// Continues with the proposal that a late voter has accepted, if there is no other proposal.
     ///
-    /// The votes for this term contain no acceptance of it. But its proposer may count the ends of those that gave them, and make it
-    /// active with this voter's: the voter alone may know of it then. It can only leave when the proposal is active.
+    /// None of the votes for this term contains an acceptance of that proposal. But its proposer may count the ends of
+    /// the members that gave these votes, and make the proposal active with this voter's acceptance: then only this
+    /// voter may know of it. This voter can only leave when the proposal is active.
     fn adopt_late(&mut self, core: &Core, report: &VoteReport) {
         let accepted = report.accepted.as_ref();
         let accepted = accepted.filter(|_| self.proposal.is_none() && self.adopted.is_none());
@@ -921,7 +927,7 @@ impl Coordinator {
         }
     }
 
-    /// Sends a reply, when its receiver has the entries that it rests on.
+    /// Sends a reply once its receiver has the entries that the reply depends on.
     pub(super) fn reply(&mut self, core: &mut Core, to: MemberId, bytes: Arc<[u8]>) {
         match self.followers.get_mut(&to) {
             Some(follower) if !follower.admitted => core.hold_reply(to, bytes),
@@ -929,7 +935,7 @@ impl Coordinator {
         }
     }
 
-    /// Lets the voter follow if the log here continues the log of its report.
+    /// Lets the voter follow if the log here continues the log in its report.
     fn admit(&mut self, core: &mut Core, from: MemberId, report: &VoteReport) {
         for ended in &report.ended {
             if core.learn_end(ended) {
@@ -945,7 +951,7 @@ impl Coordinator {
         let start = report.log.end().min(core.log.end());
         let entries = core.log.since(start).filter(|_| continues && !is_gone);
         let Some(entries) = entries else {
-            // One that was asked twice votes twice, and may have received more since than is kept.
+            // A member that was asked twice votes twice, and may have received more entries since then than are kept.
             let follower = self.followers.get(&from);
             let is_old =
                 follower.is_some_and(|follower| follower.admitted) && continues && !is_gone;
@@ -1010,7 +1016,8 @@ impl Coordinator {
         });
     }
 
-    /// Sends the entries that may be sent. None while a successor is proposed: its members have to have received the same entries.
+    /// Sends the entries that may be sent. Sends none while a successor is proposed: all its members must have received
+    /// the same entries.
     fn send_pending_entries(&mut self, core: &mut Core) {
         if self.proposal.is_some() || self.adopted.is_some() || self.leaving.is_some() {
             return;
@@ -1077,7 +1084,7 @@ impl Coordinator {
             let all = self.followers.keys().all(|id| core.links.is_flushed(*id));
             let next = match core.leaving {
                 Some(_) => Transition::Left,
-                // The others form the next generation without it. Which of them proposes it is open.
+                // The other members form the next generation without this one. Which member proposes it is not known.
                 None => Transition::Exclude(Exclusion::LeftBehind(Generation {
                     number: core.generation() + 1,
                     proposer: core.id(),
@@ -1107,7 +1114,7 @@ impl Coordinator {
             return None;
         }
         let timeout = match &self.proposal {
-            // A majority answers: the wait is for the silence of the members that have not accepted.
+            // A majority answers: the wait is for the members that have not accepted to stay silent for long enough.
             Some(_) if self.has_recent_majority(core) => {
                 let silence = core.timing.max_unanswered_heartbeats + MAX_HEARTBEAT_GAP;
                 let silence = silence * core.timing.heartbeat_interval;
@@ -1162,7 +1169,7 @@ impl Coordinator {
         if self.reconfigure_requests == 0 && own.is_none() {
             return None;
         }
-        // A proposal without a majority would bind members to it in vain.
+        // A proposal without a majority would bind members to it to no purpose.
         if !self.has_recent_majority(core) {
             self.wait_for_majority(core);
             return None;
@@ -1180,7 +1187,8 @@ impl Coordinator {
                 return None;
             }
         }
-        // The members of the next generation learn before it why others are not in it, if need be without their launchers' reports.
+        // The members of the next generation learn first why other members are not in it, if necessary without the
+        // launchers' reports.
         for member in core.unreported_exits() {
             let (proof, reduces_electorate) = (Proof::Kernel, false);
             let ended = Ended {
@@ -1191,7 +1199,8 @@ impl Coordinator {
             self.handle_end(core, &ended);
         }
         self.send_pending_entries(core);
-        // Leases expire at ticks. Until then each of very many answers would be reason to look at very many members.
+        // Leases expire at ticks. Without this check, each of very many answers would trigger an examination of very
+        // many members.
         let state = (
             self.ticks,
             complete,
@@ -1281,7 +1290,8 @@ impl Coordinator {
         self.propose(core, Arc::new(membership), false)
     }
 
-    /// Leaves, because the others form the next generation without this member: it cannot coordinate them.
+    /// Leaves, because the other members form the next generation without this member, which therefore cannot
+    /// coordinate them.
     fn step_aside(&mut self, core: &mut Core) -> Option<Transition> {
         let (me, after) = (core.id(), self.waited(core));
         self.handle_leave(core, me, Departure::lost(LossKind::LeftBehind { after }));
@@ -1291,8 +1301,9 @@ impl Coordinator {
 
     /// Whether the proposal may become active.
     ///
-    /// A member that has not accepted it may count the ends of those that have, as long as its lease runs. So all its members
-    /// have accepted, have ended, or have not answered for longer than a lease; and only members that were heard since then are votes.
+    /// A member that has not accepted the proposal may count the ends of members that have, as long as its lease runs.
+    /// So all members of this generation must have accepted, have ended, or have not answered for longer than a lease;
+    /// and only members heard since then count as votes.
     fn is_accepted(&self, core: &Core) -> bool {
         let Some(proposal) = &self.proposal else {
             return false;
@@ -1314,7 +1325,7 @@ impl Coordinator {
         let votes: BTreeSet<_> = proposal.accepted.iter().filter(|id| is_vote(id)).collect();
         let mut others = proposal.membership.voters().map(|process| process.id);
         let all = others.all(|id| {
-            // A new member needs its lease as well, and gets some time for it.
+            // A new member needs its lease as well, and gets some time to obtain it.
             let is_new = !core.membership.votes(id);
             let waited = core.now.since(proposal.since) >= core.timing.grace;
             (is_new && (waited || !core.links.is_ready(id)))
@@ -1322,7 +1333,8 @@ impl Coordinator {
                 || core.has_ended(id)
                 || (!is_new && self.lease_has_expired(core, id))
         });
-        // Its proposer has waited until the leases of those that it leaves out were over. They may have had others since.
+        // The proposer has waited until the leases of the members that it leaves out had run out. They may have
+        // obtained others since.
         let mut left_out = core.membership.voters().map(|process| process.id);
         let none_counts = !proposal.adopted
             || left_out.all(|id| {
@@ -1336,7 +1348,8 @@ impl Coordinator {
         all && none_counts && core.is_majority(votes.len(), |id| votes.contains(&id))
     }
 
-    /// Handles the absence of a majority: a claim may replace it, and the requests for the next generation do not wait for ever.
+    /// Handles the absence of a majority: a claim may replace it, and the requests for the next generation do not wait
+    /// forever.
     fn wait_for_majority(&mut self, core: &mut Core) {
         let reconfigure_requests = self.followers.values();
         let reconfigure_requests = reconfigure_requests
@@ -1357,7 +1370,7 @@ impl Coordinator {
         }
     }
 
-    /// Asks for the decision between two halves, once for each half. Returns whether it has asked now.
+    /// Requests a claim between two halves, once for each half. Returns whether it has requested one now.
     fn claim(&mut self, core: &mut Core) -> bool {
         let answers = |(id, follower): &(&MemberId, &Follower)| {
             let is_heard = core.now.since(follower.last_heard) < core.timing.suspect_after;

@@ -1,4 +1,5 @@
-//! The state of a member in every role: its generation, its log, its vote, the ends that it knows, and its driver's requests.
+//! The state of a member in every role: its generation, its log, its vote, the ends that it knows, and the requests of
+//! its driver.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -19,41 +20,43 @@ pub enum Event {
     Active(SharedMembership),
     /// The next entry of the generation's log.
     Entry(Arc<Entry>),
-    /// To an observer: no process of the job can be reached any more. These members are not known to have ended.
+    /// To an observer: no process of the job can be reached any more. The listed members are not known to have ended.
     JobUnreachable(Vec<MemberId>),
-    /// A message of a member to this one alone.
+    /// A message from a member to this one alone.
     Direct(MemberId, Vec<u8>),
-    /// The member that coordinates from now on. Emitted for each generation, after [`Active`](Self::Active), and for each term in
-    /// which this process follows or coordinates: the driver has to repeat its requests without a reply.
+    /// The current coordinator. Emitted for each generation, after [`Active`](Self::Active), and for each term in which
+    /// this process follows or coordinates. The driver must then repeat its requests that have no reply.
     Coordinator(MemberId),
-    /// To the coordinator, or to the initial coordinator: a request of a process's driver, which may be this one.
+    /// To the coordinator, or to the initial coordinator: a request from a process's driver, which may be this
+    /// process's own.
     Request(MemberId, Arc<[u8]>),
     /// A reply of the coordinator's driver.
     Reply(Arc<[u8]>),
-    /// To the initial coordinator: another process has joined the first generation, or has received why there is none.
+    /// To the initial coordinator: another process has joined the first generation, or has received the reason why
+    /// there is none.
     Joined(MemberId),
-    /// To the initial coordinator: the process that had joined with this slot has ended, and the slot is free.
+    /// To the initial coordinator: the process that had joined with this slot has ended, and the slot is free again.
     JoinRevoked(u32, Departure),
-    /// There will be no first generation, for the reason in these bytes. This process takes part no more.
+    /// There will be no first generation, for the reason in these bytes. This process no longer takes part.
     FormationAborted(Arc<[u8]>),
-    /// To an observer: the first generation, which has this number, is being formed. The driver of the initial coordinator
-    /// accepts requests; those without a reply have to be repeated when this event is emitted again.
+    /// To an observer: the first generation, which has this number, is being formed. The driver of the initial
+    /// coordinator accepts requests; those without a reply must be repeated when this event is emitted again.
     Forming(u64),
-    /// A member is a suspect: it has not answered for so many nanoseconds. Nothing ends because of that.
+    /// A member is a suspect: it has not answered for this many nanoseconds. Nothing ends because of that.
     Suspected(MemberId, u64),
-    /// A suspect answers again, after a silence of so many nanoseconds.
+    /// A suspect answers again, after a silence of this many nanoseconds.
     Heard(MemberId, u64),
-    /// The connection to a member was lost for so many nanoseconds, and the link is ready again.
+    /// The link to a member is ready again; its connection was lost for this many nanoseconds.
     Resumed(MemberId, u64),
-    /// The request for the next generation has failed: these members did not make it in time.
+    /// The request for the next generation has failed: these members made no request in time.
     ReconfigureFailed(Vec<MemberId>),
-    /// This process takes part no more.
+    /// This process no longer takes part.
     Excluded(Exclusion),
-    /// This process has left, and the others know.
+    /// This process has left, and the other members know it.
     Left,
-    /// Asks for the job's `Discovery` to decide whether this side, exactly half of the voters, may continue, for this generation.
+    /// Asks the job's `Discovery` whether this side, exactly half of the voters, may continue in this generation.
     Claim(Generation, BTreeSet<MemberId>),
-    /// The number of processes that wait to be taken into the next generation.
+    /// The number of processes that wait to be admitted to the next generation.
     Joiners(usize),
 }
 
@@ -62,27 +65,27 @@ pub enum Event {
 pub(super) struct KnownEnd {
     pub(super) proof: Proof,
     pub(super) reduces_electorate: bool,
-    /// Whether a launcher will report how the process ended, so that others are not told yet.
+    /// Whether a launcher will report how the process ended, so that the end is not sent to other members yet.
     awaits_report: bool,
     at: Time,
 }
 
-/// The time until which this member knows that no generation exists without it.
+/// The period in which this member knows that no generation exists without it.
 ///
-/// The coordinator confirms heartbeat `k` when a majority has answered it, so at the moment at which it sent `k` no other
-/// member coordinated. Heartbeat `k` itself states which of this member's answers had arrived by then. The lease therefore
-/// starts when that answer was sent, and this member learns of it from a later heartbeat.
+/// The coordinator confirms heartbeat `k` when a majority has answered it, so no other member coordinated at the time
+/// at which `k` was sent. Heartbeat `k` itself states which of this member's answers had arrived by then. The lease
+/// therefore starts at the time at which that answer was sent, and this member learns of it from a later heartbeat.
 #[derive(Debug, Default)]
 pub(super) struct Lease {
     start: Time,
     term: Option<Term>,
-    /// The numbers and times of the answers that were sent.
+    /// The numbers of the answers that were sent, and the times at which they were sent.
     answers: VecDeque<(u64, Time)>,
-    /// Heartbeats, and when the answer was sent that had arrived before each.
+    /// For each heartbeat, the time at which the latest answer that had arrived before it was sent.
     acknowledged_replies: VecDeque<(u64, Time)>,
 }
 
-/// How many heartbeats are remembered.
+/// The maximum number of heartbeats remembered.
 const MAX_REMEMBERED: usize = 8;
 
 impl Lease {
@@ -115,7 +118,7 @@ impl Lease {
         }
     }
 
-    /// Renews the lease of a coordinator, which grants it to itself.
+    /// Renews the lease of a coordinator, which grants the lease to itself.
     pub(super) fn renew(&mut self, start: Time) {
         self.start = self.start.max(start);
     }
@@ -138,58 +141,60 @@ pub(super) struct Core {
     pub(super) links: Links,
     pub(super) events: VecDeque<Event>,
     pub(super) membership: SharedMembership,
-    /// The highest term that this member follows or has promised its vote to.
+    /// The highest term that this member follows, or in which it has promised its vote.
     pub(super) term: Term,
     /// The term in which its log was the coordinator's.
     pub(super) synced: Term,
     pub(super) log: Log,
     pub(super) accepted: Option<(Term, SharedMembership)>,
     pub(super) ended: BTreeMap<MemberId, KnownEnd>,
-    /// By how many voters `ended` reduces the electorate.
+    /// The number of voters by which `ended` reduces the electorate.
     removed_voters: usize,
     pub(super) lease: Lease,
-    /// The voter for whom the claim was won. A half of the voters that it is in decides like a majority, whichever of its members
-    /// coordinates: two such halves have this voter in common, and each majority has one with each half.
+    /// The voter for which the claim was won. A half of the voters that includes this voter decides like a majority,
+    /// whichever of its members coordinates: two such halves have this voter in common, and a majority has a voter in
+    /// common with any half.
     pub(super) claimed: Option<MemberId>,
     /// The operator's decision for this generation, and whether all members have received it.
     pub(super) operator: Option<Arc<OperatorDecision>>,
     pub(super) operator_decision_logged: bool,
-    /// Set on the initial coordinator when it has given up the first generation: the reason, for all that join.
+    /// Set on the initial coordinator after it has given up the first generation: the reason, for all that join.
     pub(super) formation_aborted: Option<Arc<[u8]>>,
     broadcasts_sent: u64,
     pub(super) unlogged: VecDeque<Arc<Broadcast>>,
     pub(super) reconfigure_request: Option<(ReconfigureRequest, Time)>,
     reconfigure_requests: u64,
-    /// Processes that wait to be taken into the next generation, and observers.
+    /// Processes that wait to be admitted to the next generation, and observers.
     pub(super) joiners: BTreeMap<MemberId, ProcessInfo>,
     pub(super) observers: BTreeMap<MemberId, ProcessInfo>,
-    /// Replies to members that do not follow yet, or while it is open whether this one coordinates.
+    /// Replies to members that do not follow yet, or that are held while it is open whether this member coordinates.
     pub(super) held_replies: BTreeMap<MemberId, Vec<Arc<[u8]>>>,
     /// The departure of this process, until it is acknowledged.
     pub(super) leaving: Option<Departure>,
     /// When this process asked to join, or accepted the proposal that it knows.
     pub(super) consented: Time,
-    /// Whether its lease ran then, so that the proposal cannot have been active without it.
+    /// Whether the lease was running at `consented`, so that the proposal cannot have been active without this member.
     pub(super) consents_in_time: bool,
-    /// Since when there is no coordinator.
+    /// The time since which there is no coordinator.
     pub(super) without_coordinator_since: Option<Time>,
     /// When NCCL last made progress.
     pub(super) progress: Option<Time>,
-    /// Whether that was after the last heartbeat reply.
+    /// Whether NCCL made progress after the last heartbeat reply.
     pub(super) has_progressed: bool,
-    /// How many ranks have departed according to the log.
+    /// The number of ranks that have departed according to the log.
     pub(super) departed: usize,
-    /// The driver's evidence about unreachable peers, and its time.
+    /// The driver's evidence about unreachable peers, with its time.
     pub(super) evidence: BTreeMap<MemberId, (Time, Lost)>,
-    /// The last calls of the members' programs, as reported to the coordinator's driver, and when.
+    /// The last calls of the members' programs, as reported to the coordinator's driver, with their times.
     pub(super) calls: BTreeMap<MemberId, (Time, String)>,
-    /// Whether this process takes part in no later generation.
+    /// Whether this process will take part in no later generation.
     pub(super) abstains: bool,
-    /// Whether this process has reported to another one that it abstains or leaves.
+    /// Whether this process has reported to another process that it abstains or leaves.
     renounced_lease: bool,
-    /// Whether this process has sent its leave message to a coordinator. It votes no more, and accepts no proposal.
+    /// Whether this process has sent its leave message to a coordinator. It then no longer votes, and accepts no
+    /// proposal.
     pub(super) sent_leave: bool,
-    /// The active generation because of which this process takes part no more.
+    /// The active generation because of which this process no longer takes part.
     pub(super) ahead: Option<SharedMembership>,
 }
 
@@ -256,21 +261,21 @@ impl Core {
         self.links.send(to, generation, message);
     }
 
-    /// Keeps a reply until its receiver follows. Like other messages, it is lost with the link.
+    /// Holds a reply until its receiver follows. Like other messages, the reply is lost with the link.
     pub(super) fn hold_reply(&mut self, to: MemberId, bytes: Arc<[u8]>) {
         if self.links.has_link(to) && self.membership.votes(to) && !self.is_departed(to) {
             self.held_replies.entry(to).or_default().push(bytes);
         }
     }
 
-    /// Sends what was kept for a member that follows now.
+    /// Sends the held replies to a member that now follows.
     pub(super) fn send_held_replies(&mut self, to: MemberId) {
         for bytes in self.held_replies.remove(&to).unwrap_or_default() {
             self.send(to, Message::Reply(bytes));
         }
     }
 
-    /// Sends to a voter, over a link that is opened if there is none.
+    /// Sends to a voter; opens a link if there is none.
     pub(super) fn reach(&mut self, to: MemberId, message: Message) {
         let membership = Arc::clone(&self.membership);
         self.reach_in(&membership, to, message);
@@ -295,9 +300,9 @@ impl Core {
         voters.filter(|id| *id != self.id()).collect()
     }
 
-    /// Begins an active generation. `certain_since`: since when it is certain that no generation exists without this member.
+    /// Begins an active generation. Since `certain_since`, it is certain that no generation exists without this member.
     pub(super) fn enter(&mut self, membership: SharedMembership, certain_since: Time) {
-        // The generation was not active before this member had accepted it.
+        // The generation was not active before this member accepted it.
         let accepted = self.accepted.as_ref();
         let is_accepted =
             accepted.is_some_and(|(_, known)| known.generation == membership.generation);
@@ -334,20 +339,20 @@ impl Core {
         self.remove_voters_ended_before(certain_since);
     }
 
-    /// Returns the number of votes of which a majority is needed.
+    /// Returns the number of votes of which a majority is required.
     pub(super) fn electorate(&self) -> usize {
         let removed = self.removed_voters + usize::from(self.sent_leave);
         self.membership.electorate().saturating_sub(removed)
     }
 
-    /// Whether so many votes are more than half of all.
+    /// Whether `votes` is more than half of the electorate.
     pub(super) fn is_more_than_half(&self, votes: usize) -> bool {
         let of = self.electorate();
-        // Where all living members have left, none of them decides anything else.
+        // If all living members have left, none of them makes another decision.
         2 * votes > of || of == 0
     }
 
-    /// Whether so many votes decide: more than half, or a substitute for that.
+    /// Whether `votes` suffice for a decision: more than half of the electorate, or a substitute for that.
     pub(super) fn is_majority(&self, votes: usize, has: impl Fn(MemberId) -> bool) -> bool {
         let votes_here = |id: MemberId| {
             let has_left = id == self.id() && self.sent_leave;
@@ -368,7 +373,7 @@ impl Core {
         })
     }
 
-    /// Whether exactly half of the votes are there, so that a claim decides.
+    /// Whether `votes` are exactly half of the electorate, so that a claim decides.
     pub(super) fn is_half(&self, votes: usize) -> bool {
         2 * votes == self.electorate()
     }
@@ -377,7 +382,7 @@ impl Core {
         self.ended.contains_key(&id)
     }
 
-    /// Whether an unreachable voter was on another side, as far as known: a voter whose end was seen too late to count may have
+    /// Whether an unreachable voter may be on another side: a voter whose end was seen too late to count may have
     /// continued there before.
     pub(super) fn may_be_on_other_side(&self, id: MemberId) -> bool {
         let reduces_electorate = self
@@ -387,30 +392,31 @@ impl Core {
         !reduces_electorate && self.log.departure_proven(id).is_none()
     }
 
-    /// Whether nothing is expected from a voter any more.
+    /// Whether nothing more is expected from a voter.
     pub(super) fn is_departed(&self, id: MemberId) -> bool {
         self.has_ended(id) || self.log.departure_proven(id).is_some()
     }
 
     /// Whether the lease runs.
     ///
-    /// A member that abstains or leaves has no lease from the moment at which it reports that, and never gets one again in this
-    /// generation. That allows a coordinator to leave it out at once:
+    /// A member that abstains or leaves has no lease from the moment at which it reports that, and gets none again in
+    /// this generation. A coordinator may therefore leave it out at once:
     ///
-    /// - Until then it was a member like any other, which no coordinator leaves out before it has not answered for longer than a
-    ///   lease. A coordinator learns of the ends that the member has counted before it learns of its abstention: they precede it in the
-    ///   same link, or are in the same report. The votes of these processes do not count for the successor.
-    /// - From then on the ends that it sees count for no other member on its testimony. Ends that others have counted count for it, based
-    ///   on their leases.
+    /// - Until then it was a member like any other, which no coordinator leaves out until it has not answered for
+    ///   longer than a lease. A coordinator learns of the ends that the member has counted before it learns of the
+    ///   abstention: they precede it on the same link, or are in the same report. The votes of the ended processes do
+    ///   not count for the successor.
+    /// - From then on, no other member counts an end because this member has seen it. Ends that other members have
+    ///   counted count for it, too, based on their leases.
     ///
-    /// So no counted end removes a voter here that voted for the successor, and a majority of this generation still has a member of the
-    /// successor's majority in it. While an abstaining member coordinates, and has not reported that it abstains, it keeps its
-    /// lease: then no member leaves it out at once.
+    /// So no counted end removes a voter here that voted for the successor, and a majority of this generation still
+    /// includes a member of the successor's majority. An abstaining member that coordinates, and has not reported that
+    /// it abstains, keeps its lease: then no member leaves it out at once.
     pub(super) fn holds_lease(&self) -> bool {
         self.holds_lease_at(self.now)
     }
 
-    /// As [`holds_lease`](Self::holds_lease), at a later moment than that of the last input.
+    /// As [`holds_lease`](Self::holds_lease), at a time later than the last input.
     pub(super) fn holds_lease_at(&self, now: Time) -> bool {
         self.may_hold_lease() && now <= self.lease.start.after(self.timing.lease)
     }
@@ -419,15 +425,15 @@ impl Core {
         !self.renounced_lease || self.mistakes.makes(Mistake::AbstainerCounts)
     }
 
-    /// Records that this member reports to another that it abstains. Returns whether it does.
+    /// Records that this member reports its abstention to another process, if it abstains. Returns whether it does.
     pub(super) fn renounce_lease(&mut self) -> bool {
         self.renounced_lease |= self.abstains;
         self.abstains
     }
 
-    /// Sends the leave message to a coordinator, if this member leaves. Others remove it from the voters for that, so it is
-    /// none from then on.
-    /// A member that has accepted a successor is bound to it, and waits until that is active.
+    /// Sends the leave message to a coordinator, if this member leaves. The other members then remove it from the
+    /// voters, so it does not vote from then on. A member that has accepted a successor is bound to it, and waits until
+    /// the successor is active.
     pub(super) fn send_leave(&mut self, to: MemberId) {
         if let Some(departure) = self.leaving.clone().filter(|_| self.accepted.is_none()) {
             if !self.mistakes.makes(Mistake::LeaverVotes) {
@@ -437,17 +443,18 @@ impl Core {
         }
     }
 
-    /// The number of its own votes.
+    /// Returns the number of its own votes.
     pub(super) fn own_vote(&self) -> usize {
         self.own_voter().iter().len()
     }
 
-    /// This process, unless it has left.
+    /// Returns the id of this process, unless it has left.
     pub(super) fn own_voter(&self) -> Option<MemberId> {
         (!self.sent_leave).then(|| self.id())
     }
 
-    /// Asks whether `side` may continue, if it is exactly half of the voters and `claimed` is not this half. Returns whether it has asked.
+    /// Asks whether `side` may continue, if `side` is exactly half of the voters and differs from `claimed`. Returns
+    /// whether it has asked.
     pub(super) fn claim(
         &mut self,
         side: BTreeSet<MemberId>,
@@ -462,8 +469,9 @@ impl Core {
         asks
     }
 
-    /// Reports to another process that this one takes part no more. It will not vote, but the successor that it has voted for
-    /// may be active: processes that do not know of that successor may not remove it from the voters.
+    /// Reports to another process that this one no longer takes part. This process will not vote, but the successor
+    /// that it has voted for may be active, so processes that do not know that successor must not remove this process
+    /// from the voters.
     pub(super) fn send_exclusion(&mut self, to: MemberId, generation: u64) {
         if !self.links.is_flushed(to) {
             return;
@@ -473,7 +481,7 @@ impl Core {
         self.links.send(to, generation, message);
     }
 
-    /// Returns its message to processes that know of a later generation, or to those that do not.
+    /// Returns the exclusion message for processes that know of a later generation, or for those that do not.
     pub(super) fn exclusion_message(&self, is_later: bool, generation: u64) -> (u64, Message) {
         let (member, departure) = (self.id(), Departure::lost(LossKind::Superseded));
         let bound = self.accepted.is_some() && !self.mistakes.makes(Mistake::BoundLeaves);
@@ -525,7 +533,7 @@ impl Core {
             }
         });
         is_new |= std::mem::take(&mut known.awaits_report);
-        // The launcher's report is more specific.
+        // A launcher's report is more specific.
         if ended.proof < known.proof {
             known.proof = ended.proof.clone();
         }
@@ -535,7 +543,7 @@ impl Core {
         is_new
     }
 
-    /// Records that a process has ended whose launcher will report how. Returns whether it is new.
+    /// Records the end of a process whose launcher will report how it ended. Returns whether the end is new.
     pub(super) fn learn_exit(&mut self, member: MemberId) -> bool {
         if self.has_ended(member) {
             return false;
@@ -551,14 +559,14 @@ impl Core {
         is_new
     }
 
-    /// Whether a launcher will report how a process ended that is known to have ended.
+    /// Whether a process is known to have ended, and its launcher will report how.
     pub(super) fn awaits_report(&self, id: MemberId) -> bool {
         let known = self.ended.get(&id);
         known.is_some_and(|known| known.awaits_report)
     }
 
-    /// Counts the ends that were known while the lease from `start` on ran, because no generation existed without this member
-    /// then.
+    /// Counts the ends that were known while the lease from `start` was running, because no generation existed without
+    /// this member during that time.
     pub(super) fn remove_voters_ended_before(&mut self, start: Time) {
         if start == Time::default() || !self.may_hold_lease() {
             return;
@@ -571,13 +579,13 @@ impl Core {
         }
     }
 
-    /// Returns all known ends, for others.
+    /// Returns all known ends, for other processes.
     pub(super) fn known_ends(&self) -> Vec<Ended> {
         let all = self.ended.keys();
         all.filter_map(|member| self.end_of(*member)).collect()
     }
 
-    /// Returns the known end of a member, for others.
+    /// Returns the known end of a member, for other processes.
     pub(super) fn end_of(&self, member: MemberId) -> Option<Ended> {
         let known = self.ended.get(&member)?;
         (!known.awaits_report).then(|| self.end_for_others(member, known))
@@ -590,8 +598,9 @@ impl Core {
             .collect()
     }
 
-    /// A member that has accepted a successor is bound to it, and may count the ends that it sees after that. Others may not count
-    /// them on its testimony: they may be left out of that successor, which may be active already.
+    /// A member that has accepted a successor is bound to it, and may count the ends that it sees afterwards. Other
+    /// members must not count these ends on its report: they may be left out of that successor, which may already be
+    /// active.
     fn end_for_others(&self, member: MemberId, known: &KnownEnd) -> Ended {
         let is_bound = self.accepted.is_some() && known.at >= self.consented;
         let reduces_electorate = known.reduces_electorate
@@ -611,7 +620,8 @@ impl Core {
         self.remove_voters_ended_before(self.lease.start);
     }
 
-    /// Returns the departure of an unreachable member that was last heard at `heard`, `unheard` nanoseconds ago.
+    /// Returns the departure of an unreachable member that was last heard at `heard`, which was `unheard` nanoseconds
+    /// ago.
     pub(super) fn unreachable(&self, id: MemberId, heard: Time, unheard: u64) -> Departure {
         let evidence = self.evidence.get(&id).filter(|(at, _)| *at > heard);
         let lost = evidence.map(|(_, lost)| lost.clone());
@@ -624,7 +634,7 @@ impl Core {
         }))
     }
 
-    /// Appends an entry to the log, and emits it to the driver.
+    /// Appends an entry to the log, and emits it for the driver.
     pub(super) fn deliver(&mut self, entry: Arc<Entry>) {
         if let Entry::Departed { member, .. } = &*entry
             && self.log.departure_proven(*member).is_none()
@@ -661,7 +671,7 @@ impl Core {
         self.events.push_back(Event::Entry(entry));
     }
 
-    /// Makes the driver's message to all members.
+    /// Makes a message of the driver to all members.
     pub(super) fn make_broadcast(&mut self, topic: String, bytes: Vec<u8>) -> Arc<Broadcast> {
         self.broadcasts_sent += 1;
         let broadcast = Arc::new(Broadcast {
@@ -674,7 +684,7 @@ impl Core {
         broadcast
     }
 
-    /// Records the driver's request for the next generation.
+    /// Records a request of the driver for the next generation.
     pub(super) fn request_reconfigure(
         &mut self,
         timeout: u64,
@@ -722,7 +732,7 @@ impl Core {
         true
     }
 
-    /// Whether `one` comes before `other` where both are candidates.
+    /// Whether `one` precedes `other` if both are candidates.
     pub(super) fn is_before(&self, one: MemberId, other: MemberId) -> bool {
         let position = |id| self.membership.rank_of(id).unwrap_or(usize::MAX);
         position(one) < position(other)
@@ -733,7 +743,7 @@ impl Core {
         !self.unlogged.is_empty() || self.reconfigure_request.is_some() || self.leaving.is_some()
     }
 
-    /// When the absence of a coordinator counts as final.
+    /// Returns the time from which the absence of a coordinator counts as final.
     pub(super) fn majority_deadline(&self) -> Option<Time> {
         Some(
             self.without_coordinator_since?
@@ -741,19 +751,19 @@ impl Core {
         )
     }
 
-    /// Whether that time has come.
+    /// Whether [`majority_deadline`](Self::majority_deadline) has passed, and NCCL makes no progress.
     pub(super) fn has_no_majority(&self) -> bool {
         let is_late = self.majority_deadline().is_some_and(|at| self.now >= at);
         is_late && !self.progresses()
     }
 
-    /// About how many bytes it has beside itself.
+    /// Returns approximately how many bytes this value occupies on the heap.
     pub(super) fn size(&self) -> usize {
         let ended = self.ended.len() * size_of::<(MemberId, KnownEnd)>();
         self.links.size() + self.log.size() + ended
     }
 
-    /// Whether NCCL has made progress lately, so that no unreachable member has to end.
+    /// Whether NCCL has made progress recently, so that unreachable members are tolerated.
     pub(super) fn progresses(&self) -> bool {
         let is_recent = |at| self.now.since(at) < self.timing.progress;
         self.progress.is_some_and(is_recent) && self.membership.tolerates_unreachable()

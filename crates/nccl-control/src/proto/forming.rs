@@ -1,4 +1,4 @@
-//! The first generation before it is active: which processes have joined it.
+//! The first generation before it is active: the processes that have joined it.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ pub(super) struct Forming {
     /// The number of ranks, and the number of witnesses.
     size: u32,
     witnesses: u32,
-    /// By slot. The ranks' slots are below `size`, the witnesses' are not.
+    /// By slot. The ranks' slots are below `size`, the witnesses' slots are not.
     joined: BTreeMap<u32, ProcessInfo>,
 }
 
@@ -29,12 +29,12 @@ impl Forming {
         self.joined.get(&slot)
     }
 
-    /// Returns all processes that have joined, and the initial coordinator.
+    /// Returns all processes that have joined, including the initial coordinator.
     pub(super) fn all(&self) -> impl Iterator<Item = MemberId> {
         self.joined.values().map(|process| process.id)
     }
 
-    /// Adds a process. Returns whether it is new; `None` if it is refused, because its slot is taken or does not exist.
+    /// Adds a process. Returns whether it is new; `None` if it is refused because its slot is taken or does not exist.
     pub(super) fn join(&mut self, process: ProcessInfo, role: JoinRole) -> Option<bool> {
         let slot = process.id.slot;
         let known = self.joined.get(&slot);
@@ -52,7 +52,7 @@ impl Forming {
         Some(self.joined.insert(slot, process).is_none())
     }
 
-    /// Removes a process that may have joined; returns what is known of it if it had.
+    /// Removes a process that may have joined; returns its information if it had joined.
     pub(super) fn remove(&mut self, id: MemberId) -> Option<ProcessInfo> {
         let known = self
             .joined
@@ -61,7 +61,7 @@ impl Forming {
         known.then(|| self.joined.remove(&id.slot)).flatten()
     }
 
-    /// Returns the generation, as soon as all have joined.
+    /// Returns the generation once all processes have joined.
     pub(super) fn complete(&mut self, generation: Generation) -> Option<Membership> {
         if self.joined.len() < self.size as usize + self.witnesses as usize {
             return None;

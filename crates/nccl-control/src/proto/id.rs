@@ -8,34 +8,35 @@ use serde::{Deserialize, Serialize};
 
 use super::member_list;
 
-/// A point on the clock of one process, in nanoseconds from an origin of its own. Two processes' times are never compared.
+/// A point on the clock of one process, in nanoseconds from its own origin. Times of different processes are never
+/// compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(pub u64);
 
 impl Time {
-    /// A time that never comes.
+    /// A time that is never reached.
     pub const NEVER: Self = Self(u64::MAX);
 
-    /// Returns this time plus so many nanoseconds.
+    /// Returns this time plus `nanos` nanoseconds.
     #[must_use]
     pub fn after(self, nanos: u64) -> Self {
         Self(self.0.saturating_add(nanos))
     }
 
-    /// Returns the nanoseconds since `earlier`, 0 if that is later.
+    /// Returns the nanoseconds since `earlier`; 0 if `earlier` is later than this time.
     #[must_use]
     pub fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 }
 
-/// One incarnation of one process in a job. A slot that is used again has another incarnation, so that a frame of an ended process
-/// is never taken for one of its successor.
+/// One incarnation of one process in a job. A reused slot has a new incarnation, so that a frame of an ended process is
+/// never attributed to its successor.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MemberId {
     /// The place in the job, stable for the life of the process.
     pub slot: u32,
-    /// Drawn at random by the process.
+    /// A random number chosen by the process.
     pub incarnation: u64,
 }
 
@@ -45,19 +46,20 @@ impl fmt::Debug for MemberId {
     }
 }
 
-/// The name of one membership. Numbers grow by one; the proposer distinguishes two proposals of one number.
+/// The name of one membership. Numbers increase by one; the proposer distinguishes two proposals with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Generation {
-    /// Starts at the number that the job is given.
+    /// Starts at the number configured for the job.
     pub number: u64,
-    /// The member that proposed it, which coordinates it at first.
+    /// The member that proposed the generation, and is its first coordinator.
     pub proposer: MemberId,
 }
 
-/// A part of a generation in which one member coordinates. A later term has a higher round, or the same and a higher coordinator.
+/// A part of a generation in which one member coordinates. A later term has a higher round, or the same round and a
+/// higher coordinator id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Term {
-    /// 0 is that of the generation's proposer.
+    /// Starts at 0, which is the round of the generation's proposer.
     pub round: u32,
     /// The coordinator.
     pub coordinator: MemberId,
@@ -74,7 +76,7 @@ impl Generation {
     }
 }
 
-/// What is known of a process of the job: a member, a joiner or an observer.
+/// Information about a process of the job: a member, a joiner or an observer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ProcessInfo {
     /// Its id.
@@ -84,17 +86,17 @@ pub struct ProcessInfo {
     pub host: String,
     /// Its process id, in its own namespace.
     pub pid: u32,
-    /// When its process was started, as its kernel counts.
+    /// The start time of the process, in its kernel's units.
     pub start_time: u64,
     /// A checksum of the kernel and the namespace that are the scope of `pid`; 0 if not known.
     pub kernel: u64,
-    /// Where it listens.
+    /// The address at which the process listens.
     pub at: String,
     /// Its launcher rank, if any.
     pub launcher_rank: Option<u32>,
     /// Whether its launcher takes part as an observer, and will report how it ends.
     pub observed: bool,
-    /// Whether it stays with members that are unreachable while NCCL reaches them. All members do, or none.
+    /// Whether the process stays with unreachable members while NCCL reaches them. Applies only if all members set it.
     pub tolerates_unreachable: bool,
 }
 
@@ -102,7 +104,7 @@ pub struct ProcessInfo {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "MembershipFields")]
 pub struct Membership {
-    /// Its name.
+    /// The name of the generation.
     pub generation: Generation,
     /// By rank.
     #[serde(serialize_with = "member_list::serialize")]
@@ -153,7 +155,8 @@ impl Membership {
         }
     }
 
-    /// Whether its members stay together while NCCL reaches all of them: none of them says otherwise.
+    /// Whether the members stay together while NCCL reaches all of them, which requires that all of them are configured
+    /// to.
     #[must_use]
     pub fn tolerates_unreachable(&self) -> bool {
         self.tolerates_unreachable
@@ -166,7 +169,7 @@ impl Membership {
         Some(self.index[at].1 as usize)
     }
 
-    /// Returns what is known of a member.
+    /// Returns the information about a member.
     #[must_use]
     pub fn process(&self, id: MemberId) -> Option<&ProcessInfo> {
         match self.rank_of(id) {
@@ -175,7 +178,7 @@ impl Membership {
         }
     }
 
-    /// Whether it votes.
+    /// Whether the process votes.
     #[must_use]
     pub fn votes(&self, id: MemberId) -> bool {
         self.process(id).is_some()
@@ -193,5 +196,5 @@ impl Membership {
     }
 }
 
-/// Shared by all messages and machines that name it.
+/// A membership shared by all messages and machines that refer to it.
 pub type SharedMembership = Arc<Membership>;

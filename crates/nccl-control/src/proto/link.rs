@@ -1,13 +1,13 @@
-//! Links: ordered messages between two processes that outlive the connections which carry them.
+//! Links: ordered messages between two processes. A link outlives the connections that carry it.
 //!
 //! ```text
 //! Dialing ──connected──▶ Greeting ──welcome──▶ Ready ──connection ends──▶ Down ──connected──▶ Greeting …
 //!    └──────────── not ready within `resume` ────────────────────────────────┴──▶ Lost
 //! ```
 //!
-//! The side that connected first connects again; the other side waits for it. A link is lost when it is not ready within
-//! [`Timing::resume`], or when the other side does not know it any more. Messages are numbered; those that the other side has not
-//! acknowledged are sent again on the next connection, and one that arrives twice is handled once.
+//! The side that connected first also reconnects; the other side waits for it. A link is lost when it is not ready
+//! within [`Timing::resume`], or when the other side no longer knows it. Messages are numbered; those that the other
+//! side has not acknowledged are sent again on the next connection, and a message that arrives twice is handled once.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -23,11 +23,11 @@ pub struct Connection(pub u64);
 /// A request of the links to the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectionRequest {
-    /// Connect to that address, and answer with [`Links::connected`] or [`Links::dial_failed`].
+    /// Connect to this address, and answer with `Input::Connected` or `Input::DialFailed`.
     Dial {
-        /// The machine's id of the peer.
+        /// The id by which the machine knows the peer.
         peer: MemberId,
-        /// Where the peer listens.
+        /// The address at which the peer listens.
         at: String,
     },
     /// Send a frame.
@@ -41,11 +41,11 @@ pub enum ConnectionRequest {
 pub(super) enum LinkEvent {
     /// The link is ready for the first time.
     Up,
-    /// The link is ready again, after so many nanoseconds.
+    /// The link is ready again, after this many nanoseconds.
     Resumed(MemberId, u64),
-    /// The peer has given the link up and begun another: it lives, and messages on their way are lost.
+    /// The peer has given up the link and begun another one: the peer is alive, and messages on their way are lost.
     Renewed(MemberId),
-    /// The link is lost; whether the peer lives is not known.
+    /// The link is lost; whether the peer is alive is not known.
     Lost(MemberId),
     /// A message.
     Received {
@@ -66,31 +66,31 @@ pub(super) enum LinkEvent {
 struct Link {
     at: String,
     link_id: u64,
-    /// Links up to this number that the peer had begun are superseded by this one.
+    /// Links up to this number that the peer began are superseded by this link.
     superseded_up_to: u64,
-    /// Whether this side connects.
+    /// Whether this side opens the connections.
     dials: bool,
     dialing: bool,
     next_dial: Time,
-    /// How many attempts failed since the link was last ready.
+    /// The number of attempts that have failed since the link was last ready.
     failures: u32,
     connection: Option<Connection>,
     connected: Time,
     /// Whether this side's last attempt to connect has succeeded.
     last_dial_succeeded: bool,
     is_ready: bool,
-    /// Whether it has ever been ready.
+    /// Whether the link has ever been ready.
     was_ready: bool,
-    /// Since when it is not ready.
+    /// The time since which the link is not ready.
     down_since: Time,
-    /// The number of the last message that the peer has.
+    /// The number of the last message that the peer has acknowledged.
     acknowledged: u64,
     /// Generation and message, numbered from `acknowledged + 1`.
     pending: VecDeque<(u64, Message)>,
     received: u64,
-    /// How many of these the peer does not know to be received.
+    /// The number of received messages that have not been acknowledged to the peer.
     unacknowledged_count: u32,
-    /// Whether a link without anything to send is to be kept.
+    /// Whether the link is kept while there is nothing to send.
     keep_when_idle: bool,
 }
 
@@ -109,14 +109,14 @@ pub(super) struct Links {
     events: VecDeque<LinkEvent>,
 }
 
-/// After how many messages an acknowledgement is sent by itself.
+/// The number of messages after which a separate acknowledgement is sent.
 const MAX_UNACKNOWLEDGED: u32 = 16;
 
 /// The incarnation of a process that is not known yet.
 const UNKNOWN: u64 = 0;
 
 impl Links {
-    /// Makes an empty set of links.
+    /// Creates an empty set of links.
     #[must_use]
     pub(super) fn new(me: MemberId, timing: Timing, mistakes: Mistakes) -> Self {
         Self {
@@ -142,7 +142,7 @@ impl Links {
         self.events.pop_front()
     }
 
-    /// Returns a placeholder id for the process at an address, as long as its id is not known.
+    /// Returns a placeholder id for the process at an address, until its id is known.
     #[must_use]
     pub(super) fn placeholder_id(number: u32) -> MemberId {
         MemberId {
@@ -151,7 +151,7 @@ impl Links {
         }
     }
 
-    /// Connects to a process, unless there is a link.
+    /// Connects to a process, unless there already is a link.
     pub(super) fn open(&mut self, now: Time, peer: MemberId, at: &str) {
         if self.links.contains_key(&peer) {
             return;
@@ -299,7 +299,7 @@ impl Links {
         }
     }
 
-    /// Ends a link without notice.
+    /// Ends a link without notifying the peer.
     pub(super) fn close(&mut self, peer: MemberId) {
         if let Some(link) = self.links.remove(&peer) {
             self.down.remove(&peer);
@@ -316,14 +316,14 @@ impl Links {
         }
     }
 
-    /// About how many bytes it has beside itself.
+    /// Returns approximately how many bytes this value occupies on the heap.
     pub(super) fn size(&self) -> usize {
         let pending = self.links.values().map(|link| link.pending.capacity());
         self.links.len() * size_of::<(MemberId, Link)>()
             + pending.sum::<usize>() * size_of::<(u64, Message)>()
     }
 
-    /// Ends all links but one.
+    /// Ends all links except one.
     pub(super) fn close_others(&mut self, kept: MemberId) {
         let others = self.links.keys().copied().filter(|id| *id != kept);
         for id in others.collect::<Vec<_>>() {
@@ -347,7 +347,7 @@ impl Links {
         }
     }
 
-    /// Handles that the driver has connected.
+    /// Handles a connection that the driver has opened.
     pub(super) fn connected(&mut self, now: Time, peer: MemberId, connection: Connection) {
         let Some(link) = self
             .links
@@ -395,10 +395,10 @@ impl Links {
         link.connection = None;
         if link.is_ready {
             link.down_since = now;
-            // At once, except to a peer that ends every connection.
+            // Reconnect at once, except to a peer that ends every connection.
             link.next_dial = now.max(link.connected.after(self.timing.redial));
         } else {
-            // Until now the kernel of the suspect has answered.
+            // Until now, the kernel of the suspect has answered.
             if now.since(link.connected) >= self.timing.resume {
                 link.down_since = now;
             }
@@ -462,7 +462,8 @@ impl Links {
                 let is_repeated =
                     sequence <= link.received && self.mistakes.makes(Mistake::HandledTwice);
                 if !is_next && !is_repeated {
-                    // The message has arrived before; or one is missing, which no order of events of a connection explains.
+                    // Either the message has arrived before, or one is missing, which no sequence of events on a
+                    // connection explains.
                     if sequence > link.received {
                         self.drop_connection(Some(connection));
                         self.connections.insert(connection, peer);
@@ -498,7 +499,7 @@ impl Links {
         }
     }
 
-    /// Handles a connection of the other side.
+    /// Handles a connection that the other side has opened.
     fn handle_hello(
         &mut self,
         now: Time,
@@ -512,7 +513,8 @@ impl Links {
             || to.incarnation == UNKNOWN
             || (to.slot == self.me.slot && self.mistakes.makes(Mistake::StaleIncarnation));
         if !is_for_me {
-            // It is for an earlier incarnation of this process, or for another process that listened here before.
+            // The hello is meant for an earlier incarnation of this process, or for another process that listened here
+            // before.
             self.requests
                 .push_back(ConnectionRequest::Transmit(connection, Frame::Unknown));
             self.requests
@@ -530,7 +532,7 @@ impl Links {
             };
             link.dials && has_begun && self.me < from && received == 0
         };
-        // It was sent before the other side accepted this one's link.
+        // The hello was sent before the other side accepted this side's link.
         let is_superseded = |link: &Link| link.dials && link_id <= link.superseded_up_to;
         if (self.links.get(&from))
             .is_some_and(|link| is_simultaneous_dial(link) || is_superseded(link))
@@ -542,14 +544,14 @@ impl Links {
         let resumes = |link: &Link| !link.dials && link.link_id == link_id && link.was_ready;
         if !self.links.get(&from).is_some_and(resumes) {
             if received > 0 {
-                // This side has forgotten the link.
+                // This side no longer knows the link.
                 self.requests
                     .push_back(ConnectionRequest::Transmit(connection, Frame::Unknown));
                 self.requests
                     .push_back(ConnectionRequest::Close(connection));
                 return;
             }
-            // The other side has given the last link up; messages queued for the first one go over this one.
+            // The other side has given up the last link; messages queued for the first one go over this one.
             if self.links.get(&from).is_some_and(|link| link.was_ready) {
                 self.close(from);
                 self.events.push_back(LinkEvent::Renewed(from));
@@ -639,14 +641,14 @@ impl Links {
         self.events.push_back(LinkEvent::Lost(peer));
     }
 
-    /// Returns when [`handle_timeout`](Self::handle_timeout) has something to do.
+    /// Returns when to call [`handle_timeout`](Self::handle_timeout) next.
     #[must_use]
     pub(super) fn next_timeout(&self) -> Time {
         let due = |peer: &MemberId| {
             let link = &self.links[peer];
             let lost = link.down_since.after(self.timing.resume);
             match (link.connection, link.dials && !link.dialing) {
-                // The peer is unresponsive: that is no loss.
+                // The peer is unresponsive, which is not a loss.
                 (Some(_), _) => Time::NEVER,
                 (None, true) => lost.min(link.next_dial),
                 (None, false) => lost,
@@ -655,7 +657,7 @@ impl Links {
         self.down.iter().map(due).min().unwrap_or(Time::NEVER)
     }
 
-    /// Reconnects, and gives links up.
+    /// Reconnects, and gives up links that are lost.
     pub(super) fn handle_timeout(&mut self, now: Time) {
         if self.down.is_empty() || self.next_timeout() > now {
             return;
@@ -679,7 +681,7 @@ impl Links {
         }
     }
 
-    /// Renames a link whose peer has stated its id.
+    /// Renames a link after its peer has stated its id.
     fn rename(&mut self, placeholder_id: MemberId, id: MemberId) {
         if self.links.contains_key(&id) {
             return self.close(placeholder_id);

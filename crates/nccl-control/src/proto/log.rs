@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 use super::id::MemberId;
 use crate::departure::Departure;
 
-/// A message of one member to all.
+/// A message from one member to all members.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Broadcast {
     /// The sender.
     pub from: MemberId,
-    /// Counts the sender's messages, so that none is delivered twice.
+    /// Numbers the sender's messages, so that none is delivered twice.
     pub number: u64,
     /// The topic.
     pub topic: String,
@@ -24,10 +24,10 @@ pub struct Broadcast {
     pub bytes: Vec<u8>,
 }
 
-/// An operator's decision between two sides of a cut network. The operator ensures that no other side continues.
+/// An operator's decision between two sides of a network partition. The operator ensures that no other side continues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperatorDecision {
-    /// The generation for whose successor it holds, once.
+    /// The generation whose successor the decision permits, once.
     pub generation: u64,
     /// The members that may continue.
     pub members: Vec<MemberId>,
@@ -36,32 +36,32 @@ pub struct OperatorDecision {
 /// An entry for all members.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Entry {
-    /// A member takes part no more.
+    /// A member no longer takes part.
     Departed {
         /// The member.
         member: MemberId,
         /// The reason.
         departure: Departure,
-        /// Whether its end is proven: then its vote is not needed.
+        /// Whether the end of the member is proven, so that its vote is not needed.
         proven: bool,
     },
     /// A message of a member.
     Broadcast(Arc<Broadcast>),
-    /// The operator's decision by which this side may continue.
+    /// The operator's decision that permits this side to continue.
     OperatorDecision(Arc<OperatorDecision>),
 }
 
 /// The part of a log that a member keeps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogPart {
-    /// How many entries came before it.
+    /// The number of entries that precede this part.
     pub first: u64,
     /// The kept entries.
     pub entries: Vec<Arc<Entry>>,
 }
 
 impl LogPart {
-    /// Returns the index behind the last entry.
+    /// Returns the index after the last entry.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.first.saturating_add(self.entries.len() as u64)
@@ -88,14 +88,14 @@ pub(super) struct Log {
     first: u64,
     entries: VecDeque<Arc<Entry>>,
     kept: usize,
-    /// Over all entries, also those not kept: the departed members, and whether each departure is proven.
+    /// The departed members, and whether each departure is proven; covers all entries, including those no longer kept.
     departures: BTreeMap<MemberId, bool>,
-    /// Over all entries: the last number of each member's messages.
+    /// The number of each member's last message; covers all entries.
     last_broadcast: BTreeMap<MemberId, u64>,
 }
 
 impl Log {
-    /// Makes an empty log, for so many members.
+    /// Creates an empty log for `members` members.
     #[must_use]
     pub(super) fn new(members: usize) -> Self {
         Self {
@@ -104,7 +104,7 @@ impl Log {
         }
     }
 
-    /// Returns the index behind the last entry.
+    /// Returns the index after the last entry.
     #[must_use]
     pub(super) fn end(&self) -> u64 {
         self.first.saturating_add(self.entries.len() as u64)
@@ -140,13 +140,13 @@ impl Log {
         self.first
     }
 
-    /// Drops the entries from an index on. The departures in them are not forgotten.
+    /// Drops the entries from `index` on. The departures in them are not forgotten.
     pub(super) fn cut(&mut self, index: u64) {
         let kept = usize::try_from(index.saturating_sub(self.first)).unwrap_or(usize::MAX);
         self.entries.truncate(kept);
     }
 
-    /// Continues at an index behind the end: the entries between are not known.
+    /// Continues at an index after the end: the entries in between are not known.
     pub(super) fn skip_to(&mut self, index: u64) {
         if index > self.end() {
             self.entries.clear();
@@ -180,7 +180,7 @@ impl Log {
         part.end() <= self.end() && (from..part.end()).all(|index| own(index) == other(index))
     }
 
-    /// About how many bytes it has beside itself.
+    /// Returns approximately how many bytes this value occupies on the heap.
     pub(super) fn size(&self) -> usize {
         let departures = self.departures.len() * size_of::<(MemberId, bool)>();
         self.entries.len() * size_of::<Entry>() + departures
@@ -193,7 +193,7 @@ impl Log {
         self.entries.get(index)
     }
 
-    /// Returns the entries from an index on, unless some of them are not kept any more.
+    /// Returns the entries from `start` on, unless some of them are no longer kept.
     #[must_use]
     pub(super) fn since(&self, start: u64) -> Option<Vec<Arc<Entry>>> {
         let skip = usize::try_from(start.checked_sub(self.first)?).ok()?;

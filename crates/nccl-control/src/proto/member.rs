@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A coordinator is lost when its end is proven, its link is lost, it has left, or it leaves a request unanswered for
-//! [`Timing::unresponsive`]. The first member in failover order asks for votes at once, each further one [`Timing::stagger`]
-//! later.
+//! [`Timing::unresponsive`]. The first member in failover order asks for votes at once, each further member
+//! [`Timing::stagger`] later.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,22 +32,22 @@ use crate::departure::{Departure, Lost};
 /// An input of a machine.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// The driver has made the connection that it was asked for.
+    /// The driver has opened the requested connection.
     Connected(MemberId, Connection),
     /// The driver could not connect.
     DialFailed(MemberId),
-    /// A frame has arrived over a connection, made by either side.
+    /// A frame has arrived over a connection, which either side may have opened.
     Frame(Connection, Frame),
     /// A connection has ended.
     Closed(Connection),
     /// A process has ended, as reported by its launcher or the kernel.
     Ended(MemberId, Proof),
-    /// A process has ended, as reported by the kernel, and a launcher will report how. It does not vote from now on; what the
-    /// others are told waits for [`Ended`](Self::Ended), which the driver gives in any case.
+    /// A process has ended, as reported by the kernel, and a launcher will report how. It no longer votes. What other
+    /// members are told waits for [`Ended`](Self::Ended), which the driver passes in any case.
     Exited(MemberId),
-    /// The driver's evidence about an unreachable peer. Where the end of that peer is not proven, the coordinator reports
-    /// the latest evidence that is newer than the peer's last message. Its texts are already sanitized, like those of decoded
-    /// messages.
+    /// The driver's evidence about an unreachable peer. If the end of that peer is not proven, the coordinator reports
+    /// the latest evidence that is newer than the peer's last message. The texts are already sanitized, like those of
+    /// decoded messages.
     Evidence(MemberId, Lost),
     /// An operation of NCCL with the other members has made progress.
     Progress,
@@ -72,38 +72,41 @@ pub enum Command {
         /// The content.
         bytes: Vec<u8>,
     },
-    /// Sends a request to the coordinator's driver, which may be this process's. Lost with the coordinator, and dropped while there is
-    /// none: the driver has to repeat it at [`Event::Coordinator`].
+    /// Sends a request to the coordinator's driver, which may be this process's own. The request is lost with the
+    /// coordinator, and dropped while there is none: the driver must repeat it at [`Event::Coordinator`].
     Request(Arc<[u8]>),
-    /// Replies from the coordinator's driver to one process. Dropped if this one is neither the coordinator nor the initial one. A
-    /// member that does not follow it yet receives the reply when it does, after the entries that the reply rests on.
+    /// Replies from the coordinator's driver to one process. Dropped if this process is neither the coordinator nor the
+    /// initial coordinator. A member that does not follow yet receives the reply once it does, after the entries that
+    /// the reply depends on.
     Reply {
         /// The receiver.
         to: MemberId,
         /// The content.
         bytes: Arc<[u8]>,
     },
-    /// The last call of a member's program, as reported to the coordinator: included in the report of its loss.
+    /// The last call of a member's program, as reported to the coordinator: included in the report of the member's
+    /// loss.
     Called(MemberId, String),
-    /// Gives up the first generation: all that have joined and that join later receive this, and take part no more.
+    /// Gives up the first generation: all processes that have joined or join later receive this reason, and no longer
+    /// take part.
     AbortFormation(Arc<[u8]>),
     /// Requests the next generation.
     Reconfigure {
-        /// How long this is valid, in nanoseconds.
+        /// How long the request is valid, in nanoseconds.
         timeout: u64,
-        /// Whether to form it without the members that make no request in time, if all agree.
+        /// Whether to form the next generation without the members that make no request in time, if all agree.
         leaves_behind: bool,
     },
     /// Withdraws the request for the next generation.
     CancelReconfigure,
-    /// Takes part in no later generation, for good. Others need not wait for this member, which stays a voter until they have
-    /// formed the next generation without it. A later request for the next generation fails at once.
+    /// Takes part in no later generation, permanently. Other members need not wait for this one, which stays a voter
+    /// until they have formed the next generation without it. A later request for the next generation fails at once.
     Abstain,
     /// Leaves, or fails.
     Leave(Departure),
     /// The operator's decision.
     OperatorDecision(OperatorDecision),
-    /// The claim for this generation was won for this voter: the half of the voters that it is in may continue.
+    /// The claim for this generation was won for this voter: the half of the voters that includes it may continue.
     Claimed(Generation, MemberId),
 }
 
@@ -119,30 +122,30 @@ pub enum Output {
 /// The role in which a process joins a job.
 #[derive(Clone, Debug)]
 pub enum StartRole {
-    /// It is the initial coordinator of the first generation, which has this number and so many members.
+    /// The initial coordinator of the first generation, which has this number and this many members.
     InitialCoordinator {
         /// The generation.
         number: u64,
-        /// The number of ranks. Their slots are below that.
+        /// The number of ranks. Their slots are below this number.
         size: u32,
         /// The number of witnesses. Their slots are not below `size`.
         witnesses: u32,
     },
-    /// It is a member of the first generation, whose coordinator listens at `at`.
+    /// A member of the first generation, whose coordinator listens at `at`.
     Rank {
         /// The generation.
         number: u64,
         /// The coordinator's address.
         at: String,
     },
-    /// It votes in the first generation and has no rank. Its slot is not below the number of ranks.
+    /// A voter of the first generation without a rank. Its slot is not below the number of ranks.
     Witness {
         /// The generation.
         number: u64,
         /// The coordinator's address.
         at: String,
     },
-    /// It reports to the ranks of the first generation why it will not join, and leaves.
+    /// Reports to the ranks of the first generation why this process will not join, and leaves.
     Absent {
         /// The generation.
         number: u64,
@@ -151,7 +154,7 @@ pub enum StartRole {
         /// The reason.
         why: Departure,
     },
-    /// It asks to join the next generation, at one of these addresses.
+    /// Asks to join the next generation, at one of these addresses.
     Joiner {
         /// The addresses at which to look for the coordinator.
         at: Vec<String>,
@@ -179,26 +182,27 @@ struct Joining {
     at: Vec<String>,
     role: JoinRole,
     tries: u32,
-    /// The process that was asked.
+    /// The process that was last asked.
     asked: MemberId,
-    /// Since when it gives up, and waits until the processes that it has asked know that.
+    /// The time since which joining is cancelled, and the process waits until the processes that it has asked know
+    /// that.
     cancelled_since: Option<Time>,
 }
 
-/// Stands for any generation that is later than that of this process.
+/// Represents any generation that is later than that of this process.
 const LATER_GENERATION: u64 = u64::MAX;
 
-/// For how long a process that gives up joining waits until that is known, in nanoseconds.
+/// How long a process that gives up joining waits until that is known, in nanoseconds.
 const JOIN_CANCEL_WAIT_NS: u64 = 1_000_000_000;
 
 /// The state without a coordinator.
 #[derive(Debug)]
 struct Waiting {
-    /// When it asks for votes, or, as a witness, the next member.
+    /// The time at which it asks for votes, or, as a witness, asks the next member.
     next_try: Time,
     /// Whether the coordinator left requests unanswered.
     unresponsive: bool,
-    /// Until when its vote binds.
+    /// The time until which its vote binds it.
     bound: Time,
 }
 
@@ -210,7 +214,7 @@ pub struct MemberMachine {
 }
 
 impl MemberMachine {
-    /// Makes a machine; `me` is what the others receive about it.
+    /// Creates a machine; `me` is the information that other processes receive about it.
     #[must_use]
     pub fn new(
         me: ProcessInfo,
@@ -275,8 +279,8 @@ impl MemberMachine {
         &self.core.membership
     }
 
-    /// Returns the member that coordinates the highest known term: the coordinator, or a candidate that this member has promised
-    /// its vote to.
+    /// Returns the member that coordinates the highest known term: the coordinator, or a candidate to which this member
+    /// has promised its vote.
     #[must_use]
     pub fn coordinator(&self) -> MemberId {
         self.core.term.coordinator
@@ -306,7 +310,7 @@ impl MemberMachine {
         self.core.links.peer_of(connection)
     }
 
-    /// Whether it coordinates or follows a coordinator: requests of its driver are not dropped.
+    /// Whether this process coordinates or follows a coordinator; then requests of its driver are not dropped.
     #[must_use]
     pub fn has_coordinator(&self) -> bool {
         matches!(self.role, Role::Following { .. } | Role::Coordinating(_))
@@ -321,7 +325,7 @@ impl MemberMachine {
         }
     }
 
-    /// Returns the process that has joined with that slot, if this process is the initial coordinator.
+    /// Returns the process that has joined with `slot`, if this process is the initial coordinator.
     #[must_use]
     pub fn joined(&self, slot: u32) -> Option<&ProcessInfo> {
         match &self.role {
@@ -330,14 +334,14 @@ impl MemberMachine {
         }
     }
 
-    /// Whether no generation exists without this process, as far as it can know: a majority has answered within
-    /// [`Timing::lease`].
+    /// Whether no generation exists without this process, as far as this process can know: a majority has answered
+    /// within [`Timing::lease`].
     #[must_use]
     pub fn holds_lease(&self, now: Time) -> bool {
         self.core.holds_lease_at(now)
     }
 
-    /// Whether all its messages to others have arrived.
+    /// Whether all messages to other processes have arrived.
     #[must_use]
     pub fn is_flushed(&self) -> bool {
         self.core.links.all_flushed()
@@ -349,14 +353,14 @@ impl MemberMachine {
         self.core.links.sends_large()
     }
 
-    /// Whether it removes an ended process from the voters of its generation.
+    /// Whether this process removes an ended process from the voters of its generation.
     #[must_use]
     pub fn has_removed_voter(&self, member: MemberId) -> bool {
         let known = self.core.ended.get(&member);
         known.is_some_and(|known| known.reduces_electorate)
     }
 
-    /// Whether it is neither looking for a coordinator nor waiting for an answer.
+    /// Whether this process is neither looking for a coordinator nor waiting for an answer.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         match &self.role {
@@ -366,7 +370,7 @@ impl MemberMachine {
         }
     }
 
-    /// Returns about how many bytes it has of its own, without the memberships that it shares.
+    /// Returns approximately how many bytes this machine occupies, without the memberships that it shares.
     #[must_use]
     pub fn size(&self) -> usize {
         let followers = match &self.role {
@@ -376,25 +380,25 @@ impl MemberMachine {
         size_of::<Self>() + self.core.size() + followers
     }
 
-    /// Returns how many entries of this generation's log it has received.
+    /// Returns how many entries of this generation's log have been received.
     #[must_use]
     pub fn log_end(&self) -> u64 {
         self.core.log.end()
     }
 
-    /// Whether it is not yet a member.
+    /// Whether this process is not a member yet.
     #[must_use]
     pub fn is_joining(&self) -> bool {
         matches!(self.role, Role::Joining(_) | Role::Forming(_))
     }
 
-    /// Whether it takes part.
+    /// Whether this process takes part.
     #[must_use]
     pub fn is_in(&self) -> bool {
         !matches!(self.role, Role::Excluded | Role::Left)
     }
 
-    /// Handles one input with all its consequences.
+    /// Handles one input and all its consequences.
     pub fn handle(&mut self, now: Time, input: Input) {
         self.core.now = now;
         match input {
@@ -462,7 +466,7 @@ impl MemberMachine {
         role.min(core.links.next_timeout())
     }
 
-    /// Handles what is due.
+    /// Handles the timeouts that are due.
     pub fn handle_timeout(&mut self, now: Time) {
         self.core.now = now;
         self.core.links.handle_timeout(now);
@@ -477,7 +481,7 @@ impl MemberMachine {
                 } else if is_unresponsive && self.core.awaits_coordinator() {
                     self.handle_coordinator_lost(true);
                 } else if is_unresponsive {
-                    // The coordinator may follow another by now.
+                    // The coordinator may follow another member by now.
                     *asked = now;
                     self.ask_to_follow(self.core.synced);
                 }
@@ -583,7 +587,7 @@ impl MemberMachine {
             self.role = Role::Excluded;
             let (generation, message) = self.core.exclusion_message(false, 0);
             self.core.links.send_all(generation, &message);
-            // Others have named this process in a generation in which it takes no part.
+            // Other members have included this process in a generation in which it does not take part.
             let (me, ahead) = (self.core.id(), self.core.ahead.as_ref());
             if let Some(ahead) = ahead.filter(|ahead| ahead.votes(me)) {
                 let (generation, message) =
@@ -595,10 +599,10 @@ impl MemberMachine {
         }
     }
 
-    /// Enters an active generation, as reported by `by`. `certain_since`: since when it is certain that no generation exists
+    /// Enters an active generation, as reported by `by`. Since `certain_since`, it is certain that no generation exists
     /// without this member.
     fn enter(&mut self, membership: SharedMembership, certain_since: Time, by: Option<MemberId>) {
-        // A member that abstains may have requested the generation before, and been named in it.
+        // A member that abstains may have requested the generation before, and been included in it.
         if !membership.votes(self.core.id()) || self.core.abstains {
             let generation = membership.generation;
             self.core.ahead = Some(membership);
@@ -649,7 +653,7 @@ impl MemberMachine {
     /// Handles the loss of the coordinator.
     fn handle_coordinator_lost(&mut self, unresponsive: bool) {
         let coordinator_id = self.core.synced.coordinator;
-        // A leaving coordinator waits for that.
+        // A leaving coordinator waits for this acknowledgement.
         self.core.links.acknowledge(coordinator_id);
         self.core.links.keep(coordinator_id, false);
         self.wait(unresponsive);
@@ -660,21 +664,21 @@ impl MemberMachine {
             self.role = Role::Candidate(Candidate::start(&mut self.core, unresponsive, false));
             self.advance();
         } else if let Some(ended) = self.core.end_of(coordinator_id) {
-            // The first member in failover order may be on a host where that is not known.
+            // The first member in failover order may be on a host where the end is not known.
             if let Some(first) = self.failover_order().first().copied() {
                 self.core.reach(first, Message::ReportEnd(ended));
             }
         }
     }
 
-    /// Waits for its position in a failover.
+    /// Waits for this member's position in the failover order.
     fn wait(&mut self, unresponsive: bool) {
         let me = self.core.id();
         let order = self.failover_order();
         let position = match order.iter().position(|id| *id == me) {
             Some(_) if self.core.abstains || self.core.sent_leave => order.len(),
             Some(position) => position,
-            // A witness asks the coordinator that the others have by then.
+            // A witness asks the coordinator that the other members have by then.
             None => usize::from(self.core.is_witness()),
         };
         let stagger = self.core.timing.stagger;
@@ -690,8 +694,8 @@ impl MemberMachine {
         });
     }
 
-    /// Looks for the coordinator of a witness, which does not coordinate itself: it asks one member after the other, beginning with the
-    /// one that it has voted for.
+    /// Looks for the coordinator on a witness, which does not coordinate itself: asks one member after the other,
+    /// beginning with the one that it has voted for.
     fn look_for_coordinator(&mut self) {
         let core = &self.core;
         let waited = core
@@ -710,7 +714,7 @@ impl MemberMachine {
         }
     }
 
-    /// As [`wait`](Self::wait), and longer than a vote binds.
+    /// As [`wait`](Self::wait), but for longer than a vote binds.
     fn wait_for_others(&mut self) {
         self.wait(false);
         let hold = self.core.timing.hold;
@@ -719,8 +723,8 @@ impl MemberMachine {
         }
     }
 
-    /// Returns the members that may take over, in their order. If the coordinator's host is out of reach, the members of that host
-    /// are last for the others.
+    /// Returns the members that may take over, in order. If the coordinator's host is unreachable, other hosts put the
+    /// members of that host last.
     fn failover_order(&self) -> Vec<MemberId> {
         let core = &self.core;
         let lost = core.synced.coordinator;
@@ -782,7 +786,7 @@ impl MemberMachine {
                 Role::Following { .. } if coordinator_id != member => {
                     self.core.send(coordinator_id, Message::ReportEnd(ended));
                 }
-                // The first member in failover order may be on a host where that is not known.
+                // The first member in failover order may be on a host where the end is not known.
                 Role::Waiting(_) if coordinator_id == member => {
                     let first = self.failover_order().first().copied();
                     if let Some(first) = first.filter(|first| *first != self.core.id()) {
@@ -795,7 +799,7 @@ impl MemberMachine {
         self.handle_missing(member, is_new);
     }
 
-    /// Handles that a process has ended, while this one does not coordinate.
+    /// Handles the end of a process while this one does not coordinate.
     fn handle_missing(&mut self, member: MemberId, is_new: bool) {
         match &self.role {
             Role::Following { .. } if self.core.synced.coordinator == member => {
@@ -807,7 +811,7 @@ impl MemberMachine {
         }
     }
 
-    /// Whether its vote still binds.
+    /// Whether this member's vote still binds it.
     fn is_bound(&self) -> bool {
         let Role::Waiting(waiting) = &self.role else {
             return false;
@@ -874,7 +878,7 @@ impl MemberMachine {
     fn heartbeat(&mut self, from: MemberId, heartbeat: &Heartbeat) {
         let own = self.core.generation();
         if self.is_joining() {
-            // The message overtakes the one that makes this process a member.
+            // The heartbeat has overtaken the message that makes this process a member.
             return;
         }
         if !self.is_in() {
@@ -980,7 +984,8 @@ impl MemberMachine {
             return;
         }
         let own = self.core.generation();
-        // A process that takes part no more is in no later generation either, and a joiner has none yet.
+        // A process that no longer takes part belongs to no later generation either, and a joiner has no generation
+        // yet.
         let is_of_any = matches!(message, Message::Leave(_) | Message::Accepted { .. });
         if generation < own && !is_of_any {
             return self.send_newer_generation(from);
@@ -1032,7 +1037,7 @@ impl MemberMachine {
                     && !observes
                     && forming.joined(from.slot).is_none()
                 {
-                    // It has connected only to report that it will not join.
+                    // The process has connected only to report that it will not join.
                     self.core
                         .events
                         .push_back(Event::JoinRevoked(from.slot, departure));
@@ -1070,7 +1075,7 @@ impl MemberMachine {
                 },
             ) => {
                 if already_coordinates && !self.core.is_departed(term.coordinator) {
-                    // That process coordinates: it decides whether this member follows.
+                    // That process coordinates, and decides whether this member follows.
                     self.ask_to_follow(term);
                 } else if term > candidate.term() && candidate.overtaken(&mut self.core, term) {
                     self.wait_for_others();
@@ -1121,7 +1126,7 @@ impl MemberMachine {
                 }
             }
             (Role::Following { .. }, Message::LeaveBehind) => {
-                // A request for the next generation on its way counts as one that has arrived.
+                // A request for the next generation that is on its way counts as one that has arrived.
                 if self.core.reconfigure_request.is_none() {
                     self.core.send(from, Message::Released);
                     let generation = Generation {
@@ -1199,7 +1204,8 @@ impl MemberMachine {
             _ => membership.generation.number > self.core.generation() && self.is_in(),
         };
         if is_next {
-            // The generation became active after this process had agreed to it, so none existed without it before.
+            // The generation became active after this process had agreed to it, so none existed without this process
+            // before.
             let certain_since = if accepted {
                 self.core.consented
             } else {
@@ -1241,19 +1247,20 @@ impl MemberMachine {
                 self.transition(next);
             }
             (Role::Following { .. }, JoinRole::Joiner) => self.redirect(from),
-            // It tries again elsewhere.
+            // The process tries again elsewhere.
             _ => self.core.links.close(from),
         }
     }
 
-    /// Handles a process that is no member and wants to observe.
+    /// Handles a process that is not a member and wants to observe.
     fn observe(&mut self, from: MemberId, process: ProcessInfo) {
         match &mut self.role {
             Role::Coordinating(coordinator) => {
                 let next = coordinator.message(&mut self.core, from, Message::Observe(process));
                 self.transition(next);
             }
-            // It is redirected when another coordinates, which may be this member: the coordinator may have ended a moment ago.
+            // The observer is redirected when another member coordinates, possibly this one: the coordinator may have
+            // ended a moment ago.
             Role::Following { .. } => {
                 self.redirect(from);
                 self.core.links.keep(from, true);
@@ -1284,7 +1291,7 @@ impl MemberMachine {
         }
     }
 
-    /// Refers the observers of this member to the member that coordinates now.
+    /// Redirects the observers of this member to the member that coordinates now.
     fn redirect_observers(&mut self) {
         for id in std::mem::take(&mut self.core.observers).into_keys() {
             self.redirect(id);
@@ -1292,7 +1299,7 @@ impl MemberMachine {
         }
     }
 
-    /// Refers a process to the coordinator.
+    /// Redirects a process to the coordinator.
     fn redirect(&mut self, to: MemberId) {
         let coordinator_id = self.core.synced.coordinator;
         if let Some(process) = self.core.membership.process(coordinator_id).cloned() {
@@ -1300,7 +1307,7 @@ impl MemberMachine {
         }
     }
 
-    /// Activates the first generation when all have joined.
+    /// Activates the first generation once all processes have joined.
     fn form(&mut self) {
         let Role::Forming(forming) = &mut self.role else {
             return;
@@ -1383,7 +1390,7 @@ impl MemberMachine {
             Role::Coordinating(coordinator) => coordinator.has_recent_majority(core),
             _ => false,
         };
-        // Among candidates that do not coordinate yet, the first in failover order has precedence.
+        // Among candidates that do not coordinate yet, the first in failover order takes precedence.
         let promised = core.term.coordinator;
         let prefers = from != promised && !already_coordinates && !core.is_before(from, promised);
         let prefers = prefers && !core.sent_leave;
@@ -1427,7 +1434,7 @@ impl MemberMachine {
         }
         self.core.term = term;
         let coordinator_id = self.core.synced.coordinator;
-        // A leaving coordinator waits for that.
+        // A leaving coordinator waits for this acknowledgement.
         self.core.links.acknowledge(coordinator_id);
         self.core.links.keep(coordinator_id, false);
         self.wait(unresponsive);
@@ -1445,7 +1452,7 @@ impl MemberMachine {
         if term < self.core.term || term.coordinator != from || start > self.core.log.end() {
             return;
         }
-        // The coordinator may have judged by this member's report before the member received another entry.
+        // The coordinator may have decided based on this member's report before the member received another entry.
         let differs = |(at, entry): (u64, &Arc<Entry>)| {
             let own = self.core.log.at(at);
             own.is_some_and(|own| own != entry)
@@ -1470,7 +1477,7 @@ impl MemberMachine {
                 return;
             }
         }
-        // Those that it has learnt of since its vote.
+        // The ends that this member has learned of since its vote.
         let mut ends = self.core.known_ends();
         ends.retain(|ended| self.core.log.departure_proven(ended.member) != Some(true));
         for ended in ends {
@@ -1500,7 +1507,7 @@ impl MemberMachine {
     /// Handles the next entry of the log. Returns whether this member still takes part.
     fn appended(&mut self, at: u64, entry: Arc<Entry>) -> bool {
         if at > self.core.log.end() {
-            // The coordinator sends the missing entries.
+            // The coordinator then sends the missing entries.
             self.ask_to_follow(self.core.synced);
         }
         if at != self.core.log.end() {
@@ -1530,13 +1537,13 @@ impl MemberMachine {
         true
     }
 
-    /// Handles the operator's decision where another member coordinates, as far as this one knows, or none.
+    /// Handles the operator's decision while another member coordinates, as far as this one knows, or none does.
     fn handle_operator_decision(&mut self, decision: OperatorDecision) {
         if decision.generation != self.core.generation() {
             return;
         }
         if matches!(self.role, Role::Following { .. }) {
-            // The coordinator may be out of reach without this member having noticed.
+            // The coordinator may be unreachable without this member having noticed.
             let coordinator_id = self.core.synced.coordinator;
             self.core
                 .send(coordinator_id, Message::OperatorDecision(decision.clone()));
@@ -1596,7 +1603,7 @@ impl MemberMachine {
                     self.core.events.push_back(Event::Reply(bytes));
                 }
                 Role::Coordinating(coordinator) => coordinator.reply(&mut self.core, to, bytes),
-                // It may coordinate in a later term.
+                // This process may coordinate in a later term.
                 Role::Candidate(_) | Role::Waiting(_) => self.core.hold_reply(to, bytes),
                 Role::Forming(_) => self.core.send(to, Message::Reply(bytes)),
                 _ => {}
@@ -1660,7 +1667,7 @@ impl MemberMachine {
                         let coordinator_id = self.core.synced.coordinator;
                         self.core.send_leave(coordinator_id);
                     }
-                    // `finish_joining` does the rest.
+                    // `finish_joining` completes this.
                     Role::Joining(joining) => {
                         joining.cancelled_since = Some(self.core.now);
                         let generation = self.core.generation();

@@ -1,5 +1,6 @@
-//! How the members of a generation are encoded: of host, address and kernel, each names only what differs from the member before
-//! it. Most members are on the host of the one before, and each member receives this list of all members.
+//! How the members of a generation are encoded: of host, address and kernel, each member contains only what differs
+//! from the previous member. Most members run on the same host as the previous one, and each member receives this list
+//! of all members.
 
 use std::fmt;
 
@@ -9,13 +10,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::id::{MemberId, ProcessInfo};
 
-/// The longest preallocation for a length that another process claims.
+/// The maximum preallocation for a length that another process states.
 const ROOM: usize = 1024;
 
-/// The longest text of a member, in bytes: each may repeat the one before and add to it.
+/// The maximum length of a member's text in bytes: each text may repeat the previous one and add to it.
 const LONGEST: usize = 4096;
 
-/// A text: so many bytes of the one before, and the rest.
+/// A text: the length of the prefix shared with the previous text, and the rest.
 #[derive(Serialize, Deserialize)]
 struct Text<'a> {
     shared: u32,
@@ -47,7 +48,7 @@ impl<'a> Text<'a> {
     }
 }
 
-/// A [`ProcessInfo`] behind another one.
+/// A [`ProcessInfo`], encoded relative to the previous one.
 #[derive(Serialize, Deserialize)]
 struct EncodedPeer<'a> {
     id: MemberId,
@@ -55,7 +56,7 @@ struct EncodedPeer<'a> {
     host: Text<'a>,
     pid: u32,
     start_time: u64,
-    /// `None`: as before.
+    /// `None` if equal to that of the previous member.
     kernel: Option<u64>,
     #[serde(borrow)]
     at: Text<'a>,
@@ -64,7 +65,7 @@ struct EncodedPeer<'a> {
     tolerates_unreachable: bool,
 }
 
-/// The texts and the kernel of the member before.
+/// The texts and the kernel of the previous member.
 #[derive(Default)]
 struct Before<'a> {
     host: &'a str,

@@ -1,7 +1,7 @@
 //! The messages of machines.
 //!
-//! A [`Frame`] is sent over one connection. [`Frame::Data`] is numbered and repeated after a connection that was lost, so that
-//! each [`Message`] is handled once and in order; heartbeats are not.
+//! A [`Frame`] is sent over one connection. [`Frame::Data`] is numbered and repeated after a connection is lost, so
+//! that each [`Message`] is handled once and in order; heartbeats are not.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use super::id::{Generation, MemberId, ProcessInfo, SharedMembership, Term};
 use super::log::{Broadcast, Entry, LogPart, OperatorDecision};
 use crate::departure::{Departure, LossKind, ProcessEnd};
 
-/// How the end of a process is known for certain.
+/// How the end of a process is known with certainty.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Proof {
-    /// The process that started it has reported it.
+    /// The process that started it has reported its end.
     Launcher(Box<ProcessEnd>),
-    /// A process of the same kernel holds a pidfd of it.
+    /// A process under the same kernel holds a pidfd of it.
     Kernel,
-    /// It has left, or reported its failure, and that was acknowledged.
+    /// The process has left or reported its failure, and that was acknowledged.
     Leave(Departure),
 }
 
@@ -39,10 +39,10 @@ impl Proof {
 pub struct Ended {
     /// The process.
     pub member: MemberId,
-    /// How the end is known.
+    /// The proof of the end.
     pub proof: Proof,
-    /// Whether it reduces the number of votes that a majority needs: the process that saw it was certain at the time that no
-    /// generation existed without itself.
+    /// Whether the end reduces the number of votes that a majority needs: the process that saw the end was certain at
+    /// that time that no generation existed without itself.
     pub reduces_electorate: bool,
 }
 
@@ -51,42 +51,42 @@ pub struct Ended {
 pub enum Frame {
     /// The first frame of the side that connected.
     Hello {
-        /// The process that connects.
+        /// The connecting process.
         from: MemberId,
-        /// The process that it expects.
+        /// The process that it expects at the other end.
         to: MemberId,
-        /// The link, which outlives connections.
+        /// The link, which outlives its connections.
         link_id: u64,
-        /// The number of the last message that arrived.
+        /// The number of the last message received.
         received: u64,
     },
-    /// The answer: the link is continued.
+    /// The answer to a hello: the link continues.
     Welcome {
-        /// The process that answers.
+        /// The answering process.
         from: MemberId,
-        /// Links that the sender itself has begun are superseded by this one, up to this number.
+        /// Links up to this number that the sender itself has begun are superseded by this link.
         superseded_up_to: u64,
-        /// The number of the last message that arrived.
+        /// The number of the last message received.
         received: u64,
     },
-    /// The answer: there is no such link, and earlier messages are lost.
+    /// The answer to a hello: there is no such link, and earlier messages are lost.
     Unknown,
     /// A message.
     Data {
         /// Counts from 1.
         sequence: u64,
-        /// The number of the last message that arrived.
+        /// The number of the last message received.
         acknowledged: u64,
         /// The sender's generation.
         generation: u64,
         /// Its content.
         message: Message,
     },
-    /// Nothing but an acknowledgement.
+    /// An acknowledgement alone.
     Acknowledge(u64),
     /// From a coordinator: asks for a reply.
     Heartbeat(Heartbeat),
-    /// The answer.
+    /// The answer to a heartbeat.
     HeartbeatReply(HeartbeatReply),
 }
 
@@ -123,14 +123,14 @@ pub struct HeartbeatReply {
 pub struct ReconfigureRequest {
     /// Distinguishes the member's requests for the next generation.
     pub number: u64,
-    /// How long it is valid, in nanoseconds from now.
+    /// How long the request is valid, in nanoseconds from now.
     pub timeout: u64,
-    /// Whether to form it without the members that make no request in time.
+    /// Whether to form the next generation without the members that make no request in time.
     pub leaves_behind: bool,
 }
 
 impl Message {
-    /// Whether its transfer may take long: it is acknowledged at once.
+    /// Whether the transfer may take long, so that the message is acknowledged at once.
     pub(super) fn is_large(&self) -> bool {
         const LARGE: usize = 64 << 10;
         match self {
@@ -145,34 +145,34 @@ impl Message {
 /// A candidate's request for a vote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VoteRequest {
-    /// The term in which it would coordinate.
+    /// The term in which the candidate would coordinate.
     pub term: Term,
-    /// The ends that it knows.
+    /// The ends that the candidate knows.
     pub ended: Vec<Ended>,
     /// Whether the coordinator left requests unanswered.
     pub unresponsive: bool,
-    /// Whether it coordinates a majority already, in an earlier term or in this one.
+    /// Whether the candidate already coordinates a majority, in an earlier term or in this one.
     pub already_coordinates: bool,
 }
 
 /// A voter's report with its vote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VoteReport {
-    /// The term in which its log was the coordinator's.
+    /// The term in which the voter's log was the coordinator's.
     pub synced: Term,
-    /// The latest term in which it has promised its vote.
+    /// The latest term in which the voter has promised its vote.
     pub promised: Term,
-    /// The part of the log that it has.
+    /// The part of the log that the voter has.
     pub log: LogPart,
-    /// Its own messages that are not in the log yet.
+    /// The voter's own messages that are not in the log yet.
     pub unlogged: Vec<Arc<Broadcast>>,
-    /// The ends that it knows.
+    /// The ends that the voter knows.
     pub ended: Vec<Ended>,
-    /// The successor generation that it has accepted, and in which term.
+    /// The successor generation that the voter has accepted, and in which term.
     pub accepted: Option<(Term, SharedMembership)>,
-    /// Whether it takes part in no later generation, and has given its lease up.
+    /// Whether the voter will take part in no later generation, and has given up its lease.
     pub abstains: bool,
-    /// Set if it has left: this is no vote.
+    /// Set if the voter has left; then this is no vote.
     pub leaves: Option<Departure>,
 }
 
@@ -181,29 +181,30 @@ pub struct VoteReport {
 pub enum JoinRole {
     /// A rank of the first generation, by its slot.
     Rank,
-    /// A witness of the first generation. Its slot is not one of the ranks'.
+    /// A witness of the first generation. Its slot is not among those of the ranks.
     Witness,
     /// A rank of the next generation.
     Joiner,
-    /// None: it reports why it will not join as a rank of the first generation.
+    /// Has no role: reports why it will not join as a rank of the first generation.
     Absent,
 }
 
-/// Why a member takes part no more.
+/// Why a member no longer takes part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Exclusion {
     /// No majority of the generation can be reached.
     NoMajority {
-        /// How many voters can be reached, this side included.
+        /// The number of voters that can be reached, including this side.
         reached: u32,
         /// The number of voters.
         of: u32,
-        /// The members out of reach.
+        /// The unreachable members.
         unreached: Vec<MemberId>,
     },
-    /// The others have formed this generation without it.
+    /// The other members have formed this generation without this one.
     LeftBehind(Generation),
-    /// Another member coordinates, and this one has received entries that the other has not, or was given up before.
+    /// Another member coordinates, and this member has received entries that the coordinator has not, or was left out
+    /// before.
     Superseded(MemberId),
 }
 
@@ -217,7 +218,7 @@ pub enum Message {
         /// Its role.
         role: JoinRole,
     },
-    /// From the coordinator of a generation that is not formed: there will be none, for the reason in these bytes.
+    /// From the coordinator of a generation that was not formed: there will be none, for the reason in these bytes.
     FormationAborted(#[serde(with = "bytes")] Arc<[u8]>),
     /// To a joiner or an observer: this process coordinates.
     Redirect(ProcessInfo),
@@ -225,16 +226,16 @@ pub enum Message {
     Activate {
         /// The generation.
         membership: SharedMembership,
-        /// Whether that was decided after the receiver had accepted it, or asked to join it.
+        /// Whether the generation became active after the receiver had accepted it, or asked to join it.
         accepted: bool,
     },
-    /// The receiver's generation is over: this is the latest.
+    /// The receiver's generation has ended; this is the latest one.
     NewerGeneration(SharedMembership),
-    /// The sender knows no generation as late as that of a message that it has received.
+    /// The sender knows no generation as late as that of a message it has received.
     UnknownGeneration,
     /// For all members, in one order.
     Broadcast(Arc<Broadcast>),
-    /// For one member alone, through the coordinator. Lost when the coordinator is.
+    /// For one member alone, through the coordinator. Lost if the coordinator is lost.
     Direct {
         /// The sender.
         from: MemberId,
@@ -244,11 +245,11 @@ pub enum Message {
         #[serde(with = "bytes")]
         bytes: Vec<u8>,
     },
-    /// To the coordinator's driver. Lost with the coordinator: the driver asks the next one again.
+    /// To the coordinator's driver. Lost if the coordinator is lost: the driver asks the next coordinator again.
     Request(#[serde(with = "bytes")] Arc<[u8]>),
     /// From the coordinator's driver.
     Reply(#[serde(with = "bytes")] Arc<[u8]>),
-    /// An end that the sender knows for certain.
+    /// An end that the sender knows with certainty.
     ReportEnd(Ended),
     /// The sender requests the next generation.
     Reconfigure(ReconfigureRequest),
@@ -261,11 +262,11 @@ pub enum Message {
         /// The members that made no request.
         missing: Vec<MemberId>,
     },
-    /// The sender takes part in no later generation, and has given its lease up.
+    /// The sender will take part in no later generation, and has given up its lease.
     Abstain,
-    /// To a member that answers and made no request in time: the others form the next generation without it.
+    /// To a member that answers heartbeats but made no request in time: the others form the next generation without it.
     LeaveBehind,
-    /// The answer: the sender takes part no more.
+    /// The answer to [`LeaveBehind`](Self::LeaveBehind): the sender no longer takes part.
     Released,
     /// The sender leaves, or fails.
     Leave(Departure),
@@ -273,12 +274,12 @@ pub enum Message {
     Append {
         /// The coordinator's term.
         term: Term,
-        /// Its index in the log.
+        /// The index of the entry in the log.
         at: u64,
         /// The entry.
         entry: Arc<Entry>,
     },
-    /// From the coordinator of this term: this side decides nothing any more.
+    /// From the coordinator of this term: this side makes no more decisions.
     CutOff {
         /// The coordinator's term.
         term: Term,
@@ -287,57 +288,57 @@ pub enum Message {
     },
     /// From a candidate: asks for a vote.
     RequestVote(VoteRequest),
-    /// The vote for a candidate, or, unasked, the request to follow a coordinator.
+    /// The vote for a candidate; or, if sent unasked, the request to follow a coordinator.
     Vote {
         /// The candidate's term.
         term: Term,
         /// The voter's report.
         report: Box<VoteReport>,
     },
-    /// No vote: the sender follows this coordinator, or has promised its vote to this candidate.
+    /// A refused vote: the sender follows this coordinator, or has promised its vote to this candidate.
     Follows {
         /// The term of that coordinator or candidate.
         term: Term,
-        /// Whether it coordinates already.
+        /// Whether that process already coordinates.
         already_coordinates: bool,
     },
     /// From a new coordinator: the receiver follows it, and lacks these entries.
     SyncLog {
         /// The coordinator's term.
         term: Term,
-        /// The index of the first.
+        /// The index of the first entry.
         start: u64,
         /// The entries that the receiver lacks.
         entries: Vec<Arc<Entry>>,
     },
-    /// The receiver may not follow.
+    /// The receiver is not allowed to follow.
     Reject(Exclusion),
-    /// From the coordinator: the successor that it proposes.
+    /// From the coordinator: the proposed successor.
     Propose {
         /// The coordinator's term.
         term: Term,
         /// The next generation.
         membership: SharedMembership,
     },
-    /// The sender is bound to that proposal.
+    /// The sender is bound to the proposal.
     Accepted {
         /// The term of the proposal.
         term: Term,
-        /// Its name.
+        /// The name of the proposed generation.
         generation: Generation,
     },
-    /// For the observers, at first and whenever the coordinator changes.
+    /// For observers: sent initially, and whenever the coordinator changes.
     Coordinating {
         /// The coordinator's term.
         term: Term,
         /// The generation.
         membership: SharedMembership,
     },
-    /// To the coordinator, from an observer.
+    /// To the coordinator: an observer introduces itself.
     Observe(ProcessInfo),
     /// To the coordinator, through any of its members or observers.
     OperatorDecision(OperatorDecision),
-    /// To an observer: the sender is the initial coordinator of the first generation, which has this number. It reports when
-    /// that is active.
+    /// To an observer: the sender is the initial coordinator of the first generation, which has this number. The sender
+    /// reports when that generation is active.
     Forming(u64),
 }

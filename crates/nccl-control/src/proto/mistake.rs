@@ -1,16 +1,16 @@
-//! Planted mistakes that the simulator has to find.
+//! Planted mistakes that the simulator must find.
 //!
-//! With the feature `mistakes`, a machine can be configured to make one of them. Without it, [`Mistakes::makes`] is `false` for
-//! the compiler.
+//! With the feature `mistakes`, a machine can be configured to make one of them. Without the feature,
+//! [`Mistakes::makes`] is always `false`, and the compiler removes the branches.
 
 /// One wrong rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mistake {
-    /// A connection that ended is taken for the end of its process.
+    /// A connection that ended is treated as the end of its process.
     ClosedIsDead,
     /// A member that does not answer is counted as a vote.
     UnresponsiveVotes,
-    /// A candidate does not increment the round, so that two terms have one round and one coordinator.
+    /// A candidate does not increment the round, so that two terms have the same round and the same coordinator.
     RoundReused,
     /// A new coordinator does not propose the successor that was accepted.
     DecisionForgotten,
@@ -44,17 +44,18 @@ pub enum Mistake {
     WitnessCoordinates,
     /// A new coordinator does not know which members abstain.
     AbstentionForgotten,
-    /// Ends that a member bound to a successor has counted count for others, too.
+    /// Other members count an end because a member bound to a successor has counted it.
     BoundReportsEnd,
     /// A member that has left still votes, and counts the ends that it sees.
     LeaverVotes,
-    /// A member that is left behind is removed from the voters by processes that do not know of the successor that it has voted for.
+    /// A member that is left behind is removed from the voters by processes that do not know the successor that it has
+    /// voted for.
     BoundLeaves,
-    /// A coordinator forgets that another may have coordinated for a while.
+    /// A coordinator ignores that another member may have coordinated for a while.
     GapForgotten,
-    /// A coordinator forgets which changes of the store it has made, and makes a repeated one again.
+    /// A coordinator forgets which changes of the store it has made, and applies a repeated one again.
     ChangesForgotten,
-    /// A rank does not tell a new coordinator of which exchanges it has the outcome.
+    /// A rank does not report to a new coordinator which exchanges it has the outcomes of.
     OutcomesForgotten,
 }
 

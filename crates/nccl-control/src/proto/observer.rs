@@ -1,14 +1,15 @@
-//! The machine of a process that is no member and does not vote: it receives the log, reports the ends that it knows, asks the
-//! coordinator's driver, and forwards the operator's decision.
+//! The machine of a process that is not a member and does not vote: it receives the log, reports the ends that it
+//! knows, sends requests to the coordinator's driver, and forwards the operator's decision.
 //!
 //! ```text
 //! looking ──a member reports that it coordinates──▶ watching ──lost, unresponsive, departed, redirected──▶ looking ──no answer──▶ over
 //! ```
 //!
-//! The observer asks the initial coordinator repeatedly until the first generation is active; the driver of the initial
-//! coordinator can be asked as well. While looking, the observer asks one address or member after the other, and reports to
-//! each what all have to know. A member that follows names the coordinator. An observer may receive an entry that no member
-//! has, if the coordinator ended with it: then other entries with the same indices follow.
+//! The observer asks the initial coordinator repeatedly until the first generation is active; it can already send
+//! requests to that coordinator's driver. While looking, the observer asks one address or member after the other, and
+//! sends to each what all members must know. A member that follows a coordinator names it. An observer may receive an
+//! entry that no member has, if the coordinator ended after sending it: then other entries with the same indices
+//! follow.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -34,17 +35,17 @@ pub struct ObserverMachine {
     membership: Option<SharedMembership>,
     term: Option<Term>,
     log: Log,
-    /// The coordinator that it watches.
+    /// The coordinator that is being watched.
     coordinator: Option<MemberId>,
     /// While no generation is known: the initial coordinator, and the number of the first generation.
     forming: Option<(MemberId, u64)>,
-    /// When the coordinator, or while looking any member, was last heard.
+    /// The time at which the coordinator, or while looking any member, was last heard.
     heard: Time,
-    /// Since when it looks for a coordinator.
+    /// The time since which it has been looking for a coordinator.
     since: Time,
     tries: usize,
     redirects: u32,
-    /// The process that was asked last, and when the next one is asked.
+    /// The process that was asked last, and when to ask the next one.
     asked: MemberId,
     next: Time,
     ended: BTreeMap<MemberId, Proof>,
@@ -54,11 +55,11 @@ pub struct ObserverMachine {
     over: bool,
 }
 
-/// How many members in a row may refer to another coordinator, before the next one is asked.
+/// The maximum number of members in a row that may refer to another coordinator before the next one is asked.
 const MAX_REDIRECTS: u32 = 4;
 
 impl ObserverMachine {
-    /// Makes an observer that looks for the coordinator at these addresses, at least one.
+    /// Creates an observer that looks for the coordinator at the addresses `at`, of which there must be at least one.
     #[must_use]
     pub fn new(
         me: ProcessInfo,
@@ -106,31 +107,31 @@ impl ObserverMachine {
         self.membership.as_ref()
     }
 
-    /// Returns the coordinator that it watches, if it is not looking for one.
+    /// Returns the coordinator that is being watched, if the observer is not looking for one.
     #[must_use]
     pub fn coordinator(&self) -> Option<MemberId> {
         self.coordinator
     }
 
-    /// Whether it has stopped looking for a coordinator.
+    /// Whether the observer has stopped looking for a coordinator.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.over
     }
 
-    /// Returns how many entries of this generation's log it has received.
+    /// Returns how many entries of this generation's log have been received.
     #[must_use]
     pub fn log_end(&self) -> u64 {
         self.log.end()
     }
 
-    /// Whether all its messages to others have arrived.
+    /// Whether all messages to other processes have arrived.
     #[must_use]
     pub fn is_flushed(&self) -> bool {
         self.links.all_flushed()
     }
 
-    /// Handles one input. Of the commands it knows `Request`, `OperatorDecision` and `Leave`.
+    /// Handles one input. The only supported commands are `Request`, `OperatorDecision` and `Leave`.
     pub fn handle(&mut self, now: Time, input: Input) {
         self.now = now;
         match input {
@@ -138,7 +139,7 @@ impl ObserverMachine {
             Input::Connected(peer, connection) => self.links.connected(now, peer, connection),
             Input::DialFailed(peer) => {
                 self.links.dial_failed(now, peer);
-                // The link with the initial coordinator stays as long as others.
+                // The link with the initial coordinator is kept as long as any other link.
                 let forms = self.forming.is_some_and(|(id, _)| id == peer);
                 if self.coordinator.is_none() && peer == self.asked && !forms {
                     self.links.close(peer);
@@ -148,7 +149,7 @@ impl ObserverMachine {
             Input::Frame(connection, frame) => self.links.received(now, connection, frame),
             Input::Closed(connection) => self.links.closed(now, connection),
             Input::Ended(member, proof) => self.ended(member, proof),
-            // Its `Ended` follows.
+            // [`Input::Ended`] follows.
             Input::Exited(_) => {}
             Input::Evidence(..) | Input::Progress => {}
             Input::Command(Command::Request(bytes)) => {
@@ -175,7 +176,7 @@ impl ObserverMachine {
         own.min(self.links.next_timeout())
     }
 
-    /// Handles what is due.
+    /// Handles the timeouts that are due.
     pub fn handle_timeout(&mut self, now: Time) {
         self.now = now;
         self.links.handle_timeout(now);
@@ -225,7 +226,7 @@ impl ObserverMachine {
                 {
                     self.search();
                 }
-                // Perhaps at once, if another process listens there.
+                // The link can be lost at once if another process listens at that address.
                 LinkEvent::Lost(peer) if self.coordinator.is_none() && peer == self.asked => {
                     self.next = self.now.after(self.timing.redial);
                 }
@@ -251,7 +252,7 @@ impl ObserverMachine {
 
     // --- looking ---
 
-    /// Begins to look: there is no coordinator any more.
+    /// Starts to look for a coordinator, because there is none any more.
     fn search(&mut self) {
         if let Some(coordinator) = self.coordinator.take() {
             self.links.keep(coordinator, false);
@@ -263,7 +264,7 @@ impl ObserverMachine {
     /// Asks the next address or member.
     fn ask_next(&mut self) {
         self.redirects = 0;
-        // The operator may have let another side continue.
+        // The operator may have permitted another side to continue.
         self.term
             .take_if(|_| self.now.since(self.since) >= self.timing.unresponsive);
         let Some(membership) = &self.membership else {
@@ -299,7 +300,7 @@ impl ObserverMachine {
         self.inform(id);
     }
 
-    /// Reports to a member what it has to know, whether it coordinates or not.
+    /// Sends to a member what it must know, whether it coordinates or not.
     fn inform(&mut self, to: MemberId) {
         let Some(membership) = self.membership.clone() else {
             return;
@@ -325,7 +326,7 @@ impl ObserverMachine {
         self.links.send(to, generation, message);
     }
 
-    /// Sends to the coordinator, or to the initial coordinator, if there is one.
+    /// Sends to the coordinator or the initial coordinator, if there is one.
     fn send_to_coordinator(&mut self, message: Message) {
         if let Some(to) = self.coordinator.or(self.forming.map(|(id, _)| id)) {
             self.send(to, message);
@@ -437,7 +438,7 @@ impl ObserverMachine {
         self.membership = Some(membership);
     }
 
-    /// Watches a member that coordinates, unless its term is earlier than the known one.
+    /// Watches a coordinating member, unless its term is earlier than the known one.
     fn watch(&mut self, from: MemberId, term: Term, membership: SharedMembership) {
         if self.is_later(&membership) {
             self.enter(membership);
@@ -459,7 +460,7 @@ impl ObserverMachine {
         self.inform(from);
     }
 
-    /// Takes entries of the log, some of which may be known.
+    /// Processes entries of the log, some of which may already be known.
     fn append_entries(&mut self, start: u64, entries: Vec<Arc<Entry>>) {
         self.log.skip_to(start);
         for (at, entry) in (start..).zip(entries) {
@@ -487,7 +488,7 @@ impl ObserverMachine {
     }
 }
 
-/// The coordinator decides whether this testimony counts: this process has no lease.
+/// The coordinator decides whether this report counts: this process has no lease.
 fn end_report(member: MemberId, proof: &Proof) -> Message {
     let (proof, reduces_electorate) = (proof.clone(), false);
     Message::ReportEnd(Ended {

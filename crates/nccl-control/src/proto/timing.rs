@@ -5,19 +5,21 @@ pub const MILLI: u64 = 1_000_000;
 
 /// Durations in nanoseconds.
 ///
-/// `lease + 4 * heartbeat_interval <= max_unanswered_heartbeats * heartbeat_interval` keeps two generations apart: a member counts the proven ends of others only
-/// while its lease runs, and no coordinator leaves out a living member before that lease has run out. Two heartbeats are for another
-/// coordinator, which may have coordinated for a moment and given the lease; two are for the votes, which are not older than
-/// that. The coordinator counts heartbeats, not time, so that a clock that jumps once shortens nothing.
+/// `lease + 4 * heartbeat_interval <= max_unanswered_heartbeats * heartbeat_interval` keeps two generations apart: a
+/// member counts the proven ends of others only while its lease runs, and no coordinator leaves out a living member
+/// before that member's lease has run out. Two heartbeats account for another coordinator, which may have coordinated
+/// for a moment and granted the lease; two account for the votes, which are not older than that. The coordinator counts
+/// heartbeats instead of measuring time, so that a clock that jumps once shortens nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
     /// How often the coordinator sends a heartbeat to every member.
     pub heartbeat_interval: u64,
     /// How long after a confirmed exchange with the coordinator a member knows that no generation exists without it.
     pub lease: u64,
-    /// How many heartbeats in a row a living member has left unanswered when it may be left out of the next generation.
+    /// The number of consecutive heartbeats that a living member must leave unanswered before it may be left out of the
+    /// next generation.
     pub max_unanswered_heartbeats: u64,
-    /// After how long without an answer a member is a suspect. Nothing ends because of that.
+    /// How long a member may leave heartbeats unanswered before it is a suspect. Nothing ends because of that.
     pub suspect_after: u64,
     /// How long a lost connection may take to be restored.
     pub resume: u64,
@@ -31,13 +33,13 @@ pub struct Timing {
     pub hold: u64,
     /// How long a candidate asks for votes before it lets others try.
     pub elect: u64,
-    /// How long a candidate that has a majority waits for the others.
+    /// How long a candidate that has a majority waits for the remaining votes.
     pub grace: u64,
-    /// How long a request to the coordinator may stay unanswered before the coordinator is given up as unresponsive.
+    /// How long a request to the coordinator may stay unanswered before the coordinator counts as unresponsive.
     pub unresponsive: u64,
     /// How long the coordinator may be without answers of a majority before it reports that there is none.
     pub confirm: u64,
-    /// After how long without a coordinator a member reports that it is cut off.
+    /// How long a member may be without a coordinator before it reports that it is cut off.
     pub majority_timeout: u64,
     /// How long an unreachable member is tolerated after NCCL has made progress with it.
     pub progress: u64,

@@ -1,4 +1,4 @@
-//! The channels, and the messages that wait in them.
+//! The state of channels, and of the messages that wait in them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::departure::Departure;
 
-/// How many messages of a channel may wait for one rank.
+/// The maximum number of messages of a channel that may wait for one rank.
 pub(crate) const CAPACITY: usize = 64;
 
 /// The largest message, in bytes.
@@ -15,15 +15,15 @@ pub(crate) const LARGEST_MESSAGE: usize = 1 << 20;
 #[derive(Default)]
 pub(super) struct Channels {
     pub(super) by_name: BTreeMap<String, Channel>,
-    /// The rank that left first: from then on no channel has all its ranks.
+    /// The rank that left first: from then on, no channel includes all ranks.
     pub(super) closed_by: Option<(usize, Departure)>,
 }
 
 #[derive(Default)]
 pub(super) struct Channel {
-    /// By rank: how many messages were sent to it, and not yet taken.
+    /// For each rank, the number of messages sent to it and not yet taken.
     pub(super) waiting: Vec<usize>,
-    /// Sends for which there is no room, in their order.
+    /// Sends for which there is no room, in order.
     pub(super) held: VecDeque<Sending>,
 }
 
@@ -58,7 +58,7 @@ impl Sending {
 }
 
 impl Channel {
-    /// Returns the ranks that have no room for it.
+    /// Returns the ranks that have no room for the message.
     pub(super) fn full(&self, sending: &Sending) -> Vec<usize> {
         let ranks = 0..self.waiting.len();
         ranks

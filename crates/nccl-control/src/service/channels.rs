@@ -11,7 +11,7 @@ use crate::departure::Departure;
 use crate::round::RequestError;
 use crate::time::later;
 
-/// The most channels; a program that exceeds it leaks names.
+/// The maximum number of channels; a program that exceeds it leaks names.
 const MOST: usize = 1024;
 
 impl Service {
@@ -46,7 +46,7 @@ impl Service {
         };
         let channel = self.channels.by_name.entry(name.clone()).or_default();
         channel.waiting.resize(size, 0);
-        // First come, first served.
+        // Sends are served in order of arrival.
         if !channel.held.is_empty() || !channel.full(&sending).is_empty() {
             let deadline = sending.deadline;
             channel.held.push_back(sending);
@@ -73,7 +73,7 @@ impl Service {
         self.answer(vec![(sending.from, sending.id)], Answer::Done);
     }
 
-    /// Records that a rank has taken so many messages.
+    /// Records that a rank has taken `count` messages.
     pub(super) fn consume(&mut self, rank: usize, name: &str, count: usize) {
         if let Some(channel) = self.channels.by_name.get_mut(name) {
             channel.waiting[rank] = channel.waiting[rank].saturating_sub(count);
@@ -87,7 +87,7 @@ impl Service {
         }
     }
 
-    /// Ends all channels, because a rank takes part in nothing any more.
+    /// Ends all channels, because a rank does not take part any more.
     pub(super) fn end_channels(&mut self, rank: usize, departure: Departure) {
         if self.channels.closed_by.is_some() {
             return;
@@ -103,7 +103,7 @@ impl Service {
         self.push(Recipients::All, Push::ChannelsClosed { rank, departure });
     }
 
-    /// Ends the sends that have waited too long.
+    /// Ends the sends whose deadline has passed.
     pub(super) fn give_up_sending(&mut self, now: Instant) {
         let mut late = Vec::new();
         for channel in self.channels.by_name.values_mut() {
@@ -125,7 +125,7 @@ impl Service {
             };
             self.refuse(sending.from, sending.id, why);
         }
-        // A removed send may have blocked one for which there is room.
+        // A removed send may have blocked another one for which there is room.
         let names: Vec<_> = self.channels.by_name.keys().cloned().collect();
         for name in names {
             self.consume(0, &name, 0);

@@ -1,4 +1,4 @@
-//! The interface of a service to its driver.
+//! The interface of a service for its driver.
 
 use std::time::Instant;
 
@@ -7,11 +7,11 @@ use crate::departure::{Departure, cut};
 use crate::phase::Phase;
 use crate::request::Request;
 
-/// How many notes are kept for the errors of waiting ranks.
+/// The maximum number of notes kept for the errors of waiting ranks.
 const MAX_NOTES: usize = 8;
 
 impl Service {
-    /// Sets the process as which `rank` is expected.
+    /// Sets the process that is expected to become `rank`.
     pub(crate) fn expect(&mut self, rank: usize, host: &str, pid: u64) {
         let own = &mut self.ranks[rank];
         host.clone_into(&mut own.host);
@@ -26,12 +26,13 @@ impl Service {
         own.phase = Some((Phase::Joined, now));
     }
 
-    /// Records that the connection of `rank` has ended. A departed rank then takes part in no round of ends any more either.
+    /// Records that the connection of `rank` has ended. A departed rank then does not take part in rounds of ends any
+    /// more either.
     pub(crate) fn disconnect(&mut self, rank: usize) {
         self.ranks[rank].is_connected = false;
     }
 
-    /// Records that `rank` departed before this coordinator began: the ranks have received that.
+    /// Records that `rank` departed before this coordinator began; the ranks have already received that.
     pub(crate) fn departed_before(&mut self, rank: usize, departure: Departure) {
         self.ranks[rank].departure = Some(departure.clone());
         self.channels.closed_by.get_or_insert((rank, departure));
@@ -83,8 +84,8 @@ impl Service {
         }
     }
 
-    /// Records that `rank` takes part in no round any more; a rank that `keeps_communicators` still takes part in those of
-    /// ends, and leaves a second time after them. Returns whether that is new.
+    /// Records that `rank` does not take part in rounds any more. A rank that `keeps_communicators` still takes part in
+    /// rounds of ends, and leaves a second time after them. Returns whether the departure is new.
     pub(crate) fn record_departure(
         &mut self,
         now: Instant,
@@ -138,7 +139,7 @@ impl Service {
         self.outputs.pop_front()
     }
 
-    /// Records a refused connection for the errors of waiting ranks.
+    /// Records a refused connection, for the errors of waiting ranks.
     pub(crate) fn note_for_errors(&mut self, text: String) {
         self.note_count += 1;
         if self.notes.len() == MAX_NOTES {

@@ -1,5 +1,5 @@
-//! The outcomes of rounds that ranks have from an earlier coordinator. It may have answered some ranks and not others: who waits in
-//! such a round gets the same from this one.
+//! The outcomes of rounds that ranks have from an earlier coordinator. That coordinator may have answered some ranks
+//! and not others: the ranks that still wait in such a round get the same outcome from this one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -10,29 +10,29 @@ use crate::coordinator_message::{Answer, Push};
 use crate::round::{RequestError, Round};
 use crate::time::later;
 
-/// How long a coordinator that takes over waits for what all living ranks have, before it ends a round without an absent one:
-/// shorter than a rank waits that gives an exchange up.
+/// How long a coordinator that takes over waits for the reports of all living ranks before it ends a round without an
+/// absent rank. This is shorter than the time for which a rank waits after it has cancelled an exchange.
 const TAKEOVER_TIMEOUT: Duration = Duration::from_millis(800);
 
 // A rank is asked once before the takeover is over.
 const _: () = assert!(TAKEOVER_TIMEOUT.as_nanos() < ANSWER_TIMEOUT.as_nanos());
 
-/// How long it is remembered which ranks have outcomes: as long as they keep them.
+/// How long this coordinator remembers which ranks have outcomes: as long as the ranks keep them.
 const REMEMBERED_FOR: Duration = Duration::from_secs(30);
 
-/// How many rounds of one rank are remembered.
+/// The maximum number of rounds remembered of one rank.
 const MAX_HELD: usize = 256;
 
-/// See the module.
+/// The known outcomes; see the module.
 #[derive(Default)]
 pub(super) struct Outcomes {
     /// The ranks that have the outcome of a round.
     holders: BTreeMap<Round, Vec<Holder>>,
-    /// Until when.
+    /// The time until which `holders` is remembered.
     remembered_until: Option<Instant>,
-    /// The ranks that have told which outcomes they have.
+    /// The ranks that have reported which outcomes they have.
     told: BTreeSet<usize>,
-    /// Until when this coordinator waits for those that have not, when it has taken over.
+    /// The time until which this coordinator, after taking over, waits for the other ranks' reports.
     takeover: Option<Instant>,
 }
 
@@ -43,7 +43,7 @@ struct Holder {
 }
 
 impl Outcomes {
-    /// Returns until when more may become known about the rounds of an earlier coordinator.
+    /// Returns the time until which more may become known about the rounds of an earlier coordinator.
     pub(super) fn takeover(&self) -> Option<Instant> {
         self.takeover
     }
@@ -63,7 +63,8 @@ impl Outcomes {
         holders.into_iter().any(|holder| holder.rank == rank)
     }
 
-    /// Returns a rank that has the outcome of a round and `answers`; whether it failed for that rank.
+    /// Returns a rank that has the outcome of a round and satisfies `answers`, and whether the round failed for that
+    /// rank.
     pub(super) fn holder(
         &self,
         round: &Round,
@@ -85,14 +86,14 @@ impl Service {
         self.note_deadline(until);
     }
 
-    /// Handles that `rank` has told of which rounds it has the outcome.
+    /// Handles a rank's report of the rounds whose outcomes it has.
     pub(super) fn hear_outcomes(
         &mut self,
         now: Instant,
         rank: usize,
         outcomes: Vec<(Round, bool)>,
     ) {
-        // A message about that may have been lost with this rank's link.
+        // An earlier message about this may have been lost with this rank's connection.
         if let Some((first, departure)) = self.channels.closed_by.clone() {
             let closed = Push::ChannelsClosed {
                 rank: first,
@@ -122,7 +123,7 @@ impl Service {
         let until = later(now, REMEMBERED_FOR);
         self.outcomes.remembered_until = Some(until);
         self.note_deadline(until);
-        // What it was asked before may not have arrived.
+        // Earlier queries to this rank may not have arrived.
         let was_asked = |open: &RoundState| open.asked.is_some_and(|(asked, _)| asked == rank);
         for open in self.rounds.values_mut().filter(|open| was_asked(open)) {
             open.asked = None;
@@ -133,7 +134,7 @@ impl Service {
         self.settle_all(now);
     }
 
-    /// Ends the takeover when all ranks that have not departed have told what they have.
+    /// Ends the takeover when all ranks that have not departed have reported their outcomes.
     pub(super) fn check_takeover(&mut self) {
         let told = &self.outcomes.told;
         let mut ranks = self.ranks.iter().enumerate();
@@ -142,7 +143,8 @@ impl Service {
         }
     }
 
-    /// Ends the takeover when it has taken too long, asks other ranks for what was not answered, and forgets which have it.
+    /// Ends the takeover after its timeout, asks other ranks for outcomes that were not answered, and forgets the
+    /// holders after theirs.
     pub(super) fn handle_outcome_timeout(&mut self, now: Instant) {
         let is_over = |until: Option<Instant>| until.is_some_and(|until| until <= now);
         if is_over(self.outcomes.remembered_until) {
@@ -171,7 +173,7 @@ impl Service {
         keys.iter().for_each(|key| self.settle(now, key));
     }
 
-    /// Asks a rank that has the outcome of a round for it. Returns whether the outcome may still come.
+    /// Asks a rank that has the outcome of a round for it. Returns whether the outcome may still arrive.
     pub(super) fn want_outcome(&mut self, now: Instant, key: &Round) -> bool {
         let Some(open) = self.rounds.get_mut(key) else {
             return false;
@@ -182,7 +184,7 @@ impl Service {
         if asked.is_some_and(|(_, until)| until > now) {
             return true;
         }
-        // Another one, if there is one.
+        // Prefer another holder, if there is one.
         let asked = asked.map(|(rank, _)| rank);
         let outcomes = &self.outcomes;
         let other = outcomes.holder(key, |rank| answers(rank) && asked != Some(rank));
@@ -202,7 +204,7 @@ impl Service {
         true
     }
 
-    /// Handles the outcome of a round that `rank` has had from an earlier coordinator.
+    /// Handles the outcome of a round that `rank` got from an earlier coordinator.
     pub(super) fn hear_outcome(
         &mut self,
         now: Instant,

@@ -1,4 +1,4 @@
-//! The log lines of the coordinator's process while ranks wait: one line for all of them.
+//! The log lines of the coordinator's process while ranks wait; one line covers all of them.
 
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,10 @@ use super::state::Service;
 /// How long a request waits before each log line about it.
 pub(crate) const WAIT_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The most lines at once: further requests wait for the same ranks.
+/// The maximum number of lines at once: further requests wait for the same ranks.
 const MAX_LINES: usize = 8;
 
-/// The most keys that a text names.
+/// The maximum number of keys that a text names.
 const MAX_NAMED: usize = 8;
 
 /// Lists keys for a log line or an error.
@@ -31,8 +31,8 @@ pub(crate) fn names<'k>(mut keys: impl Iterator<Item = &'k String>) -> String {
 }
 
 impl Service {
-    /// Returns the due lines: about requests that have waited for [`WAIT_LOG_INTERVAL`] since they began, or since the last
-    /// line about them.
+    /// Returns the due lines, which concern requests that have waited for [`WAIT_LOG_INTERVAL`] since they began or
+    /// since the last line about them.
     pub(crate) fn reports(&mut self, now: Instant) -> Vec<String> {
         let mut lines = Vec::new();
         let ranks = &self.ranks;

@@ -7,35 +7,36 @@ use crate::coordinator_message::Answer;
 use crate::round::{Parts, RequestError, Round};
 use crate::time::later;
 
-/// After how long without the outcome that a rank has another rank is asked for it.
+/// How long a holder of an outcome may take to send it before another holder is asked.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) struct RoundState {
     pub(super) members: Option<Arc<[usize]>>,
     pub(super) begun: Instant,
-    /// When the next log line about waiting for it is due.
+    /// The time of the next log line about waiting in this round.
     pub(super) next_report: Instant,
-    /// When the first timeout of a waiting rank is over.
+    /// The time at which the first timeout of a waiting rank passes.
     pub(super) deadline: Instant,
     pub(super) parts: Vec<Option<Vec<u8>>>,
     pub(super) bytes: usize,
-    /// Which ranks have given their parts, by their index in the round.
+    /// Whether each rank has contributed its part, by its index in the round.
     pub(super) arrived: Vec<bool>,
     pub(super) waiting: Vec<(usize, u64)>,
-    /// The rank that was asked for the outcome, which it has from an earlier coordinator, and until when it is to answer.
+    /// The rank that was asked for the outcome that it has from an earlier coordinator, and until when it should
+    /// answer.
     pub(super) asked: Option<(usize, Instant)>,
-    /// Why it fails unless a rank has another outcome of an earlier coordinator.
+    /// Why the round fails, unless a rank has a different outcome from an earlier coordinator.
     pub(super) failure: Option<RequestError>,
     pub(super) outcome: Option<Answer>,
 }
 
 impl RoundState {
-    /// Returns when the round `key` ends without those that are absent; `takeover`: until when more may become known.
+    /// Returns when the round `key` ends without the absent ranks; until `takeover`, more may become known.
     pub(super) fn ends_at(&self, key: &Round, takeover: Option<Instant>) -> Instant {
         if key.is_of_ends() {
             return self.deadline;
         }
-        // A rank that does not answer holds the others up for a while.
+        // A rank that does not answer delays the others for a while.
         let longest = later(self.deadline, 2 * ANSWER_TIMEOUT);
         let asked = self.asked.map(|(_, until)| until.min(longest));
         let later = asked.into_iter().chain(takeover).max();
@@ -55,12 +56,12 @@ impl RoundState {
         }
     }
 
-    /// Whether all have given their parts.
+    /// Whether all ranks have contributed their parts.
     pub(super) fn is_complete(&self) -> bool {
         self.arrived.iter().all(|&arrived| arrived)
     }
 
-    /// Completes the round: all ranks get the parts of all.
+    /// Completes the round: each rank gets the parts of all ranks.
     pub(super) fn complete(&mut self) {
         let parts = self.parts.iter_mut().filter_map(Option::take).collect();
         self.outcome = Some(Answer::Parts(Parts::new(parts)));
@@ -72,7 +73,8 @@ impl RoundState {
             .map(|index| self.rank_at(index))
     }
 
-    /// Completes a round of ends with an empty part for each rank from which nothing can arrive any more, if only those are absent.
+    /// Completes a round of ends with an empty part for each rank from which nothing more can arrive, if only such
+    /// ranks are absent.
     pub(super) fn end_without_the_closed(&mut self, is_closed: impl Fn(usize) -> bool) {
         if self.absent().all(is_closed) {
             let parts = self

@@ -1,4 +1,4 @@
-//! Rounds of exchanges: one part of each rank, and all parts for each.
+//! Rounds of exchanges: each rank contributes one part, and gets the parts of all ranks.
 //!
 //! ```text
 //! open ──every part has arrived────────────────▶ ended ──every other rank has been answered or departed──▶ forgotten
@@ -39,12 +39,12 @@ impl Service {
                 let bytes = round.topic.len();
                 return self.refuse(rank, id, RequestError::TooLarge { bytes });
             }
-            // Groups of one name may be open at once, as long as they have no rank in common.
+            // Several groups with the same name may be open at once, as long as they have no rank in common.
             let is_disputed = round.members.is_some()
                 && self.rounds.iter().any(|(other, open)| {
                     (&other.topic, other.number) == (&round.topic, round.number)
                         && open.index_of(rank).is_some_and(|index| {
-                            // One that has ended for this rank does not keep it from another.
+                            // A round that has ended for this rank does not keep the rank from another one.
                             let has_ended = open.arrived[index] && open.outcome.is_some();
                             !has_ended && !self.outcomes.is_held_by(other, rank)
                         })
@@ -75,11 +75,11 @@ impl Service {
             return self.refuse(rank, id, RequestError::OtherMembers);
         };
         if open.arrived[index] {
-            // A repeated request, whose answer is not kept any more.
+            // A repeated request; its answer is not kept any more.
             if let Some(outcome) = open.outcome.clone() {
                 return self.answer(vec![(rank, id)], outcome);
             }
-            // One that departs repeats its requests when it coordinates in a later term.
+            // A rank that departs repeats its requests when it coordinates in a later term.
             let departure = self.ranks[rank].departure.as_ref();
             let why = departure.map(|departure| departure_error(rank, departure));
             return self.refuse(rank, id, why.unwrap_or(RequestError::Twice));
@@ -101,7 +101,7 @@ impl Service {
         self.settle(now, &round);
     }
 
-    /// Ends a round if what is known suffices, and answers the ranks that wait in it.
+    /// Ends a round if enough is known, and answers the ranks that wait in it.
     pub(super) fn settle(&mut self, now: Instant, key: &Round) {
         let Some(open) = self.rounds.get_mut(key) else {
             return;
@@ -121,7 +121,7 @@ impl Service {
         self.answer_waiting_ranks(key);
     }
 
-    /// Ends a round if it is known why it cannot be completed.
+    /// Ends a round if a reason is known why it cannot be completed.
     fn fail(&mut self, key: &Round) {
         let Some(open) = self.rounds.get_mut(key) else {
             return;
@@ -137,7 +137,7 @@ impl Service {
         open.outcome = why.map(|why| Answer::Failed(Arc::new(why)));
     }
 
-    /// Sets whether a majority of all ranks answers by now.
+    /// Sets whether a majority of all ranks answers.
     pub(crate) fn set_majority(&mut self, now: Instant, answers: bool) {
         if std::mem::replace(&mut self.has_majority, answers) || !answers {
             return;
@@ -176,7 +176,7 @@ impl Service {
         }
     }
 
-    /// Gives up the round for which the request `id` of `rank` waits.
+    /// Cancels the round for which the request `id` of `rank` waits.
     pub(super) fn cancel_round(&mut self, now: Instant, rank: usize, id: u64, reason: Reason) {
         let key = self
             .rounds
@@ -237,7 +237,7 @@ impl Service {
         let late = self.rounds.iter().filter(|(key, open)| is_late(key, open));
         let late: Vec<_> = late.map(|(key, _)| key.clone()).collect();
         for key in late {
-            // Why it cannot be completed, if that is known.
+            // If a reason is known why the round cannot be completed, that reason is used.
             if !key.is_of_ends() {
                 self.fail(&key);
             }
@@ -256,7 +256,7 @@ impl Service {
         let waited_for = |rank: &usize| !(key.is_of_ends() && self.ranks[*rank].is_closed());
         let missing = open.absent().filter(waited_for);
         let missing: Vec<_> = missing.map(|rank| self.missing(rank, now)).collect();
-        // Refused connections matter where a rank never joined.
+        // Refused connections are relevant only if a rank has never joined.
         let mut notes = Vec::new();
         if missing.iter().any(|missing| missing.phase.is_none()) {
             notes.extend(self.notes.iter().cloned());

@@ -17,14 +17,14 @@ use crate::round::{Missing, RequestError, Round};
 /// The longest name of a topic, a key or a phase, in bytes.
 pub(crate) const LONGEST_NAME: usize = 1024;
 
-/// The most open rounds and waiting gets; a program that exceeds it leaks topics.
+/// The maximum number of open rounds and waiting gets; a program that exceeds it leaks topics.
 pub(super) const MAX_OPEN: usize = 1 << 16;
 
 /// The service of a coordinator for the ranks of one generation, beside their membership.
 pub(crate) struct Service {
     pub(super) ranks: Vec<RankStatus>,
     pub(super) rounds: BTreeMap<Round, RoundState>,
-    /// What ranks have told of earlier coordinators' rounds.
+    /// The outcomes of earlier coordinators' rounds that ranks have reported.
     pub(super) outcomes: Outcomes,
     pub(super) keys: HashMap<String, Arc<[u8]>>,
     /// Bytes of all keys and values.
@@ -35,9 +35,10 @@ pub(crate) struct Service {
     pub(super) straggler_queries: BTreeMap<String, StragglerQuery>,
     pub(super) notes: VecDeque<String>,
     pub(super) note_count: usize,
-    /// Whether a majority of all ranks answers: without one, no round ends in which only some of the ranks take part.
+    /// Whether a majority of all ranks answers: without one, a round in which only some of the ranks take part does not
+    /// end.
     pub(super) has_majority: bool,
-    /// No deadline is earlier than this.
+    /// A lower bound of all deadlines.
     pub(super) earliest: Option<Instant>,
     pub(super) outputs: VecDeque<Output>,
 }
@@ -57,7 +58,7 @@ pub(super) struct PendingGet {
 pub(super) enum Wanted {
     /// The value of a key.
     Value(String),
-    /// That all keys are set at one time: which of them are, and how many are not.
+    /// All keys at the same time: which of them are set, and how many are not.
     Keys {
         is_set: BTreeMap<String, bool>,
         missing: usize,
@@ -69,9 +70,10 @@ pub(super) enum Wanted {
 pub(crate) struct RankStatus {
     pub(crate) host: String,
     pub(crate) pid: u64,
-    /// Its phase, and since when; `None` until it arrives.
+    /// Its phase, and the time since when; `None` until the rank arrives.
     pub(crate) phase: Option<(Phase, Instant)>,
-    /// Why it takes part in no round any more. While it is connected, it still takes part in those of ends.
+    /// Why the rank does not take part in rounds any more. While it is connected, it still takes part in rounds of
+    /// ends.
     pub(crate) departure: Option<Departure>,
     pub(super) is_connected: bool,
 }
@@ -100,7 +102,7 @@ pub(crate) enum Output {
 }
 
 impl RankStatus {
-    /// Whether nothing can arrive from it any more.
+    /// Whether nothing more can arrive from the rank.
     pub(crate) fn is_closed(&self) -> bool {
         self.departure.is_some() && !self.is_connected
     }
@@ -147,7 +149,7 @@ impl Service {
         self.channels.closed_by.as_ref()
     }
 
-    /// Returns what is reported of `rank` to a rank that waits for it.
+    /// Returns what is reported about `rank` to a rank that waits for it.
     pub(crate) fn missing(&self, rank: usize, now: Instant) -> Missing {
         let phase = self.ranks[rank].phase.as_ref();
         Missing {
@@ -179,7 +181,7 @@ impl Service {
     }
 }
 
-/// The reason of a request that ends because a rank has departed.
+/// Returns the reason of a request that ends because a rank has departed.
 pub(super) fn departure_error(rank: usize, departure: &Departure) -> RequestError {
     RequestError::Departed {
         rank,

@@ -1,4 +1,4 @@
-//! The store: keys that a rank sets, for which other ranks wait. Each request that changes it is one step.
+//! The store: keys that a rank sets, and for which other ranks wait. Each change is one step.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ impl Service {
         self.store((rank, id), key, value, Answer::Done);
     }
 
-    /// Stores a value, and answers the request that has led to that.
+    /// Stores a value, and answers the request that led to it.
     fn store(&mut self, request: (usize, u64), key: String, value: Arc<[u8]>, answer: Answer) {
         let before = self.keys.get(&key).map_or(0, |old| old.len() + key.len());
         let kept = self.kept - before + value.len() + key.len();
@@ -194,7 +194,7 @@ impl Service {
 }
 
 impl Wanted {
-    /// The keys that are not set.
+    /// Returns the keys that are not set.
     pub(super) fn missing(&self) -> impl Iterator<Item = &String> {
         let (one, all) = match self {
             Self::Value(key) => (Some(key), None),
@@ -204,7 +204,7 @@ impl Wanted {
         one.into_iter().chain(missing.map(|(key, _)| key))
     }
 
-    /// Records that `key` is set. Returns whether nothing is missing any more.
+    /// Records that `key` is set. Returns whether no key is missing any more.
     fn is_complete_with(&mut self, key: &str) -> bool {
         match self {
             Self::Value(wanted) => wanted == key,
@@ -233,7 +233,7 @@ fn value_or_absent(value: Option<&Arc<[u8]>>) -> Answer {
     value.map_or(Answer::Absent, |value| Answer::Value(Arc::clone(value)))
 }
 
-/// Returns the decimal number that these bytes are.
+/// Parses a decimal number.
 fn number(value: &[u8]) -> Option<i64> {
     std::str::from_utf8(value).ok()?.parse().ok()
 }

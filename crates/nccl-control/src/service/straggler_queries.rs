@@ -1,8 +1,8 @@
 //! Straggler queries: which ranks have not entered an operation, asked once for all ranks that wait in it.
 //!
-//! The last queried operation of each communicator is kept; later requests about the same operation
-//! get no answer of their own, since the result goes to all ranks anyway. At 1024 ranks a straggler query is one message to and from each
-//! rank, and one more to each when a rank is late.
+//! The last queried operation of each communicator is kept. Later requests about the same operation get no answer of
+//! their own, since the result goes to all ranks anyway. With 1024 ranks, a straggler query is one message to and from
+//! each rank, and one more to each when a rank is late.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,14 +15,14 @@ use crate::straggler::{EntryReport, LateRank, StragglerQueryRequest, StragglerRe
 /// How long ranks may take to answer.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The most communicators with a kept query; beyond it, the oldest query is dropped.
+/// The maximum number of communicators with a kept query; beyond it, the oldest query is dropped.
 const MAX_QUERIES: usize = 256;
 
 /// How many late ranks are listed by name.
 const MAX_LISTED: usize = 8;
 
 impl Service {
-    /// Handles that `rank` waits in an operation, which others may not have entered.
+    /// Handles a report that `rank` waits in an operation that others may not have entered.
     pub(super) fn open_straggler_query(
         &mut self,
         rank: usize,
@@ -113,7 +113,7 @@ impl Service {
         let is_first = query.entries[communicator_rank] == EntryState::Nothing;
         query.entries[communicator_rank] = match entered {
             Some(since) => {
-                // A first answer took about half of the round trip; later reports are unsolicited.
+                // The first answer took about half of the round trip; later reports are unsolicited.
                 let latency = match is_first {
                     true => now.saturating_duration_since(query.opened) / 2,
                     false => Duration::ZERO,
@@ -220,7 +220,7 @@ impl Service {
         self.push(Recipients::Observers, push);
     }
 
-    /// Ends the straggler queries whose timeout is over.
+    /// Ends the straggler queries whose timeout has passed.
     pub(super) fn end_overdue_queries(&mut self, now: Instant) {
         let queried = self.straggler_queries.iter();
         let queried = queried.filter(|(_, query)| query.stage == QueryStage::Queried);
@@ -230,7 +230,7 @@ impl Service {
         }
     }
 
-    /// Returns when the next timeout is over.
+    /// Returns the time of the next timeout.
     pub(super) fn next_query_deadline(&self) -> Option<Instant> {
         let straggler_queries = self.straggler_queries.values();
         let queried = straggler_queries.filter(|query| query.stage == QueryStage::Queried);

@@ -7,12 +7,12 @@ use crate::straggler::QueriedOperation;
 /// The state of a straggler query about an operation.
 pub(super) struct StragglerQuery {
     pub(super) subject: QueriedOperation,
-    /// The ranks in the world, by their rank in the communicator.
+    /// The world ranks, by rank in the communicator.
     pub(super) members: Vec<usize>,
-    /// The entry of each rank, by its rank in the communicator.
+    /// The entry of each rank, by rank in the communicator.
     pub(super) entries: Vec<EntryState>,
     pub(super) opened: Instant,
-    /// The rank that queries only how far apart the ranks entered.
+    /// The rank for which the query only measures how far apart the ranks entered.
     pub(super) sample_for: Option<usize>,
     pub(super) stage: QueryStage,
 }
@@ -21,7 +21,7 @@ pub(super) struct StragglerQuery {
 pub(super) enum QueryStage {
     /// The ranks have been queried.
     Queried,
-    /// All ranks know which are late, and wait for them.
+    /// All ranks have been told which ranks are late; the query waits for the late ranks.
     Late,
     /// The result is complete.
     Over,
@@ -30,7 +30,7 @@ pub(super) enum QueryStage {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum EntryState {
     Nothing,
-    /// The rank has not entered; its last operation.
+    /// The rank has not entered; with its last operation.
     NotYet(String),
     Entered(Instant),
 }
@@ -40,7 +40,7 @@ impl StragglerQuery {
         self.members.iter().position(|&member| member == rank)
     }
 
-    /// Returns the lowest rank that waits.
+    /// Returns the lowest rank that waits in the operation.
     pub(super) fn reporter(&self) -> usize {
         let waits = |entry: &EntryState| matches!(entry, EntryState::Entered(_));
         let communicator_rank = self.entries.iter().position(waits).unwrap_or_default();

@@ -45,7 +45,7 @@ impl World {
         self.outputs()
     }
 
-    /// Advances to so many milliseconds since the beginning.
+    /// Advances to `millis` milliseconds after the beginning.
     fn at(&mut self, millis: u64) -> Vec<Output> {
         self.now = self.begun + Duration::from_millis(millis);
         self.service.handle_timeout(self.now);
@@ -258,7 +258,7 @@ fn a_round_ends_with_all_parts_with_a_rank_that_leaves_or_with_one_that_gives_up
     );
 }
 
-/// The ranks could be on the side of a cut network that does not continue.
+/// The ranks could be on the side of a network partition that does not continue.
 #[test]
 fn what_some_ranks_agree_on_waits_for_a_majority_of_all() {
     let mut world = World::new(3);
@@ -267,7 +267,8 @@ fn what_some_ranks_agree_on_waits_for_a_majority_of_all() {
     assert_eq!(world.ask(1, 2, collect("token", 60, Some(&[1, 2]))), []);
     assert_eq!(world.ask(2, 2, collect("token", 60, Some(&[1, 2]))), []);
     assert_eq!(world.ask(1, 3, collect("open", 60, Some(&[1, 0]))), []);
-    // Rounds of all need no majority, as the others cannot continue without these ranks; rounds of ends cannot wait.
+    // Rounds of all ranks need no majority, because other ranks cannot continue without these; rounds of ends cannot
+    // wait.
     let ends = format!("{END_TOPIC}x");
     let end = world.ask(2, 4, collect(&ends, 60, Some(&[2])));
     assert_eq!(end, [parts(&[(2, 4)], &[&ends.as_bytes()[..1]])]);
@@ -332,7 +333,7 @@ fn a_round_of_ends_does_without_ranks_that_are_gone_and_waits_for_one_that_stays
         world.ask(1, 1, collect("end/x", 60, None)),
         [parts(&[(0, 1), (3, 1), (1, 1)], &[b"e", b"e", b"", b"e"])]
     );
-    // A round that ended without it gives it the outcome when it comes.
+    // A round that ended without the rank gives it the outcome when the rank enters.
     assert_eq!(world.ask(0, 2, collect("end/late", 1, Some(&[0, 1]))), []);
     let timed_out = world.at(1000);
     let later = world.ask(1, 2, collect("end/late", 60, Some(&[0, 1])));
@@ -467,7 +468,7 @@ fn a_value_is_replaced_only_where_it_is_the_expected_one() {
     assert_eq!(ask(delete("k")), [done()]);
     assert_eq!(ask(delete("k")), [absent()]);
     assert_eq!(ask(try_get()), [absent()]);
-    // What a deleted value had is free again.
+    // The space of a deleted value is free again.
     for _ in 0..3 {
         assert_eq!(ask(set("k", &vec![0; 40 << 20])), [done()]);
         assert_eq!(ask(delete("k")), [done()]);
@@ -733,7 +734,7 @@ fn every_request_is_answered_once_unless_its_rank_leaves_or_cancels_it() {
                     };
                     let reason = Reason::Aborted;
                     let outputs = world.ask(rank, id, Request::Cancel { reason });
-                    // The sender of a message is still told its outcome.
+                    // The sender of a message still gets its outcome.
                     match asked {
                         Asked::Get => drop(waiting.remove(&(rank, id))),
                         Asked::Round { .. } => assert_eq!(outputs.len(), 1, "seed {seed}"),

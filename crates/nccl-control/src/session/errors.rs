@@ -11,7 +11,7 @@ use crate::round::{Missing, RequestError};
 use crate::service::names;
 
 impl RankSession {
-    /// The error of a request about `topic` that failed.
+    /// Returns the error of a failed request about `topic`.
     pub(crate) fn error_of(&self, topic: &str, error: &RequestError) -> Error {
         self.plain_error(topic, error)
             .of_exchange(error.unfinished())

@@ -1,4 +1,4 @@
-//! Gathering a part from each member of a communicator: what they report at its end, and what they compare before a call.
+//! Gathering a part from each member of a communicator: for its end, and for comparisons before a call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +14,10 @@ use crate::round::{END_TOPIC, RequestError, Round};
 use crate::time::{deadline_after, later};
 
 impl RankSession {
-    /// Sends this rank's part of `name` to `members`, and waits for the parts of all of them that have not
-    /// departed: at most for `timeout` after the first of them called this, or until it is
-    /// `interrupted`.
+    /// Sends this rank's part of `name` to `members`, and waits for the parts of all members that have not departed.
+    /// Waits at most `timeout` after the first member has called this, or until `interrupted` returns true.
     ///
-    /// A rank that has dropped its world calls this all the same, as long as it has communicators.
+    /// A rank that has dropped its world still calls this, as long as it has communicators.
     pub fn gather_parts(
         &self,
         name: &str,
@@ -36,7 +35,7 @@ impl RankSession {
             Self::parts_request(name, members, part, timeout),
         );
         let mut deadline = deadline_after(timeout);
-        // The coordinator keeps the deadline; if it does not answer, it is the missing rank.
+        // The coordinator enforces the deadline; if the coordinator does not answer, it counts as the missing rank.
         let last = later(deadline, Duration::from_secs(1));
         loop {
             match pending.wait(deadline, interrupted) {
@@ -60,7 +59,7 @@ impl RankSession {
         }
     }
 
-    /// As [`gather_parts`](Self::gather_parts), without waiting for the others.
+    /// As [`gather_parts`](Self::gather_parts), without waiting for the other ranks.
     pub fn send_part(&self, name: &str, members: &Arc<[usize]>, part: &[u8], timeout: Duration) {
         self.send(NO_ANSWER, Self::parts_request(name, members, part, timeout));
     }

@@ -1,4 +1,4 @@
-//! The session of a rank, and what carries its requests to the coordinator.
+//! The session of a rank, and the backend that carries its requests to the coordinator.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,19 +23,19 @@ pub struct RankSession {
     pub(crate) inbox: Arc<Inbox>,
     /// Set when the generation is formed.
     pub(super) members: Arc<OnceLock<Vec<RankProcess>>>,
-    /// Made with the first communicator.
+    /// Created with the first communicator.
     pub(super) fault_listener: OnceLock<Arc<dyn FaultListener>>,
     /// The job's name and generation.
     pub(crate) job: (String, u64),
-    /// How often each topic was used: the n-th use on one rank meets the n-th use on every other.
+    /// How often each topic was used: the n-th use on one rank corresponds to the n-th use on every other rank.
     pub(super) rounds: Mutex<HashMap<String, u64>>,
-    /// Whether the world was dropped while communicators live on.
+    /// Whether the world was dropped while communicators still exist.
     pub(super) has_left_world: AtomicBool,
-    /// The generation that has followed this one; 0 before.
+    /// The generation that followed this one; 0 if there is none yet.
     pub(super) reconfigured_to: AtomicU64,
-    /// The value under which its communicators record their calls.
+    /// The recorder of the calls of this session's communicators.
     pub(super) recorder: Arc<dyn RankRecorder>,
-    /// The phase, and since when.
+    /// The phase, and the time since when.
     pub(super) phase: Mutex<Option<(String, Instant)>>,
     /// The departure that is reported when this value is dropped.
     pub(super) final_departure: Mutex<Departure>,
@@ -55,12 +55,12 @@ impl RankSession {
         let _ = self.members.set(members);
     }
 
-    /// Returns what carries this session's requests: the node of this process, or the world of threads.
+    /// Returns the backend of this session's requests: the node of this process, or the world of threads.
     pub(crate) fn backend(&self) -> SessionBackend {
         self.backend.clone()
     }
 
-    /// Simulates the death of this process after this many sends to ranks.
+    /// Simulates the death of this process after `sends` messages to ranks.
     #[cfg(test)]
     pub(crate) fn die_after_for_a_test(&self, sends: usize) {
         if let SessionBackend::Node { node, .. } = &self.backend {
@@ -92,7 +92,7 @@ impl RankSession {
         inbox.continue_from(&before.inbox, members, generation);
     }
 
-    /// Ends this world, of which `generation` is the next generation, and its communicators except those with the keys `kept`.
+    /// Ends this world, whose next generation is `generation`, and its communicators except those with the keys `kept`.
     pub(crate) fn end_reconfigured(&self, generation: u64, kept: &[&str]) {
         self.reconfigured_to.store(generation, Ordering::Release);
         if let Some(fault_listener) = self.fault_listener.get() {
@@ -103,9 +103,8 @@ impl RankSession {
         }
     }
 
-    /// Calls `handler` with every announcement, and with every rank that leaves, fails or
-    /// dies, in the order in which the coordinator saw it; on the thread that received it, so it must
-    /// not wait.
+    /// Calls `handler` with every announcement, and with every rank that leaves, fails or dies, in the order in which
+    /// the coordinator saw them. The handler runs on the thread that received the notice, so it must not block.
     pub fn on_notice(&self, handler: impl Fn(&Notice) + Send + Sync + 'static) {
         self.inbox.on_notice(Box::new(handler));
     }

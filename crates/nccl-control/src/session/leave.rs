@@ -1,4 +1,4 @@
-//! How a rank leaves the others: with its world, with its communicators, or with its process.
+//! How a rank leaves the other ranks: with its world, with its communicators, or with its process.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -10,20 +10,20 @@ use crate::departure::{Departure, Failure};
 use crate::request::{NO_ANSWER, Request};
 use crate::sync::{Condvar, Mutex};
 
-/// How long a leave message may take to be written.
+/// How long writing a leave message may take.
 const LEAVE_WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The sessions that have communicators.
 static SESSIONS_WITH_COMMUNICATORS: Mutex<Vec<Weak<RankSession>>> = Mutex::new(Vec::new());
 
-/// How many of these sessions have not left yet.
+/// The number of these sessions that have not left yet.
 static SESSIONS_TO_LEAVE: Mutex<usize> = Mutex::new(0);
 
-/// Signalled when one of them has left.
+/// Signalled when one of these sessions has left.
 static SESSION_LEFT: Condvar = Condvar::new();
 
-/// Leaves for a process that exits with `status`, and with communicators that were not dropped. With a status other than 0,
-/// the other ranks do not wait for it.
+/// Leaves for a process that exits with `status` while some communicators have not been dropped. If the status is not
+/// 0, the other ranks do not wait for this one.
 pub fn leave_all(status: i32) {
     let sessions = SESSIONS_WITH_COMMUNICATORS.lock();
     let open: Vec<_> = sessions.iter().filter_map(Weak::upgrade).collect();
@@ -39,16 +39,16 @@ pub fn leave_all(status: i32) {
         }
         session.leave();
     }
-    // Dropping them would leave a second time.
+    // Dropping the sessions would leave a second time.
     open.into_iter().for_each(std::mem::forget);
-    // Another thread may just have dropped a session, and is about to leave.
+    // Another thread may just have dropped a session and be about to leave.
     let mut to_leave = SESSIONS_TO_LEAVE.lock();
     SESSION_LEFT.wait_while_for(&mut to_leave, |count| *count > 0, LEAVE_WRITE_TIMEOUT);
 }
 
 impl RankSession {
-    /// Returns the fault listener of this session's communicators, made by `start` for the first of them. From then on the
-    /// session stays open until it has left, also when the process exits.
+    /// Returns the fault listener of this session's communicators, created by `start` for the first of them. From then
+    /// on, the session stays open until it has left, even when the process exits.
     pub fn fault_listener_with(
         self: &Arc<Self>,
         start: impl FnOnce(&Arc<Self>) -> Arc<dyn FaultListener>,
@@ -62,11 +62,11 @@ impl RankSession {
         }))
     }
 
-    /// Reports that this rank fails, whatever happens to this value.
+    /// Reports that this rank fails, independent of the lifetime of this value.
     pub(crate) fn fail(&self, chain: String) {
         let why = Failure::Error(chain);
         if self.fault_listener.get().is_some() {
-            // Its communicators still have to end, and the other ranks wait for that.
+            // The communicators of this rank still have to end, and the other ranks wait for that.
             return self.send(NO_ANSWER, Request::LeaveWorld { why: Some(why) });
         }
         match &self.backend {
@@ -75,7 +75,7 @@ impl RankSession {
         }
     }
 
-    /// Ends the world; `alone` if nothing else has the session.
+    /// Ends the world; `alone` states that nothing else holds the session.
     pub(crate) fn end_world(&self, final_departure: Departure, alone: bool) {
         if alone {
             *self.final_departure.lock() = final_departure;
@@ -89,7 +89,7 @@ impl RankSession {
         self.send(NO_ANSWER, Request::LeaveWorld { why });
     }
 
-    /// Sends the leave message, for good.
+    /// Sends the final leave message.
     fn leave(&self) {
         let final_departure = std::mem::replace(&mut *self.final_departure.lock(), Departure::Left);
         match &self.backend {

@@ -13,7 +13,7 @@ use crate::sync::Mutex;
 
 static SESSIONS: Mutex<Vec<Weak<RankSession>>> = Mutex::new(Vec::new());
 
-/// Returns all sessions of this process to other ranks.
+/// Returns all sessions of this process with other ranks.
 pub fn sessions() -> Vec<Arc<RankSession>> {
     if forked::is_child() {
         return Vec::new();
@@ -63,7 +63,7 @@ impl RankSession {
         session
     }
 
-    /// The session of an active generation of which this process is a member.
+    /// Creates the session of an active generation of which this process is a member.
     pub(crate) fn of_generation(active: &ActiveGeneration) -> Arc<Self> {
         let backend = SessionBackend::Node {
             node: Arc::clone(&active.node),

@@ -48,7 +48,7 @@ impl RankSession {
         Some(asker.ask(targets, decode))
     }
 
-    /// Measures the offset of this process's clock to rank 0's, where that matters.
+    /// Measures the offset of this process's clock to rank 0's, if the recorder needs it.
     pub(crate) fn compare_clocks(&self) {
         if !self.recorder().wants_clock() {
             return;

@@ -1,4 +1,4 @@
-//! A rank's requests over its session, with their answers, and its messages.
+//! A rank's requests over its session, their answers, and its messages.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,14 +18,15 @@ use crate::request::{NO_ANSWER, Request};
 use crate::round::{Missing, RequestError, Round};
 use crate::straggler::{EntryReport, StragglerQueryRequest};
 
-/// How long the coordinator may take to report how an exchange ended that a rank has given up.
+/// How long the coordinator may take to report the outcome of an exchange that a rank has cancelled.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long the next coordinator may take to report how this one ended, and how long beyond the caller's deadline at most.
+/// How long the next coordinator may take to report how the previous one ended, and the maximum overrun of the caller's
+/// deadline.
 const FAILOVER_TIMEOUT: Duration = Duration::from_secs(6);
 const MAX_OVERRUN: Duration = Duration::from_secs(1);
 
-/// A request that was sent, and whose answer is awaited.
+/// A sent request whose answer is awaited.
 pub(crate) struct BegunRequest {
     pub(crate) topic: String,
     pending: PendingRequest,
@@ -35,7 +36,7 @@ pub(crate) struct BegunRequest {
 }
 
 impl BegunRequest {
-    /// Whether the answer is there.
+    /// Whether the answer has arrived.
     pub(crate) fn is_ready(&self) -> bool {
         self.pending.is_ready()
     }
@@ -54,7 +55,7 @@ impl RankSession {
         self.finish(&begun, interrupted)
     }
 
-    /// Sends a request, whose answer [`finish`](Self::finish) waits for.
+    /// Sends a request; [`finish`](Self::finish) waits for its answer.
     fn begin(
         &self,
         topic: &str,
@@ -80,7 +81,7 @@ impl RankSession {
         })
     }
 
-    /// Cancels a request; returns the error of that.
+    /// Cancels a request; returns the resulting error.
     fn give_up(&self, begun: &BegunRequest, error: &RequestError, reason: Reason) -> Error {
         self.send(begun.pending.id, Request::Cancel { reason });
         self.error_of(&begun.topic, error)
@@ -117,7 +118,8 @@ impl RankSession {
                     return Err(self.lost_with_coordinator(topic, lost, deadline, interrupted));
                 }
                 WaitOutcome::Interrupted if is_exchange => {
-                    // The outcome that all ranks get counts: the exchange may have ended otherwise a moment ago.
+                    // The outcome that all ranks get takes precedence: the exchange may have ended otherwise a moment
+                    // ago.
                     let reason = Reason::Aborted;
                     self.send(pending.id, Request::Cancel { reason });
                     (interrupted, given_up) = (None, true);
@@ -127,7 +129,7 @@ impl RankSession {
                     return Err(self.give_up(begun, &RequestError::Interrupted, Reason::Aborted));
                 }
                 WaitOutcome::Late if given_up => return Err(self.gave_up(topic)),
-                // The coordinator keeps the deadline, so that all ranks get the same outcome.
+                // The coordinator enforces the deadline, so that all ranks get the same outcome.
                 WaitOutcome::Late if timeout == deadline => timeout = deadline + HANDSHAKE_TIMEOUT,
                 // The coordinator itself does not answer.
                 WaitOutcome::Late => {
@@ -171,7 +173,7 @@ impl RankSession {
         Ok(())
     }
 
-    /// The error of a request that this rank itself has given up.
+    /// Returns the error of a request that this rank itself has cancelled.
     fn gave_up(&self, topic: &str) -> Error {
         let unfinished = UnfinishedExchange::GivenUp {
             rank: self.rank,
@@ -181,7 +183,7 @@ impl RankSession {
             .of_exchange(Some(unfinished))
     }
 
-    /// The error of a request whose coordinator was lost before it has answered.
+    /// Returns the error of a request whose coordinator was lost before it answered.
     pub(crate) fn lost_with_coordinator(
         &self,
         topic: &str,
@@ -204,7 +206,7 @@ impl RankSession {
         let departure = self.inbox.departure(coordinator);
         let state = match departure {
             Some(_) => "is gone",
-            // The coordinator may be alive, and replaced.
+            // The coordinator may be alive, but was replaced.
             None => "cannot be reached",
         };
         let departure = departure.unwrap_or(Departure::Lost(why));
@@ -229,7 +231,7 @@ impl RankSession {
         Error::rendezvous(text).of_exchange(Some(unfinished))
     }
 
-    /// Takes part in one exchange of all ranks or of `members`: gives a part, and returns the parts of all.
+    /// Takes part in one exchange of all ranks or of `members`: contributes `part`, and returns the parts of all.
     pub fn exchange(
         &self,
         topic: &str,
@@ -242,7 +244,7 @@ impl RankSession {
         self.finish_exchange(&begun, interrupted)
     }
 
-    /// Gives this rank's part of an exchange.
+    /// Contributes this rank's part to an exchange.
     pub(crate) fn begin_exchange(
         &self,
         topic: &str,
@@ -271,7 +273,7 @@ impl RankSession {
             round,
             waited: Duration::ZERO,
             timeout,
-            // The coordinator has to know of the exchange to end it for all.
+            // The coordinator must know of the exchange to end it for all ranks.
             part: if too_large { Vec::new() } else { part.to_vec() },
         };
         let begun = self.begin(topic, request, deadline)?;
@@ -282,7 +284,7 @@ impl RankSession {
         Ok(begun)
     }
 
-    /// Waits for the parts of all.
+    /// Waits for the parts of all ranks.
     pub(crate) fn finish_exchange(
         &self,
         begun: &BegunRequest,
@@ -308,7 +310,8 @@ impl RankSession {
         self.send(NO_ANSWER, Request::Direct { to, topic, bytes });
     }
 
-    /// Reports that this rank waits in an operation that another rank may not have entered: all ranks receive which.
+    /// Reports that this rank waits in an operation that another rank may not have entered; all ranks receive the
+    /// result.
     pub fn query_stragglers(&self, query: StragglerQueryRequest) {
         self.send(NO_ANSWER, Request::QueryStragglers(query));
     }

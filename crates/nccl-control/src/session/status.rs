@@ -1,4 +1,4 @@
-//! What a rank knows of itself and of the others, available at any time.
+//! What a rank knows about itself and about the others, available at any time.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -37,7 +37,7 @@ impl RankSession {
         }
     }
 
-    /// The job's name and generation.
+    /// Returns the job's name and generation.
     pub fn job(&self) -> (&str, u64) {
         (&self.job.0, self.job.1)
     }
@@ -46,27 +46,27 @@ impl RankSession {
         self.rank
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// The value under which this rank's communicators record their calls.
+    /// Returns the recorder of this rank's communicators.
     pub fn recorder(&self) -> &Arc<dyn RankRecorder> {
         &self.recorder
     }
 
-    /// The processes of the ranks; set when the generation is formed.
+    /// Returns the processes of the ranks; set when the generation is formed.
     pub fn members(&self) -> Arc<OnceLock<Vec<RankProcess>>> {
         Arc::clone(&self.members)
     }
 
-    /// Whether this rank takes part in exchanges of its world, which has no later generation yet.
+    /// Whether this rank takes part in exchanges of its world, and the world has no later generation yet.
     pub(crate) fn is_in_world(&self) -> bool {
         !self.has_left_world.load(Ordering::Acquire) && self.reconfigured_to().is_none()
     }
 
-    /// Returns the numbers of `members`, as a communicator and the launcher count them.
+    /// Returns the numbers of `members` in a communicator, and their launcher ranks.
     pub fn roster(&self, members: &[usize]) -> Roster {
         Roster::new(members, &launcher_ranks(self.members.get()))
     }
@@ -88,32 +88,32 @@ impl RankSession {
         *self.phase.lock() = Some((name.to_owned(), Instant::now()));
     }
 
-    /// Whether no message will arrive any more.
+    /// Whether no more messages will arrive.
     pub fn is_closed(&self) -> bool {
         self.inbox.is_closed()
     }
 
-    /// The generation of the world that has followed this one.
+    /// Returns the generation that has followed this one.
     pub fn reconfigured_to(&self) -> Option<u64> {
         let generation = self.reconfigured_to.load(Ordering::Acquire);
         (generation > 0).then_some(generation)
     }
 
-    /// The ranks that have departed or are unreachable, and how or why.
+    /// Returns the ranks that have departed or are unreachable, and how or why.
     pub fn departures(&self) -> Vec<(usize, Departure)> {
         self.inbox.departures()
     }
 
-    /// The ranks whose processes do not answer although their kernels do, as far as this rank knows: the first to
-    /// check when an operation times out, and not a cause by themselves.
+    /// Returns the ranks whose processes do not answer although their kernels do, as far as this rank knows. These
+    /// ranks are the first to check when an operation times out, but not a cause by themselves.
     pub fn suspects(&self) -> Vec<Suspect> {
         let mut suspects = self.inbox.suspects();
         suspects.retain(|suspect| suspect.rank != self.rank);
         suspects
     }
 
-    /// For how long other processes have not been heard: on the coordinator all processes, which answer its heartbeats;
-    /// elsewhere the coordinator.
+    /// Returns for how long other processes have not been heard: on the coordinator, all processes that answer its
+    /// heartbeats; elsewhere, the coordinator.
     pub fn heartbeat_ages(&self) -> Vec<(usize, Duration)> {
         match self.backend() {
             SessionBackend::Node { node, generation } if self.coordinator() == self.rank => {
@@ -128,12 +128,12 @@ impl RankSession {
         }
     }
 
-    /// The latest fault of one of its communicators.
+    /// Returns the latest fault of a communicator of this session.
     pub(crate) fn fault(&self) -> Option<Arc<Fault>> {
         self.fault_listener.get()?.latest_fault()
     }
 
-    /// The events since the first call.
+    /// Returns the event bus, which contains the events since the first call.
     pub(crate) fn event_bus(&self) -> Arc<EventBus> {
         if forked::is_child() {
             return Arc::default();

@@ -1,4 +1,4 @@
-//! Ordered messages: one order for all, bounded buffers, and one end.
+//! Ordered messages: one order for all ranks, bounded buffers, and one end.
 
 use super::*;
 
@@ -106,10 +106,10 @@ fn a_sender_waits_for_the_slowest_and_names_it_in_vain() {
                 ] {
                     assert!(error.contains(word), "{word:?} in {error:?}");
                 }
-                // Another channel has room of its own.
+                // Another channel has its own room.
                 hasty.channel("other").send(b"x").unwrap();
                 hasty.barrier("named").unwrap();
-                // Rank 2 takes a quarter, which is reported at once, and that much fits.
+                // Rank 2 takes a quarter of the capacity, which is reported at once, and that many messages fit.
                 let patient = hasty.with_timeout(LONG);
                 for n in 64..80u8 {
                     patient.channel("steps").send(&[n]).unwrap();

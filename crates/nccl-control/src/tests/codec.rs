@@ -1,7 +1,7 @@
-//! All parsers, fed with valid, nearly valid and invalid input.
+//! Feeds all parsers with valid, nearly valid and invalid input.
 //!
-//! `corpus/` holds one file for each message in its wire format. After a change of the protocol
-//! (and of its version), `NCCL_UPDATE_CORPUS=1 cargo test -p nccl-control corpus` writes them anew.
+//! `corpus/` contains one file for each message in its wire format. After a change of the protocol (and of its
+//! version), `NCCL_UPDATE_CORPUS=1 cargo test -p nccl-control corpus` rewrites the files.
 
 use std::path::PathBuf;
 
@@ -515,11 +515,11 @@ fn corpus() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/tests/corpus")
 }
 
-/// Feeds bytes to all parsers of socket data; parsed messages are written and read back.
+/// Feeds bytes to all parsers of socket data; parsed messages are encoded and decoded again.
 fn feed(bytes: &[u8], limit: usize) -> usize {
     let mut decoder = Decoder::new(limit);
     let mut understood = 0;
-    // In two pieces, as they may arrive.
+    // In two pieces, as the bytes may arrive.
     let (one, two) = bytes.split_at(bytes.len() / 2);
     for piece in [one, two] {
         decoder.push(piece);
@@ -531,7 +531,7 @@ fn feed(bytes: &[u8], limit: usize) -> usize {
     understood
 }
 
-/// Whether one of the parsers accepts the frame: without a kind, one frame may be valid for several.
+/// Whether one of the parsers accepts the frame: without its kind, a frame may be valid for several parsers.
 fn retry(frame: &Frame) -> bool {
     let copy = |out: Outgoing| Frame {
         id: frame.id,
@@ -626,7 +626,7 @@ fn no_bytes_make_a_parser_panic_or_keep_more_than_its_limit() {
         let _ = tcp::HostPorts::parse(&text);
         let _ = interface::Interface::parse(&text);
     }
-    // Otherwise the mutations would be too wild to reach the parsers.
+    // Otherwise the mutations would be too strong to reach the parsers.
     assert!(understood > 10_000, "{understood}");
 }
 
@@ -673,7 +673,7 @@ fn no_bytes_but_its_own_open_as_a_first_message() {
         };
         assert!(!opens(&bytes_of(&[changed.encode()]), &secret, &other));
     }
-    // The number of the frame means nothing to a handshake message.
+    // The number of the frame has no meaning in a handshake message.
     let means_nothing = 4..HEADER;
     for bit in 0..bytes.len() * 8 {
         let mut changed = bytes.clone();

@@ -1,4 +1,4 @@
-//! Ranks whose world is gone before their communicators are, and rounds that succeed without dead ranks.
+//! Ranks that drop their world before their communicators, and rounds that succeed without dead ranks.
 
 use super::super::inbox::Notice;
 use super::*;
@@ -8,7 +8,7 @@ use nccl_base::departure::GatherOutcome;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Two ranks at a socket.
+/// Creates two ranks that meet at a socket.
 fn two(name: &'static str) -> (World, World) {
     let zero = std::thread::spawn(move || World::join(rendezvous(name, 0, 2)).unwrap());
     let one = World::join(rendezvous(name, 1, 2)).unwrap();
@@ -46,7 +46,7 @@ fn a_rank_whose_world_is_gone_comes_to_no_round_and_leaves_with_its_last_communi
         let error = other.barrier("never").unwrap_err().to_string();
         assert!(error.contains("left the world"), "{error}");
         assert_eq!(*heard.lock(), []);
-        // The rank is still there for the ends.
+        // The rank still takes part in rounds of ends.
         std::thread::scope(|scope| {
             let members: Arc<[usize]> = [0, 1].into();
             scope.spawn({
@@ -174,11 +174,11 @@ fn ranks_whose_connections_rank_0_closes_as_it_leaves_are_not_dead() {
                     }
                     let of_0 = |(gone, _): &(usize, Departure)| *gone == 0;
                     eventually("rank 0 leaves", || heard.lock().iter().any(of_0));
-                    // Rank 0's reports about others come no later than its own end.
+                    // Rank 0's reports about other ranks arrive no later than its own end.
                     std::thread::sleep(Duration::from_millis(5));
                     seen.wait();
                     let mut all = heard.lock().clone();
-                    // After that, another rank coordinates, which receives the leave messages of the others.
+                    // After that, another rank coordinates, and receives the leave messages of the others.
                     let others = all.split_off(1);
                     assert!(others.iter().all(|(_, how)| *how == Departure::Left));
                     assert_eq!(all, [(0, Departure::Left)]);

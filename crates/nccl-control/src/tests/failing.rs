@@ -1,4 +1,4 @@
-//! Ranks that fail or panic, and what the others learn.
+//! Ranks that fail or panic, and what the other ranks learn.
 
 use super::*;
 use crate::panics;
@@ -49,7 +49,7 @@ fn who_has_lost_the_coordinator_waits_for_its_successor_no_longer_than_it_wants_
         (error, begun.elapsed())
     };
     let soon = Duration::from_secs(4);
-    // No rank reports that rank 0 is gone, and it is not.
+    // No rank reports that rank 0 is gone, because rank 0 is still alive.
     let (error, took) = lost(Instant::now(), None);
     assert!(took < soon, "{took:?} after the deadline");
     let text = error.to_string();
@@ -84,7 +84,7 @@ fn the_message_of_a_panic_travels_where_the_program_wants_it() {
     }
 }
 
-/// Starts a test of this file once more, as the process that `role` is set for.
+/// Starts a test of this file again, as the process with the given `role`.
 fn again(test: &str, role: &str, place: &std::path::Path) -> std::process::Child {
     std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", &format!("tests::failing::{test}")])
@@ -95,8 +95,8 @@ fn again(test: &str, role: &str, place: &std::path::Path) -> std::process::Child
         .unwrap()
 }
 
-/// The effect of the hook in a program whose panics abort: no thread unwinds, and no world is dropped. This test
-/// starts itself once more for the rank, which then aborts.
+/// The effect of the hook in a program whose panics abort: no thread unwinds, and no world is dropped. This test starts
+/// itself again as the rank, which then aborts.
 #[test]
 fn a_process_that_aborts_tells_of_its_panic_before() {
     const ROLE: &str = "NCCL_TEST_ABORTING_RANK";
@@ -122,7 +122,7 @@ fn a_process_that_aborts_tells_of_its_panic_before() {
     assert!(!child.wait().unwrap().success());
 }
 
-/// Ranks that are started anew would wait for a witness that still waits for the ones before.
+/// Restarted ranks would wait for a witness that still waits for the previous ranks.
 #[test]
 fn a_witness_does_not_wait_for_ranks_whose_first_has_ended() {
     const ROLE: &str = "NCCL_TEST_RANK_0_OF_TWO";
@@ -137,7 +137,7 @@ fn a_witness_does_not_wait_for_ranks_whose_first_has_ended() {
     let mut child = again(name, ROLE, &place);
     let meet = Rendezvous::observer(&format!("unix:{}", place.display())).unwrap();
     let witness = std::thread::spawn(move || Witness::join(meet, 0).unwrap_err().to_string());
-    // When it has joined.
+    // Wait until the witness has joined.
     let own = directory.path().join("ranks.1073741824");
     let begun = Instant::now();
     while !own.exists() {

@@ -4,7 +4,7 @@ use super::*;
 use crate::inbox::Notice;
 use crate::sync::Mutex;
 
-/// It dies between two sends: some ranks have received the message, and some have not.
+/// The coordinator dies between two sends: some ranks have received the message, and some have not.
 #[test]
 fn a_coordinator_that_dies_between_two_sends_leaves_one_order_on_all_others() {
     for (speaker, sends) in [(1, 0), (1, 1), (1, 2), (1, 3), (3, 0), (3, 1), (3, 2)] {
@@ -67,7 +67,7 @@ fn a_coordinator_that_dies_between_two_sends_leaves_one_order_on_all_others() {
     }
 }
 
-/// Without it, the rank that collects the reports would take the one that has reported for one that does not answer.
+/// Otherwise, the rank that collects the reports would conclude that the rank that has reported does not answer.
 #[test]
 fn what_was_said_to_one_rank_alone_outlives_the_coordinator() {
     let joining: Vec<_> = (0..4)
@@ -86,7 +86,7 @@ fn what_was_said_to_one_rank_alone_outlives_the_coordinator() {
             let _ = told.send((*from, topic.clone(), bytes.to_vec()));
         }
     });
-    // Before it has forwarded anything.
+    // Rank 0 dies before it has forwarded anything.
     worlds[0].session.die_after_for_a_test(0);
     for (rank, text) in [(1, b"stuck"), (3, b"ahead")] {
         worlds[rank]

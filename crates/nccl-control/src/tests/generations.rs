@@ -1,4 +1,4 @@
-//! Reconfiguration: the remaining ranks agree on the next generation, whatever happens meanwhile.
+//! Reconfiguration: the remaining ranks agree on the next generation, whatever happens in the meantime.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use crate::error::Result;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Simulates the death of the process of this world.
+/// Simulates the death of this world's process.
 fn die(world: &World) {
     world.session.cut_for_a_test();
 }
@@ -102,7 +102,7 @@ fn a_rank_that_does_not_come_is_named_to_all_and_nobody_goes_on() {
             assert!(error.contains("load weights"), "{error}");
             late.wait();
         }
-        // The world is as it was.
+        // The world is unchanged.
         talk(&world);
         let next = world.next_generation(TIMEOUT).unwrap();
         assert_eq!((next.generation(), next.size()), (1, 3));
@@ -158,10 +158,10 @@ fn a_rank_that_dies_while_the_others_agree_is_not_waited_for() {
 fn without_rank_0_the_others_go_on_with_the_next_one() {
     let established = Barrier::new(4);
     ranks("zero", 4, |world| {
-        // All ranks know that all have met.
+        // All ranks know that all ranks have joined.
         established.wait();
         if world.rank() == 0 {
-            // By then the others usually wait for its answer; they form the next generation either way.
+            // By then, the other ranks usually wait for its answer; they form the next generation either way.
             std::thread::sleep(Duration::from_millis(200));
             return die(&world);
         }
@@ -174,7 +174,7 @@ fn without_rank_0_the_others_go_on_with_the_next_one() {
 }
 
 fn newcomer(name: &str, timeout: Duration) -> Result<World> {
-    // The rank and size of its launch do not matter.
+    // The rank and the size in the joiner's rendezvous do not matter.
     let rendezvous: Rendezvous = rendezvous(name, 1, 9).with(|meet| {
         meet.generation = 7;
         meet.timeout = timeout;
@@ -214,20 +214,20 @@ fn a_newcomer_that_is_not_taken_in_says_what_has_to_be_done() {
     let over = Barrier::new(2);
     ranks("closed", 2, |world| {
         if world.rank() == 1 {
-            // Long enough to be admitted.
+            // Long enough for the joiner to be admitted.
             let error = newcomer("closed", Duration::from_secs(2)).unwrap_err();
             let error = error.to_string();
             assert!(error.contains("World::next_generation"), "{error}");
         }
         over.wait();
-        // The joiner does not wait any more.
+        // The joiner no longer waits.
         let next = world.next_generation(TIMEOUT).unwrap();
         assert_eq!(next.size(), 2);
         talk(&next);
     });
 }
 
-/// Counts the descriptors of its process, in which no other test may run: this test starts itself once more, alone.
+/// Counts the descriptors of its process, in which no other test may run: this test starts itself again, alone.
 #[test]
 fn nothing_is_left_of_many_generations() {
     const ROLE: &str = "NCCL_TEST_MANY_GENERATIONS";
@@ -240,7 +240,7 @@ fn nothing_is_left_of_many_generations() {
             .unwrap();
         let said = String::from_utf8_lossy(&child.stdout);
         let errors = String::from_utf8_lossy(&child.stderr);
-        // Under a wrong name, no test would run, and none would fail.
+        // Under a wrong name, no test would run, and so none would fail.
         let has_run = said.contains("1 passed");
         assert!(child.status.success() && has_run, "{said}{errors}");
         return;
@@ -257,7 +257,7 @@ fn nothing_is_left_of_many_generations() {
                     die(&world);
                     drop(world);
                     gate.wait();
-                    // Not before they are two again.
+                    // Wait until there are two ranks again.
                     gate.wait();
                 }
             });
@@ -268,7 +268,7 @@ fn nothing_is_left_of_many_generations() {
                         while world.joiners() == 0 {
                             std::thread::sleep(Duration::from_millis(1));
                         }
-                        // Both have seen it.
+                        // Both ranks have seen the joiner.
                         world.barrier("somebody is there").unwrap();
                         world = world.next_generation(TIMEOUT).unwrap();
                         talk(&world);

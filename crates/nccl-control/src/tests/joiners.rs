@@ -1,4 +1,4 @@
-//! A new process finds the current coordinator, wherever that is, and no other process lets it in.
+//! A new process finds the current coordinator wherever it listens, and no other process admits it.
 
 use std::collections::BTreeSet;
 use std::sync::Barrier;
@@ -9,7 +9,7 @@ use crate::error::Result;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Worlds of `size` ranks, which are threads with connections of their own.
+/// Creates the worlds of `size` ranks, which are threads with connections of their own.
 fn joined(size: usize, meet: impl Fn(usize) -> Rendezvous + Sync) -> Vec<World> {
     std::thread::scope(|scope| {
         let meet = &meet;
@@ -20,7 +20,7 @@ fn joined(size: usize, meet: impl Fn(usize) -> Rendezvous + Sync) -> Vec<World> 
     })
 }
 
-/// Simulates the death of the process of the first of these worlds; waits until another rank coordinates.
+/// Simulates the death of the first world's process; waits until another rank coordinates.
 fn bereave(worlds: &mut Vec<World>) {
     // A communicator keeps the session, so to speak: otherwise its end is the end of its world.
     let dead = worlds.remove(0);
@@ -38,7 +38,7 @@ fn bereave(worlds: &mut Vec<World>) {
     }
 }
 
-/// Takes all of these to the next generation, with one joiner that joins by `meet`.
+/// Takes all of these worlds to the next generation, with one joiner that joins by `meet`.
 fn take_in(worlds: Vec<World>, meet: Rendezvous) -> Vec<World> {
     let size = worlds.len();
     std::thread::scope(|scope| {
@@ -91,7 +91,7 @@ fn after_rank_0s_death_it_is_the_next_one_that_is_found_at_its_place_time_and_ag
             .map(|world| world.session.address_of(world.rank()).map_or(0, str::len));
         longest = names.max().unwrap();
     }
-    // The names do not grow with the deaths.
+    // The names do not grow with the number of deaths.
     let place = match meet(0).address {
         super::super::address::Address::Path(path) => path,
         other => panic!("{other}"),
@@ -121,7 +121,7 @@ fn over_tcp_whoever_takes_over_is_found_at_the_address_of_its_own_that_all_were_
     };
     let mut worlds = joined(3, meet);
     bereave(&mut worlds);
-    // The second address alone: the first might be that of a host which is gone.
+    // The second address alone: the first might belong to a host that is gone.
     let other = format!("tcp:127.0.0.2:{}", ports[1]);
     let new = Rendezvous::observer(&other).unwrap();
     let worlds = take_in(
@@ -187,7 +187,7 @@ fn a_new_observer_finds_the_generation_of_today_and_the_rank_that_coordinates_it
         let mut events = observer.events();
         let begun = Instant::now();
         let own: BTreeSet<_> = worlds.iter().map(World::rank).collect();
-        // It may learn of a departed rank that it had joined.
+        // The joiner may also learn that a departed rank had joined.
         let mut here = BTreeSet::new();
         while here != own {
             assert!(begun.elapsed() < TIMEOUT, "{here:?}");
@@ -249,7 +249,7 @@ fn a_leftover_of_the_last_generation_refers_to_the_new_one_and_takes_nobody_in()
             .collect();
         all.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
-    // An address of an earlier generation: a process has one for all generations.
+    // An address of an earlier generation: a process has one address for all generations.
     let at = worlds[2].session.address_of(2).unwrap().to_owned();
     let all = take_in(
         next,

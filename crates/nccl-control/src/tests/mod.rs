@@ -25,7 +25,7 @@ use crate::error::ErrorKind;
 /// Shorter than any timeout of these tests, and longer than a busy machine needs.
 const SOON: Duration = Duration::from_secs(7);
 
-/// As long as the timeouts require.
+/// As long as required.
 const SECRET: &str = "what the tests know";
 const OTHER_SECRET: &str = "what others know";
 

@@ -1,4 +1,4 @@
-//! Connections that do not belong to the job: each is named, and no rank is disturbed.
+//! Connections that do not belong to the job: each is named, and no rank is affected.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -17,7 +17,7 @@ fn path(rendezvous: &Rendezvous) -> std::path::PathBuf {
     }
 }
 
-/// Connects as soon as a rank listens.
+/// Connects once a rank listens.
 fn connect(rendezvous: &Rendezvous) -> UnixStream {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
@@ -41,7 +41,7 @@ fn garbage_and_half_greetings_and_silence_lose_nothing_of_the_others() {
                 let bytes: Vec<u8> = (0..2000u32).map(|n| (n as u8).wrapping_mul(seed)).collect();
                 let _ = stream.write_all(&bytes[..usize::from(seed) * 50]);
                 if seed % 2 == 0 {
-                    // Half open: it sends no more, and stays.
+                    // Half open: the peer sends no more data, but stays connected.
                     let _ = stream.shutdown(std::net::Shutdown::Write);
                 }
                 let mut rest = Vec::new();
@@ -75,7 +75,7 @@ fn somebody_who_says_nothing_is_closed_and_named_to_those_who_wait() {
         stream
             .set_read_timeout(Some(Duration::from_secs(10)))
             .unwrap();
-        // Byte by byte, it would complete the handshake some day.
+        // Byte by byte, the peer would eventually complete the handshake.
         let _ = stream.write_all(&[0]);
         assert_eq!(stream.read(&mut [0; 64]).unwrap(), 0);
         let after = begun.elapsed();
@@ -143,7 +143,7 @@ fn another_secret_job_or_generation_is_named_on_both_sides() {
 
 #[test]
 fn a_job_beyond_the_limits_is_refused_by_its_own_rank_before_anything_is_sent() {
-    // No coordinator is there: a search for one would take 20 s.
+    // There is no coordinator: a search for one would take 20 s.
     let rank = || rendezvous("limits", 1, 2);
     let long = || rank().with(|meet| meet.job = "j".repeat(5000));
     let late = || rank().with(|meet| meet.generation = u64::MAX);
@@ -202,7 +202,7 @@ fn a_rank_of_the_next_generation_waits_until_the_last_one_is_over() {
         let other = scope.spawn(|| World::join(meet(1, 3)).map(drop));
         let zero = World::join(meet(0, 3)).unwrap();
         other.join().unwrap().unwrap();
-        // The rank was restarted, and rank 0 does not know of that yet.
+        // The rank was restarted, and rank 0 does not know that yet.
         let early = scope.spawn(|| World::join(meet(1, 4)).map(drop));
         let short = meet(1, 4).with(|meet| meet.timeout = Duration::from_secs(2));
         let error = World::join(short).unwrap_err().to_string();
@@ -263,11 +263,11 @@ fn a_rank_that_fails_or_panics_is_named_with_its_chain_at_once() {
         ("panic", 1, &["its thread panicked"]),
         ("bye", 2, &["left the world"]),
     ] {
-        // Any of them may be the odd one, the coordinator as well.
+        // Any rank may be the odd one, including the coordinator.
         for odd in [0, 2] {
-            // A successor of rank 0 may hold its address a moment longer than the world lasts.
+            // A successor of rank 0 may hold its address slightly longer than the world exists.
             let name = format!("{name}-{odd}");
-            // The case of a coordinator that ends before the others have the result is tested elsewhere.
+            // A coordinator that ends before the others have the result is tested elsewhere.
             let heard = std::sync::Barrier::new(3);
             std::thread::scope(|scope| {
                 for rank in 0..4 {
@@ -315,10 +315,10 @@ fn at_the_deadline_all_ranks_hear_the_same_with_the_phase() {
                 let world = World::join(rendezvous("phase", rank, 4)).unwrap();
                 if rank == 2 {
                     world.phase("load weights");
-                    // Until the others have their errors.
+                    // Wait until the others have their errors.
                     missed.wait();
                 }
-                // The shortest timeout ends it for all.
+                // The shortest timeout ends the barrier for all ranks.
                 let timeout = Duration::from_secs(if rank == 1 { 2 } else { 10 });
                 let world = world.with_timeout(timeout);
                 let error = world.barrier("loaded").unwrap_err().to_string();
@@ -383,7 +383,7 @@ fn notices_reach_all_ranks_in_one_order_without_being_asked_for() {
 
 #[test]
 fn groups_and_keys_work_beside_each_other() {
-    // Whether rank 0 is where rank 1 is not yet.
+    // Whether rank 0 has entered the exchange that rank 1 has not entered yet.
     let is_there = std::sync::OnceLock::<Box<dyn Fn() -> bool + Send + Sync>>::new();
     std::thread::scope(|scope| {
         for rank in 0..4 {
@@ -401,7 +401,7 @@ fn groups_and_keys_work_beside_each_other() {
                 }
                 let ranks = if rank % 2 == 0 { [2, 0] } else { [1, 3] };
                 let half = world.subgroup("half", &ranks).unwrap();
-                // The two halves do not wait for each other, and have topics of their own.
+                // The two halves do not wait for each other, and have separate topics.
                 for _ in 0..5 {
                     let parts = half.all_gather("x", &[rank as u8]).unwrap();
                     assert_eq!(parts, ranks.map(|rank| vec![rank as u8]));
@@ -414,7 +414,7 @@ fn groups_and_keys_work_beside_each_other() {
                 assert_eq!(world.broadcast("b", 1, &[rank as u8]).unwrap(), [1]);
                 let other = if rank == 0 { [0, 1] } else { [1, 0] };
                 if rank == 1 {
-                    // Rank 0 is there first.
+                    // Rank 0 enters first.
                     let begun = Instant::now();
                     while !is_there.get().unwrap()() {
                         assert!(begun.elapsed() < SOON, "rank 0 does not come");
@@ -422,7 +422,7 @@ fn groups_and_keys_work_beside_each_other() {
                     }
                 }
                 if rank < 2 {
-                    // Rank 0 does not wait for long.
+                    // Rank 0 waits only briefly.
                     let soon = Instant::now() + Duration::from_millis([400, 10_000][rank]);
                     let other = Arc::from(other);
                     let error = world.exchange("pair", Some(&other), &[], soon, None);

@@ -1,5 +1,5 @@
-//! An attacker between two ranks, or at the listener with recorded messages: it lets no process in, reads
-//! nothing, and changes nothing without being noticed.
+//! An attacker between two ranks, or at the listener with recorded messages: no process is admitted, nothing is read,
+//! and every change is detected.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -14,19 +14,19 @@ use crate::sync::Mutex;
 /// The direction of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// From the side that has connected.
+    /// From the side that opened the connection.
     There,
     Back,
 }
 
-/// The relay's change of a message, the number of which is counted in each connection and direction; the first is the
-/// handshake message in plain.
+/// How the relay changes a message. Messages are numbered for each connection and direction; the first one is the
+/// handshake message in plaintext.
 type Tamper = dyn Fn(Way, usize, Vec<u8>) -> Vec<Vec<u8>> + Send + Sync;
 
 /// Messages in the order in which they arrived, each with its number.
 type Seen = Mutex<Vec<(Way, usize, Vec<u8>)>>;
 
-/// A relay that listens at one port of the loopback and forwards all to another.
+/// A relay that listens at one port of the loopback and forwards everything to another port.
 struct Relay {
     port: u16,
     /// All messages, as they arrived.
@@ -92,7 +92,7 @@ fn pass(way: Way, mut from: TcpStream, mut to: TcpStream, seen: &Seen, tamper: &
     let _ = to.shutdown(Shutdown::Write);
 }
 
-/// Reads a frame in plain, or a sealed message.
+/// Reads a plaintext frame, or a sealed message.
 fn read_message(from: &mut TcpStream, is_plain: bool) -> Option<Vec<u8>> {
     let mut message = vec![0; if is_plain { HEADER } else { 2 }];
     from.read_exact(&mut message).ok()?;
@@ -106,7 +106,7 @@ fn read_message(from: &mut TcpStream, is_plain: bool) -> Option<Vec<u8>> {
     Some(message)
 }
 
-/// Returns two consecutive ports: one at which a stranger listens already, and the next.
+/// Returns two consecutive ports: one at which an unrelated listener already listens, and the next one.
 fn range() -> (TcpListener, u16) {
     (0..50)
         .find_map(|_| {
@@ -149,7 +149,7 @@ fn a_relay_at_another_port_gets_nobody_in_and_both_sides_say_why() {
     std::thread::scope(|scope| {
         let zero = scope.spawn(|| World::join(at(0).up_to_port(first + 1)).map(drop));
         drop(connect(first + 1));
-        // It reaches the relay first, and continues to search.
+        // The rank reaches the relay first, and continues to search.
         let one = scope.spawn(|| World::join(at(1).up_to_port(first + 1)).map(drop));
         let error = World::join(at(2)).unwrap_err().to_string();
         for words in [
@@ -239,7 +239,7 @@ fn one_socket_may_be_dialled_by_several_paths() {
     });
 }
 
-/// Two ranks, and a relay between them that the addresses do not reveal.
+/// Connects two ranks through a relay that the addresses do not reveal.
 fn meet_through(
     tamper: Arc<Tamper>,
     name: &str,
@@ -297,7 +297,7 @@ fn a_relay_where_addresses_are_translated_reads_nothing() {
 
 #[test]
 fn what_a_relay_changes_repeats_leaves_out_or_puts_in_ends_the_connection_and_is_not_delivered() {
-    /// The change of the sealed message of this number, given a copy of the one before it.
+    /// Changes the sealed message with this number; the second argument is a copy of the previous message.
     type Change = fn(Vec<u8>, Vec<u8>) -> Vec<Vec<u8>>;
     let changes: [(&str, Change); 6] = [
         ("flipped", |_, mut message| {
@@ -374,7 +374,7 @@ fn no_flipped_bit_of_sealed_frames_comes_out_as_something_else() {
         let mut decoder = Decoder::new(LARGEST_FRAME);
         decoder.seal(Arc::clone(&theirs));
         decoder.push(&changed);
-        // The bytes that the length claims arrive at last.
+        // Finally, the bytes that the length claims arrive.
         decoder.push(&vec![0; 1 << 16]);
         let mut got = 0;
         let ended = loop {
@@ -397,7 +397,7 @@ fn answered(port: u16, messages: &[&[u8]]) -> Vec<u8> {
         if stream.write_all(message).is_err() {
             break;
         }
-        // As if it waited for an answer.
+        // As if the peer waited for an answer.
         std::thread::sleep(Duration::from_millis(20));
     }
     let mut answer = Vec::new();
@@ -436,7 +436,7 @@ fn a_recorded_greeting_lets_nobody_in_and_disturbs_no_rank() {
     };
     let (hello, present) = (of_rank_1(0), of_rank_1(1));
 
-    // The same job once more.
+    // The same job again.
     let (_, port) = range();
     let at = |rank| {
         let meet = Rendezvous::tcp("127.0.0.1", port + 1, rank, 2).unwrap();
@@ -454,7 +454,7 @@ fn a_recorded_greeting_lets_nobody_in_and_disturbs_no_rank() {
             matches!(handshake_message, HandshakeMessage::Answer(_)),
             "{handshake_message:?}"
         );
-        // At most a refusal under a seal that its receiver cannot open.
+        // At most a refusal, under a seal that its receiver cannot open.
         assert!(behind < 300, "{behind} bytes");
     };
     let work_together = |zero: &World, one: &World| {
@@ -467,7 +467,7 @@ fn a_recorded_greeting_lets_nobody_in_and_disturbs_no_rank() {
         let zero = scope.spawn(|| World::join(at(0)).unwrap());
         let alone = scope.spawn(|| replay(&[&hello]));
         replay(&[&hello, &present]);
-        // Rank 1 is still to come, and joins.
+        // Rank 1 has not joined yet, and joins now.
         let one = World::join(at(1)).unwrap();
         let zero = zero.join().unwrap();
         let replays: Vec<_> = (0..8)

@@ -70,7 +70,7 @@ fn an_address_is_published_through_no_link_of_another_user() {
 
 #[test]
 fn ranks_meet_at_the_first_free_port_of_a_range_whoever_listens_before_it() {
-    // Silent listeners on the first two ports, as another program's server would be.
+    // Silent listeners on the first two ports, like another program's server.
     let (first, _held) = (0..50)
         .find_map(|_| {
             let first = free_port();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::service::WAIT_LOG_INTERVAL;
 
-/// Keeps the log lines about waiting, of any thread.
+/// Keeps the log lines about waiting, from any thread.
 struct Log(crate::sync::Mutex<Vec<String>>);
 
 impl tracing::Subscriber for &'static Log {

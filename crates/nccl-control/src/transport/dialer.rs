@@ -1,4 +1,4 @@
-//! Connects to other processes of the job, on threads that end when idle: connecting and the handshake wait.
+//! Connects to other processes of the job, on threads that end when idle, because connecting and the handshake block.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -11,7 +11,7 @@ use crate::departure::{LossKind, Lost, UnreachableEvidence};
 use crate::proto::MemberId;
 use crate::sync::Mutex;
 
-/// How many connections are made at once.
+/// The maximum number of connections made at the same time.
 const THREADS: usize = 16;
 
 #[derive(Default)]
@@ -26,7 +26,8 @@ struct State {
 }
 
 impl Dialer {
-    /// Connects to `peer`, which listens `at`, and reports to `driver`; at once where no thread can be started for it.
+    /// Connects to `peer`, which listens at `at`, and reports to `driver`. If no thread runs and none can be started,
+    /// reports the failure at once.
     pub(crate) fn dial(&self, driver: &Weak<dyn MachineDriver>, peer: MemberId, at: String) {
         let mut state = self.state.lock();
         state.queue.push_back((peer, at));
@@ -39,7 +40,7 @@ impl Dialer {
             .spawn(move || run(&own, &shared));
         match spawned {
             Ok(_) => state.threads += 1,
-            // Another thread takes it.
+            // Another thread will take it.
             Err(_) if state.threads > 0 => {}
             Err(error) => {
                 let next = state.queue.pop_back();

@@ -1,4 +1,5 @@
-//! The connections of a driver of machines: made, read, written and closed. This module knows frames of machines, and no machine.
+//! The connections of a driver of machines: opening, reading, writing and closing them. This module knows the frames of
+//! machines, but no machine.
 //!
 //! - `driver`: the interface to the driver; `dialer`: connecting; `peer_connection`: a connection; `peer_connections`: all connections of a driver.
 

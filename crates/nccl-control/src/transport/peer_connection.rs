@@ -18,7 +18,7 @@ pub(crate) struct PeerConnection {
     driver: Weak<dyn MachineDriver>,
     number: proto::Connection,
     pub(crate) connection: Arc<Connection>,
-    /// `None` when nothing will arrive any more.
+    /// `None` when nothing more will arrive.
     decoder: Mutex<Option<FrameAssembler>>,
 }
 
@@ -28,10 +28,10 @@ struct FrameAssembler {
     parts: Vec<u8>,
 }
 
-/// The most bytes of a part: a heartbeat does not wait behind more.
+/// The maximum number of bytes of a part; a heartbeat never waits behind more than that.
 const LARGEST_PART: usize = 256 << 10;
 
-/// The numbers of a part that others follow, of the last or only part, and of a frame that may come between parts.
+/// The numbers of: a part that others follow, the last or only part, and a frame that may come between parts.
 const FIRST_PARTS: u64 = 1;
 const LAST: u64 = 0;
 const WHOLE: u64 = 2;
@@ -77,19 +77,19 @@ impl PeerConnection {
         })
     }
 
-    /// Has the reactor read it: for a connection that no other source reads already.
+    /// Registers the connection with the reactor; only for a connection that no other source reads already.
     pub(crate) fn start(self: &Arc<Self>) -> io::Result<()> {
         let events = EventFlags::IN | EventFlags::RDHUP;
         let source = Arc::new(ReadSource(Arc::clone(self))) as Arc<dyn Source>;
         let token = Reactor::get()?.add(self.connection.fd(), events, source)?;
         self.connection.set_token(token);
-        // Data that arrived with the handshake is in the decoder, and no event reports it.
+        // Data that arrived with the handshake is already in the decoder, and no event reports it.
         self.read();
         self.connection.flush_quietly();
         Ok(())
     }
 
-    /// Reports that the connection cannot be read: as good as ended.
+    /// Reports that the connection cannot be read, which is equivalent to its end.
     pub(crate) fn fail(&self, error: &io::Error) {
         self.close();
         if let Some(driver) = self.driver.upgrade() {
@@ -132,12 +132,12 @@ impl PeerConnection {
         self.read();
     }
 
-    /// Delivers all that has arrived.
+    /// Delivers everything that has arrived.
     pub(crate) fn read(&self) {
         self.read_with(self.decoder.lock());
     }
 
-    /// The same, unless another thread is reading.
+    /// As [`read`](Self::read), unless another thread is reading.
     pub(crate) fn read_if_free(&self) {
         if let Some(reading) = self.decoder.try_lock() {
             self.read_with(reading);
@@ -173,7 +173,7 @@ impl PeerConnection {
             *reading = None;
             self.close();
         }
-        // With the lock, so that another reader does not overtake.
+        // Called while the lock is held, so that another reader does not overtake.
         driver.frames_arrived(self.number, frames, lost);
         drop(reading);
         driver.run_deferred_work();
@@ -186,9 +186,10 @@ fn loss_of(connection: &Connection, error: Option<&io::Error>) -> Lost {
     let failed = error.filter(|error| !matches!(error.kind(), ConnectionReset | BrokenPipe));
     match (failed, connection.unacknowledged_for(Instant::now())) {
         (Some(error), _) => Lost::from(UnreachableEvidence::Error(error.to_string())),
-        // Reported by the peer's kernel.
+        // The end was reported by the peer's kernel.
         (None, None) => Lost::from(LossKind::Closed),
-        // The same, but of a host that does not receive this one's packets: it gives up a connection that works as far as it can see.
+        // Also reported by the peer's kernel, but that host does not receive this host's packets and gave up the
+        // connection.
         (None, Some(unacknowledged)) => Lost::from(UnreachableEvidence::GaveUp { unacknowledged }),
     }
 }

@@ -18,7 +18,7 @@ pub(crate) struct PeerConnections {
     made: u64,
     /// The connection to the first process that the machine dials, which is already open.
     first: Option<AuthenticatedConnection>,
-    /// Work for when the driver's lock is free.
+    /// Work to do once the driver's lock is free.
     pub(crate) work: ConnectionWork,
 }
 
@@ -55,7 +55,7 @@ impl PeerConnections {
             .sum()
     }
 
-    /// Returns the machine's inputs for data of a connection, unless that was closed meanwhile.
+    /// Returns the machine's inputs for data of a connection, unless the connection was closed in the meantime.
     pub(crate) fn inputs(
         &mut self,
         number: proto::Connection,
@@ -74,7 +74,7 @@ impl PeerConnections {
         frames.chain(end).collect()
     }
 
-    /// Carries out a request of the machine; returns the immediate input for it, if any.
+    /// Carries out a request of the machine; returns the immediate input for the machine, if any.
     pub(crate) fn handle_connection_request(
         &mut self,
         driver: &Weak<dyn MachineDriver>,
@@ -100,7 +100,7 @@ impl PeerConnections {
         None
     }
 
-    /// Registers a connection that this process has made; returns the machine's input.
+    /// Registers a connection that this process has opened; returns the machine's input.
     pub(crate) fn connected(
         &mut self,
         driver: &Weak<dyn MachineDriver>,
@@ -112,7 +112,7 @@ impl PeerConnections {
         Input::Connected(peer, number)
     }
 
-    /// Registers a connection that another process has made.
+    /// Registers a connection that another process has opened.
     pub(crate) fn accepted(
         &mut self,
         driver: &Weak<dyn MachineDriver>,

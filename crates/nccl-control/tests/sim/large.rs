@@ -1,4 +1,5 @@
-//! One job of very many ranks: it joins, loses some of them at once, its coordinator among them, and forms the next generation.
+//! One job with a very large number of ranks: it joins, loses some ranks at once, including its coordinator, and forms
+//! the next generation.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -43,7 +44,7 @@ pub(crate) fn run(size: usize, dies: usize) -> ExitCode {
         return failed("the ranks do not join");
     }
     job.report("joined", begun);
-    // Until the leases are given, too.
+    // Until the leases have been granted as well.
     let settled = job.net.now + 2000 * MILLI;
     while job.net.step(settled) {
         job.look(0);
@@ -86,7 +87,7 @@ struct Job {
 }
 
 impl Job {
-    /// Runs until so many ranks are in that generation.
+    /// Runs until `ranks` ranks are in the generation `number`.
     fn run_until(&mut self, number: u64, ranks: usize) -> bool {
         let limit = self.net.now + 60_000 * MILLI;
         while self.active < ranks {
@@ -116,7 +117,7 @@ impl Job {
         }
     }
 
-    /// Lets the program of a process that learns of a fault request the next generation, once.
+    /// Makes the program of a process that learns of a fault request the next generation, once.
     fn reconfigure_request(&mut self, process: usize) {
         let (timeout, leaves_behind) = (30_000 * MILLI, false);
         let reconfigure = Command::Reconfigure {
@@ -148,7 +149,7 @@ impl Job {
     }
 }
 
-/// Returns the bytes of a frame. Those of a membership, which many frames share, are counted once.
+/// Returns the size of a frame in bytes. A membership, which many frames share, is counted once.
 fn measure(frame: &Frame) -> usize {
     let size = |frame: &Frame| postcard::experimental::serialized_size(frame).unwrap_or(0);
     let Frame::Data { message, .. } = frame else {

@@ -1,4 +1,4 @@
-//! Many machines of the control plane, in their shipped form, in one virtual time.
+//! Runs many machines of the control plane, as shipped, in one virtual time.
 //!
 //! ```console
 //! $ cargo run --profile bench -p nccl-control-sim -- random --schedules 1400000
@@ -11,9 +11,9 @@
 //! $ cargo run --profile bench -p nccl-control-sim --features mistakes -- mistakes
 //! ```
 //!
-//! A schedule is drawn from its seed, so that a broken guarantee can be reproduced. `all` runs every schedule of a small
-//! kind: up to five ranks, of which one or two die before any of their first frames, with the network cut or whole.
-//! `halves` cuts jobs into two halves for good and checks that the one continues that claims first.
+//! A schedule is derived from its seed, so that a broken guarantee can be reproduced. `all` runs every schedule of a
+//! small kind: up to five ranks, of which one or two die before any of their first frames, with the network cut or
+//! intact. `halves` cuts jobs permanently into two halves, and checks that the half that claims first continues.
 
 mod large;
 mod network;
@@ -120,10 +120,10 @@ fn mistakes() -> ExitCode {
     }
 }
 
-/// Makes the schedule with a number.
+/// Makes the schedule with the given number.
 type Make<'m> = &'m (dyn Fn(u64) -> Schedule + Sync);
 
-/// Runs schedules until the time is over, or so many on each core have broken a guarantee.
+/// Runs schedules until the time has passed, or until `most` schedules on each core have broken a guarantee.
 fn on_all_cores(
     limit: Duration,
     last: u64,
@@ -161,14 +161,14 @@ fn on_all_cores(
     })
 }
 
-/// How many broken guarantees are shown.
+/// The maximum number of broken guarantees shown.
 const SHOWN: usize = 4;
 
 fn random(limit: Duration, last: u64) -> ExitCode {
     report(limit, last, &Schedule::draw)
 }
 
-/// Runs schedules until the time is over, on all cores.
+/// Runs schedules on all cores until the time has passed.
 fn report(limit: Duration, last: u64, make: Make<'_>) -> ExitCode {
     let begun = Instant::now();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -1,8 +1,8 @@
 //! Processes and the network between them, in virtual time.
 //!
-//! A connection keeps its order and loses nothing while it stands. It can fail as the kernels let it fail: a path that drops
-//! packets for longer than [`UNACKNOWLEDGED`] ends the connections over it, later and at different moments on both sides; a path that
-//! rejects packets ends them at once; a process that ends closes its own.
+//! A connection preserves order and loses nothing while it exists. It can fail in the ways in which kernels let it
+//! fail: a path that drops packets for longer than [`UNACKNOWLEDGED`] ends its connections, later and at different
+//! times on the two sides; a path that rejects packets ends them at once; a process that ends closes its own.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -46,9 +46,9 @@ macro_rules! of_both {
 /// One incarnation of one process.
 pub(crate) struct Process {
     pub(crate) machine: Machine,
-    /// An observer that has started all others, and learns how they end.
+    /// An observer that has started all other processes, and learns how they end.
     pub(crate) parent: bool,
-    /// When it was killed.
+    /// The time at which it was killed.
     pub(crate) killed: Option<u64>,
     pub(crate) id: MemberId,
     pub(crate) kernel: usize,
@@ -58,14 +58,14 @@ pub(crate) struct Process {
     pub(crate) fuse: Option<u32>,
     /// How far its clock has jumped.
     jumped: u64,
-    /// When it is woken; wakes planned for another time do not count.
+    /// The time at which it is woken; wakes planned for another time do not count.
     wakes: u64,
     backlog: VecDeque<Input>,
     pub(crate) seen: Seen,
 }
 
 impl Process {
-    /// The machine of a process that is no observer.
+    /// Returns the machine of a process that is not an observer.
     pub(crate) fn member(&self) -> &MemberMachine {
         match &self.machine {
             Machine::Member(member) => member,
@@ -83,13 +83,13 @@ pub(crate) struct Seen {
 struct Line {
     ends: [usize; 2],
     open: [bool; 2],
-    /// Until when the frames of each direction are on their way.
+    /// The times until which the frames of each direction are on their way.
     busy: [u64; 2],
     /// The same for frames that overtake others.
     overtaken: [u64; 2],
-    /// Frames that a path does not let through.
+    /// Frames that a path does not let pass.
     held: [VecDeque<Frame>; 2],
-    /// Whether a check is planned of whether the path is open again.
+    /// Whether a check is planned whether the path is open again.
     checked: bool,
 }
 
@@ -120,7 +120,7 @@ pub(crate) struct Network {
     pub(crate) processes: Vec<Process>,
     /// The process that listens at each slot's address.
     slots: Vec<usize>,
-    /// By kernel, from and to.
+    /// Indexed by kernel: from, then to.
     pub(crate) paths: Vec<Vec<Path>>,
     lines: Vec<Line>,
     heap: BinaryHeap<Reverse<(u64, u64)>>,
@@ -136,9 +136,9 @@ pub(crate) struct Network {
     pub(crate) watches: bool,
     /// Whether frames are printed.
     pub(crate) trace: bool,
-    /// The steps of the schedule whose time has come.
+    /// The due steps of the schedule.
     pub(crate) due: Vec<usize>,
-    /// The processes that have seen an event since this was emptied.
+    /// The processes that have seen an event since this list was cleared.
     pub(crate) touched: Vec<usize>,
     /// Called with each frame that is sent.
     pub(crate) measure: Option<fn(&Frame) -> usize>,
@@ -182,17 +182,17 @@ impl Network {
         };
         self.slab[slot] = Some(happening);
         self.order += 1;
-        // The slot is in the low half, so that events of one moment stay in their order.
+        // The slot is in the low bits, so that events at the same time stay in order.
         self.heap
             .push(Reverse((time, self.order << 24 | slot as u64)));
     }
 
-    /// Plans a step of the schedule for that time.
+    /// Plans a step of the schedule for `time`.
     pub(crate) fn plan(&mut self, time: u64, step: usize) {
         self.at(time, Happening::Step(step));
     }
 
-    /// Gives an input to a process after a delay.
+    /// Passes an input to a process after a delay.
     pub(crate) fn input_in(&mut self, delay: u64, process: usize, input: Input) {
         self.at(self.now + delay, Happening::Input(process, input));
     }
@@ -208,7 +208,7 @@ impl Network {
         micros * 1000
     }
 
-    /// Starts a process, which listens at the address of its slot, as its predecessor did.
+    /// Starts a process, which listens at the address of its slot, like its predecessor.
     pub(crate) fn start(
         &mut self,
         slot: u32,
@@ -285,7 +285,7 @@ impl Network {
         }
     }
 
-    /// Whether packets pass both ways.
+    /// Whether packets pass in both directions.
     pub(crate) fn is_connected(&self, one: usize, other: usize) -> bool {
         self.path(one, other) == Path::Open && self.path(other, one) == Path::Open
     }
@@ -348,7 +348,7 @@ impl Network {
         self.pump(process);
     }
 
-    /// Gives a command of the program to the machine.
+    /// Passes a command of the program to the machine.
     pub(crate) fn command(&mut self, process: usize, command: Command) {
         self.give(process, Input::Command(command));
     }
@@ -455,7 +455,7 @@ impl Network {
         let to = self.lines[line].ends[1 - side];
         match self.path(from, to) {
             Path::Open if self.lines[line].held[side].is_empty() => {
-                // Beats overtake messages, of which some are large.
+                // Heartbeats overtake messages, some of which are large.
                 let overtakes = !matches!(frame, Frame::Data { .. } | Frame::Acknowledge(_));
                 let is_large = !overtakes && self.random.u8(0..32) == 0;
                 let delay = match is_large {
@@ -486,7 +486,7 @@ impl Network {
         self.close_other(line, side);
     }
 
-    /// Tells the other side that this one has closed, after its earlier frames.
+    /// Notifies the other side that this one has closed, after its earlier frames.
     fn close_other(&mut self, line: usize, side: usize) {
         let [one, other] = [side, 1 - side].map(|side| self.lines[line].ends[side]);
         if self.lines[line].open[1 - side] && self.path(one, other) != Path::Drops {
@@ -499,7 +499,7 @@ impl Network {
         }
     }
 
-    /// Tells both sides at once that the connection is gone; frames on their way are lost.
+    /// Notifies both sides at once that the connection is gone; frames on their way are lost.
     pub(crate) fn reset(&mut self, line: usize) {
         for side in 0..2 {
             let delay = self.delay();
@@ -537,7 +537,7 @@ impl Network {
         }
     }
 
-    /// Sends the held frames, where the path is open.
+    /// Sends the held frames if the path is open.
     fn release(&mut self, line: usize) {
         for side in 0..2 {
             let (from, to) = (self.lines[line].ends[side], self.lines[line].ends[1 - side]);
@@ -560,7 +560,7 @@ impl Network {
         }
     }
 
-    /// Gives up the connections of a path that has been closed for so long, as the kernels do.
+    /// Gives up the connections of a path that has been closed for long enough, as the kernels do.
     fn check(&mut self, line: usize) {
         self.lines[line].checked = false;
         let [one, other] = self.lines[line].ends;
@@ -573,7 +573,7 @@ impl Network {
         }
     }
 
-    /// Ends the process, as by SIGKILL.
+    /// Ends the process, as SIGKILL does.
     pub(crate) fn kill(&mut self, process: usize) {
         let own = &mut self.processes[process];
         if !own.alive {
@@ -603,7 +603,7 @@ impl Network {
             };
             if other != process {
                 let mut delay = self.random.u64(10..3000) * 1000;
-                // A driver that expects a launcher's report gives both.
+                // A driver that expects a launcher's report passes both inputs.
                 if proof == Proof::Kernel && self.random.bool() {
                     self.input_in(delay, other, Input::Exited(id));
                     delay += self.random.u64(0..500) * MILLI;
@@ -613,7 +613,7 @@ impl Network {
         }
     }
 
-    /// Tells a driver that begins to watch the processes of its kernel which of them have ended before.
+    /// Reports the earlier ends of processes to a driver that starts to watch the processes of its kernel.
     pub(crate) fn watch(&mut self, process: usize, membership: &SharedMembership) {
         for voter in membership.voters() {
             let Some(of) = self
@@ -636,7 +636,7 @@ impl Network {
 
     pub(crate) fn thaw(&mut self, process: usize) {
         self.processes[process].frozen = false;
-        // Inputs of sockets and pidfds are read in any order between the two, and in order within each.
+        // Inputs from sockets and from pidfds are read in any order relative to each other, but each kind in order.
         let mut backlog: Vec<_> = std::mem::take(&mut self.processes[process].backlog).into();
         if self.random.bool() {
             backlog.sort_by_key(|input| !matches!(input, Input::Ended(..) | Input::Exited(..)));
@@ -649,7 +649,7 @@ impl Network {
         }
     }
 
-    /// Lets the clock of a process jump ahead.
+    /// Makes the clock of a process jump ahead.
     pub(crate) fn jump(&mut self, process: usize, by: u64) {
         self.processes[process].jumped += by;
         if self.processes[process].alive && !self.processes[process].frozen {

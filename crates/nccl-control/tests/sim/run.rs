@@ -15,25 +15,26 @@ use super::schedule::{Schedule, Step};
 use super::store::{Counters, StoreProgram};
 use nccl_base::departure::Departure;
 
-/// How long after the last step the job has to be at rest.
+/// How long after the last step the job must be at rest.
 const BOUND: u64 = 45_000 * MILLI;
 
-/// How often that is checked.
+/// How often rest is checked.
 const CHECK: u64 = 300 * MILLI;
 
-/// No schedule that comes to rest sends so many frames.
+/// No schedule that comes to rest sends this many frames.
 const MOST_FRAMES: u64 = 100_000;
 
-/// How long the programs wait for a next generation.
+/// How long the programs wait for the next generation.
 const RECONFIGURE_TIMEOUT: u64 = 3000 * MILLI;
 
 /// How often NCCL reports progress.
 const PROGRESS: u64 = 500 * MILLI;
 
-/// How long that continues after an outage that is to end nothing: until the last process has dialled again.
+/// How long NCCL's progress continues after an outage that should end nothing: until the last process has dialled
+/// again.
 const DIALS_AGAIN: u64 = 6000 * MILLI;
 
-/// How long the programs wait for the first generation: the coordinator's, and the others'.
+/// How long the programs wait for the first generation: the coordinator's program, and the others.
 const FORMS: u64 = 3000 * MILLI;
 const JOINS: u64 = 8000 * MILLI;
 
@@ -53,10 +54,10 @@ impl fmt::Display for Broken {
     }
 }
 
-/// The length of a question that is no request of the store.
+/// The length of a test request that is not a request of the store.
 const QUESTION: usize = size_of::<u32>();
 
-/// In place of a guarantee's number: a rule on which one of them rests.
+/// Used instead of a guarantee's number: a rule on which a guarantee depends.
 const RULE: u8 = 0;
 
 fn broken<T>(promise: u8, how: impl Into<String>) -> Result<T, Broken> {
@@ -72,33 +73,33 @@ pub(crate) struct Outcome {
     pub(crate) kinds: [u32; KINDS.len()],
     pub(crate) generations: u64,
     pub(crate) excluded: u32,
-    /// How many additions have returned a sum.
+    /// The number of additions that have returned a sum.
     pub(crate) sums: u64,
-    /// How many exchanges have returned all parts to a process.
+    /// The number of exchanges that have returned all parts to a process.
     pub(crate) exchanged: u64,
     pub(crate) seconds: u64,
 }
 
-/// The checker's knowledge of a process.
+/// What the checker knows about a process.
 #[derive(Default)]
 struct Notes {
-    /// How many of its events were checked.
+    /// The number of its events that were checked.
     looked: usize,
     generation: Option<Generation>,
     log: Vec<Arc<Entry>>,
     excluded: Option<Exclusion>,
     left: bool,
-    /// Whether its program has said that it leaves.
+    /// Whether its program has requested to leave.
     leaves: bool,
     told: BTreeSet<Vec<u8>>,
     wished: bool,
-    /// Whether it knows that there will be no first generation.
+    /// Whether the process knows that there will be no first generation.
     dismissed: bool,
-    /// Since when it abstains.
+    /// The time since which it abstains.
     abstains: Option<u64>,
-    /// Its requests, and whether there was a reply.
+    /// Its requests, and whether each has a reply.
     asked: BTreeMap<u32, bool>,
-    /// Made with its first event.
+    /// Created with its first event.
     store: Option<StoreProgram>,
 }
 
@@ -108,14 +109,14 @@ pub(crate) struct Run<'s> {
     notes: Vec<Notes>,
     /// The current process of each slot.
     slots: Vec<usize>,
-    /// How many slots, from 0 on, are those of ranks, and how many those of voters.
+    /// How many slots, from 0 on, belong to ranks, and how many to voters.
     ranks: usize,
     voters: usize,
     /// Each generation by its number, and when it became active.
     active: BTreeMap<u64, (u64, SharedMembership)>,
-    /// Whether no event can keep two processes from each other for a while.
+    /// Whether no event can keep two processes disconnected for a while.
     is_reachable: bool,
-    /// Whether processes are late, and nothing else happens.
+    /// Whether processes are delayed, but nothing else happens.
     is_calm: bool,
     /// The entries that the members of a successor had received before it.
     heard: BTreeMap<u64, Vec<Arc<Entry>>>,
@@ -207,7 +208,7 @@ impl<'s> Run<'s> {
         if !self.form()? {
             return Ok(self.outcome);
         }
-        // Until the leases are given, too.
+        // Until the leases have been granted as well.
         let begun = self.net.now + 20 * MILLI;
         while self.net.step(begun) {
             self.look()?;
@@ -255,7 +256,8 @@ impl<'s> Run<'s> {
         Ok(self.outcome)
     }
 
-    /// Runs until the first generation is active, or all know that there will be none; returns whether it is.
+    /// Runs until the first generation is active, or all processes know that there will be none; returns whether it is
+    /// active.
     fn form(&mut self) -> Result<bool, Broken> {
         let forming = &self.schedule.forming;
         if forming.is_empty() {
@@ -324,7 +326,7 @@ impl<'s> Run<'s> {
         Ok(())
     }
 
-    /// Lets the programs of all processes enter one more exchange.
+    /// Makes the programs of all processes enter one more exchange.
     fn exchange_once_more(&mut self) -> Result<(), Broken> {
         self.counters.more_exchanges();
         for process in 0..self.net.processes.len() {
@@ -443,8 +445,8 @@ impl<'s> Run<'s> {
             .input_in(1, process, Input::Command(Command::Request(bytes)));
     }
 
-    /// Ends, as the operator, every member that is not on these kernels in the latest generation, and decides that the others
-    /// may continue.
+    /// As the operator, ends every member of the latest generation that is not on these kernels, and decides that the
+    /// others may continue.
     fn operator(&mut self, side: u32) {
         let latest = self.active.keys().next_back().copied().unwrap_or(0);
         let (mut all, mut others) = (Vec::new(), Vec::new());
@@ -458,7 +460,7 @@ impl<'s> Run<'s> {
                 && member.membership().generation.number == latest;
             match is_here && is_latest {
                 true => all.push(number),
-                // Also those that an earlier generation could still take into this one.
+                // Also those that an earlier generation could still admit to this one.
                 false => others.push(number),
             }
         }
@@ -470,7 +472,7 @@ impl<'s> Run<'s> {
             generation: latest,
             members: all.iter().map(id).collect(),
         };
-        // To one of them, to all of them, or to the observers.
+        // Send the decision to one of them, to all of them, or to the observers.
         let observers = self.voters..self.slots.len();
         let to: Vec<_> = match self.net.random.u8(0..3) {
             0 => all.first().copied().into_iter().collect(),
@@ -503,7 +505,7 @@ impl<'s> Run<'s> {
         );
     }
 
-    /// Begins a thread that adds, in the program of a process that takes part.
+    /// Starts a thread that adds, in the program of a process that takes part.
     fn begin_to_add(&mut self, process: usize) {
         let own = &self.net.processes[process];
         let Machine::Member(member) = &own.machine else {
@@ -519,7 +521,7 @@ impl<'s> Run<'s> {
         }
     }
 
-    /// Lets the store of a process handle an event of its machine, and the program what comes of it.
+    /// Passes an event of the machine to the store of a process, and the results to the program.
     fn run_store(&mut self, process: usize, event: &Event) -> Result<(), Broken> {
         let own = &self.net.processes[process];
         if !self.has_additions || !matches!(own.machine, Machine::Member(_)) {
@@ -535,7 +537,7 @@ impl<'s> Run<'s> {
         self.go_on(process, commands)
     }
 
-    /// Lets the program of a process go on, and the machine do what comes of it, after `commands`.
+    /// Lets the program of a process continue, and passes the resulting commands to the machine, after `commands`.
     fn go_on(&mut self, process: usize, mut commands: Vec<Command>) -> Result<(), Broken> {
         let own = &self.net.processes[process];
         let (Machine::Member(member), Some(store)) = (&own.machine, &mut self.notes[process].store)
@@ -698,7 +700,7 @@ impl<'s> Run<'s> {
                     self.ask(process, number);
                 }
             }
-            // Those of the store are longer.
+            // Requests and replies of the store are longer.
             Event::Request(_, bytes) | Event::Reply(bytes) if bytes.len() > QUESTION => {}
             Event::Request(to, bytes) => {
                 let later = self.net.random.u64(1..20 * MILLI);
@@ -718,13 +720,14 @@ impl<'s> Run<'s> {
                 if lives && calls_dead(&departure) {
                     return broken(4, format!("slot {slot} is called dead: it lives"));
                 }
-                // The program of the coordinator does not wait for another.
+                // The coordinator's program does not wait for another process.
                 let dismiss = Command::AbortFormation(Arc::from(&b"one is gone"[..]));
                 let later = self.net.random.u64(1..50 * MILLI);
                 self.net.input_in(later, process, Input::Command(dismiss));
             }
             Event::JobUnreachable(open) => {
-                // The operator knows the members of one generation. They may all be gone, and others have come.
+                // The operator knows the members of one generation. All of them may be gone, and other members may have
+                // joined.
                 let latest = self.active.last_key_value().map(|(number, _)| *number);
                 let has_link = |id: &MemberId| {
                     let of = self.net.process_of(*id).filter(|of| self.takes_part(*of));
@@ -782,7 +785,7 @@ impl<'s> Run<'s> {
             if !member.is_idle() {
                 return say("waits");
             }
-            // A frozen process cannot be told from its predecessor at its address.
+            // A frozen process cannot be distinguished from its predecessor at its address.
             let at_its_address = &processes[self.slots[member.coordinator().slot as usize]];
             if at_its_address.alive && at_its_address.frozen {
                 continue;
@@ -827,7 +830,8 @@ impl<'s> Run<'s> {
                     |entry| matches!(&**entry, Entry::Departed { member, .. } if *member == id),
                 )
             };
-            // One that the others have lost, and that follows a frozen process, cannot know what the others received later.
+            // A member that the others have lost, and that follows a frozen process, cannot know what the others
+            // received later.
             let goes_on = |id: MemberId| answers(id) && !has_gone(id);
             self.counters.agree(generation, goes_on)?;
             for voter in member.membership().voters() {
@@ -925,7 +929,7 @@ impl<'s> Run<'s> {
                 continue;
             };
             for voter in member.membership().voters() {
-                // A process that had left before is counted for that.
+                // The end of a process that had left before is counted because of the leave.
                 let of = self.net.process_of(voter.id);
                 let of = of.filter(|of| self.takes_part(*of));
                 let killed = of.and_then(|of| self.net.processes[of].killed);
@@ -942,7 +946,8 @@ impl<'s> Run<'s> {
         Ok(())
     }
 
-    /// Checks that nothing ends if the only event is one outage, and NCCL connects all ranks during it and some seconds longer.
+    /// Checks that nothing ends if the only event is one outage, and NCCL connects all ranks during it and for some
+    /// seconds afterwards.
     fn is_tolerated(&self) -> Result<(), Broken> {
         let schedule = self.schedule;
         let (mut cut, mut healed, mut reaches) = (None, None, None);
@@ -952,7 +957,7 @@ impl<'s> Run<'s> {
                 Step::Heal { .. } => healed = Some(*time),
                 Step::Progress(long) if reaches.is_none() => reaches = Some((*time, time + long)),
                 Step::Tell(..) | Step::Add(_) => {}
-                // Messages that only the coordinator's side has received part it from the others.
+                // Messages that only the coordinator's side has received separate that side from the others.
                 _ => return Ok(()),
             }
         }
@@ -979,8 +984,8 @@ impl<'s> Run<'s> {
         Ok(())
     }
 
-    /// Checks, if the only event is that the network is cut for good into two halves and a claim decides between them, that one of
-    /// them goes on.
+    /// If the only event is that the network is cut permanently into two halves and a claim decides between them,
+    /// checks that one half continues.
     fn half_goes_on(&self) -> Result<(), Broken> {
         let Schedule {
             kernels,
@@ -1021,7 +1026,7 @@ impl<'s> Run<'s> {
         {
             return Ok(());
         }
-        // A half of which a member was left behind is none.
+        // A half from which a member was left behind is no longer a half.
         let is_left_behind =
             |notes: &Notes| matches!(notes.excluded, Some(Exclusion::LeftBehind(_)));
         if self.notes.iter().any(is_left_behind) {
@@ -1037,8 +1042,8 @@ impl<'s> Run<'s> {
         Ok(())
     }
 
-    /// Checks, if the only event is that the network is cut for good, that ranks that all reach each other, and are a majority, stay
-    /// together, also when others fall out of reach while the next generation is made.
+    /// If the only event is that the network is cut permanently, checks that ranks that all reach each other and are a
+    /// majority stay together, even if other ranks become unreachable while the next generation is formed.
     fn majority_goes_on(&self) -> Result<(), Broken> {
         let is_cut = |step: &Step| matches!(step, Step::Cut { .. });
         let is_harmless = |step: &Step| {
@@ -1079,7 +1084,7 @@ impl<'s> Run<'s> {
                 .filter(|rank| side & (1 << kernels[*rank]) != 0)
                 .collect::<Vec<_>>()
         });
-        // The members of one side need not stay together with those of another that has some of them.
+        // The members of one side need not stay together with those of an overlapping side.
         let sides: Vec<_> = sides.filter(is_side).collect();
         let Some(side) = sides.iter().max_by_key(|side| side.len()) else {
             return Ok(());
@@ -1110,7 +1115,7 @@ impl<'s> Run<'s> {
         Ok(())
     }
 
-    /// Checks that a side that may continue does.
+    /// Checks that a side that may continue does so.
     fn is_available(&self) -> Result<(), Broken> {
         let steps = self.schedule.steps.iter().map(|(_, step)| step);
         let may_exclude = |step: &Step| {
@@ -1153,7 +1158,7 @@ impl<'s> Run<'s> {
     }
 }
 
-/// Whether this departure says that a process ended.
+/// Whether this departure states that a process ended.
 fn calls_dead(departure: &Departure) -> bool {
     use nccl_base::departure::LossKind;
     match departure {

@@ -4,11 +4,11 @@ use std::fmt;
 
 use nccl_control::proto::MILLI;
 
-/// One event. Processes are named by the slot in which they began.
+/// One event. Processes are named by their initial slot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Step {
     Kill(usize),
-    /// The process dies after so many more frames.
+    /// The process dies after this many more frames.
     Fuse(usize, u32),
     Freeze(usize),
     Thaw(usize),
@@ -34,16 +34,16 @@ pub(crate) enum Step {
     Late(usize),
     Abstain(usize),
     Ask(usize),
-    /// The program begins a thread that adds to a counter of the store several times.
+    /// The program starts a thread that adds to a counter of the store several times.
     Add(usize),
     /// The operator ends all processes whose kernels are not in this set, and decides that the others may continue.
     Operator(u32),
-    /// NCCL connects all ranks for so long, whatever the network does to their connections.
+    /// NCCL connects all ranks for this long, whatever the network does to their connections.
     Progress(u64),
 }
 
 impl Step {
-    /// Returns its place in the histogram.
+    /// Returns the index of the step in the histogram.
     pub(crate) fn kind(&self) -> usize {
         match self {
             Self::Kill(_) => 0,
@@ -110,12 +110,13 @@ pub(crate) struct Schedule {
     pub(crate) launcher: bool,
     /// Whether the job has a `Discovery` that decides between two halves.
     pub(crate) claims: bool,
-    /// Whether programs request the next generation when they learn of a fault, and whether they leave others behind.
+    /// Whether programs request the next generation when they learn of a fault, and whether they leave other ranks
+    /// behind.
     pub(crate) goes_on: bool,
     pub(crate) leaves_behind: bool,
     /// The events before the first generation is active. Times are from the start.
     pub(crate) forming: Vec<(u64, Step)>,
-    /// The events after that. Times are from the moment at which the first generation is active.
+    /// The events after that. Times are from the time at which the first generation becomes active.
     pub(crate) steps: Vec<(u64, Step)>,
 }
 
@@ -153,10 +154,11 @@ impl fmt::Display for Schedule {
     }
 }
 
-/// How many frames a process of an enumerated schedule sends at most before it dies.
+/// The maximum number of frames that a process of an enumerated schedule sends before it dies.
 const FRAMES: usize = 24;
 
-/// The kernels of the ranks of an enumerated schedule: all on one, each on its own, or two with every split.
+/// Returns the kernels of the ranks of an enumerated schedule: all ranks on one kernel, each on its own, or every split
+/// over two.
 fn layouts(size: usize) -> Vec<Vec<usize>> {
     let split = |first: usize| (0..size).map(|slot| usize::from(slot >= first)).collect();
     let mut all: Vec<_> = (1..=size).map(split).collect();
@@ -167,8 +169,9 @@ fn layouts(size: usize) -> Vec<Vec<usize>> {
 }
 
 impl Schedule {
-    /// All schedules of up to five ranks in which one process dies before each of its first frames, another, or none, before each of
-    /// its own, and the network between two kernels is cut at the same time, or not: each of them once, by its number from 1.
+    /// Returns all schedules of up to five ranks in which one process dies before each of its first frames, another
+    /// process or none dies before each of its own, and the network between two kernels is cut at the same time or not:
+    /// each schedule once, numbered from 1.
     pub(crate) fn all() -> Vec<Self> {
         let mut all = Vec::new();
         for size in 2..=5 {
@@ -228,8 +231,8 @@ impl Schedule {
         }
     }
 
-    /// Adds threads that add, most of them about the time of another event. Their random numbers are their own, so that the other
-    /// events do not depend on them.
+    /// Adds threads that add to the counter, most of them at about the time of another event. They have a separate
+    /// source of random numbers, so that the other events do not depend on them.
     fn draw_additions(&mut self) {
         let mut random = fastrand::Rng::with_seed(!self.seed);
         if self.steps.is_empty() || random.u8(0..3) > 0 {
@@ -249,7 +252,8 @@ impl Schedule {
         self.steps.sort_by_key(|(time, _)| *time);
     }
 
-    /// Two halves that are cut from each other for good, between which a claim decides, and processes that are late now and then.
+    /// Creates a schedule with two halves that are permanently cut from each other and between which a claim decides,
+    /// and with processes that are delayed now and then.
     pub(crate) fn halves(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let half = random.usize(1..=4);
@@ -299,7 +303,7 @@ impl Schedule {
             })
             .collect();
         let many = kernels.iter().max().map_or(1, |most| most + 1);
-        // Few of them: most mistakes need none.
+        // Only a few: most mistakes are found without any.
         let mut beside = |one_in: u8| -> Vec<_> {
             let count = match random.u8(0..one_in) {
                 0 => random.usize(1..=2),
@@ -310,7 +314,7 @@ impl Schedule {
         let (witnesses, observers) = (beside(6), beside(8));
         let parent = !observers.is_empty() && random.bool();
         let watches = !parent || random.bool();
-        // Sometimes processes are late, and nothing else is wrong.
+        // Sometimes processes are delayed, and nothing else is wrong.
         let calm = random.u8(0..64) == 0;
         let voters = size + witnesses.len();
         let everybody = voters + observers.len();
@@ -454,7 +458,7 @@ impl Schedule {
             leaves_behind: random.bool(),
             steps,
         };
-        // In some outages, NCCL's data takes another way, for as long as they last or some seconds longer.
+        // In some outages, NCCL's data takes another path, for the duration of the outage or some seconds longer.
         let mut steps = this.steps.iter();
         let cut = steps.position(|(_, step)| matches!(step, Step::Cut { .. }));
         if let Some(at) = cut.filter(|_| random.u8(0..8) == 0) {

@@ -1,5 +1,5 @@
-//! Programs that add to a counter of the store and exchange parts, and the checks that each addition is made once and in one order,
-//! and that what one rank has of an exchange the others get.
+//! Programs that add to a counter of the store and exchange parts. The checks verify that each addition is made once
+//! and in one order, and that all ranks get the same outcome of an exchange.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,20 +9,20 @@ use nccl_control::simulated_store::{
     AddResult, ExchangeResult, PendingAdd, PendingExchange, SimulatedStore,
 };
 
-/// How often a thread adds.
+/// The number of additions of a thread.
 const ADDITIONS: u32 = 8;
 
-/// The store of a process, and the threads of its program that add.
+/// The store of a process, and the adding threads of its program.
 pub(crate) struct StoreProgram {
     me: MemberId,
     store: SimulatedStore,
     threads: Vec<Thread>,
     generation: Option<SharedMembership>,
-    /// The exchange that it waits in.
+    /// The exchange in which the program waits.
     exchange: Option<PendingExchange>,
-    /// How many it has entered in its generation; `None` after one that failed.
+    /// The number of exchanges that it has entered in its generation; `None` after a failed exchange.
     exchanges: Option<u64>,
-    /// Whether a member of its generation has departed, and whether this one has.
+    /// Whether a member of its generation has departed, and whether this process has ended.
     has_departures: bool,
     has_ended: bool,
 }
@@ -35,19 +35,19 @@ struct Thread {
     left: u32,
 }
 
-/// The counter of each generation, as its programs see it.
+/// The counter of each generation, as its programs observe it.
 #[derive(Default)]
 pub(crate) struct Counters {
     of: BTreeMap<u64, Counter>,
-    /// How many additions have returned a sum.
+    /// The number of additions that have returned a sum.
     pub(crate) sums: u64,
-    /// How many exchanges the programs are to enter, at least, in each generation.
+    /// The minimum number of exchanges that the programs enter in each generation.
     exchanges: u64,
     /// Which members have entered an exchange, by its generation and number.
     entered: BTreeMap<(u64, u64), BTreeSet<MemberId>>,
     /// Which members have an outcome of an exchange, and whether it has all parts.
     ended: BTreeMap<(u64, u64), BTreeMap<MemberId, bool>>,
-    /// How many exchanges have returned all parts to a member.
+    /// The number of exchanges that have returned all parts to a member.
     pub(crate) exchanged: u64,
 }
 
@@ -72,7 +72,7 @@ impl Counters {
         Ok(())
     }
 
-    /// Lets the programs enter one more exchange.
+    /// Makes the programs enter one more exchange.
     pub(crate) fn more_exchanges(&mut self) {
         self.exchanges += 1;
     }
@@ -80,14 +80,15 @@ impl Counters {
 
 #[derive(Default)]
 struct Counter {
-    /// How many additions have begun.
+    /// The number of additions that have begun.
     begun: i64,
     /// The sums that were returned.
     sums: BTreeSet<i64>,
 }
 
 impl Counter {
-    /// Checks a sum: those of additions are distinct and not larger than their number, and that of a later addition is larger.
+    /// Checks a sum: sums are distinct and not larger than the number of additions, and a later addition returns a
+    /// larger sum.
     fn check(&mut self, sum: i64, before: i64) -> Result<(), String> {
         let (begun, is_new) = (self.begun, self.sums.insert(sum));
         match () {
@@ -113,7 +114,7 @@ impl StoreProgram {
         }
     }
 
-    /// Handles an event of the machine. Returns what the machine is to do.
+    /// Handles an event of the machine. Returns the commands for the machine.
     pub(crate) fn handle(&mut self, event: &Event) -> Vec<Command> {
         match event {
             Event::Active(membership) => {
@@ -144,7 +145,7 @@ impl StoreProgram {
         Vec::new()
     }
 
-    /// Begins a thread. Returns what the machine is to do.
+    /// Starts a thread. Returns the commands for the machine.
     pub(crate) fn begin(
         &mut self,
         has_coordinator: bool,
@@ -171,7 +172,7 @@ impl StoreProgram {
         command
     }
 
-    /// Checks the results that have arrived; the threads that have them add again. Returns what the machine is to do.
+    /// Checks the results that have arrived; threads that got a result add again. Returns the commands for the machine.
     pub(crate) fn go_on(
         &mut self,
         has_coordinator: bool,
@@ -250,7 +251,8 @@ impl StoreProgram {
         }
     }
 
-    /// Whether it waits in an exchange that all members have entered: those that cannot answer any more excepted.
+    /// Whether the program waits in an exchange that all members have entered, except those that cannot answer any
+    /// more.
     pub(crate) fn waits_in_vain(
         &self,
         counters: &Counters,

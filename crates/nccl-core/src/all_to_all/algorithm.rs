@@ -20,30 +20,30 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// In a plan ([`AllToAll`](crate::AllToAll)), the fastest algorithm by the cost model; in a single call `ncclAlltoAll`
-    /// where the release has it, and grouped messages elsewhere.
+    /// In a plan ([`AllToAll`](crate::AllToAll)), the fastest algorithm by the cost model. In a single call,
+    /// `ncclAlltoAll` if the release has it, otherwise grouped messages.
     #[default]
     Auto,
     /// `ncclAlltoAll` (NCCL ≥ 2.28.3): equal parts only.
     Native,
     /// One message to and one from every rank, in one group.
     Grouped,
-    /// Every part in several pieces, and one group for each piece of all parts: later work can begin on the first
-    /// pieces, and NCCL's buffers are held for less at a time.
+    /// Every part is sent in several pieces, with one group for each piece of all parts. Later work can begin on the
+    /// first pieces, and each group uses NCCL's buffers for a shorter time.
     Chunked {
         /// The number of pieces.
         pieces: NonZeroUsize,
     },
-    /// Groups of a few peers, so that a rank receives from no more peers at a time.
+    /// Groups of a few peers, so that a rank receives from fewer peers at a time.
     Pairwise {
         /// The number of peers in a group.
         width: NonZeroUsize,
     },
-    /// First inside the nodes, then one message to each other node: for many nodes and small parts. Only in
-    /// a plan, which allocates the memory for it.
+    /// First exchanges inside the nodes, then sends one message to each other node; for many nodes and small parts.
+    /// Available only in a plan, which allocates the memory for it.
     TwoLevel,
-    /// `ncclAlltoAll` by the copy engines, without multiprocessors: for buffers in symmetric windows of a communicator whose
-    /// policy is [`CtaPolicy::Zero`](crate::CtaPolicy::Zero).
+    /// `ncclAlltoAll` with the copy engines, without multiprocessors; for buffers in symmetric windows of a communicator
+    /// whose policy is [`CtaPolicy::Zero`](crate::CtaPolicy::Zero).
     CopyEngine,
 }
 

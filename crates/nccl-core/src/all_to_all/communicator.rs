@@ -1,4 +1,4 @@
-//! The public functions of a communicator that exchange parts, and that connect all ranks beforehand.
+//! The public functions of a communicator for all-to-alls, and for connecting all ranks beforehand.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ impl Communicator {
         self.all_to_all_with(x, y, Algorithm::Auto)
     }
 
-    /// Does the same as [`all_to_all`](Self::all_to_all), by `algorithm`.
+    /// Like [`all_to_all`](Self::all_to_all), with the algorithm `algorithm`.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] when the loaded NCCL does not have the algorithm, [`ErrorKind::InvalidConfig`] for an algorithm
@@ -118,11 +118,11 @@ impl Communicator {
 
     /// Sends block `j` of `y` to rank `j`, and receives the block of rank `j` in its place.
     ///
-    /// The length of `y` is a multiple of the number of ranks, the same on all. NCCL's own call would, in place,
-    /// overwrite blocks that were not sent yet; here pairs of ranks exchange their blocks, and a received block waits in `scratch`
-    /// until the block that it replaces has been sent. `scratch` may be of any type; its contents are ignored and
-    /// overwritten. It has room for one block at least (each begins at a multiple of 16 bytes); with room for one block per
-    /// rank, everything goes in one group, and with less in as many groups as needed.
+    /// The length of `y` is a multiple of the number of ranks, the same on all ranks. In place, NCCL's own call would overwrite
+    /// blocks that were not sent yet. So here pairs of ranks exchange their blocks, and a received block waits in `scratch`
+    /// until the block that it replaces has been sent. `scratch` may have any element type; its contents are ignored and
+    /// overwritten. It must have room for at least one block (each begins at a multiple of 16 bytes). With room for one block
+    /// per rank, the exchange is one group; with less, it needs several groups.
     ///
     /// # Errors
     /// [`ErrorKind::Length`] when `y` cannot be divided among the ranks, or `scratch` has no room for a block; otherwise
@@ -150,14 +150,14 @@ impl Communicator {
         in_place::exchange(self, y.erase_mut(), scratch.erase_mut())
     }
 
-    /// Connects this rank with all others, and waits for that, at most for `timeout`;
+    /// Connects this rank with all others, and waits until that is done, at most for `timeout`;
     /// `NCCL_RUN_TIMEOUT` in the environment overrides `timeout`.
     ///
-    /// NCCL connects two ranks when they first communicate, which takes from milliseconds to seconds
-    /// and waits for both. A service can do that here, before its first request. All ranks have to call it.
+    /// NCCL connects two ranks when they first communicate. That takes milliseconds to seconds, and waits for both
+    /// ranks. A service can do it here, before its first request. All ranks have to call this.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] when not all ranks came in time; the communicator is aborted then.
+    /// [`ErrorKind::TimedOut`] when not all ranks arrived in time; the communicator is then aborted.
     /// Otherwise as [`all_reduce`](Self::all_reduce).
     ///
     /// ```
@@ -173,10 +173,10 @@ impl Communicator {
         warm_up::warm_up(self, timeout)
     }
 
-    /// As [`warm_up`](Self::warm_up), without blocking the calling thread: for tasks of an executor.
+    /// Like [`warm_up`](Self::warm_up), without blocking the calling thread, for tasks of an executor.
     ///
-    /// The call takes its place among the operations of this communicator when its thread gets there: use the communicator for nothing
-    /// else until this is ready, also after the future was dropped.
+    /// A background thread makes the call, and its place among the operations of this communicator is not determined before
+    /// that: do not use the communicator until this is ready, even if the future was dropped.
     ///
     /// ```
     /// # async fn example(comm: nccl::Communicator) -> nccl::Result<()> {

@@ -1,15 +1,15 @@
-//! Measures the constants of the model with the communicator itself.
+//! Measures the constants of the model with the communicator.
 //!
-//! All ranks do the same exchanges at the same time, and take the longest of their times, so that all get the same
+//! All ranks do the same exchanges at the same time and use the longest of their times, so that all get the same
 //! constants:
 //!
 //! - short messages with one neighbour, and with all neighbours: the cost of a launch, and of a message;
 //! - long messages with all neighbours: the bandwidth inside a node;
-//! - likewise with the ranks of the same rail on the other nodes, and with all ranks there;
+//! - the same with the ranks of the same rail on the other nodes, and with all ranks there;
 //! - short and long copies of rows on the device.
 //!
-//! A series repeats an exchange, twice as often each time, until the series takes long enough; then the median of several such
-//! series counts. An exchange that is slow is measured in fewer series, so that the measurement does not take longer.
+//! A series repeats an exchange, doubling the number of repetitions until the series is long enough; the result is the median
+//! of several such series. A slow exchange is measured in fewer series, so that the measurement does not take longer.
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ use nccl_base::reduce_op::ReduceOp;
 const SHORT: usize = 8;
 /// Total bytes of long messages.
 const LONG: usize = 32 << 20;
-/// The maximum number of series, whose median counts.
+/// The maximum number of series of which the median is taken.
 const SERIES: usize = 5;
 /// The total time after which no further series is measured.
 const ENOUGH: Duration = Duration::from_millis(20);
@@ -39,13 +39,14 @@ const WHILE: Duration = Duration::from_millis(2);
 const MOST: usize = 1024;
 
 impl CostModel {
-    /// Measures the constants on `comm`, whose ranks are divided into `nodes`. All ranks have to call it at the same time, and get
-    /// the same constants. It takes some 50 ms and 64 MiB of device memory on each rank; nothing else should run meanwhile.
+    /// Measures the constants on `comm`, whose ranks are divided into `nodes`. All ranks have to call this at the same time,
+    /// and get the same constants. It takes about 50 ms and 64 MiB of device memory on each rank; nothing else should run
+    /// meanwhile.
     ///
     /// Constants that a communicator of one node, or of one rank, cannot measure are those of [`published`](Self::published).
     ///
     /// # Errors
-    /// As [`Communicator::group`], and [`ErrorKind::Cuda`](crate::ErrorKind::Cuda) where there is no memory.
+    /// As [`Communicator::group`], and [`ErrorKind::Cuda`](crate::ErrorKind::Cuda) if there is not enough memory.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -120,7 +121,7 @@ impl CostModel {
     }
 }
 
-/// The least time that counts, µs: differences of noisy times may be negative.
+/// The minimum of a constant, µs: differences of noisy times may be negative.
 const LEAST: f64 = 1e-3;
 
 /// The number of rows of a copy.
@@ -185,7 +186,7 @@ impl<'c> Bench<'c> {
     }
 }
 
-/// Returns the median of several series of `work`, per repetition, µs; of all ranks the longest.
+/// Returns the median of several series of `work`, per repetition, µs; the longest of all ranks.
 fn series(comm: &Communicator, mut work: impl FnMut() -> Result<Request>) -> Result<f64> {
     let mut time = |times: usize| {
         let begun = Instant::now();
@@ -198,7 +199,7 @@ fn series(comm: &Communicator, mut work: impl FnMut() -> Result<Request>) -> Res
     };
     // The first exchange with a peer connects the ranks.
     time(1)?;
-    // All ranks use the longest time, and so repeat equally often.
+    // All ranks use the longest time, so that all repeat equally often.
     let mut times = 1;
     let mut series: Vec<f64> = Vec::with_capacity(SERIES);
     let mut spent = 0.0;

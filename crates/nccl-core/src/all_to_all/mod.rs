@@ -1,4 +1,4 @@
-//! All-to-all: every rank gives every rank one part.
+//! All-to-all: every rank sends one part to every rank.
 //!
 //! Part `j` of rank `i`'s send buffer becomes part `i` of rank `j`'s receive buffer. There are several algorithms
 //! ([`Algorithm`]), and none is the fastest everywhere.

@@ -11,11 +11,11 @@
 //!
 //! `inside(s, m) = s·(g-1)·(message + m/bandwidth)` with the constants of a node, and
 //! `between(s, m) = wire + s·max(message, m/bandwidth)` with those of the network: inside a node the ranks copy messages
-//! themselves, one after another; over the network an adapter carries one message while the next is prepared, so that many
-//! short messages are limited by their number, and long ones by the link. Two levels without packing send `N` messages to each
-//! neighbour instead of one, and copy nothing, unless unequal parts have to be moved to their places.
+//! themselves, one after another. Over the network, an adapter carries one message while the next is prepared, so that many
+//! short messages are limited by their number, and long messages by the link. Without packing, two levels send `N` messages to
+//! each neighbour instead of one, and copy nothing, unless unequal parts have to be moved to their places.
 //!
-//! This is a model: it ranks algorithms, and its results are no measurements.
+//! This is a model for ranking algorithms; its results are not measurements.
 
 use std::fmt;
 use std::path::Path;
@@ -34,7 +34,7 @@ use crate::error::{Error, ErrorKind, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkCost {
-    /// The cost of a message of any length, µs.
+    /// The cost per message, whatever its length, µs.
     pub message_us: f64,
     /// The rate at which a rank sends, and receives at the same time, 10⁹ bytes/s.
     pub bandwidth_gbps: f64,
@@ -74,7 +74,7 @@ impl Nodes {
     /// Divides `ranks` into nodes of `ranks_per_node`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] when the ranks cannot be divided like that.
+    /// [`ErrorKind::InvalidConfig`] when the ranks cannot be divided in this way.
     ///
     /// ```
     /// let one = nccl::all_to_all::Nodes::new(8, 8)?;
@@ -130,7 +130,7 @@ impl Nodes {
 
 /// The costs of a group, a message and a byte, from which [`Algorithm::Auto`] chooses.
 ///
-/// The JSON form, which [`read`](Self::read) reads and serde writes:
+/// The JSON form, for [`read`](Self::read) and serde:
 ///
 /// ```
 /// let text = r#"{
@@ -152,11 +152,11 @@ pub struct CostModel {
     pub launch_us: f64,
     /// Messages between ranks of a node.
     pub inside: LinkCost,
-    /// The time from a node to another, µs.
+    /// The latency from one node to another, µs.
     pub wire_us: f64,
     /// Messages between ranks of different nodes.
     pub between: LinkCost,
-    /// The time of a copy of rows on the device, however few, µs.
+    /// The cost of a copy of rows on the device, whatever their number, µs.
     pub copy_us: f64,
     /// The rate of such a copy, 10⁹ bytes/s.
     pub copied_gbps: f64,
@@ -198,8 +198,8 @@ impl CostModel {
     /// Reads the constants from a JSON file.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] when the file cannot be read, is no such JSON, or has a constant that is no positive
-    /// number.
+    /// [`ErrorKind::InvalidConfig`] when the file cannot be read, is not JSON in this form, or has a constant that is
+    /// not a positive number.
     ///
     /// ```
     /// let error = nccl::all_to_all::CostModel::read("no/such/file.json").unwrap_err();
@@ -243,7 +243,7 @@ impl CostModel {
         ]
     }
 
-    /// Returns how long an all-to-all of `bytes` from each rank to each other takes, µs; `None` where the algorithm cannot be
+    /// Returns how long an all-to-all of `bytes` from each rank to each other takes, µs; `None` if the algorithm cannot be
     /// used, and for [`Algorithm::Auto`].
     ///
     /// ```
@@ -276,8 +276,8 @@ impl CostModel {
         })
     }
 
-    /// Returns the same for unequal parts of `bytes` on average, which are not packed inside a node. `scattered`:
-    /// the parts are not contiguous in the receive buffer, and are moved there.
+    /// Like [`microseconds`](Self::microseconds), for unequal parts of `bytes` on average, which are not packed inside
+    /// a node. `scattered`: the parts are not contiguous in the receive buffer, and have to be moved there.
     pub(super) fn microseconds_of_parts(
         &self,
         algorithm: Algorithm,
@@ -345,7 +345,7 @@ impl CostModel {
         2.0 * self.launch_us + inside + between
     }
 
-    /// Returns from how many bytes per pair on two levels are not faster any more; `None` where they never are.
+    /// Returns the number of bytes per pair from which two levels are no longer faster; `None` if they never are.
     ///
     /// ```
     /// use nccl::all_to_all::{CostModel, Nodes};

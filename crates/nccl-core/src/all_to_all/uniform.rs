@@ -117,7 +117,7 @@ impl<'a> Group<'a> {
     /// Records [`Communicator::all_to_all`].
     ///
     /// # Errors
-    /// As there; nothing is recorded then.
+    /// As [`Communicator::all_to_all`]; after an error nothing is recorded.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

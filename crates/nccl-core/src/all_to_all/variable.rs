@@ -14,8 +14,8 @@ use crate::operation::{OperationKind, Shape};
 use crate::queued_op::QueuedOp;
 use crate::request::Request;
 
-/// The parts of a buffer, one for each rank: made of a slice of counts, where the parts lie one behind the other, or by
-/// [`at`](Self::at).
+/// The parts of a buffer, one for each rank. Made from a slice of counts, for parts that follow each other without
+/// gaps, or with [`at`](Self::at).
 ///
 /// ```
 /// use nccl::all_to_all::Parts;
@@ -110,7 +110,7 @@ impl<'p> Parts<'p> {
         };
         let parts = || self.each().enumerate().filter(|(_, part)| part.count > 0);
         let ends_before = |one: Part, other: Part| one.offset + one.count <= other.offset;
-        // Parts are usually in order: checks that without memory for sorting.
+        // Parts are usually in order, and checking that needs no memory for sorting.
         let mut pairs = parts().zip(parts().skip(1));
         if pairs.all(|(one, other)| ends_before(one.1, other.1)) {
             return Ok(());
@@ -224,7 +224,7 @@ impl<'a> Group<'a> {
     /// Records [`Communicator::all_to_all_v`].
     ///
     /// # Errors
-    /// As there; nothing is recorded then.
+    /// As [`Communicator::all_to_all_v`]; after an error nothing is recorded.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

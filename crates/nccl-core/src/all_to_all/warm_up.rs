@@ -1,4 +1,4 @@
-//! Connects all pairs of ranks, at a time that the program chooses.
+//! Connects all pairs of ranks at a time that the program chooses.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,8 @@ pub(super) fn warm_up(comm: &Communicator, timeout: Duration) -> Result<()> {
         Duration::MAX => timeout,
         _ => timeout.saturating_sub(started.elapsed()),
     };
-    // On a stream of its own, so that work on the program's stream is neither waited for nor timed.
+    // Uses a stream of its own, so that this neither waits for work on the program's stream nor includes it in the
+    // time.
     let context = &comm.inner.context;
     let stream = cuda_driver::ignoring_stored_error(context, || context.new_stream())
         .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;

@@ -90,7 +90,7 @@ impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Collective<X, Y> {
         Ok(self)
     }
 
-    /// Makes it from point-to-point messages, even if the library has a call for it.
+    /// Uses point-to-point messages, even if the library has a native call for the collective.
     #[inline]
     pub(crate) fn with_point_to_point(mut self) -> Self {
         self.spec.uses_point_to_point = true;
@@ -122,7 +122,7 @@ impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Collective<X, Y> {
 }
 
 impl<'a, X: SendBuffer<'a>, Y: RecvBuffer<'a>> Buffers<X, Y> {
-    /// Whether all buffers belong to this stream, and cudarc does not order streams.
+    /// Whether all buffers belong to `stream`, and cudarc does not order the streams of the context.
     #[inline(always)]
     fn are_taken_without_cuda(&self, stream: &Arc<CudaStream>) -> bool {
         let is_own_stream = |owner: &Arc<CudaStream>| Arc::ptr_eq(owner, stream);

@@ -53,13 +53,13 @@ impl Communicator {
         issue_collective(self, rules::ALL_REDUCE.kind, collective)
     }
 
-    /// Waits until all ranks of the communicator have called it, and until all that is on its stream before is done on each of them.
+    /// Waits until every rank of the communicator has called `barrier`, and all earlier work on each rank's stream is done.
     ///
-    /// A reduction of one byte, and the calling thread waits for it, for at most the communicator's timeout. Ranks that only have
-    /// to meet on the host, without their devices, use `World::barrier`.
+    /// This issues a reduction of one byte and blocks the calling thread until it is done, at most for the communicator's
+    /// timeout. To synchronize only the hosts, without the devices, use `World::barrier`.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce); [`ErrorKind::Cuda`] without memory for the byte.
+    /// As [`all_reduce`](Self::all_reduce); [`ErrorKind::Cuda`] if the byte cannot be allocated.
     ///
     /// Wraps `ncclAllReduce`.
     ///
@@ -81,7 +81,7 @@ impl Communicator {
         let stream = self.stream();
         let mut byte = {
             let _inside = self.inner.enter(CallKind::Issue, self.timeout);
-            // Memory that is allocated in a capture is the graph's.
+            // Memory that is allocated during a capture belongs to the graph.
             check_not_capturing("the communicator's stream", stream)?;
             let zero = || stream.alloc_zeros::<u8>(1);
             cuda_driver::ignoring_stored_error(stream.context(), zero)
@@ -90,8 +90,8 @@ impl Communicator {
         self.all_reduce_in_place(&mut byte, ReduceOp::Max)
     }
 
-    /// As [`barrier`](Self::barrier), without blocking the calling thread: for tasks of an executor. The reduction is put on the
-    /// stream here, in its place among the communicator's operations; the wait for it is in the background.
+    /// Like [`barrier`](Self::barrier), without blocking the calling thread, for tasks of an executor. The reduction is issued
+    /// before this function returns, in order with the communicator's other operations; a background thread waits for it.
     ///
     /// ```
     /// # async fn example(comm: nccl::Communicator) -> nccl::Result<()> {

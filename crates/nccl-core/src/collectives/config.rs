@@ -15,10 +15,11 @@ use crate::error::ErrorKind;
 use crate::error::Result;
 use crate::library::Library;
 
-/// Settings for single collectives; what is not set is as the communicator has it. See
+/// Settings for individual collectives; a setting that is not set here has the communicator's value. See
 /// [`Communicator::with_config`].
 ///
-/// Wraps `ncclCollConfig_t` (NCCL ≥ 2.31.2). All ranks give the same values, except for `tag`, and for which event they name.
+/// Wraps `ncclCollConfig_t` (NCCL ≥ 2.31.2). All ranks must give the same values, except for `tag` and the choice of the
+/// event.
 ///
 /// ```
 /// use nccl::CollectiveConfig;
@@ -39,10 +40,11 @@ use crate::library::Library;
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub struct CollectiveConfig {
-    /// The algorithms from which NCCL chooses (`algSelection`), for instance `RING` or `TREE,RING`: names as NCCL's
-    /// `NCCL_ALGO` has them. NCCL chooses among all if this is `None`.
+    /// The algorithms among which NCCL chooses (`algSelection`), for instance `RING` or `TREE,RING`, named as in
+    /// `NCCL_ALGO`. With `None`, NCCL chooses among all.
     pub algorithm: Option<String>,
-    /// Whether NCCL takes another algorithm if none of `algorithm` is available (`forceAlgSelection = 0`); it fails otherwise.
+    /// Whether NCCL uses another algorithm if none of `algorithm` is available (`forceAlgSelection = 0`). Otherwise the
+    /// collective fails.
     pub fall_back: bool,
     /// The least number of thread blocks, from 1 (`minCTAs`).
     pub min_ctas: Option<i32>,
@@ -54,11 +56,12 @@ pub struct CollectiveConfig {
     pub cga_cluster_size: Option<i32>,
     /// How multiprocessors are shared (`CTAPolicy`).
     pub cta_policy: Option<CtaPolicy>,
-    /// A number that profiler plugins get with the call's events (`userProfilerTag`), below 2⁶³; 0 for none.
+    /// A number that NCCL passes to profiler plugins with the call's events (`userProfilerTag`), below 2⁶³; 0 for none.
     pub tag: u64,
     /// An event that NCCL records when all blocks of the kernel have started (`launchCompletionEvent`, NCCL ≥ 2.32.3), so that
-    /// work on another stream can wait for the launch instead of the end. Without timing, as cudarc's `new_event(None)` makes it. All
-    /// ranks give one, or none does; a group has at most one collective with an event, and a captured plan none.
+    /// work on another stream can wait for the launch instead of the end. It must be created without timing, as by cudarc's
+    /// `new_event(None)`. Either all ranks give an event or none does. A group may have at most one collective with an event,
+    /// and a captured plan none.
     pub launch_event: Option<Arc<CudaEvent>>,
 }
 
@@ -125,7 +128,7 @@ impl CollectiveConfig {
     }
 }
 
-/// An event has no text.
+/// Prints only whether there is an event.
 impl fmt::Debug for CollectiveConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CollectiveConfig")
@@ -142,15 +145,15 @@ impl fmt::Debug for CollectiveConfig {
     }
 }
 
-/// The C structure, and what its pointers point to: the name of the algorithm is kept for the life of the process.
+/// The C structure and the values that its pointers refer to. The algorithm's name is kept for the life of the process.
 #[derive(Debug)]
 pub(crate) struct RawCollectiveConfig {
     raw: sys::ncclCollConfig_t,
-    /// Recorded by what is on the stream, which CUDA keeps.
+    /// Keeps the event alive. Work on the stream records it, and CUDA keeps that work.
     _launch_event: Option<Arc<CudaEvent>>,
 }
 
-// SAFETY: nothing is written through its pointers, and what they point to lives as long as the value.
+// SAFETY: nothing is written through the pointers, and their targets live as long as this value.
 unsafe impl Send for RawCollectiveConfig {}
 // SAFETY: likewise.
 unsafe impl Sync for RawCollectiveConfig {}
@@ -166,14 +169,14 @@ impl RawCollectiveConfig {
 }
 
 impl Communicator {
-    /// Returns the same communicator with a configuration for its collectives: single ones, those in groups, and those of
-    /// captured plans.
+    /// Returns a handle to the same communicator with a configuration for its collectives: single ones, those in groups,
+    /// and those in captured plans.
     ///
-    /// Messages (`isend`, `irecv`, and all-to-alls that are made of them) take no configuration and are as without one.
+    /// The configuration does not apply to messages (`isend`, `irecv`, and all-to-alls that are made of them).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for values that cannot work, [`ErrorKind::Unsupported`] for a release of NCCL that has no
-    /// such calls. An event of another context makes the collective fail, and the communicator is aborted.
+    /// [`ErrorKind::InvalidConfig`] for invalid values, [`ErrorKind::Unsupported`] for a release of NCCL without these calls.
+    /// With an event of another context the collective fails, and the communicator is aborted.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

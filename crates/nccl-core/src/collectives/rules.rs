@@ -13,7 +13,7 @@
 //! | gather | n | n·r, at the root | n·r at the root, which reads block `root`; n elsewhere |
 //! | scatter | n·r, at the root | n | n·r at the root, which writes block `root`; n elsewhere |
 //!
-//! `n` is what the C functions count.
+//! `n` is the count that the C functions take.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Function;

@@ -14,14 +14,14 @@
 //!    finalize has returned ([`AbortFlagParent::wait_for_finalize`]);
 //! 4. the child is aborted.
 //!
-//! All steps run on threads that may be given up. The parent has a lock of its own, which is held while
-//! NCCL is called with it. The blocking-call monitor (`blocking_call_monitor.rs`) takes no lock: it reads the word
+//! All steps run on threads that may be given up. The parent has a lock of its own, which is held during calls of NCCL
+//! with the parent. The blocking-call monitor (`blocking_call_monitor.rs`) takes no lock: it reads the word
 //! [`AbortFlagParent::inside`] and the call's timeout.
 //!
-//! The word is 0 while no call is inside; otherwise the number of the call, until the blocking-call monitor replaces it with
-//! the reason for which it ended the call. A leaving call swaps the word back to 0, and so learns whether the blocking-call
-//! monitor was first. The blocking-call monitor measures the duration of a call from the first check that finds it: the call
-//! reads no clock.
+//! The word is 0 while no call is inside. Otherwise it is the number of the call, until the blocking-call monitor replaces
+//! it with the reason for which it ended the call. A leaving call swaps the word back to 0, and learns from the old value
+//! whether the monitor has ended it. The monitor measures the duration of a call from the first check that finds the call,
+//! so the call reads no clock.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, compiler_fence};
 use std::sync::{Arc, Weak};
@@ -56,9 +56,9 @@ pub(crate) struct AbortFlagParent {
     inside: AtomicU64,
     /// The timeout of the current call, in nanoseconds.
     timeout: AtomicU64,
-    /// The last call that the blocking-call monitor saw, and when it saw that call first.
+    /// The last call that the blocking-call monitor saw, and when it first saw that call.
     first_seen: Mutex<(u64, Instant)>,
-    /// Whether the flag is raised, or about to be: work that ends on a stream from then on may be incomplete.
+    /// Whether the flag is raised, or about to be: work that ends on a stream after that may be incomplete.
     raised: AtomicBool,
     /// The number of calls so far, which is the number of the last one; written under the child's lock.
     calls: AtomicU64,
@@ -71,11 +71,11 @@ pub(crate) struct AbortFlagParent {
 /// NCCL's pointer to the parent.
 #[derive(Debug)]
 enum ParentState {
-    /// Not made, or not handed over yet by the thread that makes it.
+    /// Not made, or not yet handed over by the thread that makes it.
     None,
     Idle(RawComm),
     Freed,
-    /// NCCL did not free it.
+    /// NCCL did not free the parent.
     Leaked,
 }
 
@@ -92,15 +92,15 @@ impl LockedParent<'_> {
     }
 }
 
-/// What the blocking-call monitor's check found.
+/// The result of a check by the blocking-call monitor.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum CallCheck {
     NoCall,
     /// A call is inside, within its timeout.
     InTime,
-    /// A call is inside that has just been marked to be ended.
+    /// A call is inside, and this check has marked it to be ended.
     ToEnd,
-    /// A call is inside that was marked before.
+    /// A call is inside that an earlier check has marked.
     Ended,
 }
 
@@ -156,7 +156,7 @@ impl AbortFlagParent {
     /// as NCCL does. Returns whether NCCL freed the parent.
     pub(crate) fn raise(&self) -> bool {
         let mut parent = self.parent.lock();
-        // Before the flag, so that a thread that sees an end caused by the flag also sees this.
+        // Set before the flag, so that a thread that sees a consequence of the flag also sees this.
         self.raised.store(true, Ordering::SeqCst);
         if let ParentState::Idle(raw) = *parent {
             let freed = free(&self.library, FreeMethod::Abort, raw).is_ok();
@@ -207,7 +207,7 @@ impl AbortFlagParent {
         destroyed
     }
 
-    /// Locks out [`wait_for_finalize`](Self::wait_for_finalize), for the thread that finalizes the child.
+    /// Makes [`wait_for_finalize`](Self::wait_for_finalize) wait, for the thread that finalizes the child.
     pub(super) fn lock_finalize(&self) -> MutexGuard<'_, ()> {
         self.finalizing.lock()
     }
@@ -223,17 +223,17 @@ impl AbortFlagParent {
         let call = self.calls.load(Ordering::Relaxed) + 1;
         self.calls.store(call, Ordering::Relaxed);
         self.timeout.store(nanoseconds(timeout), Ordering::Relaxed);
-        // No fence, which would cost as much as a message: the blocking-call monitor checks once more a tick after it announced
-        // its sleep, and sees by then what was written before; a call that writes later finds the blocking-call monitor asleep
-        // and wakes it.
+        // No fence, which would cost as much as a message. The blocking-call monitor checks once more a tick after it announced
+        // its sleep, and by then sees what was written before. A call that writes later finds the monitor asleep and wakes it.
         self.inside.store(call, Ordering::Release);
-        // The compiler does not move the wake flag's load before the store.
+        // Keeps the compiler from moving the load of the wake flag before this store.
         compiler_fence(Ordering::SeqCst);
         WAKE_FLAG.raise();
         BlockingCall(self)
     }
 
-    /// Sets the abort-flag parents whose calls the same thread makes in one group: the end of one call has to end all.
+    /// Sets the abort-flag parents whose calls the same thread makes in one group; the end of one call has to end all
+    /// of them.
     pub(crate) fn set_group_members(&self, group_members: Vec<Weak<AbortFlagParent>>) {
         *self.group_members.lock() = group_members;
     }
@@ -258,7 +258,8 @@ impl AbortFlagParent {
         }
     }
 
-    /// If another call has entered meanwhile, `timeout` may be that call's; then this call is over, and [`mark`](Self::mark) fails.
+    /// If another call has entered meanwhile, `timeout` may belong to that call. Then this call is over, and
+    /// [`mark`](Self::mark) fails.
     fn is_late(&self, call: u64) -> bool {
         let mut first_seen = self.first_seen.lock();
         if first_seen.0 != call {
@@ -278,8 +279,8 @@ impl AbortFlagParent {
         }
     }
 
-    /// Whether the result of the current call is of no use any more. An abort of this communicator raises its
-    /// abort-flag parent by itself, but does not reach a call that waits in a group with another communicator's call.
+    /// Whether the result of the current call has become useless. An abort of this communicator raises its abort-flag
+    /// parent itself, but does not reach a call that waits in a group with another communicator's call.
     fn is_void(&self) -> bool {
         if self.abort_signal.is_aborted() {
             return true;

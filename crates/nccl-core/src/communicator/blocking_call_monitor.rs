@@ -1,10 +1,9 @@
-//! The monitor of blocking calls: a periodic check of the monitor that raises the abort flag of a blocking communicator when a
-//! call has been inside for too long.
+//! The monitor of blocking calls: a periodic check that raises the abort flag of a blocking communicator when a call has been
+//! inside NCCL for too long.
 //!
-//! A call only writes a word to memory ([`AbortFlagParent::enter`]), so that the blocking-call monitor costs the call no system
-//! call and no fence. The blocking-call monitor reads all words every [`TICK`], and sleeps after a while without calls. A call
-//! that does not return although its abort flag was raised is left to the stuck-call monitor
-//! (`supervision/stuck_call_monitor.rs`).
+//! A call only writes a word to memory ([`AbortFlagParent::enter`]), so that the blocking-call monitor costs the call neither a
+//! system call nor a fence. The monitor reads all words every [`TICK`], and sleeps after a while without calls. A call that
+//! does not return although its abort flag was raised is left to the stuck-call monitor (`supervision/stuck_call_monitor.rs`).
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -16,8 +15,8 @@ use crate::monitor::{self, IdleCounter, NextCheck, PeriodicCheck};
 use crate::sync::Mutex;
 use crate::threads;
 
-/// How often the blocking-call monitor checks. A call may end up to two ticks after its timeout, which counts from the first
-/// check at it.
+/// How often the blocking-call monitor checks. A call may end up to two ticks after its timeout, which starts at the first
+/// check that finds the call.
 const TICK: Duration = Duration::from_millis(5);
 
 /// The number of checks without a call after which the blocking-call monitor sleeps.
@@ -25,7 +24,7 @@ const QUIET: u32 = 200;
 
 static ABORT_FLAG_PARENTS: Mutex<Vec<Weak<AbortFlagParent>>> = Mutex::new(Vec::new());
 
-/// Guards calls on this communicator from now on, on the thread that [`ensure`] has started.
+/// Monitors calls on this communicator from now on, on the thread that [`ensure`] has started.
 pub(crate) fn watch(abort_flag_parent: &Arc<AbortFlagParent>) {
     let mut abort_flag_parents = ABORT_FLAG_PARENTS.lock();
     abort_flag_parents.retain(|abort_flag_parent| abort_flag_parent.strong_count() > 0);
@@ -45,7 +44,7 @@ pub(crate) fn ensure() -> Result<()> {
 struct BlockingCallMonitor {
     calls: u64,
     rest: IdleCounter,
-    /// Abort-flag parents still to be raised, for want of a thread.
+    /// Abort-flag parents that still have to be raised, because no thread could be started.
     to_raise: Vec<Arc<AbortFlagParent>>,
     /// Whether the lack of a thread has been logged.
     has_logged: bool,
@@ -95,7 +94,7 @@ impl BlockingCallMonitor {
         inside || called || !self.to_raise.is_empty()
     }
 
-    /// Raises the flag on a thread of its own, because NCCL may take its time.
+    /// Raises the flag on a thread of its own, because NCCL may take long.
     fn raise(&mut self, abort_flag_parent: Arc<AbortFlagParent>) {
         if drop_queue::is_closed() {
             return;
@@ -146,7 +145,8 @@ mod tests {
         // SAFETY: nothing is called through an empty table.
         let library = unsafe { Library::from_api(sys::Api::empty(), sys::Version::HEADER) }
             .expect("a table of functions");
-        // Right away, while the monitor sleeps, and after it has ended: it does not end while there is an abort-flag parent.
+        // The call is made at once, while the monitor sleeps, and after the monitor has ended. It does not end while there
+        // is an abort-flag parent.
         let mut last = None;
         for (pause, is_kept) in [(0, false), (2000, true), (2500, false)] {
             let pause = Duration::from_millis(pause);

@@ -1,8 +1,8 @@
-//! Ends all communicators of a CUDA context that failed for good.
+//! Ends all communicators of a CUDA context that failed permanently.
 //!
-//! After some errors CUDA does nothing more in a context: every call returns the same error, and only a new process
-//! helps. The first call that returns such an error ends all communicators of that context, and reports that to
-//! the other ranks, which would wait for operations that never begin. No extra CUDA call is made for the detection: the error
+//! After some errors, a CUDA context does nothing more: every call returns the same error, and only a new process helps. The
+//! first call that returns such an error ends all communicators of that context, and reports the failure to the other ranks,
+//! which would otherwise wait for operations that never begin. The detection costs no extra CUDA call, because the error
 //! comes from calls that are made anyway.
 
 use std::sync::Arc;
@@ -40,7 +40,7 @@ const LOST_CONTEXT_CODES: &[(u32, LikelyOrigin)] = &[
     (911, LikelyOrigin::Hardware), // CUDA_ERROR_EXTERNAL_DEVICE
 ];
 
-/// The part to investigate.
+/// The part of the system to investigate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LikelyOrigin {
     Kernel,
@@ -131,18 +131,18 @@ impl Inner {
         true
     }
 
-    /// Returns why a communicator ends whose creation failed.
+    /// Returns the reason for the end of a communicator whose creation failed.
     pub(crate) fn end_reason_of_failed_init(&self, error: &Error) -> EndReason<'static> {
         EndReason::own(
             cause(error, DetectionPhase::BeforeIssue).unwrap_or_else(|| Cause::from(error)),
         )
     }
 
-    /// Does the work of [`final_error`](Self::final_error) for an error that came before anything was handed to NCCL.
+    /// Like [`final_error`](Self::final_error), for an error that occurred before anything was handed to NCCL.
     #[cold]
     pub(crate) fn final_error_before_issue(self: &Arc<Self>, error: Error) -> Error {
         self.abort_if_context_lost(&error, DetectionPhase::BeforeIssue);
-        // The others would wait for an operation that no watchdog could supervise.
+        // The other ranks would wait for an operation that this rank has no watchdog thread to supervise.
         if error.is(ErrorProperty::NoThread) {
             self.abort(&error);
         }

@@ -21,7 +21,7 @@ use crate::state::{State, retire};
 use crate::time::deadline_after;
 use nccl_base::fault::{Cause, Roster};
 
-/// What is left of a dropped communicator.
+/// The remains of a dropped communicator.
 struct Dropped {
     library: Library,
     raw: RawComm,
@@ -46,7 +46,7 @@ impl Drop for Inner {
         let raw = self.lifecycle.take_for_drop(&mut self.handle.get_mut().raw);
         let Some(raw) = raw else {
             if self.lifecycle.get() == State::Leaked {
-                // NCCL may still be at work in the context, with these streams.
+                // NCCL may still be using these streams in the context.
                 std::mem::forget((
                     self.capture_stream.take(),
                     Arc::clone(&self.context),
@@ -103,7 +103,7 @@ fn finalize_dropped(dropped: Dropped) {
             )
         },
         |_| {
-            // The others may be waiting in an operation that this rank never enters.
+            // The other ranks may be waiting in an operation that this rank never enters.
             if let (true, Some(supervisor)) = (signal.is_aborted(), &supervisor) {
                 Arc::clone(supervisor).announce(Cause::asked("its abort signal was given"));
             }
@@ -147,6 +147,6 @@ fn finalize_dropped(dropped: Dropped) {
         crate::events::leaked_communicator((&dropped.name, roster), rank, why);
         std::mem::forget((dropped.streams, dropped.in_use));
     }
-    // Only now: no other rank waits for this one any more, so the session may send its leave message.
+    // Dropped last, when no other rank waits for this one: now the session may send its leave message.
     drop(supervisor);
 }

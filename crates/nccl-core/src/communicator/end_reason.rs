@@ -6,14 +6,14 @@ use nccl_base::fault::{Cause, Fault};
 
 use crate::error::Error;
 
-/// Why a communicator is ended before its time.
+/// Why a communicator is ended early.
 #[derive(Debug)]
 pub(crate) enum EndReason<'w> {
     /// A cause on this rank, which is announced to the other ranks.
     OwnCause(Box<Cause>),
     /// A fault that another rank reported, or the loss of another rank.
     ReportedFault(&'w Arc<Fault>),
-    /// This rank is done with it; nothing is announced to the other ranks.
+    /// This rank does not need the communicator any more; nothing is announced to the other ranks.
     Unannounced(&'static str),
 }
 

@@ -18,7 +18,7 @@ use crate::library::Library;
 use crate::state::{FreeMethod, NcclSide};
 use crate::threads;
 
-/// What NCCL would unmap the windows under.
+/// Why NCCL is not called: it would unmap the windows that this kernel uses.
 pub(super) const KERNEL: &str = "a kernel that reaches the memory of other ranks, and is not over,";
 
 impl NcclSide for Arc<Inner> {
@@ -41,8 +41,8 @@ impl NcclSide for Arc<Inner> {
             return Err(ffi::failure(&self.library, KERNEL, code))
                 .inspect_err(|failure| self.log_not_freed(failure));
         }
-        // NCCL waits for graphs that hold the communicator. A capture holds the lock, so that every graph is
-        // in the list by now.
+        // NCCL waits for graphs that hold the communicator. Every graph is in the list by now, because a capture holds
+        // the lock.
         self.destroy_plans();
         if method == FreeMethod::Abort {
             self.watch_for_release();
@@ -64,12 +64,13 @@ impl NcclSide for Arc<Inner> {
 }
 
 impl Inner {
-    /// Logs that NCCL refused to free it.
+    /// Logs that NCCL refused to free the communicator.
     pub(super) fn log_not_freed(&self, failure: &NcclFailure) {
         events::not_freed(Some((&self.name, self.roster(), self.rank)), failure);
     }
 
-    /// Returns the launch under way, or left unfinished, that it shares with others; to be locked while the communicator is freed.
+    /// Returns the launch, under way or unfinished, that the communicator shares with others; to be locked while the
+    /// communicator is freed.
     pub(super) fn shared_launch(&self) -> Option<Arc<SharedLaunch>> {
         self.shared_launch.lock().clone()
     }
@@ -110,8 +111,8 @@ pub(crate) fn free_with(
     }
 }
 
-/// Aborts a communicator that was made too late, or incompletely, and for which there is no [`Communicator`](crate::Communicator).
-/// Blocks for as long as NCCL does.
+/// Aborts a communicator that was made too late, or incompletely, so that no [`Communicator`](crate::Communicator) exists for
+/// it. Blocks for as long as NCCL does.
 pub(crate) fn discard(
     library: &Library,
     raw: RawComm,
@@ -158,7 +159,7 @@ pub(super) fn finalize_with(
         return finalize_raw(library, raw, deadline, interrupted);
     };
     finalize_blocking(library, raw, abort_flag_parent, deadline, &interrupted)?;
-    // The parent has nothing to flush, but ends together with the parents of the other ranks.
+    // The parent has nothing to flush, but its end completes together with the parents of the other ranks.
     let ended = abort_flag_parent
         .with_parent(|parent| finalize_raw(library, parent, deadline, &interrupted));
     ended.unwrap_or(Ok(()))
@@ -184,7 +185,8 @@ fn finalize_blocking(
         drop(finalizing);
         let _ = sender.send(finalized);
     });
-    // Without a thread the caller aborts; with one, `wait_for_finalize` must not succeed before the finalize has begun.
+    // Without a thread, the caller aborts. With a thread, waits for the finalize to begin, so that `wait_for_finalize`
+    // cannot succeed too early.
     if spawned.is_err() || inside.recv().is_err() {
         return Err(NotIdle::Interrupted);
     }

@@ -1,4 +1,4 @@
-//! NCCL's pointer, and the polling of its state. Everything here happens under the communicator's lock.
+//! NCCL's pointer, and the polling of its state. All calls here are made under the communicator's lock.
 
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -22,8 +22,8 @@ use nccl_base::fault::Cause;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RawComm(pub(crate) NonNull<sys::ncclComm>);
 
-// SAFETY: NCCL lets any thread call on a communicator, as long as calls do not overlap; the lock around
-// `Handle` sees to that.
+// SAFETY: NCCL lets any thread call on a communicator, as long as calls do not overlap; the lock around `Handle`
+// ensures that.
 unsafe impl Send for RawComm {}
 
 impl RawComm {
@@ -46,7 +46,7 @@ pub(crate) struct Handle {
 
 /// The lock of a communicator, its contents and its last holder.
 ///
-/// Waiting for the lock is no part of an operation: an operation that does not get it within its timeout was
+/// Waiting for the lock is not part of an operation: an operation that does not get the lock within its timeout was
 /// never issued, and the communicator remains usable.
 pub(crate) struct HandleLock {
     handle: Mutex<Handle>,
@@ -90,7 +90,8 @@ impl HandleLock {
         Ok((handle, waited))
     }
 
-    /// Takes the lock without a timeout: to end the communicator, on a thread that can be given up, or for a step that takes no time.
+    /// Takes the lock without a timeout: to end the communicator, on a thread that can be given up, or for a step that takes
+    /// almost no time.
     pub(crate) fn lock(&self) -> HandleGuard<'_> {
         self.handle.lock()
     }
@@ -100,13 +101,14 @@ impl HandleLock {
         self.handle.try_lock_until(deadline)
     }
 
-    /// Returns NCCL's pointer, even while a call is under way; meaningless once the state is no longer `Ready`.
+    /// Returns NCCL's pointer, even while a call is under way. The pointer is meaningless once the state is no longer
+    /// `Ready`.
     pub(crate) fn pointer(&self) -> Option<sys::ncclComm_t> {
         let pointer = self.pointer.load(Ordering::Acquire);
         (!pointer.is_null()).then_some(pointer)
     }
 
-    /// Calls `use_slot` with the slot of the pointer, which it may empty or fill.
+    /// Calls `use_slot` with the slot of the pointer; the closure may empty or fill the slot.
     pub(crate) fn with_slot<R>(&self, use_slot: impl FnOnce(&mut Option<RawComm>) -> R) -> R {
         let mut handle = self.lock();
         let result = use_slot(&mut handle.raw);
@@ -159,12 +161,12 @@ pub(crate) enum NotIdle {
     Failed(NcclFailure),
     TimedOut,
     Interrupted,
-    /// The query of its state does not return.
+    /// The query of the communicator's state does not return.
     Unresponsive,
 }
 
-/// Waits a little longer each time: a few spins cost nothing, and a long wait must not take
-/// a core from the rank that is waited for.
+/// Waits a little longer each time: a few spins cost nothing, and a long wait must not take a core from the rank that
+/// this rank waits for.
 pub(crate) struct Backoff {
     turns: u32,
 }
@@ -234,14 +236,13 @@ pub(crate) fn free(library: &Library, method: FreeMethod, raw: RawComm) -> Resul
     let Some(function) = function else {
         return Err(ffi::missing(library, call));
     };
-    // SAFETY: `raw` was taken out of its slot by the one caller that is to free it, so no other code
-    // reaches it.
+    // SAFETY: `raw` was taken out of its slot by the only caller that frees it, so no other code can reach it.
     let code = unsafe { function(raw.as_ptr()) };
     ffi::check(library, call, code).map(drop)
 }
 
 impl NotIdle {
-    /// Returns the cause to tell the other ranks.
+    /// Returns the cause to announce to the other ranks.
     pub(crate) fn cause(&self, what: &str, timeout: Duration) -> Cause {
         let error = match self {
             Self::Failed(failure) => Self::Failed(failure.clone()),
@@ -252,7 +253,7 @@ impl NotIdle {
         Cause::from(&error.into_error(what, timeout))
     }
 
-    /// Returns the error to hand out.
+    /// Returns the error for the caller.
     pub(crate) fn into_error(self, what: &str, timeout: Duration) -> Error {
         match self {
             Self::Failed(failure) => Error::new(failure),

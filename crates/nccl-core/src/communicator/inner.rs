@@ -48,26 +48,25 @@ pub struct Inner {
     pub(crate) _counting: CounterHandle,
     pub(crate) abort_signal: AbortSignal,
     pub(crate) handle: HandleLock,
-    /// The supervisor of its end on all ranks; `None` for a single rank, or for ranks that cannot reach
-    /// each other.
+    /// Supervises its end on all ranks; `None` for a single rank, or for ranks that cannot reach each other.
     pub(crate) supervisor: Option<Arc<dyn Supervisor>>,
     /// Events of past requests, kept so that the next one creates none.
     pub(crate) completion_events: Mutex<Vec<Arc<CudaEvent>>>,
     /// Events for the watchdog's marks.
     pub(crate) events: Mutex<Vec<CudaEvent>>,
-    /// The overdue operation for which the watchdog ended it.
+    /// The overdue operation because of which the watchdog ended it.
     pub(crate) overdue_operation: OnceLock<Overdue>,
     /// The graphs that captured its operations.
     pub(crate) plans: Plans,
     /// The memory that all ranks have registered as symmetric windows.
     pub(crate) windows: Mutex<Vec<std::ops::Range<u64>>>,
-    /// Held from the comparison of a window to its registration.
+    /// Held from the comparison of a window between the ranks until its registration.
     pub(crate) window_turn: Mutex<()>,
     /// Kernels that reach the memory of other ranks through its windows.
     pub(crate) peer_kernels: PeerKernels,
     /// Whether its ranks are connected for one-sided operations.
     pub(crate) has_window: AtomicBool,
-    /// Whether its device memory was given back. Set under the lock of `handle`.
+    /// Whether its device memory is given back now (`suspend`). Set under the lock of `handle`.
     pub(crate) is_suspended: AtomicBool,
     /// The numbers of signals and of contexts for one-sided operations.
     pub(crate) rma_limits: (usize, usize),
@@ -87,20 +86,21 @@ pub struct Inner {
     pub(crate) exit_hold: Mutex<Option<drop_queue::ExitHold>>,
     /// Whether NCCL was left with an unfinished launch.
     pub(crate) has_unfinished_launch: AtomicBool,
-    /// Whether more than NCCL's kernels may use borrowed memory.
+    /// Whether borrowed memory may be used by more than NCCL's kernels.
     pub(crate) lends_beyond_kernels: AtomicBool,
     /// The launch under way that it shares with other communicators.
     pub(crate) shared_launch: Mutex<Option<Arc<SharedLaunch>>>,
     /// The state of its revocation.
     pub(crate) revocation: Revocation,
-    /// The stream for captures, on which no other work is put. It also makes cudarc order the streams of the context, which
-    /// cudarc does only while it counts one of its own streams there. Released by the drop queue, after NCCL's part.
+    /// The stream for captures, on which no other work is put. Its existence also makes cudarc order the streams of the
+    /// context, which cudarc does only while it counts a stream of its own there. Released by the drop queue, after NCCL's
+    /// part.
     pub(crate) capture_stream: Option<Arc<CudaStream>>,
 }
 
 /// A launch of several communicators that NCCL carries out on a thread of its own. Locked while one of them is aborted:
-/// NCCL lets only the first abort wait for that thread, which continues to use all of them
-/// (`ncclGroupJobAbort`, group.cc).
+/// NCCL makes only the first abort wait for that thread, which continues to use all of them (`ncclGroupJobAbort`,
+/// group.cc).
 #[derive(Default)]
 pub(crate) struct SharedLaunch(pub(super) Mutex<()>);
 
@@ -127,7 +127,7 @@ impl Inner {
         }
     }
 
-    /// Whether NCCL's abort flag is raised, also before the communicator counts as aborted.
+    /// Whether NCCL's abort flag is raised, even if the communicator does not count as aborted yet.
     pub(crate) fn is_abort_flag_raised(&self) -> bool {
         self.abort_flag_parent
             .as_ref()

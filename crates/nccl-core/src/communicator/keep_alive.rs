@@ -1,9 +1,9 @@
-//! The communicator handle of objects that cannot use it.
+//! The communicator handle of objects that only keep the communicator alive.
 //!
-//! A registration, and the deferred part of a dropped plan, keep their communicator until the work that uses
-//! their memory is over, but the program cannot issue, wait or abort through them. Once only such handles
-//! are left, the communicator counts as dropped: work that does not end within the finalize timeout is ended by an abort,
-//! as a finalize would do.
+//! A registration, and the deferred part of a dropped plan, keep their communicator until the work that uses their memory
+//! is over, but the program cannot issue, wait or abort through them. Once only such handles are left, the communicator
+//! counts as dropped: if work does not end within the finalize timeout, the communicator is aborted, as a finalize would
+//! do.
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -33,7 +33,7 @@ impl KeepAlive {
     /// Aborts a dropped communicator whose work takes too long; to be called while waiting for the work.
     pub(crate) fn abort_if_overdue(&mut self) {
         let inner = &self.comm.inner;
-        // Only an existing handle can be cloned.
+        // Only an existing handle can be cloned, so handles of users do not come back.
         if Arc::strong_count(inner) > inner.non_user_handles.load(Ordering::Acquire) {
             self.alone_since = None;
             return;
@@ -57,8 +57,8 @@ impl Deref for KeepAlive {
 
 /// A temporary handle, for reading a communicator's state; it does not count as a user of the communicator.
 ///
-/// The end of a communicator calls CUDA. If the last other handle is dropped meanwhile, that end runs on another thread:
-/// the reading thread must not block even if the driver is stuck.
+/// The end of a communicator calls CUDA. If the last other handle is dropped while this one exists, that end runs on
+/// another thread, so that the reading thread does not block even if the driver is stuck.
 pub(crate) struct TemporaryHandle(ManuallyDrop<Arc<Inner>>);
 
 impl TemporaryHandle {

@@ -1,5 +1,5 @@
-//! How NCCL is asked to put work on a stream: the two launch modes, their requirements, and the
-//! environment variables that contradict them.
+//! The two launch modes, in which NCCL is called to put work on a stream: their requirements, and the environment
+//! variables that contradict them.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,8 +27,8 @@ pub(crate) fn check_supported(mode: LaunchMode, library: &Library) -> Result<()>
     }
 }
 
-/// Refuses environment variables and settings files that contradict how this mode uses NCCL: in NCCL they override the
-/// configuration.
+/// Refuses environment variables and settings files that contradict how this mode uses NCCL; in NCCL they take
+/// precedence over the configuration.
 pub(crate) fn refuse_contradictions(mode: LaunchMode) -> Result<()> {
     for (variable, field) in CONTRADICTING {
         if let Some((value, origin)) = variables::variable(variable)

@@ -23,7 +23,7 @@ use crate::threads;
 use crate::time::deadline_after;
 use nccl_base::fault::{Fault, short_key};
 
-/// How long past its timeout a wait may continue that checks the timeout itself.
+/// How much longer a wait that checks its timeout itself may take.
 const LATE_CHECK: Duration = Duration::from_secs(1);
 
 /// The outcome of an abort.
@@ -51,7 +51,7 @@ pub(super) fn finalize(inner: &Arc<Inner>) -> Result<()> {
     );
     let _entered = span.enter();
     let ended = inner.finalize();
-    // The failure of an exchange whose request was dropped.
+    // Adds the failure of an exchange whose request was dropped.
     let ended = ended.and_then(|()| inner.peer_kernels.failure().map_or(Ok(()), Err));
     ended.map_err(|error| {
         inner
@@ -60,7 +60,7 @@ pub(super) fn finalize(inner: &Arc<Inner>) -> Result<()> {
     })
 }
 
-/// Aborts the communicator now, whatever it is doing.
+/// Aborts the communicator immediately, whatever its state.
 pub(super) fn abort(inner: &Arc<Inner>, reason: &str) -> Result<()> {
     forked::check()?;
     let started = Instant::now();
@@ -78,7 +78,7 @@ impl Inner {
     /// Returns the name of the call that did not return, and what it may be waiting for.
     fn blocked_call_text(&self) -> String {
         match self.plans.alive()[..] {
-            // Graphs that the program captured by itself are not in the list.
+            // Graphs that the program captured itself are not in the list.
             [] => String::from(
                 "ncclCommAbort, which waits for calls under way and for graphs captured elsewhere,",
             ),
@@ -95,7 +95,7 @@ impl Inner {
         }
     }
 
-    /// Aborts because of what happened beside NCCL's own operations, without waiting for the end.
+    /// Aborts because of an error outside of NCCL's own operations, without waiting for the end.
     #[doc(hidden)]
     pub fn fail(self: &Arc<Self>, error: &Error) {
         self.abort_in_background(error);
@@ -117,7 +117,8 @@ impl Inner {
         self.wait_until_released()
     }
 
-    /// Waits until NCCL has released borrowed memory, at most as long as an end may take; for an end that has begun.
+    /// Waits until NCCL has released borrowed memory, at most as long as an end may take. To be called after the end
+    /// has begun.
     fn wait_until_released(&self) -> bool {
         let deadline = deadline_after(self.end_timeout());
         while !self.lifecycle.is_released() && Instant::now() < deadline {
@@ -126,7 +127,7 @@ impl Inner {
         self.lifecycle.is_released() && self.lifecycle.get() != State::Leaked
     }
 
-    /// Does the work of [`carry_out_abort`](Self::carry_out_abort) without waiting for it.
+    /// Starts [`carry_out_abort`](Self::carry_out_abort) in the background.
     pub(crate) fn carry_out_abort_in_background(self: &Arc<Self>) {
         let inner = Arc::clone(self);
         let spawned = threads::spawn("nccl-abort", move || inner.carry_out_abort());
@@ -136,9 +137,9 @@ impl Inner {
         }
     }
 
-    /// Returns the error to hand out. If the communicator is being aborted, first waits until NCCL has released borrowed
-    /// memory on all reachable ranks, which may write into it until then; the error then carries
-    /// the fault that all ranks report. An error that means a lost device begins the abort.
+    /// Returns the error for the caller. If the communicator is being aborted, first waits until NCCL has released
+    /// borrowed memory on all reachable ranks, because those may write into this rank's memory until then; the error
+    /// then carries the fault that all ranks report. An error that means a lost device begins the abort.
     #[cold]
     #[doc(hidden)]
     pub fn final_error(self: &Arc<Self>, error: Error) -> Error {
@@ -178,7 +179,7 @@ impl Inner {
         let Some(supervisor) = &self.supervisor else {
             return;
         };
-        // A fault may have happened before.
+        // A fault may already have occurred.
         if let Some(fault) = supervisor.attach(AbortHandle::new(self)) {
             self.abort_in_background(&fault);
         }
@@ -190,7 +191,7 @@ impl Inner {
         self.begin_abort(EndReason::ReportedFault(fault))
     }
 
-    /// Begins an abort; true for the one caller that has to carry it out.
+    /// Begins an abort; returns true to the one caller that has to carry it out.
     pub(crate) fn begin_abort(&self, why: EndReason<'_>) -> bool {
         let reason = match &why {
             EndReason::OwnCause(cause) => cause.text().to_owned(),
@@ -225,9 +226,9 @@ impl Inner {
         }
         if let EndReason::OwnCause(cause) = why {
             match &self.supervisor {
-                // Before NCCL is called: this abort may return only after the others abort.
+                // Announced before NCCL is called: this abort may return only after the other ranks abort.
                 Some(supervisor) => Arc::clone(supervisor).announce(*cause),
-                // Without a supervisor no other code logs the fault.
+                // Without a supervisor, no other code logs the fault.
                 None => {
                     let place = (&*self.name, &**self.roster());
                     let cause = match self.world_size {
@@ -243,8 +244,8 @@ impl Inner {
         true
     }
 
-    /// Returns how long NCCL may take to free the communicator: the abort timeout, or, if NCCL is inside work that has to notice
-    /// the abort first, the time for noticing if that is longer.
+    /// Returns how long NCCL may take to free the communicator: the abort timeout, or, if NCCL first has to notice the abort
+    /// inside its work, the time for that if it is longer.
     pub(crate) fn abort_timeout(&self) -> Duration {
         if let Some((_, timeout)) = self.abort_started.get() {
             return *timeout;
@@ -279,8 +280,8 @@ impl Inner {
         self.finish_abort(freed == Some(true))
     }
 
-    /// Destroys the graphs that captured operations, for which NCCL waits before it frees the communicator. On a thread of its
-    /// own, because a launch may wait inside CUDA for something that only an abort ends.
+    /// Destroys the graphs that captured operations, because NCCL waits for them before it frees the communicator. Runs on a
+    /// thread of its own, because a launch may wait inside CUDA for something that only an abort ends.
     pub(super) fn destroy_plans(self: &Arc<Self>) {
         if self.plans.is_empty() {
             return;
@@ -336,7 +337,8 @@ impl Inner {
                         interrupted,
                     )
                 };
-                // Before NCCL ends the operations under way: no request may take that for success.
+                // Begins the abort before NCCL ends the operations under way, so that no request takes that end for
+                // success.
                 let aborting = |not_idle: &NotIdle| {
                     let cause = not_idle.cause("finalize", timeout);
                     if inner.begin_abort(EndReason::OwnCause(Box::new(cause))) {
@@ -354,7 +356,8 @@ impl Inner {
                 return Err(error);
             }
         };
-        // The thread checks the time itself, unless it is inside a call that does not return, or waits behind one.
+        // The thread checks the timeout itself, unless it is inside a call that does not return, or waits for such a
+        // call.
         let wait = |timeout: Duration| retiring.recv_timeout(timeout).ok();
         let retired = wait(timeout.saturating_add(LATE_CHECK)).or_else(|| {
             let cause = NotIdle::TimedOut.cause("finalize", timeout);
@@ -363,7 +366,8 @@ impl Inner {
                     self.carry_out_abort();
                     None
                 }
-                // The thread has noticed, or another thread ends the communicator: waits as long as an abort may take.
+                // The thread has noticed the timeout, or another thread ends the communicator. Waits as long as an
+                // abort may take.
                 false => wait(self.abort_timeout().saturating_add(LATE_CHECK)),
             }
         });
@@ -377,7 +381,7 @@ impl Inner {
         match retired {
             Some(Some(Retired { finalized, freed })) => match (finalized, freed) {
                 (Ok(()), Ok(())) if self.lifecycle.set_finalized() => Ok(()),
-                // Another thread began an abort meanwhile, and completes it.
+                // Meanwhile another thread has begun an abort, which that thread completes.
                 (Ok(()), Ok(())) => Err(self.out_of_use()),
                 (Ok(()), Err(failure)) => {
                     end(false);
@@ -388,7 +392,7 @@ impl Inner {
                     Err(not_idle.into_error("finalize", timeout))
                 }
             },
-            // An abort took the pointer first.
+            // An abort has taken the pointer first.
             Some(None) => Err(self.out_of_use()),
             None => {
                 end(false);
@@ -435,7 +439,7 @@ impl Inner {
     }
 }
 
-/// Records communicators as leaked, where no thread could be started to run [`end_failed`]: only those whose abort began
+/// Records communicators as leaked if no thread could be started to run [`end_failed`]; only those whose abort began
 /// with the fault.
 pub fn leak_failed(failed: Vec<PendingEnd>) {
     for PendingEnd { inner, .. } in failed.into_iter().filter(|one| one.begun) {
@@ -443,7 +447,7 @@ pub fn leak_failed(failed: Vec<PendingEnd>) {
     }
 }
 
-/// Ends communicators that failed because of a fault: carries out together the aborts that began with the fault, and waits for
+/// Ends communicators that failed because of a fault: carries out the aborts that began with the fault together, and waits for
 /// the ends that other threads carry out. Then reports the outcome to the other ranks.
 pub fn end_failed(failed: Vec<PendingEnd>) {
     match &failed[..] {

@@ -1,12 +1,13 @@
-//! Determines when NCCL has released borrowed memory, which is before an abort returns.
+//! Determines when NCCL has released borrowed memory, which happens before an abort returns.
 //!
-//! `ncclCommAbort` raises the abort flag at once, and returns when NCCL's own threads have ended, half a second later.
-//! Only kernels access a program's memory, and they end when they see the flag. So before the call an event is
-//! recorded behind the work on each stream; when all events are reached, this rank has released the memory, and reports that to
-//! the other ranks, whose memory its kernels may have written. When all ranks have reported that, errors are handed out.
+//! `ncclCommAbort` raises the abort flag at once, and returns half a second later, when NCCL's own threads have ended. Only
+//! kernels access a program's memory, and they end when they see the flag. So before the call, an event is recorded behind the
+//! work on each stream. When all events are reached, this rank has released the memory and reports that to the other ranks,
+//! whose memory its kernels may have written. Errors are returned to callers when all ranks have reported.
 //!
-//! Where more than kernels accesses memory of a rank (registered buffers, windows, captured graphs, copy engines: through
-//! proxies and network cards), the rank reports that with the end of its kernels, and then all ranks wait for the end of all aborts.
+//! If more than kernels accesses a rank's memory (registered buffers, windows, captured graphs, copy engines; through proxies
+//! and network cards), the rank reports that together with the end of its kernels, and all ranks wait for the end of all
+//! aborts.
 //!
 //! ```text
 //! abort begins ─▶ no call is under way ─▶ events recorded ─▶ ncclCommAbort ───────────────▶ ncclCommAbort returns
@@ -30,8 +31,8 @@ use crate::threads;
 use crate::time::deadline_after;
 
 impl Inner {
-    /// Starts a thread that waits for the end of all kernels; nothing more is issued. To be called before the pointer is
-    /// passed to `ncclCommAbort`.
+    /// Starts a thread that waits for the end of all kernels. To be called when nothing more is issued, and before the
+    /// pointer is passed to `ncclCommAbort`.
     pub(super) fn watch_for_release(self: &Arc<Self>) {
         let not_idle = self.has_unfinished_launch.load(Ordering::Acquire);
         if not_idle || self.lifecycle.is_released() || drop_queue::is_closed() {
@@ -40,7 +41,7 @@ impl Inner {
         let inner = Arc::clone(self);
         let spawned = threads::spawn("nccl-release", move || inner.await_release());
         if let Err(error) = spawned {
-            // Without the thread, errors wait for the end of the abort.
+            // Without the thread, errors are withheld until the abort has ended.
             events::no_thread("to wait for the end of kernels", &error);
         }
     }
@@ -50,13 +51,13 @@ impl Inner {
         self.has_unfinished_launch.store(true, Ordering::Release);
     }
 
-    /// Whether more than kernels may access borrowed memory.
+    /// Whether borrowed memory may be accessed by more than kernels.
     pub(super) fn needs_full_abort(&self) -> bool {
         self.is_zero_cta || self.lends_beyond_kernels.load(Ordering::Acquire) || uses_copy_engines()
     }
 
-    /// Records that NCCL's proxies, network cards or copy engines may use borrowed memory from now on: it is registered, by
-    /// the program or by NCCL for a graph.
+    /// Records that NCCL's proxies, network cards or copy engines may use borrowed memory from now on, because the program,
+    /// or NCCL for a graph, has registered it.
     pub(crate) fn lends_beyond_kernels(&self) {
         self.lends_beyond_kernels.store(true, Ordering::Release);
     }
@@ -77,7 +78,7 @@ impl Inner {
             let reached = events.iter().try_fold(true, |all, event| {
                 event.try_is_complete().map(|reached| all && reached)
             });
-            // The effect of a failed context on memory is unknown before the abort ends.
+            // If the context has failed, it is unknown what its work does to memory until the abort has ended.
             let stops_waiting =
                 reached.is_err() || self.lifecycle.get().is_final() || Instant::now() >= deadline;
             if stops_waiting || reached == Ok(true) {
@@ -96,11 +97,11 @@ impl Inner {
             false => ReleaseProgress::Kernels,
         };
         let all_released = match &self.supervisor {
-            // Without a fault the other ranks continue, and do not report.
+            // Without a fault the other ranks continue, and report nothing.
             Some(supervisor) => supervisor.has_fault() && supervisor.report_release(so_far),
             None => true,
         };
-        // Even if other ranks did not answer, the end of this rank's own abort is waited for.
+        // Otherwise the end of this rank's abort is awaited, also if other ranks did not answer.
         if all_released && !needs_all {
             self.lifecycle.set_released();
         }

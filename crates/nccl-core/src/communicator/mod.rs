@@ -1,11 +1,10 @@
 //! The life of a communicator: use, finalize or abort, drop. [`creation`](crate::creation) makes a communicator;
 //! [`issuing`](crate::issuing) hands its operations to NCCL.
 //!
-//! A communicator is either non-blocking inside NCCL (`blocking = 0`), so that every call
-//! returns and can be given a deadline; or it blocks, and has an abort-flag parent with which another thread ends
-//! a call ([`LaunchMode`]). One mutex guards every NCCL call on it, including the polling of its
-//! state, which completes background work and is not a pure read. Calls that may block although
-//! they should not (abort, destroy) run on a thread that can be given up.
+//! A communicator is either non-blocking inside NCCL (`blocking = 0`), so that every call returns and can be given a
+//! deadline; or it blocks, and has an abort-flag parent with which another thread ends a call ([`LaunchMode`]). One
+//! mutex guards every NCCL call on a communicator, including the polling of its state, which completes background work
+//! and is not a pure read. Calls that should not block but may (abort, destroy) run on a thread that can be given up.
 //!
 //! - `public`: the public handle; `inner`: the state that all handles share; `handle`: NCCL's pointer, under its lock;
 //! - `launch_mode`: the two launch modes; `abort_flag_parent` and `blocking_call_monitor`: the parts that end a blocking call;
@@ -14,8 +13,8 @@
 //! - `revoke`: ends all operations and keeps the communicator for a shrink;
 //! - `lifecycle`: finalize and abort; `dropped`: drop; `free`: the NCCL calls that free a communicator, on threads
 //!   that may be given up;
-//! - `suspend`: its device memory, and giving that back for a while;
-//! - `memory_release`: when borrowed memory is free again; `context_lost`: contexts that failed for good;
+//! - `suspend`: the communicator's device memory, and releasing it for a while;
+//! - `memory_release`: when borrowed memory is released; `context_lost`: contexts that failed permanently;
 //! - `registry`: all communicators of the process, and their joint abort.
 
 pub(crate) mod abort_flag_parent;

@@ -1,8 +1,8 @@
 //! Kernels that reach the memory of other ranks through windows.
 //!
-//! When NCCL frees a communicator, it unmaps its windows: a kernel that still reaches them would destroy the context. So such
-//! kernels are told to leave when an abort begins, and NCCL frees the communicator only when they are over. Where one does not
-//! end, the communicator is leaked.
+//! When NCCL frees a communicator, it unmaps its windows, and a kernel that still accesses them would destroy the context. So
+//! such kernels are told to leave when an abort begins, and NCCL frees the communicator only when they are over. If one of
+//! them does not end, the communicator is leaked.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,17 +21,17 @@ use crate::time::deadline_after;
 /// A kernel that may be under way, launched any number of times.
 #[doc(hidden)]
 pub trait PeerKernel: Send + Sync {
-    /// Tells it to leave, now and whenever it is launched again. Never waits.
+    /// Tells the kernel to leave, now and whenever it is launched again. Never waits.
     fn leave(&self);
 
-    /// Whether no launch of it is under way, or waits on its stream.
+    /// Whether none of its launches is under way, or waits on its stream.
     fn is_over(&self) -> bool;
 
-    /// The failure of a launch, for an orderly end.
+    /// Returns the failure of a launch, which an orderly end reports.
     fn failure(&self) -> Option<Error>;
 }
 
-/// The kernels of a communicator, which keeps each until it is over, also after its owner was dropped.
+/// The kernels of a communicator. Each is kept until it is over, even if its owner was dropped.
 #[derive(Default)]
 pub(crate) struct PeerKernels(Mutex<Vec<Arc<dyn PeerKernel>>>);
 
@@ -40,7 +40,7 @@ impl PeerKernels {
         self.0.lock().clone()
     }
 
-    /// Whether there are none.
+    /// Whether there are no kernels.
     pub(super) fn is_empty(&self) -> bool {
         self.0.lock().is_empty()
     }
@@ -82,7 +82,7 @@ impl PeerKernels {
                 }
             }
         }
-        // Their drops run without the lock.
+        // Dropped after the lock is released.
         drop(gone);
     }
 }
@@ -93,7 +93,7 @@ impl Inner {
     pub fn add_peer_kernel(&self, kernel: Arc<dyn PeerKernel>) {
         self.peer_kernels.forget();
         self.peer_kernels.0.lock().push(Arc::clone(&kernel));
-        // An abort that has begun meanwhile did not see it.
+        // An abort that began before the kernel was added has not told it to leave.
         if self.has_ended() {
             kernel.leave();
         }
@@ -106,16 +106,16 @@ impl Inner {
         state.abort_has_begun() || state.is_final()
     }
 
-    /// How long work of others may be ahead of an operation on its stream; `None`: for ever.
+    /// Returns how long other work may be ahead of an operation on its stream; `None` for no limit.
     #[doc(hidden)]
     pub fn queue_timeout(&self) -> Option<Duration> {
         self.timeouts.queue_timeout()
     }
 
-    /// Tells kernels to leave, and waits for them as long as the abort may take, less what NCCL needs of it.
+    /// Tells kernels to leave, and waits for them for three quarters of the abort timeout; the rest is for NCCL.
     pub(super) fn end_peer_kernels(&self) -> bool {
         self.peer_kernels.leave();
-        // Without a timeout a multiplication would overflow.
+        // Divided first: without a timeout, a multiplication would overflow.
         let patience = self.timeouts.abort / 4 * 3;
         self.peer_kernels.wait(deadline_after(patience), || false)
     }
@@ -153,7 +153,7 @@ struct Hold {
 enum HoldState {
     Held,
     Until(CudaEvent),
-    /// What was to be waited for cannot be: it is never over.
+    /// The event could not be recorded, so the hold never ends.
     Lost,
     Over,
 }
@@ -174,7 +174,7 @@ impl PeerKernel for Hold {
     }
 }
 
-/// Whether an event was reached, or its context is lost, in which nothing runs any more.
+/// Whether an event was reached, or its context is lost, so that nothing runs there any more.
 #[doc(hidden)]
 pub fn is_reached(context: &CudaContext, event: &CudaEvent) -> bool {
     let reached = cuda_driver::bind(context).and_then(|()| cuda_driver::is_reached(event));
@@ -183,19 +183,19 @@ pub fn is_reached(context: &CudaContext, event: &CudaEvent) -> bool {
 
 impl Communicator {
     /// Keeps the windows of the communicator mapped while kernels of the program use [`Window::peer_address`] or a
-    /// [`DeviceCommunicator`]: an abort, which a fault of another rank may begin at any time, waits until what was on the stream
-    /// at [`WindowHold::until`] is over, and an orderly end as well. If that takes longer than three quarters of the
+    /// [`DeviceCommunicator`]. An abort, which a fault of another rank may begin at any time, and an orderly end wait until the
+    /// work that is on the stream at [`WindowHold::until`] is over. If that takes longer than three quarters of the
     /// [abort timeout](crate::Timeouts::abort), the communicator is leaked, with its windows mapped.
     ///
-    /// Take it before the launch. A kernel that waits for other ranks should look at a flag or a clock, so that it ends when they
-    /// do not come.
+    /// Take the hold before the launch. A kernel that waits for other ranks should check a flag or a clock, so that it ends if
+    /// they do not arrive.
     ///
     /// [`Window::peer_address`]: crate::one_sided::Window::peer_address
     /// [`DeviceCommunicator`]: crate::device_api::DeviceCommunicator
     ///
     /// # Errors
-    /// [`ErrorKind::Aborted`](crate::error::ErrorKind::Aborted) and [`ErrorKind::Closed`](crate::error::ErrorKind::Closed) when the
-    /// communicator has ended: its windows may be gone.
+    /// [`ErrorKind::Aborted`](crate::error::ErrorKind::Aborted) and [`ErrorKind::Closed`](crate::error::ErrorKind::Closed) when
+    /// the communicator has ended, because its windows may be gone.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
@@ -212,7 +212,7 @@ impl Communicator {
         });
         let made = WindowHold { hold };
         self.inner.add_peer_kernel(Arc::<Hold>::clone(&made.hold));
-        // Only now: an end that begins later sees it.
+        // Checked after the hold was added: an end that begins later sees the hold.
         match self.inner.has_ended() {
             true => Err(self.inner.out_of_use()),
             false => Ok(made),
@@ -221,10 +221,10 @@ impl Communicator {
 }
 
 impl WindowHold {
-    /// Holds the windows until what is on the stream now is over. Never waits.
+    /// Holds the windows until the work that is on the stream now is over. Never waits.
     ///
     /// # Errors
-    /// [`ErrorKind::Cuda`](crate::error::ErrorKind::Cuda) when the driver fails: the windows stay mapped for ever then, and the
+    /// [`ErrorKind::Cuda`](crate::error::ErrorKind::Cuda) when the driver fails. The windows then stay mapped for ever, and the
     /// communicator is leaked when it ends.
     ///
     /// ```

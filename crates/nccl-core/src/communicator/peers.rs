@@ -1,11 +1,11 @@
-//! The other ranks as a communicator sees them: the interface to the connections between them.
+//! The interface through which a communicator uses the connections to its other ranks.
 //!
 //! These traits are implemented above this crate, by the control plane. A communicator without
 //! peers ([`Communicator::builder`](crate::Communicator::builder)) uses none of them.
 //!
 //! - [`Peers`]: the ranks of one world that this rank can reach beside NCCL;
-//! - [`Supervisor`]: ends one communicator on all of its ranks, with one fault;
-//! - [`InitSupervisor`]: a communicator that its ranks are about to make;
+//! - [`Supervisor`]: ends a communicator on all of its ranks, with the same fault;
+//! - [`InitSupervisor`]: supervises the making of a communicator by its ranks;
 //! - [`AbortHandle`]: the supervisor's handle to the communicator here.
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -25,7 +25,7 @@ use crate::identity::RecorderScope;
 use crate::library::Library;
 use crate::recorder::IndexedCall;
 
-/// The ranks of a world, as one of them reaches them.
+/// The ranks of a world, as seen from one of them.
 pub trait Peers: Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Returns the job's name and generation.
     fn job(&self) -> (&str, u64);
@@ -54,10 +54,10 @@ pub trait Peers: Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Returns the recorder scope under which the calls of this world's communicators are recorded.
     fn scope(&self) -> Arc<RecorderScope>;
 
-    /// Gives `part` to all `members`, or to all ranks, and returns their parts.
+    /// Sends `part` to all `members`, or to all ranks, and returns the parts of all of them.
     ///
     /// # Errors
-    /// When a rank does not arrive until `deadline`, or has departed.
+    /// When a rank does not arrive by `deadline`, or has departed.
     fn exchange(
         &self,
         topic: &str,
@@ -97,7 +97,7 @@ pub struct SupervisionRequest<'w> {
     pub context: &'w Arc<CudaContext>,
 }
 
-/// Ends one communicator on all of its ranks.
+/// Ends a communicator on all of its ranks.
 pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Returns the key that identifies the communicator on all ranks.
     fn key(&self) -> &str;
@@ -120,13 +120,14 @@ pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Lets this supervisor end `target` from now on; returns the fault if there is one already.
     fn attach(&self, target: AbortHandle) -> Option<Arc<Fault>>;
 
-    /// Announces to all ranks that this rank ends the communicator because of `cause`. One announcement becomes the fault of all.
+    /// Announces to all ranks that this rank ends the communicator because of `cause`. One of the announcements becomes the
+    /// fault of all ranks.
     fn announce(self: Arc<Self>, cause: Cause);
 
     /// Returns the fault that ended it on all ranks.
     fn fault(&self) -> Option<&Arc<Fault>>;
 
-    /// Returns the fault, or, while there is none, the one that this rank has announced.
+    /// Returns the fault; before it is decided, the one that this rank has announced.
     fn fault_or_announced(&self) -> Option<&Arc<Fault>>;
 
     /// Whether `fault` is this rank's own announcement.
@@ -137,9 +138,9 @@ pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
         self.fault_or_announced().is_some()
     }
 
-    /// Reports how far this rank has released it, and waits until the other ranks have reported the same. Returns whether the
-    /// wait is over for this rank. If not, it is called again when the abort here has returned: some rank needs the end of all
-    /// aborts.
+    /// Reports how far this rank has released the communicator, and waits until the other ranks have reported the same.
+    /// Returns whether the wait is over for this rank. If not, some rank needs the end of all aborts, and this function is
+    /// called again when the abort here has returned.
     fn report_release(&self, so_far: ReleaseProgress) -> bool;
 
     /// Reports through [`report_release`](Self::report_release) whether the abort here has returned.
@@ -151,11 +152,11 @@ pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
         });
     }
 
-    /// Returns a sentence that names the ranks that have not released it, and reports if the world has formed
-    /// another generation since.
+    /// Returns a sentence that names the ranks that have not released the communicator, and says whether the world has
+    /// formed another generation since.
     fn unconfirmed_text(&self) -> Option<&str>;
 
-    /// Gives the other ranks `part` for `topic`, once, and returns theirs.
+    /// Sends `part` for `topic` to the other ranks, once, and returns their parts.
     fn gather(
         &self,
         topic: &str,
@@ -167,17 +168,17 @@ pub trait Supervisor: Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Returns the number of the next call to be compared, from 1.
     fn next_check(&self) -> u64;
 
-    /// Returns the handle of the supervised communicator; `None` while that is being made.
+    /// Returns the handle of the supervised communicator; `None` while it is being made.
     fn target(&self) -> Option<AbortHandle>;
 
-    /// Whether a rank has queried if this rank has entered the `collective_index`-th collective, or a later one.
+    /// Whether another rank has sent a query about the `collective_index`-th collective, or a later one.
     fn is_queried(&self, collective_index: u64) -> bool;
 
     /// Records that a rank has sent a query about the `collective_index`-th collective.
     fn set_queried(&self, collective_index: u64);
 
-    /// Queries which ranks have not entered a collective that this rank entered `since` ago; of a sample, only how far apart
-    /// they arrived.
+    /// Queries which ranks have not entered a collective that this rank entered `since` ago. For a sample, only asks how far
+    /// apart the ranks arrived.
     fn query_stragglers(
         &self,
         collective_index: u64,
@@ -210,10 +211,10 @@ pub trait InitSupervisor {
     /// Chooses the fault of all ranks from the messages of the ranks that cannot take part: returns the rank and its fault.
     fn choose_fault(&self, told: &[(usize, &[u8])]) -> Option<(usize, Fault)>;
 
-    /// Returns the fault for ranks that want to call NCCL in different modes.
+    /// Returns the fault for ranks that request different launch modes.
     fn mode_mismatch(&self, modes: &[Option<LaunchMode>]) -> Fault;
 
-    /// Returns the error with which this rank ends because of `fault`, which is the same on all ranks.
+    /// Returns the error with which this rank ends the creation because of `fault`, which is the same on all ranks.
     fn failed_by(&self, error: Error, fault: Arc<Fault>) -> Error;
 
     /// Returns this rank's error for an exchange that did not complete; `own` is this rank's own failure, if any.
@@ -223,18 +224,18 @@ pub trait InitSupervisor {
     fn roster(&self) -> &Roster;
 }
 
-/// A request of another rank: has this rank entered a given collective? Also carries the answer back.
+/// A query of another rank: whether this rank has entered a given collective. The answer is sent through it.
 pub trait StragglerQuery: Send {
-    /// Whether the request can still be answered.
+    /// Whether the query can still be answered.
     fn is_there(&self) -> bool;
 
-    /// Returns the supervisor of the communicator here; `None` if there is none, or none any more.
+    /// Returns the supervisor of the communicator on this rank; `None` if there is none.
     fn supervisor(&self) -> Option<Arc<dyn Supervisor>>;
 
-    /// Returns an identifier that is equal for all requests of one connection.
+    /// Returns an identifier that is equal for all queries of one connection.
     fn connection(&self) -> *const ();
 
-    /// Answers how long ago this rank entered the collective; if it has not, what this rank did last.
+    /// Answers how long ago this rank entered the collective; if it has not entered, what this rank did last.
     fn answer(&self, key: &str, collective_index: u64, entered: Option<Duration>, last: &str);
 }
 
@@ -255,21 +256,21 @@ impl AbortHandle {
         Some(PendingEnd { inner, begun })
     }
 
-    /// Returns what the communicator currently waits in, for the errors of other ranks.
+    /// Returns the call in which the communicator currently waits, for the errors of other ranks.
     #[must_use]
     pub fn pending_call(&self) -> Option<String> {
         self.0.upgrade()?.track_handle.track().pending_call()
     }
 }
 
-/// A communicator that is to be ended, and whether its end began with this fault.
+/// A communicator that has to be ended, and whether its end began with this fault.
 #[derive(Clone)]
 pub struct PendingEnd {
     pub(crate) inner: Arc<Inner>,
     pub(crate) begun: bool,
 }
 
-/// The terms of a world for a communicator that its ranks are about to make.
+/// The settings of a world for a communicator that its ranks are about to make.
 #[derive(Clone)]
 pub struct WorldParameters<'w> {
     /// Its peers.
@@ -286,7 +287,7 @@ pub struct WorldParameters<'w> {
 
 /// A world from which communicators are made. Only `nccl::World` implements this.
 pub trait AsWorld {
-    /// Returns the terms for its communicators.
+    /// Returns the settings for communicators of this world.
     fn parameters(&self) -> WorldParameters<'_>;
 }
 
@@ -320,8 +321,8 @@ pub type ConnectThreads = fn(usize) -> Vec<Arc<dyn Peers>>;
 
 static CONNECT_THREADS: OnceCell<ConnectThreads> = OnceCell::new();
 
-/// Sets how [`Communicator::init_all`](crate::Communicator::init_all) connects its ranks; before that, its ranks have
-/// no peers. Only the first call has an effect.
+/// Sets how [`Communicator::init_all`](crate::Communicator::init_all) connects its ranks; without this, they have no
+/// peers. Only the first call has an effect.
 pub fn set_connect_threads(connect_threads: ConnectThreads) {
     let _ = CONNECT_THREADS.set(connect_threads);
 }

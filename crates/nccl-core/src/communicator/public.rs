@@ -74,10 +74,10 @@ impl Communicator {
         self.inner.rank
     }
 
-    /// Returns the world rank of each of its ranks, in order, in the world of the generation in which the communicator was made.
-    /// Empty for a communicator that was made without a `World`.
+    /// Returns the world rank of each rank of the communicator, in order, in the generation of the world that made it. Empty
+    /// for a communicator that was made without a `World`.
     ///
-    /// Texts and events name a rank's number in the world beside its number in the communicator where they differ.
+    /// If a rank's world rank differs from its rank in the communicator, texts and events contain both.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -112,7 +112,7 @@ impl Communicator {
         self.inner.world_size
     }
 
-    /// Returns the name with which it was made.
+    /// Returns the name that the communicator was given when it was made.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -128,7 +128,7 @@ impl Communicator {
         &self.inner.name
     }
 
-    /// Returns the stream on which operations are put: the stream with which it was made, or that of [`on`](Self::on).
+    /// Returns the stream for operations: the stream with which the communicator was made, or that of [`on`](Self::on).
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -144,10 +144,10 @@ impl Communicator {
         &self.stream
     }
 
-    /// Returns the same communicator with another stream for its operations.
+    /// Returns a handle to the same communicator with another stream for its operations.
     ///
-    /// NCCL runs the operations of a communicator one after another, whatever their streams; on every
-    /// rank in the same order. A stream that cannot carry operations is refused by the first operation.
+    /// NCCL runs the operations of a communicator one after another, in the same order on every rank, whatever their
+    /// streams. A stream that cannot carry operations is refused by the first operation.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -171,7 +171,7 @@ impl Communicator {
         }
     }
 
-    /// Returns the same communicator with another timeout for its operations: for the call, and for
+    /// Returns a handle to the same communicator with another timeout for its operations: for the call, and for
     /// [`Request::wait`](crate::Request::wait). `NCCL_RUN_TIMEOUT` in the environment overrides it.
     ///
     /// ```
@@ -194,7 +194,7 @@ impl Communicator {
         }
     }
 
-    /// Returns how it calls NCCL; `None` for a blocking communicator that was made elsewhere.
+    /// Returns the launch mode; `None` for a blocking communicator that was made elsewhere.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -235,7 +235,7 @@ impl Communicator {
         read_one(self.inner.track_handle.track())
     }
 
-    /// Returns the key that identifies it on its ranks; `None` without other ranks.
+    /// Returns the key that identifies the communicator on all of its ranks; `None` without other ranks.
     #[doc(hidden)]
     pub fn key(&self) -> Option<&str> {
         self.inner
@@ -308,8 +308,7 @@ impl Communicator {
 
     /// Waits until all issued operations are done on all ranks, and frees the communicator.
     ///
-    /// Every rank has to call it (or drop its communicator). The other clones of this communicator are
-    /// out of use from then on.
+    /// All ranks must call this, or drop their communicators. All clones of this communicator are unusable afterwards.
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] when not all ranks finalized within the communicator's finalize
@@ -336,16 +335,14 @@ impl Communicator {
 
     /// Ends the communicator now, whatever it is doing, from any thread.
     ///
-    /// Operations under way end; their results are void, and every call and request on this rank
-    /// returns [`ErrorKind::Aborted`]. The other ranks of a `World`'s communicator
-    /// receive the reason, and abort theirs for it; this call returns when they have confirmed that, or are gone, or
-    /// their time is up (3 s unless set). Without a `World`, each rank has to abort by
-    /// itself. A second abort only waits for the end of the first.
+    /// Operations under way end; their results are void, and every call and request on this rank returns
+    /// [`ErrorKind::Aborted`]. For a `World`'s communicator, the other ranks receive the reason and abort as well; this
+    /// call returns when each of them has confirmed its abort, is gone, or has exceeded the confirm timeout (3 s unless
+    /// set). Without a `World`, each rank has to call abort itself. A second abort only waits for the end of the first.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] when NCCL did not return within the abort timeout (10 s unless set). The
-    /// communicator is then leaked: nothing touches it any more, and memory that it was still using
-    /// must stay where it is.
+    /// [`ErrorKind::TimedOut`] when NCCL did not return within the abort timeout (10 s unless set). The communicator is
+    /// then leaked: this crate does not use it any more, and the memory that it was using must not be moved or freed.
     ///
     /// Wraps `ncclCommAbort`.
     ///
@@ -368,15 +365,15 @@ impl Communicator {
     /// [`shrink`](Self::shrink) remains possible; in [`LaunchMode::NonBlocking`](crate::LaunchMode::NonBlocking) by
     /// `ncclCommShrink`, as long as no rank is gone.
     ///
-    /// The reason is announced to every rank, and its calls and requests return [`ErrorKind::Aborted`] with this `reason` and a
-    /// fault of the class [`Revoked`](FaultClass::Revoked). This call returns when all ranks have stopped, or are gone, or
-    /// their time is up (3 s unless set). Any rank may call it, from any thread.
+    /// The reason is announced to every rank. Calls and requests on all ranks return [`ErrorKind::Aborted`] with this `reason`
+    /// and a fault of the class [`Revoked`](FaultClass::Revoked). This call returns when every rank has stopped, is gone, or
+    /// has exceeded the confirm timeout (3 s unless set). Any rank may call this, from any thread.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] in [`LaunchMode::NonBlocking`](crate::LaunchMode::NonBlocking) before NCCL 2.28.7;
-    /// it has no effect then. [`ErrorKind::InvalidConfig`] for a blocking communicator that was made elsewhere.
-    /// [`ErrorKind::Aborted`] when it had ended before, or ends for another reason at the same moment.
-    /// [`ErrorKind::TimedOut`] when NCCL did not return within the abort timeout: it is leaked then.
+    /// the call then has no effect. [`ErrorKind::InvalidConfig`] for a blocking communicator that was made elsewhere.
+    /// [`ErrorKind::Aborted`] when the communicator had already ended, or ends for another reason at the same moment.
+    /// [`ErrorKind::TimedOut`] when NCCL did not return within the abort timeout; the communicator is then leaked.
     ///
     /// Wraps `ncclCommRevoke`; in [`LaunchMode::BlockingChild`](crate::LaunchMode::BlockingChild) `ncclCommAbort`.
     ///

@@ -1,5 +1,5 @@
-//! Calls beside operations: what NCCL is asked of a communicator, and what all ranks call together. Each runs on a thread that
-//! can be given up.
+//! Calls other than operations: queries about a communicator, and calls that all ranks make together. Each runs on a thread
+//! that can be given up.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,14 +19,14 @@ use crate::time::deadline_after;
 
 /// A failure of a call that all ranks make together.
 enum Failure {
-    /// NCCL was not called, or has refused without asking the other ranks.
+    /// NCCL was not called, or refused without involving the other ranks.
     NotStarted(Error),
     PartlyIssued(Error),
 }
 
 impl Communicator {
-    /// Asks NCCL for something that it knows without the other ranks, also of a suspended communicator. `question` runs under
-    /// the lock, with the communicator alive.
+    /// Runs a query that NCCL answers without the other ranks, also on a suspended communicator. `question` runs under the
+    /// lock, while the communicator is alive.
     pub(crate) fn ask<R: Send + 'static>(
         &self,
         name: &'static str,
@@ -57,8 +57,8 @@ impl Communicator {
         })
     }
 
-    /// Makes a call that all ranks make together, and waits until NCCL has settled. Aborts the communicator if it fails. All three
-    /// functions run under the lock: `begin` before NCCL is called, `done` after it has succeeded.
+    /// Makes a call that all ranks make together, and waits until NCCL has settled. Aborts the communicator if the call fails.
+    /// All three closures run under the lock: `begin` before NCCL is called, `done` after the call has succeeded.
     pub(crate) fn together(
         &self,
         name: &'static str,
@@ -104,7 +104,7 @@ impl Communicator {
 }
 
 impl Inner {
-    /// Returns NCCL's pointer, also of a suspended communicator.
+    /// Returns NCCL's pointer, even of a suspended communicator.
     pub(crate) fn alive(self: &Arc<Self>, handle: &Handle) -> Result<RawComm> {
         let raw = self.lifecycle.usable(handle.raw);
         raw.ok_or_else(|| self.out_of_use())

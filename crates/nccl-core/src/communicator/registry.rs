@@ -1,11 +1,11 @@
 //! All communicators of the process, and their joint abort.
 //!
-//! A communicator is in the list from before NCCL is called to make it. A call that is to make one is in the list from
-//! its start, so that an abort also ends it while it still waits for the other ranks.
+//! A communicator is in the list from before NCCL is called to make it. A call that makes a communicator is in the list
+//! from its start, so that an abort also ends a call that still waits for the other ranks.
 //!
-//! NCCL ends the ranks of one communicator that live in one process with the last of them, and one
-//! communicator may wait for a call inside another. So every communicator is signalled before any is waited for; and
-//! libraries that support it (2.22) abort all of them in one group.
+//! If several ranks of a communicator live in one process, NCCL ends them together with the last one, and one
+//! communicator may wait for a call inside another. So every communicator is signalled before any is waited for, and
+//! libraries that support it (2.22) abort the non-blocking ones in one group.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,14 +38,14 @@ static REGISTRY: Mutex<CommunicatorRegistry> = Mutex::new(CommunicatorRegistry {
     communicators: Vec::new(),
 });
 
-/// A call that is to make a communicator; over when this is dropped.
+/// A call that makes a communicator. The call is over when this is dropped.
 pub(crate) struct PendingInit(Arc<InitRecord>);
 
-/// The state of a [`PendingInit`], also after its end.
+/// The state of a [`PendingInit`], which is kept after its end.
 struct InitRecord {
     name: Arc<str>,
     rank: usize,
-    /// How long the call may take to end after an abort.
+    /// How long the call may take to end after an abort has begun.
     timeout: Duration,
     /// Given when all communicators of the process are aborted.
     signal: AbortSignal,
@@ -79,7 +79,7 @@ impl PendingInit {
         &self.0.signal
     }
 
-    /// Records the phase of the communicator that the call has made.
+    /// Records the lifecycle of the communicator that the call has made.
     pub(crate) fn set_lifecycle(&self, lifecycle: &Arc<Lifecycle>) {
         let _ = self.0.lifecycle.set(Arc::clone(lifecycle));
     }
@@ -91,7 +91,7 @@ impl PendingInit {
                 let aborted = Error::new(ErrorKind::Aborted {
                     reason: reason.clone(),
                 });
-                // The other ranks received that this rank's program requested the abort; here the reason is known.
+                // To the other ranks, this rank's program requested the abort; here the reason is known.
                 match error.shared_fault() {
                     Some(fault) => aborted.before_nccl(fault),
                     None => aborted,
@@ -118,7 +118,7 @@ impl InitRecord {
         self.over.load(Ordering::Acquire)
     }
 
-    /// Returns how the communicator ended; one that was never made counts as aborted.
+    /// Returns how the communicator ended. A communicator that was never made counts as aborted.
     fn state(&self) -> State {
         match (self.is_over(), self.lifecycle.get()) {
             (_, Some(lifecycle)) => lifecycle.get(),
@@ -150,7 +150,7 @@ pub(crate) fn register(inner: &Arc<Inner>) {
 #[non_exhaustive]
 pub struct AbortReport {
     /// The communicators, in the order in which they were made; those that were still being made come last. NCCL did not free
-    /// those whose state is [`Leaked`](State::Leaked): memory that they use must stay where it is.
+    /// communicators whose state is [`Leaked`](State::Leaked): memory that they use must not be moved or freed.
     pub communicators: Vec<EndedCommunicator>,
 }
 
@@ -169,9 +169,8 @@ pub struct EndedCommunicator {
     pub name: String,
     /// This process's rank in it.
     pub rank: usize,
-    /// [`Aborted`](State::Aborted) when NCCL has released it, or it was never made;
-    /// [`Leaked`](State::Leaked) when NCCL has not within the communicator's abort timeout;
-    /// [`Finalized`](State::Finalized) when its orderly end came first.
+    /// [`Aborted`](State::Aborted) when NCCL has released it, or it was never made; [`Leaked`](State::Leaked) when NCCL
+    /// has not released it within the abort timeout; [`Finalized`](State::Finalized) when its orderly end came first.
     pub state: State,
     roster: Arc<Roster>,
 }
@@ -194,12 +193,13 @@ impl fmt::Display for AbortReport {
 /// Aborts all communicators of this process now, whatever they are doing, from any thread, including those that are still
 /// being made.
 ///
-/// Does the same as [`Communicator::abort`](crate::Communicator::abort) of each, but at once: no abort waits for another
-/// communicator of this process that would be aborted later. Libraries from 2.22.3 on do it in one group; with older ones,
-/// each is aborted on a thread of its own. Communicators that are made afterwards are not affected.
+/// This is [`Communicator::abort`](crate::Communicator::abort) for all of them at once: no abort waits for another
+/// communicator of this process that would be aborted later. With NCCL 2.22.3 and later, non-blocking communicators whose
+/// windows no kernel uses are aborted in one group; each other communicator is aborted on a thread of its own.
+/// Communicators that are made afterwards are not affected.
 ///
-/// Takes no longer than the longest of their abort and confirm timeouts together, and a moment. A communicator that NCCL did
-/// not free by then is leaked, and the report names it.
+/// Takes little longer than the largest sum of a communicator's abort and confirm timeouts. A communicator that NCCL has not
+/// freed by then is leaked, and the report names it.
 ///
 /// Wraps `ncclCommAbort` between `ncclGroupStart` and `ncclGroupEnd`.
 ///
@@ -243,7 +243,7 @@ pub fn abort_all(reason: &str) -> AbortReport {
         let lifecycle = pending_init.lifecycle.get();
         lifecycle.is_some_and(|lifecycle| Arc::ptr_eq(lifecycle, &inner.lifecycle))
     };
-    // Some communicators may have been completed at the last moment.
+    // Some communicators may have been completed just before the abort.
     let late = live_communicators();
     let late = late.iter().filter(|inner| {
         pending_inits
@@ -297,16 +297,16 @@ impl CommunicatorRegistry {
 
 /// Returns the communicators that have not ended.
 fn live_communicators() -> Vec<Arc<Inner>> {
-    // If the last handle of one is dropped meanwhile, it ends here, which must not happen under the lock.
+    // If the last handle of a communicator is dropped meanwhile, it ends here, which must not happen under the lock.
     let mut communicators = REGISTRY.lock().communicators();
     communicators.retain(|inner| !inner.lifecycle.get().is_final());
     communicators
 }
 
-/// Begins the end of all communicators of the context of `first`; returns those whose end began here.
+/// Begins the end of all communicators in the context of `first`; returns those whose end began here.
 pub(super) fn begin_end_of_context(first: &Arc<Inner>, cause: &Cause) -> Vec<(Arc<Inner>, bool)> {
     let mut begun = Vec::new();
-    // `first` begins first: its cause names the operation.
+    // `first` begins first, because its cause names the operation.
     if first.begin_abort(EndReason::own(cause.clone())) {
         begun.push((Arc::clone(first), true));
     }
@@ -321,7 +321,7 @@ pub(super) fn begin_end_of_context(first: &Arc<Inner>, cause: &Cause) -> Vec<(Ar
     begun
 }
 
-/// Aborts all of them, and waits until that is done.
+/// Aborts all these communicators, and waits until the aborts are done.
 pub(crate) fn abort_together<'i, 'w>(
     all: impl Iterator<Item = &'i Arc<Inner>>,
     why: impl Fn() -> EndReason<'w>,
@@ -333,8 +333,8 @@ pub(crate) fn abort_together<'i, 'w>(
     end_together(all);
 }
 
-/// Carries out the aborts that began here, and waits for the others; each on a thread of its own, because it
-/// also waits for reports of other ranks.
+/// Carries out the aborts that began here, and waits for the others. Each uses a thread of its own, because it also
+/// waits for reports of other ranks.
 pub(super) fn end_together(all: Vec<(Arc<Inner>, bool)>) {
     let mut own: Vec<&Arc<Inner>> = Vec::new();
     own.extend(
@@ -349,8 +349,8 @@ pub(super) fn end_together(all: Vec<(Arc<Inner>, bool)>) {
             .into_iter()
             .partition(|inner| inner.library.is(&library));
         own = others;
-        // A blocking communicator is aborted separately: first its abort-flag parent, and then it has to be drained. So is one
-        // whose windows kernels use, which have to end before.
+        // A blocking communicator is aborted separately, because its abort-flag parent is aborted first, and then its calls
+        // have to leave. So is a communicator whose windows are used by kernels, because those have to end first.
         let same = same
             .into_iter()
             .filter(|inner| inner.abort_flag_parent.is_none() && inner.peer_kernels.is_empty());
@@ -392,13 +392,13 @@ fn free_in_a_group(all: &[Arc<Inner>]) {
     let timeouts = all.iter().map(|inner| inner.timeouts.abort);
     let timeout = timeouts.min().unwrap_or_default();
     all.iter().for_each(NcclSide::interrupt_calls);
-    // A communicator whose current call does not end must not hold up the others.
+    // A communicator whose current call does not end must not delay the others.
     let deadline = deadline_after(timeout / 4);
     let mut taken: Vec<(&Arc<Inner>, RawComm)> = Vec::with_capacity(all.len());
     for inner in all {
         match inner.handle.lock_until(deadline) {
-            // If another thread has the pointer, that thread frees it.
-            // `pointer` keeps its value, but the state is no longer `Ready`, which its readers check.
+            // If another thread has taken the pointer, that thread frees it. `pointer` keeps its value; its readers
+            // check that the state is `Ready`, which it no longer is.
             Some(mut handle) => taken.extend(handle.raw.take().map(|raw| (inner, raw))),
             None => {
                 let inner = Arc::clone(inner);
@@ -420,7 +420,7 @@ fn free_in_a_group(all: &[Arc<Inner>]) {
     let raws: Vec<RawComm> = taken.iter().map(|&(_, raw)| raw).collect();
     let launches = taken.iter().filter_map(|(inner, _)| inner.shared_launch());
     let mut launches: Vec<Arc<SharedLaunch>> = launches.collect();
-    // Locked in one order by all threads.
+    // All threads lock in the same order.
     launches.sort_by_key(Arc::as_ptr);
     launches.dedup_by_key(|launch| Arc::as_ptr(launch));
     let _first: Vec<_> = launches.iter().map(|launch| launch.0.lock()).collect();

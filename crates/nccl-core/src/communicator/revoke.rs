@@ -1,18 +1,17 @@
 //! Revokes a communicator: ends all operations on all ranks, and keeps NCCL's communicator for a shrink.
 //!
-//! To its users a revoked communicator behaves like an aborted one: its operations end without a
-//! result, on every rank, with the same reason everywhere, and an error is handed out only when no rank writes
-//! into this rank's memory any more. So the code path is the same; but instead of freeing the pointer, the abort calls
-//! `ncclCommRevoke` and keeps the pointer. NCCL then still allows a shrink,
-//! and an abort, which happens when the last handle is dropped: a destroy could
-//! wait for ranks that are gone.
+//! To its users, a revoked communicator behaves like an aborted one: its operations end without a result, on every
+//! rank, for the same reason, and an error is returned only when no rank writes into this rank's memory any more. So
+//! the code path is the same; but instead of freeing the pointer, the abort calls `ncclCommRevoke` and keeps the
+//! pointer. NCCL then still allows a shrink and an abort. The abort happens when the last handle is dropped, because a
+//! destroy could wait for ranks that are gone.
 //!
-//! Where calls block, only the abort of the idle parent makes a thread leave the child. NCCL could revoke the child afterwards
-//! and shrink it, but the shrink is a blocking call that nothing can end if a rank dies meanwhile: the flag of the child cannot be
-//! raised without freeing the child under the thread (`nccl-emulator/tests/real_modes.rs`). There the revoke aborts parent and
-//! child, which ends and releases the same things, and a shrink makes a new communicator.
+//! If calls block, only the abort of the idle parent makes a thread leave the child. NCCL could revoke the child afterwards and
+//! shrink it, but that shrink would be a blocking call that cannot be ended if a rank dies meanwhile: the flag of the child
+//! cannot be raised without freeing the child under the thread (`nccl-emulator/tests/real_modes.rs`). So here the revoke aborts
+//! parent and child, which ends and releases the same things, and a shrink makes a new communicator.
 //!
-//! A rank that cannot revoke aborts; the only effect on the other ranks is that they cannot use NCCL's own shrink.
+//! A rank that cannot revoke aborts instead; then the other ranks cannot use NCCL's own shrink.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -44,7 +43,7 @@ pub(super) fn revoke(inner: &Arc<Inner>, reason: &str) -> Result<()> {
             .as_ref()
             .and_then(|supervisor| supervisor.fault());
         let error = match fault {
-            // The others end because of this call; this call fails because it took too long.
+            // The other ranks end because of this call; this call fails because it took too long.
             Some(fault) if error.is_timeout() && fault.is_on_purpose() => error.with_fault(fault),
             _ => inner.final_error(error),
         };
@@ -72,7 +71,7 @@ impl Inner {
         }
         match self.carry_out_abort() {
             AbortOutcome::Freed if self.ended_by_revoke() => Ok(()),
-            // Another fault has ended it on all ranks, or NCCL refused.
+            // Another fault has ended the communicator on all ranks, or NCCL refused.
             AbortOutcome::Freed => Err(self.out_of_use()),
             AbortOutcome::Leaked => Err(Error::new(ErrorKind::TimedOut {
                 what: String::from(match self.has_blocking_calls {
@@ -94,7 +93,7 @@ impl Inner {
         }
     }
 
-    /// Whether NCCL still has it, to be shrunk.
+    /// Whether NCCL still has the revoked communicator, so that it can be shrunk.
     pub(crate) fn is_revoked(&self) -> bool {
         self.revocation.kept.lock().is_some()
     }
@@ -126,7 +125,7 @@ impl Inner {
     }
 
     fn is_to_be_revoked(&self) -> bool {
-        // The fault that all ranks agreed on decides; before it is known, this rank's own call.
+        // The fault on which all ranks agreed decides; before it is known, this rank's own call decides.
         let fault = self
             .supervisor
             .as_ref()
@@ -137,7 +136,7 @@ impl Inner {
         }
     }
 
-    /// Whether it has ended because of a revoke.
+    /// Whether the communicator has ended because of a revoke.
     fn ended_by_revoke(&self) -> bool {
         match self.has_blocking_calls {
             true => self.is_to_be_revoked(),
@@ -151,11 +150,12 @@ impl Inner {
         let Some(revoke) = library.api().ncclCommRevoke else {
             return Err(NotIdle::Failed(ffi::missing(library, CALL)));
         };
-        // With a launch under way, NCCL would continue with what the revoke has freed (`ncclGroupJobAbort`, group.cc).
+        // With a launch under way, NCCL would continue to use what the revoke has freed (`ncclGroupJobAbort`,
+        // group.cc).
         if state(library, raw).map_err(NotIdle::Failed)? != sys::ncclResult_t::ncclSuccess {
             return Err(NotIdle::Interrupted);
         }
-        // SAFETY: `raw` was taken out of its handle by the one caller that ends it, so no other call uses it.
+        // SAFETY: `raw` was taken out of its handle by the only caller that ends it, so no other call uses it.
         let code = unsafe { revoke(raw.as_ptr(), sys::NCCL_REVOKE_DEFAULT) };
         ffi::check(library, CALL, code).map_err(NotIdle::Failed)?;
         wait_until_idle(
@@ -171,7 +171,7 @@ impl Inner {
     pub(crate) fn abort_revoked(self: &Arc<Self>) -> AbortOutcome {
         let inner = Arc::clone(self);
         let freed = call_within(self.timeouts.abort, "nccl-abort", move || {
-            // Behind a call that is under way.
+            // Waits for a call that is under way.
             let _handle = inner.handle.lock();
             let raw = inner.revocation.kept.lock().take();
             let freed = match raw {
@@ -192,7 +192,7 @@ impl Inner {
         if freed == Some(true) {
             return AbortOutcome::Freed;
         }
-        // Memory that is registered with it or owned by its plans must not be freed.
+        // Memory that is registered with the communicator or owned by its plans must not be freed.
         if self.lifecycle.set_leaked_after_revoke() {
             self.report_leak();
         }

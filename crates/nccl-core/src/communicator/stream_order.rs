@@ -1,4 +1,4 @@
-//! Orders streams, so that memory stays alive while an operation uses it.
+//! Orders streams, so that memory stays allocated while an operation uses it.
 //!
 //! An operation runs on a stream S; each of its buffers is freed on the stream B it was allocated on.
 //! - B is S: stream order suffices.
@@ -106,14 +106,15 @@ pub(crate) fn check_buffer_stream(
     Ok(())
 }
 
-/// Makes the operation's stream wait for the streams of its buffers. Refuses the operation if one of them is capturing by now.
+/// Makes the operation's stream wait for the streams of its buffers. Refuses the operation if one of them has begun to
+/// capture.
 #[inline]
 pub(crate) fn order_before(
     on: &CudaStream,
     foreign: &[Arc<CudaStream>],
     ordering_event: &CudaEvent,
 ) -> Result<()> {
-    // Binds the context to this thread, on which everything that follows relies.
+    // Also binds the context to this thread, on which everything below relies.
     check_not_capturing(OPERATION, on)?;
     if foreign.is_empty() {
         return Ok(());
@@ -127,7 +128,8 @@ pub(crate) fn order_before(
             "making the operation wait for a buffer's stream",
         ))?;
     }
-    // Another thread may have begun a capture: a wait for a capturing stream takes the waiting stream into the capture.
+    // Another thread may have begun a capture: waiting for a capturing stream brings the waiting stream into the
+    // capture.
     check_not_capturing(OPERATION, on)
 }
 
@@ -136,15 +138,16 @@ pub(crate) fn order_before(
 pub(crate) enum ForeignCapture {
     /// The capture is void.
     Void,
-    /// The capture has ended, so that a graph may contain the operation.
+    /// The capture has ended, and a graph may contain the operation.
     InGraph,
 }
 
-/// Returns the capture that another thread has begun on the stream since that was admitted, if any, and invalidates it: the
-/// operation may be in the capture, and its memory is only borrowed, so that no replay may ever use it.
+/// Returns the capture, if any, that another thread has begun on the stream since the stream was admitted, and invalidates
+/// it: the operation may be in the capture, and its memory is only borrowed, so no replay may ever use it.
 #[inline]
 pub(crate) fn invalidate_foreign_capture(on: &CudaStream) -> Option<ForeignCapture> {
-    // The handle of a default stream refers to the bound context: in a group over several devices, the context of the last one.
+    // The handle of a default stream refers to the bound context, which in a group over several devices is that of the last
+    // one.
     if on.cu_stream().addr() <= LEGACY.addr() {
         let _ = cuda_driver::bind(on.context());
     }
@@ -163,7 +166,7 @@ pub(crate) fn invalidate_foreign_capture(on: &CudaStream) -> Option<ForeignCaptu
 fn invalidate_capture(on: &CudaStream) -> ForeignCapture {
     // SAFETY: the stream lives. CUDA invalidates a capture when one of its streams is queried.
     match unsafe { sys::cuStreamQuery(on.cu_stream()) } {
-        // The stream is in no capture any more: the thread that began the capture has ended it.
+        // The stream is not capturing any more: the thread that began the capture has ended it.
         sys::CUresult::CUDA_SUCCESS | sys::CUresult::CUDA_ERROR_NOT_READY => {
             ForeignCapture::InGraph
         }
@@ -208,7 +211,7 @@ fn order_behind(
 ) -> Result<()> {
     cuda_driver::record(ordering_event, on)
         .map_err(Error::cuda("recording an event behind the operation"))?;
-    // Even if one stream cannot wait, the others are ordered.
+    // If one stream cannot wait, the others are still ordered.
     let mut ordered = Ok(());
     for stream in foreign {
         let waits = cuda_driver::wait(stream, ordering_event).map_err(|error| {
@@ -226,8 +229,8 @@ fn order_behind(
     ordered
 }
 
-/// Whether `on` has unfinished work, or may have: for a capturing stream that is not known. False after the device failed:
-/// then no work runs.
+/// Whether `on` has unfinished work, or may have; for a capturing stream this is unknown. False after the device failed,
+/// because no work runs then.
 pub(crate) fn is_busy(on: &CudaStream) -> bool {
     let _ = cuda_driver::bind(on.context());
     matches!(

@@ -1,8 +1,8 @@
-//! The device memory of a communicator: how much it is, and giving it back for a while.
+//! The device memory of a communicator: its size, and releasing it for a while.
 //!
-//! NCCL does not refuse operations on a suspended communicator: their kernels would read unmapped memory. So they are refused
-//! here, under the lock that every call takes. Launches of graphs do not take it; they check under the lock of their graph,
-//! which a suspend takes once after it has set the flag.
+//! NCCL does not refuse operations on a suspended communicator: their kernels would read unmapped memory. So this crate
+//! refuses them, under the lock that every call takes. Launches of graphs do not take that lock; they check under the lock of
+//! their graph, which a suspend takes once after it has set the flag.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -33,13 +33,13 @@ const STATS: &str = "ncclCommMemStats";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CommunicatorMemory {
-    /// All that NCCL tracks (`ncclStatGpuMemTotal`).
+    /// All memory that NCCL tracks (`ncclStatGpuMemTotal`).
     pub total: u64,
-    /// What [`Communicator::suspend`] gives back (`ncclStatGpuMemSuspend`).
+    /// The memory that [`Communicator::suspend`] releases (`ncclStatGpuMemSuspend`).
     pub suspendable: u64,
-    /// What stays allocated (`ncclStatGpuMemPersist`).
+    /// The memory that stays allocated (`ncclStatGpuMemPersist`).
     pub persistent: u64,
-    /// Whether it is suspended now (`ncclStatGpuMemSuspended`).
+    /// Whether the communicator is suspended now (`ncclStatGpuMemSuspended`).
     pub is_suspended: bool,
 }
 
@@ -84,18 +84,18 @@ impl Communicator {
         })
     }
 
-    /// Gives the device memory of the communicator's own buffers back until [`resume`](Self::resume), for instance while an
-    /// inference server sleeps. All ranks have to call it. It waits for all work on the device, and for the other ranks.
+    /// Releases the device memory of the communicator's own buffers until [`resume`](Self::resume), for instance while an
+    /// inference server sleeps. All ranks have to call this. It waits for all work on the device, and for the other ranks.
     ///
-    /// Until it is resumed, every operation and every launch of a plan is refused; plans stay valid. It can be finalized, aborted
-    /// and dropped. Communicators for this are made with
+    /// Until the communicator is resumed, every operation and every launch of a plan is refused; plans stay valid. It can be
+    /// finalized, aborted and dropped. It must have been made with
     /// [`CommunicatorBuilder::suspendable`](crate::CommunicatorBuilder::suspendable).
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for a communicator that was not made `suspendable`; [`ErrorKind::Unsupported`] before NCCL
-    /// 2.29.7; [`ErrorKind::Nccl`] where `NCCL_DISABLE_MEM_MANAGER=1` forbids it; [`ErrorKind::Closed`] when it is suspended
-    /// already. [`ErrorKind::TimedOut`] when not all ranks call it within the timeout for operations, and [`ErrorKind::Nccl`]
-    /// when NCCL fails: the communicator is aborted then.
+    /// 2.29.7; [`ErrorKind::Nccl`] if `NCCL_DISABLE_MEM_MANAGER=1` forbids it; [`ErrorKind::Closed`] when the communicator is
+    /// already suspended. [`ErrorKind::TimedOut`] when not all ranks make the call within the timeout for operations, and
+    /// [`ErrorKind::Nccl`] when NCCL fails; the communicator is then aborted.
     ///
     /// Wraps `ncclCommSuspend`.
     ///
@@ -115,7 +115,7 @@ impl Communicator {
     pub fn suspend(&self) -> Result<()> {
         self.check_suspendable()?;
         let function = self.library().function(sys::Api::ncclCommSuspend)?;
-        // Refused on every rank alike, before any of them waits for the others.
+        // Fails on every rank alike, before any rank waits for the others.
         let memory = self.memory()?;
         if memory.is_suspended {
             return Err(self.inner.suspended());
@@ -142,10 +142,10 @@ impl Communicator {
         )
     }
 
-    /// Allocates again what [`suspend`](Self::suspend) gave back. All ranks have to call it.
+    /// Allocates the memory again that [`suspend`](Self::suspend) released. All ranks have to call this.
     ///
     /// # Errors
-    /// As [`suspend`](Self::suspend), and [`ErrorKind::InvalidConfig`] when it is not suspended.
+    /// As [`suspend`](Self::suspend), and [`ErrorKind::InvalidConfig`] when the communicator is not suspended.
     ///
     /// Wraps `ncclCommResume`.
     ///
@@ -179,7 +179,7 @@ impl Communicator {
     fn check_suspendable(&self) -> Result<()> {
         forked::check()?;
         match self.inner.has_blocking_calls {
-            // An idle parent shares the memory; without one, a call that does not return could not be ended.
+            // An idle parent shares the memory. Without an idle parent, a call that does not return could not be ended.
             true => Err(not_possible(
                 "it was not made `suspendable`: NCCL shares the memory of a communicator in launch mode BlockingChild with its idle parent",
             )),

@@ -32,35 +32,35 @@ use nccl_base::env_timeouts::EnvTimeouts;
 pub struct Timeouts {
     /// For making the communicator: `build`, from the first exchange between the ranks until NCCL has connected them. 60 s.
     pub init: Duration,
-    /// For an operation, once it is called and no work is ahead of it. 30 s.
+    /// For an operation, from its call, or from the end of the work ahead of it. 30 s.
     ///
-    /// The timeout also holds if the program does not wait: an operation whose [`Request`](crate::Request) was
-    /// dropped ends its communicator, on all ranks, at most an eighth of the timeout (and at most a quarter
-    /// of a second) after it. Other work that is ahead of it on its stream does not count, see
-    /// [`queue`](Self::queue). Operations that are issued within less than 10 ms cannot
-    /// always be told apart from each other, and from other work that is put on the stream meanwhile: the work that a
-    /// program puts there in one go should not take longer than the timeout.
+    /// The timeout also applies if the program does not wait: an operation whose [`Request`](crate::Request) was
+    /// dropped ends its communicator, on all ranks, at most an eighth of the timeout (and at most a quarter of a
+    /// second) after the timeout. Other work that is ahead of it on its stream does not count, see
+    /// [`queue`](Self::queue). Operations that are issued within less than 10 ms of each other cannot always be told
+    /// apart, nor from other work that is put on the stream meanwhile: the work that a program puts on the stream at
+    /// once should not take longer than the timeout.
     pub operation: Duration,
-    /// For the time that an operation waits on its stream behind work that is not the communicator's. `None`: ten times
-    /// [`operation`](Self::operation).
+    /// For the time that an operation waits on its stream behind work that does not belong to the communicator. `None`:
+    /// ten times [`operation`](Self::operation).
     pub queue: Option<Duration>,
     /// For the ranks to finalize together. 30 s.
     pub finalize: Duration,
     /// For NCCL to free an aborted communicator. 10 s.
     ///
-    /// While NCCL is inside a call or a launch, it is at least 4 s: as long as NCCL may sleep between two attempts to connect,
-    /// during which it does not check the abort flag.
+    /// While NCCL is inside a call or a launch, this timeout is at least 4 s, because NCCL may sleep that long between two
+    /// attempts to connect, and does not check the abort flag meanwhile.
     pub abort: Duration,
     /// For the other ranks of an aborted communicator to report that they aborted it as well. 3 s.
     ///
-    /// Until then an error that follows from the abort is not handed out, because the other ranks may still write into memory of
+    /// Until then, an error that follows from the abort is withheld, because the other ranks may still write into memory of
     /// this rank. The error names the ranks that did not confirm.
     pub confirm: Duration,
     /// How long a collective may run before a query finds the ranks that have not entered it. `None`: a tenth of the timeout
     /// of the operation, at least 100 ms and at most 10 s, and never for an operation without a timeout. [`Duration::MAX`] is never.
     ///
-    /// This timeout ends nothing: all ranks receive which ranks are late, by how much, and in which phase (the event
-    /// `nccl.straggler`), and receive a report again when a late rank has entered.
+    /// This timeout ends nothing: all ranks receive the event `nccl.straggler` with the late ranks, how late they are,
+    /// and in which phase; they receive another event when a late rank has entered.
     pub straggler: Option<Duration>,
 }
 
@@ -111,7 +111,8 @@ impl Timeouts {
     }
 }
 
-/// Returns the timeouts of a communicator for which the program set `program`: timeouts in the environment win.
+/// Returns the timeouts of a communicator for which the program set `program`: timeouts from the environment take
+/// precedence.
 pub(crate) fn over(outside: EnvTimeouts, program: Timeouts) -> Timeouts {
     Timeouts {
         init: outside.init.unwrap_or(program.init),
@@ -124,8 +125,9 @@ pub(crate) fn over(outside: EnvTimeouts, program: Timeouts) -> Timeouts {
     }
 }
 
-/// Returns how long NCCL may take to notice an abort: it checks the flag wherever it waits, except in the sleep between two
-/// attempts to connect, which grows with each attempt. At most a minute: a communicator whose sleep lasts longer is leaked.
+/// Returns how long NCCL may take to notice an abort. NCCL checks the flag wherever it waits, except in the sleep between
+/// two attempts to connect, which grows with each attempt. The result is at most a minute: a communicator whose sleep lasts
+/// longer is leaked.
 pub(crate) fn abort_notice_timeout() -> Duration {
     const MOST: Duration = Duration::from_secs(60);
     const COUNT: u64 = 34;

@@ -12,7 +12,7 @@ use crate::communicator::handle::RawComm;
 pub(super) struct AsyncOut(AtomicPtr<sys::ncclComm>);
 
 impl AsyncOut {
-    /// Returns the address for NCCL, which writes there at once, later, or both.
+    /// Returns the address into which NCCL writes: during the call, later, or both.
     pub(super) fn as_out_pointer(&self) -> *mut sys::ncclComm_t {
         self.0.as_ptr()
     }

@@ -1,5 +1,5 @@
-//! Makes a communicator from its builder: every rank checks what it can check alone; then the ranks tell
-//! each other whether they can take part, and get the token with which they meet inside NCCL.
+//! Makes a communicator from its builder. Every rank first checks everything that it can check alone; then the ranks
+//! report to each other whether they can take part, and exchange the token with which they meet inside NCCL.
 
 use crate::communicator::{Communicator, timeouts};
 use std::sync::Arc;
@@ -27,13 +27,13 @@ use nccl_base::env_timeouts::EnvTimeouts;
 impl CommunicatorBuilder<'_> {
     /// Makes the communicator, together with the other ranks.
     ///
-    /// Problems that this rank can detect alone are detected before any other rank waits for it. In a
-    /// `World`, all ranks are told of them at once, instead of waiting for this rank.
+    /// Problems that this rank can detect alone are detected before any other rank waits for it. In a `World`, they are
+    /// reported to all ranks at once, so that no rank waits for this one.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`] when the ranks were not all there in time; the unfinished communicator is then
-    /// freed. [`ErrorKind::Aborted`] when the abort signal was given. [`ErrorKind::Rendezvous`] when
-    /// another rank could not take part. [`ErrorKind::Preflight`], on all ranks, when a requirement of NCCL is not
+    /// [`ErrorKind::TimedOut`] when not all ranks arrived in time; the unfinished communicator is then freed.
+    /// [`ErrorKind::Aborted`] when the abort signal was given. [`ErrorKind::Rendezvous`] when another rank could not
+    /// take part. [`ErrorKind::Preflight`], on all ranks, when a requirement of NCCL is not
     /// met (see `World::preflight`). [`ErrorKind::InvalidConfig`], [`ErrorKind::Unsupported`],
     /// [`ErrorKind::Stream`], [`ErrorKind::NoSuchRank`], [`ErrorKind::Load`] for problems on this rank.
     ///
@@ -55,7 +55,7 @@ impl CommunicatorBuilder<'_> {
         self.build_from(None).map(|(made, _)| made)
     }
 
-    /// Does the same as [`build`](Self::build), with the communicator to grow; also returns how that was done.
+    /// Like [`build`](Self::build), with the communicator to grow, if any; also returns how it was grown.
     pub(super) fn build_from(
         self,
         parent: Option<&Communicator>,
@@ -118,11 +118,12 @@ impl CommunicatorBuilder<'_> {
             },
             Origin::World(ref parameters) => {
                 let prepared = self.prepare(false, signal.clone(), &pending_init);
-                // A world of one rank runs on a library that larger worlds do not use, so that its mode does not count.
+                // A world of one rank runs on a library that larger worlds do not use, so its launch mode is not
+                // inherited.
                 let inherited = parent.filter(|parent| !single_rank::is(parent.library()));
                 let inherited = inherited.and_then(Communicator::launch_mode);
                 let prepared = prepared.map(|(prepared, _)| prepared.inherits(inherited));
-                // Before the first NCCL call, because NCCL caches its environment.
+                // Checked before the first NCCL call, because NCCL caches its environment.
                 let interrupted = || signal.is_aborted();
                 let setup = self.preflight.then(|| self.setup());
                 let checked = parameters.check.check(setup, deadline, &interrupted);
@@ -131,10 +132,10 @@ impl CommunicatorBuilder<'_> {
                     (_, Err(error)) if matches!(error.kind(), ErrorKind::Preflight { .. }) => {
                         return Err(error);
                     }
-                    // The kind of the token depends on all ranks.
+                    // Which kind of token is needed depends on all ranks.
                     (Ok(prepared), Ok(())) if parent.is_some() => Ok((prepared, None)),
                     (Ok(prepared), Ok(())) => {
-                        // Leaves time to tell the others why there is no token.
+                        // Leaves time to report to the other ranks why there is no token.
                         let timeout = deadline.saturating_duration_since(Instant::now()) / 2;
                         self.token(timeout).map(|id| (prepared, id))
                     }
@@ -202,7 +203,7 @@ impl CommunicatorBuilder<'_> {
             .transpose()
     }
 
-    /// Does the same as [`prepare`](Self::prepare), for a split.
+    /// Like [`prepare`](Self::prepare), for a split.
     pub(super) fn prepare_split(&self, makes_id: bool) -> Result<(PreparedInit, Option<UniqueId>)> {
         let (pending_init, signal) = self.begin();
         self.prepare(makes_id, signal, &pending_init)

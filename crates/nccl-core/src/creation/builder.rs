@@ -1,4 +1,4 @@
-//! The settings of a communicator to be made.
+//! The settings with which a communicator is made.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +16,8 @@ use crate::single_rank;
 use crate::unique_id::UniqueId;
 use nccl_base::launch_mode::LaunchMode;
 
-/// Makes a [`Communicator`]; from `World::communicator` or
-/// [`Communicator::builder`]. The fields are the settings.
+/// Builds a [`Communicator`]; created by `World::communicator` or [`Communicator::builder`]. The fields are the
+/// settings.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -52,19 +52,19 @@ pub struct CommunicatorBuilder<'a> {
     /// request different modes get an error; ranks that meet with a [`UniqueId`](crate::UniqueId) cannot
     /// agree, and all have to be configured alike.
     ///
-    /// A split, a shrink or a grow takes over the mode of the communicator from which it makes the new one.
+    /// A split, a shrink or a grow inherits the mode of the communicator from which it makes the new one.
     pub launch_mode: Option<LaunchMode>,
-    /// Whether it can be suspended ([`Communicator::suspend`]). It is called in [`LaunchMode::NonBlocking`] then, whatever
-    /// `launch_mode` says: in the other mode, NCCL shares the memory with an idle parent and does not suspend it. All ranks
-    /// have to set the same. Default `false`.
+    /// Whether the communicator can be suspended ([`Communicator::suspend`]). It then uses [`LaunchMode::NonBlocking`],
+    /// even if `launch_mode` requests the other mode, in which NCCL shares the memory with an idle parent and does not
+    /// suspend it. All ranks have to set the same. Default `false`.
     pub suspendable: bool,
-    /// On how many ranks NCCL has a thread at which ranks meet; default 1. That thread serves all ranks one after another, so that a start
-    /// of thousands of ranks is faster with one for each few hundred (NCCL ≥ 2.23.4). At most as many as ranks, the same on all of
-    /// them, and 1 for ranks that have not met in a world.
+    /// The number of ranks on which NCCL runs a thread for the rendezvous; default 1. Each thread serves its ranks one after
+    /// another, so a start of thousands of ranks is faster with one thread for every few hundred ranks (NCCL ≥ 2.23.4). At most
+    /// the number of ranks, the same on all ranks, and 1 for ranks that have not met in a world.
     pub roots: usize,
-    /// The timeouts, at first those of the world (`World::with_timeouts`).
+    /// The timeouts; initially those of the world (`World::with_timeouts`).
     pub timeouts: Timeouts,
-    /// Signals that end the communicator, even while it is being made; a split has that of its parent.
+    /// Signals that end the communicator, even while it is being made. A split inherits the signals of its parent.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -81,10 +81,10 @@ pub struct CommunicatorBuilder<'a> {
     /// # }
     /// ```
     pub abort_signals: Vec<AbortSignal>,
-    /// The library to use; `None` is that of [`Library::load`].
+    /// The library to use; with `None`, the library of [`Library::load`].
     pub library: Option<Library>,
-    /// Whether the ranks check what has to agree between them before they make the world's first communicator (`World::preflight`);
-    /// default `true`. All ranks have to set the same.
+    /// Whether the ranks compare what has to agree between them before they make the world's first communicator
+    /// (`World::preflight`); default `true`. All ranks have to set the same.
     pub preflight: bool,
     pub(super) world_members: Option<WorldMembers>,
     /// The world ranks of its ranks, without a connection to the other ranks.
@@ -94,9 +94,9 @@ pub struct CommunicatorBuilder<'a> {
 /// The source of the token with which the ranks meet inside NCCL.
 pub(super) enum Origin<'a> {
     Given(UniqueId),
-    /// Rank 0 of the world makes it, and all ranks learn whether all are ready.
+    /// Rank 0 of the world makes the token, and all ranks learn whether all are ready.
     World(WorldParameters<'a>),
-    /// The ranks of another communicator exchange it.
+    /// The ranks exchange the token over another communicator.
     Split,
 }
 
@@ -231,7 +231,7 @@ impl<'a> CommunicatorBuilder<'a> {
 
     /// Sets the stream on which operations are put, and with it the device of this rank.
     ///
-    /// Memory for communication is best allocated on this stream, too: stream order then
+    /// It is best to allocate memory for communication on this stream as well: stream order then
     /// keeps it alive without further cost.
     ///
     /// ```

@@ -1,4 +1,4 @@
-//! The public functions that make communicators, alone or from another one.
+//! The public functions that make communicators, new or from an existing one.
 
 use std::sync::Arc;
 
@@ -18,10 +18,9 @@ use crate::peers::AsWorld;
 use crate::unique_id::UniqueId;
 
 impl Communicator {
-    /// Returns a builder for a communicator of `world_size` ranks, in which this is `rank`.
+    /// Returns a builder for a communicator of `world_size` ranks, in which this process is rank `rank`.
     ///
-    /// One rank makes `id` with [`UniqueId::new`] and passes it to all. `World::communicator`
-    /// does that by itself.
+    /// One rank makes `id` with [`UniqueId::new`] and sends it to all others. `World::communicator` does that itself.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -70,7 +69,7 @@ impl Communicator {
         Self::init_all_with(name, streams, |builder| builder)
     }
 
-    /// Does the same as [`init_all`](Self::init_all); `set` configures the builder of each rank.
+    /// Like [`init_all`](Self::init_all); `set` configures the builder of each rank.
     ///
     /// # Errors
     /// As [`init_all`](Self::init_all).
@@ -98,10 +97,10 @@ impl Communicator {
 
     /// Takes over a communicator that was made elsewhere, for instance by another binding.
     ///
-    /// It is finalized or aborted like a communicator of this crate. Its rank and number of ranks are queried from
-    /// NCCL; NCCL does not tell whether it blocks. It must have been made with `blocking = 0`; for
-    /// other communicators use [`from_raw_blocking`](Self::from_raw_blocking). Its ranks do not tell each other
-    /// of faults.
+    /// The communicator is finalized or aborted like a communicator of this crate. Its rank and number of ranks are
+    /// queried from NCCL, which does not report whether it blocks. It must have been made with `blocking = 0`; for
+    /// other communicators use [`from_raw_blocking`](Self::from_raw_blocking). Its ranks do not report faults to each
+    /// other.
     ///
     /// # Safety
     /// `raw` is a communicator of `library` that is ready, was made with `blocking = 0`, on the device of
@@ -134,11 +133,11 @@ impl Communicator {
         unsafe { raw::take_over(library, raw, name, stream, false) }
     }
 
-    /// Does the same as [`from_raw`](Self::from_raw), for a communicator that blocks (`blocking = 1`, NCCL's default).
+    /// Like [`from_raw`](Self::from_raw), for a communicator that blocks (`blocking = 1`, NCCL's default).
     ///
-    /// Its calls cannot be given a deadline: an abort does not end a call that waits for ever, because NCCL would
-    /// free the communicator under the thread inside; the communicator is then reported as leaked. It cannot
-    /// be in one [`group`](crate::group) with communicators that do not block.
+    /// Its calls cannot be given a deadline. An abort does not end a call that waits for ever, because NCCL would free
+    /// the communicator under the thread inside; the communicator is then reported as leaked. It cannot be in one
+    /// [`group`](crate::group) with communicators that do not block.
     ///
     /// # Safety
     /// As [`from_raw`](Self::from_raw), but made with `blocking = 1`.
@@ -168,10 +167,10 @@ impl Communicator {
         unsafe { raw::take_over(library, raw, name, stream, true) }
     }
 
-    /// Returns NCCL's pointer; `None` once the communicator has ended, or its end has begun. Never waits.
+    /// Returns NCCL's pointer; `None` once the end of the communicator has begun. Never waits.
     ///
-    /// NCCL serves one call on a communicator at a time: a call on the pointer must not overlap with an
-    /// operation of this crate on any thread, and must not free the communicator.
+    /// NCCL serves one call on a communicator at a time. A call with this pointer must not overlap with an operation of
+    /// this crate on any thread, and must not free the communicator.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -189,14 +188,13 @@ impl Communicator {
         raw::pointer(self)
     }
 
-    /// Makes a communicator of the ranks that pass the same `color`; a rank that passes `None` is in none.
+    /// Makes a communicator of the ranks that pass the same `color`. A rank that passes `None` gets no communicator.
     ///
     /// The new ranks are ordered by `key`, and by old rank where keys are equal. All ranks have
     /// to call it. The new communicator has this one's stream, timeouts and launch mode.
     ///
-    /// # Errors
-    /// As [`CommunicatorBuilder::build`]; when a rank cannot take part, all ranks of its colour report
-    /// which one. [`TimedOut`](crate::ErrorKind::TimedOut) when a rank does not call it.
+    /// As [`CommunicatorBuilder::build`]. When a rank cannot take part, all ranks of its colour return an error that
+    /// names it. [`TimedOut`](crate::ErrorKind::TimedOut) when a rank does not make the call.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -214,11 +212,12 @@ impl Communicator {
         self.split_with(name, color, key, |builder| builder)
     }
 
-    /// As [`split`](Self::split), without blocking the calling thread: for tasks of an executor. The ranks of the new communicator
-    /// are connected when it is there, as by [`warm_up`](Self::warm_up), so that operations on it do not wait for that in their call.
+    /// Like [`split`](Self::split), without blocking the calling thread, for tasks of an executor. The ranks of the new
+    /// communicator are already connected, as by [`warm_up`](Self::warm_up), so that its first operations do not block for that
+    /// in their call.
     ///
-    /// The call takes its place among the operations of this communicator when its thread gets there: use the communicator for nothing
-    /// else until this is ready, also after the future was dropped.
+    /// A background thread makes the call, and its place among the operations of this communicator is not determined before
+    /// that: do not use the communicator until this is ready, even if the future was dropped.
     ///
     /// ```
     /// # async fn example(comm: nccl::Communicator) -> nccl::Result<()> {
@@ -242,7 +241,7 @@ impl Communicator {
         })
     }
 
-    /// Does the same as [`split`](Self::split); `set` configures the builder of the new communicator.
+    /// Like [`split`](Self::split); `set` configures the builder of the new communicator.
     ///
     /// # Errors
     /// As [`split`](Self::split).
@@ -271,20 +270,21 @@ impl Communicator {
 
     /// Makes a communicator of all ranks of `world`, in which the ranks of this one come first.
     ///
-    /// Every rank of this communicator calls it, and every other rank of `world`
-    /// [builds](CommunicatorBuilder::build) a communicator of the same name. The ranks of this one keep their
+    /// Every rank of this communicator calls this function, and every other rank of `world`
+    /// [builds](CommunicatorBuilder::build) a communicator of the same name. The ranks of this communicator keep their
     /// numbers; the new one has its stream, timeouts and launch mode.
     ///
     /// `world` is either the generation that new processes have joined (`World::next_generation_keeping` keeps this
     /// communicator until then), or a world of which this communicator has only some ranks.
     ///
-    /// No operation may be under way on this communicator: wait for them first. It stays unchanged; drop
-    /// it when it is not needed any more. If NCCL fails during the grow, it is aborted, on all its ranks.
+    /// No operation may be under way on this communicator: wait for them first. This communicator stays unchanged; drop
+    /// it when it is not needed any more. If NCCL fails during the grow, this communicator is aborted on all of its
+    /// ranks.
     ///
     /// # Errors
-    /// As [`CommunicatorBuilder::build`], within this communicator's init timeout ([`Timeouts::init`]). An impossible
-    /// `ncclCommGrow` is no error: a new communicator is made instead, and [`Resized::way`] says
-    /// why.
+    /// As [`CommunicatorBuilder::build`], within this communicator's init timeout ([`Timeouts::init`]). It is not an
+    /// error if `ncclCommGrow` is not possible: a new communicator is made instead, and [`Resized::way`] contains the
+    /// reason.
     ///
     /// Wraps `ncclCommGetUniqueId` and `ncclCommGrow` (NCCL 2.29.2).
     ///
@@ -324,14 +324,14 @@ impl Communicator {
     /// or abort this communicator. The new ranks keep the old order. The new communicator has this one's stream
     /// and timeouts.
     ///
-    /// No operation may be under way on this communicator: wait for them first. It stays unchanged. A shrink is also possible
-    /// after a rank's death has ended this communicator: then the remaining ranks make a new one. If NCCL refuses on any rank,
-    /// because it has noticed that a peer is gone, all ranks abort this communicator and make a new one.
+    /// No operation may be under way on this communicator: wait for them first. This communicator stays unchanged. A shrink is
+    /// also possible after a rank's death has ended this communicator; the remaining ranks then make a new one. If NCCL
+    /// refuses on any rank, because it has noticed that a peer is gone, all ranks abort this communicator and make a new one.
     ///
     /// # Errors
-    /// As [`CommunicatorBuilder::build`]. [`ErrorKind::Rendezvous`] names ranks that did not come within the
-    /// init timeout, or that passed another `without`; [`ErrorKind::InvalidConfig`] for a communicator
-    /// whose ranks did not meet in a `World`, and on a rank in `without`.
+    /// As [`CommunicatorBuilder::build`]. [`ErrorKind::Rendezvous`] names ranks that did not arrive within the init
+    /// timeout, or that passed another `without`; [`ErrorKind::InvalidConfig`] for a communicator whose ranks did not
+    /// meet in a `World`, and on a rank in `without`.
     ///
     /// Wraps `ncclCommShrink` where that is possible ([`Resized::way`]).
     ///
@@ -350,11 +350,12 @@ impl Communicator {
         shrink::shrink(self, name, without, false)
     }
 
-    /// As [`shrink`](Self::shrink), without blocking the calling thread: for tasks of an executor. The ranks of the new communicator
-    /// are connected when it is there, as by [`warm_up`](Self::warm_up), so that operations on it do not wait for that in their call.
+    /// Like [`shrink`](Self::shrink), without blocking the calling thread, for tasks of an executor. The ranks of the new
+    /// communicator are already connected, as by [`warm_up`](Self::warm_up), so that its first operations do not block for that
+    /// in their call.
     ///
-    /// The call takes its place among the operations of this communicator when its thread gets there: use the communicator for nothing
-    /// else until this is ready, also after the future was dropped.
+    /// A background thread makes the call, and its place among the operations of this communicator is not determined before
+    /// that: do not use the communicator until this is ready, even if the future was dropped.
     ///
     /// ```
     /// # async fn example(comm: nccl::Communicator) -> nccl::Result<()> {
@@ -371,8 +372,8 @@ impl Communicator {
         })
     }
 
-    /// Does the same as [`shrink`](Self::shrink), but ends operations that are under way, and with them
-    /// this communicator, on all ranks, including those in `without`.
+    /// Like [`shrink`](Self::shrink), but ends operations that are under way, and with them this communicator, on all
+    /// ranks, including those in `without`.
     ///
     /// # Errors
     /// As [`shrink`](Self::shrink).

@@ -8,7 +8,7 @@ use crate::supervision::stuck_call_monitor;
 
 /// Returns the first handle of a new communicator, which the stuck-call monitor watches from now on.
 pub(super) fn first_handle(inner: Arc<Inner>) -> Communicator {
-    // Fails only for a communicator that was made elsewhere; for others the monitor runs already.
+    // Fails only for a communicator that was made elsewhere; for others the monitor already runs.
     if let Err(error) = stuck_call_monitor::watch(&inner) {
         tracing::error!(name: "nccl.no_thread", target: "nccl", what = "that monitors stuck calls", comm = &*inner.name, %error, "stuck calls are not found");
     }

@@ -1,22 +1,22 @@
 //! Adds ranks to a communicator: its ranks keep their numbers, and the new ranks follow.
 //!
-//! The ranks of the communicator bring it ([`Communicator::grow`]); the new ranks just build one of the
-//! same name. All meet in one round of their world (`init_exchange.rs`), and agree on one of two ways:
+//! Each rank of the communicator passes it to [`Communicator::grow`]; the new ranks build a communicator of the same
+//! name. All meet in one round of their world (`init_exchange.rs`), and agree on one of two ways:
 //!
 //! ```text
 //! all have ncclCommGrow, the first ranks all bring the same one, and it lives ──▶ ncclCommGrow
 //! otherwise                                                                   ──▶ a new communicator
 //! ```
 //!
-//! Where calls block, the child that carries the data grows into the idle parent of the new communicator, instead of the old
-//! idle parent: a communicator that NCCL grows from one that was split with shared resources uses the proxy of that one, which
-//! accepts no connection from new ranks (`initTransportsRank`, init.cc; `nccl-emulator/tests/real_modes.rs`).
+//! If calls block, the child that carries the data, and not the old idle parent, grows into the idle parent of the new
+//! communicator. A communicator that NCCL grows from one that was split with shared resources uses that one's proxy, which
+//! accepts no connections from new ranks (`initTransportsRank`, init.cc; `nccl-emulator/tests/real_modes.rs`).
 //!
-//! In NCCL the first rank opens a listener for the new ranks, and tells the last old rank through the old
-//! communicator. Each rank holds the lock of the old communicator until the new one is ready: no other exchange may
-//! interfere. If the grow fails, the old communicator is unreliable, and is aborted. The new one is aborted before
-//! that: the NCCL thread that makes it uses the old one as long as it runs; if that
-//! thread does not end, neither communicator is touched any more.
+//! In NCCL, the first rank opens a listener for the new ranks, and informs the last old rank through the old
+//! communicator. Each rank holds the lock of the old communicator until the new one is ready, so that no other exchange
+//! interferes. If the grow fails, the old communicator is unreliable and is aborted. The new communicator is aborted
+//! first, because the NCCL thread that makes it uses the old one as long as it runs. If that thread does not end,
+//! neither communicator is used any more.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -53,13 +53,13 @@ pub(super) fn grow(
     let world = Arc::clone(&parameters.peers);
     let builder = CommunicatorBuilder::of_grow(name, parameters, comm);
     let (communicator, way) = builder.build_from(Some(comm))?;
-    // There is a way whenever a rank brings a communicator.
+    // There is a way, because this rank passes a communicator.
     let way = way.unwrap_or(ResizeWay::Native);
     tracing::info!(name: "nccl.comm.grown", target: "nccl", comm = name, rank = world.rank(), world_rank = world.rank(), launcher_rank = communicator.inner.roster().launcher_rank(world.rank()), world_ranks = communicator.inner.roster().world_ranks(), %way, nranks = world.size(), "a communicator has grown");
     Ok(Resized { communicator, way })
 }
 
-/// Returns why this rank cannot use `ncclCommGrow`, with the communicator that it brings, if any.
+/// Returns why this rank cannot use `ncclCommGrow`, with the communicator that it passes, if any.
 pub(super) fn cannot_grow(
     prepared: &PreparedInit,
     parent: Option<&Communicator>,
@@ -106,7 +106,7 @@ pub(super) fn cannot_grow(
     None
 }
 
-/// Returns the way on which the messages of all ranks agree; `None` if no rank brings a communicator to grow.
+/// Returns the way that follows from the messages of all ranks; `None` if no rank passes a communicator to grow.
 pub(super) fn way(messages: &[InitMessage]) -> Option<ResizeWay> {
     messages.iter().find(|messages| messages.parent.is_some())?;
     let anew = |rank: usize, why: &str| {
@@ -139,9 +139,9 @@ pub(super) struct Growing<'p> {
     parent: &'p Arc<Inner>,
     guard: HandleGuard<'p>,
     raw: RawComm,
-    /// Whether a call on it has not returned.
+    /// Whether a call on the communicator has not returned.
     lost: Cell<bool>,
-    /// Whether this object began its abort, and has to carry it out.
+    /// Whether this value began the communicator's abort, and has to carry it out.
     ends: Cell<bool>,
 }
 
@@ -177,8 +177,8 @@ impl<'p> Growing<'p> {
                 cuda_driver::bind(&context).map_err(Error::cuda(BINDING))?;
                 let raw = raw;
                 let mut token = UniqueId::from_bytes([0; UniqueId::LEN]).raw();
-                // SAFETY: the communicator's lock is held until this call returns, or for ever, so no other thread
-                // frees it or calls it; `token` is valid for the call.
+                // SAFETY: the communicator's lock is held until this call returns, or for ever if it does not, so no
+                // other thread frees or calls the communicator; `token` is valid for the call.
                 let code = unsafe { get(raw.as_ptr(), &mut token) };
                 ffi::check(&library, TOKEN, code)?;
                 Ok(UniqueId::from_bytes(token.internal.map(ffi::byte)))
@@ -216,7 +216,8 @@ impl<'p> Growing<'p> {
             };
             return;
         }
-        // An NCCL thread still uses it: a thread that waits for the lock to free it gives up at its timeout.
+        // An NCCL thread still uses the communicator. A thread that waits for the lock to free it gives up at its
+        // timeout.
         std::mem::forget(guard);
         if ends.get() {
             parent.carry_out_abort_in_background();
@@ -224,8 +225,8 @@ impl<'p> Growing<'p> {
     }
 }
 
-/// Returns true a while after `interrupted` does: giving up a call also gives up the old communicator, and most calls
-/// return at once.
+/// Returns true a while after `interrupted` does: most calls return within that time, and giving up a call also gives
+/// up the old communicator.
 fn interrupted_after_grace(interrupted: impl Fn() -> bool) -> impl Fn() -> bool {
     const WHILE: Duration = Duration::from_secs(1);
     let since: Cell<Option<Instant>> = Cell::new(None);
@@ -237,7 +238,7 @@ fn interrupted_after_grace(interrupted: impl Fn() -> bool) -> impl Fn() -> bool 
     }
 }
 
-/// Makes the communicator by `ncclCommGrow`; `growing` is the communicator that grows, unless this rank is new.
+/// Makes the communicator with `ncclCommGrow`; `growing` is the communicator that grows, unless this rank is new.
 pub(super) fn join(
     prepared: PreparedInit,
     growing: Option<Growing<'_>>,
@@ -267,10 +268,11 @@ pub(super) fn join(
     Ok(grown)
 }
 
-/// Returns the call, on a thread that can be given up: on the first and the last rank of the old communicator it waits.
+/// Returns the call, which runs on a thread that can be given up, because it waits on the first and the last rank of
+/// the old communicator.
 fn begin(parent: Option<RawComm>, id: UniqueId, made: &Arc<AsyncOut>) -> Begin {
     let made = Arc::clone(made);
-    // NCCL writes there until the new communicator is ready or freed. If that never happens, the memory is leaked.
+    // NCCL writes there until the new communicator is ready or freed; if neither happens, the memory is leaked.
     std::mem::forget(Arc::clone(&made));
     Box::new(move |inner, config, limits| {
         let Inner {
@@ -282,7 +284,7 @@ fn begin(parent: Option<RawComm>, id: UniqueId, made: &Arc<AsyncOut>) -> Begin {
         let nothing = |error| (PartialInit::Nothing, error);
         let grow = library.function(sys::Api::ncclCommGrow).map_err(nothing)?;
         let world_size = as_int(*world_size).map_err(nothing)?;
-        // Of the old ranks only rank 0, which made the token, passes it; NCCL tells the others.
+        // Of the old ranks, only rank 0, which made the token, passes it; NCCL passes it on to the others.
         let (token, rank) = match (parent, as_int(*rank).map_err(nothing)?) {
             (Some(_), 0) => (Some(id.raw()), -1),
             (Some(_), _) => (None, -1),

@@ -1,7 +1,7 @@
 //! Makes a communicator: one call, then polls until every rank is there or a deadline passes.
 //!
-//! Its [`Inner`] exists from before NCCL is called, so that whatever ends communicators ends this one as well. Until
-//! it is ready, the thread that makes it has NCCL's pointer, and frees it if the creation fails.
+//! Its [`Inner`] exists from before NCCL is called, so that anything that ends communicators also ends this one. Until
+//! the communicator is ready, the thread that makes it has NCCL's pointer, and frees it if the creation fails.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, OnceLock};
@@ -83,7 +83,7 @@ pub(super) struct PreparedInit {
     preference: LaunchPreference,
     /// The mode of the communicator that it is made from.
     inherited: Option<LaunchMode>,
-    /// The obstacle to `BlockingChild`, if no mode was requested.
+    /// The obstacle to `BlockingChild` on this rank, if no mode was requested.
     obstacle: Option<Obstacle>,
     more_tokens: Vec<UniqueId>,
     mode: LaunchMode,
@@ -94,7 +94,7 @@ pub(super) struct PreparedInit {
     capture_stream: Arc<CudaStream>,
     world_members: Option<WorldMembers>,
     pending_init: Arc<PendingInit>,
-    /// The function that begins to make it, unless that is `ncclCommInitRankConfig`.
+    /// The function that begins to make the communicator; `None` for `ncclCommInitRankConfig`.
     begin: Option<Begin>,
     /// For the recorder: the rank of the world that makes it, and the world ranks of its ranks.
     scope: Option<Arc<RecorderScope>>,
@@ -102,7 +102,7 @@ pub(super) struct PreparedInit {
     roster: Arc<Roster>,
 }
 
-/// Begins to make a communicator, which need not be ready on return.
+/// Begins to make a communicator, which is usually not ready on return.
 pub(super) type Begin = Box<
     dyn FnOnce(
         &Inner,
@@ -111,7 +111,7 @@ pub(super) type Begin = Box<
     ) -> Result<Begun, (PartialInit<RawComm>, Error)>,
 >;
 
-/// The communicator that a call has begun to make, and whether the call failed all the same.
+/// The communicator that a call has begun to make, and whether that call failed nevertheless.
 pub(super) type Begun = (RawComm, Result<()>);
 
 impl InitPlan<'_> {
@@ -158,7 +158,7 @@ impl InitPlan<'_> {
             rma_limits: self.config.rma_limits(),
             ordering_event,
             capture_stream,
-            // A single rank has no peers to tell.
+            // A single rank has no peers to inform.
             world_members: self.world_members.filter(|_| self.world_size > 1),
             pending_init: self.pending_init,
             begin: None,
@@ -166,8 +166,8 @@ impl InitPlan<'_> {
     }
 }
 
-/// Makes the communicator's own stream and event, beside a `stream` that may carry its operations; within `timeout`, because
-/// a device may be wedged before its first use here.
+/// Creates the communicator's own stream and event, in addition to a `stream` that may carry its operations. Limited by
+/// `timeout`, because a device may be stuck before its first use here.
 fn stream_and_event(
     what: &'static str,
     stream: &Arc<CudaStream>,
@@ -198,7 +198,7 @@ impl PreparedInit {
         self
     }
 
-    /// Lets `begin` make it instead of `ncclCommInitRankConfig`; the token then only identifies it.
+    /// Makes the communicator with `begin` instead of `ncclCommInitRankConfig`; the token then only identifies it.
     pub(super) fn begun_by(mut self, begin: Begin) -> Self {
         self.begin = Some(begin);
         self
@@ -216,7 +216,7 @@ impl PreparedInit {
         }
     }
 
-    /// Inherits the mode of the communicator it is made from, unless the program requested another one.
+    /// Inherits the mode of the communicator from which this one is made, unless the program requested another mode.
     pub(super) fn inherits(mut self, mode: Option<LaunchMode>) -> Self {
         self.inherited = mode;
         self.mode = self.preference().alone();
@@ -228,7 +228,7 @@ impl PreparedInit {
         self.obstacle.as_ref()
     }
 
-    /// Sets the mode in which it is made, which this rank's preference admits.
+    /// Sets the mode in which the communicator is made; this rank's preference admits it.
     pub(super) fn in_mode(mut self, mode: LaunchMode) -> Self {
         self.mode = mode;
         self
@@ -246,7 +246,7 @@ impl PreparedInit {
         &self.library
     }
 
-    /// Joins the other ranks, until `deadline`, or until `is_void`.
+    /// Joins the other ranks, until `deadline`, or until `is_void` returns true.
     pub(super) fn join(
         self,
         id: &UniqueId,
@@ -256,8 +256,8 @@ impl PreparedInit {
         self.join_or(id, deadline, is_void, |_, _| ())
     }
 
-    /// Does the same as [`join`](Self::join). On failure, calls `failing` with `None` before the unfinished communicator is
-    /// freed, if this rank caused the failure; and afterwards with whether it was freed.
+    /// Like [`join`](Self::join). On failure, calls `failing` with `None` before the unfinished communicator is freed, if
+    /// this rank caused the failure, and afterwards with whether it was freed.
     pub(super) fn join_or(
         mut self,
         id: &UniqueId,
@@ -275,7 +275,7 @@ impl PreparedInit {
         let inner = self.into_inner(Some(id), has_blocking_calls);
         // From here on, faults of the other ranks end this communicator.
         inner.register();
-        // Before NCCL is called, so that no operation is issued without supervision.
+        // Done before NCCL is called, so that no operation is issued without supervision.
         let watched = watchdog::ensure()
             .and_then(|()| stuck_call_monitor::watch(&inner))
             .and_then(|()| inner.start_blocking_call_monitor());
@@ -285,7 +285,7 @@ impl PreparedInit {
         };
         let (partial, error) = match joined {
             Ok(raw) if inner.lifecycle.set_ready(&inner, raw) => return Ok(inner),
-            // An abort came at the last moment.
+            // An abort began at the last moment.
             Ok(raw) => (PartialInit::Here(raw), inner.out_of_use()),
             Err(failed) => failed,
         };
@@ -300,7 +300,7 @@ impl PreparedInit {
         Err(inner.fail_init(partial, pending_init.explain(error), started, failing))
     }
 
-    /// Returns the communicator around a pointer that is ready.
+    /// Makes the communicator from a pointer that is ready.
     pub(super) fn adopt(self, raw: RawComm, has_blocking_calls: bool) -> Arc<Inner> {
         let inner = self.into_inner(None, has_blocking_calls);
         if let Err(error) = inner.start_blocking_call_monitor() {
@@ -405,8 +405,8 @@ impl PreparedInit {
 }
 
 impl Inner {
-    /// Starts the monitor that ends blocking calls, unless it runs. Called after the abort-flag parent is in the blocking-call
-    /// monitor's list: the monitor ends when the list is empty, and the ranks may have taken a long time until here.
+    /// Starts the monitor that ends blocking calls, unless it runs. To be called when the abort-flag parent is in that
+    /// monitor's list: the monitor ends when its list is empty, and the ranks may have taken long to get here.
     fn start_blocking_call_monitor(&self) -> Result<()> {
         match self.abort_flag_parent {
             Some(_) => blocking_call_monitor::ensure(),
@@ -414,7 +414,7 @@ impl Inner {
         }
     }
 
-    /// Makes the communicator in NCCL. An error comes with what is to be freed.
+    /// Makes the communicator in NCCL. An error comes with the part that has to be freed.
     fn join_nccl(
         &self,
         tokens: &[UniqueId],
@@ -451,7 +451,7 @@ impl Inner {
             );
             settled.map_err(|not_idle| {
                 let partial = match not_idle {
-                    // A thread is inside a call on it, and frees it if the call ever returns.
+                    // A thread is inside a call on the communicator, and frees it if the call ever returns.
                     NotIdle::Unresponsive => PartialInit::HeldByStuckCall,
                     _ => PartialInit::Here(raw),
                 };
@@ -463,7 +463,7 @@ impl Inner {
             })
         };
         settled(CALL)?;
-        // A communicator that was ended meanwhile is no success, even if NCCL has completed it.
+        // If the communicator was ended meanwhile, this fails, even if NCCL has completed it.
         if interrupted() {
             let timeout = self.timeouts.init;
             return Err(here(
@@ -482,7 +482,7 @@ impl Inner {
         Ok(child)
     }
 
-    /// Ends a communicator whose creation failed; returns the error to hand out.
+    /// Ends a communicator whose creation failed; returns the error for the caller.
     fn fail_init(
         self: &Arc<Self>,
         partial: PartialInit<RawComm>,
@@ -513,7 +513,7 @@ impl Inner {
                 supervisor.is_own(fault),
                 supervisor.unconfirmed_text(),
             ),
-            // The end's own reason is more precise than this error.
+            // The reason of the abort is more precise than this error.
             None if !ours => self.out_of_use().during(describe),
             None => error,
         };
@@ -521,7 +521,7 @@ impl Inner {
         error
     }
 
-    /// Frees what is left of a failed creation, on a thread that can be given up.
+    /// Frees the remains of a failed creation, on a thread that can be given up.
     fn free_unfinished(self: &Arc<Self>, partial: PartialInit<RawComm>) -> bool {
         if !matches!(partial, PartialInit::Here(_)) {
             return self.lifecycle.free_unfinished(self, partial);
@@ -546,7 +546,7 @@ struct Configs {
 /// The configurations for all modes that are possible.
 struct AnyConfigs {
     plain: sys::ncclConfig_t,
-    /// For an idle parent, where the mode may need one.
+    /// The configuration of an idle parent, if the mode may need one.
     parent: Option<sys::ncclConfig_t>,
 }
 
@@ -556,7 +556,7 @@ impl AnyConfigs {
         let plain = config.to_raw(library, name)?;
         let parent = match mode {
             LaunchMode::BlockingChild => {
-                // Lets NCCL's messages tell the two apart.
+                // The name distinguishes the two communicators in NCCL's messages.
                 let mut parent = config.to_raw(library, &format!("{name}{IDLE_PARENT}"))?;
                 parent.splitShare = 1;
                 Some(parent)

@@ -30,7 +30,7 @@ pub(super) fn init_all(
     // With peers, the fault of one communicator ends all.
     let all_ranks: Arc<[usize]> = (0..streams.len()).collect();
     let mut peers = peers::connect_threads(streams.len()).map(Vec::into_iter);
-    // The other ranks would wait for a rank that failed.
+    // If a rank failed, the other ranks would wait for it.
     let failed = AbortSignal::new();
     let made: Vec<Result<Communicator>> = std::thread::scope(|scope| {
         let ranks: Vec<_> = streams
@@ -69,7 +69,7 @@ pub(super) fn init_all(
             Err(error) => errors.push(error),
         }
     }
-    // The rank that failed first has its own error; the others gave up because of it.
+    // The rank that failed first has its own error; the others gave up because of that rank.
     let told = |error: &Error| {
         error.kind_is_of_fault() || matches!(error.kind(), ErrorKind::Aborted { .. })
     };
@@ -86,7 +86,7 @@ pub(super) fn init_all(
     }
 }
 
-/// Tells the other ranks to give up when this one panics, which may happen in the program's `set`.
+/// Makes the other ranks give up when this one panics, which may happen in the program's `set`.
 struct AbortOnPanic<'a>(&'a AbortSignal);
 
 impl Drop for AbortOnPanic<'_> {

@@ -1,7 +1,7 @@
-//! The meeting of the ranks of a world, in which they report to each other whether they can take part in a communicator, and
-//! get the token with which they meet inside NCCL.
+//! The exchange in which the ranks of a world report to each other whether they can take part in a communicator, and get the
+//! token with which they meet inside NCCL.
 //!
-//! So a rank that cannot take part fails the creation on every rank at once; no rank waits for it.
+//! So if a rank cannot take part, the creation fails on every rank at once, and no rank waits for it.
 //!
 //! ```text
 //! all report if they can  ──▶ rank 0 brought no communicator: its token came with that ──▶ a new one
@@ -38,11 +38,11 @@ pub(super) struct InitExchange<'m> {
     pub(super) signal: &'m AbortSignal,
 }
 
-/// The result of a meeting.
+/// The result of an exchange.
 pub(super) struct InitAgreement<'m> {
     pub(super) prepared: PreparedInit,
     pub(super) id: UniqueId,
-    /// How it is made; `None` if there is no communicator to grow.
+    /// How the communicator is made; `None` if there is no communicator to grow.
     pub(super) way: Option<ResizeWay>,
     /// The communicator that grows, on its ranks.
     pub(super) growing: Option<Growing<'m>>,
@@ -72,7 +72,7 @@ impl<'m> InitExchange<'m> {
         };
         let topic = format!("communicator/{name}");
         let answers = self.exchange(&topic, &own.encode());
-        // On the rank that failed, its own error is the better answer.
+        // On the rank that failed, its own error is more useful.
         let (prepared, messages) = match prepared {
             Ok((prepared, _)) => (prepared, self.check_all(&topic, answers, None)?),
             Err(own) => return Err(self.own_failure(&topic, answers, own)),
@@ -144,7 +144,7 @@ impl<'m> InitExchange<'m> {
             }
             _ => Ok(None),
         };
-        // Leaves time to tell the others why there is no token.
+        // Leaves time to report to the other ranks why there is no token.
         let timeout = self.deadline.saturating_duration_since(Instant::now()) / 2;
         let makes_id = peers.rank() == 0;
         let token = match (&growing, makes_id) {
@@ -181,7 +181,7 @@ impl<'m> InitExchange<'m> {
             Ok(id) => Ok((id, growing)),
             Err(error) => {
                 if let Some(growing) = growing {
-                    // NCCL has told its first and its last rank of this grow, and cannot begin another one.
+                    // NCCL has already informed its first and its last rank of this grow, and cannot begin another one.
                     growing.fail(&error, true);
                 }
                 Err(error)
@@ -194,7 +194,8 @@ impl<'m> InitExchange<'m> {
     }
 
     fn exchange(&self, topic: &str, part: &[u8]) -> Result<Vec<Vec<u8>>> {
-        // The end of the parent is no reason to leave: a rank that knows why it ended reports that in this round.
+        // The end of the parent does not interrupt this round: a rank that knows why the parent ended reports that
+        // here.
         let interrupted = || self.signal.is_aborted();
         self.peers
             .exchange(topic, None, part, self.deadline, Some(&interrupted))
@@ -206,7 +207,8 @@ impl<'m> InitExchange<'m> {
             .supervise_init(self.name, all_ranks, self.peers.rank())
     }
 
-    /// Returns the messages of all ranks, or an error if a rank cannot take part or did not come; `own` is this rank's failure.
+    /// Returns the messages of all ranks, or an error if a rank cannot take part or did not arrive; `own` is this rank's
+    /// failure.
     fn check_all(
         &self,
         topic: &str,
@@ -252,7 +254,7 @@ impl<'m> InitExchange<'m> {
         })
     }
 
-    /// Returns the error of this rank, which cannot take part itself.
+    /// Returns the error of this rank, which itself cannot take part.
     fn own_failure(&self, topic: &str, answers: Result<Vec<Vec<u8>>>, own: Error) -> Error {
         // The error to return if the other ranks have reported none.
         let messages = Error::rendezvous(own.kind().to_string());

@@ -1,4 +1,4 @@
-//! The first message of each rank when a communicator is to be made.
+//! The first message that each rank sends when a communicator is to be made.
 
 use nccl_base::wire::{self, bytes, clean};
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ pub(super) struct InitMessage {
     /// The sealed token of rank 0, if it has one already.
     #[serde(with = "bytes")]
     pub(super) token: Vec<u8>,
-    /// The communicator that the rank brings to grow: its key and its number of ranks.
+    /// The communicator that the rank passes to be grown: its key and its number of ranks.
     pub(super) parent: Option<(String, usize)>,
     /// Why this rank cannot use `ncclCommGrow`.
     #[serde(deserialize_with = "clean")]

@@ -2,7 +2,7 @@
 //!
 //! - `communicator`: the public functions;
 //! - [`builder`]: the settings; `build`: the steps of the ranks before NCCL is called; `first_handle`: the first handle;
-//! - `init_exchange`: the exchange about which ranks can take part; `init_message`: its messages;
+//! - `init_exchange`: the exchange that determines which ranks can take part; `init_message`: its messages;
 //! - `init`: from before NCCL is called until the communicator is ready; `start`: the NCCL calls for that; `async_out`: the
 //!   memory into which NCCL writes in the background;
 //! - `init_all`: communicators of several threads of this process; `raw`: communicators that were made elsewhere;

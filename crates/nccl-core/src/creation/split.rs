@@ -114,7 +114,7 @@ fn split_in(
         None => Vec::new(),
     };
 
-    // This rank detects its own problems before the others wait for it.
+    // This rank detects its own problems before the other ranks wait for it.
     let prepared = members
         .iter()
         .position(|&member| member == comm.rank())
@@ -138,7 +138,7 @@ fn split_in(
     let Some(prepared) = prepared else {
         return Ok(None);
     };
-    // On the rank that failed, its own error is the better answer.
+    // On the rank that failed, its own error is more useful.
     let SplitPart {
         prepared, timeout, ..
     } = prepared?;
@@ -172,7 +172,7 @@ fn split_in(
     let roster = roster_of(comm, &members);
     let span = events::init_span((name, &roster), rank.unwrap_or_default(), members.len());
     let _entered = span.enter();
-    // If the parent ends meanwhile, some ranks may not have come this far.
+    // If the parent ends meanwhile, some ranks may never get here.
     let is_void = || comm.inner.lifecycle.get().abort_has_begun();
     let inner = prepared.join(&id, deadline_after(timeout), is_void);
     let inner = inner.map_err(|error| match is_void() {
@@ -198,9 +198,9 @@ fn job(comm: &Communicator) -> (&str, u64) {
     supervisor.map_or(("", 0), |supervisor| supervisor.peers().job())
 }
 
-/// Gathers the bytes of all ranks on every rank; all ranks pass the same number of bytes.
+/// Gathers the bytes of all ranks on every rank; all ranks must pass the same number of bytes.
 fn exchange(comm: &Communicator, bytes: &[u8]) -> Result<Vec<u8>> {
-    // On a stream of its own, so that it does not wait for work on the program's stream.
+    // Uses a stream of its own, so that it does not wait for work on the program's stream.
     let context = &comm.inner.context;
     let stream = cuda_driver::ignoring_stored_error(context, || context.new_stream())
         .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
@@ -252,8 +252,7 @@ fn unpack(answer: &[u8]) -> &[u8] {
     answer.get(HEAD..HEAD + len).unwrap_or_default()
 }
 
-/// Returns a name for a sealed token: shortened to fit, and still distinct for
-/// distinct names.
+/// Returns a name for a sealed token, shortened to fit; distinct names stay distinct.
 fn short(name: &str) -> String {
     if name.len() <= LONGEST_NAME {
         return name.to_owned();

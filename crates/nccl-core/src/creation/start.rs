@@ -1,5 +1,5 @@
-//! The calls that begin to make a communicator, and the wait until it is ready: each on a thread that can be
-//! given up, because the stuck-call monitor does not watch these calls.
+//! The calls that begin to make a communicator, and the wait until it is ready. Each runs on a thread that can be given
+//! up, because the stuck-call monitor does not watch these calls.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -76,8 +76,8 @@ pub(super) fn start_split(
     call_result(begun, SPLIT, timeout, here)
 }
 
-/// Returns the result of a call that could be given up; `with_partial` adds what is left of the communicator if the call
-/// failed, or was not made.
+/// Returns the result of a call that could be given up. If the call failed, or was not made, `with_partial` adds the
+/// remains of the communicator.
 pub(super) fn call_result<T>(
     call: std::result::Result<Result<T>, NoResult>,
     name: &'static str,
@@ -98,8 +98,8 @@ pub(super) fn call_result<T>(
     }
 }
 
-/// Calls `ncclCommInitRankConfig`, or with several tokens `ncclCommInitRankScalable`, on a thread that can be given up: it may wait although it should not. The communicator
-/// that it returns is not ready yet, and has to be freed if the call failed.
+/// Calls `ncclCommInitRankConfig`, or with several tokens `ncclCommInitRankScalable`, on a thread that can be given up, because
+/// the call should not wait but may. The communicator that it returns is not ready yet, and has to be freed if the call failed.
 pub(super) fn start(
     library: &Library,
     rank: usize,
@@ -145,7 +145,7 @@ pub(super) fn start(
                 // SAFETY: `comm` and `config` are valid for the call, which writes the communicator before it
                 // returns; the strings that `config` points to are never freed.
                 None => unsafe { init(&mut comm, world_size, tokens[0], rank, &mut config.0) },
-                // SAFETY: likewise; there are as many tokens as the call is told, no more than ranks.
+                // SAFETY: likewise; there are as many tokens as the call is told, and no more than ranks.
                 Some(scalable) => unsafe {
                     scalable(
                         &mut comm,
@@ -226,20 +226,20 @@ pub(super) fn wait_until_idle_on_thread(
 pub(super) struct CallLimit<'p> {
     pub(super) context: &'p Arc<CudaContext>,
     pub(super) deadline: Instant,
-    /// The timeout that the error names.
+    /// The timeout that the error contains.
     pub(super) timeout: Duration,
     pub(super) interrupted: &'p dyn Fn() -> bool,
 }
 
-/// A configuration on its way to the thread of the call.
+/// A configuration that is sent to the thread of the call.
 pub(super) struct SendConfig(pub(super) sys::ncclConfig_t);
 
-// SAFETY: its pointers are null or point to strings that are never freed nor changed.
+// SAFETY: its pointers are null or point to strings that are never freed or changed.
 unsafe impl Send for SendConfig {}
 
-/// Releases from 2.23.4 on leave this thread inside a group when the very first CUDA call fails; every
-/// later call on this thread would be queued for ever. This crate never calls init inside a group of
-/// its own, so one group end repairs that; without an open group it is refused without harm.
+/// In releases from 2.23.4 on, this thread stays inside a group when the very first CUDA call fails, and every later
+/// call on this thread would be queued for ever. This crate never calls init inside a group of its own, so one group
+/// end repairs that. Without an open group, NCCL refuses the call without harm.
 fn close_leaked_group(library: &Library) {
     if let Some(end) = library.api().ncclGroupEnd {
         // SAFETY: takes no arguments; outside of a group it only returns an error.

@@ -1,4 +1,4 @@
-//! The argument of kernels that are written with NCCL's device functions.
+//! The argument of kernels that use NCCL's device functions.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -18,7 +18,7 @@ use crate::ffi;
 const CREATE: &str = "ncclDevCommCreate";
 const DESTROY: &str = "ncclDevCommDestroy";
 
-/// What kernels need of a [`DeviceCommunicator`]; all ranks need the same.
+/// The resources that kernels need from a [`DeviceCommunicator`]. All ranks must request the same.
 ///
 /// ```
 /// use nccl::device_api::DeviceRequirements;
@@ -29,21 +29,23 @@ const DESTROY: &str = "ncclDevCommDestroy";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct DeviceRequirements {
-    /// Barriers among the ranks of a [`Team::load_store`](super::Team::load_store): as many as blocks use one at a time.
+    /// The number of barriers among the ranks of a [`Team::load_store`](super::Team::load_store): one for each block
+    /// that uses a barrier at the same time.
     pub load_store_barriers: usize,
-    /// Barriers among all ranks.
+    /// The number of barriers among all ranks.
     pub barriers: usize,
-    /// Barriers among the ranks of a [`Team::rail`](super::Team::rail), over the network.
+    /// The number of barriers among the ranks of a [`Team::rail`](super::Team::rail), over the network.
     pub rail_barriers: usize,
-    /// Whether the ranks of a team reach a multicast address.
+    /// Whether the ranks of a [`Team::load_store`](super::Team::load_store) need a multicast address.
     pub multimem: bool,
-    /// Signals that kernels set over the network.
+    /// The number of signals that kernels set over the network.
     pub network_signals: usize,
-    /// Counters of what kernels have put on the network.
+    /// The number of counters for data that kernels have put on the network.
     pub network_counters: usize,
-    /// Blocks that take part in the all-to-all of short messages that NCCL's device functions have (`ncclLLA2ASession`).
+    /// The number of blocks that take part in the all-to-all for short messages of NCCL's device functions
+    /// (`ncclLLA2ASession`).
     pub short_message_blocks: usize,
-    /// Slots of each of these blocks, of 8 bytes of data.
+    /// The number of slots of each of these blocks. A slot holds 8 bytes of data.
     pub short_message_slots: usize,
 }
 
@@ -67,15 +69,15 @@ impl DeviceRequirements {
     }
 }
 
-/// A communicator as kernels take it that are written with the device functions of `nccl_device.h`; from
+/// A communicator in the form that kernels with the device functions of `nccl_device.h` need; from
 /// [`Communicator::device_communicator`].
 ///
-/// Kernels take [`argument`](Self::argument) by value, where C++ has a `ncclDevComm`. It is laid out as in the header of
-/// [`nccl_sys::Version::HEADER`]; NCCL of that release and newer takes kernels that were compiled with that header.
+/// Kernels take [`argument`](Self::argument) by value, as a `ncclDevComm` in C++. Its layout is that of the header of
+/// [`nccl_sys::Version::HEADER`]; NCCL of that release and newer accepts kernels that were compiled with that header.
 ///
-/// It keeps the communicator alive; its drop gives back what NCCL has allocated for it, in the background, when the communicator's
-/// stream has come to that point. An abort ends it as well, at any time: kernels that use it need a
-/// [hold](Communicator::hold_windows).
+/// The value keeps the communicator alive. Dropping it returns immediately; NCCL's allocations for it are freed in the
+/// background, after the work that is on the communicator's stream at the time of the drop. An abort also frees them, at any
+/// time, so kernels that use the value need a [hold](Communicator::hold_windows).
 ///
 /// ```no_run
 /// # fn example(comm: &nccl::Communicator, kernel: &nccl::cudarc::driver::CudaFunction) -> Result<(), Box<dyn std::error::Error>> {
@@ -97,7 +99,7 @@ impl DeviceRequirements {
 pub struct DeviceCommunicator {
     argument: ManuallyDrop<Box<DeviceArgument>>,
     comm: ManuallyDrop<KeepAlive>,
-    /// Recorded when this is dropped; created beforehand, so that this cannot fail then.
+    /// Recorded on drop; created beforehand, because creating it in the drop could fail.
     last: ManuallyDrop<CudaEvent>,
 }
 
@@ -112,7 +114,7 @@ pub struct DeviceCommunicator {
 #[repr(transparent)]
 pub struct DeviceArgument(sys::ncclDevComm_t);
 
-// SAFETY: plain data that kernels take by value. What its addresses lead to is NCCL's, for the device.
+// SAFETY: plain data that kernels take by value. The memory behind its addresses belongs to NCCL and is for the device.
 unsafe impl DeviceRepr for DeviceArgument {}
 
 // SAFETY: numbers and addresses for the device and for NCCL, never dereferenced here.
@@ -121,7 +123,8 @@ unsafe impl Send for DeviceArgument {}
 unsafe impl Sync for DeviceArgument {}
 
 impl DeviceArgument {
-    /// Returns the place of this rank among those whose memory its kernels reach, and their number (`lsaRank`, `lsaSize`).
+    /// Returns this rank's place among the ranks whose memory its kernels can load and store, and their number (`lsaRank`,
+    /// `lsaSize`).
     ///
     /// ```
     /// # fn example(device: &nccl::device_api::DeviceCommunicator) {
@@ -146,7 +149,7 @@ impl fmt::Debug for DeviceArgument {
     }
 }
 
-/// What NCCL reads and writes, possibly on a thread of its own after the call.
+/// The memory that NCCL reads and writes, possibly from its own thread after the call has returned.
 struct Place {
     needs: sys::ncclDevCommRequirements_t,
     made: sys::ncclDevComm_t,
@@ -154,24 +157,27 @@ struct Place {
 
 struct PlacePointer(*mut Place);
 
-// SAFETY: memory that threads own one after another.
+// SAFETY: only one thread owns the memory at a time.
 unsafe impl Send for PlacePointer {}
 
 impl PlacePointer {
-    /// The place; a method, so that closures take the whole value.
+    /// Returns the pointer. A method, so that closures capture the whole value.
     fn get(&self) -> *mut Place {
         self.0
     }
 }
 
 impl Communicator {
-    /// Makes what kernels need that are written with NCCL's device functions. All ranks call it, with the same requirements.
+    /// Makes a device communicator, for kernels that use NCCL's device functions. All ranks must call this with the same
+    /// requirements.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] with a NCCL older than the bindings ([`nccl_sys::Version::HEADER`]), whose struct is another.
-    /// [`ErrorKind::InvalidConfig`] for numbers that NCCL cannot count, and on all ranks alike where the requirements differ. [`ErrorKind::Unavailable`] where there is no device API
-    /// among these ranks ([`Properties::device_api`](super::Properties::device_api)). [`ErrorKind::Nccl`] when NCCL fails, as the
-    /// emulator's own does, and [`ErrorKind::TimedOut`] when not all ranks call it: the communicator is aborted then.
+    /// [`ErrorKind::Unsupported`] if NCCL is older than the bindings ([`nccl_sys::Version::HEADER`]), because its struct
+    /// differs. [`ErrorKind::InvalidConfig`] for numbers that exceed NCCL's range, and on all ranks if their requirements
+    /// differ. [`ErrorKind::Unavailable`] if these ranks have no device API
+    /// ([`Properties::device_api`](super::Properties::device_api)). [`ErrorKind::Nccl`] when NCCL fails, as in the emulator's
+    /// own implementation, and [`ErrorKind::TimedOut`] when not all ranks make the call; in both cases the communicator is
+    /// aborted.
     ///
     /// Wraps `ncclDevCommCreate`.
     ///
@@ -219,8 +225,8 @@ impl Communicator {
         self.together(
             CREATE,
             |inner, handle| inner.ready(handle),
-            // SAFETY: the communicator is alive, under its lock; both places stay valid until the call has settled, and for
-            // ever if it does not.
+            // SAFETY: the communicator is alive, under its lock. `needs` and `made` stay valid until the call has settled;
+            // if it never does, they are leaked.
             move |raw| unsafe {
                 let place = theirs.get();
                 function(
@@ -231,7 +237,7 @@ impl Communicator {
             },
             |_| {},
         )?;
-        // SAFETY: made above, and NCCL is done with it.
+        // SAFETY: the box was made above, and NCCL does not use it any more.
         let place = unsafe { Box::from_raw(place) };
         Ok(DeviceCommunicator {
             argument: ManuallyDrop::new(Box::new(DeviceArgument(place.made))),
@@ -242,7 +248,8 @@ impl Communicator {
 }
 
 impl Communicator {
-    /// Fails on all ranks alike if they do not require the same: kernels store into the memory that peers have made for it.
+    /// Fails on all ranks if their requirements differ: kernels store into memory that the peers have allocated for these
+    /// requirements.
     fn compare(&self, needs: &DeviceRequirements) -> Result<()> {
         let mut hasher = DefaultHasher::new();
         needs.hash(&mut hasher);
@@ -258,7 +265,7 @@ impl Communicator {
 }
 
 impl DeviceCommunicator {
-    /// Returns what kernels take by value.
+    /// Returns the argument that kernels take by value.
     ///
     /// ```
     /// # fn example(device: &nccl::device_api::DeviceCommunicator) {
@@ -280,7 +287,7 @@ impl fmt::Debug for DeviceCommunicator {
     }
 }
 
-/// What is left of a device communicator.
+/// The remains of a dropped device communicator.
 struct Ending {
     argument: Box<DeviceArgument>,
     comm: KeepAlive,
@@ -298,18 +305,19 @@ impl DeferredDrop for Ending {
             self.comm.abort_if_overdue();
             return DropPoll::Wait;
         };
-        // With its communicator it is gone.
+        // NCCL freed the device communicator together with its communicator.
         let Some(raw) = guard.raw else {
             return DropPoll::Over;
         };
         let Some(destroy) = inner.library.api().ncclDevCommDestroy else {
             return DropPoll::Over;
         };
-        // NCCL asks for the thread's device, and makes it that again.
+        // `ncclDevCommDestroy` queries the thread's current device and restores it afterwards.
         if cuda_driver::bind(&inner.context).is_err() {
             return DropPoll::Over;
         }
-        // SAFETY: made for this communicator, which is alive, under its lock, and destroyed once: the value is over after this.
+        // SAFETY: made for this communicator, which is alive, under its lock. Destroyed once: `poll` is not called again after
+        // `Over`.
         let code = unsafe { destroy(raw.as_ptr(), &self.argument.0) };
         if let Err(failure) = ffi::check(&inner.library, DESTROY, code) {
             crate::events::leaked(&self.describe(), Error::from(failure));

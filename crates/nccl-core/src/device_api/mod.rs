@@ -1,8 +1,8 @@
-//! The host's side of NCCL's device API: for kernels that reach the memory of other ranks by themselves.
+//! The host side of NCCL's device API, for kernels that access the memory of other ranks themselves.
 //!
-//! - `properties`: what a communicator can do;
-//! - `team`: which ranks reach each other how;
-//! - `device_communicator`: the argument of kernels that are written with NCCL's device functions.
+//! - `properties`: the capabilities of a communicator;
+//! - `team`: the ranks that reach each other's memory, or each other over the network;
+//! - `device_communicator`: the argument of kernels that use NCCL's device functions.
 //!
 //! The address at which a device reaches a peer's part of a window is
 //! [`Window::peer_address`](crate::one_sided::Window::peer_address).

@@ -1,4 +1,4 @@
-//! What a communicator can do.
+//! The capabilities of a communicator.
 
 use nccl_sys as sys;
 
@@ -8,8 +8,8 @@ use crate::ffi;
 
 const CALL: &str = "ncclCommQueryProperties";
 
-/// What a communicator can do on its devices and networks; see [`Communicator::properties`]. What the loaded release does not
-/// say is `None`.
+/// The capabilities of a communicator on its devices and networks; see [`Communicator::properties`]. A field that the loaded
+/// release does not report is `None`.
 ///
 /// ```
 /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
@@ -25,24 +25,24 @@ const CALL: &str = "ncclCommQueryProperties";
 pub struct Properties {
     /// The number of the device in NVML; `None` where NVML does not have it.
     pub nvml_device: Option<u32>,
-    /// Whether there are windows, and device communicators.
+    /// Whether the ranks support windows and device communicators.
     pub device_api: bool,
-    /// Whether all ranks of a team reach a multicast address (NVLink SHARP).
+    /// Whether all ranks of a team have a multicast address (NVLink SHARP).
     pub multimem: bool,
-    /// By what kernels put data on the network.
+    /// How kernels send data over the network.
     pub gin: Gin,
-    /// As `gin`, for ranks of the same place on their hosts alone; from NCCL 2.29.7 on.
+    /// Like `gin`, but only among ranks that have the same place on their hosts; from NCCL 2.29.7 on.
     pub railed_gin: Option<Gin>,
     /// Whether one-sided operations are possible; from NCCL 2.29.7 on.
     pub host_rma: Option<bool>,
     /// The number of teams whose ranks reach each other's memory ([`Team::load_store`](super::Team::load_store)); from NCCL
     /// 2.29.7 on.
     pub load_store_teams: Option<usize>,
-    /// NCCL's number of the communicator, the same on all ranks; from NCCL 2.31.2 on.
+    /// NCCL's hash of the communicator, the same on all ranks; from NCCL 2.31.2 on.
     pub hash: Option<u64>,
 }
 
-/// By what kernels put data on the network (GPU-initiated networking, GIN).
+/// How kernels send data over the network (GPU-initiated networking, GIN).
 ///
 /// ```
 /// use nccl::device_api::Gin;
@@ -52,17 +52,17 @@ pub struct Properties {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Gin {
-    /// They do not.
+    /// Kernels cannot send over the network.
     None,
-    /// A thread of NCCL's on the host does it for them.
+    /// Through an NCCL thread on the host.
     Proxy,
-    /// By DOCA GPUNetIO.
+    /// Through DOCA GPUNetIO.
     Gdaki,
-    /// By GPI.
+    /// Through GPI.
     Gpi,
-    /// By AWS's EFA.
+    /// Through AWS's EFA.
     EfaGda,
-    /// By something that this release of the crate does not know: the number in `ncclGinType_t`.
+    /// Through a mechanism that this release of the crate does not know, with its number in `ncclGinType_t`.
     Other(u32),
 }
 
@@ -81,7 +81,7 @@ impl Gin {
 }
 
 impl Communicator {
-    /// Returns what the communicator can do. NCCL knows it without the other ranks.
+    /// Returns the capabilities of the communicator. NCCL answers without communicating with the other ranks.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`](crate::error::ErrorKind::Unsupported) before NCCL 2.29.2,
@@ -106,10 +106,10 @@ impl Communicator {
         self.ask(CALL, move |inner, raw| {
             let version = inner.library.version();
             let mut answer = sys::NCCL_COMM_PROPERTIES_INITIALIZER;
-            // An older library has the beginning of the struct, and refuses a release that it does not know.
+            // An older library fills only the beginning of the struct, and refuses a version that it does not know.
             answer.version = answer.version.min(version.code() as u32);
-            // SAFETY: the communicator is alive, under its lock; the place is valid for the call, and as long as any
-            // library that knows the release in it expects.
+            // SAFETY: the communicator is alive, under its lock. `answer` is valid for the call, and large enough for
+            // any library that knows the version in it.
             let code = unsafe { function(raw.as_ptr(), &mut answer) };
             ffi::check(&inner.library, CALL, code).map_err(Error::from)?;
             let (with_rma, with_hash) = (

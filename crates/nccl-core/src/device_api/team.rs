@@ -1,11 +1,11 @@
-//! Which ranks reach each other how.
+//! Teams of ranks that reach each other in one way: by loads and stores, or over the network.
 
 use nccl_sys as sys;
 
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Some ranks of a communicator, at equal distances: what NCCL's device functions take as a `ncclTeam_t`.
+/// Ranks of a communicator at equal distances; NCCL's device functions take a team as a `ncclTeam_t`.
 ///
 /// ```
 /// use nccl::device_api::Team;
@@ -24,19 +24,20 @@ pub struct Team {
     pub size: usize,
     /// The place of this rank in the team.
     pub place: usize,
-    /// How many ranks of the communicator lie between a rank of the team and its next one, plus one.
+    /// The difference between the communicator ranks of two consecutive members of the team.
     pub stride: usize,
     /// The rank of the communicator at place 0.
     first: usize,
 }
 
 impl Team {
-    /// The ranks whose memory the kernels of this rank can load and store (LSA): those of its host, or of its NVLink domain. NCCL counts
-    /// them by their place; whether they really can is [`Properties::device_api`](super::Properties::device_api).
+    /// The ranks whose memory the kernels of this rank can load and store (LSA): those on the same host, or in the same NVLink
+    /// domain. NCCL determines them from where the ranks run; [`Properties::device_api`](super::Properties::device_api) tells
+    /// whether the accesses are really possible.
     ///
     /// # Errors
-    /// As [`Communicator::properties`], and [`ErrorKind::Unsupported`] before NCCL 2.28.3. [`ErrorKind::Unavailable`] where NCCL
-    /// knows no team.
+    /// As [`Communicator::properties`], and [`ErrorKind::Unsupported`] before NCCL 2.28.3. [`ErrorKind::Unavailable`] if NCCL
+    /// reports no team.
     ///
     /// Wraps `ncclTeamLsa`.
     ///
@@ -54,7 +55,8 @@ impl Team {
         Self::ask(comm, "ncclTeamLsa", sys::Api::ncclTeamLsa)
     }
 
-    /// The ranks of the same place in their teams of [`load_store`](Self::load_store): those beyond the network.
+    /// The ranks that have the same place in their [`load_store`](Self::load_store) teams. They reach each other over
+    /// the network.
     ///
     /// # Errors
     /// As [`load_store`](Self::load_store).

@@ -1,8 +1,8 @@
 //! The operations of several communicators, issued in one group.
 //!
-//! The same steps as in `issue`, each for all communicators before the next. When one fails, all are
-//! aborted, because any of them may have launched its part. The locks are taken in the order of their
-//! addresses, so that two threads with the same communicators do not deadlock.
+//! The steps are those of `issue`; each step is done for all communicators before the next begins. When one
+//! communicator fails, all are aborted, because any of them may have launched its part. The locks are taken in the
+//! order of their addresses, so that two threads with the same communicators do not deadlock.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -98,7 +98,8 @@ pub(crate) fn issue_together(all: &[Group<'_>]) -> Result<Vec<Request>> {
     }
 }
 
-/// Waits, until one deadline, for the ends of the captures that interfered. Returns which have not ended.
+/// Waits until one common deadline for the ends of the captures that interfered. Returns for each group whether its
+/// capture has not ended.
 fn wait_for_captures(all: &[Group<'_>], captured: &[bool]) -> Vec<bool> {
     let both = || all.iter().zip(captured);
     let in_the_way = both().filter(|(_, captured)| **captured);
@@ -120,8 +121,8 @@ fn wait_for_captures(all: &[Group<'_>], captured: &[bool]) -> Vec<bool> {
         .collect()
 }
 
-/// Aborts all at the same time, because an abort may wait until its neighbours in the group are aborted as well. Starts
-/// with number `at`, so that all ranks report the error that the call returns.
+/// Aborts all communicators at the same time, because an abort may wait for the aborts of the others in the group.
+/// Begins with communicator `at`, so that all ranks report the error that the call returns.
 fn abort_all_failed(all: &[Group<'_>], at: usize, reason: &Error) {
     let lent = EndProcessOnPanic::of(&all[at].comm.inner);
     let first = std::iter::once(&all[at]);
@@ -133,8 +134,8 @@ fn abort_all_failed(all: &[Group<'_>], at: usize, reason: &Error) {
     std::mem::forget(lent);
 }
 
-/// Aborts all. Does not wait for communicators whose work is all in a capture that does not end: NCCL waits for that
-/// capture.
+/// Aborts all communicators. Does not wait for those whose work is entirely in a capture that does not end, because
+/// NCCL waits for that capture.
 fn abort_remaining(all: &[Group<'_>], captured: &[bool], reason: &Error) {
     let Some(first) = all.first() else { return };
     let lent = EndProcessOnPanic::of(&first.comm.inner);
@@ -203,7 +204,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, GroupFa
     let library = first.comm.library();
     let _inside = first.comm.inner.enter(CallKind::Issue, first.comm.timeout);
 
-    // 2. and 3.
+    // Steps 2 and 3.
     let lent = EndProcessOnPanic::of(&first.comm.inner);
     let mut sequences = Vec::with_capacity(all.len());
     let mut tickets = Vec::with_capacity(all.len());
@@ -257,14 +258,15 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, GroupFa
                     *inner.shared_launch.lock() = launch.clone();
                 }
             };
-            // Before the locks are free again, and an abort can take the pointers.
+            // Done while the locks are still held, so that no abort has taken the pointers yet.
             shares(Some(Arc::default()));
             let wait_until_on_stream =
                 all.iter()
                     .zip(&raws)
                     .enumerate()
                     .try_for_each(|(at, (group, raw))| {
-                        // An abort of one communicator waits for all locks, so it ends the wait for each.
+                        // The abort of any communicator waits for all locks, so an interruption of one ends the wait
+                        // for every communicator.
                         let is_ended = || all.iter().any(|group| group.comm.inner.interrupted());
                         let comm = group.comm;
                         let wait_until_on_stream =
@@ -293,7 +295,7 @@ fn issue_locked(all: &[Group<'_>], started: Instant) -> Result<Vec<u64>, GroupFa
         }
     }
 
-    // 4. On every path, for every communicator.
+    // Step 4, on every path and for every communicator.
     let (mut ordered, mut captured) = (Ok(()), Vec::with_capacity(all.len()));
     for (at, group) in all.iter().enumerate() {
         let ordering_event = &handles[handle_of(group.comm)].ordering_event;
@@ -357,7 +359,7 @@ impl<'g> GroupMembers<'g> {
         }
     }
 
-    /// Returns which call was ended, and why; of several the one whose timeout passed.
+    /// Returns which call was ended, and why. If several were ended, the call whose timeout passed takes precedence.
     fn leave(self) -> Result<(), (usize, Error)> {
         let mut ended: Vec<(usize, NotIdle)> = self
             .inside

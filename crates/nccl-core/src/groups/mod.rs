@@ -1,7 +1,7 @@
 //! One group over several communicators.
 //!
 //! A thread that drives several GPUs has to issue calls that belong together in one group: a call on one
-//! communicator may wait for calls on the others, which the blocked thread would never make.
+//! communicator may wait for calls on the others, which the same thread would never make while it is blocked.
 
 mod issue;
 
@@ -101,7 +101,7 @@ fn same_mode<'a>(mut comms: impl Iterator<Item = &'a Communicator>) -> Result<()
         true => (first, other),
         false => (other, first),
     };
-    // First the communicator that was made outside of this crate.
+    // Names the communicator that was made outside of this crate first.
     let (blocks, not) = match not.launch_mode() {
         None => (not, blocks),
         Some(_) => (blocks, not),
@@ -201,7 +201,7 @@ impl fmt::Debug for Groups<'_> {
 pub struct Requests(Vec<Request>);
 
 impl Requests {
-    /// Returns whether all are done; never waits.
+    /// Returns whether all operations are done; never waits.
     ///
     /// # Errors
     /// As [`Request::is_complete`].
@@ -223,7 +223,7 @@ impl Requests {
         Ok(true)
     }
 
-    /// Waits until all are done, each at most for the operation timeout of its communicator.
+    /// Waits until all operations are done, each at most for the operation timeout of its communicator.
     ///
     /// # Errors
     /// As [`Request::wait`], of the first that fails.
@@ -238,7 +238,7 @@ impl Requests {
         self.0.iter().try_for_each(Request::wait)
     }
 
-    /// Waits until all are done, at most for `timeout` in all.
+    /// Waits until all operations are done, at most for `timeout` in total.
     ///
     /// # Errors
     /// As [`Request::wait_timeout`], of the first that fails.
@@ -269,7 +269,7 @@ impl Requests {
     }
 }
 
-/// Ready when all are done; see [`Request`].
+/// Resolves when all operations are done; see [`Request`].
 impl Future for Requests {
     type Output = Result<()>;
 

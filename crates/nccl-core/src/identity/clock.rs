@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The offset of a process's clock to that of another process.
+/// The offset from a process's clock to another process's clock.
 ///
 /// ```
 /// use std::time::Duration;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Clock {
-    /// What to add to the process's times, in nanoseconds.
+    /// The number of nanoseconds to add to the process's times.
     pub offset_ns: i64,
     /// The bound of the error, in nanoseconds; `None` if unknown.
     #[serde(default)]
@@ -37,18 +37,18 @@ pub struct Clock {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ClockSource {
-    /// This is the reference clock itself.
+    /// This clock is the reference.
     Reference,
-    /// Measured by the shortest of several round trips; half of that is the uncertainty.
+    /// Measured with the shortest of several round trips; half of its duration is the uncertainty.
     RoundTrip,
-    /// Both processes ran under one kernel, and share its clock.
+    /// Both processes run under one kernel and share its clock.
     SameMachine,
     /// Not measured: the wall clocks of the two machines are assumed to be equal.
     Wall,
 }
 
 impl Clock {
-    /// The reference clock, with which the others are compared.
+    /// The reference clock, to which the others are compared.
     #[doc(hidden)]
     pub const REFERENCE: Self = Self {
         offset_ns: 0,
@@ -67,8 +67,8 @@ impl Clock {
         }
     }
 
-    /// A clock from the shortest round trip: how long it took, and by how much the other clock was ahead of
-    /// this one in the middle of it.
+    /// Makes a clock from the shortest round trip: its duration, and by how much the other clock was ahead of this one
+    /// in the middle of it.
     #[doc(hidden)]
     pub fn measured(ahead_ns: i128, round_trip_ns: u128) -> Self {
         let bounded = |number: i128| {

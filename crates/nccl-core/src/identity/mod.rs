@@ -26,12 +26,12 @@ pub struct Identity {
     /// The same on all of its ranks; `None` for a communicator that was made outside of this crate.
     #[doc(hidden)]
     pub key: Option<Arc<str>>,
-    /// The rank of the world that made it, if a world did.
+    /// The scope of the world rank that made it; `None` without a world.
     #[doc(hidden)]
     pub scope: Option<Arc<RecorderScope>>,
-    /// Its ranks' numbers in that world, in order.
+    /// The world ranks of its ranks, in order.
     pub(crate) members: Option<Arc<[usize]>>,
-    /// Its ranks' numbers in that world, and from its launcher.
+    /// The world ranks and launcher ranks of its ranks.
     #[doc(hidden)]
     pub roster: Arc<Roster>,
 }

@@ -1,5 +1,5 @@
-//! The rank of a world to which a communicator belongs. It tells records apart, within one process and between
-//! several.
+//! The rank of a world to which a communicator belongs. It distinguishes the records of several ranks, within one
+//! process and between processes.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -10,20 +10,20 @@ use super::clock::Clock;
 use super::world_rank::WorldRank;
 use crate::sync::{Mutex, MutexGuard};
 
-/// A rank of a world. Lives as long as the rank's connection or a record of one of its communicators.
+/// A rank of a world. Lives as long as the rank's connection, and as the records of its communicators.
 #[derive(Debug)]
 #[doc(hidden)]
 pub struct RecorderScope {
     pub(crate) place: WorldRank,
-    /// Where a recording is written when a communicator is aborted.
+    /// The directory in which a recording is written when a communicator is aborted.
     directory: OnceLock<PathBuf>,
     /// Whether a recording is about to be taken.
     pub(crate) is_recording_due: AtomicBool,
     /// The offset of this process's clock to that of rank 0, if it was measured.
     clock: OnceLock<Clock>,
-    /// When a fault occurred from which this rank has not recovered yet.
+    /// The time of the first fault from which this rank has not recovered yet.
     broken: Mutex<Option<Instant>>,
-    /// The rank of the previous generation, until a communicator is made in this one.
+    /// The scope of the previous generation, until a communicator is made in this one.
     past: Mutex<Option<Arc<Self>>>,
 }
 
@@ -64,14 +64,14 @@ impl RecorderScope {
         self.directory.get().map(PathBuf::as_path)
     }
 
-    /// Records that a fault was reported to this rank. The first one counts, until the rank has recovered.
+    /// Records that a fault was reported to this rank. Later faults are ignored until the rank has recovered.
     #[doc(hidden)]
     pub fn record_fault(&self) {
         self.broken().get_or_insert_with(Instant::now);
     }
 
-    /// Makes this the rank of the next generation: a fault that was reported to `past`, or is reported later, ends with a
-    /// recovery here.
+    /// Makes this scope the successor of `past` in the next generation: a fault that was reported to `past`, or will be,
+    /// counts as recovered when a communicator is made here.
     #[doc(hidden)]
     pub fn set_previous_generation(&self, past: &Arc<Self>) {
         let since = past.since();
@@ -79,7 +79,7 @@ impl RecorderScope {
         *self.past() = Some(Arc::clone(past));
     }
 
-    /// Records that a communicator was made after a fault. Returns how long there was none.
+    /// Records that a communicator was made after a fault. Returns the time since the fault.
     pub(crate) fn record_recovery(&self) -> Option<Duration> {
         self.since().map(|since| since.elapsed())
     }
@@ -114,7 +114,7 @@ fn all() -> MutexGuard<'static, Vec<Weak<RecorderScope>>> {
     ALL.lock()
 }
 
-/// Returns which rank this process is; `None` if it is none, or several.
+/// Returns the world rank of this process; `None` if the process has none, or several.
 pub(crate) fn single_place() -> Option<WorldRank> {
     let scopes: Vec<_> = all().iter().filter_map(Weak::upgrade).collect();
     let (first, others) = scopes.split_first()?;

@@ -1,8 +1,8 @@
 //! `NCCL_RUN_CHECK=1`: the ranks compare every call that all of them make before it is handed to NCCL.
 //!
-//! NCCL compares nothing: another type or reduction on one rank gives a wrong result without an error, another count a
-//! hang or worse. The check costs one exchange over the world's connections per call, so it is meant for debugging
-//! only. All ranks need the variable; it is read once.
+//! NCCL compares nothing: a different type or reduction on one rank gives a wrong result without an error, and a
+//! different count gives a hang or worse. The check costs one exchange over the world's connections per call, so it is
+//! meant for debugging only. The variable has to be set on all ranks; it is read once.
 
 use std::sync::OnceLock;
 use std::time::Instant;
@@ -26,7 +26,7 @@ pub(super) fn is_enabled() -> bool {
     *ENABLED.get_or_init(|| std::env::var_os(VARIABLE).is_some_and(|value| value == "1"))
 }
 
-/// Compares a call with those of the other ranks, if they can be reached. When they differ, none of them launches
+/// Compares a call with those of the other ranks, if they can be reached. If the calls differ, no rank launches
 /// anything, and the communicator stays usable.
 ///
 /// # Errors

@@ -1,8 +1,8 @@
 //! Kernels and copies of this crate, ordered like an operation.
 //!
-//! They run before or after the messages of one operation, on the same stream, and have no number of their
-//! own. Their buffers are borrowed, like those of any operation: on every path the streams of the buffers wait for
-//! the work that got onto the stream before the borrow ends.
+//! They run before or after the messages of one operation, on the same stream, and have no number of their own. Their
+//! buffers are borrowed, like those of any operation: on every path, before the borrow ends, the streams of the buffers
+//! are made to wait for the work that is on the stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +18,8 @@ use crate::cuda_driver;
 use crate::error::{Error, Result};
 use crate::operation::{Operation, OperationKind};
 
-/// Copies the result of a completed operation to the host. Uses a stream of its own, because work behind the operation
-/// on the communicator's stream may wait for other ranks.
+/// Copies the result of a completed operation to the host. Uses a stream of its own, because later work on the
+/// communicator's stream may wait for other ranks.
 #[doc(hidden)]
 pub fn read_back<T: DeviceRepr>(
     comm: &Communicator,
@@ -28,7 +28,7 @@ pub fn read_back<T: DeviceRepr>(
     let _inside = comm.inner.enter(CallKind::Query, comm.timeout);
     let context = &comm.inner.context;
     let stream = cuda_driver::ignoring_stored_error(context, || context.new_stream())?;
-    // Waits for the copy alone.
+    // Waits only for the copy.
     cuda_driver::ignoring_stored_error(context, || stream.clone_dtoh(from))
 }
 
@@ -59,14 +59,14 @@ impl Inner {
             std::mem::forget(lent);
             Ok((launched, ordering_outcome))
         };
-        // Without the lock, for which an abort that has begun may wait.
+        // Done without the lock, for which an abort that has begun may wait.
         let (launched, ordering_outcome) = under_the_lock()
             .map_err(|error: Error| self.final_error_before_issue(error.during(&describe)))?;
         let put = match ordering_outcome {
             Some(ordered) => launched.and(ordered),
             None => {
                 let lent = EndProcessOnPanic::of(self);
-                // NCCL has no part in the work, and does not wait for the end of the capture.
+                // NCCL is not involved in this work, and does not wait for the end of the capture.
                 let _ = self.wait_for_capture(buffers, self.capture_deadline());
                 std::mem::forget(lent);
                 Err(stream_order::capture_error(

@@ -1,22 +1,20 @@
 //! One operation, from the checks to the request.
 //!
-//! The order of the steps makes it safe:
+//! The operation is safe because of the order of the steps:
 //! 1. everything that can fail without NCCL: lengths and buffers (by the caller, into [`IssueBuffers`]), state,
 //!    streams, waits;
 //! 2. the C calls, between group start and end when there are several, in one go;
-//! 3. the poll until NCCL has put its work on the stream: before that nothing may be recorded behind
-//!    it, and no borrow may end. In a blocking communicator that is true when its calls return; until they
-//!    do, the blocking-call monitor enforces the deadline;
+//! 3. the poll until NCCL has put its work on the stream: before that, nothing may be recorded behind it, and no borrow
+//!    may end. In a blocking communicator, the work is on the stream when the calls return; until they do, the
+//!    blocking-call monitor enforces the deadline;
 //! 4. make the buffers' streams wait for the operation, and end cudarc's guards: on every path, also when a call
 //!    failed, because part of the work may be on the stream.
 //!
-//! When the poll does not end in time, the communicator is aborted. That call ends NCCL's own
-//! threads, so nothing is put on a stream afterwards; but work may have been put
-//! there since step 4, and the abort does not always wait for it: with several ranks in one process, NCCL waits for
-//! the work only in the last of their aborts. So step 4 is done once more, and only then the guards
-//! and the borrow end. When the abort does not return, or the streams cannot be ordered, NCCL still
-//! holds pointers into memory that is only borrowed, and this function must not return: it ends the
-//! process.
+//! If the poll does not end in time, the communicator is aborted. The abort ends NCCL's own threads, so nothing is put
+//! on a stream afterwards. But work may have been put there since step 4, and the abort does not always wait for it:
+//! with several ranks in one process, NCCL waits for the work only in the last of their aborts. So step 4 is repeated,
+//! and only then the guards and the borrow end. If the abort does not return, or the streams cannot be ordered, NCCL
+//! still holds pointers into memory that is only borrowed. Then this function must not return: it ends the process.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -49,7 +47,8 @@ enum IssueFailure {
     AbortSignalled(Error),
     /// NCCL was called, and part of the work may be on its way; the communicator cannot be used again.
     PartlyIssued(Error),
-    /// NCCL was called, and another thread's capture may have taken the work. Has the error of the calls, if they failed.
+    /// NCCL was called, and another thread's capture may have taken the work. Holds the error of the calls, if they
+    /// failed.
     Captured(Option<Error>),
 }
 
@@ -89,7 +88,7 @@ fn handle_issue_failure(
         }
         IssueFailure::AbortSignalled(error) => {
             let error = error.during(describe);
-            // This operation has lent nothing to NCCL: the communicator may be leaked.
+            // This operation has not lent anything to NCCL, so the communicator may be leaked.
             inner.abort(&error);
             error
         }
@@ -106,7 +105,7 @@ fn handle_issue_failure(
             let is_settled = failed.is_none();
             let error = stream_order::capture_error(ForeignCapture::Void, failed).during(describe);
             match is_settled && !has_ended {
-                // The capture has all of the work, and NCCL waits for the capture.
+                // All of the work is in the capture, and NCCL waits for the capture.
                 true => inner.abort_in_background(&error),
                 // Work that has not settled may still get onto the stream.
                 false => inner.abort_and_order(&error, buffers),
@@ -171,7 +170,7 @@ impl Inner {
         self.prepare(handle, buffers)
             .map_err(IssueFailure::NotStarted)?;
 
-        // 2. and 3.
+        // Steps 2 and 3.
         let lent = EndProcessOnPanic::of(self);
         handle.sequence += 1;
         let calls = queued_op::CallContext {
@@ -212,7 +211,7 @@ impl Inner {
                 }
             }
         }
-        // The clock is read again only where an earlier step may have taken long.
+        // Reads the clock again only if an earlier step may have taken long.
         let remaining = match check::is_enabled() || ticket.needs_report {
             true => timeout.saturating_sub(started.elapsed()),
             false => timeout,
@@ -239,7 +238,7 @@ impl Inner {
             watchdog::report_after(issue);
         }
 
-        // 4. On every path.
+        // Step 4, on every path.
         let ordering_outcome = self.order_after(buffers, &handle.ordering_event);
         std::mem::forget(lent);
         match ordering_outcome {
@@ -254,7 +253,7 @@ impl Inner {
         buffers: &IssueBuffers<'_>,
         timeout: Duration,
     ) -> Result<Option<Duration>> {
-        // NCCL runs the operations of a single rank at once. An empty group has no estimate either.
+        // For a single rank, NCCL runs the operations at once. An empty group has no estimate either.
         if self.world_size == 1 || buffers.batch().queued.is_empty() {
             return Ok(None);
         }
@@ -278,15 +277,15 @@ impl Inner {
             Ok(()) if micros > 0.0 => Ok(Some(Duration::from_secs_f64(f64::from(micros) / 1e6))),
             Ok(()) => Ok(None),
             Err(error) => {
-                // Nothing was launched, but NCCL may have failed half-way on some ranks.
+                // Nothing was launched, but NCCL may have failed partway on some ranks.
                 self.abort(&error);
                 Err(error)
             }
         }
     }
 
-    /// Makes the buffers' streams wait for the operation; returns `None` if a capture interfered, which is void now. Ends the
-    /// process if the capture has become a graph, which may hold memory that was lent to the operation.
+    /// Makes the buffers' streams wait for the operation. Returns `None` if a capture interfered; that capture is then void.
+    /// Ends the process if the capture has become a graph, which may hold memory that was lent to the operation.
     #[inline]
     pub(crate) fn order_after(
         &self,
@@ -302,13 +301,14 @@ impl Inner {
         }
     }
 
-    /// Until when to wait for the end of another thread's capture.
+    /// Returns until when to wait for the end of another thread's capture.
     pub(crate) fn capture_deadline(&self) -> Instant {
         deadline_after(self.timeouts.abort / 2)
     }
 
-    /// Makes the buffers' streams wait for the operation after the end of another thread's capture; returns `None` if the capture
-    /// does not end and no stream has to wait. Ends the process if one has to. To be called without the lock: an abort needs it.
+    /// Waits for the end of another thread's capture, and then makes the buffers' streams wait for the operation. Returns
+    /// `None` if the capture does not end and no stream has to wait; ends the process if a stream has to wait. To be called
+    /// without the lock, because an abort needs it.
     #[cold]
     pub(crate) fn wait_for_capture(
         &self,
@@ -335,7 +335,7 @@ impl Inner {
         stream_order::order_before(buffers.on, buffers.foreign(), &handle.ordering_event)
     }
 
-    /// Makes `calls`, and returns when the work is on the stream, or cannot get there any more: at the latest `timeout` after
+    /// Makes `calls`, and returns when the work is on the stream or can no longer get there; at the latest `timeout` after
     /// `started`, of which `remaining` is left.
     #[inline]
     pub(crate) fn launch(
@@ -365,8 +365,8 @@ impl Inner {
         }
     }
 
-    /// The error for a call that failed. A call that was inside NCCL while the communicator was aborted is reported as
-    /// interrupted.
+    /// Returns the error for a call that failed. If the communicator was aborted while the call was inside NCCL, the
+    /// error reports the call as interrupted.
     #[cold]
     pub(crate) fn error_of_failed_call(&self, failure: NcclFailure, timeout: Duration) -> Error {
         match self.abort_flag_parent.is_some() && self.lifecycle.get().abort_has_begun() {
@@ -395,9 +395,8 @@ impl Inner {
         self.abort_signal.is_aborted() || self.lifecycle.get().abort_has_begun()
     }
 
-    /// Aborts a communicator that cannot be used again, and makes the buffers' streams wait for
-    /// the work that is still on the operation's stream. Ends the process when NCCL keeps pointers into memory
-    /// that it was only lent.
+    /// Aborts a communicator that cannot be used again, and makes the buffers' streams wait for the work that is still
+    /// on the operation's stream. Ends the process if NCCL keeps pointers into memory that was only lent to it.
     pub(crate) fn abort_and_order(self: &Arc<Self>, reason: &Error, buffers: &IssueBuffers<'_>) {
         let lent = EndProcessOnPanic::of(self);
         let timeout = self.abort_timeout();
@@ -416,8 +415,8 @@ impl Inner {
         std::mem::forget(lent);
     }
 
-    /// Makes the buffers' streams wait once more, if the lock becomes free within the abort timeout. Returns whether that
-    /// succeeded.
+    /// Tries once more to make the buffers' streams wait, if the lock becomes free within the abort timeout. Returns
+    /// whether that succeeded.
     fn retry_order_after(&self, buffers: &IssueBuffers<'_>) -> bool {
         let deadline = deadline_after(self.timeouts.abort);
         let Some(handle) = self.handle.lock_until(deadline) else {
@@ -430,12 +429,12 @@ impl Inner {
         ordered.is_none_or(|ordered| ordered.is_ok())
     }
 
-    /// Waits until nothing runs on the operation's stream any more, for the abort timeout at most; returns whether that is so. A
-    /// failed device runs nothing.
+    /// Waits until nothing runs on the operation's stream any more, at most for the abort timeout; returns whether the stream
+    /// is idle. A failed device runs nothing.
     fn wait_until_stream_idle(&self, buffers: &IssueBuffers<'_>) -> bool {
         let deadline = deadline_after(self.timeouts.abort);
         let mut backoff = Backoff::new();
-        // Enters for each query, so that the stuck-call monitor does not mistake the wait for a call that does not return.
+        // Enters once per query, so that the stuck-call monitor does not mistake the wait for a call that does not return.
         let is_busy = || {
             let _inside = self.enter(CallKind::Query, self.timeouts.abort);
             stream_order::is_busy(buffers.on)
@@ -450,7 +449,7 @@ impl Inner {
     }
 }
 
-/// Adds the operation in which a check failed to its error.
+/// Adds the operation to the error of a failed check.
 #[cold]
 #[doc(hidden)]
 pub fn failed_check(comm: &Communicator, kind: OperationKind, shape: Shape, error: Error) -> Error {
@@ -459,13 +458,14 @@ pub fn failed_check(comm: &Communicator, kind: OperationKind, shape: Shape, erro
     )
 }
 
-/// The error for an operation that did not get onto its stream.
+/// Returns the error for an operation that did not get onto its stream.
 #[cold]
 pub(crate) fn not_issued_in_time(not_idle: NotIdle, timeout: Duration) -> Error {
     not_idle.into_error("putting the operation on its stream", timeout)
 }
 
-/// Marks that memory is lent to NCCL: a panic must not give it back to the caller, and ends the process.
+/// Marks that memory is lent to NCCL. A panic meanwhile must not give the memory back to the caller, so it ends the
+/// process.
 pub(crate) struct EndProcessOnPanic<'i>(&'i Inner);
 
 impl<'i> EndProcessOnPanic<'i> {

@@ -1,12 +1,11 @@
-//! The buffers of one operation, from when they are taken until their borrow may end.
+//! The buffers of one operation, from when they are taken until their borrows may end.
 //!
-//! Taking a buffer turns it into an address at once; what else has to be kept (cudarc's guard,
-//! the stream it was allocated on) is kept here, and only where there is something to keep. A buffer of
-//! the operation's own stream that cudarc does not track costs its address and nothing else.
+//! Taking a buffer converts it into an address at once. Anything else that has to be kept (cudarc's guard, the stream
+//! of the allocation) is stored here, and only if there is something to keep. A buffer of the operation's own stream
+//! that cudarc does not track costs only its address.
 //!
-//! Invariant: [`IssueBuffers`] borrows its buffers for `'a` and is given to `issue`, which
-//! drops it when the work is on the stream and the streams of the buffers wait for it. So an address
-//! never outlives them.
+//! Invariant: [`IssueBuffers`] borrows its buffers for `'a` and is passed to `issue`, which drops it when the work is
+//! on the stream and the streams of the buffers wait for it. So no address outlives its buffer.
 
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
@@ -35,18 +34,18 @@ pub struct IssueBuffers<'a> {
     pub(crate) on: &'a Arc<CudaStream>,
     /// The stream that buffers are leased for: `on` without its indirection.
     stream: &'a CudaStream,
-    /// The address of the operation's stream: of buffers of that stream only the address is needed. It is
-    /// 0, which is no stream, for a plan, and where cudarc orders the buffers.
+    /// The address of the operation's stream; for buffers of that stream, only the device address is needed. It is 0,
+    /// which is no stream, for a plan, and if cudarc orders the buffers.
     stream_address: usize,
     /// The operations, in the order in which they are issued.
     queued: Vec<QueuedOp>,
-    /// Whether a single operation has to be a group as well.
+    /// Whether a single operation has to be wrapped in a group.
     #[doc(hidden)]
     pub grouped: bool,
     optional: ManuallyDrop<Box<OptionalFields<'a>>>,
     /// Whether cudarc orders the operation with other users of the buffers.
     cudarc_orders_buffers: bool,
-    /// For a plan: the only memory that may be used. The plan's launch orders it.
+    /// For a plan: the only memory that may be used. Launches of the plan order it.
     owned: Option<&'a [Range<CUdeviceptr>]>,
 }
 
@@ -55,24 +54,24 @@ pub struct IssueBuffers<'a> {
 pub(crate) enum OrderingOutcome {
     /// No capture interfered.
     Ordered(Result<()>),
-    /// A capture interfered: if it is void, its end has to be waited for.
+    /// A capture interfered. If the capture is void, the caller has to wait for its end.
     Captured(ForeignCapture),
 }
 
-/// The fields that only some operations need. Separate, so that [`IssueBuffers`] is small and cheap to move.
+/// The fields that only some operations need. Kept apart, so that [`IssueBuffers`] is small and cheap to move.
 struct OptionalFields<'a> {
     /// For each operation that is a collective, in the same order.
     collective_args: Vec<CollectiveArgs>,
     /// Streams that have to be ordered with the operation's.
     foreign: Vec<Arc<CudaStream>>,
     guards: Vec<SyncOnDrop<'a>>,
-    /// Why the operation is not ordered with other users of the buffers.
+    /// Why the operation could not be ordered with other users of the buffers.
     unordered: Option<DriverError>,
     /// The indices of the operations that are, or contain, messages of the rank to itself.
     self_messages: Vec<usize>,
     /// The operators of the reductions, kept until they are issued.
     operators: Vec<Arc<Operator>>,
-    /// Empty if everything queued is one group.
+    /// Empty if everything that is queued forms one group.
     steps: Vec<StepEnd>,
     copies: Vec<DeviceCopy>,
 }
@@ -104,7 +103,7 @@ impl Scratch {
 }
 
 impl<'a> IssueBuffers<'a> {
-    /// Empty buffers for an operation on `on`.
+    /// Returns empty buffers for an operation on `on`.
     ///
     /// # Errors
     /// When taking a buffer would put cudarc's waits into a graph.
@@ -115,7 +114,7 @@ impl<'a> IssueBuffers<'a> {
         Ok(Self::empty(on, None))
     }
 
-    /// The check of [`IssueBuffers::new`].
+    /// Makes the check of [`IssueBuffers::new`].
     #[inline]
     pub(crate) fn admit(on: &CudaStream) -> Result<()> {
         forked::check()?;
@@ -125,7 +124,8 @@ impl<'a> IssueBuffers<'a> {
         Ok(())
     }
 
-    /// Empty buffers for operations on a stream that passed [`admit`](Self::admit), or for a plan that owns `owned`.
+    /// Returns empty buffers for operations on a stream that passed [`admit`](Self::admit), or for a plan that owns
+    /// `owned`.
     #[inline]
     pub(crate) fn empty(on: &'a Arc<CudaStream>, owned: Option<&'a [Range<CUdeviceptr>]>) -> Self {
         // While the thread ends, there is nothing to reuse.
@@ -148,7 +148,7 @@ impl<'a> IssueBuffers<'a> {
         }
     }
 
-    /// Whether these buffers are for the plan that owns `owned`, or for no plan if that is `None`.
+    /// Whether these buffers are for the plan that owns `owned`; with `None`, whether they are for no plan.
     #[inline]
     pub(crate) fn is_for(&self, owned: Option<&[Range<CUdeviceptr>]>) -> bool {
         match (self.owned, owned) {
@@ -222,7 +222,7 @@ impl<'a> IssueBuffers<'a> {
 
     #[inline(always)]
     fn keep(&mut self, guard: SyncOnDrop<'a>) {
-        // Taken apart: a guard that is moved has to be put into memory, for every message.
+        // Taken apart, because a guard that is moved would be written to memory for every message.
         match &*ManuallyDrop::new(guard) {
             // Its drop does nothing.
             SyncOnDrop::Record(None) => {}
@@ -266,7 +266,7 @@ impl<'a> IssueBuffers<'a> {
     fn check_event(&self) -> Result<()> {
         let mut others = self.optional.collective_args.iter();
         let reason = match () {
-            // A wait for it from outside of the graph is an error of CUDA's.
+            // In CUDA, waiting for such an event from outside of the graph is an error.
             () if self.owned.is_some() => "in a captured plan, an event cannot be waited for",
             () if others.any(|args| args.extra.has_event()) => {
                 "a group has one launch: only one of its collectives may have an event"
@@ -284,7 +284,7 @@ impl<'a> IssueBuffers<'a> {
         self.optional.copies.push(copy);
     }
 
-    /// Ends the current step: operations that are queued afterwards come after it, in a group of their own.
+    /// Ends the current step: operations that are queued afterwards form a later group of their own.
     pub(crate) fn next_step(&mut self) {
         let end = StepEnd {
             queued: self.queued.len(),
@@ -323,7 +323,7 @@ impl<'a> IssueBuffers<'a> {
         })
     }
 
-    /// Keeps the operator of the next operation, if the operator can be destroyed.
+    /// Keeps the operator of the next operation, if that operator can be destroyed.
     #[inline]
     pub(crate) fn reduce_with(&mut self, operator: Option<Arc<Operator>>) {
         if operator.is_some() {
@@ -369,9 +369,9 @@ impl<'a> IssueBuffers<'a> {
         }
     }
 
-    /// Orders, after the operation and on every path, its buffers' streams behind it, and also the next use of the buffers
-    /// on a stream that cudarc orders. A capture that another thread has begun on the stream is made void: an event
-    /// recorded in it would order nothing. To be called inside a call of the communicator.
+    /// After the operation and on every path, makes its buffers' streams wait for it, and so does any next use of the
+    /// buffers on a stream that cudarc orders. Invalidates a capture that another thread has begun on the stream, because
+    /// an event recorded in it would order nothing. To be called inside a call of the communicator.
     #[inline]
     pub(crate) fn order_after(&self, inner: &Inner, ordering_event: &CudaEvent) -> OrderingOutcome {
         if self.needs_no_order() {
@@ -381,7 +381,7 @@ impl<'a> IssueBuffers<'a> {
         self.order_behind(inner, ordering_event)
     }
 
-    /// Whether all buffers are of the operation's own stream, and cudarc does not order them.
+    /// Whether all buffers belong to the operation's own stream, and cudarc does not order them.
     #[inline]
     pub(super) fn needs_no_order(&self) -> bool {
         self.optional.foreign.is_empty() && self.optional.guards.is_empty()
@@ -396,7 +396,7 @@ impl<'a> IssueBuffers<'a> {
     /// events, or may have.
     fn order_behind(&self, inner: &Inner, ordering_event: &CudaEvent) -> OrderingOutcome {
         let _inside = inner.enter(CallKind::Query, inner.timeouts.abort);
-        // A group over several devices has bound the last one's context.
+        // In a group over several devices, the last device's context is bound.
         let _ = cuda_driver::bind(self.on.context());
         if let Some(capture) = stream_order::invalidate_foreign_capture(self.on) {
             return OrderingOutcome::Captured(capture);
@@ -408,8 +408,7 @@ impl<'a> IssueBuffers<'a> {
     }
 
     /// Waits until `deadline` for the end of the capture that interfered, and then does what [`order_after`](Self::order_after)
-    /// could not.
-    /// Uses nothing that the communicator's lock protects; the lock must not be held.
+    /// could not do. Uses nothing that the communicator's lock protects; the lock must not be held.
     #[cold]
     pub(crate) fn wait_for_capture(&self, inner: &Inner, deadline: Instant) -> OrderingOutcome {
         let mut backoff = Backoff::new();
@@ -504,8 +503,8 @@ impl<'a> OptionalFields<'a> {
         self.foreign.clear();
         self.self_messages.clear();
         self.unordered = None;
-        // `IssueBuffers::order_after` has done what their drops would do. If it was not called, nothing of the operation runs,
-        // and an event recorded now would replace an earlier one that other work waits for.
+        // `IssueBuffers::order_after` has done what the drops of the guards would do. If it was not called, no work of the
+        // operation runs, and an event recorded now would replace an earlier one for which other work waits.
         self.guards.drain(..).for_each(std::mem::forget);
         self.operators.clear();
         self.steps.clear();
@@ -518,7 +517,7 @@ impl<'a> OptionalFields<'a> {
     }
 }
 
-/// The address of memory inside one of the plan's buffers.
+/// Returns the address of memory that lies inside one of the plan's buffers.
 #[cold]
 fn within(owned: &[Range<CUdeviceptr>], used: &Range<CUdeviceptr>) -> Result<CUdeviceptr> {
     let contains = |whole: &Range<CUdeviceptr>| whole.start <= used.start && used.end <= whole.end;

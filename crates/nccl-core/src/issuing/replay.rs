@@ -1,7 +1,7 @@
 //! The launch of a captured plan, ordered like an operation.
 //!
-//! The communicator's lock is not held meanwhile: a launch may wait inside CUDA while too many are in
-//! flight, and only an abort, which needs the lock, ends that wait.
+//! The communicator's lock is not held meanwhile: a launch may wait inside CUDA while too many launches are in flight,
+//! and only an abort, which needs the lock, ends that wait.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ pub(crate) struct Replayed<'p> {
 pub(crate) enum NotLaunched {
     /// CUDA was not called.
     Refused(Error),
-    /// CUDA was called, and the ranks are out of step.
+    /// CUDA was called, and this rank is out of step with the others.
     Failed(Error),
 }
 

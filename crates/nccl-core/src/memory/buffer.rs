@@ -32,13 +32,13 @@ use crate::{detached_call, ffi};
 /// buffer ([`Communicator::register`]) saves copies in collectives on NVLink. For every other
 /// use it is ordinary device memory.
 ///
-/// Like cudarc's [`CudaSlice`] it belongs to a stream: work on that stream needs no further ordering, and
-/// the memory is freed behind everything that was put there before. Operations take `&buffer` and
+/// Like cudarc's [`CudaSlice`], a buffer belongs to a stream: work on that stream needs no further ordering, and the
+/// memory is freed after all work that was put on the stream before the drop. Operations take `&buffer` and
 /// `&mut buffer`, or [`slice`](Self::slice) and [`slice_mut`](Self::slice_mut); cudarc's functions
 /// take [`view`](Self::view) and [`view_mut`](Self::view_mut).
 ///
 /// A drop never waits: a thread frees the memory when the stream has reached that point. `ncclMemFree` then waits for
-/// the whole device, as `cuMemFree` does: allocate buffers once and keep them.
+/// the whole device, as `cuMemFree` does, so a program should allocate buffers once and keep them.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -53,9 +53,9 @@ use crate::{detached_call, ffi};
 /// # }
 /// ```
 pub struct Buffer<T: NcclType> {
-    /// Never dropped as a slice: cudarc would free it with its own allocator.
+    /// Never dropped as a slice, because cudarc would free it with its own allocator.
     memory: ManuallyDrop<CudaSlice<T>>,
-    /// Recorded when the buffer is dropped; created beforehand, so that this cannot fail then.
+    /// Recorded on drop; created beforehand, because creating it in the drop could fail.
     last: ManuallyDrop<CudaEvent>,
     library: Library,
 }
@@ -64,8 +64,8 @@ impl<T: NcclType> Buffer<T> {
     /// Allocates `len` elements, all zeros, on the device of `stream`.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] when the library is older than 2.19.1, [`ErrorKind::Nccl`] when the
-    /// memory does not suffice, [`ErrorKind::Stream`] for a stream that operations refuse as well,
+    /// [`ErrorKind::Unsupported`] when the library is older than 2.19.1, [`ErrorKind::Nccl`] when there is not enough
+    /// memory, [`ErrorKind::Stream`] for a stream that operations refuse as well,
     /// [`ErrorKind::Cuda`] when the device failed, [`ErrorKind::TimedOut`] when NCCL does not return
     /// within the communicator's timeout for operations, or 30 s.
     ///
@@ -167,7 +167,7 @@ impl<T: NcclType> Buffer<T> {
         self.memory.stream()
     }
 
-    /// Returns a view of all elements, to read: for every function that takes cudarc's memory.
+    /// Returns a view of all elements, to read, for functions that take cudarc's memory.
     ///
     /// ```
     /// # fn example(x: &nccl::Buffer<f32>) -> Result<(), nccl::cudarc::driver::DriverError> {
@@ -180,7 +180,7 @@ impl<T: NcclType> Buffer<T> {
         self.memory.as_view()
     }
 
-    /// Returns a view of all elements, to write: for every function that takes cudarc's memory.
+    /// Returns a view of all elements, to write, for functions that take cudarc's memory.
     ///
     /// ```
     /// # fn example(y: &mut nccl::Buffer<f32>) -> Result<(), nccl::cudarc::driver::DriverError> {
@@ -226,7 +226,7 @@ impl<T: NcclType> Buffer<T> {
         self.memory.slice_mut(bounds)
     }
 
-    /// Returns views of the elements before and from `mid` on, to write both.
+    /// Returns mutable views of the elements before `mid` and from `mid` on.
     ///
     /// # Panics
     /// If `mid` is beyond the buffer.
@@ -265,7 +265,7 @@ impl<'a, T: NcclType> RecvBuffer<'a> for &'a mut Buffer<T> {
     }
 }
 
-/// Allocates with NCCL, on a thread that can be given up: the call may have to wait for the device.
+/// Allocates with NCCL, on a thread that can be given up, because the call may have to wait for the device.
 fn allocate(
     library: &Library,
     context: &Arc<CudaContext>,
@@ -279,7 +279,7 @@ fn allocate(
         deadline_after(timeout),
         || false,
         move || {
-            // NCCL allocates on the device that is current.
+            // NCCL allocates on the current device.
             cuda_driver::bind(&context).map_err(Error::cuda(
                 "binding the context to this thread (cuCtxSetCurrent)",
             ))?;
@@ -301,7 +301,7 @@ fn allocate(
 
 /// The memory of a dropped buffer.
 struct DeferredBuffer<T: NcclType> {
-    /// Present until the stream waits for the other users of the memory; while the stream is capturing it cannot.
+    /// `None` once the stream waits for the other users of the memory. A capturing stream cannot wait for them.
     memory: Option<ManuallyDrop<CudaSlice<T>>>,
     address: CUdeviceptr,
     bytes: usize,
@@ -312,7 +312,7 @@ struct DeferredBuffer<T: NcclType> {
 }
 
 impl<T: NcclType> DeferredBuffer<T> {
-    /// Makes the stream wait for the other users that cudarc knows of, and marks the point behind them.
+    /// Makes the stream wait for the other users that cudarc knows of, and records an event behind them.
     fn mark(&mut self) {
         if cuda_driver::is_capturing(&self.stream) {
             return;
@@ -370,8 +370,8 @@ impl<T: NcclType> DeferredDrop for DeferredBuffer<T> {
             return;
         };
         let _ = cuda_driver::bind(self.stream.context());
-        // SAFETY: an allocation of NCCL, freed once; everything that was put on its stream before the
-        // buffer was dropped is over, and with it all uses of the memory.
+        // SAFETY: an allocation of NCCL, freed once. All work that was put on its stream before the buffer was dropped
+        // is over, and so are all uses of the memory.
         let code = unsafe { free(std::ptr::with_exposed_provenance_mut(self.address as usize)) };
         if let Err(failure) = ffi::check(&self.library, "ncclMemFree", code) {
             let what = format!("a buffer of {} bytes", self.bytes);

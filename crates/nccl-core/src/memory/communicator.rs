@@ -30,8 +30,8 @@ impl Communicator {
 
     /// Registers with NCCL a buffer that operations of this communicator will use often.
     ///
-    /// Concerns this rank alone; see [`Registered`] for what the other ranks have to do. After an error the
-    /// buffer is not returned: it is freed.
+    /// Only this rank is affected; see [`Registered`] for what the other ranks have to do. After an error the buffer is
+    /// not returned; it is freed.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] when the library is older than 2.19.1, [`ErrorKind::Nccl`] when NCCL
@@ -56,17 +56,18 @@ impl Communicator {
         registered::register(self, buffer)
     }
 
-    /// Registers with NCCL, on all ranks, buffers that operations of this communicator will use often, one on each rank,
-    /// of the same length: a symmetric window. NCCL has faster paths for operations whose buffers are all in windows; with
-    /// [`CtaPolicy::Zero`](crate::CtaPolicy::Zero) it moves data with copy engines
+    /// Registers a symmetric window: buffers of the same length, one on each rank, that operations of this communicator
+    /// will use often. NCCL has faster paths for operations whose buffers are all in windows; with
+    /// [`CtaPolicy::Zero`](crate::CtaPolicy::Zero) it moves the data with copy engines
     /// ([`AllToAllAlgorithm::CopyEngine`](crate::AllToAllAlgorithm::CopyEngine)).
     ///
-    /// Every rank calls this at the same time. Where library, device or communicator do not support windows, the buffer is an
-    /// ordinary one ([`Registered::is_effective`] returns which it is). After an error the buffer is not returned.
+    /// All ranks must call this at the same time. If the library, a device or the communicator does not support windows, the
+    /// buffer remains an ordinary one ([`Registered::is_effective`] returns false). After an error the buffer is not
+    /// returned.
     ///
     /// # Errors
     /// As [`register`](Self::register), from NCCL 2.27.3 on; and [`ErrorKind::TimedOut`] when a rank does not arrive within
-    /// the timeout for operations. The communicator is aborted then, and when NCCL fails.
+    /// the timeout for operations. In that case, and when NCCL fails, the communicator is aborted.
     ///
     /// Wraps `ncclCommWindowRegister` (`NCCL_WIN_COLL_SYMMETRIC`).
     ///
@@ -82,7 +83,7 @@ impl Communicator {
     /// # }
     /// ```
     pub fn register_window<T: NcclType>(&self, buffer: Buffer<T>) -> Result<Registered<Buffer<T>>> {
-        // Not between another window's comparison and its registration.
+        // Must not run between the comparison and the registration of another window.
         let deadline = deadline_after(self.timeout);
         match self.inner.window_turn.try_lock_until(deadline) {
             Some(_turn) => window::register(self, buffer),

@@ -23,8 +23,8 @@ pub(crate) mod sealed {
 
 /// Device memory that owns itself: [`CudaSlice`], [`Buffer`], or one of them [`Registered`](crate::Registered).
 ///
-/// Only owned memory can be registered or put into a plan: a program could forget a borrowing value, and
-/// free the memory while NCCL still uses it.
+/// Only owned memory can be registered or put into a plan: with a borrowing value, a program could `forget` the value
+/// and free the memory while NCCL still uses it.
 ///
 /// ```
 /// fn bytes<B: nccl::OwnedBuffer>(buffer: &B) -> usize {
@@ -110,12 +110,12 @@ impl<T: NcclType> OwnedBuffer for Buffer<T> {
     note = "a plan owns its buffers: give it one `CudaSlice<T>`, `nccl::Buffer<T>` or `nccl::Registered`, a tuple of up to four, or a `Vec` of them; `into_buffers` gives them back"
 )]
 pub trait PlanBuffers: sealed::Visit + Send + 'static {
-    /// The buffers, to read: a view for each, in the same arrangement.
+    /// Views of the buffers, to read, in the same arrangement.
     type Views<'a>
     where
         Self: 'a;
 
-    /// The buffers, to write: a view for each, in the same arrangement.
+    /// Views of the buffers, to write, in the same arrangement.
     type ViewsMut<'a>
     where
         Self: 'a;

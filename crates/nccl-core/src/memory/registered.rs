@@ -24,14 +24,13 @@ use crate::{detached_call, ffi};
 
 /// A buffer that is registered with a communicator, and owned by the registration.
 ///
-/// Where the hardware and the kind of memory allow it (best: [`Buffer`](crate::Buffer)), NCCL then moves
-/// data from and to the buffer without copies of its own. When one rank uses a registered buffer in an
-/// operation, all ranks have to. Elsewhere nothing changes.
+/// Where the hardware and the kind of memory allow it ([`Buffer`](crate::Buffer) is best), NCCL then moves data from
+/// and to the buffer without intermediate copies. When one rank uses a registered buffer in an operation, all ranks
+/// must. Where NCCL cannot use the registration, nothing changes.
 ///
-/// Operations take `&registered` and `&mut registered`, and its views. The value keeps the
-/// communicator alive; its drop deregisters and frees the buffer in the background, when the work on the buffer's stream
-/// is over. A communicator that is finalized or aborted before forgets its registrations, and the
-/// memory stays usable.
+/// Operations take `&registered` and `&mut registered`, and its views. The value keeps the communicator alive; its drop
+/// deregisters and frees the buffer in the background, when the work on the buffer's stream is over. If the communicator
+/// is finalized or aborted first, its registrations end with it, and the memory stays usable.
 ///
 /// A buffer in a symmetric window ([`Communicator::register_window`]) is also a `Registered`; all ranks make it together.
 /// Memory into which other ranks write is a [`Window`](crate::one_sided::Window).
@@ -50,9 +49,9 @@ use crate::{detached_call, ffi};
 pub struct Registered<B: OwnedBuffer> {
     pub(super) buffer: ManuallyDrop<B>,
     pub(super) handle: Registration,
-    /// Does not count as a handle of the communicator: no operation can be issued through it.
+    /// Does not count as a user's handle of the communicator, because no operation can be issued through it.
     pub(super) comm: ManuallyDrop<KeepAlive>,
-    /// Recorded when this is dropped; created beforehand, so that this cannot fail then.
+    /// Recorded on drop; created beforehand, because creating it in the drop could fail.
     pub(super) last: ManuallyDrop<CudaEvent>,
 }
 
@@ -124,9 +123,9 @@ pub(super) fn register<B: OwnedBuffer>(
                     let (guard, _) = inner.handle.lock_within(None, timeout)?;
                     let raw = inner.ready(&guard)?;
                     let mut handle: *mut c_void = std::ptr::null_mut();
-                    // SAFETY: memory of that many bytes, which is neither moved nor freed until it is
-                    // deregistered: the value below owns it, and it is leaked when this does not
-                    // return. `handle` is a valid location; the communicator is alive, under its lock.
+                    // SAFETY: memory of that many bytes, which is neither moved nor freed until it is deregistered: the
+                    // value below owns it, and it is leaked when this call does not return. `handle` is a valid
+                    // location; the communicator is alive, under its lock.
                     let code = unsafe {
                         register(
                             raw.as_ptr(),
@@ -166,7 +165,7 @@ pub(super) fn register<B: OwnedBuffer>(
 }
 
 impl<B: OwnedBuffer> Registered<B> {
-    /// Returns a view of all elements, to read: for every function that takes cudarc's memory.
+    /// Returns a view of all elements, to read, for functions that take cudarc's memory.
     ///
     /// ```
     /// # fn example(x: &nccl::Registered<nccl::Buffer<f32>>) -> Result<(), nccl::cudarc::driver::DriverError> {
@@ -179,7 +178,7 @@ impl<B: OwnedBuffer> Registered<B> {
         self.buffer.view()
     }
 
-    /// Returns a view of all elements, to write: for every function that takes cudarc's memory.
+    /// Returns a view of all elements, to write, for functions that take cudarc's memory.
     ///
     /// ```
     /// # fn example(y: &mut nccl::Registered<nccl::Buffer<f32>>) -> Result<(), nccl::cudarc::driver::DriverError> {
@@ -205,7 +204,7 @@ impl<B: OwnedBuffer> Registered<B> {
         self.buffer.stream()
     }
 
-    /// NCCL's handle of a window; null if this is none.
+    /// Returns NCCL's handle of the window; null if the registration is not a window.
     pub(crate) fn window(&self) -> sys::ncclWindow_t {
         match self.handle.kind {
             Kind::Window => self
@@ -222,7 +221,7 @@ impl<B: OwnedBuffer> Registered<B> {
         self.view().len()
     }
 
-    /// Returns whether NCCL uses the registration: not with `NCCL_LOCAL_REGISTER=0`, for instance.
+    /// Returns whether NCCL uses the registration. With `NCCL_LOCAL_REGISTER=0`, for instance, it does not.
     ///
     /// ```
     /// # fn example(x: &nccl::Registered<nccl::Buffer<f32>>) {
@@ -240,9 +239,9 @@ impl<B: OwnedBuffer> Registered<B> {
     ///
     /// # Errors
     /// [`ErrorKind::TimedOut`] when the work on the stream does not end within the communicator's timeout
-    /// for operations. [`ErrorKind::Nccl`] when NCCL does not release the buffer, and
-    /// [`ErrorKind::Aborted`] when the communicator was leaked and may still use it. The buffer is not
-    /// returned then; it is freed when it is known to be unused, or leaked.
+    /// for operations. [`ErrorKind::Nccl`] when NCCL does not release the buffer, and [`ErrorKind::Aborted`] when the
+    /// communicator was leaked and may still use the buffer. In these cases the buffer is not returned; it is freed
+    /// once it is known to be unused, or leaked.
     ///
     /// Wraps `ncclCommDeregister` or `ncclCommWindowDeregister`.
     ///
@@ -268,7 +267,7 @@ impl<B: OwnedBuffer> Registered<B> {
         }
         let comm = (*deferred.comm).clone();
         let let_go = detached_call::run(
-            // At the deadline the thread returns by itself, a little later.
+            // The thread returns by itself shortly after the deadline.
             deadline_after(timeout.saturating_add(SLACK)),
             || false,
             move || deferred.wait_and_release(deadline, timeout),
@@ -292,7 +291,7 @@ impl<B: OwnedBuffer> Registered<B> {
         deferred
     }
 
-    /// Takes the fields out. Called once, at the end of this value.
+    /// Takes the fields out. Called once, when this value ends.
     fn take_deferred(&mut self) -> DeferredRegistration<B> {
         // SAFETY: each is taken once, because the caller forgets `self` or is its drop.
         let (buffer, comm, last) = unsafe {
@@ -312,10 +311,10 @@ impl<B: OwnedBuffer> Registered<B> {
     }
 }
 
-/// How much longer the thread of a call may take than the waits inside it, which have the same timeout.
+/// How much longer the thread of a call may take than the waits inside the call, which have the call's timeout.
 pub(crate) const SLACK: Duration = Duration::from_secs(1);
 
-/// What is left of a registered buffer. Dropping them leaks the buffer.
+/// The remains of a dropped registration. Dropping this value leaks the buffer.
 struct DeferredRegistration<B: OwnedBuffer> {
     buffer: ManuallyDrop<B>,
     handle: Registration,
@@ -376,8 +375,8 @@ impl<B: OwnedBuffer> DeferredRegistration<B> {
         };
         let api = inner.library.api();
         let (raw, handle) = (raw.as_ptr(), handle.as_ptr());
-        // SAFETY: for both: the handle was made for this communicator, which is alive, under its lock, and is returned
-        // once: `handle` is cleared below. No work uses the buffer any more.
+        // SAFETY: for both functions, the handle was made for this communicator, which is alive, under its lock. The
+        // handle is returned once: `handle` is cleared below. No work uses the buffer any more.
         let code = unsafe {
             match self.handle.kind {
                 Kind::Local => api.ncclCommDeregister.map(|f| f(raw, handle)),

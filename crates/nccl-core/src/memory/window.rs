@@ -22,16 +22,16 @@ use crate::{detached_call, ffi};
 
 const CALL: &str = "ncclCommWindowRegister";
 
-/// A failed registration, by whether NCCL had been called.
+/// A failed registration; the variants tell whether NCCL had been called.
 enum WindowFailure {
     NotStarted(Error),
     PartlyIssued(Error),
 }
 
-/// Where NCCL writes the handle, possibly from a thread of its own after the call has returned.
+/// The memory into which NCCL writes the handle, possibly from its own thread after the call has returned.
 struct HandleOut(Box<*mut c_void>);
 
-// SAFETY: memory that threads own one after another; the pointer in it is a number for NCCL.
+// SAFETY: only one thread owns the memory at a time; the pointer in it is only passed to NCCL.
 unsafe impl Send for HandleOut {}
 
 /// Registers with NCCL, on all ranks, buffers that operations of this communicator will use often.
@@ -67,9 +67,9 @@ pub(crate) fn register<T: NcclType>(
             let remaining = timeout.saturating_sub(started.elapsed());
             let launched = inner.launch(raw, started, (timeout, remaining), || {
                 // SAFETY: memory of that many bytes, which is neither moved nor freed until it is deregistered: the
-                // resulting value owns it, and it is leaked when this does not return. `at` stays valid until
-                // the communicator has settled, and for ever if it does not settle. The communicator is
-                // alive, under its lock.
+                // resulting value owns it, and it is leaked when this call does not return. `at` stays valid until the
+                // communicator has settled; if it never settles, `at` is leaked. The communicator is alive, under its
+                // lock.
                 let code = unsafe {
                     register(
                         raw.as_ptr(),
@@ -92,7 +92,7 @@ pub(crate) fn register<T: NcclType>(
         drop,
     );
     let failed = |error: Error, buffer: Buffer<T>| {
-        // The other ranks may have the window, or wait for it.
+        // The other ranks may already have the window, or wait for this rank.
         std::mem::forget(buffer);
         comm.inner.abort(&error);
         Err(comm.inner.final_error(error))

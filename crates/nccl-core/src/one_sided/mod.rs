@@ -3,13 +3,14 @@
 //! - `window`: the memory into which the other ranks write;
 //! - `operations`: put, signal and wait, single and in groups.
 //!
-//! What keeps them sound:
-//! - A put stays inside the other rank's window: all ranks have compared the lengths when they made it, and only windows
-//!   that were made so take puts.
-//! - A window is not deregistered while an operation of this rank uses it: its stream waits for each of them. A put of another
-//!   rank may still arrive later; it goes to memory of which that rank holds a mapping of its own, so that the driver does not give
-//!   it to another allocation (windows are in virtual-memory allocations, which live as long as their last mapping).
-//! - What is in a window is plain numbers: a put that comes while it is read gives wrong numbers and nothing worse.
+//! What makes them sound:
+//! - A put stays inside the other rank's window: all ranks compared the lengths when they made it, and puts accept only windows
+//!   that were made this way.
+//! - A window is not deregistered while an operation of this rank uses it, because its stream waits for each such operation. A
+//!   put of another rank may still arrive later. It goes to memory of which the other rank holds its own mapping, so the driver
+//!   does not reuse that memory for another allocation (windows are virtual-memory allocations, which live as long as their
+//!   last mapping).
+//! - Windows contain plain numbers: a put that arrives while a window is read yields wrong numbers, and nothing worse.
 
 mod operations;
 mod window;

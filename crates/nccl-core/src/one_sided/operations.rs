@@ -18,7 +18,7 @@ use crate::queued_op::{CollectiveArgs, Extra, QueuedOp};
 use crate::request::Request;
 use nccl_base::data_type::DataType;
 
-/// Where a put or a signal goes; a put comes with a signal.
+/// The destination of a put or a signal. A put also sends a signal.
 ///
 /// ```
 /// use nccl::one_sided::Target;
@@ -36,7 +36,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// The beginning of `peer`'s window, and its signal 0 in context 0.
+    /// Targets the beginning of `peer`'s window, with signal 0 in context 0.
     ///
     /// ```
     /// let target = nccl::one_sided::Target::rank(1);
@@ -50,7 +50,7 @@ impl Target {
         }
     }
 
-    /// The window from element `offset` on.
+    /// Targets the window from element `offset` on.
     ///
     /// ```
     /// let target = nccl::one_sided::Target::rank(1).at(100);
@@ -59,7 +59,7 @@ impl Target {
         Self { offset, ..self }
     }
 
-    /// Another signal, below [`Config::rma_signals`](crate::Config::rma_signals) (1 unless set).
+    /// Selects another signal, below [`Config::rma_signals`](crate::Config::rma_signals) (1 unless set).
     ///
     /// ```
     /// let target = nccl::one_sided::Target::rank(1).signal(2);
@@ -68,8 +68,8 @@ impl Target {
         Self { signal, ..self }
     }
 
-    /// Another context, below [`Config::rma_contexts`](crate::Config::rma_contexts) (1 unless set): signals of different contexts
-    /// are different, and the operations of different contexts may overtake each other.
+    /// Selects another context, below [`Config::rma_contexts`](crate::Config::rma_contexts) (1 unless set). Each context has
+    /// its own signals, and the operations of different contexts may overtake each other.
     ///
     /// ```
     /// let target = nccl::one_sided::Target::rank(1).context(1);
@@ -79,7 +79,7 @@ impl Target {
     }
 }
 
-/// Signals of one rank that are waited for.
+/// The signals of one rank for which a wait waits.
 ///
 /// ```
 /// use nccl::one_sided::Signals;
@@ -97,7 +97,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// The next signal 0 of `peer` in context 0.
+    /// Waits for the next signal 0 of `peer` in context 0.
     ///
     /// ```
     /// let signals = nccl::one_sided::Signals::from(1);
@@ -111,7 +111,7 @@ impl Signals {
         }
     }
 
-    /// So many of them, at least 1.
+    /// Waits for this number of signals, at least 1.
     ///
     /// ```
     /// let signals = nccl::one_sided::Signals::from(1).times(3);
@@ -120,7 +120,7 @@ impl Signals {
         Self { count, ..self }
     }
 
-    /// Another signal; see [`Target::signal`].
+    /// Selects another signal; see [`Target::signal`].
     ///
     /// ```
     /// let signals = nccl::one_sided::Signals::from(1).signal(2);
@@ -129,7 +129,7 @@ impl Signals {
         Self { signal, ..self }
     }
 
-    /// Of another context; see [`Target::context`].
+    /// Selects another context; see [`Target::context`].
     ///
     /// ```
     /// let signals = nccl::one_sided::Signals::from(1).context(1);
@@ -142,12 +142,14 @@ impl Signals {
 impl<T: NcclType> Window<T> {
     /// Writes `x` into the window of another rank, on the stream of the window's communicator, and signals that rank.
     ///
-    /// `x` lies in a window of the same communicator, of this type or another one, as [`view`](Self::view) or a part of it. The
-    /// request is done when `x` may be written again; that the other rank has it is for that rank to see.
+    /// `x` must lie in a window of the same communicator, this one or another, as [`view`](Self::view) or a part of it. The
+    /// request is done when `x` may be written again; it does not show that the data has arrived, which only the other rank can
+    /// observe.
     ///
     /// # Errors
     /// [`ErrorKind::NoSuchRank`]; [`ErrorKind::Length`] for a put that does not fit into the window;
-    /// [`ErrorKind::InvalidConfig`] for a source in no window, and for a signal or a context that the communicator does not have.
+    /// [`ErrorKind::InvalidConfig`] for a source outside of all windows, and for a signal or a context that the communicator
+    /// does not have.
     /// Otherwise as [`Communicator::all_reduce`].
     ///
     /// Wraps `ncclPutSignal` (NCCL ≥ 2.29.2).
@@ -171,16 +173,16 @@ impl<T: NcclType> Window<T> {
         comm.group_of_kind(OperationKind::Put, shape, |group| group.put(x, self, to))
     }
 
-    /// Waits on the stream until all these signals have come; what was put before them is in the window then, for what is
-    /// put on the window's stream or the communicator's afterwards. Each signal is waited for once.
+    /// Waits on the stream until all these signals have arrived. Work that is put on the window's stream or the
+    /// communicator's stream afterwards sees the data that was put before the signals. A wait consumes its signals.
     ///
-    /// **A signal that never comes**: the request times out, as any operation, and the communicator is aborted. NCCL's abort does
-    /// not end a stream's wait for a signal, so the communicator is leaked, with its window, and the stream stays occupied
-    /// (docs/real-nccl.md).
+    /// **If a signal never arrives**, the request times out like any operation, and the communicator is aborted. NCCL's abort
+    /// does not end a stream's wait for a signal, so the communicator is leaked together with its window, and the stream stays
+    /// blocked (docs/real-nccl.md).
     ///
     /// # Errors
-    /// [`ErrorKind::NoSuchRank`]; [`ErrorKind::InvalidConfig`] for no signals, and for a signal or a context that the communicator
-    /// does not have. Otherwise as [`Communicator::all_reduce`].
+    /// [`ErrorKind::NoSuchRank`]; [`ErrorKind::InvalidConfig`] without signals, and for a signal or a context that the
+    /// communicator does not have. Otherwise as [`Communicator::all_reduce`].
     ///
     /// Wraps `ncclWaitSignal` (NCCL ≥ 2.29.2).
     ///
@@ -203,11 +205,11 @@ impl<T: NcclType> Window<T> {
 }
 
 impl Communicator {
-    /// Signals a rank, without a put: for instance that a place in this rank's window may be written again. The ranks have made a
-    /// [`window`](Self::window) before.
+    /// Signals a rank without a put, for instance to report that a part of this rank's window may be written again. The ranks
+    /// must have made a [`window`](Self::window) before.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] before there was a window. Otherwise as [`Window::put`](crate::one_sided::Window::put).
+    /// [`ErrorKind::InvalidConfig`] if no window was made yet. Otherwise as [`Window::put`](crate::one_sided::Window::put).
     ///
     /// Wraps `ncclSignal` (NCCL ≥ 2.29.2).
     ///
@@ -229,11 +231,12 @@ impl Communicator {
 impl<'a> Group<'a> {
     /// Records a put; see [`Window::put`](crate::one_sided::Window::put).
     ///
-    /// NCCL carries out the one-sided operations of a group in the order in which they are recorded, so that a wait holds up what
-    /// comes behind it: puts and signals come before waits.
+    /// NCCL executes the one-sided operations of a group in the order in which they are recorded, so a wait delays everything
+    /// after it. Puts and signals must be recorded before waits.
     ///
     /// # Errors
-    /// As there; [`ErrorKind::InvalidConfig`] after a wait in the same group, and in a captured plan, which cannot have it.
+    /// As [`Window::put`](crate::one_sided::Window::put); [`ErrorKind::InvalidConfig`] after a wait in the same group, and
+    /// in a captured plan, which cannot contain puts.
     ///
     /// Wraps `ncclPutSignal`.
     ///
@@ -283,7 +286,7 @@ impl<'a> Group<'a> {
                 ),
             }));
         }
-        // The window's stream waits for the put: it is not deregistered before.
+        // The window's stream waits for the put, so that the window is not deregistered before.
         self.buffers.read(window.view())?;
         let args = OneSidedArgs::Put {
             window: window.raw(),
@@ -298,7 +301,7 @@ impl<'a> Group<'a> {
     /// Records a signal; see [`Communicator::signal`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Communicator::signal`].
     ///
     /// Wraps `ncclSignal`.
     ///
@@ -329,7 +332,7 @@ impl<'a> Group<'a> {
     /// Records a wait for signals; see [`Window::wait`](crate::one_sided::Window::wait).
     ///
     /// # Errors
-    /// As there.
+    /// As [`Window::wait`](crate::one_sided::Window::wait).
     ///
     /// Wraps `ncclWaitSignal`.
     ///
@@ -370,14 +373,14 @@ impl<'a> Group<'a> {
                 ctx: context,
             });
         }
-        // What comes with the signals is there for the window's stream, too.
+        // The window's stream also waits, so that its work sees the data that was put before the signals.
         self.buffers.write(window.view_mut())?;
         let args = OneSidedArgs::Wait(descriptors);
         self.push_one_sided(Function::WaitSignal, 0, total, DataType::UInt8, first, args);
         Ok(())
     }
 
-    /// Refuses the window of another communicator, whose handle NCCL would not find.
+    /// Refuses a window of another communicator, because NCCL would not find its handle.
     fn check_window<T: NcclType>(&self, window: &Window<T>) -> Result<()> {
         self.comm.library().function(sys::Api::ncclPutSignal)?;
         self.check_outside_of_plans()?;
@@ -387,7 +390,8 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// In a graph, NCCL waits for an acknowledgement that only a captured wait gives, and for ever where there is none.
+    /// Refuses plans: in a graph, NCCL waits for an acknowledgement that only a captured wait gives, and without one it
+    /// waits for ever.
     fn check_outside_of_plans(&self) -> Result<()> {
         match self.buffers.is_for(None) {
             true => Ok(()),
@@ -425,7 +429,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// NCCL checks the ranges of both, against what the communicator was configured with.
+    /// Checks both against the communicator's configuration, as NCCL does.
     fn signal_of(&self, signal: usize, context: usize) -> Result<(i32, i32)> {
         let (signals, contexts) = self.comm.inner.rma_limits;
         if signal >= signals {

@@ -1,4 +1,4 @@
-//! Memory into which other ranks write.
+//! Memory into which other ranks can write.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,17 +18,17 @@ use crate::reduce::ReduceOp;
 use crate::time::deadline_after;
 use nccl_base::data_type::DataType;
 
-/// Memory of a rank into which the other ranks of a communicator write ([`put`](Self::put)), of the same length on all of them;
-/// from [`Communicator::window`].
+/// Memory of a rank into which the other ranks of a communicator can write ([`put`](Self::put)), of the same length on all of
+/// them; from [`Communicator::window`].
 ///
-/// A put comes with a signal. Signals belong to the communicator: they are counted for each rank, signal and context, whatever window the put
-/// went to, so puts to several windows at a time take several signals. A rank that has waited for the signal
-/// ([`wait`](Self::wait)) has what was put before it. In between, the
-/// other ranks may write at any time: what this rank reads then may be old, new or half of each. So ranks agree, with signals in the
-/// other direction or a [`barrier`](Communicator::barrier), when a place may be written again.
+/// A put also sends a signal. Signals belong to the communicator: they are counted for each rank, signal and context, whatever
+/// the window of the put, so simultaneous puts to several windows need several signals. A rank that has waited for the signal
+/// ([`wait`](Self::wait)) sees the data of the put. The other ranks may write at any other time as well, and this rank then
+/// reads old data, new data, or a mixture. So the ranks have to agree when a part of a window may be written again: with
+/// signals in the other direction, or with a [`barrier`](Communicator::barrier).
 ///
-/// The value owns its memory and keeps the communicator alive; its drop deregisters and frees it in the background. All ranks
-/// should drop theirs, and make their windows in the same order.
+/// The value owns its memory and keeps the communicator alive; its drop deregisters and frees the memory in the background.
+/// All ranks should drop their part, and all must make their windows in the same order.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -59,19 +59,19 @@ fn turn_timed_out(timeout: Duration) -> Error {
     })
 }
 
-/// What a rank lacks that has asked for a window.
+/// What a rank that requests a window lacks.
 const NO_WINDOW: u64 = 1;
 const NO_OPERATIONS: u64 = 2;
 
 impl Communicator {
-    /// Allocates a window of `len` elements, all zeros, into which the other ranks can put. Every rank calls it with the same
-    /// length, at the same time. Returns when what was enqueued before on the streams of all ranks is done, and the zeros are there:
-    /// the communicator's timeout counts for that as well.
+    /// Allocates a window of `len` elements, all zeros, into which the other ranks can put. All ranks must call this with the
+    /// same length, at the same time. It returns when the earlier work on the streams of all ranks is done and the zeros are
+    /// written; the communicator's timeout includes both.
     ///
     /// # Errors
     /// On all ranks alike: [`ErrorKind::InvalidConfig`] when lengths or types differ, or the length is 0;
-    /// [`ErrorKind::Unavailable`] when NCCL makes no windows among these ranks, or has no one-sided operations (a driver before
-    /// CUDA 12.5, `NCCL_NUM_RMA_CTX=0`; before NCCL 2.29.7 it does not say so, and the communicator is aborted then);
+    /// [`ErrorKind::Unavailable`] when NCCL supports no windows among these ranks, or no one-sided operations (a driver before
+    /// CUDA 12.5, `NCCL_NUM_RMA_CTX=0`; before 2.29.7, NCCL does not report that, and the communicator is aborted);
     /// [`ErrorKind::Unsupported`] before NCCL 2.29.2. Otherwise as [`register_window`](Self::register_window) and
     /// [`buffer`](Self::buffer).
     ///
@@ -90,7 +90,7 @@ impl Communicator {
     /// ```
     pub fn window<T: NcclType>(&self, len: usize) -> Result<Window<T>> {
         self.library().function(nccl_sys::Api::ncclPutSignal)?;
-        // Between the comparison and the registration, no other window is registered here.
+        // No other window may be registered here between the comparison and the registration.
         let deadline = deadline_after(self.timeout);
         let Some(_turn) = self.inner.window_turn.try_lock_until(deadline) else {
             return Err(turn_timed_out(self.timeout));
@@ -119,7 +119,7 @@ impl Communicator {
             }));
         }
         let mut window = self.window_alone(len, self.has_one_sided()?)?;
-        // The first one-sided operation connects all ranks, and would wait for the others to issue one.
+        // The first one-sided operation connects all ranks, and would otherwise wait until the others issue one.
         window.comm = self.apart()?;
         self.inner.has_window.store(true, Ordering::Release);
         let own = self.rank();
@@ -129,7 +129,7 @@ impl Communicator {
         Ok(window)
     }
 
-    /// As [`window`](Self::window), without one-sided operations. `agree` compares the length among all ranks.
+    /// Like [`window`](Self::window), without one-sided operations. `agree` compares the length among all ranks.
     #[doc(hidden)]
     pub fn window_for_kernels(
         &self,
@@ -153,7 +153,7 @@ impl Communicator {
             (true, true) => 0,
         };
         let apart = self.apart()?;
-        // The zeros are written on this stream: no rank may put before they are there on all.
+        // The zeros are written on this stream, and no rank may put before they are written on all ranks.
         let zeros = || apart.stream().join(self.stream());
         cuda_driver::ignoring_stored_error(&self.inner.context, zeros)
             .map_err(Error::cuda("waiting for the zeros (cuStreamWaitEvent)"))?;
@@ -179,7 +179,7 @@ impl Communicator {
         })
     }
 
-    /// The communicator without its configuration, on a stream on which nothing of the program's is waited for.
+    /// Returns the communicator without its configuration, on a stream that does not wait for work of the program.
     fn apart(&self) -> Result<Self> {
         let context = &self.inner.context;
         let stream = cuda_driver::ignoring_stored_error(context, || context.new_stream())
@@ -190,12 +190,12 @@ impl Communicator {
         })
     }
 
-    /// Whether NCCL has one-sided operations here, as far as it says.
+    /// Whether NCCL has one-sided operations here, as far as it reports that.
     fn has_one_sided(&self) -> Result<bool> {
         Ok(self.properties()?.host_rma != Some(false))
     }
 
-    /// Returns the number that each rank has given.
+    /// Returns the numbers that the ranks passed, in rank order.
     #[doc(hidden)]
     pub fn gather_from_all(&self, own: u64) -> Result<Vec<u64>> {
         self.apart()?.gather_on_own_stream(own)
@@ -232,7 +232,8 @@ impl<T: NcclType> Window<T> {
         self.registered.len()
     }
 
-    /// Returns the communicator whose ranks write into it, with the stream, timeout and configuration with which it was made.
+    /// Returns the communicator whose ranks can write into the window, with the stream, timeout and configuration with which
+    /// the window was made.
     ///
     /// ```
     /// # fn example(window: &nccl::one_sided::Window<f32>) {
@@ -256,7 +257,7 @@ impl<T: NcclType> Window<T> {
         self.registered.stream()
     }
 
-    /// Returns a view of this rank's elements, to read: for every function that takes cudarc's memory, and as the source of a put.
+    /// Returns a view of this rank's elements, to read: for functions that take cudarc's memory, and as the source of a put.
     ///
     /// ```
     /// # fn example(window: &nccl::one_sided::Window<f32>) -> Result<(), nccl::cudarc::driver::DriverError> {
@@ -283,10 +284,11 @@ impl<T: NcclType> Window<T> {
         self.registered.view_mut()
     }
 
-    /// Returns the address at which kernels of this rank's device reach the part of rank `peer`; `None` for a rank whose memory they
-    /// do not reach ([`Team::load_store`](crate::device_api::Team::load_store)). It is valid until this rank's window or that one's is dropped, or the
-    /// communicator ends, which an abort for another rank's fault may do at any time: kernels that use it need a
-    /// [hold](Communicator::hold_windows). What they read and write there, and when, is for them to arrange.
+    /// Returns the address at which kernels on this rank's device reach the part of rank `peer`; `None` for a rank whose memory
+    /// they cannot reach ([`Team::load_store`](crate::device_api::Team::load_store)). The address is valid until the window of
+    /// this rank or of `peer` is dropped, or the communicator ends. An abort for another rank's fault may end it at any time,
+    /// so kernels that use the address need a [hold](Communicator::hold_windows). The program has to synchronize the accesses
+    /// of its kernels.
     ///
     /// # Errors
     /// [`ErrorKind::NoSuchRank`] for a rank that the communicator does not have; otherwise as [`Communicator::properties`].
@@ -321,7 +323,7 @@ impl<T: NcclType> Window<T> {
         };
         let window = self.raw();
         self.comm.ask(CALL, move |inner, _| {
-            // Captured as a whole, because the pointer alone may not go to another thread.
+            // Captures the whole value, because the pointer alone is not `Send`.
             let whole: RawWindow = window;
             let mut pointer = std::ptr::null_mut();
             // SAFETY: the window is registered with this communicator, which is alive, under its lock; the place is valid

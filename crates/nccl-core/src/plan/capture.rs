@@ -1,13 +1,12 @@
-//! The capture itself: begun, filled and ended within one call.
+//! The capture itself, which begins, is filled and ends within one call.
 //!
-//! It happens on the communicator's own stream, under its lock, after the user's closure has
-//! returned: so no other work can get into the graph, and no other code finds a stream capturing.
+//! It happens on the communicator's own stream, under its lock, after the user's closure has returned. So no other work
+//! can get into the graph, and no other code encounters a capturing stream.
 //!
-//! When an operation fails in between, the communicator is aborted, because the other ranks have captured
-//! what this rank has not. The abort comes before the end of the capture: a thread of NCCL may still be
-//! adding to the graph, and only the abort joins it. But the abort also waits for graphs that hold the
-//! communicator, possibly for the one being captured: so the capture is ended after a moment even if
-//! the abort is still waiting.
+//! If an operation fails during the capture, the communicator is aborted, because the other ranks have captured what
+//! this rank has not. The abort begins before the capture ends: a thread of NCCL may still be adding to the graph, and
+//! only the abort joins that thread. But the abort also waits for graphs that hold the communicator, possibly for the
+//! one being captured. So the capture is ended after a moment even if the abort is still waiting.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,7 +25,7 @@ use crate::queued_op::CallContext;
 use crate::supervision::watchdog;
 use crate::threads;
 
-/// How long an abort gets to join NCCL's threads before the capture is ended.
+/// How long an abort may take to join NCCL's threads before the capture is ended.
 const MOMENT: Duration = Duration::from_secs(1);
 
 impl Inner {
@@ -61,7 +60,7 @@ impl Inner {
             let count = group.batch().queued.len();
             let ticket = writer.begin(handle.sequence, KIND, started, stream, timeout, count);
             if ticket.needs_report {
-                // Nothing of it runs before the launch, but NCCL may not return from the call.
+                // None of it runs before the launch, but NCCL may not return from the call.
                 let issue = watchdog::ReportedCall {
                     inner: self,
                     on: stream,
@@ -71,7 +70,7 @@ impl Inner {
                 };
                 watchdog::report_unmarked(issue)?;
             }
-            // Until NCCL has settled, none of it needs to be in the graph.
+            // Until NCCL has settled, its work may not be in the graph yet.
             let timeouts = (started, timeout);
             let captured = launch_step(self, raw, timeouts, group.step(), stream, &calls, writer);
             writer.end(ticket, captured.as_ref().err());
@@ -80,7 +79,7 @@ impl Inner {
         let graph = issued.and_then(|()| capturing.finish());
         drop(inside);
         match graph {
-            // Under the lock, so that the thread that ends the communicator finds the graph in the list.
+            // Done under the lock, so that the thread that ends the communicator finds the graph in the list.
             Ok(graph) => Ok(self.plans.add(number, graph, &self.context)),
             Err(error) => {
                 drop(handle);
@@ -109,7 +108,7 @@ impl Inner {
     }
 }
 
-/// A stream that is capturing; the drop ends the capture.
+/// A stream that is capturing. Dropping this value ends the capture.
 struct Capturing<'s> {
     stream: &'s Arc<CudaStream>,
     ended: std::cell::Cell<bool>,
@@ -117,7 +116,8 @@ struct Capturing<'s> {
 
 impl<'s> Capturing<'s> {
     fn begin(stream: &'s Arc<CudaStream>) -> Result<Self> {
-        // Forbids only this thread the calls that would break the capture, not the whole process.
+        // In this mode, the calls that would break the capture are forbidden only to this thread, not to the whole
+        // process.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         cuda_driver::ignoring_stored_error(stream.context(), || stream.begin_capture(mode))
             .map_err(Error::cuda("beginning a capture (cuStreamBeginCapture)"))?;
@@ -130,7 +130,7 @@ impl<'s> Capturing<'s> {
     fn finish(&self) -> Result<cudarc::driver::CudaGraph> {
         let end = || self.stream.end_capture(sys::CUgraphInstantiate_flags(0));
         let graph = cuda_driver::ignoring_stored_error(self.stream.context(), end);
-        // The capture continues if cudarc found an error that was stored just now.
+        // The capture has not ended if cudarc only returned an error that was stored just now.
         self.ended.set(!cuda_driver::is_capturing(self.stream));
         let graph = graph.map_err(Error::cuda(
             "ending a capture (cuStreamEndCapture, cuGraphInstantiate)",

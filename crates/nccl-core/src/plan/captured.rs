@@ -1,4 +1,4 @@
-//! A captured plan: its launches, its buffers, its end.
+//! A captured plan: its launches, its buffers, and its end.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -28,18 +28,18 @@ use crate::stats::Volume;
 /// Memory of a plan that its caller does not see: none or one.
 pub(crate) type Scratch = Vec<CudaSlice<u8>>;
 
-/// Operations on buffers of their own, captured into a CUDA graph: a launch costs one call for all of
-/// them, and needs no thread of NCCL.
+/// Operations on the plan's own buffers, captured into a CUDA graph. A launch costs one call for all of them, and needs
+/// no thread of NCCL.
 ///
-/// The plan owns its buffers. Between launches they are read and written through
-/// [`views`](Self::views) and [`views_mut`](Self::views_mut), ordered by their streams like any other
-/// memory: work that was put on a buffer's stream before a launch is over when the replay begins, and
-/// work that is put there afterwards begins when the replay is over.
+/// The plan owns its buffers. Between launches, the program reads and writes them through [`views`](Self::views) and
+/// [`views_mut`](Self::views_mut), ordered by their streams like any other memory: work that was put on a buffer's
+/// stream before a launch is over when the replay begins, and work that is put there afterwards begins when the replay
+/// is over.
 ///
-/// Every rank has to capture the same operations, and to launch its plan equally often and in the same
-/// order. The plan keeps its communicator alive: finalizing or aborting the communicator destroys the graph first, and
-/// later launches fail. Dropping the plan never waits: buffers that a replay still uses are freed in the
-/// background when it is over.
+/// Every rank has to capture the same operations, and to launch its plan equally often and in the same order. The plan
+/// keeps its communicator alive. Finalizing or aborting the communicator destroys the graph first, and later launches
+/// fail. Dropping the plan never waits: buffers that a replay still uses are freed in the background when the replay is
+/// over.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -108,7 +108,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
                 buffers.write(memory)?;
             }
             drop(taking);
-            // The first launch was counted when it was captured.
+            // The first launch was already counted by the capture.
             let replayed = Replayed {
                 plan: self.slot.number,
                 volume: (self.throttle.launches > 0).then_some(&self.volume),
@@ -118,7 +118,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
             comm.inner
                 .replay(&buffers, ordering_event, &replayed, timeout, |inner| {
                     let graph = self.slot.graph.lock();
-                    // Under this lock: the communicator cannot end before the graph does.
+                    // Launched under this lock: the communicator cannot end before the graph is destroyed.
                     match graph.as_ref() {
                         Some(_) if inner.is_suspended.load(Ordering::Acquire) => {
                             Err(NotLaunched::Refused(inner.suspended()))

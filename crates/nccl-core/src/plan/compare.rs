@@ -14,7 +14,7 @@ pub(crate) struct Comparison<'c> {
     pub(crate) comm: &'c Communicator,
     /// The name of this comparison: the same on all ranks, and different for every comparison of the communicator.
     pub(crate) topic: String,
-    /// Names it in the error for missing ranks.
+    /// Names the comparison in the error about missing ranks.
     pub(crate) what: String,
     pub(crate) started: Instant,
 }
@@ -38,7 +38,7 @@ impl Comparison<'_> {
                 Err(Error::new(ErrorKind::TimedOut { what, timeout }))
             }
             GatherOutcome::ConnectionLost if interrupted() => Err(inner.out_of_use()),
-            // The other ranks cannot be reached any more; what that means for the communicator is decided elsewhere.
+            // The other ranks cannot be reached any more; other code decides what that means for the communicator.
             GatherOutcome::ConnectionLost => Ok(None),
         }
     }
@@ -75,7 +75,7 @@ impl Comparison<'_> {
     }
 
     /// Returns how the operations of the ranks differ, in one sentence that is the same on all of them; `None` if they
-    /// match, or if the other ranks cannot be reached. A rank without operations gives the reason.
+    /// match, or if the other ranks cannot be reached. A rank without operations passes the reason instead.
     pub(crate) fn operations(
         &self,
         done: OperationUse,
@@ -90,7 +90,7 @@ impl Comparison<'_> {
         let broken = |broken: Broken| Error::rendezvous(broken.0);
         match operation_comparison::compare(&digests).map_err(broken)? {
             DigestComparison::Same => Ok(None),
-            // This rank's own error is the better answer here.
+            // This rank's own error is more useful here.
             DigestComparison::Failed(..) if failed => Ok(None),
             DigestComparison::Failed(rank, reason) => Ok(Some(format!(
                 "{} {}, because {reason}",

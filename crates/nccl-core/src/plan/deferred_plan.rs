@@ -1,4 +1,4 @@
-//! The part of a plan that lives until the device is done with it.
+//! The part of a plan that lives until the device has finished with it.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::graphs::GraphSlot;
 use crate::memory::PlanBuffers;
 use crate::state::State;
 
-/// What is left of a plan, or of the attempt to make one. Dropping them leaks the buffers.
+/// The remains of a plan, or of an attempt to make one. Dropping this value leaks the buffers.
 pub(super) struct DeferredPlan<B: PlanBuffers> {
     pub(super) buffers: ManuallyDrop<B>,
     pub(super) slot: Option<Arc<GraphSlot>>,

@@ -10,11 +10,11 @@ use crate::cuda_driver;
 use crate::error::{Error, ErrorKind, Result};
 use crate::time::deadline_after;
 
-/// The pacing of a plan's launches. CUDA blocks a launch, without a timeout, while too many are in
-/// flight; so the plan queries an event now and then, with a timeout.
+/// Limits the launches of a plan in flight. CUDA blocks a launch, without a timeout, while too many are in flight, so
+/// the plan queries an event now and then, with a timeout.
 pub(super) struct LaunchThrottle {
     pub(super) launches: u64,
-    /// Recorded behind launches, in turn.
+    /// Recorded alternately behind launches.
     marks: [CudaEvent; 2],
 }
 
@@ -33,7 +33,7 @@ impl LaunchThrottle {
         }
         let deadline = deadline_after(comm.timeout);
         let mut backoff = Backoff::new();
-        // The older of the two, which is about to be recorded again; not recorded yet at first.
+        // The older of the two events, which is about to be recorded again; at first it is not recorded yet.
         let mark = &self.marks[(self.launches / STRIDE % 2) as usize];
         let _ = cuda_driver::bind(mark.context());
         let is_over = || {

@@ -1,4 +1,4 @@
-//! The making of a plan: the closure is recorded, the ranks compare their recordings, and only then NCCL is called.
+//! Makes a plan: the closure is recorded, the ranks compare their recordings, and only then NCCL is called.
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -26,21 +26,21 @@ use crate::stats::Volume;
 impl Communicator {
     /// Captures operations into a plan that can be launched again and again.
     ///
-    /// `record` is called first, with a view of each buffer, and records the operations on them; it runs
-    /// before anything is captured, so it may call any code. Only the buffers that are passed
-    /// here can be used: the plan owns them from then on. Every rank has to capture at the same time,
-    /// because NCCL connects the ranks while it captures. After an error the buffers are not returned.
+    /// `record` is called first, with a view of each buffer, and records the operations on them. It runs before
+    /// anything is captured, so it may call any code. The operations can use only the buffers that are passed here; the
+    /// plan owns them from then on. All ranks must capture at the same time, because NCCL connects the ranks while it
+    /// captures. After an error the buffers are not returned.
     ///
     /// The plan is launched on the stream of this communicator.
     ///
     /// # Errors
-    /// The errors of `record`; [`ErrorKind::NotInPlan`] for foreign buffers; and as any operation.
+    /// The errors of `record`; [`ErrorKind::NotInPlan`] for buffers that the plan does not own; and as any operation.
     ///
-    /// The ranks of a `World`'s communicator compare what they recorded before NCCL is
-    /// called: [`ErrorKind::CaptureDiffers`] reports on all of them alike which rank has what;
-    /// [`ErrorKind::TimedOut`] names ranks that did not arrive. Both leave the communicator usable. When
-    /// NCCL or CUDA fails, or not everything is captured within the communicator's timeout for operations,
-    /// the communicator is aborted: the other ranks have captured what this rank has not.
+    /// The ranks of a `World`'s communicator compare their recordings before NCCL is called:
+    /// [`ErrorKind::CaptureDiffers`] reports the difference, the same on all of them; [`ErrorKind::TimedOut`] names
+    /// ranks that did not arrive. Both leave the communicator usable. When NCCL or CUDA fails, or not everything is
+    /// captured within the communicator's timeout for operations, the communicator is aborted, because the other ranks
+    /// have captured what this rank has not.
     ///
     /// Wraps `cuStreamBeginCapture`, the operations, `cuStreamEndCapture` and `cuGraphInstantiate`.
     ///
@@ -70,7 +70,8 @@ impl Communicator {
         })
     }
 
-    /// As [`capture`](Self::capture), with memory that the plan owns as well and that `record` gets beside the buffers.
+    /// Like [`capture`](Self::capture), with scratch memory that the plan also owns, and that `record` gets in addition
+    /// to the buffers.
     pub(crate) fn capture_with_scratch<B: PlanBuffers>(
         &self,
         buffers: B,
@@ -120,7 +121,8 @@ impl Communicator {
             ordering_event,
             marks,
         } = recorded?;
-        // From here on NCCL knows addresses; the buffers can only be freed when it does not use them any more.
+        // From here on, NCCL knows addresses of the buffers, which can be freed only when it does not use them any
+        // more.
         let buffers = ManuallyDrop::new(buffers);
         let recorded = || groups.iter().flat_map(|group| group.batch().queued);
         let mut volume = Volume::default();
@@ -152,7 +154,7 @@ impl Communicator {
         }
     }
 
-    /// Everything before NCCL is called.
+    /// All steps before NCCL is called.
     fn record_plan<B: PlanBuffers>(
         &self,
         buffers: &mut B,
@@ -179,8 +181,8 @@ impl Communicator {
         })
     }
 
-    /// Compares the plan with what the other ranks are about to capture, if they can be reached. Nothing has been
-    /// captured by then, so that a difference leaves the communicator usable.
+    /// Compares the plan with those that the other ranks are about to capture, if they can be reached. Nothing has been
+    /// captured yet, so a difference leaves the communicator usable.
     fn compare_captures(
         &self,
         number: u64,

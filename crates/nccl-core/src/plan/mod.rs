@@ -1,8 +1,8 @@
 //! Operations that are captured once and launched many times.
 //!
-//! CUDA's graphs replay work without checking whether its memory still exists, so cudarc's own capture cannot
-//! be used with NCCL: operations refuse a capturing stream. A [`CapturedPlan`] owns its buffers and holds its
-//! communicator instead.
+//! CUDA graphs replay work without checking whether its memory still exists, so cudarc's own capture cannot be used
+//! with NCCL: operations refuse a capturing stream. A [`CapturedPlan`] owns its buffers and holds its communicator
+//! instead.
 //!
 //! - `record`: the program's closure runs first, and its operations are only recorded;
 //! - `compare`: the ranks compare what they recorded ([`agree`](crate::operation_comparison));

@@ -1,7 +1,7 @@
-//! The index of a call among the collectives of its communicator, which all ranks share; the sequence numbers
-//! of calls also count messages between some of them.
+//! The index of a call among the collectives of its communicator, which is the same on all ranks. The sequence numbers
+//! of calls also count messages between some of the ranks.
 //!
-//! Derived, on request, from what is recorded and counted anyway.
+//! The index is derived, on request, from what is recorded and counted anyway.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use super::seqlock_ring::Copied;
 use super::track::{RawCall, Track};
 use crate::operation::OperationKind;
 
-/// Whether all ranks of a communicator call `kind`, in the same order. A replay counts: all ranks have compared
-/// what they captured. A group does not: it may be different on each rank.
+/// Whether all ranks of a communicator call `kind`, in the same order. This includes a replay, because all ranks have
+/// compared their captures, but not a group, which may differ between ranks.
 pub(crate) fn is_collective(kind: OperationKind) -> bool {
     use OperationKind::{
         AllGather, AllReduce, AllToAll, AllToAllV, Broadcast, Gather, Reduce, ReduceScatter,
@@ -31,8 +31,8 @@ pub(crate) fn is_collective(kind: OperationKind) -> bool {
     )
 }
 
-/// Whether `kind` is called by some ranks of a communicator alone, with a number of calls of its own on each rank. All other
-/// calls are those of all ranks, in the same order.
+/// Whether only some ranks of a communicator call `kind`, so that the number of such calls differs between ranks. All ranks
+/// make all other calls, in the same order.
 #[doc(hidden)]
 #[must_use]
 pub fn is_of_some_ranks(kind: OperationKind) -> bool {
@@ -41,7 +41,7 @@ pub fn is_of_some_ranks(kind: OperationKind) -> bool {
 
 /// The collectives that a communicator has called.
 pub(crate) struct RecordedCollectives {
-    /// How many it has called.
+    /// The number of collectives that it has called.
     pub(crate) called: u64,
     /// The last of them, oldest first.
     recorded: Vec<IndexedCall>,
@@ -76,7 +76,7 @@ impl IndexedCall {
 }
 
 impl RecordedCollectives {
-    /// The index of call `sequence` among the collectives, from 1.
+    /// Returns the index of call `sequence` among the collectives, from 1.
     pub(crate) fn index_of(&self, sequence: u64) -> Option<u64> {
         let at = self
             .recorded
@@ -85,14 +85,14 @@ impl RecordedCollectives {
         Some(self.called - (self.recorded.len() - 1 - at) as u64)
     }
 
-    /// The `collective_index`-th collective, if it was called and is still recorded.
+    /// Returns the `collective_index`-th collective, if it was called and is still recorded.
     pub(crate) fn get(&self, collective_index: u64) -> Option<&IndexedCall> {
         let back = usize::try_from(self.called.checked_sub(collective_index)?).ok()?;
         self.recorded
             .get(self.recorded.len().checked_sub(back + 1)?)
     }
 
-    /// The recorded collectives, newest first, with their indices.
+    /// Returns the recorded collectives, newest first, with their indices.
     pub(crate) fn newest_first(&self) -> impl Iterator<Item = (u64, &IndexedCall)> {
         self.recorded
             .iter()
@@ -105,12 +105,12 @@ impl RecordedCollectives {
 /// The number of calls of each kind.
 type CallCounts = [u64; OperationKind::ALL.len()];
 
-/// How often calls are counted anew that were made meanwhile.
+/// How many times counting is repeated because calls were made meanwhile.
 const TRIES: usize = 8;
 
 impl Track {
-    /// Copies the recorded calls, with the number of calls of each kind up to the last of them: `None` for these where more
-    /// calls were made meanwhile.
+    /// Copies the recorded calls, and returns the number of calls of each kind up to the last of them; that number is
+    /// `None` if further calls were made meanwhile.
     fn counted_calls(&self) -> (Copied<RawCall>, Option<CallCounts>) {
         let counted = || OperationKind::ALL.map(|kind| self.tally.calls(kind));
         let before = counted();
@@ -121,8 +121,8 @@ impl Track {
         (read, fits.then_some(before))
     }
 
-    /// Copies the recorded calls, with the number of earlier calls that [only some ranks](is_of_some_ranks) made: `None` for
-    /// that while calls are made so fast that they cannot be counted.
+    /// Copies the recorded calls, and returns the number of earlier calls that [only some ranks](is_of_some_ranks) made;
+    /// that number is `None` while calls are made too fast to be counted.
     pub(super) fn recorded_calls(&self) -> (Copied<RawCall>, Option<u64>) {
         let mut tries = 0;
         loop {
@@ -148,7 +148,7 @@ impl Track {
         }
     }
 
-    /// Returns `None` while calls are made so fast that they cannot be counted.
+    /// Returns `None` while calls are made too fast to be counted.
     pub(crate) fn recorded_collectives(&self) -> Option<RecordedCollectives> {
         (0..TRIES).find_map(|_| {
             let (read, counts) = self.counted_calls();

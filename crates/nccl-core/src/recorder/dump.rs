@@ -1,6 +1,6 @@
-//! Writes a recording to a file when a communicator is aborted, where that is configured.
+//! Writes a recording to a file when a communicator is aborted, if that is configured.
 //!
-//! The abort only triggers it; a separate thread waits a moment, so that the process's other communicators
+//! The abort only triggers the recording. A separate thread waits a moment, so that the process's other communicators
 //! are aborted as well, takes the snapshot and writes it. The file appears under its name when it is
 //! complete. The exit of the process waits for that thread as it does for aborts.
 
@@ -21,11 +21,11 @@ use crate::{atomic_file, drop_queue};
 /// How long after the first abort the recording is taken.
 const SETTLE: Duration = Duration::from_millis(30);
 
-/// The most recordings of one process. A program that continues after each fault must not fill a disk.
+/// The maximum number of recordings of one process. A program that continues after each fault must not fill a disk.
 const MOST: usize = 16;
 
 impl TrackHandle {
-    /// Writes a recording of what led to the abort, where that is configured. Does not wait.
+    /// Writes a recording of the calls before the abort, if that is configured. Does not wait.
     pub(crate) fn aborted(&self, reason: &str) {
         let identity = &self.track().identity;
         aborted(identity.scope.as_ref(), identity.rank, reason);
@@ -42,7 +42,7 @@ fn aborted(scope: Option<&Arc<RecorderScope>>, rank: usize, reason: &str) {
         return;
     };
     let is_recording_due = scope.map_or(&OF_NO_WORLD, |scope| &scope.is_recording_due);
-    // A recording that is about to be taken will include this abort.
+    // A recording that is already due will include this abort.
     if is_recording_due.swap(true, Ordering::AcqRel) {
         return;
     }
@@ -75,7 +75,7 @@ fn aborted(scope: Option<&Arc<RecorderScope>>, rank: usize, reason: &str) {
         let rank = recording.place.as_ref().map_or(rank, |place| place.rank);
         keep(&directory, rank, &recording);
     };
-    // Without a thread for it, the abort continues without a recording.
+    // If no thread can be started, the abort continues without a recording.
     let _ = drop_queue::run_on_thread((), write);
 }
 
@@ -120,7 +120,7 @@ fn write(directory: &Path, rank: usize, recording: &Snapshot) -> io::Result<Path
     let name = format!("rank-{rank}.pid-{}", recording.pid);
     let path = reserve(directory, &name)?;
     let content = recording.to_json() + "\n";
-    // Replaces only the file that was reserved here.
+    // Replaces only the file that was reserved above.
     atomic_file::write(&path, content.as_bytes()).inspect_err(|_| {
         let _ = std::fs::remove_file(&path);
     })?;

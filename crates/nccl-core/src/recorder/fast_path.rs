@@ -9,9 +9,9 @@
 //!                                                   reported meanwhile: releases the stream
 //! ```
 //!
-//! A call that found the stream still listed after its removal was recorded before that, and the second
-//! check finds it: `LINGER` is so long that every processor has made its stores visible by then.
-//! `tests/loom/listing.rs` explores the interleavings.
+//! If a call found the stream still listed after its removal, the call was recorded before that, and the second check
+//! finds it: `LINGER` is so long that every processor has made its stores visible by then. `tests/loom/listing.rs`
+//! explores the interleavings.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 /// A stream whose calls need not be reported to the watchdog. Read by every call, written rarely.
 #[derive(Default)]
 pub(crate) struct FastPathFilter {
-    /// The address of the stream, which the watchdog keeps; 0 for none.
+    /// The address of the listed stream, which the watchdog keeps alive; 0 for none.
     stream: AtomicUsize,
     /// Covers calls before this time, in nanoseconds since [`origin`](crate::recorder::origin).
     until: AtomicU64,
@@ -54,7 +54,7 @@ impl FastPathFilter {
         self.timeout.store(timeout, Ordering::Relaxed);
     }
 
-    /// Lists a stream that the watchdog keeps.
+    /// Lists a stream that the watchdog keeps alive.
     pub(crate) fn list(&self, stream: usize, until: u64, timeout: u64) {
         self.until.store(until, Ordering::Relaxed);
         self.timeout.fetch_min(timeout, Ordering::Relaxed);

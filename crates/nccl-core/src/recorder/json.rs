@@ -1,8 +1,7 @@
 //! How a recording is written and read. `docs/flight-recorder.md` has the format.
 //!
-//! The input comes from a file or from another process: it may be cut off, of another release, or
-//! something else altogether. No number in it is trusted, and no number decides how much memory is
-//! allocated.
+//! The input comes from a file or from another process: it may be cut off, be from another release, or be something
+//! else entirely. No number in it is trusted, and no number determines how much memory is allocated.
 
 use serde::{Deserialize, Serialize};
 
@@ -96,7 +95,7 @@ pub fn read<'a, T: Deserialize<'a>>(
     }
 }
 
-/// More ranks than NCCL was ever started with: a number that is not below this is no rank.
+/// More ranks than NCCL was ever started with; a larger number is not a valid rank.
 #[doc(hidden)]
 pub const MOST_RANKS: usize = 1 << 20;
 
@@ -135,8 +134,8 @@ impl Snapshot {
     /// Reads what [`to_json`](Self::to_json) wrote, in this process or another.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`](crate::ErrorKind::Io) when `text` is no JSON, no recording, or of another version
-    /// of the format; the error says which.
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) when `text` is not JSON, not a recording, or of another version of the
+    /// format; the error says which.
     ///
     /// ```
     /// let error = nccl::recorder::Snapshot::from_json("{\"kind\": \"nccl-rec").unwrap_err();

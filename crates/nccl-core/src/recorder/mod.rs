@@ -1,4 +1,4 @@
-//! The flight recorder: what each communicator did last, to find out why it does not continue.
+//! The flight recorder: the last calls of each communicator, to find out why it does not continue.
 //!
 //! It is always on. Every call leaves a record in a ring of its communicator: its sequence number and time,
 //! and for each of its operations the kind, count, type, peer or root, reduction, and the number of the
@@ -15,7 +15,7 @@
 //! - `shape`: the shape of a call, for its error;
 //! - `snapshot`: the values that readers get; `json`: how they are written and read;
 //! - `collective_index`: the number of a call among the collectives of its communicator;
-//! - `dump`: a file of it when a communicator is aborted.
+//! - `dump`: writes a recording to a file when a communicator is aborted.
 //!
 //! The snapshots of several ranks together are a `Timeline`.
 

@@ -45,9 +45,11 @@ fn notes() -> MutexGuard<'static, VecDeque<Note>> {
     NOTES.lock()
 }
 
-/// Adds a note, to be read beside the calls: the current step, what is loaded, which request is served.
+/// Adds a note, to be read beside the calls: for instance the current step, the model that is loaded, or the request
+/// that is served.
 ///
-/// The last 256 are kept, and of each the first 1024 bytes. Takes a lock and allocates, so it belongs between steps and not between calls.
+/// The last 256 notes are kept, and the first 1024 bytes of each. Takes a lock and allocates, so it belongs between steps, not
+/// between calls.
 ///
 /// ```
 /// nccl::recorder::note("loading layer 3");

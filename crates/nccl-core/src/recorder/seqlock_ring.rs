@@ -1,7 +1,7 @@
-//! A ring of small records that one thread writes and any other may copy, with neither waiting.
+//! A ring of small records that one thread writes and any other thread may copy; neither waits for the other.
 //!
-//! Records are numbered from 0; number `n` lies in slot `n` modulo the length. `begun` is how many may
-//! have been touched, `written` how many are whole:
+//! Records are numbered from 0; record `n` lies in slot `n` modulo the length. `begun` is the number of records that
+//! may have been touched, `written` the number that are complete:
 //!
 //! ```text
 //! writer                                    reader
@@ -11,16 +11,16 @@
 //!   written = until (release)                 begun: what it may have overtaken is thrown away
 //! ```
 //!
-//! When a copied word belongs to a newer record, the fences make its `begun` visible as well, and the
-//! record that was there before is not returned. The writer holds the communicator's lock; all that is
-//! required is one writer at a time. `tests/loom/rings.rs` explores the interleavings.
+//! If a copied word belongs to a newer record, the fences make that record's `begun` visible as well, and the older
+//! record is not returned. The writer holds the communicator's lock, but the ring requires only that there is one
+//! writer at a time. `tests/loom/rings.rs` explores the interleavings.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// The place of one record: atomic words, so that it may be copied while it is written.
+/// The place of one record, made of atomic words, so that it may be copied while it is written.
 pub(crate) trait RingSlot: Default {
     type Record;
 
@@ -35,9 +35,9 @@ pub(crate) struct SeqlockRing<S> {
     written: AtomicU64,
 }
 
-/// The records of a ring that were whole when it was read, oldest first.
+/// The records of a ring that were complete when it was read, oldest first.
 pub(crate) struct Copied<R> {
-    /// The number of the first.
+    /// The number of the first record.
     pub(crate) first: u64,
     pub(crate) records: Vec<R>,
 }
@@ -53,7 +53,7 @@ impl<S: RingSlot> SeqlockRing<S> {
         }
     }
 
-    /// Announces `count` records from number `from` on; `from` records were written before.
+    /// Announces `count` records from number `from` on; `from` records have been written before.
     #[inline]
     pub(crate) fn begin(&self, from: u64, count: usize) {
         self.begun.store(from + count as u64, Ordering::Relaxed);
@@ -67,7 +67,7 @@ impl<S: RingSlot> SeqlockRing<S> {
         &self.slots[number as usize & (self.slots.len() - 1)]
     }
 
-    /// The slots of up to `count` announced records from number `from` on: as many as lie in a row.
+    /// Returns the slots of up to `count` announced records from number `from` on: as many as are contiguous.
     #[inline]
     pub(crate) fn slots(&self, from: u64, count: usize) -> &[S] {
         let start = from as usize & (self.slots.len() - 1);

@@ -4,7 +4,7 @@ use super::snapshot::{self, RecordedOperation};
 use super::track::Track;
 use crate::operation::{OperationKind, Shape};
 
-/// How many operations are looked at: what they have in common shows in the first of them.
+/// How many operations are examined; common properties show in the first of them.
 const LOOKED_AT: u64 = 4;
 
 impl Track {
@@ -36,7 +36,7 @@ fn shape(kind: OperationKind, own: usize, operations: &[RecordedOperation]) -> S
         all.find(|one| one.kind == side).and_then(|one| one.peer)
     };
     match kind {
-        // Such a call has as many shapes as operations.
+        // Such a call has a different shape for each operation.
         OperationKind::Group | OperationKind::Capture | OperationKind::Replay => Shape::default(),
         OperationKind::AllToAllV
         | OperationKind::Route

@@ -40,29 +40,29 @@ use nccl_base::fault::Roster;
 pub struct Snapshot {
     /// The host, as its kernel names it.
     pub host: String,
-    /// The identifier of that kernel's boot: processes with the same value share one clock. Empty where the
-    /// system does not report it.
+    /// The identifier of that kernel's boot; processes with the same value share one clock. Empty if the system does
+    /// not report it.
     #[serde(default)]
     pub boot: String,
-    /// The process.
+    /// The process's PID.
     pub pid: u32,
-    /// The process's world and its rank in it; `None` if it has none, or several.
+    /// The process's world, and its rank in it; `None` if it has none, or several.
     #[serde(default)]
     pub place: Option<WorldRank>,
-    /// The zero of the process's times, as the wall clock showed it. All other times are this plus what a monotonic
-    /// clock has counted since then.
+    /// The zero of the process's times, on the wall clock. All other times are this plus the time that a monotonic
+    /// clock has counted since.
     #[serde(rename = "origin_unix_ns", with = "fields::unix_time")]
     pub origin: SystemTime,
     /// When the snapshot was taken.
     #[serde(rename = "taken_unix_ns", with = "fields::unix_time")]
     pub taken: SystemTime,
-    /// Why the crate took the snapshot, where it did: the fault.
+    /// The fault because of which this crate took the snapshot, if it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The offset of the process's clock to that of rank 0, where it was measured.
+    /// The offset from the process's clock to that of rank 0, if it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clock: Option<Clock>,
-    /// Where NCCL's RAS service of the process listens (`HOST:PORT`), where that is known.
+    /// The address (`HOST:PORT`) of NCCL's RAS service in the process, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ras_address: Option<String>,
     /// The live communicators and the last that ended, in the order in which they were made.
@@ -86,7 +86,7 @@ pub struct Snapshot {
 pub struct Recording {
     /// The communicator's name.
     pub name: String,
-    /// An identifier that tells it apart from all others of this name, the same on all of its ranks; `None` for a
+    /// An identifier that distinguishes it from all others of this name, the same on all of its ranks; `None` for a
     /// communicator that was made outside of this crate.
     #[serde(default)]
     pub key: Option<String>,
@@ -99,12 +99,11 @@ pub struct Recording {
     pub rank: usize,
     /// The number of ranks.
     pub world_size: usize,
-    /// Its ranks' numbers in the world, in rank order; `None` when they are all of the world's ranks in order, or when
-    /// no world made it.
+    /// The world ranks of its ranks, in rank order; `None` if they are all of the world's ranks in order, or if no
+    /// world made it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub members: Option<Vec<usize>>,
-    /// Its ranks' numbers from the launcher, in rank order; `None` where these are the numbers in the world, or not
-    /// known.
+    /// The launcher ranks of its ranks, in rank order; `None` if they equal the world ranks, or are not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub launcher_ranks: Option<Vec<usize>>,
     /// The state of the communicator: `ready`, `aborted`, …
@@ -113,7 +112,7 @@ pub struct Recording {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// How many of the calls before the first of `calls` were messages and groups of messages, which only some ranks make. All
-    /// other calls are those of all ranks, in one order. `None` where that could not be counted.
+    /// ranks make all other calls, in the same order. `None` if the number could not be determined.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub earlier_messages: Option<u64>,
     /// The last calls, oldest first.
@@ -165,8 +164,8 @@ pub struct Call {
     /// The span of `tracing` in which it was called; `None` outside of any span, and without a subscriber.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub span: Option<CallSpan>,
-    /// What NCCL itself has reported of the call, where that is observed and it is not done: algorithm and protocol, on which
-    /// channels its kernel runs, and whom its transfers wait for.
+    /// What NCCL has reported of the call, if reports are collected and the call is not done: its algorithm and protocol, the
+    /// channels on which its kernel runs, and the ranks for which its transfers wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inside_nccl: Option<String>,
     /// Its operations, in the order of the calls into NCCL. Empty for a replay.
@@ -192,13 +191,13 @@ pub struct Call {
 pub enum CallState {
     /// NCCL was called, and has not returned.
     Issuing,
-    /// The work is on the stream. Whether it is done was not asked since.
+    /// The work is on the stream. No later query has shown whether it is done.
     Issued,
-    /// The work is done, as a [`Request`](crate::Request) on its stream has found: its own, or a later one.
+    /// The work is done, as the [`Request`](crate::Request) of this call, or of a later call on its stream, has shown.
     Done,
     /// The call failed.
     Failed,
-    /// The communicator was aborted before the call was seen done.
+    /// The communicator was aborted before the call was known to be done.
     Aborted,
 }
 
@@ -227,7 +226,7 @@ pub struct RecordedOperation {
     /// The other rank of a message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<usize>,
-    /// For a message: its number among those to, or from, its peer, from 1. The n-th message sent to a rank is the
+    /// For a message: its number, from 1, among those to, or from, its peer. The n-th message sent to a rank is the
     /// n-th that the rank receives from here. Messages of replays are not counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<u32>,
@@ -259,7 +258,7 @@ impl RecordedOperation {
 /// Returns the last calls of all communicators of this process.
 ///
 /// May be called by any thread at any time: communicators continue meanwhile, and neither side waits for the other. A
-/// call that is overwritten while it is read is left out.
+/// call whose record is overwritten while it is read is left out.
 ///
 /// ```
 /// assert_eq!(nccl::recorder::snapshot().pid, std::process::id());
@@ -269,7 +268,7 @@ pub fn snapshot() -> Snapshot {
     take(identity::single_place(), |_| true)
 }
 
-/// Returns the last calls of the communicators of one rank, where several ranks are threads of this process, and of
+/// Returns the last calls of the communicators of one rank, if several ranks are threads of this process, and of
 /// communicators that no world made.
 #[doc(hidden)]
 pub fn of_place(place: &WorldRank) -> Snapshot {
@@ -282,29 +281,29 @@ pub fn of_place(place: &WorldRank) -> Snapshot {
 
 static RAS_ADDRESS: OnceLock<fn() -> Option<String>> = OnceLock::new();
 
-/// Sets what returns the address of NCCL's RAS service in this process; the first one stays.
+/// Sets the function that returns the address of NCCL's RAS service in this process. Only the first call has an effect.
 #[doc(hidden)]
 pub fn set_ras_address(address: fn() -> Option<String>) {
     let _ = RAS_ADDRESS.set(address);
 }
 
-/// Returns where NCCL's RAS service of this process listens, where that is known.
+/// Returns the address of NCCL's RAS service in this process, if known.
 pub fn ras_address() -> Option<String> {
     RAS_ADDRESS.get().and_then(|address| address())
 }
 
-/// Returns what NCCL has reported of the calls of a communicator that are not done, by their sequence numbers.
+/// A function that returns NCCL's reports on the unfinished calls of a communicator, by their sequence numbers.
 type InsideNccl = fn(&Track) -> Vec<(u64, String)>;
 
 static INSIDE_NCCL: OnceLock<InsideNccl> = OnceLock::new();
 
-/// Sets what returns what NCCL has reported of calls; the first one stays.
+/// Sets the function that returns NCCL's reports on calls. Only the first call has an effect.
 #[doc(hidden)]
 pub fn set_inside_nccl(inside: InsideNccl) {
     let _ = INSIDE_NCCL.set(inside);
 }
 
-/// As [`read`], with what NCCL has reported.
+/// Like [`read`], with NCCL's reports.
 fn read_with_inside(track: &Track, spans: &mut SpanReader) -> Recording {
     let mut recording = read(track, spans);
     for (sequence, text) in INSIDE_NCCL
@@ -376,7 +375,7 @@ impl Snapshot {
             .flat_map(|(at, recording)| recording.calls.iter().map(move |call| (call.since, at)))
             .collect();
         newest.sort_unstable();
-        // Calls of a communicator are in order, so that counting from its last one is enough.
+        // The calls of a communicator are in order, so counting from the last one is enough.
         let mut kept = vec![0; self.communicators.len()];
         for &(_, at) in newest.iter().rev() {
             let calls = &self.communicators[at].calls;
@@ -398,7 +397,7 @@ impl Snapshot {
 }
 
 impl Snapshot {
-    /// The process's launcher rank, where that is not its rank in the world.
+    /// Returns the process's launcher rank, if it differs from its world rank.
     #[doc(hidden)]
     pub fn launcher_rank(&self) -> Option<usize> {
         let generation = self.place.as_ref().map(|place| place.generation);
@@ -411,7 +410,7 @@ impl Snapshot {
 }
 
 impl Recording {
-    /// The numbers of its ranks in the world and from the launcher.
+    /// Returns the world ranks and launcher ranks of its ranks.
     #[doc(hidden)]
     pub fn roster(&self) -> Roster {
         Roster::recorded(self.members.as_deref(), self.launcher_ranks.as_deref())
@@ -426,10 +425,11 @@ pub fn read_one(track: &Track) -> Recording {
 
 fn read(track: &Track, spans: &mut SpanReader) -> Recording {
     let (raw_calls, earlier_messages) = track.recorded_calls();
-    // Read after the calls: an operation that they name and that is not here was overwritten, or is not called yet.
+    // Read after the calls: an operation that a call names and that is missing here was overwritten, or is not called
+    // yet.
     let operations = track.operation_ring.read();
     let calls = raw_calls.records.iter().enumerate().map(|(at, raw)| {
-        // A failed call has fewer operations than it announced.
+        // A failed call may have fewer operations than it announced.
         let next = raw_calls.records.get(at + 1).map(|next| next.first);
         let end = raw.first.saturating_add(raw.count);
         let end = next.map_or(end, |next| end.min(next));
@@ -439,7 +439,7 @@ fn read(track: &Track, spans: &mut SpanReader) -> Recording {
         call(track, raw, listed, spans)
     });
     let mut calls: Vec<_> = calls.collect();
-    // A stream runs its calls in order: each was done no later than the calls after it.
+    // A stream runs its calls in order, so each call was done no later than the calls after it.
     let mut known: Vec<(u64, Duration)> = Vec::new();
     for call in calls.iter_mut().rev() {
         let later = known.iter_mut().find(|(stream, _)| *stream == call.stream);

@@ -1,8 +1,8 @@
-//! The span of the program in which a call was made, which tells one request or step of the program from another.
+//! The span of the program in which a call was made, which distinguishes the requests or steps of the program.
 //!
-//! A call records a number and the place of a name, and only where a subscriber is set: without one that costs the
-//! load of one word, [`LevelFilter::current`]. Only the subscriber knows a span's fields; so the program may register
-//! a function that describes spans ([`describe_spans`]), which is called when a recording is read.
+//! A call records only a number and the index of a name, and only if a subscriber is set; without one, the cost is the
+//! load of one word, [`LevelFilter::current`]. Only the subscriber knows a span's fields, so the program may register a
+//! function that describes spans ([`describe_spans`]), which is called when a recording is read.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,7 +16,7 @@ use super::fields;
 use super::notes::cut;
 use crate::sync::{Mutex, MutexGuard};
 
-/// The span of `tracing` that was entered where a call was made.
+/// The `tracing` span in which a call was made.
 ///
 /// ```
 /// for communicator in nccl::recorder::snapshot().communicators {
@@ -41,13 +41,13 @@ pub struct CallSpan {
     pub about: Option<String>,
 }
 
-/// How many spans are told apart by name. There are as many as places in the program where a span is made.
+/// How many spans are distinguished by name: one for each place in the program that makes spans.
 const NAMES: usize = 1 << 16;
 
 /// How many bytes of a description are kept.
 const LONGEST: usize = 512;
 
-/// A span as a call records it: its number, and the place of its name, from 1. Both 0 for none.
+/// A span as a call records it: its number, and the index of its name, from 1. Both are 0 for none.
 #[derive(Clone, Copy, Default)]
 pub(super) struct SpanRef {
     pub(super) id: u64,
@@ -83,10 +83,10 @@ fn names() -> MutexGuard<'static, Vec<&'static Metadata<'static>>> {
     NAMES.lock()
 }
 
-/// Where the name of a span with this metadata is kept.
+/// Returns the index at which the name of a span with this metadata is kept.
 fn place(metadata: &'static Metadata<'static>) -> u32 {
     thread_local! {
-        /// The last one that this thread asked for: most calls of a thread are made at one place.
+        /// The last result for this thread; most calls of a thread are made at one place.
         static LAST: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
     }
     let address = std::ptr::from_ref(metadata).addr();
@@ -117,14 +117,15 @@ fn describer() -> MutexGuard<'static, Option<Describe>> {
     DESCRIBE.lock()
 }
 
-/// Sets the function that describes the spans in which calls are made, by the number that the subscriber gave them.
+/// Sets the function that describes the spans in which calls are made. Its argument is the number that the subscriber
+/// gave the span.
 ///
-/// A recording then shows in which request or step a call was made, and not only in what kind of span. The function
-/// is called when a recording is made, for spans that may have ended long ago, on the thread that makes it: it must
-/// not wait, and must not call NCCL. A later function replaces an earlier one. Its result is cut off after 512 bytes,
-/// and if it panics the span is not described.
+/// A recording then shows the request or step in which a call was made, and not only the kind of span. The function is
+/// called when a recording is made, on the thread that makes it, for spans that may have ended long ago. It must not
+/// wait, and must not call NCCL. A later function replaces an earlier one. Its result is cut off after 512 bytes, and
+/// if it panics, the span is not described.
 ///
-/// With tracing-subscriber's registry, where layers keep what they know of a span in its extensions
+/// With tracing-subscriber's registry, layers keep their data about a span in its extensions
 /// (`examples/observability/opentelemetry.rs` is a whole program):
 ///
 /// ```ignore
@@ -138,7 +139,7 @@ fn describer() -> MutexGuard<'static, Option<Describe>> {
 /// ```
 pub fn describe_spans(describe: impl Fn(u64) -> Option<String> + Send + Sync + 'static) {
     let before = describer().replace(Arc::new(describe));
-    // The old function may drop anything: not under the lock.
+    // Dropped after the lock is released, because dropping the old function may run any code.
     drop(before);
 }
 
@@ -166,7 +167,7 @@ impl SpanReader {
 
 fn describe(id: u64) -> Option<String> {
     let describe = describer().clone()?;
-    // The program's code: its panic must not end the thread that answers other ranks.
+    // This is the program's code. Its panic must not end the thread that answers other ranks.
     let about = catch_unwind(AssertUnwindSafe(|| describe(id))).ok()??;
     Some(cut(&about, LONGEST).to_owned())
 }

@@ -1,9 +1,9 @@
 //! The completion of an operation: poll it, wait for it with a deadline, or `.await` it.
 //!
-//! Issuing an operation puts no event behind it, because that costs more than all the rest of this
-//! layer. The first query of a request does: it covers everything that is on the stream by
-//! then, which includes the operation. Nothing has to be kept alive until the end, so a request may be
-//! dropped at any time; that neither cancels nor frees anything.
+//! Issuing an operation records no event behind it, because that would cost more than the rest of this layer together.
+//! The first query of a request records the event, which covers everything that is on the stream by then, including the
+//! operation. Nothing has to be kept alive until the end, so a request may be dropped at any time; that neither cancels
+//! nor frees anything.
 
 mod poller;
 
@@ -46,7 +46,7 @@ use crate::time::deadline_after;
 /// ```
 pub struct Request {
     inner: ForkGuarded<Arc<Inner>>,
-    /// `None` stands for the communicator's stream.
+    /// `None` means the communicator's stream.
     stream: Option<ForkGuarded<Arc<CudaStream>>>,
     timeout: Duration,
     kind: OperationKind,
@@ -61,17 +61,16 @@ pub struct Request {
     ending: Option<Box<AwaitedAbort>>,
 }
 
-/// An abort that is awaited.
+/// An abort whose end a task awaits.
 struct AwaitedAbort {
     /// The error to return at the end, if this request knows it.
     error: Option<Error>,
-    /// When the request stops waiting for the end.
+    /// When the request stops waiting for the end of the abort.
     until: Instant,
 }
 
 impl Request {
-    /// A request for an operation; with `is_empty`, nothing was issued, and the request is
-    /// complete.
+    /// Returns a request for an operation. With `is_empty`, nothing was issued, and the request is complete.
     #[inline]
     #[doc(hidden)]
     pub fn new(
@@ -128,8 +127,8 @@ impl Request {
     /// of this request.
     ///
     /// # Errors
-    /// [`ErrorKind::Aborted`] when the communicator was aborted before: a stream that ends
-    /// because of an abort is no success. [`ErrorKind::Cuda`] when the device failed.
+    /// [`ErrorKind::Aborted`] when the communicator has been aborted: work that ends because of an abort has not
+    /// succeeded. [`ErrorKind::Cuda`] when the device failed.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -214,7 +213,7 @@ impl Request {
     pub fn wait_timeout(&self, timeout: Duration) -> Result<()> {
         self.wait_until(deadline_after(timeout), timeout)
             .map_err(|error| match error.is_timeout() {
-                // The operation continues, or the end of the abort has not been waited for.
+                // The operation continues, or the abort has not ended yet.
                 true => self.describe(error),
                 false => self.inner.final_error(self.describe(error)),
             })
@@ -235,7 +234,7 @@ impl Request {
                 return Err(self.timed_out(timeout));
             }
             if now >= next_nccl_query {
-                // The loop continues until the abort that follows has ended.
+                // The loop continues until the abort that this error causes has ended.
                 failed = failed.or(self.check_nccl().err());
                 next_nccl_query = now + ASYNC_ERROR_INTERVAL;
             }
@@ -281,8 +280,8 @@ impl Request {
         if self.inner.lifecycle.get().abort_has_begun() {
             return self.ended();
         }
-        // Another call took too long inside NCCL, and NCCL's abort flag, which ends it, ends kernels as well; the
-        // abort follows.
+        // Another call took too long inside NCCL. NCCL's abort flag, which ends that call, also ends kernels, and an
+        // abort follows; so this event does not show that the operation is done.
         if done && self.inner.is_abort_flag_raised() {
             return Ok(false);
         }
@@ -302,13 +301,13 @@ impl Request {
             return Ok(false);
         }
         match self.inner.overdue_operation.get() {
-            // The watchdog came first.
+            // The watchdog ended the communicator because of this operation.
             Some(overdue) if overdue.sequence() == self.sequence => Err(overdue.error()),
             _ => Err(self.inner.out_of_use()),
         }
     }
 
-    /// The final error of an awaited request, which stops waiting for the end of an abort.
+    /// Returns the final error of an awaited request, which does not wait for the end of an abort any more.
     fn final_error(&mut self, error: Error) -> Error {
         let known = self.ending.take().and_then(|ending| ending.error);
         let error = known.unwrap_or(error);
@@ -316,7 +315,7 @@ impl Request {
         self.describe(error)
     }
 
-    /// The event behind the operation, recorded at the first query.
+    /// Returns the event behind the operation, which the first query records.
     fn completion_event(&self) -> Result<&Arc<CudaEvent>> {
         self.completion_event.get_or_try_init(|| {
             let stream = self.stream();
@@ -354,7 +353,7 @@ impl Request {
 /// How often a waiting thread queries NCCL for errors of its background threads.
 const ASYNC_ERROR_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Ready when the operation is done; works with any executor.
+/// Resolves when the operation is done; works with any executor.
 ///
 /// One thread per process polls all awaited requests, every 20 µs to 1 ms, and wakes
 /// their tasks. Dropping the future cancels nothing.
@@ -406,7 +405,7 @@ impl Future for Request {
                 {
                     return Poll::Ready(Err(self.final_error(error)));
                 }
-                // The end of the abort that has begun is awaited below.
+                // Below, the request awaits the end of the abort that has begun.
                 failed = Some(error);
             }
         }

@@ -74,7 +74,7 @@ impl Drop for PollerEntry {
     }
 }
 
-/// Has `waker` called when `completion_event` is reached, `inner` has ended, or `deadline` passes.
+/// Registers `waker`, to be called when `completion_event` is reached, `inner` has ended, or `deadline` passes.
 pub(super) fn register(
     completion_event: Option<Arc<CudaEvent>>,
     inner: Arc<Inner>,
@@ -106,7 +106,7 @@ fn start(generation: u64) -> std::io::Result<()> {
     threads::spawn("nccl-poller", move || run(generation)).map(drop)
 }
 
-/// Starts another thread in place of one that does not return from a call.
+/// Starts another thread to replace one that does not return from a call.
 pub(crate) fn replace() {
     let mut registry = POLLER.state.lock();
     registry.generation += 1;
@@ -115,7 +115,7 @@ pub(crate) fn replace() {
     }
 }
 
-/// What the thread polls: the key, and the fields of [`AwaitedRequest`] without the waker.
+/// The entries that the thread polls: the key, and the fields of [`AwaitedRequest`] without the waker.
 type PollItem = (u64, Option<Arc<CudaEvent>>, Arc<Inner>, Instant);
 
 fn run(generation: u64) {
@@ -158,7 +158,7 @@ fn run(generation: u64) {
             busy_since = now;
         }
         for watched in woken {
-            // A waker is foreign code; its panic must not end this thread for all other requests.
+            // A waker is foreign code. If it panics, this thread must continue for the other requests.
             let wake = AssertUnwindSafe(|| watched.waker.wake());
             if catch_unwind(wake).is_err() {
                 tracing::error!(name: "nccl.internal", target: "nccl", what = "waker", "a waker of an awaiting task panicked");
@@ -188,14 +188,14 @@ fn is_ready(
 ) -> bool {
     let state = inner.lifecycle.get();
     if state.abort_has_begun() {
-        // After an abort the state of the stream proves nothing.
+        // After an abort, the state of the stream proves nothing.
         return now >= deadline || inner.lifecycle.is_released();
     }
     if now >= deadline || inner.abort_signal.is_aborted() {
         return true;
     }
     let _inside = inner.enter(CallKind::Poller, inner.timeouts.operation);
-    // An error is left for the task to find.
+    // The task finds the error when it is woken.
     completion_event
         .is_some_and(|completion_event| !matches!(completion_event.try_is_complete(), Ok(false)))
 }

@@ -1,4 +1,4 @@
-//! Durations, counted in fixed buckets without keeping single values.
+//! Durations, counted in fixed buckets; single values are not kept.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,7 +13,8 @@ fn bound(bucket: usize) -> u64 {
     FIRST << (2 * bucket)
 }
 
-/// Durations that several threads add to. Not for every operation: adding takes three atomic operations.
+/// Durations to which several threads add. Not for use in every operation, because adding takes three atomic
+/// operations.
 #[derive(Debug, Default)]
 #[doc(hidden)]
 pub struct Timer {
@@ -52,7 +53,7 @@ impl Timer {
     }
 }
 
-/// How long an action took, over all times it was done.
+/// How long an action took, over all its executions.
 ///
 /// ```
 /// let init = nccl::stats().init;
@@ -83,9 +84,9 @@ impl Durations {
         Duration::from_nanos(nanos.checked_div(self.count).unwrap_or_default())
     }
 
-    /// Returns each bucket's upper bound and number of durations; a bucket begins above the bound before.
-    /// The bounds go from 1 µs to 67 s in factors of four; the last, for durations above all bounds, is
-    /// [`Duration::MAX`].
+    /// Returns the upper bound and the number of durations of each bucket. A bucket contains durations above the
+    /// previous bound. The bounds go from 1 µs to 67 s in factors of four; the bound of the last bucket, for all longer
+    /// durations, is [`Duration::MAX`].
     ///
     /// ```
     /// for (at_most, count) in nccl::stats().init.buckets() {

@@ -1,4 +1,4 @@
-//! Statistics of what a process does with NCCL, counted where it happens.
+//! Statistics of how a process uses NCCL, counted where the events occur.
 //!
 //! Counters on the path of an operation use no atomic addition, lock, clock, or allocation;
 //! `docs/results/overhead.md` has their cost.

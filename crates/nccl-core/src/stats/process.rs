@@ -32,7 +32,7 @@ impl SharedCounter {
 static FAULTS: [SharedCounter; FaultClass::ALL.len()] =
     [const { SharedCounter::none() }; FaultClass::ALL.len()];
 
-/// Aborts that NCCL returned from; below, aborts that it did not return from.
+/// Aborts from which NCCL returned; below, aborts from which it did not return.
 #[doc(hidden)]
 pub static FREED: SharedCounter = SharedCounter::none();
 #[doc(hidden)]
@@ -40,21 +40,21 @@ pub static LEAKED: SharedCounter = SharedCounter::none();
 /// Communicators that NCCL has not freed, for whatever reason.
 #[doc(hidden)]
 pub static LEAKED_COMMUNICATORS: SharedCounter = SharedCounter::none();
-/// Ranks that had not entered an operation in which others waited, counted each time that one was
-/// reported to this process.
+/// Ranks that had not entered an operation in which others waited, counted each time such a rank was reported to this
+/// process.
 #[doc(hidden)]
 pub static STRAGGLERS: SharedCounter = SharedCounter::none();
 
-/// How long making communicators took, including failures; below, how long aborts took.
+/// How long making a communicator took, including failures; below, how long an abort took.
 #[doc(hidden)]
 pub static INIT: Timer = Timer::new();
 #[doc(hidden)]
 pub static ABORT: Timer = Timer::new();
 
-/// From the call of an operation that this rank gave up to the root cause that all ranks report.
+/// The time from the call of an operation that this rank gave up to the root cause that all ranks report.
 #[doc(hidden)]
 pub static DETECT: Timer = Timer::new();
-/// From a fault that was reported to this rank until it has made the next communicator.
+/// The time from a fault that was reported to this rank until this rank has made the next communicator.
 #[doc(hidden)]
 pub static RECOVER: Timer = Timer::new();
 

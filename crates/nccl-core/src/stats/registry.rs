@@ -1,7 +1,7 @@
 //! The counters of live communicators, and the sums of those that ended, by name.
 //!
-//! The number of names is bounded: a program that makes one for each request would fill memory, here and
-//! in the system that stores the numbers. Further names are counted as one.
+//! The number of names is limited: a program that uses a new name for each request would otherwise fill memory, here
+//! and in the system that stores the numbers. All further names are counted as one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use crate::operation::OperationKind;
 use crate::state::Lifecycle;
 use crate::sync::{Mutex, MutexGuard};
 
-/// How many names are told apart.
+/// How many names are counted separately.
 #[doc(hidden)]
 pub const NAMES: usize = 128;
 
-/// The name for all others.
+/// The name under which all others are counted.
 pub(crate) const OTHERS: &str = "(others)";
 
-/// A communicator's handle on its counters: they can be read while it lives, and stay counted when it
-/// ends.
+/// A communicator's handle to its counters. They can be read while the communicator lives, and remain in the sums when
+/// it ends.
 pub(crate) struct CounterHandle {
     tally: Arc<Tally>,
     number: u64,
@@ -48,11 +48,11 @@ struct NameCounters {
 #[derive(Default)]
 struct ArrivalSkews {
     timer: Timer,
-    /// How often each rank was the last. Only for the first `LAST` ranks that were.
+    /// How often each rank was the last, for the first `LAST` ranks that were.
     last: BTreeMap<usize, u64>,
 }
 
-/// For how many ranks it is counted how often they were last.
+/// For how many ranks the number of times that they were last is counted.
 const LAST: usize = 64;
 
 struct LiveCommunicator {
@@ -155,7 +155,7 @@ impl CounterRegistry {
         self.names.len() - 1
     }
 
-    /// Makes the tally of a new communicator. Returns it with the communicator's number here.
+    /// Makes the tally of a new communicator. Returns it with the communicator's number in the registry.
     fn begin(
         &mut self,
         name: &Arc<str>,
@@ -210,8 +210,8 @@ impl CounterRegistry {
     }
 }
 
-/// The list of counters. Not on the path of an operation: locked when communicators come and go, and by
-/// readers.
+/// Returns the list of counters. Not used on the path of an operation: it is locked when communicators are made or end,
+/// and by readers.
 fn registry() -> MutexGuard<'static, CounterRegistry> {
     static ALL: Mutex<CounterRegistry> = Mutex::new(CounterRegistry {
         made: 0,
@@ -221,13 +221,13 @@ fn registry() -> MutexGuard<'static, CounterRegistry> {
     ALL.lock()
 }
 
-/// Adds how long a call on a communicator of this name took on its stream.
+/// Adds the duration of a call on the stream of a communicator of this name.
 pub(crate) fn took(name: &Arc<str>, kind: OperationKind, took: Duration) {
     registry().took(name, kind, took);
 }
 
-/// Adds how far apart the ranks of a communicator of this name entered an operation, and which rank was
-/// last.
+/// Adds the time between the first and the last rank's entry into an operation, on a communicator of this name, and the
+/// rank that was last.
 #[doc(hidden)]
 pub fn arrival_skew(name: &Arc<str>, skew: Duration, last: usize) {
     let mut registry = registry();

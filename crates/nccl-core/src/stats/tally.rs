@@ -1,9 +1,8 @@
-//! The counters of one communicator: plain stores by the thread that holds its lock, which any thread may
-//! read.
+//! The counters of one communicator: plain stores by the thread that holds its lock, readable by any thread.
 //!
-//! Counting must not show in the cost of an operation. So there is no atomic addition (with one writer at a
-//! time plain ones are enough), and a message adds to only one counter beside the one it needs anyway: its
-//! number among the messages of its peer. The number of all messages is the sum of those, computed on reading.
+//! Counting must not add to the cost of an operation. So there is no atomic addition (with one writer at a time, plain
+//! ones suffice), and a message adds to only one counter besides the one that it needs anyway, its number among the
+//! messages of its peer. The number of all messages is the sum of those numbers, computed on reading.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -37,7 +36,7 @@ impl SingleWriterCounter {
 pub(crate) const KINDS: usize = OperationKind::ALL.len();
 pub(crate) const FUNCTIONS: usize = Function::ALL.len();
 
-/// Elements of collectives are counted for type codes below this: all types that have a size.
+/// Elements of collectives are counted for type codes below this; all types with a known size are.
 const TYPES: usize = 16;
 
 /// The counters of one communicator.
@@ -95,8 +94,8 @@ impl MessageCounts {
     }
 }
 
-/// Panics without the index. The message of a bounds check names it and the length: two registers too many for
-/// a message.
+/// Panics without the index: the message of a bounds check contains the index and the length, which need two registers
+/// too many for a message.
 #[cold]
 #[inline(never)]
 fn no_such_peer() -> ! {
@@ -202,8 +201,7 @@ impl Tally {
         self.calls[kind as usize].get()
     }
 
-    /// Returns how many operations of a function there were, and their bytes: those of all blocks, where each
-    /// rank has one.
+    /// Returns the number of operations of a function, and their bytes: those of all blocks, if each rank has a block.
     pub(crate) fn total(&self, function: Function) -> Total {
         let elements = self.elements[function as usize].iter().enumerate();
         let alone = Total {

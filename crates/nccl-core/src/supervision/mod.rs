@@ -4,9 +4,9 @@
 //! - `stragglers`: finds the ranks that have not entered an operation in which others wait;
 //! - `watchdog`: finds operations that do not end, whether or not the program waits for them.
 //!
-//! The first and the last are checks of the [`monitor`](crate::monitor), the thread that calls neither NCCL nor CUDA. The module
-//! that ends a communicator on all of its ranks is a level above ([`peers`](crate::peers)). The [`recorder`](crate::recorder)
-//! records every operation on its path.
+//! The first and the last are checks of the [`monitor`](crate::monitor), the thread that calls neither NCCL nor CUDA. The
+//! module that ends a communicator on all of its ranks belongs to a crate above this one ([`peers`](crate::peers)). The
+//! [`recorder`](crate::recorder) records every operation as it is issued.
 
 pub mod stragglers;
 pub(crate) mod stuck_call_monitor;

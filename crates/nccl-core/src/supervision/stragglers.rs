@@ -1,14 +1,14 @@
-//! Stragglers: the ranks that have not entered an operation in which this rank waits. This is a rank's part: when to
-//! ask, and what to answer.
+//! Stragglers: the ranks that have not entered an operation in which this rank waits. This module is one rank's part:
+//! when to ask, and what to answer.
 //!
-//! The watchdog does both; nothing is added to the path of an operation. The watchdog asks for a straggler query when a
-//! collective has run for a tenth of its timeout ([`Timeouts::straggler`](crate::Timeouts::straggler)), at
-//! the coordinator (`straggler_queries`), which asks each rank once. A rank answers from what its communicator has
-//! recorded and counted anyway. While a rank has not entered the operation, its watchdog checks again until it has.
-//! Higher ranks wait up to a quarter longer before they ask for a query, so that mostly one rank asks, and a rank
-//! that was asked about an operation does not ask about it.
-//!
-//! The first rank also asks every half minute about a completed collective, to measure how far apart the ranks arrive
+//! The watchdog does both; nothing is added to the path of an operation. When a collective has run for a tenth of its
+//! timeout ([`Timeouts::straggler`](crate::Timeouts::straggler)), the watchdog requests a straggler query from the
+//! coordinator (`straggler_queries`), which asks each rank once. A rank answers from what its communicator has recorded
+//! and counted anyway. While a rank has not entered the operation, its watchdog checks again until it has. Higher ranks
+//! wait up to a quarter longer before they request a query, so that usually only one rank does, and a rank that was
+//! asked about an operation does not request a query about it.
+//! The first rank also requests a query every half minute about a completed collective, to measure how far apart the
+//! ranks arrive
 //! (`CommunicatorStats::arrival_skew`).
 
 use std::time::{Duration, Instant};
@@ -18,14 +18,14 @@ use crate::peers::{StragglerQuery, Supervisor};
 use crate::recorder::{RecordedCollectives, Track, origin};
 use crate::state::State;
 
-/// How long the first rank of a communicator waits before it first measures how far apart the ranks arrive, and then
-/// between two measurements.
+/// How long the first rank of a communicator waits before its first measurement of how far apart the ranks arrive, and
+/// then between two measurements.
 pub(super) const SAMPLES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
 /// The shortest and the longest pause between two checks whether this rank has entered an operation.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
 
-/// An operation that other ranks wait in, and about which this rank was asked whether it has entered it.
+/// An operation in which other ranks wait, and about which this rank was asked whether it has entered.
 pub struct OpenQuery {
     asker: Box<dyn StragglerQuery>,
     key: String,
@@ -38,8 +38,8 @@ pub struct OpenQuery {
 }
 
 impl OpenQuery {
-    /// A query about the `collective_index`-th collective of the communicator that all ranks call `key`; answered once if it
-    /// `is_sample`.
+    /// Returns a query about the `collective_index`-th collective of the communicator with the key `key`. It is answered
+    /// only once if it `is_sample`.
     #[must_use]
     pub fn new(
         asker: Box<dyn StragglerQuery>,
@@ -63,7 +63,7 @@ impl OpenQuery {
         self.key == other.key && self.asker.connection() == other.asker.connection()
     }
 
-    /// Answers what can be answered. Returns whether to check again.
+    /// Sends the answers that are possible now. Returns whether to check again.
     pub(super) fn poll(&mut self) -> bool {
         if !self.asker.is_there() {
             return false;
@@ -96,7 +96,7 @@ impl OpenQuery {
         }
         let collective = collectives.get(self.collective_index);
         match (collective, self.is_sample) {
-            // A collective that is no longer fully recorded is no sample.
+            // A collective that is no longer fully recorded cannot be a sample.
             (None, true) => self.answer_not_entered(""),
             (collective, _) => {
                 let since = collective.or(collectives
@@ -113,7 +113,7 @@ impl OpenQuery {
         false
     }
 
-    /// Answers that the rank has not entered, once.
+    /// Answers, once, that this rank has not entered.
     fn answer_not_entered(&mut self, last: &str) {
         if !self.has_answered {
             self.answer(None, last);
@@ -131,7 +131,7 @@ fn age(since: Duration) -> Duration {
     origin().monotonic.elapsed().saturating_sub(since)
 }
 
-/// A description of the communicator's last call, for the ranks that wait for it.
+/// Describes the communicator's last call, for the ranks that wait for this one.
 fn last(track: &Track, collectives: &RecordedCollectives) -> String {
     let Some(last) = collectives.last else {
         return String::from("it has called nothing on the communicator");
@@ -148,7 +148,8 @@ fn last(track: &Track, collectives: &RecordedCollectives) -> String {
     )
 }
 
-/// Queries which ranks have not entered a call of this rank. Returns false if the calls could not be counted.
+/// Queries which ranks have not entered a call that this rank has entered. Returns false if the calls could not be
+/// counted.
 pub(super) fn query(supervisor: &dyn Supervisor, track: &Track, sequence: u64) -> bool {
     let Some(collectives) = track.recorded_collectives() else {
         return false;

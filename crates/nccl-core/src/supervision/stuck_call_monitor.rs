@@ -1,8 +1,8 @@
 //! Finds threads that do not return from a call of NCCL or CUDA (`active_calls.rs` describes the consequences).
 //!
-//! The stuck-call monitor is a periodic check of the [`monitor`]. It sleeps after a while in which no thread entered a call,
-//! and the next thread that enters wakes it. It counts its own runs and not the time: while the process was stopped, no thread
-//! was inside any longer.
+//! The stuck-call monitor is a periodic check of the [`monitor`]. It sleeps when no thread has entered a call for a while, and
+//! the next thread that enters a call wakes it. It counts its own runs instead of time, because no thread made progress while
+//! the process was stopped.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -19,11 +19,11 @@ use crate::threads::not_started;
 
 /// How often the stuck-call monitor runs.
 const TICK: Duration = Duration::from_millis(100);
-/// How much longer than its timeout a call may take: the waits of this crate end by themselves before.
+/// How much longer than its timeout a call may take. The waits of this crate end by themselves before that.
 const SLACK: Duration = Duration::from_secs(2);
 /// How long a thread may take to return after its communicator has ended.
 const GRACE: Duration = Duration::from_secs(5);
-/// After how many runs without a new call the stuck-call monitor sleeps.
+/// The number of runs without a new call after which the stuck-call monitor sleeps.
 const QUIET: u32 = 5;
 
 static COMMUNICATORS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
@@ -115,7 +115,7 @@ impl PeriodicCheck for StuckCallMonitor {
 }
 
 fn check_call(ongoing: &mut OngoingCall) {
-    // No thread can be inside a communicator that was dropped.
+    // No thread can be inside a call on a communicator that was dropped.
     let Some(inner) = communicator_at(ongoing.found.communicator_address) else {
         return;
     };

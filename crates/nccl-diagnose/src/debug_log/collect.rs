@@ -17,16 +17,16 @@ use nccl_sys::Version;
 use nccl_base::launch_mode::IDLE_PARENT;
 use nccl_base::warning::Class;
 
-/// Bytes after which a line is cut: NCCL's longest line lists the ranks of a ring.
+/// Bytes after which a line is cut. NCCL's longest line lists the ranks of a ring.
 const LONGEST_LINE: usize = 16 << 10;
 const MOST_PROCESSES: usize = 1 << 16;
 const MOST_WARNINGS: usize = 64;
-/// Entries of each other list and map.
+/// Maximum number of entries of each other list and map.
 const MOST: usize = 256;
 
 /// NCCL's debug logs of any number of processes, as facts.
 ///
-/// Lines of other programs, halves of lines and bytes that are no text are skipped. Memory grows with the number of
+/// Lines of other programs, partial lines and bytes that are not text are skipped. Memory grows with the number of
 /// processes and of connections between them, not with the length of the logs.
 ///
 /// ```
@@ -50,7 +50,7 @@ pub struct DebugLog {
     states: Vec<State>,
     facts: Vec<Process>,
     index: HashMap<(String, u32, String), usize>,
-    /// To recognise a host's name behind the end of an unfinished line.
+    /// Processes by number, to recognise a host's name that follows an unfinished line.
     by_pid: HashMap<u32, Vec<usize>>,
     /// Releases from lines without a prefix, each with the name of its log.
     versions: Vec<(String, Version)>,
@@ -72,13 +72,13 @@ pub struct DebugLog {
 pub struct Counts {
     /// Lines read.
     pub lines: u64,
-    /// Lines of NCCL's.
+    /// Lines written by NCCL.
     pub nccl: u64,
-    /// Lines of NCCL's at the level `NCCL_DEBUG=INFO`.
+    /// Lines written by NCCL at the level `NCCL_DEBUG=INFO`.
     pub info: u64,
-    /// Lines with NCCL's mark and no prefix: halves of lines.
+    /// Lines with NCCL's mark and no prefix: partial lines.
     pub broken: u64,
-    /// Lines of NCCL's that were not kept, because there are too many processes.
+    /// Lines written by NCCL that were not kept, because there are too many processes.
     pub left_out: u64,
 }
 
@@ -336,7 +336,7 @@ fn fact(process: &mut Process, message: Message<'_>) {
                 .get_or_insert_with(|| (cut(place), code));
         }
         Message::Other => {}
-        // These need the thread, and the caller has taken them.
+        // The caller has handled these, because they need the thread.
         Message::Init(..)
         | Message::Network(_)
         | Message::Channel(_)

@@ -54,9 +54,9 @@ pub struct Process {
     pub communicators: Vec<Membership>,
     /// Connections that failed at the first attempt.
     pub retries: Vec<Retry>,
-    /// Its warnings; equal texts once.
+    /// Its warnings; equal texts are one entry.
     pub warnings: Vec<Warning>,
-    /// Whether it has communicators of launch mode `BlockingChild`, each of which is two to NCCL.
+    /// Whether it has communicators of launch mode `BlockingChild`, each of which NCCL sees as two.
     pub(super) has_idle_parents: bool,
     /// Idle parents that were named, and whose `Init START` has not been read yet.
     pub(super) idle_to_come: usize,
@@ -111,7 +111,7 @@ pub struct PluginFact {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PluginState {
-    /// Not found: the usual case, and a fault only where the plugin was asked for.
+    /// Not found: the usual case, and a fault only where the plugin was requested.
     Missing,
     /// Loaded and used.
     Loaded,
@@ -166,8 +166,8 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// Whether its start completed, so that all ranks were there. `false` for an idle parent, whose start says nothing
-    /// about that.
+    /// Whether its start completed, so that all ranks were there. `false` for an idle parent, whose start does not show
+    /// that.
     ///
     /// ```
     /// assert!(!nccl::debug_log::Membership::default().came_up());
@@ -302,7 +302,7 @@ impl Retry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Warning {
-    /// What it tells about the cause.
+    /// The relation of the warning to the cause.
     pub class: Class,
     /// NCCL's text.
     pub text: String,

@@ -1,9 +1,9 @@
-//! Takes a line of a file apart: NCCL's text, and its origin.
+//! Parses a line of a file into NCCL's text and its origin.
 //!
 //! NCCL writes `HOST:PID:TID [DEVICE] NCCL INFO TEXT`, and before a warning's mark also the place in its source:
-//! `HOST:PID:TID [DEVICE] init.cc:2955 (function) NCCL WARN TEXT`, with the time in front since 2.26. Launchers and
-//! collectors of logs put more before that: rank, container, colour, time. NCCL's line may follow the unfinished line
-//! of another program.
+//! `HOST:PID:TID [DEVICE] init.cc:2955 (function) NCCL WARN TEXT`, with the time in front since 2.26. Launchers and log
+//! collectors add more in front: rank, container, colour, time. NCCL's line may follow the unfinished line of another
+//! program.
 //!
 //! The parser finds the mark first, and reads the prefix from there to the left; text without a prefix is not NCCL's. A
 //! prefix never reaches beyond the mark before it, so that the time of parsing grows linearly with the line.
@@ -20,7 +20,7 @@ pub(super) enum Level {
     Trace,
 }
 
-/// One of NCCL's lines, taken apart.
+/// One of NCCL's lines, parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Record<'a> {
     /// The text before the prefix: times and tags of launchers and collectors.
@@ -48,11 +48,11 @@ pub(super) struct Parts<'a> {
     pub(super) records: Vec<Record<'a>>,
     /// `NCCL version …` without a prefix, as rank 0 prints it below `INFO`.
     pub(super) version: Option<&'a str>,
-    /// Whether there is a mark without a prefix: half a line.
+    /// Whether there is a mark without a prefix: a partial line.
     pub(super) broken: bool,
 }
 
-/// Takes a line apart; there may be several records in it, when ranks wrote at the same time.
+/// Parses a line; it may contain several records, when ranks wrote at the same time.
 pub(super) fn parse(line: &str) -> Parts<'_> {
     let mut parts = Parts::default();
     let mut from = 0;

@@ -1,10 +1,10 @@
-//! NCCL's debug logs of several ranks: what each rank uses, and what is wrong among them.
+//! NCCL's debug logs of several ranks: what each rank uses, and what is wrong between them.
 //!
-//! With `NCCL_DEBUG=INFO` every rank writes some hundred lines about the network it chose, the way to each
-//! other rank, and what it waits for, into its output or into a file of its own. One rank's log rarely
-//! shows what is wrong; comparing those of all ranks does: the one that fell back to sockets, the host with
-//! another interface, the first warning of all. [`DebugLog`] reads such logs of every release since 2.18,
-//! also in the middle of a program's own output, and [`DebugLog::report`] compares them.
+//! With `NCCL_DEBUG=INFO` every rank writes some hundred lines about the network it chose, the path to each other rank,
+//! and what it waits for, to its output or to a file of its own. The fault rarely shows in the log of one rank, but in
+//! a comparison of all logs: the rank that fell back to sockets, the host with another interface, the earliest warning.
+//! [`DebugLog`] reads such logs of every release since 2.18, also when they are mixed with a program's own output, and
+//! [`DebugLog::report`] compares them.
 //!
 //! - `line`: NCCL's text and its origin in a line; `message`, made of `tokens`: the meaning of a text;
 //! - `collect`: from lines to `facts`, about each process and its communicators; `state`: the communicator of a line;

@@ -12,8 +12,8 @@ use super::message::{Channel, Init, Stage, Via};
 pub(super) const COMM_NAME: &str = "Comm name";
 
 const MOST_COMMUNICATORS: usize = 256;
-/// Links of one communicator on one rank, inside its host and to others; and of all. There are millions where a
-/// thousand ranks all exchange messages.
+/// Maximum number of links of one communicator on one rank, inside its host and to other hosts; and of all links. A
+/// thousand ranks that all exchange messages have millions.
 const MOST_LINKS: usize = 4096;
 const MOST_NET_LINKS: usize = 128;
 const MOST_LINKS_IN_ALL: usize = 1 << 18;
@@ -25,12 +25,12 @@ pub(super) struct State {
     threads: HashMap<u32, Thread>,
 }
 
-/// The subject of a thread.
+/// The communicator that a thread's lines are about.
 #[derive(Clone, Debug, Default)]
 struct Thread {
     /// Its latest communicator.
     membership: Option<usize>,
-    /// From a line before the communicator was named.
+    /// The network, from a line before the communicator was named.
     network: Option<String>,
 }
 

@@ -1,5 +1,5 @@
-//! The lines of the kernel's log that matter here, as values and as text: NVIDIA's Xid and SXid messages, and the victims of the
-//! out-of-memory killer.
+//! The relevant lines of the kernel's log, as values and as text: NVIDIA's Xid and SXid messages, and the victims of
+//! the out-of-memory killer.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,11 +10,12 @@ use super::xid;
 use nccl_base::departure::cut;
 use nccl_base::sanitize;
 
-/// The longest text kept of a line, in bytes; `SHORT` for names and addresses.
+/// Maximum length of a text kept from a line, in bytes; `SHORT` for names and addresses.
 pub(super) const LONG: usize = 256;
 pub(super) const SHORT: usize = 64;
 
-/// The most events kept; a GPU that fails for good fills the log with the same Xid, which counts as one.
+/// Maximum number of events kept. A GPU that fails permanently fills the log with the same Xid, which counts as one
+/// event.
 pub(super) const MOST: usize = 64;
 
 /// A line of the kernel's log about a device that failed, or a process that the kernel ended.
@@ -28,7 +29,7 @@ pub(super) const MOST: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct KernelEvent {
-    /// Time since the (first) line; in milliseconds where it is serialized.
+    /// Time since the line, or since the last of several such lines; serialized in milliseconds.
     #[serde(rename = "age_ms", with = "super::millis")]
     pub age: Duration,
     /// The number of such lines.
@@ -69,7 +70,7 @@ pub enum KernelEventKind {
 pub struct Xid {
     /// The number in NVIDIA's catalogue.
     pub number: u32,
-    /// Whether it is of an NVSwitch (SXid).
+    /// Whether an NVSwitch reported it (SXid).
     pub of_switch: bool,
     /// The PCI address of the device: `0000:3b:00.0`.
     pub device: String,
@@ -81,7 +82,7 @@ pub struct Xid {
 }
 
 impl Xid {
-    /// Returns what the number means, where this crate knows it.
+    /// Returns the meaning of the number, if this crate knows it.
     ///
     /// ```
     /// # fn example(xid: &nccl::host_evidence::Xid) {
@@ -98,7 +99,7 @@ impl Xid {
         xid::explanation(self.number)
     }
 
-    /// Returns whether it follows from a program, or from the end of its process, as a rule, and not from the device.
+    /// Returns whether such an error usually follows from a program or the end of its process, and not from the device.
     ///
     /// ```
     /// # fn example(xid: &nccl::host_evidence::Xid) {
@@ -210,7 +211,7 @@ impl KernelEvent {
     }
 }
 
-/// The most events kept of another process.
+/// Limits the events of another process to [`MOST`], and bounds each of them.
 pub(super) fn bound(events: &mut Vec<KernelEvent>) {
     events.truncate(MOST);
     events.iter_mut().for_each(KernelEvent::bound);

@@ -1,7 +1,7 @@
-//! Understands the lines of the kernel's log.
+//! Parses the lines of the kernel's log.
 //!
-//! [`Lines`] takes the records of `/dev/kmsg` one by one, and knows no file and no clock. A line is text of drivers, and has
-//! names of programs in it: each text is sanitised and cut.
+//! [`Lines`] takes the records of `/dev/kmsg` one by one, and reads neither a file nor a clock. Lines are written by
+//! drivers and contain names of programs, so each text is sanitised and cut.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::kernel_event::{KernelEvent, KernelEventKind, LONG, MOST, OomKill, SHO
 
 /// Collects the events of a log, line by line.
 pub(super) struct Lines {
-    /// Lines before this time, since the host's start, are not of interest.
+    /// Lines before this time, since the host's start, are ignored.
     since: Duration,
     /// The time at which ages are zero.
     now: Duration,
@@ -28,9 +28,9 @@ impl Lines {
         }
     }
 
-    /// Takes a line: a record of `/dev/kmsg`, or a line that `dmesg` has printed. All others are passed over.
+    /// Parses a line: a record of `/dev/kmsg`, or a line printed by `dmesg`. All other lines are ignored.
     pub(super) fn add(&mut self, line: &[u8]) {
-        // Nearly every line is of something else.
+        // Nearly all lines are about something else.
         let is_of_interest = contains(line, b"Xid (") || contains(line, b"ill");
         if !is_of_interest {
             return;
@@ -60,11 +60,11 @@ impl Lines {
                     if known_xid.is_same(xid) =>
                 {
                     known.times = known.times.saturating_add(1);
-                    // When it was last seen says more than when it began.
+                    // The last occurrence is more informative than the first.
                     known.age = event.age;
                     return;
                 }
-                // Two lines are about one victim.
+                // The kernel writes two lines about one victim.
                 (KernelEventKind::OomKill(known_kill), KernelEventKind::OomKill(kill))
                     if known_kill.pid == kill.pid
                         && known.age.saturating_sub(event.age) < Duration::from_secs(2) =>
@@ -77,7 +77,7 @@ impl Lines {
         }
         if self.events.len() >= MOST {
             self.omitted += 1;
-            // The newest stay, and messages of the driver before victims of a full memory.
+            // The newest events stay; messages of the driver take precedence over victims of the out-of-memory killer.
             let is_kill = |event: &KernelEvent| matches!(event.kind, KernelEventKind::OomKill(_));
             let oldest_kill = self.events.iter().position(is_kill);
             match (oldest_kill, is_kill(&event)) {
@@ -97,7 +97,7 @@ impl Xid {
 }
 
 impl OomKill {
-    /// Adds what another line says of the same victim.
+    /// Adds the values that another line has about the same victim.
     fn complete(&mut self, other: &Self) {
         let texts = [
             (&mut self.cgroup, &other.cgroup),
@@ -117,8 +117,8 @@ fn contains(line: &[u8], word: &[u8]) -> bool {
     line.windows(word.len()).any(|window| window == word)
 }
 
-/// Splits a line into the time since the host's start, and its text. `None` for lines that the kernel itself has not written:
-/// programs may write into its log.
+/// Splits a line into the time since the host's start, and its text. `None` for lines that the kernel itself has not
+/// written: programs may write into its log as well.
 fn split(line: &str) -> Option<(Duration, &str)> {
     if let Some(kmsg) = line.split_once(';').and_then(|(head, text)| {
         let mut fields = head.split(',');
@@ -371,7 +371,7 @@ mod tests {
             log.add(line(1000 + number, 950).as_bytes());
         }
         assert_eq!((log.events.len(), log.omitted), (MOST, 137));
-        // The newest stay, and a victim of a full memory takes no message's place.
+        // The newest events stay, and a victim of the out-of-memory killer replaces no message.
         let last = log.events.last().map(|event| event.to_string());
         assert!(last.is_some_and(|last| last.contains("1199")));
         log.add(

@@ -1,8 +1,8 @@
 //! Reads the kernel's log, `/dev/kmsg`: within a limited time, and without waiting for further lines.
 //!
-//! `/dev/kmsg` returns one record per read, the oldest first. It may be read where `kernel.dmesg_restrict` is 0, or with
-//! CAP_SYSLOG, and most containers do not have it at all: both are results of their own, because then nothing is known,
-//! and the log is not clean.
+//! `/dev/kmsg` returns one record per read, the oldest first. It may be read where `kernel.dmesg_restrict` is 0, or
+//! with CAP_SYSLOG, and most containers do not have it at all. Both cases have results of their own, because an unread
+//! log is not a clean one.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
@@ -20,16 +20,16 @@ use super::kernel_line::Lines;
 use nccl_base::departure::cut;
 use nccl_base::sanitize;
 
-/// Names a file in the place of `/dev/kmsg`: a copy of the log, or one that a test has written.
+/// Names a file to read instead of `/dev/kmsg`: a copy of the log, or one that a test has written.
 pub(super) const VARIABLE: &str = "NCCL_RUN_KMSG";
 
 /// The kernel's own buffer for one record.
 const LONGEST_RECORD: usize = 16 << 10;
 
-/// The most that is read of a file in the place of the device: its end.
+/// How much is read of such a file, from its end.
 const LONGEST_FILE: u64 = 4 << 20;
 
-/// The most records read of the device.
+/// Maximum number of records read from the device.
 const MOST_RECORDS: usize = 1 << 20;
 
 /// What the kernel's log shows about devices and killed processes.
@@ -46,7 +46,7 @@ const MOST_RECORDS: usize = 1 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct KernelLog {
-    /// Whether it could be read.
+    /// Whether the log could be read.
     pub access: LogAccess,
     /// The events, oldest first.
     pub events: Vec<KernelEvent>,
@@ -66,7 +66,7 @@ pub struct KernelLog {
 pub enum LogAccess {
     /// It was read to its end.
     Read,
-    /// The time was over before its end.
+    /// The time ran out before its end.
     Partial,
     /// This process may not read it.
     NotPermitted,
@@ -74,7 +74,7 @@ pub enum LogAccess {
     Absent,
     /// Reading it failed for another reason.
     Failed(String),
-    /// It was not looked at.
+    /// It was not examined.
     #[default]
     NotRead,
 }
@@ -109,7 +109,8 @@ impl KernelLog {
         }
     }
 
-    /// Reads the log until `deadline`. Lines that are older than `since`, both counted from the host's start, are passed over.
+    /// Reads the log until `deadline`. Lines older than `since` are ignored; `since` and `now` count from the host's
+    /// start.
     pub(super) fn read(path: &Path, since: Duration, now: Duration, deadline: Instant) -> Self {
         let mut lines = Lines::new(since, now);
         let access = match read(path, &mut lines, deadline) {
@@ -228,7 +229,7 @@ mod tests {
         let log = read(Path::new("/dev/kmsg"));
         assert!(begun.elapsed() < Duration::from_secs(10), "{log:?}");
         assert!(!matches!(log.access, LogAccess::NotRead), "{log:?}");
-        // Where the time is over at once, nothing is known.
+        // If the time runs out at once, nothing is known.
         let now = Instant::now();
         let log = KernelLog::read(Path::new("/dev/kmsg"), Duration::ZERO, Duration::ZERO, now);
         assert!(!log.is_clean(), "{log:?}");

@@ -1,14 +1,14 @@
-//! The identity of a loaded library: its file, and the GNU build id, which is another one for each build of one release.
+//! The identity of a loaded library: its file, and the GNU build id, which differs between builds of one release.
 //!
-//! The id is read from the image in memory, which may be of a file that was replaced or removed since, and else from the
-//! file.
+//! The id is read from the image in memory, because the file may have been replaced or removed since, and otherwise
+//! from the file.
 
 use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-/// The longest list of mappings, and the longest notes, that are read.
+/// Maximum length of the list of mappings, and of the notes, that are read.
 const LONGEST_MAPS: u64 = 16 << 20;
 const LONGEST_NOTES: u64 = 64 << 10;
 

@@ -1,5 +1,5 @@
 //! The memory of this process's control group: processes that the out-of-memory killer ended in it, and how long its
-//! processes stood still for want of memory.
+//! processes were stalled by lack of memory.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -10,7 +10,7 @@ use nccl_base::departure::cut;
 use nccl_base::sanitize;
 use nccl_base::system::System;
 
-/// From this share of the last ten seconds on, in percent, want of memory is worth a sentence.
+/// Memory pressure, in percent of the last ten seconds, from which on it is reported.
 const HIGH: f64 = 20.0;
 
 /// The memory of a control group.
@@ -26,8 +26,8 @@ const HIGH: f64 = 20.0;
 pub struct Memory {
     /// The control group, as this process sees it.
     pub cgroup: String,
-    /// Number of its processes that the out-of-memory killer has ended since this process looked first (which it does
-    /// before its first communicator); `None` where the kernel does not say.
+    /// Number of its processes that the out-of-memory killer has ended since this process first looked (before its
+    /// first communicator); `None` where the kernel does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oom_kills: Option<u64>,
     /// Its memory in use and its limit, in bytes.
@@ -36,14 +36,14 @@ pub struct Memory {
     /// See [`used`](Self::used); `None` for no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
-    /// The share of the last ten seconds in which all its processes stood still for want of memory, in percent; that of the
-    /// whole host where the group has no such count.
+    /// Share of the last ten seconds in which all its processes were stalled by lack of memory, in percent; that of the
+    /// whole host if the group has no such value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pressure: Option<f64>,
 }
 
 impl Memory {
-    /// Returns whether want of memory is high enough to slow down or stop a rank.
+    /// Returns whether memory pressure is high enough to slow down or stop a rank.
     ///
     /// ```
     /// if nccl::host_evidence::HostEvidence::gather().memory.is_short() {
@@ -103,7 +103,7 @@ impl fmt::Display for Memory {
     }
 }
 
-/// The count when this process looked first.
+/// Returns the count of kills when this process first looked.
 pub(super) fn baseline() -> Option<u64> {
     static BASELINE: OnceLock<Option<u64>> = OnceLock::new();
     *BASELINE.get_or_init(|| Group::of(&System::real()).oom_kills())
@@ -157,8 +157,8 @@ impl<'s> Group<'s> {
         self.text(file)?.parse().ok()
     }
 
-    /// Returns the kills in this group alone where the kernel counts them: `memory.events` has those of the groups below, too,
-    /// which may be of other jobs.
+    /// Returns the kills in this group alone where the kernel counts them. `memory.events` includes the groups below,
+    /// which may belong to other jobs.
     fn oom_kills(&self) -> Option<u64> {
         let text = match self.is_version_2 {
             true => self

@@ -1,18 +1,18 @@
-//! What the host shows of a failure: the kernel's log, the memory of the control group, the threads of this process, its
-//! devices, and the identity of the loaded library.
+//! Evidence of a failure on the host: the kernel's log, the memory of the control group, the threads of this process,
+//! its devices, and the identity of the loaded library.
 //!
-//! - `kernel_log` reads `/dev/kmsg`, `kernel_line` understands its lines and makes `kernel_event`s of them, `xid` knows NVIDIA's
-//!   numbers;
+//! - `kernel_log` reads `/dev/kmsg`, `kernel_line` parses its lines into values of `kernel_event`, `xid` explains
+//!   NVIDIA's numbers;
 //! - `memory`: the control group; `threads`: `/proc/self/task`;
-//! - `devices`: what NVML says of the devices on which communicators were made, with the feature `nvml`;
+//! - `devices`: what NVML reports about the devices on which communicators were made, with the feature `nvml`;
 //! - `library`: the build id of libnccl, which preflight compares among ranks.
 //!
-//! A rank gathers this when a diagnosis asks for its report, and when a communicator of it has ended by a fault. Reading
-//! may block, as all files of a kernel in trouble may: it is done on a thread of its own, within [`LIMIT`], and what is
-//! not there by then is not reported.
+//! A rank gathers this evidence when a diagnosis asks for its report, and when one of its communicators has ended by a
+//! fault. Reading may block, as all files of a kernel in trouble may, so a thread of its own reads, within [`LIMIT`];
+//! evidence that is not there by then is not reported.
 //!
-//! Only what has happened since this process was started is evidence. The log's clock is not adjusted as other clocks are,
-//! so that after a month it may be seconds away from them.
+//! Only events since the start of this process are evidence. The log's clock is not adjusted as other clocks are, so
+//! after a month it may be seconds away from them.
 
 mod devices;
 mod kernel_event;
@@ -78,14 +78,14 @@ pub struct HostEvidence {
 }
 
 impl HostEvidence {
-    /// Gathers what has happened since this process was started, within 250 ms: what cannot be read by then is not there,
-    /// and [`KernelLog::access`] says so.
+    /// Gathers what has happened since this process was started, within 250 ms. Evidence that cannot be read by then is
+    /// missing; [`KernelLog::access`] shows that for the kernel's log.
     #[must_use]
     pub fn gather() -> Self {
         Self::of_process(ThreadsOfInterest::default())
     }
 
-    /// As [`gather`](Self::gather), with these threads.
+    /// As [`gather`](Self::gather), with the threads `of_interest`.
     #[doc(hidden)]
     #[must_use]
     pub fn of_process(of_interest: ThreadsOfInterest) -> Self {
@@ -98,7 +98,7 @@ impl HostEvidence {
         })
     }
 
-    /// Gathers all that the kernel's log still has, also of the time before this process was started.
+    /// Gathers everything that the kernel's log still has, including the time before this process was started.
     ///
     /// ```
     /// let evidence = nccl::host_evidence::HostEvidence::of_host();
@@ -129,8 +129,8 @@ impl HostEvidence {
         self.kernel_log.is_clean()
     }
 
-    /// Returns the events that concern a job with these processes on the host. An Xid may concern every process of a host, and so
-    /// does a host without memory; a process that was ended in another control group does not.
+    /// Returns the events that concern a job with these processes on the host. An Xid and a host without memory may
+    /// concern every process of a host; a process that was ended in another control group does not.
     #[doc(hidden)]
     pub fn events_of(&self, pids: &[u32]) -> impl Iterator<Item = &KernelEvent> {
         let concerns = move |event: &&KernelEvent| match &event.kind {
@@ -174,12 +174,12 @@ pub fn begin() {
     let _ = memory::baseline();
 }
 
-/// Runs `gather` on a thread of its own, and returns what it has found within `limit`: nothing if it is not back by then.
+/// Runs `gather` on a thread of its own, and returns its result; empty if it has not returned within `limit`.
 fn within(
     limit: Duration,
     gather: impl FnOnce(Instant) -> HostEvidence + Send + 'static,
 ) -> HostEvidence {
-    /// A kernel whose files do not return would get one thread more for each fault.
+    /// Limits the threads on a kernel whose files do not return: each fault would add one.
     const MOST_THREADS: usize = 64;
     static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
@@ -204,7 +204,7 @@ fn within(
     found.recv_timeout(left).unwrap_or_default()
 }
 
-/// The evidence of this process, which its ranks and communicators share for a moment.
+/// Returns the evidence of this process, cached for a moment for its ranks and communicators.
 fn shared(deadline: Instant) -> HostEvidence {
     const FRESH: Duration = Duration::from_millis(100);
     static KEPT: Mutex<Option<(Instant, HostEvidence)>> = Mutex::new(None);
@@ -214,14 +214,14 @@ fn shared(deadline: Instant) -> HostEvidence {
         Some((at, evidence)) if at.elapsed() < FRESH => evidence.clone(),
         _ => {
             let system = System::real();
-            // NVML answers on a thread of its own meanwhile.
+            // Meanwhile, NVML answers on a thread of its own.
             let question = Question::ask(Which::Watched);
             let evidence = HostEvidence {
                 threads: threads::gather(&system, ThreadsOfInterest::default()),
                 ..read(started(&system).unwrap_or_default(), deadline)
             };
             let evidence = HostEvidence {
-                // What else is gathered needs some of the time.
+                // Gathering the rest needs some of the time.
                 devices: question.wait(deadline - LIMIT / 4),
                 ..evidence
             };
@@ -260,7 +260,7 @@ fn started(system: &System) -> Option<Duration> {
         .parse()
         .ok()?;
     let started = Duration::from_millis(ticks * (1000 / TICKS_PER_SECOND));
-    // Its clock counts the time in which the host slept, and that of the log does not.
+    // The clock of the process includes the time in which the host was suspended; the log's clock does not.
     let age = clock(ClockId::Boottime).saturating_sub(started);
     Some(clock(ClockId::Monotonic).saturating_sub(age))
 }

@@ -13,17 +13,17 @@ use nccl_base::departure::cut;
 use nccl_base::sanitize;
 use nccl_base::system::System;
 
-/// The most threads looked at, and reported.
+/// Maximum number of threads examined, and reported.
 const MOST_THREADS: usize = 4096;
 const MOST_REPORTED: usize = 8;
 
-/// The most frames of a kernel stack.
+/// Maximum number of frames of a kernel stack.
 const MOST_FRAMES: usize = 8;
 
-/// The longest text of a thread.
+/// Maximum length of a text of a thread.
 const LONGEST: usize = 96;
 
-/// Time between the two looks at a thread: one that waits for a disk for a moment is not stuck.
+/// Time between the two looks at a thread, because a thread that waits for a disk for a moment is not stuck.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// A thread of this process, as the kernel sees it.
@@ -40,7 +40,7 @@ pub struct ThreadState {
     pub tid: u32,
     /// Its name, of at most 15 bytes.
     pub name: String,
-    /// The letter of its state: `R` (running), `S` (sleeping), `D` (sleeping, and not to be killed), `T` (stopped), …
+    /// The letter of its state: `R` (running), `S` (sleeping), `D` (uninterruptible sleep), `T` (stopped), …
     pub state: char,
     /// The function of the kernel in which it waits; `None` while it runs, or where that is not permitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -51,7 +51,7 @@ pub struct ThreadState {
     /// The functions of its kernel stack, the innermost first; empty where that is not permitted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stack: Vec<String>,
-    /// What this process may not read of it: names of files in `/proc/self/task/TID`.
+    /// Files about the thread that this process may not read: names in `/proc/self/task/TID`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub not_permitted: Vec<String>,
 }
@@ -238,7 +238,7 @@ pub(super) fn gather(system: &System, of_interest: ThreadsOfInterest) -> Vec<Thr
             || thread.is_in_driver();
         thread.is_stuck() || (of_interest.in_calls && is_caller)
     };
-    // Where a thread is in the kernel takes three more files, which are read of few threads.
+    // The place of a thread in the kernel takes three more files, so it is read for few threads only.
     let is_candidate = |tid: &u32| {
         of_interest.in_calls
             || ThreadState::state_of(system, *tid).is_some_and(|thread| thread.is_stuck())

@@ -1,6 +1,7 @@
-//! The numbers of NVIDIA's Xid messages, with what each means.
+//! NVIDIA's Xid numbers, and their meanings.
 
-/// Returns what Xid `number` means, for the numbers that operators meet; NVIDIA's Xid catalogue has all of them.
+/// Returns the meaning of Xid `number`, for the numbers that operators encounter; NVIDIA's Xid catalogue has all of
+/// them.
 pub(super) fn explanation(number: u32) -> Option<&'static str> {
     Some(match number {
         8 | 46 => "the GPU stopped processing",
@@ -36,7 +37,7 @@ pub(super) fn explanation(number: u32) -> Option<&'static str> {
     })
 }
 
-/// Returns whether Xid `number` follows from a program or the end of its process as a rule, and not from the device.
+/// Returns whether Xid `number` usually follows from a program or the end of its process, and not from the device.
 pub(super) fn is_of_program(number: u32) -> bool {
     matches!(number, 13 | 31 | 43 | 45)
 }

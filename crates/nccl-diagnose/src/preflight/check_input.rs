@@ -6,7 +6,7 @@ use cudarc::driver::CudaStream;
 use nccl_base::launch_mode::LaunchPreference;
 use serde::{Deserialize, Serialize};
 
-/// What is known of a rank before it is checked.
+/// What is known about a rank before it is checked.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
 pub struct CheckInput {
@@ -16,7 +16,7 @@ pub struct CheckInput {
     /// Whether that library takes virtual interfaces as well.
     pub takes_virtual: bool,
     pub preference: LaunchPreference,
-    /// Variables that NCCL is given by this process, and not by the environment.
+    /// Variables that this process gives NCCL, which are not in the environment.
     pub set_variables: Vec<(String, String)>,
     /// Ranks on this host; `world_size` counts those of all hosts.
     pub local_ranks: usize,

@@ -1,4 +1,4 @@
-//! The device of a communicator's stream, how NVML says that it is, and the device of this thread's context.
+//! The device of a communicator's stream, its state according to NVML, and the device of this thread's context.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::host_evidence::{self, Devices};
 
-/// How long NVML may take to say how the device is.
+/// How long to wait for NVML to report the state of the device.
 const LIMIT: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,7 +23,7 @@ pub(super) struct Device {
     pub(super) count: u64,
     /// The driver's version as it is usually written: `12.4`.
     pub(super) driver: String,
-    /// What NVML says of it.
+    /// NVML's report on the device.
     pub(super) nvml: Devices,
 }
 

@@ -18,9 +18,9 @@ pub(super) const PROTOCOL: u64 = 5;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Facts {
     pub(super) protocol: u64,
-    /// Whether this rank wants no checks.
+    /// Whether this rank requests no checks.
     pub(super) off: bool,
-    /// The code of the launch mode that it asks for.
+    /// The code of the launch mode that this rank requests.
     pub(super) launch_mode: u64,
     /// `None` for a rank that is a thread of the same process as an earlier rank.
     pub(super) process: Option<ProcessFacts>,
@@ -82,7 +82,7 @@ pub(crate) struct ControlConnection {
 }
 
 impl Facts {
-    /// The facts of a rank that wants no checks, or whose facts cannot be decoded.
+    /// The facts of a rank that requests no checks, or whose facts cannot be decoded.
     pub(super) fn off(protocol: u64, host: &str) -> Self {
         Self {
             protocol,

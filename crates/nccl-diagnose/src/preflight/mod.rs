@@ -1,7 +1,7 @@
 //! Checks, before NCCL is started, what ranks must agree on and whether hosts reach each other.
 //!
-//! - `check_input`: what is known of a rank beforehand; `facts`: what a rank reports; `interfaces`, `rdma`, `device`: parts
-//!   of that;
+//! - `check_input`: what is known about a rank beforehand; `facts`: what a rank reports; `interfaces`, `rdma`,
+//!   `device`: parts of the report;
 //! - `bounds`: limits of the facts and reports that are sent;
 //! - `reachability`: whether hosts reach each other at the addresses where NCCL will listen;
 //! - `rules`: from the facts of all ranks to findings;

@@ -1,4 +1,4 @@
-//! The scarcest resource of this process, asked for when a call of NCCL has failed without naming it.
+//! The scarcest resource of this process, determined when a call of NCCL has failed without naming it.
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};

@@ -96,7 +96,7 @@ struct WorldCheck<'w> {
 /// All possible rounds, in order.
 const ROUNDS: [&str; 5] = ["facts", "plan", "listeners", "failures", "report"];
 
-/// Checks a world; all ranks get the same report. `input` is `None` on a rank that wants no checks; then no rank is
+/// Checks a world; all ranks get the same report. `input` is `None` on a rank that requests no checks; then no rank is
 /// checked.
 ///
 /// # Errors
@@ -239,7 +239,7 @@ impl WorldCheck<'_> {
             .map(Some)
     }
 
-    /// Returns the value that rank 0 makes.
+    /// Returns the value that `make` returns on rank 0.
     fn broadcast_from_rank_0<T: for<'b> Deserialize<'b> + Serialize>(
         &self,
         what: &str,
@@ -262,7 +262,7 @@ impl WorldCheck<'_> {
     }
 }
 
-/// Decodes the facts of a rank; if that fails, only the fact that it speaks another protocol is left.
+/// Decodes the facts of a rank. If that fails, returns facts that show only that the rank uses another protocol.
 fn decode_facts(bytes: Vec<u8>) -> Facts {
     wire::decode(&bytes).map_or_else(|_| Facts::off(0, "unknown host"), Facts::bounded)
 }

@@ -8,10 +8,10 @@ use super::report::RasReport;
 use crate::error::{Error, Result};
 use nccl_base::time::deadline_after;
 
-/// The most that an answer may have: about 100,000 ranks.
+/// Maximum size of an answer: about 100,000 ranks.
 const LARGEST: usize = 64 << 20;
 
-/// The longest line before an answer.
+/// Maximum length of a line before an answer.
 const LONGEST_LINE: u64 = 4096;
 
 /// A connection to the RAS thread of one process.
@@ -40,23 +40,23 @@ pub struct RasClient {
 pub enum RasAnswer {
     /// From NCCL 2.28.7.
     Report(RasReport),
-    /// A text for people, from older releases.
+    /// A text for human readers, from older releases.
     Text(String),
 }
 
-/// Lines of text about what happens to the processes of a job, while it happens (NCCL 2.29 and newer).
+/// Lines of text about the processes of a job, as their events happen (NCCL 2.29 and newer).
 #[derive(Debug)]
 pub struct RasEvents {
     stream: BufReader<TcpStream>,
 }
 
 impl RasClient {
-    /// Connects to the RAS thread at `address` (`HOST:PORT`, port 28028 unless `NCCL_RAS_ADDR` says otherwise). All that the
-    /// client does ends within `timeout` from now, except looking up the name and [`monitor`](Self::monitor).
+    /// Connects to the RAS thread at `address` (`HOST:PORT`, port 28028 unless `NCCL_RAS_ADDR` says otherwise). All
+    /// calls of the client end within `timeout` from now, except the name lookup and [`monitor`](Self::monitor).
     ///
     /// # Errors
-    /// [`ErrorKind::Io`](crate::error::ErrorKind::Io) with the address: no process listens there, it does not answer, or what
-    /// answers is no RAS thread.
+    /// [`ErrorKind::Io`](crate::error::ErrorKind::Io) with the address: no process listens there, it does not answer,
+    /// or the process that answers has no RAS thread.
     ///
     /// ```
     /// use std::time::Duration;
@@ -82,7 +82,7 @@ impl RasClient {
         }
     }
 
-    /// Asks for the state of all communicators of the job.
+    /// Requests the state of all communicators of the job.
     ///
     /// # Errors
     /// [`ErrorKind::Io`](crate::error::ErrorKind::Io) when the answer does not come in time, or cannot be read.
@@ -106,7 +106,7 @@ impl RasClient {
             .map_err(|error| self.failed(invalid(format!("its answer cannot be read: {error}"))))
     }
 
-    /// Asks for the same as a text for people; `verbose` adds one line per rank.
+    /// Requests the same as a text for human readers; `verbose` adds one line per rank.
     ///
     /// # Errors
     /// As [`status`](Self::status).
@@ -121,8 +121,8 @@ impl RasClient {
         self.collect(if verbose { "VERBOSE STATUS" } else { "STATUS" })
     }
 
-    /// Asks for events as they happen: of processes that come and go (`lifecycle`), of RAS's own connections (`trace`), or
-    /// `all`. The events have no deadline.
+    /// Requests events as they happen: of processes that come and go (`lifecycle`), of RAS's own connections (`trace`),
+    /// or `all`. Waiting for events has no deadline.
     ///
     /// # Errors
     /// As [`status`](Self::status); and when the library is older than 2.29.
@@ -148,7 +148,7 @@ impl RasClient {
         })
     }
 
-    /// Sends a command, and returns the line that answers it.
+    /// Sends a command, and returns the one-line answer.
     fn ask(&mut self, command: &str) -> Result<String> {
         let answer = self.send(command).and_then(|()| {
             self.limit()?;
@@ -162,9 +162,9 @@ impl RasClient {
         answer.map_err(|error| self.failed(error))
     }
 
-    /// Sends a command, and returns all that comes until the other end closes the connection.
+    /// Sends a command, and returns everything received until the other end closes the connection.
     fn collect(&mut self, command: &str) -> Result<String> {
-        // The thread waits that long for the others, in whole seconds; then it answers without them.
+        // The RAS thread waits that long for the others, in whole seconds; then it answers without them.
         let left = self.deadline.saturating_duration_since(Instant::now());
         let patience = (left / 2).as_secs().clamp(1, 3600);
         self.ask(&format!("TIMEOUT {patience}"))?;
@@ -182,7 +182,7 @@ impl RasClient {
                     return Err(invalid("its answer does not end".to_owned()));
                 }
             }
-            // Host names are bytes to NCCL.
+            // NCCL treats host names as bytes.
             Ok(String::from_utf8_lossy(&bytes).into_owned())
         });
         text.map_err(|error| self.failed(error))
@@ -195,7 +195,7 @@ impl RasClient {
         stream.write_all(format!("{command}\n").as_bytes())
     }
 
-    /// Lets the next read end at the deadline.
+    /// Makes the next read end at the deadline.
     fn limit(&self) -> io::Result<()> {
         let left = remaining(self.deadline)?;
         self.stream.get_ref().set_read_timeout(Some(left))
@@ -244,7 +244,7 @@ fn invalid(why: String) -> io::Error {
 
 fn failed(address: &str, error: io::Error) -> Error {
     let error = match error.kind() {
-        // What the system calls a read that has timed out.
+        // The system's name for a read that has timed out.
         io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
         _ => error,
     };

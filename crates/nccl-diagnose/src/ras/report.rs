@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// What the RAS threads of a job have told one of them (NCCL 2.28.7 and newer).
+/// What one RAS thread of a job has learned from the others (NCCL 2.28.7 and newer).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
@@ -24,18 +24,18 @@ struct Collection {
     timeouts_count: u64,
 }
 
-/// A communicator as RAS knows it.
+/// A communicator, as RAS reports it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct RasCommunicator {
-    /// NCCL's number of it, hexadecimal, as in its log (`commId`).
+    /// NCCL's number of the communicator, in hexadecimal, as in its log (`commId`).
     pub hash: String,
     /// Number of its ranks.
     pub size: usize,
     /// The ranks that answered.
     pub ranks: Vec<RasRank>,
-    /// The ranks that did not.
+    /// The ranks that did not answer.
     pub missing_ranks: Vec<MissingRasRank>,
 }
 
@@ -54,7 +54,7 @@ pub struct RasRank {
     pub cuda_dev: i32,
     /// Its device, as NVML counts on that host.
     pub nvml_dev: i32,
-    /// State of the communicator on it.
+    /// State of the communicator on this rank.
     pub status: RasStatus,
     /// For each collective (`AllReduce`), how many it has launched.
     pub collective_counts: BTreeMap<String, u64>,
@@ -65,7 +65,7 @@ pub struct RasRank {
 #[serde(default)]
 #[non_exhaustive]
 pub struct RasStatus {
-    /// The `ncclResult_t` of its initialization; 7 while that goes on.
+    /// The `ncclResult_t` of its initialization; 7 while it is in progress.
     pub init_state: i32,
     /// Its asynchronous error (`ncclResult_t`).
     pub async_error: i32,
@@ -99,7 +99,7 @@ pub struct MissingRasRank {
 pub struct MissingStatus {
     /// Its RAS thread did not answer in time.
     pub unresponsive: bool,
-    /// RAS has given up its process.
+    /// RAS considers its process dead.
     pub considered_dead: bool,
 }
 
@@ -139,8 +139,9 @@ impl RasReport {
         self.ras.collection_time_sec
     }
 
-    /// Returns the ranks that have launched fewer collectives of a kind than other ranks of their communicator, in the order
-    /// of communicators, kinds and ranks. A rank that is one behind may only be slow: the ranks were not asked at one moment.
+    /// Returns the ranks that have launched fewer collectives of a kind than other ranks of their communicator, in the
+    /// order of communicators, kinds and ranks. A rank that is one behind may only be slow: the ranks were not queried
+    /// at the same moment.
     ///
     /// ```
     /// fn show(report: &nccl::ras::RasReport) {

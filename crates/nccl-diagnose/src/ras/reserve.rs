@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 use rustix::net::sockopt::{set_socket_reuseaddr, set_socket_reuseport};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
 
-/// A port of the loopback interface, reserved while this value lives: bound and not listening, so that NCCL, which sets
-/// `SO_REUSEPORT` as this does, binds it too, and gets every connection.
+/// A port of the loopback interface, reserved while this value lives. The socket is bound but does not listen: NCCL
+/// sets `SO_REUSEPORT` as this socket does, binds the same port, and gets every connection.
 #[derive(Debug)]
 pub struct AddressReservation {
     _socket: OwnedFd,
@@ -26,7 +26,7 @@ impl AddressReservation {
 /// Reserves an address.
 ///
 /// # Errors
-/// The system has no socket or no port left.
+/// The system has no free socket or port.
 pub fn reserve_address() -> io::Result<AddressReservation> {
     let socket = socket_with(
         AddressFamily::INET,

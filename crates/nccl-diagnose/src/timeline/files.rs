@@ -17,8 +17,8 @@ enum FileContent {
 }
 
 impl Timeline {
-    /// The recordings in these files, on one time axis, as [`merge`](Self::merge) does it. Of a directory, the files
-    /// `rank-*.json`. A file with a whole timeline, if it is the only one, is taken unchanged.
+    /// The recordings in these files, merged on one time axis as by [`merge`](Self::merge). For a directory, reads the
+    /// files `rank-*.json` in it. A file with a whole timeline, if it is the only one, is returned unchanged.
     ///
     /// Files that cannot be read are named in [`left_out`](Self::left_out).
     ///

@@ -7,7 +7,7 @@ use super::{RankRecording, Timeline, describe, standing};
 use nccl_core::recorder::since_1970;
 use nccl_core::recorder::{Call, CallState, Recording};
 
-/// Rows of a lane; with more overlapping calls, a call is cut short where the next call of its row begins.
+/// Rows of a lane. If more calls overlap, a call is cut short where the next call of its row begins.
 const ROWS: usize = 6;
 
 /// All bars and marks; times in nanoseconds after the first event.

@@ -8,19 +8,20 @@ use super::{MissingRank, RankRecording, Timeline};
 use crate::error::{Error, Result};
 use nccl_core::recorder::Snapshot;
 
-/// How many missing ranks are named: a larger world size is probably a mistake.
+/// Maximum number of missing ranks that are listed: a larger world size is probably a mistake.
 const NAMED: usize = 4096;
 
 impl Timeline {
-    /// The recordings of several ranks on one time axis: those of the world with the latest recording. Of several from
-    /// one process the last counts; recordings that are left out are named in [`left_out`](Self::left_out).
+    /// The recordings of several ranks on one time axis: those of the world with the latest recording. Of several
+    /// recordings of one process, the last counts; recordings that are left out are listed in
+    /// [`left_out`](Self::left_out).
     ///
     /// Times are those of the lowest rank. Processes on one machine share a clock. Between machines, times are
     /// corrected where both ranks measured the offset of their clock to that of rank 0, and unchanged elsewhere;
     /// [`RankRecording::clock`] says which.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`](nccl_core::ErrorKind::Io) when there is none.
+    /// [`ErrorKind::Io`](nccl_core::ErrorKind::Io) when `snapshots` is empty.
     ///
     /// ```
     /// use nccl::recorder::{self, Timeline};

@@ -20,22 +20,22 @@ use nccl_core::recorder::{Call, CallState, Recording, Snapshot};
 pub struct Standing {
     /// The communicator's name.
     pub communicator: String,
-    /// The name for readers: with the world ranks of its members where these are not all in order, and with the key
-    /// where several would read the same.
+    /// The name for readers: with the world ranks of its members unless these are all ranks in order, and with the key
+    /// if several communicators would have the same name.
     pub named: String,
-    /// The key that tells it apart from others of its name.
+    /// The key that distinguishes it from other communicators of its name.
     pub key: Option<String>,
     /// Its generation.
     pub generation: u64,
-    /// The sequence number of the last call of each of its ranks, by rank in the communicator: 0 before the first call,
-    /// and no entry for a rank without a recording.
+    /// The sequence number of the last call of each of its ranks, by rank in the communicator: 0 before the first call;
+    /// a rank without a recording has no entry.
     pub last: BTreeMap<usize, u64>,
-    /// The ranks, in the communicator, with a lower number than the highest. The others wait for these, where all ranks
-    /// make the same calls.
+    /// The ranks, in the communicator, whose last call has a lower number than the highest. If all ranks make the same
+    /// calls, the others wait for these ranks.
     pub behind: Vec<usize>,
     /// The standing as a sentence.
     pub sentence: String,
-    /// What NCCL has reported of the first call that is not done, where it is observed, by rank in the communicator.
+    /// What NCCL has reported about the first call that is not done, if it was observed, by rank in the communicator.
     pub inside_nccl: BTreeMap<usize, String>,
 }
 

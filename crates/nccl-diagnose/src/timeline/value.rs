@@ -21,7 +21,7 @@ pub struct Timeline {
     pub job: String,
     /// The attempt of the job.
     pub generation: u64,
-    /// The rank whose clock the corrected times are of: `rank 0 (node-a, pid 4021)`.
+    /// The rank whose clock the corrected times refer to: `rank 0 (node-a, pid 4021)`.
     pub reference: String,
     /// The ranks with a recording, in order. A restarted rank may occur twice.
     pub ranks: Vec<RankRecording>,
@@ -51,7 +51,8 @@ impl Timeline {
         }
     }
 
-    /// The launcher's number of rank `rank` of the world, if a recording has it: the number before its lines of output.
+    /// The launcher's number of rank `rank` of the world, if a recording has it; the launcher prefixes lines of output
+    /// with it.
     ///
     /// ```
     /// use nccl::recorder::{self, Timeline};
@@ -114,7 +115,7 @@ pub struct MissingRank {
     /// Its process number, if known.
     #[serde(default)]
     pub pid: Option<u32>,
-    /// Why there is none, and what is known of the rank.
+    /// Why there is no recording, and what is known about the rank.
     pub why: String,
 }
 

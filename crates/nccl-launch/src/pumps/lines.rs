@@ -1,6 +1,6 @@
 //! A stream of bytes, cut into lines.
 
-/// Bytes of a line after which it is passed on in pieces.
+/// The length in bytes after which a line is passed on in pieces.
 pub(super) const LONGEST: usize = 1 << 20;
 
 /// The unfinished line of a stream.
@@ -10,7 +10,8 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Calls `each` with every line that `bytes` end, with its `\n`, and with the pieces of lines that are too long.
+    /// Calls `each` with every line that `bytes` complete, including its `\n`, and with the pieces of lines that are
+    /// too long.
     pub(super) fn feed(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8])) {
         for piece in bytes.split_inclusive(|&byte| byte == b'\n') {
             let ended = piece.ends_with(b"\n");
@@ -30,7 +31,7 @@ impl Lines {
         }
     }
 
-    /// Returns the rest, a line without an end.
+    /// Returns the remaining bytes: a line without a terminator.
     pub(super) fn finish(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.partial)
     }

@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 
 use crate::sanitize;
 
-/// Bytes kept of a line.
+/// The maximum number of bytes kept of a line.
 const LONGEST: usize = 2000;
 
-/// At most `keep` last lines, and of each at most [`LONGEST`] bytes.
+/// The last `keep` lines, each cut to at most [`LONGEST`] bytes.
 #[derive(Debug)]
 pub(crate) struct Tail {
     keep: usize,
@@ -23,7 +23,7 @@ impl Tail {
     }
 
     pub(super) fn push(&mut self, line: &[u8]) {
-        // Of a progress bar, the last state.
+        // For a progress bar, keep the last state.
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         let seen = line.rsplit(|&byte| byte == b'\r').next().unwrap_or(line);
         if self.keep == 0 || seen.is_empty() {

@@ -1,4 +1,4 @@
-//! Made-up reports, and their texts.
+//! Artificial reports, and their texts.
 
 use super::*;
 
@@ -74,7 +74,7 @@ fn a_rank_that_was_being_killed_goes_before_one_that_noticed() {
     };
     let first = |failures: Vec<RankEnd>| report(Vec::new(), failures).first.unwrap().rank;
     assert_eq!(first(vec![noticed.clone(), killed_by(Signal::Segv)]), 3);
-    // A runtime aborts because of an error; the abort is no cause.
+    // A runtime aborts because of an error, so an abort is no cause by itself.
     assert_eq!(first(vec![noticed.clone(), killed_by(Signal::Abrt)]), 0);
     // The process was not being ended when the first end was noticed.
     assert_eq!(first(vec![noticed, end(3, killed(Signal::Segv))]), 0);

@@ -42,27 +42,27 @@ use nccl_core::AllToAllAlgorithm as Algorithm;
 #[non_exhaustive]
 pub struct ExpertParallelBuilder<'c> {
     comm: &'c Communicator,
-    /// The number of experts, of all ranks together, and the same on all. Without a [`placement`](Self::placement) it is required, and a
-    /// multiple of the number of ranks; with one it may be left out.
+    /// The number of experts of all ranks together, the same on all ranks. Without a [`placement`](Self::placement) it
+    /// is required, and a multiple of the number of ranks; with one it may be left out.
     pub experts: usize,
     /// The number of experts that a token may choose. Required.
     pub top_k: usize,
     /// The maximum number of tokens of this rank in one step. Required.
     pub max_tokens: usize,
-    /// Which experts each rank has, the same on all ranks; each expert at least once. `None` (default) is
+    /// Which experts each rank has, the same on all ranks; each expert has at least one copy. `None` (default) is
     /// [`ExpertPlacement::blocks`].
     pub placement: Option<ExpertPlacement>,
-    /// How many tokens of each rank a copy of an expert has room for, the same on all ranks. `None` (default) is
-    /// [`max_tokens`](Self::max_tokens), and no token is ever lost unless it chooses an expert twice; then
-    /// that has to be the same on all ranks as well.
+    /// How many tokens from each rank fit into a copy of an expert, the same on all ranks. With `None` (default), the
+    /// capacity is [`max_tokens`](Self::max_tokens), and no token is ever lost unless it chooses an expert twice;
+    /// `max_tokens` must then be the same on all ranks.
     ///
-    /// All rows are sent, filled or not: a smaller capacity saves time and memory, and a token that an expert has no
-    /// room for is an error ([`ErrorKind::ExpertCapacity`]).
+    /// All rows are sent, filled or not: a smaller capacity saves time and memory, but a token that does not fit into
+    /// its expert is an error ([`ErrorKind::ExpertCapacity`]).
     pub capacity: Option<usize>,
-    /// The maximum number of bytes that are sent for a token at once: of a row that is dispatched together with its
-    /// scales, or of a row that is combined. Required.
+    /// The maximum number of bytes that are sent for a token at once: for a dispatched row together with its scales, or
+    /// for a combined row. Required.
     ///
-    /// The staging memory has [`ExpertParallel::rows`] times as many, on each rank.
+    /// The staging memory on each rank has [`ExpertParallel::rows`] times this many bytes.
     pub max_row_bytes: usize,
     /// The order of the rows that are received, the same on all ranks; default [`Layout::RankMajor`].
     pub layout: Layout,
@@ -116,13 +116,12 @@ impl<'c> ExpertParallelBuilder<'c> {
     }
 
     /// Allocates the staging memory, loads the kernels, connects the ranks, and compares their sizes; all ranks have to
-    /// build at the same time. Waits for that, at most as long as the communicator's operations may
-    /// take.
+    /// build at the same time. Waits for the other ranks, at most as long as the communicator's operations may take.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for sizes that cannot work, that differ between the ranks, or when another rank
-    /// could not make its part; [`ErrorKind::Cuda`] when there is not enough memory, or the driver does not
-    /// accept the kernels; otherwise as any operation.
+    /// [`ErrorKind::InvalidConfig`] for sizes that cannot work or that differ between the ranks, and when another rank
+    /// failed to build; [`ErrorKind::Cuda`] when there is not enough memory, or the driver does not accept the kernels;
+    /// otherwise as any operation.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -142,7 +141,7 @@ impl<'c> ExpertParallelBuilder<'c> {
     pub fn build(self) -> Result<ExpertParallel> {
         forked::check()?;
         let made = self.make();
-        // Also after a failure: the other ranks hear of it, and do not wait for this one.
+        // Compares after a failure as well: the other ranks learn of it, and do not wait for this rank.
         let compared = self.compare(made.as_ref().ok().map(|made| &made.sizes));
         let made = made?;
         compared?;
@@ -180,7 +179,7 @@ impl<'c> ExpertParallelBuilder<'c> {
         .map_err(Error::cuda("allocating the staging memory"))?;
         let staging = Staging {
             address: {
-                // On the memory's own stream, which orders it.
+                // The address is used on the memory's own stream, which orders the accesses.
                 let (address, guard) =
                     cuda_driver::ignoring_stored_error(context, || memory.device_ptr(stream));
                 std::mem::forget(guard);
@@ -235,7 +234,8 @@ impl<'c> ExpertParallelBuilder<'c> {
             Ok((x, y))
         });
         let (x, mut y) = told.map_err(exchange)?;
-        // As messages, which connect all pairs of ranks: NCCL waits for that on the host, and no later call should.
+        // Exchanged as messages, which connect all pairs of ranks: NCCL waits on the host for these connections, and no
+        // later call should.
         let grouped = Algorithm::Grouped;
         self.comm.all_to_all_with(&x, &mut y, grouped)?.wait()?;
         let told = read_back(self.comm, &y)
@@ -271,7 +271,7 @@ impl<'c> ExpertParallelBuilder<'c> {
     }
 }
 
-/// Returns an error for a placement that does not fit the communicator, or in which an expert is nowhere.
+/// Returns an error for a placement that does not fit the communicator, or that has no copy of some expert.
 fn check_placement(placement: &ExpertPlacement, sizes: &Sizes) -> Result<()> {
     let refuse = |reason| {
         Err(Error::new(ErrorKind::InvalidConfig {

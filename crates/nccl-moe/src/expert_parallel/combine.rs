@@ -1,4 +1,4 @@
-//! Rows back from the experts, weighted and added up.
+//! Returns rows from the experts, weighted and added up.
 
 use super::experts::{Direction, ExpertParallel, length};
 use super::kernels::CombineArgs;
@@ -19,21 +19,21 @@ const KIND: OperationKind = OperationKind::Combine;
 impl ExpertParallel {
     /// Returns the experts' results to their tokens, weighted and added up.
     ///
-    /// `expert_out` has [`rows`](Self::rows) rows, each where [`dispatch`](Self::dispatch) put the row that it was made
-    /// from; of any width, which is the same on all ranks. `weights` is `[token][top_k]`, like the routed choices, and
-    /// `out` is `[token][width]`. The elements are f32, f16 or bf16:
+    /// `expert_out` has [`rows`](Self::rows) rows; each result is in the row in which [`dispatch`](Self::dispatch) put
+    /// its input. Rows have any width, the same on all ranks. `weights` is `[token][top_k]`, like the routed choices,
+    /// and `out` is `[token][width]`. The elements are f32, f16 or bf16:
     ///
     /// ```text
     /// out[token] = weights[token][0] * (row of choice 0) + weights[token][1] * (row of choice 1) + …
     /// ```
     ///
-    /// in f32, in the order of the choices, beginning with zero, each product and sum rounded once (a fused multiply-add), and at
-    /// the end to the element's type, to the nearest, ties to even: the same bits each time, whatever the
-    /// number of ranks. Choices without an expert add nothing. A token that lost a choice, because the expert was full
-    /// or does not exist, becomes not-a-number as a whole.
+    /// computed in f32, in the order of the choices, starting from zero, with each product and sum rounded once (a
+    /// fused multiply-add), and at the end rounded to the element's type, to nearest, ties to even: the same bits each
+    /// time, whatever the number of ranks. Choices without an expert add nothing. If a choice of a token was lost,
+    /// because the expert was full or does not exist, the whole row of the token becomes not-a-number.
     ///
     /// # Errors
-    /// [`ErrorKind::Length`] when the lengths do not match, or a row is longer than the builder was told;
+    /// [`ErrorKind::Length`] when the lengths do not match, or a row is longer than `max_row_bytes` of the builder;
     /// [`ErrorKind::NotWeighed`] for other types; otherwise as [`dispatch`](Self::dispatch).
     ///
     /// Wraps `ncclSend` and `ncclRecv` in a group, and a kernel.

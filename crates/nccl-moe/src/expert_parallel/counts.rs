@@ -37,7 +37,7 @@ impl Counts {
     ) -> Result<Self> {
         let invalid = numbers[sizes.places()];
         let received = numbers.split_off(sizes.received_counts());
-        // A place that was sent to has an expert.
+        // A place that received tokens has an expert.
         let expert_at = |place: usize| placement.expert_at(place / sizes.own, place % sizes.own);
         let sent = |expert| {
             placement

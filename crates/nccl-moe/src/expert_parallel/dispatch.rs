@@ -1,4 +1,4 @@
-//! Rows to the ranks of their experts.
+//! Sends rows to the ranks of their experts.
 
 use super::experts::{Direction, ExpertParallel, length};
 use super::kernels::PermuteArgs;
@@ -43,9 +43,9 @@ impl ExpertParallel {
     /// elements may be of any type: they are copied, bit by bit. `width` is the same on all ranks.
     ///
     /// # Errors
-    /// [`ErrorKind::Length`] when the lengths do not match, or a row is longer than the builder was told;
-    /// [`ErrorKind::InvalidConfig`] for a routing of another `ExpertParallel`, or one without a route; otherwise as
-    /// any operation.
+    /// [`ErrorKind::Length`] when the lengths do not match, or a row is longer than `max_row_bytes` of the builder;
+    /// [`ErrorKind::InvalidConfig`] for a routing of another `ExpertParallel`, or one without a route; otherwise as any
+    /// operation.
     ///
     /// Wraps a kernel, and `ncclSend` and `ncclRecv` in a group.
     ///
@@ -75,8 +75,8 @@ impl ExpertParallel {
 
     /// Sends rows together with their scales, as [`dispatch`](Self::dispatch), in one group of messages.
     ///
-    /// `scales` is `[token][scales of a row]`, and is received in `received_scales` as the rows are in `y`. Each of the two has
-    /// an element type of its own.
+    /// `scales` is `[token][scales of a row]`, and arrives in `received_scales` in the same order as the rows in `y`.
+    /// `x` and `scales` may have different element types.
     ///
     /// # Errors
     /// As [`dispatch`](Self::dispatch).

@@ -18,16 +18,16 @@ use crate::op::Function;
 use crate::operation::{OperationKind, Shape};
 use crate::queued_op::QueuedOp;
 
-/// The experts of a mixture, distributed over the ranks of a communicator: in blocks, expert `e` of `experts` on rank
-/// `e / (experts / ranks)`, or as an [`ExpertPlacement`] says, with copies of each.
+/// The experts of a mixture, distributed over the ranks of a communicator: in blocks, with expert `e` of `experts` on
+/// rank `e / (experts / ranks)`, or by an [`ExpertPlacement`], with copies of experts.
 ///
-/// A step is three calls, each of which only puts work on the communicator's stream: [`route`](Self::route) assigns
-/// a row to each choice of a token, [`dispatch`](Self::dispatch) sends the rows of the tokens to their
-/// experts, and [`combine`](Self::combine) returns the experts' results, weighted and added up. A
-/// [`Routing`](super::Routing) can be used for any number of dispatches and combines, and several can be in use at once.
+/// A step is three calls, each of which only enqueues work on the communicator's stream: [`route`](Self::route) assigns
+/// a row to each choice of a token, [`dispatch`](Self::dispatch) sends the rows of the tokens to their experts, and
+/// [`combine`](Self::combine) returns the experts' results, weighted and added up. A [`Routing`](super::Routing) can be
+/// used for any number of dispatches and combines, and several can be in use at once.
 ///
-/// Every rank calls the same operations in the same order, also a rank without tokens. Rows are sent whether or not
-/// they are filled: a buffer of received rows has [`rows`](Self::rows) of them, in the order of the
+/// Every rank calls the same operations in the same order, even a rank without tokens. Rows are sent whether or not
+/// they are filled: a buffer of received rows has [`rows`](Self::rows) rows, in the order of the
 /// [`ExpertLayout`](super::ExpertLayout); rows without a token are zeros.
 ///
 /// Operations on captured streams are refused, and a `CapturedPlan` cannot contain them.
@@ -79,11 +79,11 @@ pub struct ExpertParallel {
     pub(super) staging: Staging,
     /// The stream for copies to the host, which wait for no other work.
     pub(super) copies: ForkGuarded<Arc<CudaStream>>,
-    /// Identifies its routings.
+    /// Identifies the routings made for this value.
     pub(super) number: u64,
 }
 
-/// Memory of this value alone, which is used on the communicator's stream only.
+/// Memory owned by this value alone, and used on the communicator's stream only.
 pub(super) struct Staging {
     pub(super) address: CUdeviceptr,
     pub(super) _memory: ForkGuarded<CudaSlice<u8>>,
@@ -178,8 +178,8 @@ impl ExpertParallel {
         self.sizes.layout
     }
 
-    /// Adds messages to the buffers, between the rows at `by_expert`, in the order of their experts, and those at `by_layout`,
-    /// in the order of the layout.
+    /// Adds the messages between the rows at `by_expert`, in the order of their experts, and the rows at `by_layout`,
+    /// in the order of the layout, to the buffers' operations.
     pub(super) fn exchange(
         &self,
         buffers: &mut IssueBuffers<'_>,
@@ -229,7 +229,7 @@ pub(super) enum Direction {
     FromExperts,
 }
 
-/// Returns an error of a buffer's length.
+/// Returns an error about a buffer's length.
 pub(super) fn length<T>(
     buffer: &'static str,
     given: usize,

@@ -1,7 +1,8 @@
 //! Loading, launching and unloading the kernels.
 //!
-//! The kernels are PTX, which the driver translates for its GPU. Each is launched once when it is loaded, with no work: a
-//! first launch may wait for the device, which ranks of one process could not afford later, when one waits for the other.
+//! The kernels are PTX, which the driver compiles for its GPU. Each is launched once when it is loaded, without work,
+//! because a first launch may wait for the device: later, when one rank of a process waits for another, that would be a
+//! deadlock.
 
 use std::ffi::{CStr, CString, c_void};
 use std::mem::ManuallyDrop;
@@ -16,7 +17,7 @@ use crate::drop_queue::{self, DeferredDrop, DropPoll, StreamPoint};
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The source of the kernels, with their description; the emulator knows them by these names.
+/// The source of the kernels, with their description; the emulator recognizes them by their names.
 const PTX: &str = include_str!("kernels.ptx");
 
 /// Number of threads of a block that assigns places.
@@ -32,7 +33,7 @@ const PARTS: usize = 65_535;
 pub(super) struct Kernels {
     module: CUmodule,
     stream: Arc<CudaStream>,
-    /// Recorded when this value is dropped; made before, so that it cannot fail then.
+    /// Recorded when this value is dropped; created in advance, so that the drop needs no allocation that could fail.
     last: ManuallyDrop<CudaEvent>,
     place: Function,
     route: Function,
@@ -44,7 +45,7 @@ pub(super) struct Kernels {
 #[derive(Clone, Copy)]
 struct Function(CUfunction);
 
-// SAFETY: handles of the driver's, which any thread may use; the context is bound before.
+// SAFETY: driver handles, which any thread may use; the context is bound before.
 unsafe impl Send for Kernels {}
 // SAFETY: as above; nothing changes behind a shared reference.
 unsafe impl Sync for Kernels {}
@@ -55,7 +56,7 @@ pub(super) struct PlaceArgs {
     pub(super) table: CUdeviceptr,
     pub(super) placed: CUdeviceptr,
     pub(super) entries: usize,
-    /// The turn of the first token.
+    /// The turn of the first token among the copies of an expert.
     pub(super) turn: u32,
 }
 
@@ -315,7 +316,8 @@ fn argument<T>(value: &T) -> *mut c_void {
     std::ptr::from_ref(value).cast_mut().cast()
 }
 
-/// A module that is unloaded when this value is dropped: while [`Kernels`] are made, and none of them runs.
+/// A module that is unloaded when this value is dropped, which happens only if making [`Kernels`] fails, while none of
+/// them runs.
 struct Module<'c> {
     module: CUmodule,
     context: &'c CudaContext,
@@ -327,7 +329,7 @@ impl<'c> Module<'c> {
             "binding the context to this thread (cuCtxSetCurrent)",
         ))?;
         let text = CString::new(PTX).unwrap_or_default();
-        // SAFETY: a text that ends with a zero.
+        // SAFETY: a NUL-terminated string.
         let module = unsafe { result::module::load_data(text.as_ptr().cast()) }
             .map_err(Error::cuda("loading the kernels (cuModuleLoadData)"))?;
         Ok(Self { module, context })
@@ -353,7 +355,7 @@ impl Drop for Module<'_> {
     }
 }
 
-/// The module of dropped kernels. Unloading waits for the device, so that the drop queue does it.
+/// The module of dropped kernels. Unloading waits for the device, so the drop queue does it.
 struct DeferredUnload {
     module: CUmodule,
     behind: StreamPoint,

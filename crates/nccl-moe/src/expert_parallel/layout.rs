@@ -2,8 +2,8 @@
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// The order in which the rows that a rank receives are in its buffer; `capacity` rows for each pair of a source rank and
-/// an expert of this rank.
+/// The order of the rows that a rank receives, in its buffer. There are `capacity` rows for each pair of a source rank
+/// and an expert of this rank.
 ///
 /// ```
 /// assert_eq!(nccl::moe::ExpertLayout::default(), nccl::moe::ExpertLayout::RankMajor);
@@ -19,8 +19,8 @@ pub enum Layout {
     ExpertMajor,
 }
 
-/// The sizes of an [`ExpertParallel`](super::ExpertParallel), checked. A place stands for one copy of an expert, or for none; those of
-/// a rank follow each other. Without a placement, expert `e` is at place `e`.
+/// The sizes of an [`ExpertParallel`](super::ExpertParallel), checked. A place stands for one copy of an expert, or is
+/// empty; the places of a rank are consecutive. Without a placement, expert `e` is at place `e`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sizes {
     pub(super) ranks: usize,
@@ -40,7 +40,7 @@ pub(super) struct Sizes {
 /// Alignment of the rows of a second payload in the staging memory.
 pub(super) const ALIGNMENT: usize = 256;
 
-/// Maximum that a kernel counts with 31 bits.
+/// Maximum that fits into a kernel's 31-bit counters.
 const MOST: usize = i32::MAX as usize;
 
 impl Sizes {
@@ -54,8 +54,8 @@ impl Sizes {
         self.places() * self.capacity
     }
 
-    /// Returns the length of the device's list of counts: what this rank sends to each place, how often it named an expert
-    /// that does not exist, and what it receives from each rank for each own place.
+    /// Returns the length of the device's list of counts: the number of tokens that this rank sends to each place, how
+    /// often it named an expert that does not exist, and the number that it receives from each rank for each own place.
     pub(super) fn counts(&self) -> usize {
         2 * self.places() + 1
     }
@@ -98,7 +98,7 @@ impl Sizes {
             );
         }
         let rows = self.places().checked_mul(self.capacity);
-        // A thread of a kernel reads up to 32 rows further.
+        // A kernel thread reads up to 32 rows beyond the end.
         if rows.is_none_or(|rows| rows > MOST - 32) {
             return refuse(
                 "capacity",
@@ -115,9 +115,9 @@ impl Sizes {
         Ok(())
     }
 
-    /// Returns the messages: for each rank, where the rows are that this rank has for the places there
-    /// (in the order of the places), where the rows are that belong to its own places (in the buffer of the
-    /// layout), and how many they are.
+    /// Returns one message for each rank: the start of this rank's rows for the places there (in the order of the
+    /// places), the start of that rank's rows for the places here (in the buffer of the layout), and the number of
+    /// rows.
     pub(super) fn messages(self) -> impl Iterator<Item = Message> {
         let per_rank = self.own * self.capacity;
         let (parts, rows) = match self.layout {

@@ -8,16 +8,17 @@
 //! z ─────combine──▶ out                rows back, weighed and added up
 //! ```
 //!
-//! Shapes are static: whatever the routing is, each rank sends and receives `capacity` rows for each pair of a rank
-//! and an expert. So the host does not need the counts, and never waits, unless the program asks ([`Routing::counts`]).
+//! Shapes are static: whatever the routing is, each rank sends and receives `capacity` rows for each pair of a rank and
+//! an expert. So the host does not need the counts, and never waits, unless the program calls [`Routing::counts`].
 //!
 //! - `experts`: an [`ExpertParallel`]; `builder`: its builder; `layout`: its sizes, and the order of rows;
-//! - `placement`: the ranks that have the experts, and copies of them; `transfers`: what moves when that changes;
+//! - `placement`: the ranks that have the experts, and copies of them; `transfers`: the transfers when a placement
+//!   changes;
 //! - `kernels`: the device code, in `kernels.ptx`; `routing`: the row of each choice, and `counts`: the number of rows;
 //! - `dispatch`, `combine`: the exchanges.
 //!
-//! Invariants: the staging memory is used on one stream only, by calls that have `&mut self`; and each of
-//! the kernels is between the joins of the streams of its buffers (`Inner::compute`), as the messages are.
+//! Invariants: the staging memory is used on one stream only, by calls that have `&mut self`; each kernel, like the
+//! messages, is enqueued between the joins with the streams of its buffers (`Inner::compute`).
 
 mod builder;
 mod combine;

@@ -8,12 +8,12 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// Which experts each rank has: any number of copies of each, on different ranks.
 ///
-/// Each rank has the same number of *places*, each of which has one expert or is empty. A token that chooses an expert
-/// goes to one of its copies, its *replicas*; the ranks take turns with them, so that each gets an equal share. All copies
-/// give the same bits, so that neither the placement nor the choice of a replica changes a result of
+/// Each rank has the same number of *places*; each place has one expert or is empty. A token that chooses an expert
+/// goes to one of its copies, its *replicas*; tokens take turns among the replicas, so that each gets an equal share.
+/// All copies give the same bits, so neither the placement nor the choice of a replica changes a result of
 /// [`combine`](super::ExpertParallel::combine).
 ///
-/// A placement is a value, made by the same arithmetic on all ranks: from the same numbers, all ranks have the same one.
+/// A placement is computed with the same arithmetic on all ranks: the same numbers give the same placement.
 ///
 /// ```
 /// use nccl::moe::ExpertPlacement;
@@ -41,7 +41,7 @@ pub struct ExpertPlacement {
     places_per_rank: usize,
     /// The expert of each place, `[rank][place]`.
     held: Vec<Option<u32>>,
-    /// The places of each expert, one expert after another, and where those of each begin and end.
+    /// The places of each expert, one expert after another, and the range of each expert in that list.
     places: Vec<usize>,
     first: Vec<usize>,
 }
@@ -50,7 +50,7 @@ pub(super) fn refuse<T>(field: &'static str, reason: String) -> Result<T> {
     Err(Error::new(ErrorKind::InvalidConfig { field, reason }))
 }
 
-/// Refuses numbers that no placement has, or that do not fit into the kernel's 31 bits.
+/// Rejects numbers that no placement has, or that do not fit into the kernel's 31 bits.
 fn check_sizes(experts: usize, places_per_rank: usize, places: usize) -> Result<()> {
     let fits = |number: usize| i32::try_from(number).is_ok();
     if places_per_rank == 0 || places == 0 || !places.is_multiple_of(places_per_rank) {
@@ -92,7 +92,8 @@ impl ExpertPlacement {
         Self::new(experts, experts / ranks, &held)
     }
 
-    /// Returns the placement of a table: the expert of each place, `[rank][place]`, with `places_per_rank` places for each rank.
+    /// Returns the placement given by a table: the expert of each place, `[rank][place]`, with `places_per_rank` places
+    /// for each rank.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for an expert that does not exist, for two copies of an expert on one rank, and for a table that has
@@ -155,14 +156,15 @@ impl ExpertPlacement {
         })
     }
 
-    /// Returns a placement for experts that are chosen unequally often: `loads` has how many tokens chose each, in any unit. Each
-    /// expert has at least `copies` copies; further places go to those that are chosen most; and the copies are spread over the ranks so
-    /// that each rank has about the same load, as in the balancers of DeepSeek's and vLLM's servers.
+    /// Returns a placement for experts that are chosen with unequal frequency: `loads` has the number of tokens that
+    /// chose each expert, in any unit. Each expert has at least `copies` copies; further places go to the most chosen
+    /// experts; and the copies are distributed so that each rank has about the same load, as in the balancers of
+    /// DeepSeek's and vLLM's servers.
     ///
-    /// With `copies` copies the loss of any `copies - 1` ranks leaves one of each expert.
+    /// With `copies` copies, the loss of any `copies - 1` ranks leaves a copy of each expert.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] if there are not `copies` ranks, or not enough places.
+    /// [`ErrorKind::InvalidConfig`] if there are fewer than `copies` ranks, or not enough places.
     ///
     /// ```
     /// use nccl::moe::ExpertPlacement;
@@ -204,8 +206,8 @@ impl ExpertPlacement {
         Self::new(experts, places_per_rank, &held)
     }
 
-    /// Returns what is left of the placement in the next communicator, whose ranks were these ranks of this one: `former[rank]`, or
-    /// `None` for a rank that was not there and has nothing.
+    /// Returns the rest of the placement after the ranks have changed. `former[rank]` is the rank of this placement
+    /// that becomes `rank` of the next communicator, or `None` for a new rank, which has no experts.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for a rank that does not exist or is named twice.
@@ -236,11 +238,13 @@ impl ExpertPlacement {
         Self::new(self.experts, self.places_per_rank, &held)
     }
 
-    /// Returns a [`balanced`](Self::balanced) placement for the same ranks, in which each rank keeps what it can keep, at the same place
-    /// where there is still one. An expert that no rank has gets its copies too.
+    /// Returns a [`balanced`](Self::balanced) placement for the same ranks that moves few experts: each rank keeps the
+    /// experts that it can keep, at the same place if that place still exists. An expert that no rank has gets its
+    /// copies too.
     ///
     /// # Errors
-    /// As [`balanced`](Self::balanced); [`ErrorKind::InvalidConfig`] for another number of loads than of experts.
+    /// As [`balanced`](Self::balanced); [`ErrorKind::InvalidConfig`] if the number of loads differs from the number of
+    /// experts.
     ///
     /// ```
     /// use nccl::moe::ExpertPlacement;
@@ -258,7 +262,7 @@ impl ExpertPlacement {
         self.check_loads(loads)?;
         let ranks = self.ranks();
         let target = Self::balanced(loads, ranks, places_per_rank, copies)?;
-        // What is planned for one rank goes to the rank that has most of it.
+        // The experts planned for one rank go to the rank that has most of them already.
         let own = |rank: usize| self.held_by(rank).map(|(_, expert)| expert);
         let mut pairs = Vec::with_capacity(ranks * ranks);
         for group in 0..ranks {
@@ -419,8 +423,8 @@ impl ExpertPlacement {
             .collect()
     }
 
-    /// Returns the load of the rank that has most, over the mean of all ranks: 1 is even. Replicas have equal shares of the load of their
-    /// expert; without any load it is 1.
+    /// Returns the load of the most loaded rank, divided by the mean load of all ranks: 1 is even. Replicas share the
+    /// load of their expert equally; without any load the result is 1.
     ///
     /// # Panics
     /// If there is not one load for each expert.
@@ -447,14 +451,14 @@ impl ExpertPlacement {
         }
     }
 
-    /// Returns the table that the kernel reads: where the places of each expert begin and end, and the places.
+    /// Returns the table that the kernel reads: the range of each expert's places, and the places.
     pub(super) fn table(&self) -> Vec<i32> {
         // All fit: the numbers were checked.
         let numbers = self.first.iter().chain(&self.places);
         numbers.map(|number| *number as i32).collect()
     }
 
-    /// Returns a number that differs between different placements, but for chance (FNV-1a).
+    /// Returns a fingerprint of the placement (FNV-1a); different placements have different ones, except by chance.
     pub(super) fn fingerprint(&self) -> u64 {
         let own = [self.experts as u64, self.places_per_rank as u64];
         let held = self
@@ -495,9 +499,10 @@ struct Share {
     load: u128,
 }
 
-/// Deals out all places: `copies` to each expert, and each further one to the expert whose copies have most to do.
+/// Distributes all places: `copies` to each expert, and each further place to the expert whose copies have the highest
+/// load.
 fn shares(loads: &[u64], ranks: usize, places: usize, copies: usize) -> Vec<Share> {
-    // An expert that was never chosen weighs something, so that copies of such experts are spread as well.
+    // An expert that was never chosen has a small weight, so that copies of such experts are spread as well.
     let share =
         |expert: usize, copies: usize| ((u128::from(loads[expert]) + 1) << 32) / copies as u128;
     let mut counts = vec![copies; loads.len()];
@@ -523,15 +528,15 @@ fn shares(loads: &[u64], ranks: usize, places: usize, copies: usize) -> Vec<Shar
     .collect()
 }
 
-/// Returns the experts, those whose copies have most to do first.
+/// Returns the experts, ordered by the load of their copies, highest first.
 fn by_load(shares: &[Share]) -> Vec<usize> {
     let mut order: Vec<_> = (0..shares.len()).collect();
     order.sort_by_key(|expert| (Reverse(shares[*expert].load), *expert));
     order
 }
 
-/// Puts the copies on the ranks in this order of their experts, each onto the rank that has least and neither is full nor has the expert.
-/// `None` if that does not come out even.
+/// Assigns the copies to ranks, in this order of their experts: each to the least loaded rank that has a free place and
+/// does not have the expert. `None` if some copy cannot be assigned.
 fn pack(
     shares: &[Share],
     order: &[usize],
@@ -565,8 +570,9 @@ fn pack(
     Some(held)
 }
 
-/// Makes room where only ranks that have the expert are not full: a full rank takes it and gives one of its own to a rank that has room.
-/// Of all such exchanges it is the one after which the fuller of the two ranks has least. Returns whether there was one.
+/// Makes room when every rank with a free place already has the expert: a full rank takes the expert and gives one of
+/// its own to a rank with a free place. Of all such exchanges, chooses the one after which the more loaded of the two
+/// ranks has the lowest load. Returns whether there was one.
 fn exchange(
     all: &mut [(u128, Vec<usize>)],
     shares: &[Share],
@@ -604,7 +610,8 @@ fn exchange(
     true
 }
 
-/// One copy after another to one rank after another. No expert has more copies than there are ranks, so that no rank gets two of them.
+/// Assigns one copy after another to one rank after another. No expert has more copies than there are ranks, so no rank
+/// gets two of them.
 fn cyclic(
     shares: &[Share],
     order: &[usize],

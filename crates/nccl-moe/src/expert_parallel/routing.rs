@@ -34,10 +34,10 @@ const SHAPE: Shape = Shape {
     reduction: None,
 };
 
-/// The destinations of the tokens of one step: made with [`ExpertParallel::routing`], filled by [`ExpertParallel::route`], and
-/// used by any number of dispatches and combines, until it is filled again.
+/// The destinations of the tokens of one step. Made with [`ExpertParallel::routing`], filled by
+/// [`ExpertParallel::route`], and used by any number of dispatches and combines until it is filled again.
 ///
-/// A routing is on the device; the host knows nothing of it unless the program asks.
+/// A routing is in device memory; the host does not read it unless the program calls for it.
 ///
 /// ```
 /// # fn example(ep: &nccl::moe::ExpertParallel, topk: &nccl::cudarc::driver::CudaSlice<i32>) -> nccl::Result<()> {
@@ -73,7 +73,8 @@ pub(super) struct Routed {
 }
 
 impl ExpertParallel {
-    /// Returns the number of routed tokens; refuses the routing of another `ExpertParallel`, and one without routed tokens.
+    /// Returns the number of routed tokens; rejects a routing of another `ExpertParallel`, and one without routed
+    /// tokens.
     pub(super) fn tokens_of(&self, routing: &Routing) -> Result<usize> {
         let refuse = |reason| {
             Err(Error::new(ErrorKind::InvalidConfig {
@@ -129,16 +130,16 @@ impl ExpertParallel {
     }
 
     /// Routes the tokens of this rank: `topk` holds `top_k` experts for each of them, `[token][top_k]`; any negative
-    /// number stands for none. With copies of experts, the tokens take turns with them.
+    /// number means no expert. Tokens take turns among the copies of an expert.
     ///
-    /// Each choice gets a row of its expert in the order of the tokens, and of the choices of a token, so that
-    /// the same choices always give the same rows. Then the ranks tell each other how many rows they have for each expert,
-    /// in one message from each rank to each. The host waits for nothing: a choice that its expert has no room for is
-    /// reported by [`Routing::counts`], and by the combined result of its token, which is not a number.
+    /// Each choice gets a row of its expert, in the order of the tokens and of the choices of a token, so that the same
+    /// choices always give the same rows. Then the ranks exchange the number of their rows for each expert, in one
+    /// message from each rank to each. The host does not wait: a choice that does not fit into its expert is reported
+    /// by [`Routing::counts`], and by the combined result of its token, which is not a number.
     ///
     /// # Errors
-    /// [`ErrorKind::Length`] when `topk` is no multiple of `top_k`, or has more tokens than the builder was told;
-    /// [`ErrorKind::InvalidConfig`] for a routing of another `ExpertParallel`; otherwise as any operation.
+    /// [`ErrorKind::Length`] when `topk` is no multiple of `top_k`, or has more tokens than `max_tokens` of the
+    /// builder; [`ErrorKind::InvalidConfig`] for a routing of another `ExpertParallel`; otherwise as any operation.
     ///
     /// Wraps a kernel, and `ncclSend` and `ncclRecv` in a group.
     ///
@@ -239,7 +240,7 @@ impl ExpertParallel {
         Ok(())
     }
 
-    /// Sends to each rank how many rows this rank has for its experts.
+    /// Sends each rank the number of rows that this rank has for its experts.
     fn exchange_counts(&self, buffers: &mut IssueBuffers<'_>, counts: u64) {
         let (own, rank) = (self.sizes.own, self.comm.rank());
         let at = |number: usize| counts + (number * size_of::<u32>()) as u64;
@@ -259,15 +260,14 @@ impl ExpertParallel {
 }
 
 impl Routing {
-    /// Returns how many tokens were routed to each expert. **Waits** for the routing, and for what was put on the
-    /// communicator's stream before this call, at most as long as the communicator's operations may take: the only
-    /// call that does.
+    /// Returns how many tokens were routed to each expert. **Waits** for the routing, and for work enqueued on the
+    /// communicator's stream before this call, at most as long as the communicator's operations may take: it is the
+    /// only call that waits.
     ///
     /// # Errors
-    /// [`ErrorKind::ExpertCapacity`] when an expert was given more tokens than it has room for, on the rank that sent
-    /// them and on the rank that has the expert; [`ErrorKind::NoSuchExpert`] on the rank whose tokens chose an
-    /// expert that does not exist; [`ErrorKind::InvalidConfig`] when nothing was routed; otherwise as
-    /// [`Request::wait`].
+    /// [`ErrorKind::ExpertCapacity`] when an expert received more tokens than fit, on the rank that sent them and on
+    /// the rank that has the expert; [`ErrorKind::NoSuchExpert`] on the rank whose tokens chose an expert that does not
+    /// exist; [`ErrorKind::InvalidConfig`] when nothing was routed; otherwise as [`Request::wait`].
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -310,7 +310,7 @@ impl Routing {
         let (sequence, issued) = (routed.sequence, routed.issued);
         Request::new(comm, KIND, SHAPE, sequence, issued, false).wait()?;
         let numbers = {
-            // On a stream of its own: work behind the routing may wait for other ranks.
+            // Copies on a stream of its own: work behind the routing may wait for other ranks.
             let _inside = comm.inner.enter(CallKind::Query, comm.timeout);
             let mut numbers = vec![0u32; self.sizes.counts()];
             cuda_driver::ignoring_stored_error(self.copies.context(), || {
@@ -330,9 +330,9 @@ impl Routing {
             })
     }
 
-    /// Returns how many tokens each rank sent for each expert of this one, on the device: `[source rank][own expert]`, with a placement
-    /// `[source rank][own place]`, also beyond the capacity. For kernels that should stop at the last token; zeros before tokens were
-    /// routed.
+    /// Returns, on the device, how many tokens each rank sent for each expert of this rank: `[source rank][own
+    /// expert]`, with a placement `[source rank][own place]`. The counts include tokens beyond the capacity. For
+    /// kernels that should stop at the last token; zeros before tokens were routed.
     ///
     /// ```
     /// # fn example(ep: &nccl::moe::ExpertParallel, routing: &nccl::moe::Routing) {

@@ -1,11 +1,11 @@
-//! What moves between ranks when experts get other places.
+//! The transfers between ranks when a placement changes.
 
 use std::ops::Range;
 
 use super::placement::{ExpertPlacement, refuse};
 use crate::error::Result;
 
-/// An expert that a rank needs and does not have at that place; see [`ExpertPlacement::transfers`].
+/// An expert that a rank needs at a place where it does not have it; see [`ExpertPlacement::transfers`].
 ///
 /// ```
 /// use nccl::moe::ExpertPlacement;
@@ -21,9 +21,10 @@ use crate::error::Result;
 pub struct ExpertTransfer {
     /// The expert.
     pub expert: usize,
-    /// A rank that has it: [`to`](Self::to) itself, if it has it at another place. `None`: no rank has it, and it has to be loaded.
+    /// A rank that has the expert: [`to`](Self::to) itself, if it has the expert at another place. `None` if no rank
+    /// has it, and it has to be loaded.
     pub from: Option<usize>,
-    /// The rank that needs it.
+    /// The rank that needs the expert.
     pub to: usize,
     /// The place on that rank.
     pub place: usize,
@@ -50,15 +51,16 @@ pub struct TransferPart {
     pub from: usize,
     /// The rank that receives.
     pub to: usize,
-    /// Which of the expert's elements.
+    /// The range of the expert's elements.
     pub elements: Range<usize>,
 }
 
 impl ExpertPlacement {
-    /// Returns what has to be done so that the ranks of this placement have what `to` says, in the order of ranks and places. Each expert
-    /// comes from the rank that has it and has been asked least.
+    /// Returns the transfers that turn this placement into `to`, in the order of ranks and places. The source of an
+    /// expert is the receiving rank itself if it has the expert; otherwise, of the ranks that have it, the one with the
+    /// fewest transfers so far.
     ///
-    /// All sources are as they are before: a place may be both a source and a destination.
+    /// Sources are in the state before all transfers: a place may be both a source and a destination.
     ///
     /// # Errors
     /// [`InvalidConfig`](crate::error::ErrorKind::InvalidConfig) if the two placements are of different experts or ranks.
@@ -108,13 +110,13 @@ impl ExpertPlacement {
         Ok(transfers)
     }
 
-    /// Cuts the [`transfers`](Self::transfers) between ranks into rounds, so that weights can move beside a service and take a
-    /// bounded share of its time: in a round, no rank sends more than `most` elements, nor receives more. An expert has `length` elements.
-    /// Transfers within a rank, and experts that no rank has, are left out.
+    /// Splits the [`transfers`](Self::transfers) between ranks into rounds, so that weights can move while the experts
+    /// serve, at a bounded cost: in a round, no rank sends or receives more than `most` elements. An expert has
+    /// `length` elements. Transfers within a rank, and experts that no rank has, are left out.
     ///
-    /// All ranks get the same rounds, and take each of them together: for each [`TransferPart`], the rank `from` sends to the rank `to`, all in one
-    /// [group](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/groups.html). The last round is over when all elements have
-    /// arrived; until then, the experts serve where they are.
+    /// All ranks get the same rounds, and run each round together: for each [`TransferPart`], the rank `from` sends to
+    /// the rank `to`, all in one [group](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/groups.html).
+    /// All elements have arrived after the last round; until then, the experts serve at their old places.
     ///
     /// # Errors
     /// As [`transfers`](Self::transfers); [`InvalidConfig`](crate::error::ErrorKind::InvalidConfig) if `most` is 0.

@@ -1,4 +1,4 @@
-//! Goes on with a text, on several ranks that are threads of this process.
+//! Continues a text, on several ranks that are threads of this process.
 //!
 //! ```text
 //! cargo run --release -p inference-server --bin generate -- --ranks 4 "The communicator"
@@ -109,7 +109,7 @@ fn run(options: &Options) -> model::Result<()> {
         most: options.most,
         sampling: options.sampling,
     };
-    // As much of the cache as this one request needs, if the model has it.
+    // Uses as many positions as this one request needs, up to the model's limit.
     let needed = request.prompt.len().saturating_add(request.most);
     let settings = Settings {
         slots: 1,
@@ -129,7 +129,7 @@ fn run(options: &Options) -> model::Result<()> {
     Ok(())
 }
 
-/// How many tokens were made, and in how many seconds. Rank 0 says them.
+/// Returns the number of generated tokens and the duration in seconds. Rank 0 prints the tokens.
 fn one_rank<P: Part + ?Sized>(
     part: &mut P,
     request: &Request,

@@ -5,34 +5,34 @@ use std::time::{Duration, Instant};
 use crate::rank::NUMBERS_PER_ROUND;
 use crate::wire::Copies;
 
-/// What is to be done next.
+/// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
     /// A round: every rank sends and receives a part.
     Round,
-    /// All parts have arrived: the experts are put in their places.
+    /// All parts have arrived: the ranks put the experts in their places.
     Place,
 }
 
-/// Experts on their way.
+/// The moves of experts that are in progress.
 #[derive(Debug)]
 pub(super) struct Moves {
     generation: u64,
     done: usize,
     rounds: usize,
-    /// No round before this.
+    /// The earliest time of the next round.
     next: Instant,
     pause: Duration,
 }
 
-/// The pause between two rounds at which a rank sends no more than `rate` bytes in a second.
+/// Returns the pause between two rounds with which a rank sends at most `rate` bytes per second.
 pub(super) fn pause_at(rate: u64) -> Duration {
     let bytes = (NUMBERS_PER_ROUND * size_of::<f32>()) as f64;
     Duration::from_secs_f64(bytes / rate.max(1) as f64)
 }
 
 impl Moves {
-    /// Begins, if there is something to move.
+    /// Starts the moves; returns `None` if `copies` has nothing to move.
     pub(super) fn begin(generation: u64, copies: Copies, pause: Duration) -> Option<Self> {
         Some(Self {
             generation,
@@ -43,12 +43,12 @@ impl Moves {
         })
     }
 
-    /// When the next part is due in this generation.
+    /// Returns when the next action is due in this generation.
     pub(super) fn due_at(&self, generation: u64) -> Option<Instant> {
         (self.generation == generation).then_some(self.next)
     }
 
-    /// What is due now in this generation.
+    /// Returns the action that is due now in this generation.
     pub(super) fn due(&self, generation: u64) -> Option<Due> {
         self.due_at(generation).filter(|at| *at <= Instant::now())?;
         Some(match self.done < self.rounds {
@@ -67,7 +67,7 @@ impl Moves {
         self.done += 1;
     }
 
-    /// How many rounds are over, and how many there are.
+    /// Returns the number of finished rounds, and of all rounds.
     pub(super) fn progress(&self) -> (usize, usize) {
         (self.done, self.rounds)
     }

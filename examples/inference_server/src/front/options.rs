@@ -1,4 +1,4 @@
-//! What the server is told when it is started.
+//! The command-line options of the server.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use lexopt::prelude::*;
 use crate::model::{Known, Settings, fetched};
 use crate::rank::RankOptions;
 
-/// What is printed for `--help`.
+/// The text of `--help`.
 pub const HELP: &str = "\
 usage: inference-server [OPTIONS]
 
@@ -43,13 +43,13 @@ go on with a new one in its place, and so do the texts that were being written.
 /// What to do when a rank dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recovery {
-    /// Start another process in its place.
+    /// Start a new process in its place.
     Respawn,
-    /// Go on with those that are left.
+    /// Continue with the remaining ranks.
     Shrink,
-    /// Go on with those that are left, laid out by requests, with so many copies of each expert.
+    /// Continue with the remaining ranks. The model is laid out by requests, with several copies of each expert.
     Elastic {
-        /// So many.
+        /// The number of copies of each expert.
         copies: usize,
     },
 }
@@ -57,44 +57,44 @@ pub enum Recovery {
 /// The options of the server.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Whether the emulator takes the place of a GPU that is not there.
+    /// Whether the emulator replaces a missing GPU.
     pub emulator: bool,
-    /// How many bytes of its experts a rank sends in a second, at most.
+    /// The most bytes of experts that a rank sends per second.
     pub move_rate: u64,
-    /// Ranks at the start.
+    /// The number of ranks at the start.
     pub ranks: usize,
-    /// Where to listen.
+    /// The address of the HTTP server.
     pub listen: String,
-    /// Which model.
+    /// The model.
     pub model: Known,
-    /// Where fetched models lie.
+    /// The directory of downloaded models.
     pub models: PathBuf,
-    /// Slots and rows.
+    /// The sizes of steps and of the cache.
     pub settings: Settings,
-    /// Requests that may wait.
+    /// The most requests that may wait.
     pub queue: usize,
-    /// Clients that may be connected; unless said otherwise, as many as is usual and possible.
+    /// The most clients that may be connected. By default the usual number, or fewer if the descriptor limit requires it.
     pub connections: Option<usize>,
-    /// How long a client may take.
+    /// How long a client may take to send a request.
     pub client_timeout: Duration,
     /// What to do when a rank dies.
     pub recovery: Recovery,
     /// The timeout of an operation.
     pub deadline: Duration,
-    /// How long ranks wait to agree on each step; `None`: they do not.
+    /// How long ranks wait for agreement on each step; `None` disables the agreement.
     pub agree: Option<Duration>,
     /// The timeout of an orderly end.
     pub grace: Duration,
 }
 
-/// What this process is to be.
+/// The role of this process.
 #[derive(Clone, Debug)]
 pub enum Role {
-    /// The one that is started by a person.
+    /// The server, started by a user.
     Front(Options),
-    /// One that the front has started.
+    /// A rank, started by the server.
     Rank(RankOptions),
-    /// One that explains.
+    /// Prints the help.
     Help,
 }
 
@@ -102,7 +102,7 @@ impl Role {
     /// Reads the arguments of the process.
     ///
     /// # Errors
-    /// For arguments that are none, with what is possible instead.
+    /// For invalid arguments, with the valid ones.
     pub fn from_args(mut arguments: lexopt::Parser) -> Result<Self, lexopt::Error> {
         let mut options = Options {
             emulator: false,
@@ -120,9 +120,9 @@ impl Role {
             agree: None,
             grace: Duration::from_secs(10),
         };
-        // Those of a rank, which the front writes.
+        // The options of a rank, which the front passes.
         let (mut link, mut wanted) = (None, 1);
-        // What is not said depends on the model.
+        // The defaults of these depend on the model.
         let (mut ranks, mut slots, mut copies) = (None, None, None);
         while let Some(argument) = arguments.next()? {
             match argument {
@@ -199,11 +199,11 @@ impl Role {
     }
 }
 
-/// What memory and clocks have room for on any machine.
+/// A limit that memory and clocks allow on any machine.
 const SLOTS: usize = 1024;
 const QUEUE: usize = 1 << 20;
 const CONNECTIONS: usize = 1 << 20;
-/// The kernel counts in milliseconds, and takes none for no timeout.
+/// The kernel counts in milliseconds, and treats 0 as no timeout.
 const SHORTEST: Duration = Duration::from_millis(1);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -247,7 +247,7 @@ impl Options {
         Err(text.into())
     }
 
-    /// The arguments of a rank of this server.
+    /// Returns the command line of a rank of this server.
     pub(super) fn of_rank(&self, link: &str) -> Vec<OsString> {
         let wanted = match self.recovery {
             Recovery::Respawn => self.ranks,
@@ -263,7 +263,7 @@ impl Options {
         ];
         let words = pairs.map(|(name, value)| [name.to_owned(), value]);
         let words = words.into_iter().flatten().map(OsString::from);
-        // A path need not be text.
+        // A path need not be valid UTF-8.
         let models = [OsString::from("--models"), self.models.clone().into()];
         let emulator = self.emulator.then(|| OsString::from("--emulator"));
         let copies = match self.recovery {

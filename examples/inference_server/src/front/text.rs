@@ -1,15 +1,15 @@
-//! From tokens to the text that a client gets: whole characters, and nothing of what ends a text.
+//! From tokens to the text that a client gets: whole characters, without stop texts.
 
 use crate::model::tokenizer::{TextStream, Tokenizer};
 
-/// The text of one request as it is said. What may be the beginning of a text that ends it is held back until it is known.
+/// The text of one request. Text that may be the beginning of a stop text is held back until that is decided.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Speech {
     characters: TextStream,
     stops: Vec<String>,
     held: String,
     stopped: bool,
-    /// How long the text is that was said, in bytes, and where in it each token's first character begins.
+    /// The length of the passed-on text in bytes, and the position in the text at which each token begins.
     said: usize,
     begins: Vec<usize>,
 }
@@ -23,20 +23,20 @@ impl Speech {
         }
     }
 
-    /// Whether one of the texts came that end it.
+    /// Returns whether a stop text has occurred.
     pub(super) fn has_stopped(&self) -> bool {
         self.stopped
     }
 
-    /// What can be said after this token.
+    /// Returns the text that can be passed on after this token.
     pub(super) fn push(&mut self, token: u32) -> String {
         self.begins.push(self.said + self.held.len());
         self.held += &self.characters.push(token);
         self.say()
     }
 
-    /// What is left at the end, and how many tokens the whole text has that was said. Tokens with which it stopped are
-    /// not among them, but for one that has something before as well.
+    /// Returns the remaining text at the end, and the number of tokens of the passed-on text. Tokens of the stop text do not
+    /// count, except a token that also contains text before it.
     pub(super) fn finish(mut self) -> (String, usize) {
         let mut rest = String::new();
         if !self.stopped {
@@ -44,7 +44,7 @@ impl Speech {
             rest = self.say();
             if !self.stopped {
                 rest += &self.held;
-                // What has no text, such as a mark that some models make, was in it all the same.
+                // A token without text, such as a special token of some models, still counts.
                 return (rest, self.begins.len());
             }
         }
@@ -65,7 +65,7 @@ impl Speech {
             self.said += at;
             return std::mem::take(&mut self.held);
         }
-        // The longest end of it that some stop begins with.
+        // The longest suffix of the held text that is a prefix of a stop text.
         let begins = |&at: &usize| {
             self.held.is_char_boundary(at)
                 && self
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
     use crate::model::tokenizer::encode;
 
-    /// What is said after each token, and at the end.
+    /// Returns the text passed on after each token, whether a stop text occurred, and the remaining text.
     fn say(text: &str, stops: &[&str]) -> (Vec<String>, bool, String) {
         let mut speech = Speech::new(
             &Tokenizer::default(),

@@ -1,4 +1,4 @@
-//! One rank without any library: the reference that others are compared with.
+//! A single rank without NCCL: the reference for tests of other implementations.
 
 use super::collectives::{Arrived, Collectives, Shape};
 use super::error::Result;
@@ -13,12 +13,12 @@ use super::error::Result;
 #[derive(Clone, Debug)]
 pub struct Alone {
     shape: Shape,
-    /// Which row of `Arrived::rows` each choice has been given.
+    /// The row of `Arrived::rows` of each choice.
     places: Vec<Option<usize>>,
 }
 
 impl Alone {
-    /// For steps of this shape.
+    /// Creates the rank for steps of this shape.
     #[must_use]
     pub fn new(shape: Shape) -> Self {
         Self {
@@ -82,7 +82,7 @@ impl Collectives for Alone {
             let made = &made[place * hidden..(place + 1) * hidden];
             let out = &mut out[choice / top_k * hidden..][..hidden];
             for (out, made) in out.iter_mut().zip(made) {
-                // As `nccl::moe::ExpertParallel` does: product and sum are rounded together.
+                // As in `nccl::moe::ExpertParallel`: product and sum are rounded together.
                 *out = weight.mul_add(*made, *out);
             }
         }

@@ -11,14 +11,14 @@ use super::rotary::Rotary;
 use super::step::Row;
 use super::weights::{Tensors, WeightsFile};
 
-/// Of one layer: the rows of the projections that make this rank's heads.
+/// The attention of one layer: the rows of the projections for this rank's heads.
 pub(super) struct Attention {
     query: Tensor,
     key: Tensor,
     value: Tensor,
     head_size: usize,
     window: usize,
-    /// Heads of queries that look at the same keys and values.
+    /// The number of query heads that share the same keys and values.
     group: usize,
 }
 
@@ -42,7 +42,7 @@ impl Attention {
         })
     }
 
-    /// Of a model whose heads look at all positions, `group` heads of queries at one of keys and values.
+    /// Creates the attention of a model without a sliding window, with `group` query heads for each head of keys and values.
     pub(super) fn grouped(
         [query, key, value]: [Tensor; 3],
         head_size: usize,
@@ -59,9 +59,9 @@ impl Attention {
         }
     }
 
-    /// What the rank's heads make of the rows `x` (`[rows, hidden]`): `[row][own heads][number]`.
+    /// Returns the output of the rank's heads for the rows `x` (`[rows, hidden]`): `[row][own heads][number]`.
     ///
-    /// Keys and values of all rows are written before any row looks: a row sees those before it of the same step.
+    /// Keys and values of all rows are written first: a row attends to earlier rows of its request in the same step.
     pub(super) fn forward(
         &self,
         x: &Tensor,
@@ -105,7 +105,7 @@ impl Attention {
         Ok(out)
     }
 
-    /// How much one head looks at each position of the window, the oldest first; all together, that is 1.
+    /// Computes the attention weights of one head for each position of the window, the oldest first. Their sum is 1.
     fn look(
         &self,
         row: &Row,

@@ -1,17 +1,17 @@
-//! Products whose result for a row depends on that row alone: neither on how many rows there are, nor on how many columns of
-//! the matrix a rank has. candle's `rms_norm` is so by itself, which is tested here.
+//! Products whose result for a row depends on that row alone, and not on the number of rows or on how many columns of the
+//! matrix a rank has. candle's `rms_norm` already has this property, which is tested here.
 //!
-//! candle's own `matmul` is faster for large batches, but blocks and vectorises by the shape, and by what the CPU can
-//! do: a row may come out otherwise beside other rows, on fewer ranks, or on another machine. Here each number is a
-//! [`dot`] of two rows, whose order of additions is fixed by the length.
+//! candle's own `matmul` is faster for large batches, but blocks and vectorises by the shape and the CPU's features: the result
+//! for a row may differ beside other rows, on fewer ranks, or on another machine. Here each number is a [`dot`] of two rows,
+//! whose order of additions is fixed by the length.
 
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, bail};
 
-/// Sums that are made side by side: what the compiler turns into vectors.
+/// The number of independent partial sums, which the compiler vectorises.
 const LANES: usize = 16;
 
-/// The scalar product, always in the same order: lane `i` adds up every 16th product from the `i`-th on, and the
-/// lanes are added up as a tree.
+/// Returns the scalar product, always in the same order of additions: lane `i` adds up every 16th product from the `i`-th on,
+/// and the lanes are added up as a tree.
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let (a, a_rest) = a.as_chunks::<LANES>();
     let (b, b_rest) = b.as_chunks::<LANES>();
@@ -34,7 +34,7 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     lanes[0]
 }
 
-/// `x · weightᵀ`: `x` is `[rows, in]`, `weight` is `[out, in]`, as in the file.
+/// Returns `x · weightᵀ`: `x` is `[rows, in]`, `weight` is `[out, in]`, as in the file.
 pub(super) fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     x.apply_op2_no_bwd(weight, &Linear)
 }
@@ -70,7 +70,7 @@ impl CustomOp2 for Linear {
     }
 }
 
-/// The numbers of a tensor without gaps.
+/// Returns the numbers of a contiguous tensor.
 fn dense<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
     let Some((from, to)) = layout.contiguous_offsets() else {
         bail!("a tensor with gaps, shape {:?}", layout.shape());

@@ -1,12 +1,12 @@
-//! Keys and values of past positions: one layer's, of one rank's heads.
+//! Keys and values of past positions, for one layer and one rank's heads.
 //!
-//! Memory is taken once: `slots * positions` rows. A slot belongs to one request at a time; a request that begins at
-//! position 0 writes over what was there, and never looks at a position that it has not written.
+//! Memory is allocated once: `slots * positions` rows. A slot belongs to one request at a time. A request that begins at
+//! position 0 overwrites the previous contents, and never reads a position that it has not written.
 
-/// Of one layer.
+/// The cache of one layer.
 pub(super) struct LayerCache {
     positions: usize,
-    /// Numbers of a row: all heads of this rank.
+    /// The length of a row: all heads of this rank.
     width: usize,
     /// `[slot][position][head][number]`.
     keys: Vec<f32>,

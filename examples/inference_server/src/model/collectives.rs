@@ -1,27 +1,27 @@
-//! What ranks do together. The model asks for it here, so that one rank alone is the same code.
+//! The communication of the ranks, behind a trait: the model code is the same for a single rank.
 
 use nccl::moe::ExpertPlacement;
 
 use super::config::Config;
 use super::error::{Error, Result};
 
-/// The sizes of what is exchanged: the same in every step.
+/// The sizes of the exchanged data: the same in every step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// Rows of a step, of all ranks together: a multiple of the number of ranks.
+    /// Rows of a step, over all ranks: a multiple of the number of ranks.
     pub rows: usize,
-    /// Numbers of a row.
+    /// Numbers in a row.
     pub hidden: usize,
-    /// Experts, of all ranks together; 0 for a model without, which has no use for [`Collectives::dispatch`].
+    /// Experts, over all ranks; 0 for a model without experts, which never calls [`Collectives::dispatch`].
     pub experts: usize,
-    /// Experts that a row chooses.
+    /// Experts chosen for each row.
     pub top_k: usize,
-    /// Numbers that a rank gives to an [`Collectives::all_gather`] at most, where those are more than its rows.
+    /// The most numbers that a rank passes to [`Collectives::all_gather`], if those are more than its rows.
     pub gathers: usize,
 }
 
 impl Shape {
-    /// Of a model and its steps.
+    /// Returns the sizes for a model and the rows of a step.
     #[must_use]
     pub fn new(config: &Config, rows: usize) -> Self {
         Self {
@@ -34,21 +34,22 @@ impl Shape {
     }
 }
 
-/// The rows that have come to a rank's experts.
+/// The rows that have arrived at a rank's experts.
 ///
-/// There is room for `rows / ranks` rows of each pair of an expert and a rank, which is all that a rank has: no row
-/// is ever refused.
+/// There is room for `rows / ranks` rows for each pair of an expert and a rank, which is all that a rank has: no row is
+/// dropped.
 #[derive(Clone, Debug, Default)]
 pub struct Arrived {
-    /// `[own expert][source rank][rows / ranks][hidden]`; with a placement, places stand for experts.
+    /// `[own expert][source rank][rows / ranks][hidden]`; with a placement, the first index is the rank's place for an expert.
     pub rows: Vec<f32>,
-    /// How many there are, at the beginning of each such block: `[source rank][own expert]`.
+    /// The number of rows at the beginning of each such block: `[source rank][own expert]`.
     pub counts: Vec<u32>,
 }
 
-/// What ranks do together. All ranks call the same in the same order, with buffers of the lengths of a [`Shape`].
+/// The communication of the ranks. All ranks call the same functions in the same order, with buffers of the lengths of a
+/// [`Shape`].
 ///
-/// An error means that the ranks are not in step any more: what can be done then is to make it anew.
+/// After an error the ranks are out of step: create a new value.
 pub trait Collectives {
     /// The number of this rank.
     fn rank(&self) -> usize;
@@ -56,16 +57,16 @@ pub trait Collectives {
     /// The number of ranks.
     fn ranks(&self) -> usize;
 
-    /// Which experts each rank has, if that was said.
+    /// Returns the placement of the experts, if one was given.
     fn placement(&self) -> Option<&ExpertPlacement> {
         None
     }
 
-    /// Sends numbers to ranks, and receives as many as there is room for from others: all messages together. Between two ranks, messages come in
-    /// the order in which they were sent.
+    /// Sends numbers to other ranks, and receives as many as the buffers of `received` hold. All messages progress together;
+    /// messages between two ranks arrive in the order in which they were sent.
     ///
     /// # Errors
-    /// Of the operation; [`Error::Unusable`] where there are no other ranks.
+    /// Those of the operation; [`Error::Unusable`] if there are no other ranks.
     fn exchange(
         &mut self,
         sent: &[(usize, &[f32])],
@@ -80,27 +81,28 @@ pub trait Collectives {
     /// Block `i` of `x` goes to rank `i`; block `j` of `y` is from rank `j`. Both have `rows * hidden / ranks` numbers.
     ///
     /// # Errors
-    /// Of the operation.
+    /// Those of the operation.
     fn all_to_all(&mut self, x: &[f32], y: &mut [f32]) -> Result<()>;
 
     /// Block `j` of `y` is `x` of rank `j`: of any length, which is the same on all ranks, up to that of a rank's rows
     /// (`rows * hidden / ranks`) or [`Shape::gathers`].
     ///
     /// # Errors
-    /// Of the operation.
+    /// Those of the operation.
     fn all_gather(&mut self, x: &[f32], y: &mut [f32]) -> Result<()>;
 
-    /// For a model with experts: brings this rank's rows `x` (`[rows / ranks][hidden]`) to the experts that they have chosen
+    /// For a model with experts: sends this rank's rows `x` (`[rows / ranks][hidden]`) to their chosen experts
     /// (`[rows / ranks][top_k]`; −1 is none).
     ///
     /// # Errors
-    /// Of the operation.
+    /// Those of the operation.
     fn dispatch(&mut self, choices: &[i32], x: &[f32], arrived: &mut Arrived) -> Result<()>;
 
-    /// Brings back what the experts made of the rows that were dispatched last, where those lay
-    /// ([`Arrived::rows`]), weighed (`[rows / ranks][top_k]`) and added up in the order of the choices.
+    /// Returns the experts' results for the rows that were dispatched last, from the positions of those rows
+    /// ([`Arrived::rows`]). They are multiplied by the weights (`[rows / ranks][top_k]`) and summed in the order of the
+    /// choices.
     ///
     /// # Errors
-    /// Of the operation.
+    /// Those of the operation.
     fn combine(&mut self, made: &[f32], weights: &[f32], out: &mut [f32]) -> Result<()>;
 }

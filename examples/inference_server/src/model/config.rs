@@ -1,4 +1,4 @@
-//! The numbers of a model, and how it is shared by ranks.
+//! The hyperparameters of a model, and how ranks share it.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::{Error, Result};
 
-/// The numbers of a model, with the names of Hugging Face's Mixtral, whose architecture it has.
+/// The hyperparameters of a model. The field names and the architecture are those of Hugging Face's Mixtral.
 ///
 /// ```
 /// use inference_server::model::Config;
@@ -16,45 +16,45 @@ use super::error::{Error, Result};
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Config {
-    /// Tokens that there are.
+    /// Size of the vocabulary.
     pub vocab_size: usize,
     /// Width of a row.
     pub hidden_size: usize,
-    /// Width inside of an expert.
+    /// Inner width of an expert.
     pub intermediate_size: usize,
-    /// Layers.
+    /// Number of layers.
     pub num_hidden_layers: usize,
-    /// Heads of the attention; each has its own keys and values.
+    /// Attention heads; each has its own keys and values.
     pub num_attention_heads: usize,
-    /// Experts of a layer.
+    /// Experts of each layer.
     pub num_local_experts: usize,
-    /// Experts that a token is given to.
+    /// Experts chosen for each token.
     pub num_experts_per_tok: usize,
-    /// How many positions a head looks at: its own and those before it.
+    /// The number of positions that a head attends to: its own and those before it.
     pub sliding_window: usize,
     /// The longest text, in tokens.
     pub max_position_embeddings: usize,
     /// Base of the wavelengths of the positions.
     pub rope_theta: f64,
-    /// Keeps a norm from dividing by zero.
+    /// Added to a mean square before a norm divides by its root.
     pub rms_norm_eps: f64,
 }
 
-/// What one rank has of the heads and the experts.
+/// A rank's part of the heads and the experts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// Its number.
+    /// The number of the rank.
     pub rank: usize,
-    /// How many there are.
+    /// The number of ranks.
     pub ranks: usize,
-    /// Its heads.
+    /// The rank's heads.
     pub heads: Range<usize>,
-    /// Its experts.
+    /// The rank's experts.
     pub experts: Range<usize>,
 }
 
 impl Config {
-    /// That of `models/tiny.safetensors`: 1.9 million parameters, of which a token uses 0.7.
+    /// Returns the configuration of `models/tiny.safetensors`: 1.9 million parameters, of which a token uses 0.7 million.
     #[must_use]
     pub const fn tiny() -> Self {
         Self {
@@ -78,7 +78,7 @@ impl Config {
         self.hidden_size / self.num_attention_heads
     }
 
-    /// The numbers of ranks that can share the model: those that divide its heads and its experts.
+    /// Returns the numbers of ranks that can share the model: those that divide both its heads and its experts.
     #[must_use]
     pub fn rank_counts(&self) -> Vec<usize> {
         let divides = |&ranks: &usize| {
@@ -88,10 +88,10 @@ impl Config {
         (1..=self.num_attention_heads).filter(divides).collect()
     }
 
-    /// What rank `rank` of `ranks` has.
+    /// Returns the part of rank `rank` of `ranks`.
     ///
     /// # Errors
-    /// [`Error::Ranks`], which says how many ranks can share the model.
+    /// [`Error::Ranks`], with the numbers of ranks that can share the model.
     pub fn shard(&self, rank: usize, ranks: usize) -> Result<Shard> {
         let counts = self.rank_counts();
         if !counts.contains(&ranks) || rank >= ranks {
@@ -113,10 +113,10 @@ impl Config {
         })
     }
 
-    /// Refuses numbers that cannot be those of a model.
+    /// Refuses an invalid configuration.
     ///
     /// # Errors
-    /// [`Error::Config`], which names the first one.
+    /// [`Error::Config`] for the first invalid field.
     pub fn check(&self) -> Result<()> {
         let refuse = |field, value, reason: String| {
             Err(Error::Config {
@@ -156,7 +156,7 @@ impl Config {
     }
 }
 
-/// `1, 2, 4 or 8`.
+/// Formats the numbers as a list, such as `1, 2, 4 or 8`.
 pub(super) fn listed(numbers: &[usize]) -> String {
     let words: Vec<_> = numbers.iter().map(usize::to_string).collect();
     match words.split_last() {

@@ -50,7 +50,7 @@ pub(super) struct Layer {
 }
 
 impl Layer {
-    /// Reads what every rank has of a layer. The cache is of so many slots, positions and numbers.
+    /// Reads the parts of a layer that every rank has. The last argument has the slots, positions and row length of the cache.
     pub(super) fn load(
         file: &WeightsFile,
         layer: usize,
@@ -70,7 +70,7 @@ impl Layer {
     }
 }
 
-/// What makes logits of rows.
+/// The final norm and the projection to logits.
 pub(super) struct Head {
     norm: Tensor,
     head: Tensor,
@@ -84,7 +84,7 @@ impl Head {
         })
     }
 
-    /// Of the rows that want them; `all` has the rows in the order of the step.
+    /// Returns the logits of the rows that want them; `all` has the rows in the order of the step.
     pub(super) fn logits(&self, rows: &[Row], all: &[f32], config: &Config) -> Result<Logits> {
         let hidden = config.hidden_size;
         let of = |(row, x): (&Row, &[f32])| -> Result<Option<Vec<f32>>> {
@@ -100,7 +100,7 @@ impl Head {
     }
 }
 
-/// Memory of a step, made once; `own` is of this rank's rows, and `all` of those of all ranks.
+/// The buffers of a step, allocated once. `own` holds this rank's rows, `all` those of all ranks.
 #[derive(Default)]
 struct Buffers {
     all: Vec<f32>,
@@ -114,7 +114,7 @@ struct Buffers {
 }
 
 impl<C: Collectives> Decoder<C> {
-    /// Reads this rank's part of the file, and takes the memory of the cache.
+    /// Reads this rank's part of the file, and allocates the cache.
     ///
     /// # Errors
     /// [`Error::Ranks`]; [`Error::Unusable`] for settings that do not fit the model or the ranks; [`Error::Weights`].
@@ -172,7 +172,7 @@ impl<C: Collectives> Decoder<C> {
         })
     }
 
-    /// The model's numbers.
+    /// Returns the model's configuration.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
@@ -200,7 +200,7 @@ impl<C: Collectives> Decoder<C> {
             .attention
             .forward(&x, rows, &self.rotary, &mut layer.cache)?;
 
-        // To each rank its rows, of these heads.
+        // Sends each rank its rows, for this rank's heads.
         let width = hidden / ranks;
         let room = self.settings.rows / ranks;
         for (row, heads) in heads.chunks_exact(width).enumerate() {
@@ -217,7 +217,7 @@ impl<C: Collectives> Decoder<C> {
             }
         }
 
-        // A rank that has none of these rows does its part in the messages all the same.
+        // A rank without rows in this step still takes part in the messages.
         let x = match mine.is_empty() {
             true => None,
             false => {

@@ -1,9 +1,9 @@
 //! The model laid out by requests, for ranks that come and go.
 //!
-//! Each rank has the whole attention, and the texts of its slots from the first layer to the last. Only the
-//! experts are shared, so many copies of each on so many ranks as an [`ExpertPlacement`] says. So any number of ranks will do, and what is lost with
-//! a rank are its slots' keys and values, which are made again from the text, and its copies of experts. A row takes one exchange with the
-//! experts in each layer, and one at the end of a step.
+//! Each rank has the whole attention, and processes the texts of its slots from the first layer to the last. Only the experts
+//! are shared: an [`ExpertPlacement`] gives the number of copies of each expert, and their ranks. So any number of ranks works.
+//! The loss of a rank loses its copies of experts, and the keys and values of its slots, which are recomputed from the text. A
+//! row takes one exchange with the experts in each layer, and one at the end of a step.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -25,7 +25,8 @@ use super::step::{Logits, Part, Row, Settings, SlotOwner, Slots};
 use super::tokenizer::END;
 use super::weights::{Tensors, WeightsFile};
 
-/// One rank's part of a model that is laid out by requests: the logits are those of a [`Decoder`](super::Decoder), to the bit.
+/// One rank's part of a model that is laid out by requests. The logits are bitwise equal to those of a
+/// [`Decoder`](super::Decoder).
 ///
 /// ```
 /// use inference_server::model::{self, Alone, Elastic, Part, Row, Settings, Shape, WeightsFile};
@@ -42,7 +43,7 @@ pub struct Elastic<C> {
     config: Config,
     settings: Settings,
     ranks: C,
-    /// For experts that no other way leads to.
+    /// Source of experts that neither this rank has nor another rank has sent.
     file: WeightsFile,
     /// The expert of each place of this rank.
     held: Vec<Option<usize>>,
@@ -53,11 +54,11 @@ pub struct Elastic<C> {
     slots: Slots,
     /// The rank of each slot.
     owners: Vec<usize>,
-    /// Of this rank's rows; there is room for all.
+    /// This rank's rows, with room for all rows of a step.
     own: Vec<f32>,
     normed: Vec<f32>,
     mixed: Vec<f32>,
-    /// Of the rows of all ranks, as they come and in the order of the step.
+    /// The rows of all ranks, as gathered and in the order of the step.
     gathered: Vec<f32>,
     all: Vec<f32>,
     scratch: Scratch,
@@ -66,7 +67,7 @@ pub struct Elastic<C> {
     loads: Vec<u64>,
 }
 
-/// Where the experts are: in blocks, unless the ranks say something else.
+/// Returns the places of the experts: those that the ranks give, or equal blocks by default.
 fn placement<'r>(ranks: &'r impl Collectives, config: &Config) -> Result<Cow<'r, ExpertPlacement>> {
     Ok(match ranks.placement() {
         Some(placement) => Cow::Borrowed(placement),
@@ -77,13 +78,13 @@ fn placement<'r>(ranks: &'r impl Collectives, config: &Config) -> Result<Cow<'r,
     })
 }
 
-/// The rank of each slot, unless something else is said.
+/// Returns the default rank of each slot.
 fn owners(slots: usize, ranks: usize) -> Vec<usize> {
     (0..slots).map(|slot| slot % ranks).collect()
 }
 
 impl<C: Collectives> Elastic<C> {
-    /// Reads the weights, of the experts those that the placement of the ranks gives to this one, and takes the memory of the cache.
+    /// Reads the weights, and of the experts those that the placement gives to this rank, and allocates the cache.
     ///
     /// # Errors
     /// [`Error::Unusable`] for settings that do not fit the model; [`Error::Weights`].
@@ -102,7 +103,7 @@ impl<C: Collectives> Elastic<C> {
         let held: Vec<_> = placement(&ranks, &config)?
             .places_of(ranks.rank())
             .collect();
-        // All heads.
+        // Every rank has all heads.
         let shard = config.shard(0, 1)?;
         let load = |layer| {
             let experts = Experts::load(file, layer, &config, held.iter().copied())?;
@@ -145,7 +146,8 @@ impl<C: Collectives> Elastic<C> {
         })
     }
 
-    /// Goes on with other ranks and the experts that they give to this one: those that it has stay, others have arrived or are read.
+    /// Replaces the ranks, and takes the experts that they give to this rank: those that it has stay, the others have arrived
+    /// or are read.
     fn take(&mut self, ranks: C, arrived: &HashMap<usize, Vec<f32>>) -> Result<()> {
         let held: Vec<_> = placement(&ranks, &self.config)?
             .places_of(ranks.rank())
@@ -163,7 +165,7 @@ impl<C: Collectives> Elastic<C> {
                 };
                 all.push(layer.experts.at(&self.held, &held, find)?);
             }
-            // All of them or none.
+            // Replaces the experts only once those of all layers are available.
             for (layer, own) in self.layers.iter_mut().zip(all) {
                 layer.experts.put(own);
             }
@@ -179,7 +181,7 @@ impl<C: Collectives> Elastic<C> {
         let own = &mut self.own[..mine.len() * hidden];
         let tensor = |x: &[f32]| Tensor::from_slice(x, (x.len() / hidden, hidden), &Device::Cpu);
         let flat = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
-        // A rank that has none of these rows does its part for the experts all the same.
+        // A rank without rows in this step still takes part in the exchange with the experts.
         let x = match mine.is_empty() {
             true => None,
             false => {
@@ -213,7 +215,7 @@ impl<C: Collectives> Elastic<C> {
         Ok(())
     }
 
-    /// Gives all ranks what each has made of its rows.
+    /// Gathers the results of all ranks' rows on all ranks.
     fn gather(&mut self, rows: &[Row]) -> Result<()> {
         let (hidden, ranks) = (self.config.hidden_size, self.ranks.ranks());
         let owner = |row: &Row| self.owners[row.slot];

@@ -1,4 +1,4 @@
-//! What can go wrong, with the cause and the remedy.
+//! Errors, with their cause and remedy.
 
 use std::path::PathBuf;
 
@@ -7,58 +7,58 @@ use nccl::cudarc::driver::DriverError;
 /// As everywhere.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a model cannot be had, or a step not be taken.
+/// Why a model cannot be loaded, or a step cannot be taken.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The file of the weights.
+    /// An unusable file of weights.
     #[error("{}: {reason}", path.display())]
     Weights {
-        /// Which file.
+        /// The path of the file.
         path: PathBuf,
-        /// What is wrong with it, and what to do.
+        /// The problem, and what to do.
         reason: String,
     },
-    /// A model whose numbers do not fit together.
+    /// A model with an invalid or inconsistent configuration.
     #[error("a model with {field} = {value} does not work: {reason}")]
     Config {
-        /// The name of the number.
+        /// The name of the field.
         field: &'static str,
-        /// What it is.
+        /// The invalid value.
         value: usize,
-        /// What it has to be.
+        /// The requirement.
         reason: String,
     },
-    /// A number of ranks that the model cannot be shared by.
+    /// A number of ranks that cannot share the model.
     #[error("{ranks} ranks cannot share {parts}: take {works} ranks")]
     Ranks {
-        /// How many there are.
+        /// The number of ranks.
         ranks: usize,
-        /// What of the model they would have to share: `8 heads and 8 experts`.
+        /// The parts of the model that the ranks would share: `8 heads and 8 experts`.
         parts: String,
         /// The numbers that work: `1, 2 or 4`.
         works: String,
     },
-    /// A step that cannot be taken; nothing was changed, and no other rank was asked for anything.
+    /// An invalid step. Nothing has changed, and no message was sent to other ranks.
     #[error("row {row} of a step of {rows}: {reason}")]
     Step {
-        /// Which of the rows.
+        /// The index of the row.
         row: usize,
-        /// How many there are.
+        /// The number of rows.
         rows: usize,
-        /// What is wrong with it.
+        /// The problem with the row.
         reason: String,
     },
-    /// What cannot be used: settings, a corpus, arguments.
+    /// Unusable settings, corpus or arguments.
     #[error("{0}")]
     Unusable(String),
-    /// An operation of the communicator, with the root cause where there is one.
+    /// An error of the communicator, with the root cause if there is one.
     #[error(transparent)]
     Nccl(#[from] nccl::Error),
-    /// A copy to or from the device.
+    /// An error of a copy to or from the device.
     #[error("CUDA: {0}")]
     Cuda(#[from] DriverError),
-    /// Arithmetic.
+    /// An error of the arithmetic.
     #[error("candle: {0}")]
     Candle(#[from] candle_core::Error),
 }

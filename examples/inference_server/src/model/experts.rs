@@ -1,4 +1,4 @@
-//! The mixture of experts of one layer: who chooses whom, and what the experts of this rank do.
+//! The mixture of experts of one layer: the router's choices, and the work of this rank's experts.
 
 use candle_core::{Device, Tensor};
 use candle_nn::ops::softmax;
@@ -9,10 +9,10 @@ use super::config::Config;
 use super::error::Result;
 use super::weights::{Tensors, WeightsFile};
 
-/// One layer's: the router, which every rank has, and the rank's own experts.
+/// The experts of one layer: the router, which every rank has, and the rank's own experts.
 pub(super) struct Experts {
     router: Tensor,
-    /// The expert of each place.
+    /// The expert at each place.
     own: Vec<Option<Expert>>,
     top_k: usize,
 }
@@ -24,10 +24,10 @@ pub(super) struct Expert {
     down: Tensor,
 }
 
-/// Memory of a step, used again in each layer and step.
+/// The buffers of a step, reused in each layer and step.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// Of each row `top_k` experts; −1 where there is no row.
+    /// `top_k` experts for each row; −1 for a missing row.
     pub(super) choices: Vec<i32>,
     weights: Vec<f32>,
     arrived: Arrived,
@@ -63,7 +63,7 @@ impl Experts {
         })
     }
 
-    /// Returns the experts for other places. Those that are somewhere stay, and `find` has the others.
+    /// Returns the experts for the places `now`. Experts in `before` are kept; `find` supplies the others.
     pub(super) fn at(
         &self,
         before: &[Option<usize>],
@@ -83,7 +83,7 @@ impl Experts {
         Ok(own)
     }
 
-    /// Appends the numbers of the expert at a place.
+    /// Appends the numbers of the expert at a place, if there is one.
     pub(super) fn flatten(&self, place: usize, numbers: &mut Vec<f32>) -> Result<()> {
         match &self.own[place] {
             Some(expert) => expert.flatten(numbers),
@@ -96,8 +96,8 @@ impl Experts {
         self.own = own;
     }
 
-    /// What the experts make of this rank's rows: `x` has those that are there, `x_all` the same in a buffer of all that
-    /// could be there, as has `out`.
+    /// Computes the experts' results for this rank's rows. `x` has the rows of this step; `x_all` has them in a buffer for the
+    /// most rows of a step, as does `out`.
     pub(super) fn forward(
         &self,
         x: Option<&Tensor>,
@@ -157,7 +157,7 @@ impl Experts {
 }
 
 impl Expert {
-    /// Appends its numbers.
+    /// Appends the numbers of the expert.
     fn flatten(&self, numbers: &mut Vec<f32>) -> Result<()> {
         for matrix in [&self.gate, &self.up, &self.down] {
             numbers.extend(matrix.flatten_all()?.to_vec1::<f32>()?);
@@ -165,7 +165,7 @@ impl Expert {
         Ok(())
     }
 
-    /// The expert with the numbers that [`flatten`](Self::flatten) has appended.
+    /// Returns the expert with these numbers, in the order of [`flatten`](Self::flatten).
     pub(super) fn of_numbers(config: &Config, numbers: &[f32]) -> Result<Self> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let matrix = |number: usize, shape: (usize, usize)| {
@@ -180,7 +180,7 @@ impl Expert {
         })
     }
 
-    /// How many numbers it has.
+    /// Returns how many numbers an expert has.
     pub(super) fn length(config: &Config) -> usize {
         3 * config.hidden_size * config.intermediate_size
     }
@@ -191,8 +191,8 @@ impl Expert {
     }
 }
 
-/// For each row of `scores` (`[rows, experts]`) the `top_k` experts with the highest, the best first, of equal ones that with the
-/// lower number; and their weights, which are 1 together.
+/// Returns the `top_k` experts with the highest scores for each row of `scores` (`[rows, experts]`), the best first; of equal
+/// scores the lower expert is first. Also returns their weights, whose sum is 1.
 pub(crate) fn choose(scores: &Tensor, top_k: usize) -> candle_core::Result<(Tensor, Tensor)> {
     let order = scores.arg_sort_last_dim(false)?;
     let choices = order.narrow(1, 0, top_k)?.contiguous()?;

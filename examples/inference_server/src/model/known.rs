@@ -1,4 +1,4 @@
-//! The models that there are, and files of either kind.
+//! The known models, and the files of both architectures.
 
 use std::fs::File;
 use std::io::Read;
@@ -23,17 +23,17 @@ use super::weights::WeightsFile;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Known {
-    /// The one that is part of the repository.
+    /// The model in the repository.
     Tiny,
-    /// SmolLM2-135M-Instruct, which `scripts/get-smollm2` fetches.
+    /// SmolLM2-135M-Instruct, downloaded by `scripts/get-smollm2`.
     SmolLm2,
 }
 
 impl Known {
-    /// All of them.
+    /// All known models.
     pub const ALL: [Self; 2] = [Self::Tiny, Self::SmolLm2];
 
-    /// As clients and `--model` call it.
+    /// Returns the name of the model for clients and `--model`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -42,19 +42,19 @@ impl Known {
         }
     }
 
-    /// The model with this name.
+    /// Returns the model with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|model| model.name() == name)
     }
 
-    /// All names, for people.
+    /// Returns all names, separated by commas.
     #[must_use]
     pub fn names() -> String {
         Self::ALL.map(Self::name).join(", ")
     }
 
-    /// Its file; `models` is where fetched ones lie.
+    /// Returns the path of the model's file; `models` is the directory of downloaded models.
     #[must_use]
     pub fn path(self, models: &Path) -> PathBuf {
         match self {
@@ -63,7 +63,7 @@ impl Known {
         }
     }
 
-    /// Ranks, unless said otherwise.
+    /// Returns the default number of ranks.
     #[must_use]
     pub fn ranks(self) -> usize {
         match self {
@@ -72,12 +72,12 @@ impl Known {
         }
     }
 
-    /// Slots and positions, unless said otherwise.
+    /// Returns the default settings.
     #[must_use]
     pub fn settings(self) -> Settings {
         match self {
             Self::Tiny => Settings::default(),
-            // It has learnt 8192. A position of a request is 46 kB of keys and values, of all ranks together.
+            // The model was trained with 8192 positions. Keys and values of one position take 46 kB, over all ranks.
             Self::SmolLm2 => Settings {
                 positions: 2048,
                 ..Settings::default()
@@ -85,10 +85,10 @@ impl Known {
         }
     }
 
-    /// Opens its file.
+    /// Opens the model's file.
     ///
     /// # Errors
-    /// Those of [`ModelFile::open`]; [`Error::Unusable`] for a file that has to be fetched first, which says how.
+    /// Those of [`ModelFile::open`]; [`Error::Unusable`], with instructions, if the file must be downloaded first.
     pub fn open(self, models: &Path) -> Result<ModelFile> {
         let path = self.path(models);
         if self == Self::SmolLm2 && !path.exists() {
@@ -109,7 +109,7 @@ fn without_experts() -> Error {
     ))
 }
 
-/// The model that is part of the repository.
+/// Returns the path of the model in the repository.
 #[must_use]
 pub fn tiny() -> PathBuf {
     PathBuf::from(concat!(
@@ -118,7 +118,7 @@ pub fn tiny() -> PathBuf {
     ))
 }
 
-/// Where `scripts/get-smollm2` puts what it fetches.
+/// Returns the default directory of `scripts/get-smollm2`.
 #[must_use]
 pub fn fetched() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -126,7 +126,7 @@ pub fn fetched() -> PathBuf {
     root.join(".cache/models")
 }
 
-/// The file of a model of either architecture.
+/// A model file of either architecture.
 ///
 /// ```
 /// use inference_server::model::{self, Alone, ModelFile, Settings};
@@ -145,7 +145,7 @@ pub enum ModelFile {
 }
 
 impl ModelFile {
-    /// Opens a file: a Llama when it begins as GGUF files do.
+    /// Opens a file. A file that begins with the magic number of GGUF is a Llama.
     ///
     /// # Errors
     /// [`Error::Weights`], which names the file and what is wrong with it; [`Error::Config`].
@@ -153,14 +153,14 @@ impl ModelFile {
         let path = path.into();
         let mut first = [0; 4];
         let begins = File::open(&path).and_then(|mut file| file.read_exact(&mut first));
-        // Who cannot read it says so.
+        // An unreadable file is reported by the `open` below.
         match begins.is_ok() && first == *b"GGUF" {
             true => Ok(Self::Llama(LlamaFile::open(path)?)),
             false => Ok(Self::Mixture(WeightsFile::open(path)?)),
         }
     }
 
-    /// The numbers of ranks that can share the model.
+    /// Returns the numbers of ranks that can share the model.
     #[must_use]
     pub fn rank_counts(&self) -> Vec<usize> {
         match self {
@@ -172,7 +172,7 @@ impl ModelFile {
     /// Refuses a number of ranks that cannot share the model.
     ///
     /// # Errors
-    /// [`Error::Ranks`], which says how many can.
+    /// [`Error::Ranks`], with the numbers of ranks that can.
     pub fn check_ranks(&self, ranks: usize) -> Result<()> {
         match self {
             Self::Mixture(file) => file.config().shard(0, ranks).map(drop),
@@ -180,7 +180,7 @@ impl ModelFile {
         }
     }
 
-    /// The longest text, in tokens.
+    /// Returns the length of the longest text, in tokens.
     #[must_use]
     pub fn positions(&self) -> usize {
         match self {
@@ -189,7 +189,7 @@ impl ModelFile {
         }
     }
 
-    /// What ranks exchange in steps of so many rows.
+    /// Returns the sizes of the exchanged data for steps of `rows` rows.
     #[must_use]
     pub fn shape(&self, rows: usize) -> Shape {
         match self {
@@ -198,7 +198,7 @@ impl ModelFile {
         }
     }
 
-    /// From text to the model's tokens and back.
+    /// Returns the tokenizer of the model.
     ///
     /// # Errors
     /// [`Error::Weights`] for a vocabulary that cannot be used.
@@ -209,7 +209,7 @@ impl ModelFile {
         }
     }
 
-    /// Experts of a layer; 0 for a model without.
+    /// Returns the number of experts of a layer; 0 for a model without experts.
     #[must_use]
     pub fn experts(&self) -> usize {
         match self {
@@ -218,7 +218,7 @@ impl ModelFile {
         }
     }
 
-    /// Reads a rank's part of the model laid out by requests, whose experts are where `ranks` says.
+    /// Reads a rank's part of the model laid out by requests. `ranks` has the placement of the experts.
     ///
     /// # Errors
     /// As [`Elastic::load`]; [`Error::Unusable`] for a model without experts.
@@ -233,7 +233,7 @@ impl ModelFile {
         }
     }
 
-    /// Reads a rank's part, and takes the memory of its cache.
+    /// Reads a rank's part, and allocates its cache.
     ///
     /// # Errors
     /// [`Error::Ranks`]; [`Error::Unusable`] for settings that do not fit the model or the ranks; [`Error::Weights`].

@@ -1,5 +1,4 @@
-//! The models, of which each rank has a part: a decoder with a mixture of experts, and [`Llama`], in `llama`.
-//! This is the first:
+//! The models, of which each rank has a part: a decoder with a mixture of experts, and [`Llama`], in `llama`. The decoder:
 //!
 //! ```text
 //!            all rows, all ranks            own heads                own rows, all heads
@@ -8,24 +7,26 @@
 //! x of all rows ◀──all-gather── + x ◀──combine── own experts, rows of all ranks
 //! ```
 //!
-//! A [`Decoder`] takes steps. A step has rows, of any mix of requests: each is one token of one request, at its position,
-//! for the slot of the cache that the request has. Every rank is given the same rows. Attention works on all rows,
-//! for the rank's heads; what follows works on the rows that are the rank's own (row `i` is rank `i % ranks`'s), for all of the
-//! model but the experts, which are where they are.
+//! A [`Decoder`] takes steps. A step has rows of any mix of requests: each row is one token of one request, at its position, in
+//! the request's slot of the cache. Every rank gets the same rows. Attention works on all rows, for the rank's heads. The
+//! following operations work on the rank's own rows (row `i` belongs to rank `i % ranks`), for the whole model except the
+//! experts, which stay on their ranks.
 //!
-//! **A row's result is a function of the tokens of its request up to it, and of nothing else**: not of the other rows of the
-//! step, of its place among them, of how the request was cut into steps, of the slot, or of the number of ranks; to the bit.
-//! Otherwise a request that is begun again after a rank died would go on with other words. It holds because each number
-//! is computed by the same operations in the same order: products with matrices are made by `batch_invariant`,
-//! row by row and without blocking over the batch; ranks exchange numbers, and never add up parts of a sum; and what experts
-//! give is weighed in the order of a token's choices.
+//! **The result of a row is a function of its request's tokens up to that row, and of nothing else**: not of the other rows of
+//! the step, of the order of the rows, of how the request was divided into steps, of the slot, or of the number of ranks; to
+//! the bit. Otherwise a request that is restarted after the death of a rank would continue with different words. Each number is
+//! computed by the same operations in the same order: `batch_invariant` multiplies matrices row by row, without blocking over
+//! the batch; ranks exchange numbers, and never partial sums; and the results of the experts are weighted and added in the
+//! order of a token's choices.
 //!
-//! - [`Config`]: the numbers of a model, and by how many ranks it can be shared; [`WeightsFile`]: the file, of which a
-//!   rank reads its part;
-//! - `batch_invariant`: products; `attention`, `cache`, `rotary`, `experts`: the parts of a layer; `moving`: experts on their way from rank to rank;
-//! - [`Collectives`]: what ranks do together; [`Alone`], for one rank without any library, and [`OverNccl`];
-//! - [`Decoder`]: all of it; [`Elastic`]: the same for ranks that come and go; [`Part`]: what it and [`Llama`] have in common; [`ModelFile`]: the file of either; [`Known`]: their
-//!   names; [`Sampling`]: from logits to a token; [`tokenizer`]: from text to tokens and back.
+//! - [`Config`]: the hyperparameters of a model, and the numbers of ranks that can share it; [`WeightsFile`]: the file, of
+//!   which a rank reads its part;
+//! - `batch_invariant`: products; `attention`, `cache`, `rotary`, `experts`: the parts of a layer; `moving`: the transfer of
+//!   experts between ranks;
+//! - [`Collectives`]: the communication of the ranks; [`Alone`], for one rank without NCCL, and [`OverNccl`];
+//! - [`Decoder`]: one rank's part of the model; [`Elastic`]: the same for ranks that come and go; [`Part`]: the interface that
+//!   they share with [`Llama`]; [`ModelFile`]: the file of either architecture; [`Known`]: their names; [`Sampling`]: from
+//!   logits to a token; [`tokenizer`]: from text to tokens and back.
 
 mod alone;
 mod attention;

@@ -1,4 +1,4 @@
-//! Experts on their way from rank to rank, beside the service.
+//! The transfer of experts between ranks, while the model serves.
 
 use std::collections::HashMap;
 
@@ -7,10 +7,10 @@ use nccl::moe::{ExpertPlacement, TransferPart};
 use super::collectives::Collectives;
 use super::error::Result;
 
-/// The experts that this rank sends and receives until all ranks have what a placement says.
+/// The transfers of this rank until all ranks have the experts of a new placement.
 pub(super) struct Moving {
     rounds: Box<dyn Iterator<Item = Vec<TransferPart>> + Send>,
-    /// How many numbers an expert has, of all layers.
+    /// The length of an expert in numbers, over all layers.
     length: usize,
     /// The numbers of the experts that are being sent, and of those that are arriving or have arrived.
     leaving: HashMap<usize, Vec<f32>>,
@@ -18,7 +18,7 @@ pub(super) struct Moving {
 }
 
 impl Moving {
-    /// Also returns the number of rounds, in each of which a rank sends `most` numbers at most, and receives as many.
+    /// Plans the transfers, and returns the number of rounds. In each round a rank sends and receives at most `most` numbers.
     pub(super) fn new(
         now: &ExpertPlacement,
         next: &ExpertPlacement,
@@ -36,7 +36,7 @@ impl Moving {
         Ok((moving, count))
     }
 
-    /// Takes the next round together with the other ranks. `numbers` has those of an expert of this rank.
+    /// Takes the next round together with the other ranks. `numbers` returns the numbers of an expert of this rank.
     pub(super) fn round(
         &mut self,
         ranks: &mut impl Collectives,
@@ -63,7 +63,7 @@ impl Moving {
             let arrived = arrived.or_insert_with(|| vec![0.0; self.length]);
             arrived[part.elements.clone()].copy_from_slice(&numbers);
         }
-        // Where another rank gets the same expert later, its numbers are collected again.
+        // If another rank gets the same expert later, its numbers are collected again.
         let length = self.length;
         let is_sent = |part: &&TransferPart| part.from == me && part.elements.end == length;
         for part in round.iter().filter(is_sent) {
@@ -72,7 +72,7 @@ impl Moving {
         Ok(())
     }
 
-    /// The numbers of the experts that have arrived.
+    /// Returns the numbers of the experts that have arrived.
     pub(super) fn finish(self) -> HashMap<usize, Vec<f32>> {
         self.arrived
     }

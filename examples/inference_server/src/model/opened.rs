@@ -1,4 +1,4 @@
-//! What the files of both architectures have in common: some bytes of them are read, and an error names the file.
+//! Reading of model files, common to both architectures: errors name the file.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,7 +13,7 @@ use super::error::{Error, Result};
 pub(super) struct Opened {
     path: PathBuf,
     pub(super) file: File,
-    /// How many bytes it has.
+    /// The length of the file in bytes.
     pub(super) length: u64,
 }
 
@@ -34,13 +34,13 @@ impl Opened {
         }
     }
 
-    /// What is wrong with this file.
+    /// Returns an error for this file.
     pub(super) fn refuse(&self, reason: String) -> Error {
         let path = self.path.clone();
         Error::Weights { path, reason }
     }
 
-    /// Some bytes; `what` they are is said when they cannot be read.
+    /// Reads `length` bytes at offset `at`; `what` names them in an error.
     pub(super) fn bytes(&self, what: &str, at: u64, length: usize) -> Result<Vec<u8>> {
         let mut bytes = vec![0; length];
         self.file
@@ -49,7 +49,7 @@ impl Opened {
         Ok(bytes)
     }
 
-    /// Refuses a tensor that is missing, or has another shape than it should have.
+    /// Refuses a tensor that is missing or has the wrong shape.
     pub(super) fn check(&self, name: &str, found: Option<&[usize]>, shape: &[usize]) -> Result<()> {
         match found {
             Some(found) if found == shape => Ok(()),
@@ -60,7 +60,7 @@ impl Opened {
         }
     }
 
-    /// The tensor, unless something in it is no number.
+    /// Returns the tensor, unless it contains an infinity or a NaN.
     pub(super) fn finite(&self, name: &str, tensor: Tensor) -> Result<Tensor> {
         let numbers = tensor.flatten_all()?.to_vec1::<f32>()?;
         match numbers.iter().find(|number| !number.is_finite()) {

@@ -1,9 +1,9 @@
-//! Ranks of a communicator.
+//! [`Collectives`](super::Collectives) over an NCCL communicator.
 //!
-//! The arithmetic is on the host, the messages go from device to device: numbers are copied to the device before an
-//! operation and back after it, on the communicator's stream, through buffers that are made once. Every operation is
-//! waited for with the communicator's deadline before its result is copied, so that a rank that has died is an error
-//! with its cause, and not a copy that never ends.
+//! The arithmetic runs on the host, the messages go from device to device: numbers are copied to the device before an operation
+//! and back after it, on the communicator's stream, through buffers that are allocated once. The host waits for each operation,
+//! with the communicator's timeout, before it copies the result. So a dead rank causes an error with its cause, and not a copy
+//! that never ends.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use nccl::moe::{ExpertLayout, ExpertParallel, ExpertPlacement, Routing};
 use super::collectives::{Arrived, Collectives, Shape};
 use super::error::{Error, Result};
 
-/// All ranks of a communicator, each of which has an equal part of the heads and the experts.
+/// All ranks of a communicator. The heads are shared equally, and so are the experts unless there is a placement.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -32,17 +32,17 @@ use super::error::{Error, Result};
 pub struct OverNccl {
     comm: Communicator,
     stream: Arc<CudaStream>,
-    /// `[rows / ranks][hidden]`, or what is gathered at most.
+    /// `[rows / ranks][hidden]`, or more if an all-gather needs it.
     own: CudaSlice<f32>,
-    /// As large.
+    /// As long as `own`.
     other: CudaSlice<f32>,
-    /// As large for each rank.
+    /// As long as `own`, times the number of ranks.
     all: CudaSlice<f32>,
-    /// None for a model without experts.
+    /// `None` for a model without experts.
     exchange: Option<Exchange>,
 }
 
-/// What goes to experts and comes back.
+/// The buffers of the exchange with the experts.
 struct Exchange {
     experts: ExpertParallel,
     routing: Routing,
@@ -54,7 +54,7 @@ struct Exchange {
 }
 
 impl OverNccl {
-    /// Allocates the buffers and connects the ranks; all have to do so at the same time, with the same shape.
+    /// Allocates the buffers and connects the ranks. All ranks call this at the same time, with the same shape.
     ///
     /// # Errors
     /// [`Error::Unusable`] for rows that the ranks cannot share; those of [`ExpertParallel`]'s builder.
@@ -62,7 +62,7 @@ impl OverNccl {
         Self::placed(comm, shape, None)
     }
 
-    /// As [`new`](Self::new), with experts where this says.
+    /// As [`new`](Self::new), with this placement of the experts.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -93,7 +93,7 @@ impl OverNccl {
                         ep.experts = experts;
                         ep.placement = placement;
                         ep.top_k = top_k;
-                        // The capacity as well: no row is ever without room, whatever the router does.
+                        // This is also the capacity: a row always has room, whatever the router chooses.
                         ep.max_tokens = own;
                         ep.layout = ExpertLayout::ExpertMajor;
                         ep.max_row_bytes = hidden * size_of::<f32>();

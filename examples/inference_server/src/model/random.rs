@@ -1,4 +1,4 @@
-//! Numbers that look like chance, and are a function of a seed and a position.
+//! Pseudorandom numbers that are a function of a seed and a position.
 
 /// SplitMix64's mixing function (Steele, Lea, Flood 2014): every bit of the result depends on every bit of the argument.
 fn mix(mut z: u64) -> u64 {
@@ -8,17 +8,17 @@ fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The number of a seed and a position.
+/// Returns 64 pseudorandom bits for a seed and a position.
 pub(crate) fn bits(seed: u64, position: u64) -> u64 {
     mix(mix(seed) ^ position)
 }
 
-/// The same, uniform in [0, 1).
+/// The same, uniformly distributed in [0, 1).
 pub(crate) fn uniform(seed: u64, position: u64) -> f64 {
     (bits(seed, position) >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// The same, normal with mean 0 and deviation 1 (Box and Muller).
+/// The same, normally distributed with mean 0 and deviation 1 (Box and Muller).
 pub(crate) fn normal(seed: u64, position: u64) -> f64 {
     let radius = (-2.0 * (1.0 - uniform(seed, 2 * position)).ln()).sqrt();
     radius * (std::f64::consts::TAU * uniform(seed, 2 * position + 1)).cos()

@@ -1,9 +1,9 @@
-//! Positions, as rotations of the halves of queries and keys.
+//! Rotary position embedding: rotations of the halves of queries and keys.
 
 use candle_core::{Device, Result, Tensor};
 use candle_nn::rotary_emb::rope;
 
-/// Cosine and sine of each position and pair: `[positions, half of a head]`.
+/// Cosine and sine for each position and pair: `[positions, half of a head]`.
 pub(crate) struct Rotary {
     pub(crate) cosines: Tensor,
     pub(crate) sines: Tensor,
@@ -27,8 +27,8 @@ impl Rotary {
         })
     }
 
-    /// Turns each head of each row: number `i` of a head and number `i + half` are a pair. `x` is `[rows, heads * size]`, and
-    /// `positions` has that of each row.
+    /// Rotates each head of each row: number `i` of a head and number `i + half` are a pair. `x` is `[rows, heads * size]`, and
+    /// `positions` has the position of each row.
     pub(super) fn turn(&self, x: &Tensor, positions: &Tensor) -> Result<Tensor> {
         let of_rows = |all: &Tensor| all.index_select(positions, 0)?.unsqueeze(1);
         let size = 2 * self.cosines.dim(1)?;

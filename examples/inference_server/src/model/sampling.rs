@@ -4,8 +4,8 @@ use super::random::uniform;
 
 /// How a request's tokens are drawn.
 ///
-/// What is drawn is a function of the logits, the seed and the position of the token alone: a request that is begun again
-/// from its tokens so far goes on as it would have.
+/// A drawn token is a function of the logits, the seed and the position of the token alone: a request that is restarted from
+/// its tokens so far continues in the same way.
 ///
 /// ```
 /// use inference_server::model::Sampling;
@@ -16,13 +16,13 @@ use super::random::uniform;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// What logits are divided by; 0 (or less, or no number) always takes the likeliest token.
+    /// Divides the logits; 0, a negative value or NaN always takes the likeliest token.
     pub temperature: f32,
-    /// Only so many of the likeliest tokens; 0 is all.
+    /// Draws only from this many of the likeliest tokens; 0 draws from all.
     pub top_k: usize,
-    /// Only the likeliest tokens that are as probable together; 1 is all.
+    /// Draws only from the likeliest tokens that together have this probability; 1 draws from all.
     pub top_p: f32,
-    /// What chance begins from.
+    /// The seed of the random numbers.
     pub seed: u64,
 }
 
@@ -38,7 +38,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Always the likeliest token.
+    /// Always takes the likeliest token.
     #[must_use]
     pub fn greedy() -> Self {
         Self {
@@ -47,19 +47,19 @@ impl Sampling {
         }
     }
 
-    /// The token for `position`, of which these are the logits.
+    /// Returns the token for `position`, given its logits.
     ///
     /// Of equal logits the first is the likeliest.
     ///
     /// # Panics
-    /// When there are no logits.
+    /// If there are no logits.
     #[must_use]
     pub fn pick(&self, logits: &[f32], position: usize) -> u32 {
         let mut order: Vec<usize> = (0..logits.len()).collect();
-        // Stable: equal ones stay in the order of their numbers.
+        // The sort is stable: equal logits stay in the order of their tokens.
         order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
         let likeliest = order[0];
-        // Also when it is not a number.
+        // NaN counts as 0.
         if self.temperature.is_nan() || self.temperature <= 0.0 {
             return likeliest as u32;
         }
@@ -84,7 +84,7 @@ impl Sampling {
                 return token as u32;
             }
         }
-        // Rounding: as if the last one had been a little larger.
+        // Only rounding leads here: the last token takes the remainder.
         order[powers.len() - 1] as u32
     }
 }
@@ -95,7 +95,7 @@ mod tests {
 
     const LOGITS: [f32; 5] = [0.0, 1.0, -1.0, 2.0, 1.0];
 
-    /// How often each token is drawn, in `draws` draws.
+    /// Counts how often each token is drawn, in `draws` draws.
     fn histogram(sampling: &Sampling, draws: usize) -> [usize; 5] {
         let mut counts = [0; 5];
         for position in 0..draws {
@@ -104,8 +104,8 @@ mod tests {
         counts
     }
 
-    /// Whether tokens of these probabilities are drawn as often as they should be: chi squared with at most 4 degrees
-    /// of freedom, exceeded by chance once in 10⁶. The seed is fixed.
+    /// Checks that tokens are drawn with these probabilities: chi squared with at most 4 degrees of freedom, exceeded by chance
+    /// once in 10⁶. The seed is fixed.
     fn fits(sampling: &Sampling, probabilities: [f64; 5]) {
         let draws = 50_000;
         let counts = histogram(sampling, draws);

@@ -1,11 +1,11 @@
-//! Steps: what a rank's part of a model is given and gives, whatever the model.
+//! Steps: the input and output of a rank's part, for any model.
 
 use nccl::moe::ExpertPlacement;
 
 use super::collectives::Collectives;
 use super::error::{Error, Result};
 
-/// How large steps and the cache are.
+/// The sizes of steps and of the cache.
 ///
 /// ```
 /// use inference_server::model::Settings;
@@ -13,11 +13,11 @@ use super::error::{Error, Result};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Rows of a step, at most: for a model with experts, a multiple of the number of ranks. Messages always have room for all.
+    /// The most rows of a step: for a model with experts, a multiple of the number of ranks. Messages always have room for all.
     pub rows: usize,
-    /// Requests that have a place in the cache at once.
+    /// The number of requests in the cache at once.
     pub slots: usize,
-    /// Tokens of a request, at most; not more than the model's `max_position_embeddings`.
+    /// The most tokens of a request; not more than the model's `max_position_embeddings`.
     pub positions: usize,
 }
 
@@ -34,52 +34,51 @@ impl Default for Settings {
 /// One token of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// The request's place in the cache.
+    /// The request's slot in the cache.
     pub slot: usize,
-    /// The place of the token in the request's text, from 0. A row at position 0 begins a new request in the slot; one at
-    /// a position that was there already goes back to it.
+    /// The position of the token in the request's text, from 0. A row at position 0 begins a new request in the slot; a row at
+    /// an earlier position of the request rewinds it to there.
     pub position: usize,
     /// The token.
     pub token: u32,
-    /// Whether logits for the token after it are wanted.
+    /// Whether to return logits for the next token.
     pub logits: bool,
 }
 
-/// The logits of a step, for the rows that wanted them.
+/// The logits of a step, for the rows that requested them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Logits(pub(super) Vec<Option<Vec<f32>>>);
 
 impl Logits {
-    /// Of the row with this number in the step: one for each token of the vocabulary.
+    /// Returns the logits of a row by its index in the step: one for each token of the vocabulary.
     #[must_use]
     pub fn row(&self, row: usize) -> Option<&[f32]> {
         self.0.get(row)?.as_deref()
     }
 }
 
-/// One rank's part of a model, whichever its architecture: [`Decoder`](super::Decoder) or [`Llama`](super::Llama).
+/// One rank's part of a model: [`Decoder`](super::Decoder), [`Elastic`](super::Elastic) or [`Llama`](super::Llama).
 pub trait Part {
-    /// What its ranks do together.
+    /// The communication of the ranks.
     type Ranks: Collectives;
 
-    /// How large steps and the cache are.
+    /// Returns the sizes of steps and of the cache.
     fn settings(&self) -> &Settings;
 
-    /// What ranks do together.
+    /// Returns the communication of the ranks.
     fn ranks(&self) -> &Self::Ranks;
 
-    /// Goes on with another connection of the same rank, after the one before has failed: the weights stay, and all slots are
-    /// empty.
+    /// Replaces the connection of this rank after an error: the weights stay, and all slots are empty.
     ///
     /// # Errors
-    /// [`Error::Unusable`] for another rank or number of ranks, which has another part of the weights: load that.
+    /// [`Error::Unusable`] for another rank or number of ranks, if those have other weights: load a new part.
     fn renew(&mut self, ranks: Self::Ranks) -> Result<()>;
 
-    /// Prepares to move experts to where `next` says, for a part whose experts have places ([`Elastic`](super::Elastic)), and returns the number of
-    /// rounds. In each a rank sends `most` numbers at most, and receives as many.
+    /// Prepares to move experts to the places of `next`, and returns the number of rounds. In each round a rank sends and
+    /// receives at most `most` numbers. Only an [`Elastic`](super::Elastic) has places for experts.
     ///
     /// # Errors
-    /// [`Error::Unusable`] for a part whose experts have no places; [`Error::Nccl`] for a placement of other experts or ranks.
+    /// [`Error::Unusable`] for a part without places; [`Error::Nccl`] for a placement of other experts or ranks.
     fn plan_moves(&mut self, next: &ExpertPlacement, most: usize) -> Result<usize> {
         let _ = (next, most);
         Err(without_places())
@@ -88,57 +87,59 @@ pub trait Part {
     /// Takes the next round of [`plan_moves`](Self::plan_moves), together with the other ranks, between any two steps.
     ///
     /// # Errors
-    /// Of the exchange, after which nothing has moved.
+    /// Those of the exchange; nothing has moved then.
     fn move_experts(&mut self) -> Result<()> {
         Err(without_places())
     }
 
-    /// Goes on in the middle of texts with other places of the experts: `ranks` says where they are. What has not arrived by
-    /// [`move_experts`](Self::move_experts) is read from the file.
+    /// Continues with the placement of `ranks`, in the middle of texts. Experts that have not arrived by
+    /// [`move_experts`](Self::move_experts) are read from the file.
     ///
     /// # Errors
-    /// [`Error::Unusable`] for other ranks, and for a part whose experts have no places; those of reading the file.
+    /// [`Error::Unusable`] for other ranks, and for a part without places; those of reading the file.
     fn replace_experts(&mut self, ranks: Self::Ranks) -> Result<()> {
         let _ = ranks;
         Err(without_places())
     }
 
-    /// The slots of this rank of which something is in its cache, with the number of positions; none for a part whose slots belong to all ranks.
+    /// Returns the non-empty slots of this rank, each with its number of positions; none for a part whose slots belong to all
+    /// ranks.
     fn cached(&self) -> Vec<(usize, usize)> {
         Vec::new()
     }
 
-    /// Gives each slot to a rank that has so many of its positions in its cache, after [`renew`](Self::renew) and before the first step. All ranks give the
-    /// same; without it, slot `s` is that of rank `s % ranks`, and nothing is in the caches.
+    /// Assigns each slot to a rank that has the given number of its positions in the cache. Called after [`renew`](Self::renew)
+    /// and before the first step, with the same arguments on all ranks. Without this call, slot `s` belongs to rank
+    /// `s % ranks`, and the caches are empty.
     ///
     /// # Errors
-    /// [`Error::Unusable`] for a part whose slots belong to all ranks, for another number of slots, and for ranks that do not exist.
+    /// [`Error::Unusable`] for a part whose slots belong to all ranks, for a wrong number of slots, and for an unknown rank.
     fn give_slots(&mut self, slots: &[SlotOwner]) -> Result<()> {
         let _ = slots;
         Err(without_places())
     }
 
-    /// How often the rows of this rank have chosen each expert, in all layers together; each call halves the counts. Empty for a part whose
-    /// experts have no places.
+    /// Returns how often the rows of this rank have chosen each expert, in all layers; each call halves the counts. Empty for a
+    /// part without places.
     fn take_loads(&mut self) -> Vec<u64> {
         Vec::new()
     }
 
-    /// Takes all rows one step, together with the other ranks, which have to be given the same rows. Without rows,
-    /// nothing is exchanged.
+    /// Takes a step with these rows, together with the other ranks, which must get the same rows. Without rows, nothing is
+    /// exchanged.
     ///
     /// All ranks have the same logits, to the bit.
     ///
     /// # Errors
-    /// [`Error::Step`] for rows that cannot be: nothing has changed then. After any other error neither the cache
-    /// nor the ranks can be relied on: [`Part::renew`] it.
+    /// [`Error::Step`] for invalid rows: nothing has changed then. After any other error the state of the cache and of the
+    /// ranks is undefined: call [`Part::renew`].
     fn step(&mut self, rows: &[Row]) -> Result<Logits>;
 
-    /// Whether a text is over with this token.
+    /// Returns whether this token ends a text.
     fn ends(&self, token: u32) -> bool;
 }
 
-/// Which rank has a slot, and how many of its positions are in that rank's cache.
+/// The rank of a slot, and how many of the slot's positions are in that rank's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotOwner {
     /// The rank.
@@ -153,10 +154,10 @@ fn without_places() -> Error {
     ))
 }
 
-/// A part of a model of which it was known only when its file was opened what it is.
+/// A part of a model whose architecture is known only at run time.
 pub type AnyPart<C> = dyn Part<Ranks = C>;
 
-/// Refuses another rank's connection: its part of the weights would be another.
+/// Refuses the connection of another rank, which needs other weights.
 pub(super) fn same_rank(before: &impl Collectives, now: &impl Collectives) -> Result<()> {
     let (before, now) = ((before.rank(), before.ranks()), (now.rank(), now.ranks()));
     if before != now {
@@ -201,22 +202,22 @@ impl Slots {
         self.filled.fill(0);
     }
 
-    /// So much of each slot is there.
+    /// Sets the number of written positions of each slot.
     pub(super) fn fill(&mut self, filled: impl Iterator<Item = usize>) {
         self.filled = filled.collect();
     }
 
-    /// How much of each slot is there.
+    /// Returns the number of written positions of each slot.
     pub(super) fn filled(&self) -> &[usize] {
         &self.filled
     }
 
-    /// The step that was checked has been taken.
+    /// Records that the checked step has been taken.
     pub(super) fn written(&mut self, filled: Vec<usize>) {
         self.filled = filled;
     }
 
-    /// What will be filled after these rows.
+    /// Checks the rows of a step, and returns the number of written positions of each slot after it.
     pub(super) fn check(&self, rows: &[Row]) -> Result<Vec<usize>> {
         let refuse = |row, reason| {
             Err(Error::Step {

@@ -1,7 +1,7 @@
-//! The file of a model: safetensors, of which a rank reads the rows that it has.
+//! The file of a model: safetensors, of which a rank reads only its own rows.
 //!
-//! The names of the tensors are those of Hugging Face's Mixtral. Numbers are bf16 or f32 in the file and f32 in
-//! memory. The model's [`Config`] is in the file's metadata, as JSON, and so is how it was trained.
+//! The names of the tensors are those of Hugging Face's Mixtral. Numbers are bf16 or f32 in the file and f32 in memory. The
+//! file's metadata has the model's [`Config`] and the report of its training, as JSON.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use super::config::Config;
 use super::error::{Error, Result};
 use super::opened::Opened;
 
-/// The longest description of tensors that is read. One of a large model has some 100 kB.
+/// The longest header that is read. That of a large model has some 100 kB.
 const LONGEST_HEADER: u64 = 16 << 20;
 
 /// The names and shapes of a model's tensors.
@@ -25,38 +25,38 @@ const LONGEST_HEADER: u64 = 16 << 20;
 pub struct Tensors;
 
 impl Tensors {
-    /// What a token is at first: `[vocab_size, hidden_size]`.
+    /// The embedding of each token: `[vocab_size, hidden_size]`.
     pub const EMBEDDING: &str = "model.embed_tokens.weight";
-    /// The norm before the logits.
+    /// The final norm, before the logits.
     pub const NORM: &str = "model.norm.weight";
-    /// The logits: `[vocab_size, hidden_size]`.
+    /// The projection to logits: `[vocab_size, hidden_size]`.
     pub const HEAD: &str = "lm_head.weight";
 
-    /// A projection of the attention: `q_proj`, `k_proj`, `v_proj` or `o_proj`.
+    /// Returns the name of a projection of the attention: `q_proj`, `k_proj`, `v_proj` or `o_proj`.
     #[must_use]
     pub fn attention(layer: usize, which: &str) -> String {
         format!("model.layers.{layer}.self_attn.{which}.weight")
     }
 
-    /// A norm of a layer: `input_layernorm` or `post_attention_layernorm`.
+    /// Returns the name of a norm of a layer: `input_layernorm` or `post_attention_layernorm`.
     #[must_use]
     pub fn norm(layer: usize, which: &str) -> String {
         format!("model.layers.{layer}.{which}.weight")
     }
 
-    /// What tells the experts for a row: `[num_local_experts, hidden_size]`.
+    /// Returns the name of the router, which scores the experts for a row: `[num_local_experts, hidden_size]`.
     #[must_use]
     pub fn router(layer: usize) -> String {
         format!("model.layers.{layer}.block_sparse_moe.gate.weight")
     }
 
-    /// A matrix of an expert: `w1` and `w3` go in, `w2` comes out.
+    /// Returns the name of a matrix of an expert: `w1` and `w3` map to the inner width, `w2` maps back.
     #[must_use]
     pub fn expert(layer: usize, expert: usize, which: &str) -> String {
         format!("model.layers.{layer}.block_sparse_moe.experts.{expert}.{which}.weight")
     }
 
-    /// All of a model, with their shapes.
+    /// Returns all tensors of a model, with their shapes.
     #[must_use]
     pub fn of(config: &Config) -> Vec<(String, Vec<usize>)> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
@@ -84,7 +84,7 @@ impl Tensors {
     }
 }
 
-/// The beginning of a file, as it is written: always the same for the same, which the crate does not promise.
+/// The header as it is written. Its order is fixed, which the crate `safetensors` does not guarantee.
 #[derive(Serialize)]
 struct Header {
     #[serde(rename = "__metadata__")]
@@ -93,7 +93,7 @@ struct Header {
     tensors: BTreeMap<String, TensorInfo>,
 }
 
-/// A file of weights that has been looked at, and of which nothing is in memory yet.
+/// A checked file of weights. The weights are not in memory.
 ///
 /// ```
 /// use inference_server::model::{self, WeightsFile};
@@ -106,18 +106,18 @@ pub struct WeightsFile {
     file: Opened,
     config: Config,
     header: Metadata,
-    /// Where the numbers begin.
+    /// The offset of the tensor data.
     start: u64,
 }
 
 impl WeightsFile {
-    /// Its path.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// Opens a file, and compares all its tensors with what its configuration asks for.
+    /// Opens a file, and compares all its tensors with its configuration.
     ///
     /// # Errors
     /// [`Error::Weights`], which names the file and the tensor; [`Error::Config`].
@@ -178,13 +178,13 @@ impl WeightsFile {
         })
     }
 
-    /// The model's numbers.
+    /// Returns the model's configuration.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// How it was trained, as JSON, if the file says so.
+    /// Returns the report of the training as JSON, if the file has one.
     #[must_use]
     pub fn training(&self) -> Option<&str> {
         let metadata = self.header.metadata().as_ref()?;
@@ -196,12 +196,12 @@ impl WeightsFile {
         info.ok_or_else(|| self.file.refuse(format!("it lacks the tensor {name}")))
     }
 
-    /// A tensor.
+    /// Reads a whole tensor.
     pub(crate) fn whole(&self, name: &str) -> Result<Tensor> {
         self.rows(name, 0..self.info(name)?.shape[0])
     }
 
-    /// Some rows of a tensor: only those are read.
+    /// Reads some rows of a tensor, and no others.
     pub(super) fn rows(&self, name: &str, range: Range<usize>) -> Result<Tensor> {
         let info = self.info(name)?;
         let mut shape = info.shape.clone();
@@ -214,8 +214,8 @@ impl WeightsFile {
         self.file.finite(name, numbers)
     }
 
-    /// Writes a model: the numbers of all its tensors, in the order of their names, as bf16. The same arguments give the
-    /// same bytes.
+    /// Writes a model: the numbers of all its tensors, in the order of their names, as bf16. The same arguments give the same
+    /// bytes.
     ///
     /// # Errors
     /// [`Error::Weights`] when the file cannot be written, or a tensor is missing or has another length.
@@ -257,7 +257,7 @@ impl WeightsFile {
             header.tensors.insert(name, info);
         }
         let mut text = serde_json::to_vec(&header).map_err(|error| refuse(error.to_string()))?;
-        // The numbers begin at a multiple of 8 bytes, as everywhere.
+        // The tensor data begins at a multiple of 8 bytes, as is usual for safetensors.
         text.resize(text.len().next_multiple_of(8), b' ');
         let whole = [&(text.len() as u64).to_le_bytes()[..], &text, &data].concat();
         std::fs::write(path, whole).map_err(|error| refuse(format!("cannot write it: {error}")))

@@ -1,17 +1,17 @@
-//! Where the experts are in a generation, and where they are to be.
+//! The placement of the experts in a generation, and the next one.
 
 use nccl::moe::ExpertPlacement;
 
-/// What the ranks of a generation make of the experts that they have; the same on all of them.
+/// The placement that the ranks of a generation derive from the experts that they have; the same on all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Plan {
-    /// Where the experts are when the generation begins to serve.
+    /// The placement when the generation begins to serve.
     pub(super) now: ExpertPlacement,
-    /// Where they are to be after that, if copies are missing.
+    /// The placement to move to after that, if copies are missing.
     pub(super) next: Option<ExpertPlacement>,
 }
 
-/// The fewest copies of an expert.
+/// Returns the fewest copies of any expert.
 pub(super) fn fewest(placement: &ExpertPlacement) -> usize {
     let all = 0..placement.experts();
     all.map(|expert| placement.replicas(expert).len())
@@ -20,8 +20,8 @@ pub(super) fn fewest(placement: &ExpertPlacement) -> usize {
 }
 
 impl Plan {
-    /// Plans for ranks of which each has these experts (`held[rank][place]`), with `copies` of each expert if there are so many ranks; `loads` has
-    /// how often each expert was chosen.
+    /// Plans for ranks with these experts (`held[rank][place]`), and `copies` copies of each expert if there are that many
+    /// ranks. `loads` has how often each expert was chosen.
     pub(super) fn new(
         held: &[Vec<Option<usize>>],
         loads: &[u64],
@@ -38,7 +38,7 @@ impl Plan {
             table.extend(std::iter::repeat_n(None, places - own.len()));
         }
         let now = ExpertPlacement::new(experts, places, &table)?;
-        // A newcomer is to have some of the experts, and no rank more than is needed.
+        // A new rank gets some of the experts, and no rank has more places than necessary.
         let has_some = |rank| now.held_by(rank).next().is_some();
         let is_spread = (0..ranks).all(has_some);
         if fewest(&now) >= copies && is_spread && places == needed {
@@ -50,7 +50,7 @@ impl Plan {
                 now,
                 next: Some(next),
             },
-            // Nothing can be served before.
+            // The ranks cannot serve without all experts, so the new placement takes effect at once.
             false => Self {
                 now: next,
                 next: None,
@@ -59,16 +59,16 @@ impl Plan {
     }
 }
 
-/// What a rank says of itself.
+/// The state of one rank, which it sends to the others.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Own {
-    /// Its place among the launcher's.
+    /// The launcher's number of the rank.
     pub(super) place: u64,
-    /// The expert of each of its places.
+    /// The expert at each of the rank's places.
     pub(super) held: Vec<Option<usize>>,
-    /// The slots of which something is in its cache, with the number of positions.
+    /// The non-empty slots of the rank's cache, each with its number of positions.
     pub(super) cached: Vec<(usize, usize)>,
-    /// How often its rows have chosen each expert.
+    /// How often the rank's rows have chosen each expert.
     pub(super) loads: Vec<u64>,
 }
 
@@ -89,7 +89,7 @@ impl Own {
             .collect()
     }
 
-    /// As [`encode`](Self::encode) made it.
+    /// Decodes the bytes of [`encode`](Self::encode).
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let (words, []) = bytes.as_chunks::<8>() else {
             return None;
@@ -117,7 +117,7 @@ impl Own {
     }
 }
 
-/// The sum of what ranks have counted; those that are new have counted nothing.
+/// Returns the sum of the ranks' counts; new ranks have none.
 pub(super) fn sum<'l>(experts: usize, all: impl Iterator<Item = &'l [u64]>) -> Vec<u64> {
     let mut sum = vec![0u64; experts];
     for loads in all {
@@ -174,10 +174,10 @@ mod tests {
             assert_eq!(fewest(&plan.now), 1);
             let next = plan.next.clone().unwrap();
             assert_eq!((fewest(&next), next.places_per_rank()), (2, 3));
-            // All of it is somewhere.
+            // Every expert is available on some rank.
             let transfers = plan.now.transfers(&next).unwrap();
             assert!(transfers.iter().all(|transfer| transfer.from.is_some()));
-            // Once they are there, nothing is left to do.
+            // Once the experts have moved, nothing is left to do.
             let held: Vec<Vec<_>> = (0..7)
                 .map(|rank| (0..3).map(|place| next.expert_at(rank, place)).collect())
                 .collect();
@@ -206,7 +206,7 @@ mod tests {
         };
         assert!(to(&plan, 1) > 0);
         assert_eq!(to(&plan, 0), 0);
-        // More ranks than experts: it gets a copy.
+        // There are more ranks than experts: the new rank gets a copy.
         let held: Vec<_> = (0..3)
             .map(|rank| vec![(rank < 2).then_some(rank)])
             .collect();
@@ -222,9 +222,9 @@ mod tests {
         let held = vec![vec![Some(0), Some(1)], vec![Some(2), None]];
         let plan = Plan::new(&held, &[1; 4], 1).unwrap();
         assert!(plan.now.missing().is_empty() && plan.next.is_none());
-        // What was there has stayed.
+        // The present experts have stayed.
         assert_eq!(plan.now.expert_at(0, 0), Some(0));
-        // One rank has all of them, and no more copies than ranks.
+        // A single rank has all experts, and there are no more copies than ranks.
         let plan = Plan::new(&[Vec::new()], &[1; 8], 2).unwrap();
         assert_eq!((fewest(&plan.now), plan.now.places_per_rank()), (1, 8));
     }

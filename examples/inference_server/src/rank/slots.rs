@@ -1,15 +1,15 @@
-//! Which rank has the texts of which slot.
+//! The assignment of slots to ranks.
 
 use std::cmp::Reverse;
 
 use crate::model::SlotOwner;
 
-/// Deals the slots out to ranks of which each has these in its cache, with so many positions (`cached[rank]`): to each rank as many, and one more to some of
-/// them where that does not come out even. A slot stays where it is, as far as that allows; of a rank that has too many, those with
-/// the fewest positions go. All ranks compute the same.
+/// Distributes the slots evenly over the ranks. `cached[rank]` lists the slots in the rank's cache, each with its number of
+/// positions. A slot stays on its rank if possible; a rank with too many slots loses those with the fewest positions. All ranks
+/// compute the same assignment.
 pub(super) fn deal(cached: &[Vec<(usize, usize)>], slots: usize) -> Vec<SlotOwner> {
     let ranks = cached.len();
-    // Of two ranks that say that they have a slot, the one with more of it has it.
+    // If several ranks have a slot, the one with the most positions keeps it.
     let mut owners: Vec<Option<SlotOwner>> = vec![None; slots];
     for (rank, own) in cached.iter().enumerate() {
         for &(slot, positions) in own {
@@ -65,16 +65,16 @@ mod tests {
 
     #[test]
     fn slots_are_dealt_out_evenly_and_stay_where_they_are() {
-        // At first in turn.
+        // Without caches, the ranks take turns.
         let none = vec![Vec::new(); 3];
         assert_eq!(ranks(&deal(&none, 8)), [0, 1, 2, 0, 1, 2, 0, 1]);
-        // A rank of four is gone, which had slots 1, 5 and 7.
+        // One of four ranks is gone; it had slots 1, 5 and 7.
         let cached = [vec![(0, 9), (4, 7)], vec![(2, 5), (6, 1)], vec![(3, 8)]];
         let dealt = deal(&cached, 8);
         let stay = [0, 2, 3, 4, 6].map(|slot| (dealt[slot].rank, dealt[slot].positions));
         assert_eq!(stay, [(0, 9), (1, 5), (2, 8), (0, 7), (1, 1)]);
         assert!([1, 5, 7].iter().all(|slot| dealt[*slot].positions == 0));
-        // A rank comes, and gets the slots of which least is there.
+        // A new rank gets the slots with the fewest positions.
         let cached = [
             vec![(0, 9), (1, 3), (4, 7)],
             vec![(2, 5), (3, 4), (5, 6)],
@@ -91,7 +91,7 @@ mod tests {
             let mut cached = vec![Vec::new(); ranks];
             for own in &mut cached {
                 for _ in 0..random.usize(0..=slots) {
-                    // Also what cannot be: a slot that does not exist, or is said twice.
+                    // Invalid entries as well: a slot that does not exist, or is listed twice.
                     own.push((random.usize(0..=slots), random.usize(1..50)));
                 }
             }

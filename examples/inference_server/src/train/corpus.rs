@@ -1,4 +1,4 @@
-//! What the model learns from: the pages of this repository, in a fixed order.
+//! The training data: the pages of this repository, in a fixed order.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,23 +8,23 @@ use sha2::{Digest, Sha256};
 use crate::model::tokenizer::{END, encode};
 use crate::model::{Error, Result};
 
-/// What comes first; after it all of `docs`, by name.
+/// The first pages; those of `docs` follow, by name.
 const FIRST: [&str; 3] = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"];
 
-/// Pages of figures: there is no language in them.
+/// Pages of figures, without prose.
 const LEFT_OUT: &str = "docs/results";
 
-/// One in so many bytes, at the end, is not trained on.
+/// One of this many bytes, at the end, is held out of the training.
 const HELD_OUT: usize = 32;
 
-/// Tokens of texts, one after another, each with [`END`] after it.
+/// The tokens of texts, one after another, each followed by [`END`].
 #[derive(Clone, Debug)]
 pub struct Corpus {
     tokens: Vec<u32>,
 }
 
 impl Corpus {
-    /// Of texts.
+    /// Creates a corpus of these texts.
     ///
     /// ```
     /// use inference_server::train::Corpus;
@@ -41,10 +41,10 @@ impl Corpus {
         Self { tokens }
     }
 
-    /// Of the pages of the repository at `root`.
+    /// Reads the pages of the repository at `root`.
     ///
     /// # Errors
-    /// [`Error::Unusable`] for one that cannot be read.
+    /// [`Error::Unusable`] for a page that cannot be read.
     pub fn of_repository(root: &Path) -> Result<Self> {
         let read = |path: &PathBuf| {
             let failed =
@@ -55,20 +55,20 @@ impl Corpus {
         Ok(Self::new(texts.iter().map(String::as_str)))
     }
 
-    /// All tokens.
+    /// Returns all tokens.
     #[must_use]
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// What is trained on, and what is not.
+    /// Returns the training tokens and the held-out tokens.
     #[must_use]
     pub fn parts(&self) -> (&[u32], &[u32]) {
         self.tokens
             .split_at(self.tokens.len() - self.tokens.len() / HELD_OUT)
     }
 
-    /// SHA-256 of the tokens as bytes, as hexadecimal digits.
+    /// Returns the SHA-256 of the tokens as bytes, in hexadecimal digits.
     #[must_use]
     pub fn sha256(&self) -> String {
         let bytes: Vec<u8> = self.tokens.iter().map(|&token| token as u8).collect();
@@ -79,7 +79,7 @@ impl Corpus {
     }
 }
 
-/// The pages, in their order.
+/// Returns the paths of the pages, in their order.
 fn pages(root: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     walk(&root.join("docs"), &root.join(LEFT_OUT), &mut found)?;

@@ -1,13 +1,12 @@
-//! How `models/tiny.safetensors` came to be: a model of bytes, trained on this repository's own pages.
+//! The training of `models/tiny.safetensors`: a model of bytes, trained on this repository's own pages.
 //!
-//! `cargo xtask train-tiny` does it, on one core, without a GPU. The same seed, the same pages and the same machine give the
-//! same file: data come in an order that is a function of the seed and the step, and candle's arithmetic on the CPU
-//! does not depend on time.
+//! `cargo xtask train-tiny` runs it, on one core, without a GPU. The same seed, pages and machine give the same file: the order
+//! of the data is a function of the seed and the step, and candle's arithmetic on the CPU does not depend on time.
 //!
 //! - [`Corpus`]: the pages; `network`: the model in a form that can be differentiated; [`train`]: the steps.
 //!
-//! Training works on other code than inference (`crate::model`): on whole texts, with candle's own products. That both are
-//! the same model is tested in `tests/training.rs`.
+//! Training has its own code for the model, separate from inference (`crate::model`): it works on whole texts, with candle's
+//! own products. `tests/training.rs` tests that both are the same model.
 
 mod corpus;
 mod network;

@@ -1,6 +1,6 @@
 //! The model on whole texts, in a form that candle can differentiate.
 //!
-//! Each expert works on the rows that chose it, and on no others: a quarter of the work of having all work on all.
+//! Each expert works only on the rows that chose it, which is a quarter of the work of running all experts on all rows.
 
 use std::collections::BTreeMap;
 
@@ -16,19 +16,19 @@ pub struct Network {
     variables: BTreeMap<String, Var>,
 }
 
-/// What a text comes to.
+/// The output for some texts.
 pub(super) struct Output {
     /// `[texts * length, vocabulary]`.
     pub(super) logits: Tensor,
-    /// How unevenly experts are used, 1 where all are alike: the mean over layers of Switch's loss.
+    /// How unevenly the experts are used, 1 for an even use: the mean over the layers of Switch's loss.
     pub(super) imbalance: Tensor,
 }
 
 impl Network {
-    /// With random numbers: a function of the seed and the names of the parameters.
+    /// Creates a network with random parameters: a function of the seed and the parameters' names.
     ///
     /// # Errors
-    /// candle's.
+    /// Those of candle.
     pub fn new(config: &Config, seed: u64) -> Result<Self> {
         let mut variables = BTreeMap::new();
         for (name, shape) in Tensors::of(config) {
@@ -36,7 +36,7 @@ impl Network {
                 .bytes()
                 .fold(seed, |seed, byte| random::bits(seed, u64::from(byte)));
             let count: usize = shape.iter().product();
-            // What adds to a row is smaller the more layers do so.
+            // The more layers add to a row, the smaller each addition begins.
             let layers = (2.0 * config.num_hidden_layers as f64).sqrt();
             let deviation = match &shape[..] {
                 [_] => None,
@@ -61,10 +61,10 @@ impl Network {
         })
     }
 
-    /// With the parameters of a file, as they are there.
+    /// Reads the parameters of a file.
     ///
     /// # Errors
-    /// Those of the file; candle's.
+    /// Those of the file, and of candle.
     pub fn read(file: &WeightsFile) -> crate::Result<Self> {
         let mut variables = BTreeMap::new();
         for (name, _) in Tensors::of(file.config()) {
@@ -77,13 +77,13 @@ impl Network {
         })
     }
 
-    /// The numbers of the model.
+    /// Returns the model's configuration.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The number of parameters.
+    /// Returns the number of parameters.
     #[must_use]
     pub fn parameters(&self) -> usize {
         self.variables
@@ -92,10 +92,10 @@ impl Network {
             .sum()
     }
 
-    /// All parameters, by name.
+    /// Returns all parameters, by name.
     ///
     /// # Errors
-    /// candle's.
+    /// Those of candle.
     pub fn numbers(&self) -> Result<BTreeMap<String, Vec<f32>>> {
         let numbers = |(name, variable): (&String, &Var)| {
             Ok((name.clone(), variable.flatten_all()?.to_vec1()?))
@@ -111,10 +111,11 @@ impl Network {
         self.variables[name].as_tensor()
     }
 
-    /// Texts of `length` tokens each, one after another: logits for the token after each, `[tokens, vocabulary]`.
+    /// Returns the logits for the token after each token of some texts, `[tokens, vocabulary]`. `tokens` has the texts one
+    /// after another, each of `length` tokens.
     ///
     /// # Errors
-    /// candle's.
+    /// Those of candle.
     pub fn logits(&self, tokens: &[u32], length: usize) -> Result<Tensor> {
         Ok(self.forward(tokens, length)?.logits)
     }
@@ -177,7 +178,7 @@ impl Network {
         let (chosen, weights) = choose(&scores, top_k)?;
         let chosen = chosen.flatten_all()?.to_vec1::<u32>()?;
 
-        // Choices in the order of their experts, so that each expert has its rows together.
+        // Sorts the choices by expert, so that each expert has its rows together.
         let mut order: Vec<u32> = (0..chosen.len() as u32).collect();
         order.sort_by_key(|&choice| chosen[choice as usize]);
         let mut back = vec![0u32; order.len()];
@@ -206,7 +207,7 @@ impl Network {
         let made = made.reshape((rows, top_k, ()))?;
         let out = made.broadcast_mul(&weights.unsqueeze(2)?)?.sum(1)?;
 
-        // Switch Transformers, equation 4: the part of the choices times the mean probability.
+        // Switch Transformers, equation 4: the share of the choices times the mean probability.
         let share: Vec<f32> = counts
             .iter()
             .map(|count| count / chosen.len() as f32)
@@ -218,7 +219,7 @@ impl Network {
     }
 }
 
-/// 0 where a position may look, and −∞ elsewhere.
+/// Returns 0 where a position may attend, and −∞ elsewhere.
 fn mask(config: &Config, length: usize) -> Result<Tensor> {
     let may_look = |from: usize, to: usize| to <= from && from - to < config.sliding_window;
     let mask: Vec<f32> = (0..length * length)

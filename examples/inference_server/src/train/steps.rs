@@ -12,20 +12,20 @@ use super::network::Network;
 use crate::model::random;
 use crate::model::{Config, Error, Result, WeightsFile};
 
-/// How long is trained, and how.
+/// The parameters of a training.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
-    /// What chance begins from.
+    /// The seed of the random numbers.
     pub seed: u64,
-    /// Steps.
+    /// The number of steps.
     pub steps: usize,
-    /// Texts of a step.
+    /// Texts per step.
     pub texts: usize,
-    /// Tokens of a text.
+    /// Tokens per text.
     pub length: usize,
-    /// The highest rate; it rises to that at first, and falls to a tenth of it at the end, as a cosine.
+    /// The highest learning rate; it rises to this value first, and then falls to a tenth of it at the end, as a cosine.
     pub rate: f64,
-    /// How much an even use of the experts counts beside the loss.
+    /// The weight of an even use of the experts, relative to the loss.
     pub balance: f64,
 }
 
@@ -42,42 +42,41 @@ impl Default for Plan {
     }
 }
 
-/// How it went.
+/// The result of a training.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// What was done.
+    /// The parameters of the training.
     pub plan: Plan,
-    /// What it was done with: tokens, and their SHA-256.
+    /// The number of tokens of the corpus.
     pub corpus_tokens: usize,
     /// See [`Corpus::sha256`].
     pub corpus_sha256: String,
-    /// Mean of the last twentieth of the steps: nats for each byte.
+    /// The mean loss of the last twentieth of the steps, in nats per byte.
     pub loss: f64,
-    /// The same of what was not trained on.
+    /// The mean loss of the held-out tokens.
     pub held_out_loss: f64,
-    /// 1 where all experts are used alike, at most the number of experts.
+    /// 1 if all experts are used alike, at most the number of experts.
     pub imbalance: f64,
 }
 
-/// How far it is, for a person to see.
+/// The progress of a training.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
-    /// Steps that are done.
+    /// The number of finished steps.
     pub step: usize,
-    /// The mean since the last time.
+    /// The mean loss since the last report.
     pub loss: f64,
     /// See [`Report::imbalance`].
     pub imbalance: f64,
 }
 
-/// Steps between two words about how far it is.
+/// Steps between two progress reports.
 const EACH: usize = 50;
 
-/// Trains a model from the beginning. `said` is told how far it is, now and then.
+/// Trains a model from random parameters. `said` gets a progress report every 50 steps and at the end.
 ///
 /// # Errors
-/// [`Error::Unusable`] for a plan that cannot be, or that the corpus is too short for, and for a training that has
-/// led nowhere; candle's.
+/// [`Error::Unusable`] for an invalid plan, for a corpus that is too short, and for a loss that is not finite; those of candle.
 pub fn train(
     config: &Config,
     corpus: &Corpus,
@@ -159,7 +158,7 @@ impl Network {
     }
 }
 
-/// Rises for the first twentieth, at most 100 steps, then falls.
+/// Returns the learning rate of a step: it rises for the first twentieth of the steps, at most 100, and then falls.
 fn rate(plan: &Plan, step: usize) -> f64 {
     let rise = plan.steps.div_ceil(20).min(100);
     if step < rise {
@@ -170,7 +169,7 @@ fn rate(plan: &Plan, step: usize) -> f64 {
     plan.rate * (0.1 + 0.9 * cosine)
 }
 
-/// Loss and imbalance of texts, each of which has one token more than is looked at.
+/// Returns loss and imbalance of texts, each with one token more than the model reads.
 fn losses<'a>(
     network: &Network,
     texts: impl Iterator<Item = &'a [u32]>,
@@ -186,7 +185,7 @@ fn losses<'a>(
     Ok((cross_entropy(&output.logits, &next)?, output.imbalance))
 }
 
-/// The mean loss of what was not trained on, text by text.
+/// Returns the mean loss of the held-out tokens, text by text.
 fn held_out(network: &Network, unseen: &[u32], needed: usize) -> Result<f64> {
     let mut all = Vec::new();
     for text in unseen.chunks_exact(needed) {

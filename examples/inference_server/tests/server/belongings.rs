@@ -1,20 +1,20 @@
-//! What a process has: descriptors, threads, mappings, memory.
+//! The resources of a process: descriptors, threads, mappings, memory.
 
 use std::time::{Duration, Instant};
 
-/// What a process has, of that of which something may be left.
+/// The resources of a process that may leak.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Belongings {
     descriptors: usize,
     threads: usize,
     mappings: usize,
-    /// Memory of its own, and that of its device, which other ranks can see.
+    /// Its private memory, and that of its device, which other ranks can see.
     own_kib: usize,
     device_kib: usize,
 }
 
 impl Belongings {
-    /// Of a process, now.
+    /// Returns the present resources of a process.
     fn of(pid: u32) -> Self {
         let read = |what: &str| std::fs::read_to_string(format!("/proc/{pid}/{what}")).unwrap();
         let count = |what: &str| {
@@ -22,7 +22,7 @@ impl Belongings {
             entries.unwrap().count()
         };
         let status = read("status");
-        // Not what it has of files: the program's own code comes when it is needed.
+        // Without mapped files: pages of the program's own code are loaded on demand.
         let kib = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name));
             let number = line.and_then(|line| line.split_whitespace().next());
@@ -48,10 +48,10 @@ impl Belongings {
     }
 }
 
-/// How long what ends by itself may take to do so: connections, and threads that wait for more work.
+/// The time for connections, and for threads that wait for more work, to end by themselves.
 const A_WHILE: Duration = Duration::from_secs(15);
 
-/// What a process has when nothing happens for a moment.
+/// Returns the resources of a process once they have not changed for a moment.
 pub(crate) fn settled(pid: u32) -> Belongings {
     let mut least = Belongings::of(pid);
     for _ in 0..20 {
@@ -61,8 +61,8 @@ pub(crate) fn settled(pid: u32) -> Belongings {
     least
 }
 
-/// Waits until a process has no more than before, or little: what is left behind each time that the server goes on, is left five times at
-/// least. So much memory may be freed memory of its device, which the emulator keeps in quarantine to detect late uses.
+/// Waits until a process has at most slightly more resources than before: a leak in each recovery would occur at least five
+/// times. `quarantine_kib` is freed memory of its device that the emulator may keep in quarantine to detect late uses.
 pub(crate) fn nothing_is_left(what: &str, pid: u32, before: Belongings, quarantine_kib: usize) {
     let most = Belongings {
         descriptors: before.descriptors + 4,

@@ -1,4 +1,4 @@
-//! A client of HTTP.
+//! An HTTP client.
 
 use std::io::{BufRead, BufReader};
 use std::time::Duration;
@@ -28,7 +28,7 @@ impl Answer {
 
 fn agent() -> Agent {
     let config = Agent::config_builder()
-        // Longer than what waits for an event: a long text takes minutes on a busy machine.
+        // Longer than the waits for events: a long text takes minutes on a busy machine.
         .timeout_global(Some(Duration::from_secs(300)))
         .http_status_as_error(false);
     config.build().into()
@@ -56,7 +56,7 @@ pub(crate) fn complete(server: &str, body: &Value) -> Answer {
     post(&format!("{server}/v1/completions"), &body.to_string())
 }
 
-/// A completion that comes in pieces. Dropped, its connection is closed.
+/// A completion that arrives in pieces. Dropping it closes its connection.
 pub(crate) struct Stream {
     lines: std::io::Lines<BufReader<BodyReader<'static>>>,
     pub(crate) text: String,
@@ -64,7 +64,7 @@ pub(crate) struct Stream {
     pub(crate) pieces: usize,
     pub(crate) finish: Option<String>,
     pub(crate) usage: Option<Value>,
-    /// Pieces that say that they have no usage.
+    /// The number of pieces with a null usage.
     pub(crate) unused: usize,
     pub(crate) error: Option<Value>,
     pub(crate) done: bool,
@@ -123,7 +123,7 @@ impl Stream {
         true
     }
 
-    /// Reads so many pieces.
+    /// Reads this many pieces.
     pub(crate) fn read(&mut self, pieces: usize) {
         while self.pieces < pieces {
             assert!(self.next(), "the stream has ended: {:?}", self.text);
@@ -131,7 +131,7 @@ impl Stream {
         }
     }
 
-    /// Reads all of it. The text.
+    /// Reads the rest, and returns the text.
     pub(crate) fn finish(mut self) -> (String, Vec<String>) {
         self.read_all();
         (self.text, self.comments)

@@ -1,4 +1,4 @@
-//! Clients that ask one question after another, and compare each answer.
+//! Clients that send one request after another, and check each answer.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -8,7 +8,7 @@ use crate::{Question, reference, until};
 
 const CLIENTS: usize = 3;
 
-/// Calls `act` while clients ask, and waits for their last answers.
+/// Calls `act` while clients send requests, and waits for their last answers.
 pub(crate) fn under_load<T>(server: &Server, act: impl FnOnce(&Clients) -> T) -> T {
     let questions: Vec<_> = (0..12).map(Question::number).collect();
     let expected = reference(&questions);
@@ -31,7 +31,7 @@ pub(crate) fn under_load<T>(server: &Server, act: impl FnOnce(&Clients) -> T) ->
     })
 }
 
-/// The state of the clients, which ask repeatedly unless they are paused.
+/// The state of the clients, which send requests repeatedly unless they are paused.
 #[derive(Default)]
 pub(crate) struct Clients {
     state: Mutex<Asking>,
@@ -50,7 +50,7 @@ impl Clients {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until it may be asked; `None` at the end.
+    /// Waits until a client may send a request; returns `None` at the end.
     fn ask(&self) -> Option<UnderWay<'_>> {
         let waits = |state: &mut Asking| state.paused && !state.over;
         let state = self.changed.wait_while(self.lock(), waits);
@@ -61,7 +61,7 @@ impl Clients {
         })
     }
 
-    /// Pauses the clients, and waits until no question is open.
+    /// Pauses the clients, and waits until no request is open.
     pub(crate) fn pause(&self) {
         self.lock().paused = true;
         until("the end of all texts", || {
@@ -75,7 +75,7 @@ impl Clients {
     }
 }
 
-/// A question that has no answer yet.
+/// A request without an answer yet.
 struct UnderWay<'a>(&'a Clients);
 
 impl Drop for UnderWay<'_> {

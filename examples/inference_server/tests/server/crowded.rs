@@ -1,4 +1,4 @@
-//! Many clients, and slow ones: monitoring requests are answered all the same.
+//! Many clients, and slow ones: monitoring requests are still answered.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use crate::program::{Server, signal};
 use crate::tiny_llama::{self, LlamaModel};
 use crate::{Question, until};
 
-/// Sends a part of a request, and reads all of what is said to that until the connection is closed.
+/// Sends a part of a request, and reads the answer until the connection is closed.
 fn say(server: &Server, words: &str) -> String {
     let mut stream = server.connect();
     stream.write_all(words.as_bytes()).unwrap();
@@ -40,7 +40,7 @@ fn is_too_many(answer: &Answer) -> bool {
     true
 }
 
-/// Who looks after the server gets answers.
+/// Checks that monitoring requests are answered.
 fn is_looked_after(server: &Server) {
     for what in ["livez", "readyz", "metrics"] {
         let answer = get(&format!("{}/{what}", server.url));
@@ -50,7 +50,7 @@ fn is_looked_after(server: &Server) {
 
 #[test]
 fn probes_are_answered_when_a_thousand_clients_have_all_places_and_others_are_told_to_come_again() {
-    // Clients have files open as well.
+    // The clients' sockets are open files as well.
     let files = getrlimit(Resource::Nofile);
     let all = Rlimit {
         current: files.maximum,
@@ -120,7 +120,7 @@ fn a_request_that_does_not_come_is_not_waited_for_and_an_answer_that_takes_longe
     assert_eq!(say(&server, "GET /livez HTTP/1.1\r\nho"), "");
     // Without the option the timeout would be 30 s.
     assert!(begun.elapsed() < Duration::from_secs(20));
-    // However busily it writes its headers.
+    // A client that keeps writing headers does not get more time.
     let mut stream = server.connect();
     stream.write_all(b"GET /livez HTTP/1.1\r\n").unwrap();
     let mut written = 0;
@@ -141,13 +141,13 @@ fn a_request_that_does_not_come_is_not_waited_for_and_an_answer_that_takes_longe
     let message = json["error"]["message"].as_str().unwrap();
     assert!(message.contains("within 0.5 s"), "{message}");
     assert_eq!(server.metric(before), 1.0);
-    // What is no body is something else than one that ends too early.
+    // An invalid body is distinguished from one that ends too early.
     let chunks = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
     let answer = say(&server, &format!("{chunks}no number\r\n"));
     assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
     assert!(answer.contains("chunk size"), "{answer}");
     assert_eq!(server.metric(before), 2.0);
-    // Who goes away in the middle is not told anything.
+    // A client that disconnects in the middle gets no answer.
     drop({
         let mut stream = server.connect();
         stream.write_all(head.as_bytes()).unwrap();
@@ -157,7 +157,7 @@ fn a_request_that_does_not_come_is_not_waited_for_and_an_answer_that_takes_longe
         let gone = server.metric("inference_requests_total{outcome=\"gone\"}");
         (gone == 1.0).then_some(())
     });
-    // Nor who goes away before an answer that comes at once.
+    // Nor does a client that disconnects before an immediate answer.
     let mut body = Question::long(2).body();
     body["max_tokens"] = json!(900);
     let words = body.to_string();
@@ -217,7 +217,7 @@ fn who_does_not_read_has_a_place_for_as_long_as_a_client_may_take() {
 
 #[test]
 fn probes_are_answered_while_long_texts_are_cut_into_tokens() {
-    // A model with as many positions, under the name of one that is fetched. Bytes would be tokens at once.
+    // A model with as many positions, under the name of one that is downloaded. A byte tokenizer would finish at once.
     let mut config = tiny_llama::config();
     config.max_position_embeddings = 2048;
     let model = LlamaModel::new(&config);
@@ -225,7 +225,7 @@ fn probes_are_answered_while_long_texts_are_cut_into_tokens() {
     let directory = path.parent().unwrap();
     let name = directory.join("SmolLM2-135M-Instruct.Q4_1.gguf");
     std::fs::rename(&path, name).unwrap();
-    // However slow this machine is, the last of the four has its turn.
+    // Even on a slow machine, the last of the four is served.
     let words = [
         "--model",
         "smollm2",
@@ -241,7 +241,7 @@ fn probes_are_answered_while_long_texts_are_cut_into_tokens() {
     std::thread::scope(|scope| {
         let ask = || complete(&server.url, &body);
         let asking: Vec<_> = (0..4).map(|_| scope.spawn(ask)).collect();
-        // They have been sent.
+        // The requests have been sent.
         until("threads that read", || {
             (server.cpu_seconds() > before + 0.1).then_some(())
         });
@@ -290,7 +290,7 @@ fn however_many_ask_after_ranks_that_do_not_answer_few_threads_wait() {
             }
         }
         assert!(not_asked > 0 && not_asked < 40, "{not_asked}");
-        // Threads that waited are kept for a while.
+        // Idle threads are kept for a while.
         let threads = server.threads();
         println!("{before} threads before, {threads} then; {not_asked} of 40 asked nobody");
         assert!(threads < before + 20, "{before} threads, then {threads}");

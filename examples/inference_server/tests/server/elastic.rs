@@ -1,4 +1,4 @@
-//! Going on with all ranks that are left, whose experts have copies.
+//! Recovery with all remaining ranks, whose experts have copies.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::program::{Server, command, ends, signal};
 use crate::tiny_llama::{self, LlamaModel};
 use crate::{Question, reference, until};
 
-/// The copies of each expert and the ranks that serve, once no copies are missing that there could be.
+/// Returns the copies of each expert and the number of serving ranks, once no possible copy is missing.
 fn whole(server: &Server) -> (u64, u64) {
     until("the copies are there", || {
         let health = server.health();
@@ -34,7 +34,7 @@ fn one_after_another_dies_and_texts_go_on_with_the_same_words() {
     let before = server.ranks();
     assert_eq!(whole(&server), (2, 8));
     let mut left = 8;
-    // The first, which draws the tokens, among them; at last the last but one.
+    // The victims include the first rank, which draws the tokens. Two ranks are left after these rounds.
     for victims in [[0, 5, 3], [7, 1, 2]] {
         let mut streams: Vec<_> = questions
             .iter()
@@ -48,7 +48,7 @@ fn one_after_another_dies_and_texts_go_on_with_the_same_words() {
             signal(before[victim], Signal::KILL);
             left -= 1;
             parts(&server, left);
-            // All that are left serve, and nothing was started again.
+            // All remaining ranks serve, and none was restarted.
             let health = server.health();
             let serving = |rank: &&Value| rank["state"] == "serving";
             let ranks = health["ranks"].as_array().unwrap();
@@ -68,7 +68,7 @@ fn one_after_another_dies_and_texts_go_on_with_the_same_words() {
     assert_eq!(whole(&server), (1, 1));
     let answer = complete(&server.url, &questions[0].body()).completion();
     assert_eq!(answer, expected[0]);
-    // None is left: all begin anew.
+    // No rank is left: all are restarted.
     signal(before[6], Signal::KILL);
     parts(&server, 8);
     assert_eq!(whole(&server), (2, 8));
@@ -86,7 +86,7 @@ fn ranks_that_agree_on_each_step_give_it_up_for_one_that_is_late_and_go_on_with_
     let before = server.ranks();
     let generation = || server.health()["generation"].as_u64();
     let first = generation();
-    // It misses the first step. An operation would wait for it for 10 s.
+    // The stopped rank misses the first step. An operation would wait for it for 10 s.
     signal(before[2], Signal::STOP);
     std::thread::scope(|scope| {
         let write =
@@ -152,7 +152,7 @@ fn an_expert_of_which_there_is_no_copy_is_read_again_first() {
     assert_eq!(whole(&server), (1, 2));
 }
 
-/// One of the ranks stops in the middle of a text and never goes on. Returns the server, and the ranks from before.
+/// Stops one of the ranks for good, in the middle of a text. Returns the server, and the ranks from before.
 fn one_stops(ranks: &str, deadline: &str, stopped: usize) -> (Server, Vec<u32>) {
     let options = ["--ranks", ranks, "--recovery", "elastic"];
     let server = Server::start(&[&options[..], &["--deadline", deadline]].concat());
@@ -172,11 +172,11 @@ fn a_rank_that_stops_is_ended_and_the_others_go_on() {
     assert_eq!(whole(&server), (2, 3));
 }
 
-/// The front votes with it: neither of two ranks would go on alone for long, as the other may live.
+/// The front has a vote: without it, neither of two ranks would continue alone for long, since the other may be alive.
 #[test]
 fn of_two_ranks_the_one_that_does_not_stop_goes_on() {
     for stopped in [0, 1] {
-        // Longer than a lease and than a rank without a majority waits for one.
+        // Longer than a lease, and longer than a rank without a majority waits for one.
         let (server, before) = one_stops("2", "20", stopped);
         assert_eq!(whole(&server), (1, 1));
         assert!(server.ranks().contains(&before[1 - stopped]));
@@ -206,7 +206,7 @@ fn a_model_without_experts_cannot_be_elastic() {
     );
 }
 
-/// Asks for so many ranks; returns the status.
+/// Requests a number of ranks; returns the status.
 fn scale(server: &Server, ranks: usize) -> u16 {
     let body = format!("{{\"ranks\": {ranks}}}");
     post(&format!("{}/admin/ranks", server.url), &body).status
@@ -218,7 +218,7 @@ fn ranks_come_and_go_under_load_and_no_request_notices() {
     let questions: Vec<_> = (0..24).map(Question::number).collect();
     let expected = reference(&questions);
     let is_over = AtomicBool::new(false);
-    /// Ends the clients when the test fails as well.
+    /// Ends the clients even if the test fails.
     struct Over<'a>(&'a AtomicBool);
     impl Drop for Over<'_> {
         fn drop(&mut self) {
@@ -247,15 +247,15 @@ fn ranks_come_and_go_under_load_and_no_request_notices() {
             assert_eq!(scale(&server, ranks), 202);
             parts(&server, ranks as u64);
             assert_eq!(whole(&server), (2.min(ranks as u64), ranks as u64));
-            // They stay so many.
+            // The number of ranks does not change by itself.
             std::thread::sleep(Duration::from_millis(600));
             assert_eq!(server.health()["parts"], ranks);
         }
         drop(over);
     });
-    // Nobody has died.
+    // No rank has died.
     assert_eq!(server.metric("inference_rank_ends_total"), 0.0);
-    // One that dies is not replaced by itself, and is when it is asked for.
+    // A rank that dies is replaced only on request.
     signal(server.ranks()[2], Signal::KILL);
     parts(&server, 5);
     assert_eq!(whole(&server), (2, 5));
@@ -289,7 +289,7 @@ fn what_lacks_comes_from_other_ranks_beside_the_service_at_the_rate_that_was_ask
         let health = server.health();
         (health["steps"].as_u64() > Some(steps) && !health["moving"].is_null()).then_some(())
     });
-    // And when a rank dies in the middle of it, it begins again with what there is.
+    // If a rank dies meanwhile, the moves start again with the remaining experts.
     signal(server.ranks()[0], Signal::KILL);
     parts(&server, 2);
     assert_eq!(whole(&server), (2, 2));
@@ -325,7 +325,7 @@ fn experts_are_placed_by_how_often_they_are_chosen_in_the_middle_of_texts() {
     for (stream, expected) in streams.into_iter().zip(&expected) {
         assert_eq!(stream.finish().0, *expected);
     }
-    // In blocks of equal weight no rank has as much to do as another: something has moved, and nothing was interrupted for it.
+    // Blocks of equal size would give ranks unequal loads: experts have moved, without an interruption.
     assert!(server.metric("inference_expert_rounds_total ") > 0.0);
     assert_eq!(server.health()["generation"], generation);
     assert!(

@@ -1,7 +1,8 @@
-//! Random deaths, stops and changes of the number of ranks of one server whose experts have copies, under constant load: all texts are
-//! unchanged, the server is whole each time, and what lives on has nothing left of what is gone.
+//! Random deaths, stops and changes of the number of ranks of one server whose experts have copies, under constant load: all
+//! texts are unchanged, the server recovers completely each time, and the surviving processes leak no resources.
 //!
-//! There are 15 in each test, and 5 on NVIDIA's library, unless `NCCL_TEST_CHANGES` says otherwise. The seed is printed, and `NCCL_TEST_SEED` repeats it:
+//! Each test makes 15 changes, or 5 on NVIDIA's library, unless `NCCL_TEST_CHANGES` is set. The seed is printed, and
+//! `NCCL_TEST_SEED` repeats it:
 //! `NCCL_TEST_SEED=7 NCCL_TEST_CHANGES=250 cargo test -p inference-server --test server elastic_soak -- --nocapture`.
 
 use std::time::Duration;
@@ -16,12 +17,12 @@ use crate::until;
 
 const COPIES: usize = 2;
 
-/// How much is done; less on NVIDIA's library, whose kernels the emulator interprets.
+/// The number of changes; fewer on NVIDIA's library, whose kernels the emulator interprets.
 struct Extent {
     ranks: usize,
-    /// How many changes, unless that is said.
+    /// The default number of changes.
     changes: usize,
-    /// After so many, everything has been used once.
+    /// The number of changes after which all code has run once.
     warm: usize,
     deadline: &'static str,
 }
@@ -47,20 +48,20 @@ fn extent() -> Extent {
     }
 }
 
-/// The process of the launcher's that ends the ranks if the front is killed.
+/// The launcher's process that ends the ranks if the front is killed.
 const HELPERS: usize = 1;
 
 /// The most freed memory of a device that the emulator keeps.
 const QUARANTINE_KIB: usize = 128 << 10;
 
-/// One thing that happens to the ranks.
+/// A change to the ranks.
 #[derive(Clone, Debug)]
 enum Change {
-    /// So many of the ranks that serve are killed at once.
+    /// Kills this many serving ranks at once.
     Kill(usize),
-    /// One of them stops.
+    /// Stops one of them.
     Stop,
-    /// So many are asked for.
+    /// Requests this number of ranks.
     Scale(usize),
 }
 
@@ -79,7 +80,7 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}: a number")))
 }
 
-/// Changes ranks; those before `first` are never killed or stopped.
+/// Makes changes; ranks before `first` are never killed or stopped.
 fn soak(first: usize) {
     let Extent {
         ranks,
@@ -120,7 +121,7 @@ fn soak(first: usize) {
         }
         let before: Vec<_> = measured.iter().map(|(_, pid)| settled(*pid)).collect();
         changes.make(all - warm);
-        // What the processes have depends on how many ranks there are.
+        // The resources of a process depend on the number of ranks.
         changes.scale(ranks);
         changes.is_whole();
         for ((what, pid), before) in measured.iter().zip(before) {
@@ -132,19 +133,19 @@ fn soak(first: usize) {
 
 struct Changes<'a> {
     server: &'a Server,
-    /// How many ranks there may be.
+    /// The most ranks.
     ranks: usize,
     /// The ranks that may be killed and stopped.
     victims: std::ops::Range<usize>,
     random: fastrand::Rng,
-    /// How many ranks were asked for last, and are started when none is left.
+    /// The last requested number of ranks, which is also started when no rank is left.
     target: usize,
-    /// How many ranks there have to be, where that is known.
+    /// The number of ranks that must remain, if it is known.
     left: Option<usize>,
 }
 
 impl Changes<'_> {
-    /// Makes so many changes, some of them while the one before is still under way, and waits until the server is whole.
+    /// Makes `count` changes, some of them while the previous one is in progress, and waits until the server has recovered.
     fn make(&mut self, count: usize) {
         for number in 0..count {
             std::thread::sleep(Duration::from_millis(self.random.u64(0..60)));
@@ -175,7 +176,7 @@ impl Changes<'_> {
         println!("{} serve: {change:?}", serving.len());
         match change {
             Change::Kill(number) => {
-                // It may have ended in the change before.
+                // A victim may have ended in the previous change.
                 let victims = victims.iter().take(number).filter(|pid| lives(**pid));
                 victims.for_each(|pid| signal(*pid, Signal::KILL));
                 self.lose(number);
@@ -205,7 +206,7 @@ impl Changes<'_> {
         self.left = Some(ranks).filter(|_| self.left.is_some());
     }
 
-    /// So many ranks are gone. Where none is left, all begin anew.
+    /// Records the loss of `number` ranks. If none is left, all are restarted.
     fn lose(&mut self, number: usize) {
         self.left = self.left.map(|left| match left - number {
             0 => self.target,
@@ -213,7 +214,7 @@ impl Changes<'_> {
         });
     }
 
-    /// The ranks that serve, and their processes.
+    /// Returns the serving ranks, and their processes.
     fn serving(&self) -> Vec<(usize, u32)> {
         let health = self.server.health();
         let ranks = health["ranks"].as_array().unwrap();
@@ -226,7 +227,7 @@ impl Changes<'_> {
         serving.collect()
     }
 
-    /// Waits until all ranks that there are serve, with all copies.
+    /// Waits until all ranks serve, with all copies.
     fn is_whole(&mut self) {
         let known = self.left;
         let left = until("a whole server", || {
@@ -243,7 +244,7 @@ impl Changes<'_> {
                 && copies == COPIES.min(parts);
             is_whole.then_some(parts)
         });
-        // A process of each rank, and no other.
+        // There is one process for each rank, and no other.
         assert_eq!(self.server.children().len(), left + HELPERS);
         self.left = Some(left);
     }

@@ -1,4 +1,4 @@
-//! The end of the server, in order and otherwise: nothing is left of it.
+//! The end of the server, orderly and otherwise: nothing of it remains.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::client::{Stream, complete, get};
 use crate::program::{Server, lives, signal};
 use crate::{Question, reference, until};
 
-/// What the processes of a server have of the file system that should not outlive them.
+/// Returns the files of a server's processes that should not outlive them.
 fn files(server: &Server) -> BTreeSet<PathBuf> {
     let mut files = BTreeSet::new();
     for pid in server.ranks() {
@@ -60,7 +60,7 @@ fn a_server_that_is_killed_leaves_neither_processes_nor_files() {
     signal(server.pid(), Signal::KILL);
     let begun = Instant::now();
     nothing_is_left(&ranks, &files);
-    // The kernel ends them with it, or they read the end of their connection. An operation would fail after 10 s.
+    // The kernel ends the ranks with the front, or they read the end of their connection. An operation would fail after 10 s.
     assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
     assert!(!server.until_ended().success());
 }
@@ -103,7 +103,7 @@ fn a_server_that_is_told_twice_ends_at_once() {
             (server.metric("inference_requests_running") == 2.0).then_some(())
         });
         signal(server.pid(), Signal::INT);
-        // Two that come at once are one.
+        // Two signals that arrive at once count as one, so the second one waits until the server has handled the first.
         until("that it was heard", || {
             let answer = get(&format!("{}/readyz", server.url)).json();
             (answer["cause"] == "the server is ending").then_some(())
@@ -111,7 +111,7 @@ fn a_server_that_is_told_twice_ends_at_once() {
         signal(server.pid(), Signal::INT);
         asking.join().unwrap()
     });
-    // Both are told why there is no more.
+    // Both clients get the reason for the end of their text.
     while stream.next() {}
     assert!(!stream.done);
     assert_eq!(

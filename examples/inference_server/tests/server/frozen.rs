@@ -1,4 +1,4 @@
-//! Ranks that are stopped, and are not dead: they may go on at any moment. And ranks that hang.
+//! Ranks that are stopped but not dead, and may continue at any moment; and ranks that hang.
 
 use rustix::process::Signal;
 
@@ -6,7 +6,7 @@ use crate::client::{Stream, complete, get};
 use crate::program::{Server, signal};
 use crate::{Question, reference, until};
 
-/// Waits until the server says that a rank is frozen.
+/// Waits until the server reports that a rank is frozen.
 fn is_named(server: &Server, rank: usize, pid: u32) {
     until("that a rank is frozen", || {
         let answer = get(&format!("{}/readyz", server.url));
@@ -76,7 +76,7 @@ fn a_rank_that_is_stopped_for_longer_than_the_limit_is_replaced() {
         (before[0], before[1], before[3])
     );
     assert_ne!(after[2], before[2]);
-    // The others did not take it for dead: they say that it does not answer.
+    // The other ranks did not consider it dead: they report that it does not answer.
     let fault = &server.health()["last_fault"];
     let report = fault["report"]
         .as_str()
@@ -102,7 +102,7 @@ fn a_rank_that_is_stopped_while_nothing_is_done_is_replaced_when_another_one_die
     assert_eq!(server.metric("inference_rank_ends_total"), 2.0);
 }
 
-/// Rank 1 does not come out of a call: the next of the signs of life for which ranks are asked that have nothing to do.
+/// Rank 1 does not return from a call: the next probe of idle ranks detects that.
 #[test]
 fn a_rank_that_hangs_while_nothing_is_done_is_named_and_replaced_before_anybody_asks() {
     let faults = "call=ncclAllReduce,rank=1,nth=3,action=hang";

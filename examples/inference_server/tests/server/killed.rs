@@ -1,4 +1,4 @@
-//! Ranks that are killed with SIGKILL, at all times.
+//! Ranks that are killed with SIGKILL, at any time.
 
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,7 @@ fn kill(server: &Server, rank: usize) -> Option<Duration> {
     found
 }
 
-/// Ready again, with only this rank's process another one.
+/// Waits until the server is ready again, and checks that only this rank's process was replaced.
 fn is_whole_again(server: &Server, front: u32, before: &[u32], rank: usize) {
     server.until_ready();
     let seconds = server.metric("inference_last_recovery_seconds");
@@ -52,7 +52,7 @@ fn is_whole_again(server: &Server, front: u32, before: &[u32], rank: usize) {
     }
     assert!(!lives(before[rank]));
     let health = server.health();
-    // All have the part of the model that they had, and need not load another one.
+    // All ranks have the same part of the model as before, and did not load another one.
     for (number, rank) in health["ranks"].as_array().unwrap().iter().enumerate() {
         assert_eq!(rank["shard"], number, "{health}");
         assert!(rank["device"].is_u64(), "{health}");
@@ -69,7 +69,7 @@ fn a_rank_that_is_killed_while_nothing_is_done_is_named_and_replaced() {
     let server = Server::start(&["--ranks", "4"]);
     let question = Question::number(7);
     let expected = &reference(std::slice::from_ref(&question))[0];
-    // Rank 0 as well, which coordinates, and the one that then does. The world numbers its ranks anew each time.
+    // Includes rank 0, the coordinator, and the next coordinator. The world renumbers its ranks each time.
     let mut seen = 0;
     for rank in [2, 0, 1, 0, 3] {
         let before = server.ranks();
@@ -83,7 +83,7 @@ fn a_rank_that_is_killed_while_nothing_is_done_is_named_and_replaced() {
     assert!(seen > 0, "it was never seen that the server was not ready");
 }
 
-/// Kills a rank while texts are written, and compares them with what an undisturbed process writes.
+/// Kills a rank during generation, and compares the texts with those of an undisturbed process.
 fn in_decode(rank: usize) {
     let server = Server::start(&["--ranks", "4"]);
     let questions: Vec<_> = (0..3).map(|seed| Question::long(seed + 10)).collect();
@@ -97,7 +97,7 @@ fn in_decode(rank: usize) {
         stream.read(5);
     }
     kill(&server, rank);
-    // One that comes meanwhile waits, and is answered.
+    // A request that arrives during the recovery waits, and is answered.
     let late = Question::number(5);
     let answer = complete(&server.url, &late.body()).completion();
     assert_eq!(answer, reference(std::slice::from_ref(&late))[0]);
@@ -111,7 +111,7 @@ fn in_decode(rank: usize) {
         assert!(comments[1].starts_with("goes on: "), "{comments:?}");
     }
     is_whole_again(&server, server.pid(), &before, rank);
-    // The others found out the same.
+    // The other ranks report the same cause.
     let fault = &server.health()["last_fault"];
     let report = fault["report"]
         .as_str()
@@ -166,7 +166,7 @@ fn a_rank_that_is_killed_while_the_others_wait_for_it_is_replaced_once_more() {
     let mut stream = Stream::new(&server.url, &question.streaming());
     stream.read(5);
     signal(before[3], Signal::KILL);
-    // Its successor, as soon as there is one, and a survivor right after it.
+    // Kills the successor as soon as it exists, and a survivor right after it.
     let successor = until("a successor", || {
         let pid = server.ranks()[3];
         (pid != 0 && pid != before[3]).then_some(pid)
@@ -222,7 +222,7 @@ fn a_rank_that_is_killed_at_any_moment_of_its_coming_is_replaced_once_more() {
         let successor = until("a successor", || {
             server.children().difference(&before).next().copied()
         });
-        // While it starts, joins, meets the others, loads, and is ready.
+        // Kills it while it starts, joins, meets the others, loads, or is ready.
         std::thread::sleep(Duration::from_millis(12 * round));
         coming += usize::from(get(&format!("{}/readyz", server.url)).status == 503);
         signal(successor, Signal::KILL);
@@ -251,7 +251,7 @@ fn the_rank_that_coordinates_is_killed_at_any_moment_while_the_others_replace_an
         until("a successor", || {
             server.children().difference(&known).next().copied()
         });
-        // While they find out, agree, meet, and wait for it.
+        // Kills a rank while the others detect the death, agree, meet, and wait for the successor.
         std::thread::sleep(Duration::from_millis(4 * round));
         going_on += usize::from(get(&format!("{}/readyz", server.url)).status == 503);
         signal(before[order[0]], Signal::KILL);

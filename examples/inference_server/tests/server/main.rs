@@ -1,12 +1,13 @@
 //! Tests of the whole server: the program itself, real processes for its ranks, HTTP over TCP, real signals.
 //!
-//! - `serving`: answers equal those of a single process without any library; `refusals`: invalid requests;
+//! - `serving`: answers equal those of a single process without NCCL; `refusals`: invalid requests;
 //! - `crowded`: many clients, slow ones, and monitoring meanwhile;
-//! - `killed`, `frozen`: ranks that die or hang; `shrinking`: failover to fewer ranks; `elastic`: to all that are left; `soak`: many deaths of one server;
-//!   `elastic_soak`: random deaths, stops and changes of the number of ranks;
+//! - `killed`, `frozen`: ranks that die or hang; `shrinking`: failover to fewer ranks; `elastic`: failover to all remaining
+//!   ranks; `soak`: many deaths of one server; `elastic_soak`: random deaths, stops and changes of the number of ranks;
 //! - `strangers`: other users of the host;
 //! - `ending`: the end of the server itself; `smollm2`: another model;
-//! - `program`, `belongings`, `client`, `clients`, `patience`: the program, what its processes have, its clients, and the time limits.
+//! - `program`, `belongings`, `client`, `clients`, `patience`: the program, the resources of its processes, its clients, and
+//!   the time limits.
 
 mod belongings;
 mod client;
@@ -45,7 +46,7 @@ struct Question {
 }
 
 impl Question {
-    /// A number of different ones, of unequal length.
+    /// Returns one of several different requests, of unequal length.
     fn number(number: usize) -> Self {
         let text =
             "When a rank dies, every communicator that it was part of ends on every rank at once.";
@@ -57,7 +58,7 @@ impl Question {
         }
     }
 
-    /// One that takes a while.
+    /// Returns a request that takes a while.
     fn long(seed: u64) -> Self {
         Self {
             prompt: String::from("The communicator"),
@@ -96,7 +97,7 @@ impl Question {
     }
 }
 
-/// What a single process says, without any library between ranks.
+/// Returns the answers of a single process without NCCL.
 fn reference(questions: &[Question]) -> Vec<String> {
     let file = WeightsFile::open(model::tiny()).unwrap();
     let settings = Settings::default();

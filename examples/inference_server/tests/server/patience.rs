@@ -1,11 +1,11 @@
-//! Waiting for what comes some day, and not for ever.
+//! Waits with a limit.
 
 use std::time::{Duration, Instant};
 
-/// How long anything may take, on a machine that has other work to do.
+/// The limit of any wait, on a machine with other work.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Asks again and again, until there is an answer.
+/// Calls `ask` repeatedly, until it returns a value.
 pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {

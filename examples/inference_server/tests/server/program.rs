@@ -1,4 +1,4 @@
-//! The server's process, and what the system knows of its ranks.
+//! The server's process, and the system's view of its ranks.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
@@ -18,7 +18,7 @@ pub(crate) struct Server {
     child: Child,
     pub(crate) url: String,
     said: Arc<Mutex<Vec<String>>>,
-    /// Whether what it says is read no further.
+    /// Whether the server's output is no longer read.
     unheard: Arc<AtomicBool>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
     for_gpus(&[&["--emulator"], arguments].concat())
 }
 
-/// As [`command`], of a server that is to end where there is no GPU.
+/// Does what [`command`] does, for a server that is to end if there is no GPU.
 pub(crate) fn for_gpus(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_inference-server"));
     command.args(arguments).stdin(Stdio::null());
@@ -34,7 +34,7 @@ pub(crate) fn for_gpus(arguments: &[&str]) -> Command {
     command
 }
 
-/// What becomes of a server that ends by itself: its exit code, and what it said.
+/// Runs a server that ends by itself; returns its exit code and its output.
 pub(crate) fn ends(mut command: Command) -> (Option<i32>, String) {
     let mut child = command.spawn().unwrap();
     let mut stderr = child.stderr.take().unwrap();
@@ -42,7 +42,7 @@ pub(crate) fn ends(mut command: Command) -> (Option<i32>, String) {
         let mut text = Vec::new();
         stderr.read_to_end(&mut text).map(|_| text)
     });
-    // Killed when that takes too long.
+    // Killed on drop, if that takes too long.
     let mut server = Server {
         child,
         url: String::new(),
@@ -55,12 +55,12 @@ pub(crate) fn ends(mut command: Command) -> (Option<i32>, String) {
 }
 
 impl Server {
-    /// Starts one at a free port, and waits until it is ready.
+    /// Starts a server on a free port, and waits until it is ready.
     pub(crate) fn start(arguments: &[&str]) -> Self {
         Self::start_with_faults(arguments, "")
     }
 
-    /// As [`start`](Self::start); `faults` are of the emulator's ([`nccl_emulator::faults`]), on all of the ranks' processes.
+    /// Does what [`start`](Self::start) does, with faults of the emulator ([`nccl_emulator::faults`]) in all rank processes.
     pub(crate) fn start_with_faults(arguments: &[&str], faults: &str) -> Self {
         let words = [arguments, &["--listen", "127.0.0.1:0"]].concat();
         let mut command = command(&words);
@@ -68,8 +68,8 @@ impl Server {
         Self::begin_and_wait(command)
     }
 
-    /// As [`start`](Self::start); its processes give memory that they have freed back to the system, so that what they have
-    /// is what they use. glibc would keep it, in an arena for each thread that has ever asked for memory.
+    /// Does what [`start`](Self::start) does, with processes that return freed memory to the system, so that their memory is
+    /// what they use. By default glibc keeps freed memory, in an arena for each thread that has ever allocated.
     pub(crate) fn start_thrifty(arguments: &[&str]) -> Self {
         let words = [arguments, &["--listen", "127.0.0.1:0"]].concat();
         let mut command = command(&words);
@@ -87,7 +87,7 @@ impl Server {
         server
     }
 
-    /// Starts one, and waits until it says where it listens.
+    /// Starts a server, and waits until it prints its address.
     pub(crate) fn begin(mut command: Command) -> Self {
         let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -122,7 +122,7 @@ impl Server {
         });
     }
 
-    /// Closes the read end of the server's pipe at its next line.
+    /// Closes the read end of the server's pipe after the next line.
     pub(crate) fn stop_listening(&self) {
         self.unheard.store(true, Ordering::Relaxed);
     }
@@ -135,7 +135,7 @@ impl Server {
         get(&format!("{}/health", self.url)).json()
     }
 
-    /// The processes of the ranks.
+    /// Returns the processes of the ranks.
     pub(crate) fn ranks(&self) -> Vec<u32> {
         let health = self.health();
         let ranks = health["ranks"].as_array().unwrap();
@@ -143,7 +143,7 @@ impl Server {
         ranks.iter().map(pid).collect()
     }
 
-    /// The processes that the server has started.
+    /// Returns the processes that the server has started.
     pub(crate) fn children(&self) -> BTreeSet<u32> {
         let mut children = BTreeSet::new();
         for thread in std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap() {
@@ -158,7 +158,7 @@ impl Server {
         children
     }
 
-    /// A connection to it, of which nothing has been said yet.
+    /// Opens a connection to the server, on which nothing has been sent.
     pub(crate) fn connect(&self) -> TcpStream {
         let address = self.url.strip_prefix("http://").unwrap();
         let stream = TcpStream::connect(address).unwrap();
@@ -166,7 +166,7 @@ impl Server {
         stream
     }
 
-    /// The files that a process of it has mapped.
+    /// Returns the files that one of its processes has mapped.
     pub(crate) fn maps(pid: u32) -> String {
         std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap()
     }
@@ -176,7 +176,7 @@ impl Server {
         threads.unwrap().count()
     }
 
-    /// How long its own process has computed.
+    /// Returns the CPU time of its own process.
     pub(crate) fn cpu_seconds(&self) -> f64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
         let (_, numbers) = stat.rsplit_once(')').unwrap();
@@ -186,7 +186,7 @@ impl Server {
         ticks / 100.0
     }
 
-    /// A number of `/metrics`.
+    /// Returns a value of `/metrics`.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = get(&format!("{}/metrics", self.url)).text;
         let line = text.lines().find_map(|line| line.strip_prefix(name));
@@ -194,12 +194,12 @@ impl Server {
         line.trim().parse().unwrap()
     }
 
-    /// How many lines it has said.
+    /// Returns the number of lines that it has printed.
     pub(crate) fn lines(&self) -> usize {
         self.said.lock().unwrap().len()
     }
 
-    /// How the process itself ended.
+    /// Returns how the process itself ended.
     pub(crate) fn until_ended(&mut self) -> ExitStatus {
         until("the end of the server", || self.child.try_wait().unwrap())
     }
@@ -207,7 +207,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Its ranks end with it, which is a test of its own.
+        // Its ranks end with it, as another test shows.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

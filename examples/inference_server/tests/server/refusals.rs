@@ -1,4 +1,4 @@
-//! What is not answered, and how that is said.
+//! Refused requests, and their errors.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -37,7 +37,7 @@ fn what_cannot_be_answered_is_refused_in_openais_words() {
     );
     let (status, error) = refused(r#"{"model": "tiny", "prompt": "x", "temperature": -1}"#);
     assert_eq!((status, &error["param"]), (400, &json!("temperature")));
-    // Also when a client reads no answer before it has sent it all.
+    // Even if a client reads no answer before it has sent everything.
     for more in [1, 6 << 20] {
         let (status, error) = refused(&"x".repeat((2 << 20) + more));
         assert_eq!(
@@ -59,7 +59,7 @@ fn what_cannot_be_answered_is_refused_in_openais_words() {
         server.metric("inference_requests_total{outcome=\"invalid\"}"),
         6.0
     );
-    // None of it did any harm.
+    // The refused requests did no harm.
     complete(url, &Question::number(2).body()).completion();
 }
 
@@ -82,7 +82,7 @@ fn who_comes_when_the_queue_is_full_is_told_to_come_again_and_a_client_that_goes
     assert_eq!(answer.status, 429);
     assert_eq!(answer.retry_after.as_deref(), Some("1"));
     assert_eq!(answer.json()["error"]["code"], "queue_full");
-    // In the middle of its text.
+    // The client disconnects in the middle of its text.
     drop(running);
     waiting.read(1);
     until("nobody waits", || {
@@ -108,7 +108,7 @@ fn fails(arguments: &[&str]) -> (Option<i32>, String) {
     ends(command(arguments))
 }
 
-/// A server that may have so many files open.
+/// Returns a server that may open this many files.
 fn with_files(number: usize, arguments: &[&str]) -> Command {
     let server = command(arguments);
     let mut shell = Command::new("sh");
@@ -157,7 +157,7 @@ fn a_server_that_cannot_begin_says_why_and_what_to_do() {
 #[test]
 fn without_a_gpu_the_server_ends_with_one_error_that_names_the_flag() {
     let mut server = for_gpus(&["--ranks", "2", "--listen", "127.0.0.1:0"]);
-    // A machine with GPUs has none for it, either.
+    // On a machine with GPUs, the server does not see them either.
     server.env("CUDA_VISIBLE_DEVICES", "");
     let (code, text) = ends(server);
     assert_eq!(code, Some(1), "{text}");
@@ -169,7 +169,7 @@ fn without_a_gpu_the_server_ends_with_one_error_that_names_the_flag() {
 #[test]
 fn ranks_that_end_again_and_again_are_not_started_for_ever() {
     let mut server = command(&["--ranks", "2", "--listen", "127.0.0.1:0"]);
-    // Which no rank can do anything with.
+    // An invalid value for every rank.
     server.env("NCCL_EMULATOR_DEVICES", "some");
     let (code, text) = ends(server);
     assert_eq!(code, Some(1), "{text}");
@@ -217,7 +217,7 @@ fn what_is_asked_in_another_way_is_answered_with_the_ways_that_there_are() {
         stream.read_to_string(&mut answer).unwrap();
         answer
     };
-    // The same without its body.
+    // The same answer, without its body.
     let (whole, head) = (ask("GET", "/livez"), ask("HEAD", "/livez"));
     assert!(
         whole.starts_with("HTTP/1.1 200 ") && whole.ends_with("alive\n"),

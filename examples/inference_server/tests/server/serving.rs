@@ -1,4 +1,4 @@
-//! Answers are those of a single process.
+//! Answers equal those of a single process.
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -102,7 +102,7 @@ fn how_it_stands_with_the_ranks_and_what_they_did_last_can_be_seen() {
     assert_eq!(pids.len(), 2, "{pids:?}");
 }
 
-/// A completion in a piece or in many: its text, why it ended, and what it is said to have cost.
+/// Returns a completion in one or many pieces: its text, why it ended, and its reported usage.
 fn all_of(server: &Server, body: &Value) -> (String, String, Value) {
     if body["stream"] == true {
         let mut stream = Stream::new(&server.url, body);
@@ -160,7 +160,8 @@ fn a_text_stops_at_the_same_place_and_costs_the_same_when_a_rank_is_killed_meanw
         ..Question::long(70)
     };
     let whole = &reference(std::slice::from_ref(&question))[0];
-    // Tokens are bytes, so that each stop has many, and is held back piece by piece; the other one is never whole.
+    // Tokens are bytes, so that each stop text has many tokens and is held back piece by piece; the other stop text never
+    // completes.
     let characters: Vec<char> = whole.chars().collect();
     let stop: String = characters[450..462].iter().collect();
     let other: String = characters[300..306].iter().chain(&['\u{1}']).collect();
@@ -201,7 +202,7 @@ fn the_front_has_neither_cuda_nor_nccl_and_its_ranks_have() {
     let server = Server::start(&["--ranks", "2"]);
     complete(&server.url, &Question::number(1).body()).completion();
     assert!(get(&format!("{}/debug/timeline", server.url)).status == 200);
-    // The emulator stands under the same names.
+    // The emulator uses the same library names.
     let loaded = |pid| {
         let maps = Server::maps(pid);
         ["libcuda", "libnccl"].map(|library| maps.contains(library))

@@ -1,4 +1,4 @@
-//! Going on with fewer ranks.
+//! Recovery with fewer ranks.
 
 use rustix::process::Signal;
 
@@ -15,7 +15,7 @@ fn those_that_are_left_share_the_model_anew_and_texts_go_on_with_the_same_words(
     let mut stream = Stream::new(&server.url, &question.streaming());
     stream.read(5);
     signal(before[1], Signal::KILL);
-    // Three cannot share it: two do, and the third is there for when another dies.
+    // Three ranks cannot share the model: two of them serve, and the third is a spare for the next death.
     let pieces = stream.pieces;
     stream.read(pieces + 20);
     let health = server.health();
@@ -32,7 +32,7 @@ fn those_that_are_left_share_the_model_anew_and_texts_go_on_with_the_same_words(
     });
     let after = server.ranks();
     assert_eq!(after, [0, 0, before[2], before[3]]);
-    // Down to one, and from none all anew.
+    // Down to one rank, and then from none, with a restart of all.
     signal(before[2], Signal::KILL);
     until("one serves", || {
         (server.health()["parts"] == 1).then_some(())

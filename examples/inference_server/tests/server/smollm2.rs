@@ -1,4 +1,4 @@
-//! The same server with SmolLM2, which is fetched first.
+//! The same server with SmolLM2, which must be downloaded first.
 
 use rustix::process::Signal;
 use serde_json::json;

@@ -26,22 +26,22 @@ enum Moment {
     Prefill,
     /// Texts are being written.
     Decode,
-    /// The others still wait for the successor of the last one that was killed.
+    /// The other ranks still wait for the successor of the last killed rank.
     Recovery,
 }
 
 use Moment::{Decode, Idle, Prefill, Recovery};
 
-/// What is done again and again. The server goes on five times after the first [`WARM`] of them: a recovery that is disturbed
-/// is one with what it follows.
+/// The repeated moments of the deaths. After the first [`WARM`] deaths the server recovers five times: a disturbed recovery
+/// counts as one together with the next.
 const ROUND: [Moment; 8] = [
     Prefill, Recovery, Idle, Decode, Recovery, Idle, Prefill, Decode,
 ];
-/// Deaths after which what is there is what there should be: a prompt has been read again, and where two ranks are killed, both
-/// have been, so that the others keep their numbers in the world.
+/// Deaths after which the resources are stable: a prompt has been read again, and where two ranks are killed, both have been,
+/// so that the other ranks keep their numbers in the world.
 const WARM: usize = 2;
 
-/// How many ranks are killed.
+/// Returns the number of ranks to kill.
 fn deaths() -> usize {
     let asked = std::env::var("NCCL_TEST_DEATHS").ok();
     let deaths = asked.map_or(ROUND.len(), |asked| asked.parse().expect("a number"));
@@ -50,14 +50,14 @@ fn deaths() -> usize {
     deaths
 }
 
-/// How soon `/readyz` names the rank that was killed.
+/// The most time until `/readyz` names the killed rank.
 const NAMED: Duration = Duration::from_millis(250);
 
 #[test]
 fn many_deaths_at_all_moments_change_no_word_and_leave_nothing_in_the_front() {
     let named = soak(&[0, 1, 2, 3], 14);
-    // Of each death alone that cannot be said on a machine that has other work to do. A front that waits so long before it tells,
-    // or looks only twice a second, is late for half of them on any machine.
+    // A single death may be reported late on a machine with other work. A front that waits this long before it reports, or
+    // checks only twice a second, is late for half of the deaths on any machine.
     let median = named[named.len() / 2];
     println!("named after {named:?}");
     assert!(
@@ -68,12 +68,12 @@ fn many_deaths_at_all_moments_change_no_word_and_leave_nothing_in_the_front() {
 
 #[test]
 fn ranks_that_survive_many_deaths_have_nothing_left_of_them() {
-    // One that is first in the world and coordinates it, and one that does not.
+    // One that is the first rank of the world and coordinates it, and one that is not.
     soak(&[1, 2], 12);
 }
 
-/// Kills ranks, of these. How long it took each time until the server named the one, ascending. With the seeds above, the second
-/// one that is killed in a recovery is the successor for which the others wait; the first one never is.
+/// Kills some of these ranks. Returns the times until the server named each killed rank, ascending. With the seeds above, the
+/// second rank killed in a recovery is the successor for which the others wait; the first never is.
 fn soak(victims: &[usize], seed: u64) -> Vec<Duration> {
     let all = deaths();
     let server = Server::start_thrifty(&["--ranks", "4"]);
@@ -88,14 +88,14 @@ fn soak(victims: &[usize], seed: u64) -> Vec<Duration> {
         let before: Vec<_> = measured.iter().map(|(_, pid)| settled(*pid)).collect();
         deaths.go_on_until(all);
         for ((what, pid), before) in measured.iter().zip(before) {
-            // 200 KiB of each death, and at most 1024 allocations.
+            // At most 200 KiB for each death, and 1024 allocations.
             nothing_is_left(what, *pid, before, 200 * (all - WARM));
         }
         deaths.finish()
     })
 }
 
-/// What is done to the ranks, and what came of it.
+/// The deaths of ranks, and their results.
 struct Deaths<'a> {
     server: &'a Server,
     clients: &'a Clients,
@@ -103,18 +103,18 @@ struct Deaths<'a> {
     /// The victims that have not been killed yet, in any order.
     spared: Vec<usize>,
     random: fastrand::Rng,
-    /// The prompt that takes a while, and what follows it.
+    /// A long prompt, and its expected continuation.
     prompt: (Question, String),
-    /// Who waits for what follows it.
+    /// The thread that waits for the continuation.
     reading: Option<JoinHandle<String>>,
-    /// The processes of the ranks, by place, and all that the server has started, as they were when all served.
+    /// The processes of the ranks, by place, and all processes of the server, when all ranks served.
     pids: Vec<u32>,
     children: BTreeSet<u32>,
-    /// Who was killed since all served.
+    /// The ranks killed since all ranks served.
     killed: BTreeSet<usize>,
     all_killed: Vec<usize>,
     named: Vec<Duration>,
-    /// Deaths that were where they should be, in a prompt and in a recovery.
+    /// The deaths that occurred as intended, in a prompt and in a recovery.
     in_prefill: usize,
     in_recovery: usize,
 }
@@ -148,11 +148,11 @@ impl<'a> Deaths<'a> {
         }
     }
 
-    /// Kills until so many are dead, and waits until all serve.
+    /// Kills until this many ranks are dead, and waits until all ranks serve.
     fn go_on_until(&mut self, deaths: usize) {
         let moment = |number: usize| ROUND[number % ROUND.len()];
         for number in self.all_killed.len()..deaths {
-            // Each once, and then any.
+            // Each victim once, and then random ones.
             let place = match self.spared.pop() {
                 Some(place) => place,
                 None => *self.random.choice(self.victims).unwrap(),
@@ -178,7 +178,7 @@ impl<'a> Deaths<'a> {
         }
     }
 
-    /// Kills a rank of a server that is ready, and waits until it is named.
+    /// Kills a rank of a server that is ready, and waits until the server names it.
     fn kill_first(&mut self, place: usize) {
         let pid = self.pids[place];
         let readyz = format!("{}/readyz", self.server.url);
@@ -193,7 +193,7 @@ impl<'a> Deaths<'a> {
                 assert_eq!((&json["rank"], &json["pid"]), (&place.into(), &pid.into()));
                 return Some(Some(begun.elapsed()));
             }
-            // It may be over before it is looked.
+            // The interruption may be over before the first check.
             (answer.status == 200 && json["generation"] != generation).then_some(None)
         });
         self.named.extend(named);
@@ -223,7 +223,7 @@ impl<'a> Deaths<'a> {
         self.clients.resume();
     }
 
-    /// Kills the successor of the one that was killed last, at any moment of its coming, or another one.
+    /// Kills the successor of the last killed rank, at a random moment of its start, or another rank.
     fn kill_in_recovery(&mut self, place: usize) {
         let mut pid = self.pids[place];
         if self.killed.contains(&place) {
@@ -232,7 +232,7 @@ impl<'a> Deaths<'a> {
                 children.difference(&self.children).next().copied()
             });
         }
-        // Soon, until one has been in time.
+        // Early, until one kill was in time.
         let most = if self.in_recovery == 0 { 5 } else { 60 };
         std::thread::sleep(Duration::from_millis(self.random.u64(0..most)));
         let answer = get(&format!("{}/readyz", self.server.url));
@@ -240,7 +240,7 @@ impl<'a> Deaths<'a> {
         self.in_recovery += usize::from(answer.status == 503);
     }
 
-    /// All serve, and only those that were killed are other processes than before.
+    /// Waits until all ranks serve, and checks that only the processes of killed ranks were replaced.
     fn is_whole_again(&mut self) {
         let deaths = self.all_killed.len() as f64;
         until("that all deaths were heard of", || {

@@ -1,4 +1,4 @@
-//! Other users of the host, who connect to the socket of the ranks.
+//! Other users of the host that connect to the ranks' socket.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
@@ -15,7 +15,7 @@ use crate::until;
 /// The user `nobody`, on most hosts.
 const ANOTHER: u32 = 65_534;
 
-/// The name of the socket, as every user can read it.
+/// Returns the name of the socket, which every user can read.
 fn name_of_socket(server: &Server) -> String {
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
     let begin = format!("@inference-server-{}-", server.pid());
@@ -24,7 +24,7 @@ fn name_of_socket(server: &Server) -> String {
     found[1..].to_owned()
 }
 
-/// Connects without end, as another user; dropped, it ends.
+/// Connects continuously as another user, until it is dropped.
 struct Flood {
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<rustix::io::Result<()>>>,
@@ -36,7 +36,7 @@ impl Flood {
         let is_over = Arc::clone(&over);
         let thread = std::thread::spawn(move || {
             let user = Uid::from_raw(ANOTHER);
-            // Of this thread alone.
+            // Changes the user of this thread only.
             set_thread_res_uid(user, user, user)?;
             while !is_over.load(Ordering::Relaxed) {
                 let many = (0..100).map(|_| UnixStream::connect_addr(&address));
@@ -48,7 +48,7 @@ impl Flood {
         Self { over, thread }
     }
 
-    /// Why there was none.
+    /// Returns the error that ended the connections.
     fn end(mut self) -> rustix::io::Result<()> {
         self.over.store(true, Ordering::Relaxed);
         let thread = self.thread.take();
@@ -87,10 +87,10 @@ fn a_rank_is_replaced_while_another_user_floods_the_ranks_socket() {
         (now[1] != before[1] && now[1] != 0).then_some(())
     });
     server.until_ready();
-    // The other one was not replaced, too.
+    // The other rank was not replaced, either.
     assert_eq!(server.ranks()[0], before[0]);
     println!("{} strangers", strangers());
     flood.end().unwrap();
-    // Nothing is said of each.
+    // The server does not print a line for each connection.
     assert!(server.lines() < 100, "{}", server.lines());
 }

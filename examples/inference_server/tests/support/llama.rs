@@ -1,4 +1,4 @@
-//! A small Llama of random numbers, as a GGUF file.
+//! A small random Llama, as a GGUF file.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use candle_core::{Device, Tensor};
 use inference_server::model::{Alone, Llama, LlamaConfig, LlamaFile, Settings};
 use tempfile::TempDir;
 
-/// A width of less than 32 could not be quantised.
+/// A width below 32 could not be quantised.
 pub(crate) fn config() -> LlamaConfig {
     LlamaConfig {
         vocab_size: 264,
@@ -23,7 +23,7 @@ pub(crate) fn config() -> LlamaConfig {
     }
 }
 
-/// A file in a directory of its own.
+/// A file in a separate directory.
 pub(crate) struct LlamaModel {
     directory: TempDir,
 }
@@ -36,7 +36,7 @@ impl LlamaModel {
         Self::changed(config, |_, _| {})
     }
 
-    /// With something else in it than there should be.
+    /// Creates a model with changed contents.
     pub(crate) fn changed(
         config: &LlamaConfig,
         change: impl FnOnce(&mut Metadata, &mut Tensors),
@@ -63,7 +63,7 @@ impl LlamaModel {
         self.directory.path().join("model.gguf")
     }
 
-    /// The reference: one rank, without a library.
+    /// Returns the reference: one rank without NCCL.
     pub(crate) fn alone(&self, settings: Settings) -> Llama<Alone> {
         let file = LlamaFile::open(self.path()).unwrap();
         let alone = Alone::new(file.config().shape(settings.rows));
@@ -117,7 +117,7 @@ fn metadata(config: &LlamaConfig) -> Metadata {
     .to_vec()
 }
 
-/// Two that end a text, all bytes as GPT-2 writes them, some words, and as many others as it takes.
+/// Returns two tokens that end a text, all bytes as GPT-2 writes them, some words, and filler tokens.
 fn tokens(most: usize) -> Vec<String> {
     let mut tokens: Vec<String> = vec!["<|endoftext|>".into(), "<|im_end|>".into()];
     let mut others = '\u{100}'..;
@@ -137,7 +137,7 @@ fn tensors(config: &LlamaConfig) -> Tensors {
     let mut random = fastrand::Rng::with_seed(5);
     let mut tensor = |name: String, shape: &[usize], kind| {
         let numbers = shape.iter().product::<usize>();
-        // Norms are around 1, and the others small.
+        // Norms are around 1, other weights are small.
         let (middle, width) = match shape {
             [_] => (1.0, 0.4),
             _ => (0.0, 0.5),

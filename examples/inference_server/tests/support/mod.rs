@@ -1,4 +1,4 @@
-//! Models for tests: of random numbers, so small that a debug build is done with them at once.
+//! Models for tests: random, and small enough to be fast in a debug build.
 
 // Each test file is a crate of its own, and uses a part of this.
 #![allow(dead_code, unreachable_pub)]
@@ -10,7 +10,7 @@ use inference_server::model::{Alone, Config, Decoder, Row, Settings, Shape, Weig
 use inference_server::train::Network;
 use tempfile::TempDir;
 
-/// Steps are larger than what is in them, and a window is shorter than the texts.
+/// Steps have spare room, and the window is shorter than the texts.
 pub const SETTINGS: Settings = Settings {
     rows: 24,
     slots: 8,
@@ -33,7 +33,7 @@ pub fn config() -> Config {
     }
 }
 
-/// A file in a directory of its own.
+/// A file in a separate directory.
 pub struct Model {
     directory: TempDir,
 }
@@ -43,7 +43,7 @@ impl Model {
         Self::changed(config, |_| {})
     }
 
-    /// With parameters that were changed before they were written.
+    /// Creates a model with changed parameters.
     pub fn changed(config: &Config, change: impl FnOnce(&mut BTreeMap<String, Vec<f32>>)) -> Self {
         let model = Self {
             directory: tempfile::tempdir().unwrap(),
@@ -58,7 +58,7 @@ impl Model {
         self.directory.path().join("model.safetensors")
     }
 
-    /// The reference: one rank, without a library.
+    /// Returns the reference: one rank without NCCL.
     pub fn alone(&self, settings: Settings) -> Decoder<Alone> {
         let file = WeightsFile::open(self.path()).unwrap();
         let alone = Alone::new(Shape::new(file.config(), settings.rows));
@@ -77,7 +77,7 @@ pub fn rows(slot: usize, from: usize, tokens: &[u32]) -> Vec<Row> {
     (from..).zip(tokens).map(row).collect()
 }
 
-/// A text that is nothing.
+/// Returns a meaningless text.
 pub fn text(seed: u64, length: usize) -> Vec<u32> {
     let mut random = fastrand::Rng::with_seed(seed);
     (0..length).map(|_| random.u32(1..256)).collect()

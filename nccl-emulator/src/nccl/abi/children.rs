@@ -1,9 +1,8 @@
-//! Communicators made of others: split, shrink, grow.
+//! Communicators made from others: split, shrink, grow.
 //!
-//! The handle of a child is written when its job is over, on a thread of the library's if the parent
-//! is non-blocking: until the parent is not busy any more, the place that it goes to must stay valid.
-//! None of these functions says that it is in progress: the state of the parent does, or, for a grow,
-//! that of the new communicator.
+//! The handle of a child is written when its job is over, on a thread of the library if the parent is non-blocking: its place
+//! must stay valid until the parent is no longer busy. None of these functions returns `ncclInProgress`: the state of the
+//! parent shows it, or, for a grow, that of the new communicator.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -28,7 +27,7 @@ use crate::nccl::timer;
 use crate::nccl::unique_id::UniqueId;
 use cuda_emulator::violations::{self, Violation, ViolationKind};
 
-/// Ends the group that a call opened for itself. Work in the background is a success here.
+/// Ends the group that a call opened for itself. Work in the background counts as success here.
 fn finish(result: Result) -> Result {
     let _ = group::record(result);
     match group::end() {
@@ -40,8 +39,7 @@ fn finish(result: Result) -> Result {
 /// `ncclCommInitChildComm`.
 ///
 /// # Safety
-/// `out` is null, or may be written to until the parent is not busy any more; `config` is null or a
-/// config.
+/// `out` is null, or may be written to until the parent is no longer busy; `config` is null or a config.
 unsafe fn queue_child(
     communicator: &Arc<Communicator>,
     kind: ChildKind,
@@ -51,7 +49,7 @@ unsafe fn queue_child(
     function: &'static str,
 ) -> Result {
     communicator.ensure_ready()?;
-    // SAFETY: the caller has checked that it is not null.
+    // SAFETY: the caller has checked that the pointer is not null.
     unsafe { out.write_unaligned(std::ptr::null_mut()) };
     let without = matches!(kind, ChildKind::Split { color, .. } if color == NCCL_SPLIT_NOCOLOR);
     let shares = may_share && !communicator.is_revoked();
@@ -183,7 +181,7 @@ pub(super) unsafe extern "C" fn ncclCommGetUniqueId(
             return Err(INVALID_USAGE);
         }
         let session = communicator.session().ok_or(INVALID_ARGUMENT)?;
-        // All ranks count the grow when it begins.
+        // The number of the grow, counted on all ranks when it begins.
         let number = communicator.children() + 1;
         let id = communicator::handle_id(session, number);
         bootstrap::start_root(&id).map_err(|error| {
@@ -264,7 +262,7 @@ pub(super) unsafe extern "C" fn ncclCommGrow(
             if let Some(session) = parent.as_ref().and_then(|parent| parent.session()) {
                 communicator.abort.wakes(Arc::downgrade(session));
             }
-            // SAFETY: as above. Before the job begins: another thread may abort it.
+            // SAFETY: as above. Written before the job begins, so that another thread can abort it.
             unsafe { newcomm.write_unaligned(handle) };
             group::add_job(Job {
                 request: Some(Arc::new(InitRequest {
@@ -278,7 +276,7 @@ pub(super) unsafe extern "C" fn ncclCommGrow(
     })
 }
 
-/// A rank that joins: the id that it was given.
+/// Checks the arguments of a joining rank, and returns its id.
 ///
 /// # Safety
 /// `id` is null or an id.
@@ -308,7 +306,7 @@ unsafe fn new_rank(ranks: c_int, id: *const ncclUniqueId, rank: c_int) -> Result
     UniqueId::from_c(&unsafe { id.read_unaligned() })
 }
 
-/// A rank that was there: waits for the coordinator, if it is the first or the last.
+/// Checks the arguments of a rank of the parent; the first and the last rank wait for the coordinator.
 ///
 /// # Safety
 /// `id` is null or an id.

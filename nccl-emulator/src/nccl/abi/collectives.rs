@@ -15,9 +15,8 @@ use crate::nccl::group::{self, Call};
 use crate::nccl::task::Function;
 use crate::version;
 
-/// `ncclParseCollConfig`: what a configuration of a single call says, and what is wrong with it.
-/// Null says nothing. The fields that choose between algorithms, and the limits of their resources,
-/// mean nothing here; NCCL checks them no more than this either, until it runs.
+/// `ncclParseCollConfig`: checks the configuration of a single call. Null is a valid configuration. Fields that choose
+/// algorithms or limit their resources have no effect here; NCCL does not check them before it runs, either.
 ///
 /// # Safety
 /// `config` is null or points to a config of the size that its first field says.
@@ -65,7 +64,7 @@ unsafe fn parse(config: *const ncclCollConfig_t) -> Result<ncclCollConfig_t> {
     Ok(own)
 }
 
-/// A function that takes a configuration.
+/// Enqueues an operation with a configuration.
 ///
 /// # Safety
 /// As [`parse`].
@@ -159,7 +158,7 @@ collectives! {
     };
 }
 
-/// The older form of a broadcast in place. NCCL's messages call it by the newer name.
+/// The older form of an in-place broadcast. NCCL's messages use the newer name for it.
 pub(super) unsafe extern "C" fn ncclBcast(
     buff: *mut c_void,
     count: usize,

@@ -1,5 +1,5 @@
-//! The host's side of the device API: what a communicator can do, its teams, and where a device reaches the memory of
-//! peers. No device code of NCCL's runs here, so there are no device communicators.
+//! The host's side of the device API: the properties of a communicator, its teams, and the device addresses of peers' memory.
+//! NCCL's device code does not run here, so there are no device communicators.
 
 use std::ffi::{c_int, c_void};
 
@@ -24,8 +24,8 @@ pub(super) unsafe extern "C" fn ncclCommQueryProperties(
         let communicator = communicator::lookup(comm, "ncclCommQueryProperties")?;
         not_null(props, "ncclCommQueryProperties", "props")?;
         communicator.ensure_ready()?;
-        // SAFETY: not null, and by the function's contract the caller's to read and write; older programs have the
-        // beginning of it, as long as the release that they name.
+        // SAFETY: not null, and by the function's contract the caller's to read and write. Older programs have the beginning of
+        // the struct, with the length of the release that they name.
         let props = unsafe { &mut *props };
         if props.magic != NCCL_API_MAGIC {
             warn!(
@@ -182,7 +182,7 @@ pub(super) unsafe extern "C" fn ncclGetPeerDeviceLeInfo(
     without_cft("ncclGetPeerDeviceLeInfo", window)
 }
 
-/// A team without ranks: of a handle that is no communicator, and of hardware that is not there.
+/// A team without ranks: of an invalid communicator, and of missing hardware.
 const NO_TEAM: ncclTeam_t = ncclTeam_t {
     nRanks: 0,
     rank: 0,
@@ -234,7 +234,7 @@ pub(super) unsafe extern "C" fn ncclTeamRankToLsa(
     })
 }
 
-/// Writes a requirement of memory, of which the emulator gives none.
+/// Refuses a resource requirement of device code: NCCL's device code does not run here.
 fn require(function: &'static str, outReq: *mut ncclDevResourceRequirements_t) -> ncclResult_t {
     guarded(function, || {
         not_null(outReq, function, "outReq")?;
@@ -263,7 +263,7 @@ pub(super) unsafe extern "C" fn ncclGinBarrierCreateRequirement(
 }
 
 pub(super) unsafe extern "C" fn ncclLLA2ACalcSlots(maxElts: c_int, maxEltSize: c_int) -> c_int {
-    // Eight bytes of data to a slot.
+    // Each slot has eight bytes of data.
     maxElts.saturating_mul(maxEltSize.saturating_add(7) / 8)
 }
 

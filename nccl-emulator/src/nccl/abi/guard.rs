@@ -1,4 +1,4 @@
-//! Around the body of every function: panics kept in, faults applied, null pointers refused.
+//! The frame of every function: catches panics, applies faults, and refuses null pointers.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::faults;
 use crate::nccl::communicator::{self, Communicator};
 use crate::nccl::debug::warn;
 
-/// Runs the body of a function that C called.
+/// Runs the body of a function called from C.
 pub(super) fn guarded(function: &'static str, body: impl FnOnce() -> Result) -> ncclResult_t {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(result) => code::to_c(result),
@@ -21,8 +21,7 @@ pub(super) fn guarded(function: &'static str, body: impl FnOnce() -> Result) -> 
     }
 }
 
-/// [`guarded`], after the faults at this function; `communicator` is the one that the call is
-/// about.
+/// Applies the faults of this function and then does what [`guarded`] does; `communicator` is the argument of the call.
 pub(super) fn call(
     function: &'static str,
     communicator: ncclComm_t,
@@ -34,7 +33,7 @@ pub(super) fn call(
     })
 }
 
-/// Lets the faults at a function strike.
+/// Applies the faults of a function.
 pub(super) fn strike(function: &'static str, communicator: ncclComm_t) -> Result {
     if !faults::any() {
         return Ok(());
@@ -45,8 +44,7 @@ pub(super) fn strike(function: &'static str, communicator: ncclComm_t) -> Result
     }
 }
 
-/// As [`strike`], for a call that is about these communicators. While a fault holds it, the thread is
-/// inside the call.
+/// Does what [`strike`] does, for a call on these communicators. While a fault holds the thread, it counts as inside the call.
 pub(super) fn strike_at(function: &'static str, communicators: &[Arc<Communicator>]) -> Result {
     let _inside: Vec<_> = communicators
         .iter()

@@ -1,4 +1,4 @@
-//! Version, texts, log and encryption: what needs no communicator.
+//! Functions without a communicator: version, texts, log and encryption.
 
 use std::ffi::{c_char, c_int};
 
@@ -12,7 +12,7 @@ use crate::version;
 pub(super) unsafe extern "C" fn ncclGetVersion(out: *mut c_int) -> ncclResult_t {
     call("ncclGetVersion", std::ptr::null_mut(), || {
         if out.is_null() {
-            // The only such error without a text.
+            // The only error of this kind without a log line.
             return Err(INVALID_ARGUMENT);
         }
         // SAFETY: not null, and by the function's contract the caller's to write to.
@@ -36,7 +36,7 @@ pub(super) unsafe extern "C" fn ncclResetDebugInit() {
     });
 }
 
-/// There is no TCP traffic that could be encrypted; the argument is checked all the same.
+/// Only checks the argument: there is no TCP traffic to encrypt.
 pub(super) unsafe extern "C" fn ncclSetEncryption(
     config: *const ncclEncryptionConfig_t,
 ) -> ncclResult_t {

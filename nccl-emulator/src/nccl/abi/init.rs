@@ -1,4 +1,4 @@
-//! Unique ids, and every way to make a communicator.
+//! Unique ids, and all functions that create a communicator.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::nccl::unique_id::{self, UniqueId};
 use crate::version;
 use cuda_emulator::driver::{self, context};
 
-/// Faults that cannot be read would make every test of them pass.
+/// Fails if the faults cannot be parsed: otherwise every test with faults would pass.
 fn check_faults() -> Result {
     faults::check_environment().map_err(|error| {
         warn!("NCCL_EMULATOR_FAULTS: {error}");
@@ -44,7 +44,7 @@ fn announce_bootstrap() {
     }
 }
 
-/// `showVersion`, once.
+/// `showVersion`: logs the version, once.
 pub(super) fn announce_version(rank: c_int) {
     static ONCE: AtomicBool = AtomicBool::new(false);
     let everyone = debug::enabled(Level::Info, subsystem::ALL);
@@ -64,14 +64,14 @@ pub(super) unsafe extern "C" fn ncclGetUniqueId(out: *mut ncclUniqueId) -> ncclR
     call("ncclGetUniqueId", std::ptr::null_mut(), || {
         check_faults()?;
         announce_bootstrap();
-        // NCCL looks at the environment before its argument.
+        // NCCL reads the environment before it checks its argument.
         let fixed = unique_id::fixed()?;
         if fixed.is_none() {
             network::check_interfaces()?;
         }
         not_null(out, "GetUniqueId", "out")?;
         let id = match fixed {
-            // Rank 0 starts the root when it inits.
+            // Rank 0 starts the root in its init.
             Some(fixed) => fixed,
             None => new_id()?,
         };
@@ -94,7 +94,7 @@ fn start_root(id: &UniqueId) -> Result {
     })
 }
 
-/// Whether CUDA has a device at all, before anything is asked of it.
+/// Checks that CUDA has a device, before any other use of it.
 fn check_device() -> Result {
     if driver::visible::count() == 0 {
         warn!("Cuda failure 100 'no CUDA-capable device is detected'");
@@ -103,7 +103,7 @@ fn check_device() -> Result {
     Ok(())
 }
 
-/// `cudaGetDevice`: device 0 where the thread has not chosen one.
+/// `cudaGetDevice`: device 0 unless the thread has chosen another.
 pub(super) fn current_device() -> i32 {
     driver::current_device().unwrap_or(0)
 }
@@ -112,15 +112,15 @@ struct Init<'a> {
     out: *mut ncclComm_t,
     ranks: c_int,
     ids: &'a [ncclUniqueId],
-    /// What the caller said; wrong values are refused here.
+    /// The caller's value; invalid values are refused here.
     id_count: c_int,
     rank: c_int,
     device: i32,
     function: &'static str,
 }
 
-/// `ncclCommInitRankDev`: checks, makes the handle, and queues the job. Outside of a group the job
-/// runs at once, and if it fails nothing is left of the communicator.
+/// `ncclCommInitRankDev`: checks the arguments, creates the handle, and queues the job. Outside of a group the job runs
+/// immediately; if it fails, the communicator is removed.
 ///
 /// # Safety
 /// `out` is null or writable; `config` is null or a config.
@@ -136,7 +136,7 @@ unsafe fn init_rank(init: &Init<'_>, config: *const ncclConfig_t) -> Result {
     let result = unsafe { try_init_rank(init, config) }.and_then(|job| {
         let communicator = Arc::clone(&job.communicator);
         let result = group::run_or_add_job(job);
-        // Another thread may have aborted it meanwhile, and ended its handle.
+        // Another thread may have aborted the communicator meanwhile, which ends its handle.
         if result.is_err() && !communicator.is_destroyed() {
             let _ = communicator::reclaim(&communicator);
         }
@@ -202,8 +202,8 @@ unsafe fn try_init_rank(init: &Init<'_>, config: *const ncclConfig_t) -> Result<
     if !blocking {
         timer::watch(&communicator);
     }
-    // SAFETY: not null, so writable by the caller's promise. Before the job begins: another thread
-    // may abort it.
+    // SAFETY: not null, so writable by the caller's promise. Written before the job begins, so that another thread can abort
+    // it.
     unsafe { init.out.write_unaligned(handle) };
     let request = Some(Arc::new(InitRequest {
         meeting: Meeting::At(ids),
@@ -237,13 +237,13 @@ pub(super) unsafe extern "C" fn ncclCommInitRank(
             device,
             function: "ncclCommInitRank",
         };
-        // Opens no group of its own: outside of one it blocks, whatever the environment says.
+        // Opens no group of its own: outside of a group it blocks, regardless of the environment.
         // SAFETY: the function's contract.
         unsafe { init_rank(&init, std::ptr::null()) }
     })
 }
 
-/// Ends the group that an init opened for itself. A non-blocking communicator tells how far it is.
+/// Ends the group that an init opened for itself. For a non-blocking communicator, returns its state.
 fn finish_init(result: Result, out: *mut ncclComm_t) -> Result {
     let ended = group::end();
     if let Err(error) = ended
@@ -260,8 +260,8 @@ fn finish_init(result: Result, out: *mut ncclComm_t) -> Result {
     }
 }
 
-/// `ncclCommInitRankConfig` and `…Scalable`. When CUDA cannot tell the device NCCL leaves the thread
-/// inside a group: the only way in which these functions return this code so early.
+/// `ncclCommInitRankConfig` and `…Scalable`. If CUDA cannot determine the device, NCCL leaves the thread inside a group: that
+/// is the only cause of this code so early in these functions.
 ///
 /// # Safety
 /// As [`init_rank`].
@@ -277,7 +277,7 @@ unsafe fn init_with_config(mut init: Init<'_>, config: *const ncclConfig_t) -> R
     let checked =
         faults::check_call(init.function, &[subject], &|| false).and_then(|()| check_device());
     if let Err(code) = checked {
-        // The leak came with 2.23.4.
+        // Releases before 2.23.4 do not have this leak.
         if code != UNHANDLED_CUDA || !version::is_at_least(2, 23, 4) {
             group::end()?;
         }
@@ -392,7 +392,7 @@ pub(super) unsafe extern "C" fn ncclCommInitAll(
                 device,
                 function: "ncclCommInitAll",
             };
-            // An error is recorded in the group, and returned at its end.
+            // The error is recorded in the group, and returned at the group's end.
             // SAFETY: the function's contract.
             let _ = unsafe { init_rank(&init, std::ptr::null()) };
         }

@@ -1,4 +1,4 @@
-//! Communicators in use and at their end: what they say of themselves, finalize, destroy, abort.
+//! Communicators in use and at their end: queries, finalize, destroy, abort.
 
 use std::ffi::c_int;
 
@@ -42,7 +42,7 @@ pub(super) unsafe extern "C" fn ncclCommDestroy(comm: ncclComm_t) -> ncclResult_
         }
         let Some(communicator) = communicator::peek(comm) else {
             communicator::report_dead(comm, "ncclCommDestroy");
-            // NCCL leaves the thread inside a group here, and below.
+            // As in NCCL, the thread stays inside a group here, and below.
             group::start();
             warn!("comm {comm:p} has already been destroyed");
             return Err(INVALID_ARGUMENT);
@@ -81,7 +81,7 @@ pub(super) unsafe extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t 
         group::start();
         communicator.raise_abort();
         communicator.mark_destroyed();
-        // The background work sees the flag; its errors do not matter any more.
+        // The background work ends because of the flag; its errors no longer matter.
         let _ = communicator.ensure_ready();
         let result = group::record(group::add_job(Job::new(JobKind::Reclaim, &communicator)));
         group::end()?;
@@ -89,7 +89,7 @@ pub(super) unsafe extern "C" fn ncclCommAbort(comm: ncclComm_t) -> ncclResult_t 
     })
 }
 
-/// NULL is a success, whatever the flags.
+/// Succeeds for NULL, regardless of the flags.
 pub(super) unsafe extern "C" fn ncclCommRevoke(
     comm: ncclComm_t,
     revokeFlags: c_int,
@@ -110,7 +110,7 @@ pub(super) unsafe extern "C" fn ncclCommRevoke(
         group::start();
         communicator.raise_abort();
         communicator.mark_revoked();
-        // What is in the background sees the flag; its errors do not matter any more.
+        // The background work ends because of the flag; its errors no longer matter.
         let _ = communicator.ensure_ready();
         communicator.mark_finalized();
         let result = group::record(group::add_job(Job::new(JobKind::Revoke, &communicator)));
@@ -148,7 +148,7 @@ pub(super) unsafe extern "C" fn ncclCommGetAsyncError(
     })
 }
 
-/// The three questions that are answered from the communicator.
+/// The three queries that are answered from the communicator.
 ///
 /// # Safety
 /// `out` is null or writable.

@@ -1,7 +1,6 @@
-//! Memory: allocation, registration, windows, and what a communicator itself has of it.
+//! Memory: allocation, registration, windows, and the memory of a communicator itself.
 //!
-//! Registration makes NCCL faster on a GPU and changes nothing else: it is counted, so that what NCCL
-//! refuses is refused here.
+//! Registration only makes NCCL faster on a GPU. Registrations are counted, so that calls that NCCL refuses are refused here.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -45,7 +44,7 @@ pub(super) unsafe extern "C" fn ncclMemAlloc(ptr: *mut *mut c_void, size: usize)
     })
 }
 
-/// Waits for the whole device first, as freeing does on CUDA.
+/// First waits for the whole device, as freeing does on CUDA.
 pub(super) unsafe extern "C" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t {
     call("ncclMemFree", std::ptr::null_mut(), || {
         if ptr.is_null() {
@@ -55,7 +54,7 @@ pub(super) unsafe extern "C" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t {
         let free = || -> std::result::Result<(), violations::Violation> {
             let (device, _) = memory::resolve(address, 1)?;
             if let Ok(context) = driver::context::primary(device) {
-                // A context that failed has nothing running any more.
+                // A failed context has no running work.
                 let _ = context.synchronize();
             }
             memory::free(address)?;
@@ -70,7 +69,7 @@ pub(super) unsafe extern "C" fn ncclMemFree(ptr: *mut c_void) -> ncclResult_t {
     })
 }
 
-/// Queues a suspend or a resume, unless the memory is not managed, or is other communicators' as well.
+/// Queues a suspend or a resume; refuses it if the memory is not managed, or is shared with other communicators.
 fn queue(communicator: &Arc<Communicator>, verb: &str, task: SymmetricTask) -> Result {
     if environment::switch("NCCL_DISABLE_MEM_MANAGER") {
         warn!("MemManager: {verb} not supported, memory manager is disabled");
@@ -122,7 +121,7 @@ pub(super) unsafe extern "C" fn ncclCommResume(comm: ncclComm_t) -> ncclResult_t
     })
 }
 
-/// The emulator's communicators have no device memory of their own.
+/// Reports no memory: the emulator's communicators have no device memory of their own.
 pub(super) unsafe extern "C" fn ncclCommMemStats(
     comm: ncclComm_t,
     stat: ncclCommMemStat_t,
@@ -203,7 +202,7 @@ pub(super) unsafe extern "C" fn ncclCommWindowRegister(
         // SAFETY: not null, and by the function's contract the caller's to write to.
         unsafe { win.write_unaligned(std::ptr::null_mut()) };
         let supported = communicator.supports_windows();
-        // Where there are none, 2.27 does not look at the memory.
+        // 2.27 does not check the memory if windows are not supported.
         let looks = supported || version::is_at_least(2, 28, 3);
         if looks && (buff.is_null() || size == 0) {
             warn!("invalid pointer {buff:p} / size {size}");
@@ -230,7 +229,7 @@ pub(super) unsafe extern "C" fn ncclCommWindowRegister(
         }
         let _ = group::record(result);
         match group::end() {
-            // Its state says that it is busy.
+            // The state of the communicator shows that it is busy.
             Err(error) if error != IN_PROGRESS => Err(error),
             _ => result,
         }

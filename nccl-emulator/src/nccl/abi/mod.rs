@@ -1,4 +1,4 @@
-//! The functions that C sees: all of `nccl.h`, and the host's side of the device API.
+//! The functions that C calls: all of `nccl.h`, and the host's side of the device API.
 //!
 //! Every body runs inside [`guard::guarded`]: a panic becomes `ncclInternalError` and a line on stderr,
 //! and never unwinds into C. Faults strike here first.
@@ -53,8 +53,8 @@ macro_rules! exports {
             api
         }
 
-        /// Name and address of every function: under its own name, and under the one with a `p` in front,
-        /// by which a profiler that took the first one calls it.
+        /// Returns name and address of every function: under its own name, and with the prefix `p`, which a profiler calls that
+        /// intercepts the first name.
         pub(crate) fn symbols() -> Vec<(&'static CStr, *const c_void)> {
             vec![$(
                 (c_name(concat!(stringify!($name), "\0")), $name as *const c_void),

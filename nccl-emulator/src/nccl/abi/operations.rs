@@ -25,8 +25,8 @@ pub(super) unsafe extern "C" fn ncclGroupEnd() -> ncclResult_t {
     })
 }
 
-/// Lets the faults at the end of a group strike. A failure is recorded as if a call of the group
-/// had failed, so that the end returns it and drops what was queued.
+/// Applies the faults of the end of a group. A failure is recorded like that of a call in the group, so that the end returns it
+/// and drops the queued work.
 fn strike_group(function: &'static str) {
     if faults::any() {
         let result = strike_at(function, &group::communicators());
@@ -34,7 +34,7 @@ fn strike_group(function: &'static str) {
     }
 }
 
-/// Estimates nothing: there is no model of time. The estimate stays what the caller put there.
+/// Estimates nothing, because there is no model of time: the estimate keeps the caller's value.
 pub(super) unsafe extern "C" fn ncclGroupSimulateEnd(simInfo: *mut ncclSimInfo_t) -> ncclResult_t {
     const MAGIC: u32 = 0x7468_5283;
     guarded("ncclGroupSimulateEnd", || {

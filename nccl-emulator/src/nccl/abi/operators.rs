@@ -1,4 +1,4 @@
-//! Operators of the user's own.
+//! User-defined operators.
 
 use std::ffi::c_void;
 
@@ -11,7 +11,7 @@ use crate::nccl::debug::warn;
 use crate::nccl::operators::UserOperator;
 use crate::numbers::datatype::{DataType, Scalar};
 
-/// Null pointers are refused; in NCCL they crash.
+/// Refuses null pointers, which crash NCCL.
 pub(super) unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     op: *mut ncclRedOp_t,
     scalar: *mut c_void,
@@ -44,12 +44,12 @@ pub(super) unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     })
 }
 
-/// The bits of a value of this type.
+/// Reads the bits of a value of this type.
 ///
 /// # Safety
-/// It is there.
+/// `scalar` points to such a value.
 unsafe fn read(scalar: *const c_void, datatype: ncclDataType_t) -> Result<Scalar> {
-    // NCCL has no check here and stumbles over the size.
+    // NCCL has no check here, and fails on the size of the type.
     let data_type = DataType::from_c(datatype).ok_or(INTERNAL)?;
     let mut bits = [0; 8];
     let size = data_type.size() as usize;
@@ -58,7 +58,7 @@ unsafe fn read(scalar: *const c_void, datatype: ncclDataType_t) -> Result<Scalar
     Ok(Scalar::Value(u64::from_le_bytes(bits)))
 }
 
-/// Does not look at the state of the communicator, nor does NCCL.
+/// Like NCCL, does not check the state of the communicator.
 pub(super) unsafe extern "C" fn ncclRedOpDestroy(
     op: ncclRedOp_t,
     comm: ncclComm_t,

@@ -1,4 +1,4 @@
-//! The registry of parameters: the seven that NCCL publishes, all texts here.
+//! The registry of parameters: the seven that NCCL publishes, all of which are texts here.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -22,12 +22,12 @@ const KEYS: [&CStr; 7] = [
     c"NCCL_DEBUG_LEVELS",
 ];
 
-/// How many of them the release has.
+/// Returns the number of parameters in the release.
 fn count() -> usize {
     KEYS.len() - usize::from(!version::is_at_least(2, 32, 0))
 }
 
-/// The keys as C reads them. C code gets the table's address, and no code writes to the table.
+/// The keys for C. C code gets the address of the table, and no code writes to it.
 struct Table([*const c_char; KEYS.len()]);
 
 // SAFETY: the pointers are to constants.
@@ -44,7 +44,7 @@ static TABLE: Table = {
 };
 
 thread_local! {
-    /// What the last call of this thread returned: valid until the next one.
+    /// The result of the last call of this thread, valid until the next one.
     static VALUE: RefCell<CString> = RefCell::default();
 }
 
@@ -54,7 +54,7 @@ unsafe fn find(key: *const c_char) -> Result<usize> {
     not_null(key, "ncclParam", "key")?;
     // SAFETY: not null, so a C string by the caller's promise.
     let key = unsafe { CStr::from_ptr(key) };
-    // Without a word, as NCCL.
+    // Like NCCL, fails without a log line.
     KEYS[..count()]
         .iter()
         .position(|known| *known == key)
@@ -93,7 +93,7 @@ pub(super) unsafe extern "C" fn ncclParamBind(
 
 macro_rules! numbers {
     ($($name:ident $type:ty;)*) => {$(
-        /// No published parameter is a number.
+        /// Fails: no published parameter is a number.
         pub(super) unsafe extern "C" fn $name(h: ncclParamHandle_t, out: *mut $type) -> ncclResult_t {
             let _ = out;
             call(stringify!($name), std::ptr::null_mut(), || {
@@ -116,7 +116,7 @@ numbers! {
     ncclParamGetU64 u64;
 }
 
-/// Keeps the value for the thread and gives its address away.
+/// Stores the value for the thread and returns its address.
 fn keep(value: String) -> (*const c_char, c_int) {
     let value = CString::new(value).unwrap_or_default();
     let length = value.as_bytes().len() as c_int;

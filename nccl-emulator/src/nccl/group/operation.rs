@@ -208,7 +208,7 @@ fn collective(call: &Call, data_type: DataType, reduction: Reduction) -> Collect
     }
 }
 
-/// Tells a profiler of an operation that is about to be queued. Returns where the launch finds what the profiler wants of it.
+/// Reports an operation to the profiler before it is queued. Returns the data that the launch needs for its events.
 #[inline]
 fn profile(
     call: &Call,
@@ -372,7 +372,7 @@ fn alone(
 ) -> Result {
     let scaled = reduction.operator == Operator::PreMulSum;
     if scaled && data_type.is_float8() {
-        // NCCL has no kernel for it, and does not say so.
+        // NCCL has no kernel for it, and logs nothing.
         return Err(INVALID_ARGUMENT);
     }
     let stream = find(communicator, call.stream)?;

@@ -106,8 +106,8 @@ impl Tasks {
     }
 }
 
-/// Returns the capture of a stream, unless the capture is void: then NCCL treats the stream as not
-/// captured, and the launch fails.
+/// Returns the capture of a stream, unless the capture is invalid: NCCL then treats the stream as not captured, and the launch
+/// fails.
 fn capture_of(stream: &Stream) -> Option<Arc<Capture>> {
     stream
         .capture()

@@ -1,7 +1,7 @@
 //! Events of calls and groups, which begin and end in the calling thread.
 //!
-//! The event of a group begins with its first operation, in the context of that operation's communicator, and ends with the group. A call
-//! outside of a group is a group of its own. NCCL counts the depth from that operation on; so does this.
+//! The event of a group begins with its first operation, in the context of that operation's communicator, and ends with the
+//! group. A call outside of a group is a group of its own. Like NCCL, this code counts the depth from that operation on.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ struct Open {
 thread_local! {
     /// The depth of groups since the event of the thread's group began; 0 without an event.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
-    /// Whether there is such an event. Without a profiler this is all that the end of a group looks at.
+    /// Whether there is such an event. Without a profiler, the end of a group reads only this.
     static IS_OPEN: Cell<bool> = const { Cell::new(false) };
     static OPEN: RefCell<Option<Open>> = const { RefCell::new(None) };
 }
@@ -56,7 +56,7 @@ pub(crate) struct Call {
     pub(crate) depth: u32,
 }
 
-/// Tells of a call. Returns what its operation needs later, or `None` if the plugin wants no events.
+/// Reports a call. Returns the data that its operation needs later, or `None` if the plugin wants no events.
 pub(crate) fn call(context: &Arc<Context>, call: &Call) -> Option<Profile> {
     let mask = library::mask();
     if mask == 0 {
@@ -103,7 +103,7 @@ pub(crate) fn call(context: &Arc<Context>, call: &Call) -> Option<Profile> {
     Some(Profile::new(mask, group, handle, call))
 }
 
-/// Returns the event of the thread's group, which begins here if it has not.
+/// Returns the event of the thread's group, and begins it if necessary.
 fn group_event(context: &Arc<Context>, telling: &Telling<'_>, mask: i32, call: &Call) -> Handle {
     if DEPTH.get() == 0 && mask & IN_GROUP != 0 {
         let handle = telling.start(&Event {

@@ -1,4 +1,4 @@
-//! A communicator as the plugin knows it.
+//! A communicator, as passed to the plugin.
 
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use super::event::{Event, Handle, State};
 use super::library::{self, Description, Plugin};
 use crate::nccl::debug::{info, subsystem};
 
-/// A communicator's context in the plugin. Events are told until it is finalized, and nothing afterwards: a launch that its stream drops
-/// later must not reach a library that may be closed.
+/// A communicator's context in the plugin. Events are reported until it is finalized, and not afterwards: a launch that its
+/// stream drops later must not call a library that may be closed.
 pub(crate) struct Context {
     live: RwLock<Option<Live>>,
 }
@@ -28,7 +28,7 @@ unsafe impl Send for Live {}
 // SAFETY: as above.
 unsafe impl Sync for Live {}
 
-/// Tells the plugin, if there is one, of a new communicator.
+/// Reports a new communicator to the plugin, if there is one.
 pub(crate) fn init(
     hash: u64,
     name: Option<&str>,
@@ -69,14 +69,14 @@ pub(crate) fn init(
 }
 
 impl Context {
-    /// Returns what the plugin is told events by, until it is dropped; `None` once the communicator is finalized. A thread has one at a
-    /// time.
+    /// Returns the access by which events are reported, until it is dropped; `None` once the communicator is finalized. A
+    /// thread has at most one at a time.
     pub(super) fn telling(&self) -> Option<Telling<'_>> {
         let live = self.live.read();
         live.is_some().then_some(Telling(live))
     }
 
-    /// Tells that the communicator has ended. The library is closed with its last communicator.
+    /// Reports the end of the communicator. The library is closed with its last communicator.
     pub(crate) fn finalize(&self) {
         let live = self.live.write().take();
         if let Some(live) = live
@@ -88,7 +88,7 @@ impl Context {
     }
 }
 
-/// Tells the plugin of events. The communicator is not finalized meanwhile.
+/// Reports events to the plugin. The communicator is not finalized meanwhile.
 pub(super) struct Telling<'a>(RwLockReadGuard<'a, Option<Live>>);
 
 impl Telling<'_> {
@@ -99,7 +99,7 @@ impl Telling<'_> {
             .is_some_and(|live| live.plugin.knows_calls())
     }
 
-    /// Tells of an event that begins.
+    /// Reports the beginning of an event.
     pub(super) fn start(&self, event: &Event) -> Handle {
         match &*self.0 {
             // SAFETY: it is not finalized while the lock is held.
@@ -108,7 +108,7 @@ impl Telling<'_> {
         }
     }
 
-    /// Tells that an event is over, and forgets its handle.
+    /// Reports the end of an event, and clears its handle.
     pub(super) fn stop(&self, handle: &mut Handle) {
         let handle = std::mem::replace(handle, Handle::NONE);
         if let (true, Some(live)) = (handle.is_some(), &*self.0) {
@@ -117,7 +117,7 @@ impl Telling<'_> {
         }
     }
 
-    /// Tells of an event's state. `argument` is a size or a time, by the state.
+    /// Reports a state of an event. `argument` is a size or a time, depending on the state.
     pub(super) fn record(&self, handle: Handle, state: State, argument: u64) {
         if let (true, Some(live)) = (handle.is_some(), &*self.0) {
             // SAFETY: as in `start`; the owner of a handle forgets it when it stops the event.

@@ -1,4 +1,4 @@
-//! Events as a plugin is given them: the kinds, their descriptors in C, and their states.
+//! Events as passed to a plugin: their kinds, their descriptors in C, and their states.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null;
@@ -21,7 +21,7 @@ pub(super) mod bits {
     pub(crate) const KERNEL_LAUNCH: i32 = 1 << 11;
     /// Events of collectives on copy engines, which the emulator does not have.
     pub(crate) const COPY_ENGINE: i32 = 1 << 12 | 1 << 13 | 1 << 14;
-    /// What needs an event of its task as an ancestor.
+    /// Events that need the event of their task as an ancestor.
     pub(crate) const BELOW_TASK: i32 = PROXY_OP | PROXY_STEP | KERNEL_CH | NET_PLUGIN;
 }
 
@@ -40,7 +40,7 @@ pub(super) enum State {
     GroupEndApiStart = 24,
 }
 
-/// A plugin's handle of an event that it was told of. Null stands for no event.
+/// A plugin's handle of an event. Null stands for no event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Handle(pub(super) *mut c_void);
 
@@ -66,7 +66,7 @@ pub(super) struct Event {
     pub(super) kind: Kind,
 }
 
-/// What an event tells, by its kind.
+/// The data of an event, by its kind.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Kind {
     Group,
@@ -126,7 +126,7 @@ pub(super) enum Kind {
     },
 }
 
-/// `ncclProfilerEventDescr_v7_t`. The descriptors of versions 4 to 6 are beginnings of it, in each member of the union as well; the
+/// `ncclProfilerEventDescr_v7_t`. The descriptors of versions 4 to 6 are prefixes of it, also in each member of the union; the
 /// type of version 4 is the first byte of `kind`.
 #[repr(C)]
 pub(super) struct Descriptor {

@@ -1,8 +1,8 @@
-//! Events of a launch: its group, its operations, and what becomes of them on the device and in the proxies.
+//! Events of a launch: its group, its operations, and their progress on the device and in the proxies.
 //!
-//! Two threads write to a [`Tracker`]. The one that launches posts the operations, after their kernel was launched, as NCCL does; the one
-//! that runs the stream notes what it sees ([`Tracker::see`]). Events below an operation are told of once it is posted, by whichever of the two
-//! comes later.
+//! Two threads write to a [`Tracker`]. The launching thread posts the operations after the launch of their kernel, as NCCL
+//! does. The thread that runs the stream records the progress ([`Tracker::see`]). Events below an operation are reported once
+//! the operation is posted, by whichever thread comes later.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::nccl::task::{CollectiveTask, Function, MessageTask};
 use crate::numbers::datatype::DataType;
 use crate::transport::Direction;
 
-/// What an operation keeps of the events of its call.
+/// The data that an operation keeps from its call for events.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Profile {
     /// The mask when the call was made.
@@ -70,7 +70,7 @@ struct Operations {
     messages: Vec<Operation>,
 }
 
-/// An operation, as far as the plugin may be told of it.
+/// An operation, with the events that the plugin may get.
 pub(crate) struct Operation {
     profile: Option<Profile>,
     kind: Kind,
@@ -80,7 +80,7 @@ pub(crate) struct Operation {
     ended: Option<u64>,
     /// The event of the operation on the device, once it has begun.
     channel: Option<Handle>,
-    /// Whether the end of that event was told.
+    /// Whether the end of that event was reported.
     is_told: bool,
     pub(crate) proxies: Vec<Proxy>,
 }
@@ -142,8 +142,8 @@ impl Operation {
 }
 
 impl Tracker {
-    /// Creates the tracker of a launch, whose lists are sorted. `None` if the plugin is told nothing of it. The last two arguments return
-    /// the proxies of an operation.
+    /// Creates the tracker of a launch, whose lists are sorted. Returns `None` if the plugin wants no events. The last two
+    /// arguments return the proxies of an operation.
     pub(crate) fn new(
         communicator: &Arc<Communicator>,
         is_persistent: bool,
@@ -184,8 +184,8 @@ impl Tracker {
         }))
     }
 
-    /// Whether NCCL's proxies take part in the launch: those of the network, or the one that reads a kernel's times. A graph posts the
-    /// operations of such a launch at each replay, those of others only when they are captured.
+    /// Returns whether NCCL's proxies take part in the launch: those of the network, or the one that reads a kernel's times. A
+    /// graph posts the operations of such a launch at each replay; other operations are posted only when they are captured.
     pub(crate) fn has_proxies(&self) -> bool {
         let state = self.state.lock();
         let mut all = state.collectives.iter().chain(&state.messages);
@@ -194,7 +194,7 @@ impl Tracker {
         })
     }
 
-    /// Tells of the launch of the kernel, which `launch` does.
+    /// Reports the launch of the kernel, which `launch` makes.
     pub(crate) fn launching<R>(&self, stream: usize, launch: impl FnOnce() -> R) -> R {
         let profile = {
             let state = self.state.lock();
@@ -221,7 +221,7 @@ impl Tracker {
         result
     }
 
-    /// Tells of the operations, once.
+    /// Reports the operations, once.
     pub(crate) fn post(&self) {
         let mut state = self.state.lock();
         if std::mem::replace(&mut state.is_posted, true) {
@@ -313,7 +313,7 @@ impl Tracker {
         });
     }
 
-    /// Lets `look` note what it sees of the operations, collectives and messages, and tells of it.
+    /// Records the progress of collectives and messages by `look`, and reports it.
     pub(crate) fn see(&self, look: impl FnOnce(&mut [Operation], &mut [Operation])) {
         let mut state = self.state.lock();
         let Operations {

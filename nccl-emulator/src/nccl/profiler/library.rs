@@ -70,7 +70,7 @@ type InitV5 = unsafe extern "C" fn(
     Log,
 ) -> c_int;
 
-/// What a plugin is told of a communicator.
+/// The description of a communicator for the plugin.
 pub(super) struct Description<'a> {
     pub(super) hash: u64,
     /// The plugin may keep the pointer until it finalizes the communicator.
@@ -99,7 +99,7 @@ enum Status {
     Loaded(Weak<Plugin>),
 }
 
-/// Returns the plugin, which is loaded if it is not. It stays loaded as long as the value of any communicator lives.
+/// Returns the plugin, and loads it if necessary. It stays loaded as long as any communicator holds the returned value.
 pub(super) fn plugin() -> Option<Arc<Plugin>> {
     static STATUS: Mutex<Status> = Mutex::new(Status::Untried);
     let mut status = STATUS.lock();
@@ -168,7 +168,7 @@ fn load() -> Option<Plugin> {
     Some(plugin)
 }
 
-/// Opens the library of a network plugin that the user has named, which may be a profiler as well.
+/// Opens the library of a network plugin that the user has named; it may also contain a profiler.
 fn network_plugin() -> Option<Library> {
     let names = environment::text("NCCL_NET_PLUGIN")?;
     let mut names = names.split(',').filter(|name| !name.is_empty());
@@ -195,7 +195,7 @@ impl Plugin {
         self.version >= 5
     }
 
-    /// Tells the plugin of a communicator and returns the plugin's context of it.
+    /// Reports a communicator to the plugin and returns the plugin's context for it.
     ///
     /// # Errors
     /// The code that the plugin returned.

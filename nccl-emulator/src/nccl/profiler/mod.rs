@@ -1,4 +1,4 @@
-//! The profiler plugin: a library of the user that NCCL tells of its operations (`NCCL_PROFILER_PLUGIN`).
+//! The profiler plugin: a library of the user to which NCCL reports its operations (`NCCL_PROFILER_PLUGIN`).
 //!
 //! ```text
 //! GroupApi                          ncclGroupStart … ncclGroupEnd, or one call          version 5
@@ -11,8 +11,8 @@
 //! Group                             all operations of a launch
 //! ```
 //!
-//! The plugin says in a mask which kinds of events it wants, and may change the mask at any time. A call reads it once; what follows from the
-//! call goes by that value. With an event come its ancestors.
+//! A mask of the plugin selects the kinds of events, and the plugin may change it at any time. A call reads the mask once; all
+//! events below the call use that value. An event includes its ancestors.
 //!
 //! | module | contents |
 //! |---|---|
@@ -23,8 +23,8 @@
 //! | `launch` | events of a launch's operations |
 //! | `proxy` | the proxies of an operation |
 //!
-//! When no plugin wants events, a call costs the load of the mask, and a launch nothing. Not told of: proxies' own threads (ProxyCtrl),
-//! events of network plugins, and one-sided operations, of which NCCL does not tell either.
+//! When no plugin wants events, a call only loads the mask, and a launch does nothing. Not reported are the proxies' own
+//! threads (ProxyCtrl), events of network plugins, and one-sided operations, which NCCL does not report either.
 
 mod calls;
 mod context;

@@ -16,7 +16,7 @@ use super::event::{Event, Handle, Kind, State, bits};
 /// The number of steps that are open at a time.
 const WINDOW: u32 = 8;
 
-/// What is known of the data of a proxy.
+/// The state of the data of a proxy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Flow {
     /// Whether this rank's device has the data of the next step to send.
@@ -69,7 +69,7 @@ impl Proxy {
         }
     }
 
-    /// Notes what is known of the data now. The number of finished steps never decreases.
+    /// Records the present state of the data. The number of finished steps never decreases.
     pub(crate) fn see(&mut self, flow: Flow) {
         let done = flow.done.min(self.steps).max(self.flow.done);
         self.flow = Flow { done, ..flow };
@@ -103,7 +103,7 @@ impl Proxy {
         telling.record(self.event, State::ProxyOpInProgress, 0);
     }
 
-    /// Tells what is known and was not told.
+    /// Reports new states.
     pub(super) fn tell(&mut self, telling: &Telling<'_>, rank: i32, mask: i32) {
         let with_steps = mask & (bits::PROXY_STEP | bits::NET_PLUGIN) != 0;
         loop {

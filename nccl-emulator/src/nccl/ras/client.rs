@@ -8,35 +8,35 @@
 //! | `STATUS`, `VERBOSE STATUS` | the state of the job, and the end of the connection |
 //! | `MONITOR lifecycle,trace,all` | `OK`, from 2.29, and events as they happen |
 //!
-//! A value without a socket: it takes bytes, and returns what they ask for.
+//! A value without a socket: it takes bytes, and returns the requested actions.
 
 use crate::version;
 
 /// The most bytes of a line.
 const LONGEST: usize = 1024;
 
-/// Which events a client wants.
+/// The events that a client wants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Monitor {
     pub(super) lifecycle: bool,
     pub(super) trace: bool,
 }
 
-/// How a client wants its answer.
+/// The format of a client's answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Format {
     pub(super) is_json: bool,
     pub(super) is_verbose: bool,
 }
 
-/// What a client asks for.
+/// The action that a client requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Action {
-    /// To be told this.
+    /// Send this text.
     Reply(String),
-    /// The state of the job, gathered within this many seconds if the client has said so; nothing else follows.
+    /// Send the state of the job, gathered within this many seconds if the client has set a limit; nothing else follows.
     Status(Format, Option<u32>),
-    /// The end of the connection.
+    /// Close the connection.
     Close,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Conversation {
     timeout: Option<u32>,
     format: Format,
     pub(super) monitor: Monitor,
-    /// Whether the state was asked for: later lines are not read.
+    /// Whether the state was requested: later lines are not read.
     pub(super) is_over: bool,
 }
 

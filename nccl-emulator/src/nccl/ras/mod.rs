@@ -1,7 +1,8 @@
-//! RAS: a thread of each process that answers what the ranks of a job are doing (NCCL 2.24 and newer).
+//! RAS: a thread of each process that reports the state of a job's ranks (NCCL 2.24 and newer).
 //!
-//! Clients connect to `NCCL_RAS_ADDR` (`localhost:28028`) of any process. It asks all other processes, and answers for all. `NCCL_RAS_ENABLE=0`
-//! turns it off. The thread begins with the first communicator and runs until the process ends, as NCCL's.
+//! Clients connect to `NCCL_RAS_ADDR` (`localhost:28028`) of any process. That process queries all others, and answers for all
+//! of them. `NCCL_RAS_ENABLE=0` turns RAS off. As in NCCL, the thread starts with the first communicator and runs until the
+//! process ends.
 //!
 //! | module | contents |
 //! |---|---|
@@ -13,8 +14,8 @@
 //! | `wire` | messages between processes |
 //! | `text`, `json` | the answer |
 //!
-//! The processes find each other by their ports, which the bootstrap exchanges. Where NCCL passes a query on around a ring, here the process that
-//! is asked connects to all others. A host that `NCCL_HOSTID` names has an address of its own, `127.x.y.z`.
+//! The processes find each other by their ports, which the bootstrap exchanges. NCCL passes a query on around a ring; here the
+//! queried process connects to all others. A host that `NCCL_HOSTID` names has a separate address, `127.x.y.z`.
 
 mod client;
 mod json;
@@ -37,10 +38,10 @@ use crate::transport::RankInfo;
 use crate::version;
 use peers::{Devices, Peer};
 
-/// The version of CUDA that RAS names.
+/// The version of CUDA that RAS reports.
 const CUDA: i32 = 13000;
 
-/// Where the RAS thread of a process is reached; all zero without one.
+/// The address of a process's RAS thread; all zero without one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) address: u32,
@@ -48,7 +49,7 @@ pub(crate) struct Place {
     pub(crate) query: u16,
 }
 
-/// Returns where the RAS thread of this process is, which begins here if it has not.
+/// Returns the address of this process's RAS thread, and starts the thread if necessary.
 pub(crate) fn place() -> Place {
     let is_on = || environment::integer("NCCL_RAS_ENABLE").is_none_or(|value| value == 1);
     match version::is_at_least(2, 24, 0) && is_on() {
@@ -57,7 +58,7 @@ pub(crate) fn place() -> Place {
     }
 }
 
-/// Makes a communicator, whose ranks have met, known to RAS.
+/// Adds a communicator, whose ranks have met, to RAS.
 pub(crate) fn join(communicator: &Arc<Communicator>) {
     let Some(session) = communicator.session() else {
         return;
@@ -66,7 +67,7 @@ pub(crate) fn join(communicator: &Arc<Communicator>) {
     service::add(session.infos().iter().filter_map(peer_of));
 }
 
-/// Makes RAS forget a communicator that is destroyed.
+/// Removes a destroyed communicator from RAS.
 pub(crate) fn leave(communicator: &Communicator) {
     report::remove(communicator);
 }
@@ -102,12 +103,12 @@ fn host() -> Ipv4Addr {
     }
 }
 
-/// Returns the release as RAS names it.
+/// Returns the release, in RAS's format.
 fn release() -> String {
     version::banner().replace("NCCL version ", "")
 }
 
-/// Returns the time for people.
+/// Returns the time, formatted for people.
 fn timestamp() -> String {
     super::debug::timestamp(c"%F %T")
 }

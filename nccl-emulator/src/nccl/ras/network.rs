@@ -1,7 +1,7 @@
-//! The network between RAS threads: who is there, who does not respond, who is considered dead.
+//! The network between RAS threads: which processes are present, unresponsive, or considered dead.
 //!
-//! The processes form a ring by host and process. Each of them sends keep-alives to its neighbours and watches theirs; behind a neighbour
-//! that does not respond it watches the next one as well. What one finds out it tells all others.
+//! The processes form a ring by host and process. Each of them sends keep-alives to its neighbours and watches theirs; if a
+//! neighbour does not respond, it also watches the next process in that direction. It reports its findings to all others.
 //!
 //! ```text
 //! alive ──silent for 5 s, or a query not answered──▶ unresponsive ──silent for 60 s──▶ dead     for good
@@ -22,12 +22,12 @@ use super::wire::{Content, Datagram, PEERS_PER_DATAGRAM};
 const WARN: u32 = 5;
 const DEAD: u32 = 60;
 
-/// What the driver has to do.
+/// A request to the driver.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Output {
     /// Send a datagram.
     Send(SocketAddrV4, Vec<u8>),
-    /// Tell the clients that monitor.
+    /// Report an event to the clients that monitor.
     Event(Event),
 }
 
@@ -57,7 +57,7 @@ impl EventKind {
         }
     }
 
-    /// Whether it belongs to the life of a process, and not to the diagnostics of the network.
+    /// Whether the event belongs to the life of a process, not to the diagnostics of the network.
     pub(super) fn is_lifecycle(self) -> bool {
         matches!(self, Self::New | Self::Dead)
     }
@@ -79,7 +79,7 @@ pub(super) struct Network {
     peers: Peers,
     suspects: BTreeSet<ProcessId>,
     links: BTreeMap<ProcessId, Link>,
-    /// When a process was last told all that is known, or that this process is alive, without being watched.
+    /// When each process last got all known data, or a keep-alive without being watched.
     told: BTreeMap<ProcessId, Instant>,
     outputs: VecDeque<Output>,
 }
@@ -102,7 +102,7 @@ impl Network {
         &self.peers
     }
 
-    /// Returns the processes to ask for a report: those that are expected to answer.
+    /// Returns the processes to query: those that are expected to answer.
     pub(super) fn responsive(&self) -> Vec<Peer> {
         let is_asked = |peer: &&Peer| {
             let process = peer.process;
@@ -121,7 +121,7 @@ impl Network {
         }
     }
 
-    /// Notes that a process has not answered a query.
+    /// Records that a process has not answered a query.
     pub(super) fn suspect(&mut self, process: ProcessId, details: &str) {
         if self.note_suspect(process, details.to_owned()) {
             self.broadcast(Content::Suspect {
@@ -177,7 +177,7 @@ impl Network {
         }
     }
 
-    /// Does what is due.
+    /// Does the work that is due.
     pub(super) fn tick(&mut self, now: Instant) {
         self.watch(now);
         let silences: Vec<_> = self
@@ -213,17 +213,17 @@ impl Network {
         }
     }
 
-    /// Returns when [`Network::tick`] is due at the latest.
+    /// Returns the latest time at which [`Network::tick`] is due.
     pub(super) fn next_timeout(&self, now: Instant) -> Option<Instant> {
         (!self.links.is_empty()).then(|| now + self.second / 4)
     }
 
-    /// Returns the next thing to do.
+    /// Returns the next request to the driver.
     pub(super) fn poll(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
-    /// Watches the nearest process in each direction that responds, and those before it.
+    /// Watches the nearest responsive process in each direction, and the processes before it.
     fn watch(&mut self, now: Instant) {
         let ring = self.peers.ring();
         let Some(own) = ring.iter().position(|&process| process == self.own) else {
@@ -279,7 +279,7 @@ impl Network {
         was_suspect
     }
 
-    /// Returns whether that is news.
+    /// Returns whether this is new.
     fn note_suspect(&mut self, process: ProcessId, details: String) -> bool {
         let is_known = self.peers.all.contains_key(&process) && process != self.own;
         let is_news =
@@ -290,7 +290,7 @@ impl Network {
         is_news
     }
 
-    /// Returns whether that is news.
+    /// Returns whether this is new.
     fn note_dead(&mut self, process: ProcessId) -> bool {
         let is_known = self.peers.all.contains_key(&process) && process != self.own;
         let is_news = is_known && self.peers.dead.insert(process);
@@ -302,7 +302,7 @@ impl Network {
         is_news
     }
 
-    /// Returns whether something is new.
+    /// Returns whether anything is new.
     fn merge(&mut self, peers: impl IntoIterator<Item = Peer>) -> bool {
         let mut has_changed = false;
         for peer in peers {
@@ -330,7 +330,7 @@ impl Network {
         }
     }
 
-    /// Whether a process may be told something that is not due by itself: once in a while.
+    /// Returns whether a process may get an unscheduled report: at most once in a while.
     fn may_tell(&mut self, now: Instant, process: ProcessId) -> bool {
         let is_early = |told: &Instant| now < *told + self.second / 2;
         if !self.peers.all.contains_key(&process) || self.told.get(&process).is_some_and(is_early) {
@@ -340,7 +340,7 @@ impl Network {
         true
     }
 
-    /// Tells a process of all that are known.
+    /// Sends a process all known processes.
     fn tell(&mut self, now: Instant, process: ProcessId) {
         if self.may_tell(now, process) {
             self.send_peers(process);

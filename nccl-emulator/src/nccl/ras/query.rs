@@ -1,4 +1,4 @@
-//! Queries between processes: one asks for a report, the other sends it, and the connection ends.
+//! Queries between processes: one process requests a report, the other sends it, and the connection ends.
 
 use std::net::TcpStream;
 use std::os::fd::RawFd;
@@ -32,7 +32,7 @@ pub(super) struct Query {
     timeouts: usize,
 }
 
-/// A process that was asked.
+/// A queried process.
 #[derive(Debug)]
 struct Ask {
     process: ProcessId,
@@ -41,7 +41,7 @@ struct Ask {
 }
 
 impl Query {
-    /// Asks all these processes. Those that refuse the connection are gone, and left out.
+    /// Queries all these processes. Processes that refuse the connection are gone, and are left out.
     pub(super) fn new(
         client: u64,
         format: Format,
@@ -71,13 +71,13 @@ impl Query {
         self.deadline
     }
 
-    /// Takes what has come. Returns whether the query is over, and the processes that have not answered in time.
+    /// Handles received data. Returns whether the query is over, and the processes that have not answered in time.
     pub(super) fn advance(&mut self, now: Instant) -> (bool, Vec<ProcessId>) {
         let reports = &mut self.reports;
         self.asks.retain_mut(|ask| match ask.advance() {
             Ok(Progress::Open) => true,
             Ok(Progress::Over) => {
-                // An answer of another process than was asked is none.
+                // Ignores an answer from a process other than the queried one.
                 let report = decode_report(&ask.answer[4..]);
                 reports.extend(report.filter(|report| report.process == ask.process));
                 false
@@ -92,7 +92,7 @@ impl Query {
         (self.asks.is_empty(), late)
     }
 
-    /// Returns what was gathered.
+    /// Returns the gathered reports.
     pub(super) fn finish(self, peers: Peers) -> Gathered {
         let seconds = self.began.elapsed().as_secs_f64();
         Gathered::of(self.reports, peers, self.timeouts, seconds)

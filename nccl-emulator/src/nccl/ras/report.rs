@@ -1,4 +1,4 @@
-//! What a process tells of its communicators, and what is gathered of all.
+//! The report of a process about its communicators, and the combination of all reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -20,14 +20,14 @@ pub(super) const FUNCTIONS: [Function; 5] = [
     Function::AllReduce,
 ];
 
-/// What a process tells of all of its communicators.
+/// The report of a process about all of its communicators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Report {
     pub(super) process: ProcessId,
     pub(super) communicators: Vec<OfCommunicator>,
 }
 
-/// What a process tells of a communicator.
+/// The report of a process about one communicator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OfCommunicator {
     pub(super) hash: u64,
@@ -125,22 +125,22 @@ fn state_of(communicator: &Communicator) -> RankState {
     }
 }
 
-/// What tells communicators apart: the hash, and the host and the process of the first rank.
+/// The identity of a communicator: the hash, and the host and the process of the first rank.
 type Id = (u64, u64, ProcessId);
 
-/// What was gathered.
+/// The gathered reports.
 #[derive(Debug, Default)]
 pub(super) struct Gathered {
     pub(super) peers: Peers,
     /// The processes that answered.
     pub(super) answered: BTreeSet<ProcessId>,
-    /// The number of processes that were asked and did not answer in time.
+    /// The number of processes that did not answer in time.
     pub(super) timeouts: usize,
     pub(super) seconds: f64,
     pub(super) communicators: Vec<Whole>,
 }
 
-/// A communicator, by what all its processes tell.
+/// A communicator, combined from the reports of all its processes.
 #[derive(Debug)]
 pub(super) struct Whole {
     pub(super) id: Id,
@@ -150,7 +150,7 @@ pub(super) struct Whole {
 }
 
 impl Gathered {
-    /// Puts the reports of several processes together.
+    /// Combines the reports of several processes.
     pub(super) fn of(reports: Vec<Report>, peers: Peers, timeouts: usize, seconds: f64) -> Self {
         let mut wholes: BTreeMap<Id, Whole> = BTreeMap::new();
         let mut answered = BTreeSet::new();

@@ -28,12 +28,12 @@ const MOST_OUTPUT: usize = 64 << 20;
 /// The longest sleep of the thread.
 const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
 
-/// Processes that the thread is about to learn of.
+/// Processes that the thread will add.
 static NEW: Mutex<Vec<Peer>> = Mutex::new(Vec::new());
-/// The thread, if it could be started: where it is reached, and its socket, by which it is woken.
+/// The thread, if it could be started: its address, and the socket that wakes it.
 static SERVICE: OnceLock<Option<(Place, Arc<UdpSocket>)>> = OnceLock::new();
 
-/// Returns where the thread of this process is reached. Starts it, once.
+/// Returns the address of this process's thread. Starts the thread once.
 pub(super) fn place() -> Option<Place> {
     let service = SERVICE.get_or_init(|| {
         let started = start();
@@ -45,13 +45,13 @@ pub(super) fn place() -> Option<Place> {
     service.as_ref().map(|(place, _)| *place)
 }
 
-/// Makes processes known to the thread.
+/// Adds processes to the thread's list.
 pub(super) fn add(peers: impl Iterator<Item = Peer>) {
     let Some(Some((place, wake))) = SERVICE.get() else {
         return;
     };
     NEW.lock().extend(peers);
-    // An empty datagram wakes the thread; it wakes by itself a little later.
+    // An empty datagram wakes the thread. If it is lost, the thread wakes by itself a little later.
     let address = Ipv4Addr::from_bits(place.address);
     let _ = wake.send_to(&[], (address, place.gossip));
 }
@@ -98,13 +98,13 @@ struct Client {
     conversation: Conversation,
     /// Whether the connection ends once all is sent.
     is_closing: bool,
-    /// Whether it has the answer to nothing more.
+    /// Whether to drop the connection at once, without its pending output.
     is_gone: bool,
 }
 
 struct Service {
     own: ProcessId,
-    /// A second of clients, and by how much that of the network is longer.
+    /// The length of a second for clients, and the factor by which the network's second is longer.
     second: Duration,
     factor: u32,
     network: Network,
@@ -144,7 +144,7 @@ impl Service {
         }
     }
 
-    /// Sleeps until something comes, or is due.
+    /// Sleeps until an event arrives or a timeout is due.
     fn sleep(&self) {
         let now = Instant::now();
         let deadlines = self.queries.iter().map(Query::deadline);
@@ -177,7 +177,7 @@ impl Service {
             match client.conversation.is_over {
                 false => wait_for(client.stream.fd(), both(has_output)),
                 true if has_output => wait_for(client.stream.fd(), libc::POLLOUT),
-                // One that hangs up meanwhile would wake the thread again and again.
+                // A client that disconnects would wake the thread again and again.
                 true => {}
             }
         }
@@ -197,7 +197,7 @@ impl Service {
 
     fn receive(&mut self, now: Instant) {
         let mut bytes = vec![0; LARGEST_DATAGRAM];
-        // As many as wait; a flood must not keep the thread from all else.
+        // Limits the number of datagrams, so that a flood does not block other work.
         for _ in 0..4096 {
             match self.gossip.recv_from(&mut bytes) {
                 Ok((size, _)) => {
@@ -304,7 +304,7 @@ impl Service {
         while let Some(output) = self.network.poll() {
             match output {
                 Output::Send(to, bytes) => {
-                    // A datagram that gets lost is sent again, or its silence is what counts.
+                    // A lost datagram is sent again, or the silence is detected.
                     let _ = self.gossip.send_to(&bytes, to);
                 }
                 Output::Event(event) => self.tell_of(&event),
@@ -338,7 +338,7 @@ impl Service {
 }
 
 impl Client {
-    /// Sends a text. A client that does not read is given up.
+    /// Sends a text. Drops a client that does not read.
     fn say(&mut self, text: &str) {
         self.is_gone |= !self.stream.queue(text.as_bytes(), MOST_OUTPUT);
     }

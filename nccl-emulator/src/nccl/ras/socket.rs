@@ -1,4 +1,4 @@
-//! The sockets of the RAS thread: none of them ever blocks.
+//! The non-blocking sockets of the RAS thread.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
@@ -9,7 +9,7 @@ use crate::nccl::debug::{Level, enabled, info, print};
 /// The subsystem of RAS's log lines.
 pub(super) const RAS: u32 = 0x8000;
 
-/// A connection, with what waits to be sent.
+/// A connection and its pending output.
 #[derive(Debug)]
 pub(super) struct Stream {
     stream: TcpStream,
@@ -31,7 +31,7 @@ impl Stream {
         self.stream.as_raw_fd()
     }
 
-    /// Queues bytes. Returns false if more than `most` would wait.
+    /// Queues bytes. Returns false if more than `most` bytes would be pending.
     pub(super) fn queue(&mut self, bytes: &[u8], most: usize) -> bool {
         if self.waiting() + bytes.len() > most {
             return false;
@@ -40,7 +40,7 @@ impl Stream {
         true
     }
 
-    /// Returns the number of bytes that wait.
+    /// Returns the number of pending bytes.
     pub(super) fn waiting(&self) -> usize {
         self.output.len() - self.sent
     }
@@ -48,7 +48,7 @@ impl Stream {
     /// Sends as much as the socket takes.
     ///
     /// # Errors
-    /// The connection is of no use any more.
+    /// The connection is unusable.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         while self.waiting() > 0 {
             match self.stream.write(&self.output[self.sent..]) {
@@ -64,10 +64,10 @@ impl Stream {
         Ok(())
     }
 
-    /// Reads what is there; `None` at the end.
+    /// Reads the available bytes; returns `None` at the end.
     ///
     /// # Errors
-    /// The connection is of no use any more.
+    /// The connection is unusable.
     pub(super) fn read(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut bytes = vec![0; 64 << 10];
         loop {
@@ -85,7 +85,7 @@ impl Stream {
     }
 }
 
-/// Listens for clients. Without success there are none, as in NCCL.
+/// Listens for clients. On failure RAS has no clients, as in NCCL.
 pub(super) fn listen_for_clients(at: &str) -> Option<TcpListener> {
     let listener = listen(at);
     match &listener {
@@ -109,7 +109,7 @@ fn listen(at: &str) -> io::Result<TcpListener> {
     Err(last)
 }
 
-/// Listens at an address that other processes may listen at as well.
+/// Listens at an address that other processes may share.
 fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let family = match address {
         SocketAddr::V4(_) => libc::AF_INET,

@@ -9,8 +9,8 @@ use super::peers::{Peer, Peers, ProcessId};
 use super::report::{FUNCTIONS, Gathered, RankState, Whole};
 use super::{CUDA, release};
 
-/// The largest group of which members are listed, and its largest share of all; without a limit and with another share where the client
-/// wants much.
+/// The largest group whose members are listed, and the largest share of all that is listed. Verbose output has no limit, and
+/// another share.
 const DETAILS: usize = 10;
 const SHARE: f64 = 0.25;
 const VERBOSE_SHARE: f64 = 0.5;
@@ -128,7 +128,7 @@ impl<'a> Summary<'a> {
         self.statuses.last().copied().unwrap_or(Status::NoComm)
     }
 
-    /// What the communicators of a group have in common.
+    /// Returns the common properties of the communicators of a group.
     fn group(&self) -> (usize, usize, Status, Faults) {
         (self.size(), self.nodes, self.status(), self.faults)
     }
@@ -200,7 +200,7 @@ pub(super) fn opening(peers: &Peers) -> String {
     text + "\nCommunicators..."
 }
 
-/// Returns values and how often they are there, the most frequent first.
+/// Returns values with their number of occurrences, the most frequent first.
 fn frequencies<T: Ord + Copy>(values: impl Iterator<Item = T>) -> Vec<(T, usize)> {
     let mut counts: BTreeMap<T, usize> = BTreeMap::new();
     values.for_each(|value| *counts.entry(value).or_default() += 1);
@@ -279,7 +279,7 @@ fn table_row(text: &mut String, number: usize, group: &[Summary<'_>]) {
     );
 }
 
-/// The text so far, and what it is about.
+/// The text so far, and its subject.
 struct Page<'a> {
     text: String,
     gathered: &'a Gathered,
@@ -339,7 +339,7 @@ impl Page<'_> {
         self.text.push('\n');
     }
 
-    /// Returns where a rank runs.
+    /// Returns the location of a rank.
     fn place(&self, whole: &Whole, rank: u32) -> String {
         let member = whole.member(rank);
         let gpu = match member.device == member.nvml {
@@ -355,7 +355,8 @@ impl Page<'_> {
         }
     }
 
-    /// Writes what ranks have in common: of one rank in one line, of several in a line for all, and in one for each where they are few.
+    /// Writes the common properties of ranks: one line for a single rank; for several ranks a line for all, and one for each if
+    /// there are few.
     fn ranks(
         &mut self,
         whole: &Whole,
@@ -464,7 +465,7 @@ impl Page<'_> {
     }
 }
 
-/// Returns ranks by what they have in common, the largest group first.
+/// Groups ranks by a common property, the largest group first.
 fn grouped<T: Ord + Copy>(values: impl Iterator<Item = (T, u32)>) -> Vec<(T, Vec<u32>)> {
     let mut groups: BTreeMap<T, Vec<u32>> = BTreeMap::new();
     values.for_each(|(value, rank)| groups.entry(value).or_default().push(rank));

@@ -1,6 +1,6 @@
 //! The messages between RAS threads: datagrams, and the answers to queries.
 //!
-//! Little-endian numbers one after the other. What a message says of its own size is never believed beyond the bytes that are there.
+//! Little-endian numbers, one after the other. A size in a message is never trusted beyond the received bytes.
 
 use std::net::Ipv4Addr;
 
@@ -13,7 +13,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"nccras\x00\x01");
 /// The size of a request for a report.
 pub(super) const REQUEST: usize = 8;
 
-/// The most that a report may have.
+/// The most bytes of a report.
 pub(super) const LARGEST_REPORT: usize = 16 << 20;
 
 /// The most processes in a datagram.

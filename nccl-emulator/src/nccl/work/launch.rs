@@ -22,7 +22,7 @@ use crate::nccl::task::{self, MessageTask};
 use crate::transport::Direction;
 use cuda_emulator::exec::{Bell, Step, Work};
 
-/// The pause between two looks at a waiting launch on a profiler's behalf.
+/// The pause between two checks of a waiting launch for a profiler.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// See [`super`].
@@ -43,11 +43,11 @@ pub(crate) struct Launch {
     prepared: bool,
     stuck: bool,
     connection: Watch,
-    /// What a profiler is told of the launch.
+    /// The profiler's view of the launch.
     tracker: Option<Arc<Tracker>>,
-    /// Whether a profiler is told what the launch comes to.
+    /// Whether a profiler gets the progress of the launch.
     is_observed: bool,
-    /// The time of the next look on a profiler's behalf.
+    /// The time of the next check for a profiler.
     look: Option<Instant>,
 }
 
@@ -104,17 +104,17 @@ impl Launch {
         })
     }
 
-    /// Returns what a profiler is told of the launch, if it wants anything.
+    /// Returns the profiler's view of the launch, if a profiler wants events.
     pub(crate) fn tracker(&self) -> Option<&Arc<Tracker>> {
         self.tracker.as_ref()
     }
 
-    /// Whether the part at which the launch is has begun: neither lateness nor a fault holds it.
+    /// Returns whether the current part of the launch has begun: neither lateness nor a fault holds it.
     pub(super) fn has_begun(&self) -> bool {
         self.prepared && self.start.is_none() && self.fault.is_none()
     }
 
-    /// Tells a profiler what the launch has come to. While the launch waits, it does so again a little later.
+    /// Reports the progress of the launch to a profiler. While the launch waits, repeats this a little later.
     #[cold]
     fn observe(&mut self, tracker: &Arc<Tracker>, outcome: &Outcome) {
         match outcome {
@@ -260,7 +260,7 @@ impl Launch {
     }
 }
 
-/// Returns what a profiler is told of a launch.
+/// Creates the profiler's view of a launch.
 #[cold]
 fn track(
     communicator: &Arc<Communicator>,

@@ -1,7 +1,7 @@
-//! What a profiler is told of a launch while its stream runs it.
+//! The progress of a launch for a profiler, while its stream runs it.
 //!
-//! Looked at after each step, and every few milliseconds while the launch waits: a peer may complete a message without a word. Without a
-//! profiler nothing of this runs.
+//! Checked after each step, and every few milliseconds while the launch waits: a peer may complete a message without a
+//! notification. Without a profiler none of this runs.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -24,7 +24,8 @@ pub(super) fn proxies_of_message(session: &Session, task: &MessageTask) -> Vec<P
     vec![Proxy::new(peer, is_send, task.bytes, CHUNK, steps)]
 }
 
-/// Returns the proxies of a collective, whose data goes around a ring: those to the neighbours beyond a network, the receiving one first.
+/// Returns the proxies of a collective, whose data goes around a ring: those to neighbours on other hosts, the receiving proxy
+/// first.
 pub(super) fn proxies_of_collective(session: &Session, task: &CollectiveTask) -> Vec<Proxy> {
     let ring = Ring::of(session, task);
     let ranks = ring.ranks;
@@ -47,7 +48,7 @@ pub(super) fn proxies_of_collective(session: &Session, task: &CollectiveTask) ->
     ends.into_iter().filter(beyond).map(proxy).collect()
 }
 
-/// Notes what a launch has come to.
+/// Records the progress of a launch.
 pub(super) fn see(launch: &Launch, tracker: &Arc<Tracker>, is_over: bool) {
     let (tasks, session) = (&launch.lists, &*launch.session);
     let has_begun = launch.has_begun();
@@ -106,7 +107,7 @@ pub(super) fn see(launch: &Launch, tracker: &Arc<Tracker>, is_over: bool) {
     });
 }
 
-/// Returns what is known of a message of a lane; `None` if it is over.
+/// Returns the progress of a message of a lane; `None` if it is complete.
 fn flow(lane: &Lane, at: usize, session: &Session) -> Option<Flow> {
     match at.cmp(&lane.next) {
         Ordering::Less => None,
@@ -125,7 +126,7 @@ fn flow(lane: &Lane, at: usize, session: &Session) -> Option<Flow> {
     }
 }
 
-/// A collective's way around the ring, seen by one rank.
+/// A collective's path around the ring, as seen by one rank.
 struct Ring {
     function: Function,
     root: usize,

@@ -1,4 +1,4 @@
-//! Launches in graphs: each replay is a [`Launch`] of its own, of the same operations.
+//! Launches in graphs: each replay is a separate [`Launch`] of the same operations.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -52,7 +52,8 @@ impl CapturedLaunch {
         Launch::new(communicator, &self.session, lists, start, true)
     }
 
-    /// Tells a profiler of the capture by `add`. As in NCCL, the operations are told of now if no proxy takes part in the replays.
+    /// Reports the capture by `add` to a profiler. As in NCCL, the operations are reported now if no proxy takes part in the
+    /// replays.
     pub(crate) fn capturing<R>(&self, stream: usize, add: impl FnOnce() -> R) -> R {
         if self.profiles.is_empty() {
             return add();
@@ -87,7 +88,7 @@ impl Recipe for CapturedLaunch {
 
 struct Replay {
     launch: Box<Launch>,
-    /// Whether a profiler was told of the operations.
+    /// Whether the operations were reported to a profiler.
     is_posted: bool,
     _captured: Arc<Captured>,
 }

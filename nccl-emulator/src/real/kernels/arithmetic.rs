@@ -1,21 +1,21 @@
-//! The arithmetic of one operation: the operator of a device function with the argument that its work carries.
+//! The arithmetic of one operation: the operator of a device function, and the operator's argument in the work.
 
 use super::functions::DeviceOperator;
 use crate::numbers::datatype::{DataType, Operator};
 use crate::numbers::reduction;
 
-/// What is done with elements that meet.
+/// How elements of several ranks are combined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Arithmetic {
     pub(super) ty: DataType,
     operator: Operator,
-    /// Multiplies the own input.
+    /// A factor for the own input.
     scale: Option<u64>,
     /// Divides the final sum.
     divisor: Option<u64>,
 }
 
-/// An argument that no operator of NCCL has.
+/// An argument that NCCL's operators do not use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BadArgument {
     pub(super) operator: DeviceOperator,
@@ -23,7 +23,7 @@ pub(super) struct BadArgument {
 }
 
 impl Arithmetic {
-    /// Bytes that are moved and never combined.
+    /// Moves bytes without combining them.
     pub(super) const BYTES: Self = Self {
         ty: DataType::U8,
         operator: Operator::Sum,
@@ -31,7 +31,8 @@ impl Arithmetic {
         divisor: None,
     };
 
-    /// An operator with its argument: the bits of a factor, a divisor with a sign bit, or which of minimum and maximum.
+    /// Creates an operator from its argument: the bits of a factor, a divisor with a sign bit, or the choice of minimum or
+    /// maximum.
     pub(super) fn new(
         operator: DeviceOperator,
         ty: DataType,
@@ -51,7 +52,7 @@ impl Arithmetic {
                 ..plain(Operator::Sum)
             },
             DeviceOperator::SumPostDiv => {
-                // The device function is that of unsigned integers; the lowest bit says that they are signed.
+                // The device function is that of unsigned integers; the lowest bit of the argument marks signed ones.
                 let divisor = argument >> 1;
                 if divisor == 0 {
                     return Err(BadArgument { operator, argument });
@@ -67,7 +68,7 @@ impl Arithmetic {
                 let top = 1u64 << (bits - 1);
                 let all = u64::MAX >> (64 - bits);
                 match integer(ty) {
-                    // Elements are compared after an exclusive or with the argument, and the smaller one wins.
+                    // The kernel compares the elements after an exclusive or with the argument, and takes the smaller one.
                     true => match argument & all {
                         0 => Self {
                             ty: signedness(ty, false),
@@ -94,7 +95,7 @@ impl Arithmetic {
         })
     }
 
-    /// The argument's size where the work points to it.
+    /// Returns the size of the argument if the work points to it.
     pub(super) fn argument_size(operator: DeviceOperator, ty: DataType) -> usize {
         match operator {
             DeviceOperator::SumPostDiv => 8,
@@ -102,18 +103,18 @@ impl Arithmetic {
         }
     }
 
-    /// Bytes of an element.
+    /// Returns the size of an element in bytes.
     pub(super) fn element(self) -> usize {
         self.ty.size() as usize
     }
 
-    /// Whether what all ranks are in is divided.
+    /// Returns whether the final result is divided.
     pub(super) fn divides(self) -> bool {
         self.divisor.is_some()
     }
 
-    /// Combines `count` elements of each input, of which the first is the own input if `own` is set, and stores the result
-    /// in each output. `last` says that all ranks are in it.
+    /// Combines `count` elements of each input, of which the first is the own input if `own` is set, and stores the result in
+    /// each output. `last` means that the result includes all ranks.
     ///
     /// # Safety
     /// Every pointer is valid for `count` elements. An output may be an input; other overlaps make the result unspecified.
@@ -156,7 +157,7 @@ fn integer(ty: DataType) -> bool {
     matches!(ty, T::I8 | T::U8 | T::I32 | T::U32 | T::I64 | T::U64)
 }
 
-/// The signed or unsigned integer of the same size.
+/// Returns the signed or unsigned integer type of the same size.
 fn signedness(ty: DataType, signed: bool) -> DataType {
     use DataType as T;
     match (ty, signed) {

@@ -1,18 +1,18 @@
-//! Asking the loaded library's debug information ([`Types`]) where the fields of its structures are.
+//! Queries of the loaded library's debug information ([`Types`]) for the positions of fields.
 
 use std::fmt;
 
 /// The types of the loaded library.
 pub(crate) trait Types {
-    /// The size of a structure in bytes.
+    /// Returns the size of a structure in bytes.
     fn size_of(&self, ty: &str) -> Result<usize, Mismatch>;
-    /// A field of a structure: `ring.prev` is a field of a field; names of anonymous structures and unions are left out.
+    /// Returns a field of a structure: `ring.prev` is a field of a field; names of anonymous structures and unions are omitted.
     fn field(&self, ty: &str, path: &str) -> Result<Field, Mismatch>;
-    /// The value of an enumerator.
+    /// Returns the value of an enumerator.
     fn enumerator(&self, name: &str) -> Result<i64, Mismatch>;
 }
 
-/// A field: `size` bytes at `offset`, or of these `bits.1` bits from bit `bits.0` on, counted from the lowest.
+/// A field: `size` bytes at `offset`, or `bits.1` bits of them from bit `bits.0` on, counted from the lowest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Field {
     pub(crate) offset: usize,
@@ -20,7 +20,7 @@ pub(crate) struct Field {
     pub(crate) bits: Option<(u32, u32)>,
 }
 
-/// The library does not have what the interpreter needs to know.
+/// The library lacks data that the interpreter needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Mismatch {
     /// There is no such type.
@@ -35,7 +35,7 @@ pub(crate) enum Mismatch {
         path: String,
         field: Field,
     },
-    /// The table of functions has another number of rows.
+    /// The table of functions has an unexpected number of rows.
     Rows { expected: usize, found: usize },
 }
 
@@ -65,7 +65,7 @@ impl fmt::Display for Mismatch {
 impl std::error::Error for Mismatch {}
 
 impl Field {
-    /// The field's value in the bytes of its structure, unsigned.
+    /// Returns the field's value in the bytes of its structure, unsigned.
     pub(crate) fn get(self, bytes: &[u8]) -> u64 {
         let mut word = [0; 8];
         let size = self.size.min(8);
@@ -79,7 +79,7 @@ impl Field {
         }
     }
 
-    /// The field's value, a signed number of 4 or 8 bytes.
+    /// Returns the field's value, a signed number of 4 or 8 bytes.
     pub(crate) fn signed(self, bytes: &[u8]) -> i64 {
         let value = self.get(bytes);
         if self.size == 4 {
@@ -89,7 +89,7 @@ impl Field {
         }
     }
 
-    /// The element at `index` of a field that is an array of elements of `size` bytes.
+    /// Returns the element at `index` of a field that is an array of elements of `size` bytes.
     pub(crate) fn element(self, index: usize, size: usize) -> Self {
         Self {
             offset: self.offset + index * size,
@@ -99,7 +99,7 @@ impl Field {
     }
 }
 
-/// Asks for fields of one structure.
+/// Queries fields of one structure.
 pub(super) struct Asked<'a> {
     pub(super) types: &'a dyn Types,
     pub(super) ty: &'a str,
@@ -130,7 +130,7 @@ impl Asked<'_> {
         }
     }
 
-    /// A field of whole bytes of a known size.
+    /// Returns a field of whole bytes of a known size.
     pub(super) fn sized(&self, path: &str, size: usize) -> Result<Field, Mismatch> {
         let field = self.field(path)?;
         if field.size != size || field.bits.is_some() {
@@ -139,12 +139,12 @@ impl Asked<'_> {
         Ok(field)
     }
 
-    /// Where such a field is.
+    /// Returns the offset of such a field.
     pub(super) fn offset(&self, path: &str, size: usize) -> Result<usize, Mismatch> {
         Ok(self.sized(path, size)?.offset)
     }
 
-    /// A field that only some releases have.
+    /// Returns a field that only some releases have.
     pub(super) fn optional(&self, path: &str) -> Option<Field> {
         self.field(path).ok()
     }

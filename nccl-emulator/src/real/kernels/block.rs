@@ -1,4 +1,4 @@
-//! What the parts of one block share: a block carries out one channel's share of a launch.
+//! The common state of the parts of one block: a block runs one channel's share of a launch.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +14,7 @@ use super::functions::Protocol;
 use super::layout::Layout;
 use super::memory::{self, Memory, View, Violation};
 
-/// Steps that a connection's buffers hold.
+/// The number of steps that a connection's buffers hold.
 pub(super) const STEPS: u64 = 8;
 
 /// Why a part of a kernel ends early.
@@ -25,19 +25,19 @@ pub(super) enum Stop {
     Failed(Trouble),
 }
 
-/// What a kernel cannot go on from.
+/// Why a kernel cannot continue.
 #[derive(Debug, Clone)]
 pub(crate) enum Trouble {
-    /// An access that the device may not make.
+    /// An access that the device is not allowed to make.
     Violation(Violation),
-    /// An operator's argument that NCCL does not have.
+    /// An invalid argument of an operator.
     Argument {
         operator: super::functions::DeviceOperator,
         argument: u64,
     },
     /// A peer outside of the communicator.
     Peer { peer: i64, ranks: usize },
-    /// A connection with a feature that the interpreter lacks.
+    /// A connection with a feature that the interpreter does not support.
     Connection { peer: usize, feature: &'static str },
     /// A chunk that does not fit into a step of its connection.
     Chunk {
@@ -45,9 +45,9 @@ pub(crate) enum Trouble {
         bytes: usize,
         step: usize,
     },
-    /// Both ends of a copy or a reduction must have an address here.
+    /// A copy or a reduction in which one end has no address.
     NoBuffer { peer: usize },
-    /// A work names a number of channels or chunks that cannot be.
+    /// A work with an invalid number of channels or chunks.
     Work { field: &'static str, value: u64 },
 }
 
@@ -99,18 +99,18 @@ impl From<BadArgument> for Stop {
     }
 }
 
-/// What a part of a block waits for.
+/// The condition that a part of a block waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Wait {
     /// Data of a peer, up to this step.
     Data { peer: usize, step: u64 },
     /// Room in a connection's buffers for this step.
     Room { peer: usize, step: u64 },
-    /// The address of a peer's registered buffer, or that the peer took the own one.
+    /// The address of a peer's registered buffer, or that the peer has read this rank's.
     Exchange { peer: usize },
-    /// That the peer or the proxy is done with a registered buffer.
+    /// That the peer or the proxy no longer uses a registered buffer.
     Release { peer: usize },
-    /// A peer's block at a barrier over symmetric memory.
+    /// The arrival of a peer's block at a barrier over symmetric memory.
     Arrival { peer: usize },
     /// Lines of a peer in symmetric memory.
     Lines { peer: usize },
@@ -129,13 +129,13 @@ impl fmt::Display for Wait {
     }
 }
 
-/// What all blocks of a launch share.
+/// The common state of the blocks of a launch.
 pub(super) struct Context {
     pub(super) layout: Arc<Layout>,
     pub(super) release: Version,
     pub(super) memory: Arc<dyn Memory>,
     pub(super) meter: Meter,
-    /// What parts wait for now, by block.
+    /// The present waits of parts, by block.
     waits: Mutex<BTreeMap<(usize, Wait), usize>>,
 }
 
@@ -210,7 +210,7 @@ impl Context {
 pub(super) struct Comm {
     pub(super) rank: usize,
     pub(super) ranks: usize,
-    /// Bytes of a connection's buffers, by protocol.
+    /// The size of a connection's buffers in bytes, by protocol.
     pub(super) buffers: [usize; 3],
     pub(super) p2p_chunk: usize,
     pub(super) cross_clique: bool,
@@ -223,7 +223,7 @@ pub(super) struct Comm {
 }
 
 impl Comm {
-    /// Bytes of one step's slot in a connection's buffers.
+    /// Returns the size of one step's slot in a connection's buffers, in bytes.
     pub(super) fn slot(&self, protocol: Protocol) -> usize {
         self.buffers[protocol.index()] / STEPS as usize
     }
@@ -234,7 +234,7 @@ pub(super) struct Channel {
     peers: u64,
     pub(super) prev: i64,
     pub(super) next: i64,
-    /// The ranks in ring order, the own one first.
+    /// The ranks in ring order, this rank first.
     pub(super) ring: Vec<i64>,
     pub(super) ring_index: usize,
     pub(super) up: i64,
@@ -335,7 +335,7 @@ impl Block {
         &self.context.meter
     }
 
-    /// How many works this channel has completed.
+    /// Returns the counter of completed works of this channel.
     pub(super) fn counter(&self) -> Result<Option<&AtomicU64>, Violation> {
         self.counter.as_ref().map(|view| view.word(0)).transpose()
     }
@@ -350,7 +350,7 @@ impl Block {
         self.context.wait(self.index, wait, abort, ready).await
     }
 
-    /// The address of one end of a connection: of `index` 0 for collectives, 1 for Send/Recv.
+    /// Returns the address of one end of a connection; `index` is 0 for collectives, 1 for Send/Recv.
     pub(super) fn connection(&self, peer: i64, send: bool, index: usize) -> Result<u64, Stop> {
         let ranks = self.comm.ranks;
         if peer < 0 || peer as usize >= ranks {
@@ -366,7 +366,7 @@ impl Block {
         Ok(peers + (side.offset + index * layout.connection.size) as u64)
     }
 
-    /// The rank at a position of the ring, counted from the own one.
+    /// Returns the rank at a position of the ring, counted from this rank.
     pub(super) fn ring_rank(&self, position: usize) -> Result<i64, Stop> {
         let ranks = self.comm.ranks;
         let rank = self.channel.ring.get(position).copied().unwrap_or(-1);

@@ -7,7 +7,7 @@ use super::functions::Protocol;
 use super::primitives::{Operation, Primitives, Setup, Slicing};
 use super::works::Broadcast;
 
-/// Carries out a channel's part of a batch.
+/// Runs a channel's part of a batch.
 pub(super) async fn run(
     block: &Block,
     protocol: Protocol,

@@ -1,4 +1,4 @@
-//! The algorithms ring and tree, over the primitives.
+//! The algorithms ring and tree, on top of the primitives.
 
 use super::arithmetic::Arithmetic;
 use super::block::{Block, Stop};
@@ -14,7 +14,7 @@ use super::works::{Collective, Share};
 /// The largest chunk that the network sends from a registered buffer.
 pub(super) const LARGEST_NET: i64 = 1 << 30;
 
-/// Carries out a channel's share of a collective.
+/// Runs a channel's share of a collective.
 pub(super) async fn run(block: &Block, function: Function, work: &Collective) -> Result<(), Stop> {
     let arithmetic = match function.reduction {
         None => Arithmetic::BYTES,
@@ -48,13 +48,13 @@ pub(super) async fn run(block: &Block, function: Function, work: &Collective) ->
         (Kind::ReduceScatter, _) => task.ring_reduce_scatter().await,
         (Kind::Reduce, _) => task.ring_reduce().await,
         (Kind::Broadcast, _) => task.ring_broadcast().await,
-        // Batches of them have works of their own.
+        // Batches of these have works of their own kind.
         (Kind::SendRecv | Kind::AllGatherV, _) => Ok(()),
     }
 }
 
 impl<'a> Task<'a> {
-    /// What primitives are opened with, of an algorithm that uses registered buffers directly or not.
+    /// Returns the setup of the primitives, for an algorithm that uses registered buffers directly or not.
     fn setup(&self, slicing: Slicing, direct: bool) -> Setup<'a> {
         let registration = match direct {
             true => Registration {
@@ -84,7 +84,7 @@ impl<'a> Task<'a> {
         Primitives::open(self.block, setup, &[channel.prev], &[channel.next]).await
     }
 
-    /// The chunks of the share: where each begins in the buffers, and its count.
+    /// Returns the chunks of the share: their offset in the buffers and their count.
     fn chunks(&self, chunk: i64) -> impl Iterator<Item = (i64, i64)> + Send + use<> {
         let Share { offset, count, .. } = self.share;
         (0..count)
@@ -96,7 +96,7 @@ impl<'a> Task<'a> {
         self.block.comm.ranks as i64
     }
 
-    /// The rank `back` positions before the own one in the ring.
+    /// Returns the rank `back` positions before this rank in the ring.
     fn before(&self, back: i64) -> Result<i64, Stop> {
         self.block
             .ring_rank((self.ranks() - back).rem_euclid(self.ranks()) as usize)
@@ -123,7 +123,7 @@ impl<'a> Task<'a> {
                 }
                 false => full,
             };
-            // The chunk that began `back` ranks before: where it is, and its count.
+            // The offset and count of the chunk that started `back` ranks earlier.
             let part = |back: i64| {
                 let begin = (index - back).rem_euclid(ranks) * chunk;
                 (offset + at + begin, chunk.min(rest - begin))
@@ -300,7 +300,7 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// The network moves everything, and the kernel only counts.
+    /// Returns whether the network moves all data, so that the kernel only updates counters.
     fn offload(&self) -> bool {
         self.function.protocol == Protocol::Simple
             && self.work.one_rank_per_node

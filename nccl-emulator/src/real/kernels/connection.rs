@@ -1,7 +1,7 @@
-//! One end of a connection: counters of steps, buffers, and what its two sides exchange.
+//! One end of a connection: step counters, buffers, and the exchange of addresses.
 //!
-//! The sender writes a step's slot and raises `tail`; the receiver reads it and raises `head`. A proxy that carries steps over
-//! the network is told their sizes in the connection's FIFO, and may say where a step's slot is.
+//! The sender writes a step's slot and raises `tail`; the receiver reads the slot and raises `head`. A proxy that carries steps
+//! over the network gets their sizes through the connection's FIFO, in which it may also set the position of a step's slot.
 
 use std::sync::atomic::Ordering;
 
@@ -24,7 +24,7 @@ const MODE_OFFSET: u32 = 1;
 /// How an end uses a registered buffer of its peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direct {
-    /// It does not: data go through the connection's buffers.
+    /// The data goes through the connection's buffers.
     No,
     /// The sender writes into the receiver's buffer.
     Write,
@@ -32,12 +32,12 @@ pub(super) enum Direct {
     Read,
 }
 
-/// Which buffers of an operation are registered, and how.
+/// The registered buffers of an operation.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Registration {
-    /// With peers that map them.
+    /// Registered with peers that map them.
     pub(super) ipc: bool,
-    /// With the network.
+    /// Registered with the network.
     pub(super) net: bool,
     /// The `direct` field of a collective's work.
     pub(super) direct: u64,
@@ -48,19 +48,19 @@ pub(super) struct End {
     pub(super) peer: usize,
     pub(super) send: bool,
     info: View,
-    /// `buffs`, by protocol.
+    /// The addresses of the buffers (`buffs`), by protocol.
     pub(super) buffers: [u64; 3],
     tail: Option<View>,
     head: Option<View>,
     pub(super) step_size: usize,
-    /// Where addresses are exchanged.
+    /// The place where addresses are exchanged.
     pub(super) slot: Option<View>,
     fifo: Option<View>,
     pub(super) step: u64,
     pub(super) direct: Direct,
     /// The network uses the user's buffer.
     pub(super) net: bool,
-    /// The peer's buffer, or the own one that the peer uses.
+    /// The peer's buffer, or this rank's buffer that the peer uses.
     pub(super) direct_buffer: u64,
 }
 
@@ -72,7 +72,7 @@ fn optional(block: &Block, address: u64, length: usize) -> Result<Option<View>, 
 }
 
 impl End {
-    /// Opens the end at `peer`. A kernel of protocol Simple begins at a multiple of `round` steps.
+    /// Opens the end at `peer`. A kernel of protocol Simple starts at a multiple of `round` steps.
     pub(super) fn open(
         block: &Block,
         peer: i64,
@@ -151,21 +151,21 @@ impl End {
         Ok(self.counter(&self.head)?.load(Ordering::Acquire))
     }
 
-    /// Publishes what was written up to the own step. Release: the data before the counter.
+    /// Publishes the data up to the present step. Release ordering: the data before the counter.
     pub(super) fn store_tail(&self) -> Result<(), Violation> {
         self.counter(&self.tail)?
             .store(self.step, Ordering::Release);
         Ok(())
     }
 
-    /// Gives the steps before the own one back to the sender. Release: the reads before the counter.
+    /// Returns the earlier steps to the sender. Release ordering: the reads before the counter.
     pub(super) fn store_head(&self) -> Result<(), Violation> {
         self.counter(&self.head)?
             .store(self.step, Ordering::Release);
         Ok(())
     }
 
-    /// Keeps the own step for the next kernel.
+    /// Stores the present step for the next kernel.
     pub(super) fn save(&self, block: &Block) -> Result<(), Violation> {
         let step = self.info.word(block.layout().connection.step.offset)?;
         step.store(self.step, Ordering::Release);
@@ -185,7 +185,7 @@ impl End {
         let peer = self.peer;
         block
             .wait(Wait::Room { peer, step }, || {
-                // A proxy that gives no room yet has the counter at eight below zero.
+                // A proxy that does not grant room yet sets the counter to minus eight.
                 Ok(self.head()?.wrapping_add(STEPS) >= step)
             })
             .await
@@ -208,7 +208,7 @@ impl End {
         Ok(())
     }
 
-    /// The size of a step as the proxy left it.
+    /// Returns the size of a step that the proxy has stored.
     pub(super) fn size(&self, block: &Block, step: u64) -> Result<i64, Violation> {
         match &self.fifo {
             Some(fifo) => {
@@ -219,7 +219,7 @@ impl End {
         }
     }
 
-    /// Where the proxy put a step's slot, from the beginning of the buffers, if it says so.
+    /// Returns the position of a step's slot from the beginning of the buffers, if the proxy has set it.
     pub(super) fn offset(&self, block: &Block, step: u64) -> Result<Option<u64>, Violation> {
         let Some(fifo) = &self.fifo else {
             return Ok(None);
@@ -240,7 +240,7 @@ impl End {
         }))
     }
 
-    /// Where a step's slot of protocol Simple is.
+    /// Returns the address of a step's slot of protocol Simple.
     pub(super) fn slot_address(&self, block: &Block, step: u64) -> Result<u64, Violation> {
         let base = self.buffers[2];
         Ok(match self.offset(block, step)? {

@@ -1,4 +1,4 @@
-//! What kernels tell the host about their works: the profiler's events, and progress counters (2.32 and later).
+//! The kernels' reports to the host: profiler events, and progress counters (2.32 and later).
 
 use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -7,34 +7,34 @@ use super::asked::Field;
 use super::block::{Block, Context, Stop};
 use super::memory::{self, View};
 
-/// Events that a channel's ring holds for each of start and end.
+/// The number of start events, and of end events, in a channel's ring.
 pub(super) const EVENTS: u64 = 64;
 
-/// Which end of a work.
+/// The start or the end of a work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
     Started,
     Completed,
 }
 
-/// The device's clock in nanoseconds, which CUDA calls `globaltimer`.
+/// Returns the device's clock in nanoseconds, which CUDA calls `globaltimer`.
 pub(super) fn now() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |time| time.as_nanos() as u64)
 }
 
-/// The kernel that stores the device's clock, by which the host learns how it differs from its own (2.32 and later).
+/// The kernel that stores the device's clock, so that the host learns its offset to the host's clock (2.32 and later).
 pub(crate) const CLOCK: &str = "ncclProgressCounterCaptureGpuTime";
 
-/// Carries out [`CLOCK`].
+/// Runs [`CLOCK`].
 pub(super) async fn store_clock(context: &Context, to: u64) -> Result<(), Stop> {
     let view = memory::view(context.memory.as_ref(), to, 8)?;
     view.word(0)?.store(now(), Ordering::Release);
     Ok(())
 }
 
-/// Stores an event of each profiled work of a batch; the first one has number `first`.
+/// Stores an event of each profiled work of a batch; `first` is the number of the first work.
 pub(super) fn record(
     block: &Block,
     event: Event,
@@ -94,7 +94,7 @@ impl<'a> Progress<'a> {
         array.offset + 8 * index as usize
     }
 
-    /// Counts the works that begin at this channel: each is counted by one of its channels.
+    /// Adds the works that start at this channel: exactly one channel counts each work.
     pub(super) fn end(self, works: u64) -> Result<(), Stop> {
         let Some(fields) = &self.block.layout().progress else {
             return Ok(());

@@ -1,5 +1,5 @@
-//! The kernels of NCCL's diagnostics (`NCCL_RUN_DIAGNOSTICS`, 2.32 and later), which try the links of GPUs: each rank has a
-//! slot for each of its peers, into which the peer writes a pattern, and from which it reads another one.
+//! The kernels of NCCL's diagnostics (`NCCL_RUN_DIAGNOSTICS`, 2.32 and later), which test the links between GPUs: each rank has
+//! a slot for each of its peers, into which the peer writes a pattern, and from which it reads another pattern.
 
 use std::sync::atomic::Ordering;
 
@@ -8,32 +8,32 @@ use super::diagnostics_layout::Layout;
 use super::functions::Reason;
 use super::memory;
 
-/// Which of the kernels.
+/// The kinds of kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kernel {
-    /// Empties the own slots, and puts into each what its peer is to read.
+    /// Clears this rank's slots, and stores in each the pattern that its peer will read.
     Init,
     /// Writes to slots of peers.
     Write,
-    /// Reads what peers wrote, once more on the device.
+    /// Verifies on the device what peers wrote.
     Verify,
     /// Reads from slots of peers.
     Read,
 }
 
-/// What a rank writes to a peer's slot.
+/// The pattern that a rank writes to a peer's slot.
 const WRITTEN: u64 = 1 << 62;
-/// What a rank finds in its slot of a peer.
+/// The pattern that a rank finds in its slot of a peer.
 const FOUND: u64 = 1 << 63;
 
-/// A pattern that names both ranks: 31 bits each.
+/// Returns a pattern that contains both ranks, with 31 bits each.
 fn pattern(kind: u64, high: u32, low: u32) -> u64 {
     const RANK: u64 = (1 << 31) - 1;
     kind | (u64::from(high) & RANK) << 31 | u64::from(low) & RANK
 }
 
 impl Kernel {
-    /// The kernel of a name without what C++ adds.
+    /// Parses the unmangled name of a kernel.
     pub(crate) fn parse(name: &str) -> Option<Self> {
         match name {
             "diagP2pInitSlotsKernel" => Some(Self::Init),
@@ -44,10 +44,10 @@ impl Kernel {
         }
     }
 
-    /// Offset and size of each parameter.
+    /// Returns offset and size of each parameter.
     pub(crate) fn parameters(self) -> Vec<(usize, usize)> {
         match self {
-            // Slots, the peers' ranks, their number, the own rank.
+            // Slots, the peers' ranks, their number, and this rank.
             Self::Init => vec![(0, 8), (8, 8), (16, 4), (20, 4)],
             // Accesses or slots, and their number.
             Self::Write | Self::Verify => vec![(0, 8), (8, 4)],

@@ -1,7 +1,7 @@
-//! Running futures by hand: a kernel is a state machine that is polled when its stream is, and never blocks.
+//! A minimal executor: a kernel is a set of futures that is polled when its stream is polled, and never blocks.
 //!
-//! A future that cannot go on calls [`Meter::pause`] and looks again at the next poll; nothing wakes it. The [`Meter`] bounds
-//! what one step of a kernel may copy, and records whether anything moved.
+//! A future that cannot continue calls [`Meter::pause`] and checks again at the next poll; there are no wake-ups. The [`Meter`]
+//! limits the bytes that one step of a kernel copies, and records whether anything moved.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 /// A part of a kernel.
 pub(super) type Part<'a, E> = Pin<Box<dyn Future<Output = Result<(), E>> + Send + 'a>>;
 
-/// What a step of a kernel may still copy, and whether it did anything.
+/// The remaining budget of a step, and whether the step moved anything.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     left: AtomicUsize,
@@ -19,18 +19,18 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// Begins a step in which about `budget` bytes may be copied.
+    /// Begins a step with a budget of about `budget` bytes.
     pub(super) fn begin(&self, budget: usize) {
         self.left.store(budget.max(1), Ordering::Relaxed);
         self.moved.store(false, Ordering::Relaxed);
     }
 
-    /// Whether anything moved in this step.
+    /// Returns whether anything moved in this step.
     pub(super) fn moved(&self) -> bool {
         self.moved.load(Ordering::Relaxed)
     }
 
-    /// Whether the budget of this step is used up.
+    /// Returns whether the budget of this step is used up.
     pub(super) fn exhausted(&self) -> bool {
         self.left.load(Ordering::Relaxed) == 0
     }
@@ -51,7 +51,7 @@ impl Meter {
         self.progress();
     }
 
-    /// Gives up control until the next poll.
+    /// Yields until the next poll.
     pub(super) fn pause(&self) -> Pause {
         Pause { polled: false }
     }
@@ -74,7 +74,7 @@ impl Future for Pause {
     }
 }
 
-/// Runs parts side by side. Ready when all are, or with the first error.
+/// Runs parts concurrently. Ready when all are ready, or with the first error.
 pub(super) struct Together<'a, E> {
     parts: Vec<Part<'a, E>>,
 }

@@ -1,8 +1,8 @@
-//! The functions of NCCL's device code, and which of them the interpreter carries out.
+//! The functions of NCCL's device code, and which of them the interpreter runs.
 //!
-//! A batch names its function by an id. The library has a table from rows to ids (`ncclDevFuncRowToId`); the order of the rows
-//! is a formula over collective, operator, type, algorithm and protocol, the same in 2.29 to 2.32, and without the rows of
-//! AllGatherV before.
+//! A batch identifies its function by an id. The library has a table from rows to ids (`ncclDevFuncRowToId`). The order of the
+//! rows follows a formula over collective, operator, type, algorithm and protocol, which is the same in 2.29 to 2.32; earlier
+//! releases lack the rows of AllGatherV.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use nccl_sys::Version;
 use super::asked::Mismatch;
 use crate::numbers::datatype::DataType;
 
-/// What a device function does.
+/// The collective of a device function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Collective {
     SendRecv,
@@ -25,7 +25,7 @@ pub(crate) enum Collective {
     ReduceScatter,
 }
 
-/// How the data travels.
+/// The algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Algorithm {
     Tree,
@@ -37,7 +37,7 @@ pub(crate) enum Algorithm {
     Pat,
 }
 
-/// How a step of a connection is written.
+/// The protocol of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Protocol {
     Ll,
@@ -48,7 +48,7 @@ pub(crate) enum Protocol {
 impl Protocol {
     const ALL: [Self; 3] = [Self::Ll, Self::Ll128, Self::Simple];
 
-    /// The index of the protocol's buffers in NCCL's arrays.
+    /// Returns the index of the protocol's buffers in NCCL's arrays.
     pub(super) fn index(self) -> usize {
         match self {
             Self::Ll => 0,
@@ -57,7 +57,7 @@ impl Protocol {
         }
     }
 
-    /// The unit of a chunk in bytes.
+    /// Returns the unit of a chunk in bytes.
     pub(super) fn grain(self) -> usize {
         match self {
             Self::Ll => 16,
@@ -72,7 +72,7 @@ impl Protocol {
 pub(crate) enum DeviceOperator {
     Sum,
     Prod,
-    /// Minimum or maximum, which the operator's argument tells.
+    /// Minimum or maximum, selected by the operator's argument.
     MinMax,
     PreMulSum,
     SumPostDiv,
@@ -82,7 +82,8 @@ pub(crate) enum DeviceOperator {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Function {
     pub(crate) collective: Collective,
-    /// Of collectives that reduce. Signed integers share the function of unsigned ones; the argument tells them apart.
+    /// The reduction of collectives that reduce. Signed and unsigned integers share a function; the argument distinguishes
+    /// them.
     pub(crate) reduction: Option<(DeviceOperator, DataType)>,
     pub(crate) algorithm: Algorithm,
     pub(crate) protocol: Protocol,
@@ -107,7 +108,7 @@ impl fmt::Display for Function {
     }
 }
 
-/// Why something is not interpreted.
+/// Why the interpreter does not run something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reason {
     /// It needs multicast memory, which the emulated devices lack.
@@ -116,23 +117,23 @@ pub(crate) enum Reason {
     CollNet,
     /// It needs network operations of the device (GIN).
     DeviceNetwork,
-    /// A kernel over symmetric memory for ranks that do not all map each other's.
+    /// A kernel over symmetric memory for a team in which not all ranks map each other's memory.
     Team { team_ranks: u64, ranks: u64 },
     /// A rank outside of its communicator.
     Rank { rank: u64, ranks: u64 },
-    /// Not a kernel that NCCL 2.27 to 2.32 launches.
+    /// The name is not that of a kernel that NCCL 2.27 to 2.32 launches.
     UnknownKernel,
-    /// No row has this function.
+    /// The table has no function with this id.
     UnknownFunction { id: u64 },
-    /// The algorithm does not exist for the protocol or the collective.
+    /// The algorithm does not exist for this protocol or collective.
     NoSuchFunction,
-    /// A batch of works of a kind that is not known.
+    /// A batch of works of an unknown kind.
     UnknownWork { work_type: u64 },
-    /// A batch whose works are not those of its function.
+    /// A batch whose works do not fit its function.
     WrongWork { work_type: u64 },
-    /// The parameters are shorter than what they describe.
+    /// The parameters are shorter than the data that they describe.
     Parameters { needed: usize, found: usize },
-    /// More blocks or fewer than channels.
+    /// The numbers of blocks and channels differ.
     Grid { channels: u32, blocks: u32 },
     /// A chain of batches that does not end.
     Endless,
@@ -186,7 +187,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Whether a function is carried out.
+/// Whether the interpreter runs a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Coverage {
     Interpreted,
@@ -200,12 +201,12 @@ pub(crate) enum Coverage {
 pub(crate) struct Row {
     pub(crate) function: Function,
     pub(crate) coverage: Coverage,
-    /// Batches that were carried out to their end, in this process.
+    /// The number of completed batches in this process.
     pub(crate) carried_out: u64,
 }
 
 impl Function {
-    /// `Ok` if the interpreter carries the function out.
+    /// Returns `Ok` if the interpreter runs the function.
     pub(super) fn interpreted(self) -> Result<(), Reason> {
         use {Algorithm as A, Collective as C};
         match self.algorithm {
@@ -245,7 +246,7 @@ const TYPES: [DataType; 12] = [
     DataType::F8E5M2,
 ];
 
-/// All rows, in the order of the library's table.
+/// Returns all rows, in the order of the library's table.
 fn rows(release: Version) -> Vec<Function> {
     use {Algorithm as A, Collective as C};
     const GATHER: &[Algorithm] = &[A::Ring, A::CollNetDirect, A::Nvls, A::Pat];
@@ -292,20 +293,20 @@ fn rows(release: Version) -> Vec<Function> {
     rows
 }
 
-/// The library's table, inverted.
+/// The inverse of the library's table.
 #[derive(Debug)]
 pub(super) struct Functions {
     rows: Vec<(Function, Option<u32>)>,
-    /// By id.
+    /// The functions by id.
     functions: Vec<Option<Function>>,
-    /// Batches that were carried out, by id.
+    /// The number of completed batches, by id.
     carried_out: Vec<AtomicU64>,
 }
 
 impl Functions {
     pub(super) fn new(row_to_id: &[i32], release: Version) -> Result<Self, Mismatch> {
         let rows = rows(release);
-        // The table ends with a -1 that no row has.
+        // The table ends with an additional -1, which belongs to no row.
         if row_to_id.len() != rows.len() && row_to_id.len() != rows.len() + 1 {
             return Err(Mismatch::Rows {
                 expected: rows.len(),
@@ -332,7 +333,7 @@ impl Functions {
         })
     }
 
-    /// The function of an id.
+    /// Returns the function with this id.
     pub(super) fn get(&self, id: u64) -> Result<Function, Reason> {
         usize::try_from(id)
             .ok()
@@ -340,7 +341,7 @@ impl Functions {
             .ok_or(Reason::UnknownFunction { id })
     }
 
-    /// Counts a batch that was carried out to its end.
+    /// Counts a completed batch.
     pub(super) fn count(&self, id: u64) {
         let counter = usize::try_from(id)
             .ok()

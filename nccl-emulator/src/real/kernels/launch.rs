@@ -1,4 +1,4 @@
-//! Launches: from a kernel's name and parameters to a state machine that carries it out.
+//! Launches: from a kernel's name and parameters to a state machine that runs it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::works::{Broadcast, Collective, P2p};
 use super::{broadcasts, collective, diagnostics, point_to_point, symmetric};
 use std::sync::atomic::Ordering;
 
-/// Begins the names of the kernels that carry out batches of functions.
+/// The prefix of the names of kernels that run batches of functions.
 const FUNCTIONS: &str = "ncclDevKernel";
 
 /// Interprets the kernels of one loaded library.
@@ -28,12 +28,12 @@ pub(crate) struct Interpreter {
     release: Version,
 }
 
-/// A launch that is not carried out, and why.
+/// A launch that the interpreter does not run, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refused {
-    /// The kernel's name, mangled.
+    /// The kernel's mangled name.
     pub(crate) kernel: String,
-    /// The function of the batch that is to blame.
+    /// The function of the batch that caused the refusal.
     pub(crate) function: Option<Function>,
     pub(crate) reason: Reason,
 }
@@ -50,7 +50,7 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// A kernel that could not go on.
+/// A kernel that could not continue.
 #[derive(Debug, Clone)]
 pub(crate) struct Failure {
     pub(crate) kernel: String,
@@ -77,10 +77,10 @@ impl std::error::Error for Failure {
     }
 }
 
-/// What a step of a kernel came to.
+/// The result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// The kernel is over: it did its work, or its communicator was aborted.
+    /// The kernel has ended: its work is done, or its communicator was aborted.
     Done,
     /// Something moved, and more may at once.
     Moved,
@@ -88,7 +88,7 @@ pub(crate) enum Progress {
     Waiting,
 }
 
-/// The works of one batch of a block: where they are, and what is to be done with them.
+/// The works of one batch of a block, with their location and their function.
 #[derive(Debug, Clone)]
 struct Batch {
     id: u64,
@@ -96,7 +96,7 @@ struct Batch {
     kind: WorkKind,
     /// The collective's number in progress counters.
     collective: Option<u64>,
-    /// Offsets from the arguments or into the work buffer.
+    /// Offsets from the arguments, or into the work buffer.
     works: Vec<u64>,
     size: usize,
 }
@@ -108,12 +108,12 @@ enum WorkKind {
     Broadcast,
 }
 
-/// Where works are stored.
+/// The location of the works.
 #[derive(Debug, Clone)]
 enum Storage {
     /// Behind the arguments.
     Arguments(Arc<[u8]>),
-    /// In a buffer of the device, around which offsets wrap.
+    /// In a buffer of the device; offsets wrap around.
     Buffer { address: u64, mask: u64 },
 }
 
@@ -143,17 +143,17 @@ impl Interpreter {
         })
     }
 
-    /// Every row of the library's table of device functions, whether it is interpreted, and how often it was.
+    /// Returns every row of the library's table of device functions, with its support and its number of runs.
     pub(crate) fn coverage(&self) -> Vec<Row> {
         self.functions.coverage()
     }
 
-    /// The kernel over symmetric memory of a mangled name, if that is one.
+    /// Returns the kernel over symmetric memory with this mangled name, if it is one.
     pub(crate) fn symmetric(kernel: &str) -> Option<symmetric::Kernel> {
         symmetric::Kernel::parse(plain(kernel))
     }
 
-    /// Whether launches of a kernel are carried out; for those of `ncclDevKernel_*` their functions tell.
+    /// Returns whether the interpreter runs a kernel; for `ncclDevKernel_*` this depends on the functions.
     pub(crate) fn kernel_coverage(&self, kernel: &str) -> Coverage {
         let name = plain(kernel);
         if let Some(symmetric) = Self::symmetric(kernel) {
@@ -174,8 +174,8 @@ impl Interpreter {
         }
     }
 
-    /// Begins a kernel: nothing runs before the first step. `kernel` is its mangled name, `parameters` the bytes that it is
-    /// launched with.
+    /// Starts a kernel; nothing runs before the first step. `kernel` is its mangled name, `parameters` are the bytes of its
+    /// parameters.
     pub(crate) fn launch(
         &self,
         kernel: &str,
@@ -287,7 +287,7 @@ impl Interpreter {
         Ok(running)
     }
 
-    /// The chain of batches that begins at `index`: those that extend each other are one.
+    /// Returns the chain of batches that begins at `index`. Batches that extend each other are merged.
     fn batches(
         &self,
         parameters: &[u8],
@@ -297,7 +297,7 @@ impl Interpreter {
         let first = self.layout.arguments.size;
         let mut batches = Vec::new();
         let mut works = Vec::new();
-        // Each batch is visited once at most.
+        // Each batch is visited at most once.
         for _ in 0..=parameters.len() / fields.size {
             let at = first + index * fields.size;
             let needed = at + fields.size;
@@ -355,7 +355,7 @@ impl Interpreter {
 }
 
 impl Storage {
-    /// The bytes of a work.
+    /// Returns the bytes of a work.
     fn load(&self, memory: &dyn Memory, offset: u64, size: usize) -> Result<Vec<u8>, Violation> {
         match self {
             Self::Arguments(parameters) => {
@@ -382,7 +382,7 @@ impl Storage {
     }
 }
 
-/// Carries out the batches of a block.
+/// Runs the batches of a block.
 async fn run(
     block: Block,
     batches: Vec<Batch>,
@@ -411,7 +411,7 @@ async fn run(
         }
         functions.count(batch.id);
     }
-    // As in NCCL, an aborted kernel counts its works, too.
+    // As in NCCL, an aborted kernel also counts its works.
     if let Some(counter) = block.counter()? {
         counter.store(done, Ordering::Release);
     }
@@ -477,7 +477,7 @@ async fn run_batch(
 }
 
 impl Running {
-    /// Carries the kernel on until it is over, waits, or copied about `budget` bytes. Does not block.
+    /// Runs the kernel until it ends, waits, or has copied about `budget` bytes. Does not block.
     pub(crate) fn step(&mut self, budget: usize) -> Result<Progress, Failure> {
         self.context.meter.begin(budget);
         let mut context = TaskContext::from_waker(Waker::noop());
@@ -518,7 +518,7 @@ impl Running {
         })
     }
 
-    /// The kernel, its functions, and what each of its channels waits for.
+    /// Describes the kernel, its functions, and the present wait of each channel.
     pub(crate) fn describe(&self) -> String {
         let mut text = plain(&self.kernel).to_owned();
         for (index, function) in self.functions.iter().enumerate() {
@@ -534,7 +534,7 @@ impl Running {
     }
 }
 
-/// A kernel's name without what C++ adds, if it is a plain function.
+/// Returns a kernel's unmangled name, if it is a plain function.
 pub(crate) fn plain(kernel: &str) -> &str {
     let Some(rest) = kernel.strip_prefix("_Z") else {
         return kernel;

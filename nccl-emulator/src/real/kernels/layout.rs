@@ -1,7 +1,7 @@
-//! Where the fields of NCCL's device structures are in the loaded library.
+//! The positions of the fields of NCCL's device structures in the loaded library.
 //!
-//! The structures are private to NCCL and change between releases, so that their layout is asked of the library's debug
-//! information ([`super::asked`]), once, and kept as offsets ([`Layout`]). What only some releases have is optional here.
+//! The structures are private to NCCL and change between releases. So their layout is read once from the library's debug
+//! information ([`super::asked`]), and stored as offsets ([`Layout`]). Fields that only some releases have are optional here.
 
 use super::asked::{Asked, Field, Mismatch, Types, fields};
 use super::diagnostics_layout;
@@ -75,7 +75,7 @@ fields! {
 }
 
 fields! {
-    /// `ncclConnFifo`: one step as the proxy sees it.
+    /// `ncclConnFifo`: one step, shared with the proxy.
     Fifo {
         mode = "mode" half,
         /// 8 bytes since 2.32, 4 before.
@@ -124,7 +124,7 @@ fields! {
 }
 
 fields! {
-    /// `ncclDevWorkColl`: a collective, or this launch's part of one.
+    /// `ncclDevWorkColl`: a collective, or this launch's part of it.
     WorkColl {
         channel_low = "channelLo" number,
         channel_high = "channelHi" number,
@@ -183,12 +183,12 @@ fields! {
     }
 }
 
-/// All that the interpreter knows of the library's structures.
+/// All layouts of the library's structures that the interpreter needs.
 #[derive(Debug, Clone)]
 pub(crate) struct Layout {
     pub(crate) arguments: Arguments,
     pub(crate) comm: Comm,
-    /// Where the channels begin, from the communicator's first byte.
+    /// The offset of the channels from the communicator's first byte.
     pub(crate) channels: Field,
     pub(crate) channel: Channel,
     pub(crate) peer: Peer,
@@ -206,9 +206,9 @@ pub(crate) struct Layout {
     /// The size of `ncclDevProfiler`.
     pub(crate) profiler: Option<usize>,
     pub(crate) progress: Option<Progress>,
-    /// Of kernels of NCCL's diagnostics.
+    /// Layouts for the kernels of NCCL's diagnostics.
     pub(super) diagnostics: Option<diagnostics_layout::Layout>,
-    /// Of kernels over symmetric memory.
+    /// Layouts for the kernels over symmetric memory.
     pub(super) symmetric: Option<symmetric::Layout>,
 }
 
@@ -254,7 +254,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Arrays have the lengths that the protocols assume.
+    /// Checks that arrays have the lengths that the protocols assume.
     fn check(&self, types: &dyn Types, comm: &str) -> Result<(), Mismatch> {
         Asked { types, ty: comm }.offset("buffSizes", 3 * 4)?;
         let ty = "ncclConnInfo";

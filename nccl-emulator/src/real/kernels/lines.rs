@@ -1,8 +1,8 @@
 //! The protocols LL and LL128: flags travel with the data, so that a receiver needs no counter.
 //!
-//! LL writes lines of 16 bytes, two times 4 bytes of data and a flag, each stored as one word. LL128 writes lines of 128 bytes,
-//! of which the last 8 are the flag; what order the data have within is between the two ends alone. The flag is the step plus
-//! one. An operation is one step.
+//! LL writes lines of 16 bytes: twice 4 bytes of data and a flag, each pair stored as one word. LL128 writes lines of 128
+//! bytes, of which the last 8 are the flag; the order of the data inside a line matters only to the two ends. The flag is the
+//! step plus one. An operation takes one step.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,22 +13,22 @@ use super::functions::Protocol;
 use super::memory::{View, Violation};
 use super::primitives::{Buffer, Operation, Primitives};
 
-/// Data bytes that are staged between two looks at the budget: whole groups of lines of both protocols.
+/// The data bytes staged between two checks of the budget: whole groups of lines of both protocols.
 const PIECE: usize = 32 * 1920;
-/// Steps whose slots are filled to their ends, since the 32 bits of LL's flag come around.
+/// Steps whose slots are filled completely, because the 32 bits of LL's flag wrap around.
 const CLEAN: u64 = 0x7fff_fff8;
 
-/// How lines are laid out.
+/// The layout of lines.
 #[derive(Clone, Copy)]
 enum Lines {
     /// One line of 16 bytes for 8 of data.
     Ll,
-    /// Groups of 16 lines of 128 bytes, for 1920 of data: what a warp writes at once.
+    /// Groups of 16 lines of 128 bytes, for 1920 bytes of data: one write of a warp.
     Ll128,
 }
 
 impl Lines {
-    /// Data bytes of a unit.
+    /// Returns the data bytes of a unit.
     fn data(self) -> usize {
         match self {
             Self::Ll => 8,
@@ -36,7 +36,7 @@ impl Lines {
         }
     }
 
-    /// Bytes of a unit in the buffer.
+    /// Returns the bytes of a unit in the buffer.
     fn wire(self) -> usize {
         match self {
             Self::Ll => 16,
@@ -65,7 +65,7 @@ impl Lines {
                     let n = part.len().min(4);
                     half[..n].copy_from_slice(&part[..n]);
                     let value = u64::from(u32::from_le_bytes(half)) | flag << 32;
-                    // Data and flag are one word: no order is needed.
+                    // Data and flag are in one word, so no ordering is needed.
                     view.word(at + 8 * word)?.store(value, Ordering::Relaxed);
                 }
             }
@@ -73,7 +73,7 @@ impl Lines {
                 for line in 0..16 {
                     let part = data.get(120 * line..).unwrap_or(&[]);
                     view.write(at + 128 * line, &part[..part.len().min(120)])?;
-                    // Release: the line's data before its flag.
+                    // Release ordering: the line's data before its flag.
                     view.word(at + 128 * line + 120)?
                         .store(flag, Ordering::Release);
                 }
@@ -93,7 +93,7 @@ impl Lines {
             }
             Self::Ll128 => {
                 for line in 0..16 {
-                    // Acquire: the line's flag before its data.
+                    // Acquire ordering: the line's flag before its data.
                     let word = view.word(at + 128 * line + 120)?;
                     if word.load(Ordering::Acquire) != flag {
                         return Ok(false);
@@ -127,7 +127,7 @@ impl Lines {
 /// The slot of an end's present step.
 struct Slot {
     view: Arc<View>,
-    /// Where it begins in the view.
+    /// The offset of the slot in the view.
     at: usize,
     flag: u64,
 }
@@ -232,7 +232,7 @@ impl Primitives<'_> {
         }
         for end in self.sends.iter_mut().filter(|_| operation.send) {
             end.step += 1;
-            // A proxy is told by the counter; with LL it looks at the flags.
+            // The counter notifies a proxy; with LL the proxy checks the flags instead.
             if protocol == Protocol::Ll128 && end.has_fifo() {
                 end.store_tail()?;
             }
@@ -274,7 +274,7 @@ impl Primitives<'_> {
     }
 }
 
-/// Whether the step's slot is filled to its end.
+/// Returns whether the step's slot is filled completely.
 fn clean(protocol: Protocol, step: u64) -> bool {
     protocol == Protocol::Ll && step & CLEAN == CLEAN
 }

@@ -1,28 +1,27 @@
 //! Device memory as the interpreter sees it: addresses are resolved by [`Memory`], and every access goes through a checked
 //! [`View`].
 //!
-//! The interpreter reads and writes what kernels read and write: buffers of the user, connection buffers, counters and
-//! flags that other threads and processes poll. Counters and flags are accessed by atomics; data between them is copied
-//! plainly, since the protocol gives it to one side at a time.
+//! The interpreter accesses the same memory as the kernels: buffers of the user, connection buffers, and the counters and flags
+//! that other threads and processes poll. It accesses counters and flags atomically. It copies data without atomics, since the
+//! protocol gives the data to one side at a time.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64};
 
-/// The memory of one device, as its kernels may use it.
+/// The memory of one device, as its kernels may access it.
 pub(crate) trait Memory: Send + Sync {
-    /// Checks that this device may now use `len` bytes at a device-visible address, and returns where they are in this
-    /// process.
+    /// Checks that this device may use `len` bytes at a device-visible address now, and returns their location in this process.
     fn view(&self, address: u64, len: usize) -> Result<View, Violation>;
 }
 
 /// Keeps a mapping alive, and knows whether the device may still use it.
 pub(crate) trait Lease: Send + Sync {
-    /// An error if the memory was freed or unmapped since the view was taken.
+    /// Returns an error if the memory was freed or unmapped since the view was taken.
     fn still_valid(&self) -> Result<(), Violation>;
 }
 
-/// An access that the device may not make.
+/// An access that the device is not allowed to make.
 #[derive(Debug, Clone)]
 pub(crate) struct Violation {
     pub(crate) address: u64,
@@ -35,11 +34,11 @@ pub(crate) struct Violation {
 pub(crate) enum Cause {
     /// A null pointer where the kernel dereferences one.
     Null,
-    /// The address is not aligned for the word that the kernel loads or stores.
+    /// The address is not aligned for the loaded or stored word.
     Unaligned,
-    /// An offset outside of what a view covers: the kernel's own arithmetic left its buffer.
+    /// An offset outside of the view: the kernel's own arithmetic left its buffer.
     OutsideView { covered: usize },
-    /// What the owner of the memory found.
+    /// The error of the memory's owner.
     Driver(Arc<dyn std::error::Error + Send + Sync>),
 }
 
@@ -106,19 +105,19 @@ impl View {
         }
     }
 
-    /// An error if the memory was freed since the view was taken.
+    /// Returns an error if the memory was freed since the view was taken.
     pub(crate) fn still_valid(&self) -> Result<(), Violation> {
         self.lease.still_valid()
     }
 
-    /// Whether the view covers `length` bytes at a device address.
+    /// Returns whether the view covers `length` bytes at a device address.
     pub(crate) fn covers(&self, address: u64, length: usize) -> bool {
         address >= self.address
             && (length as u64) <= self.length as u64
             && address - self.address <= (self.length - length) as u64
     }
 
-    /// Where `length` bytes at `offset` are in this process.
+    /// Returns the address of `length` bytes at `offset` in this process.
     pub(crate) fn at(&self, offset: usize, length: usize) -> Result<*mut u8, Violation> {
         if length > self.length || offset > self.length - length {
             return Err(Violation {
@@ -133,7 +132,7 @@ impl View {
         Ok(unsafe { self.pointer.add(offset) })
     }
 
-    /// Where `length` bytes at a device address are in this process.
+    /// Returns the address of `length` bytes at a device address in this process.
     pub(crate) fn at_address(&self, address: u64, length: usize) -> Result<*mut u8, Violation> {
         self.at(address.wrapping_sub(self.address) as usize, length)
     }
@@ -150,21 +149,21 @@ impl View {
         Ok(pointer)
     }
 
-    /// A shared word of 8 bytes.
+    /// Returns a shared word of 8 bytes.
     pub(crate) fn word(&self, offset: usize) -> Result<&AtomicU64, Violation> {
         let pointer = self.aligned(offset, 8)?;
         // SAFETY: aligned, inside the view, and mapped while `self` lives.
         Ok(unsafe { AtomicU64::from_ptr(pointer.cast()) })
     }
 
-    /// A shared signed word of 8 bytes.
+    /// Returns a shared signed word of 8 bytes.
     pub(crate) fn signed(&self, offset: usize) -> Result<&AtomicI64, Violation> {
         let pointer = self.aligned(offset, 8)?;
         // SAFETY: aligned, inside the view, and mapped while `self` lives.
         Ok(unsafe { AtomicI64::from_ptr(pointer.cast()) })
     }
 
-    /// A shared word of 4 bytes.
+    /// Returns a shared word of 4 bytes.
     pub(crate) fn half_word(&self, offset: usize) -> Result<&AtomicU32, Violation> {
         let pointer = self.aligned(offset, 4)?;
         // SAFETY: aligned, inside the view, and mapped while `self` lives.

@@ -1,4 +1,4 @@
-//! The kernels of a communicator of one rank that scales its input (`oneRankReduce`).
+//! The kernels of a communicator with a single rank that scale the rank's input (`oneRankReduce`).
 
 use super::arithmetic::Arithmetic;
 use super::block::{Context, Stop};
@@ -6,7 +6,7 @@ use super::functions::{DeviceOperator, Reason};
 use super::memory;
 use crate::numbers::datatype::DataType;
 
-/// Bytes that are scaled between two looks at the budget.
+/// The bytes scaled between two checks of the budget.
 const PIECE: usize = 128 << 10;
 
 /// A launch of such a kernel.
@@ -21,7 +21,7 @@ pub(super) struct OneRank {
 }
 
 impl OneRank {
-    /// The element type in a kernel's mangled name, if it is one of these kernels.
+    /// Returns the element type in a kernel's mangled name, if it is one of these kernels.
     pub(super) fn element(kernel: &str) -> Option<DataType> {
         let (_, ty) = kernel.split_once("oneRankReduceI13FuncPreMulSumI")?;
         let names = [
@@ -42,7 +42,7 @@ impl OneRank {
         Some(found.1)
     }
 
-    /// The parameters: destination, source, number of elements, argument, and whether it is a pointer.
+    /// Decodes the parameters: destination, source, number of elements, argument, and whether the argument is a pointer.
     pub(super) fn decode(ty: DataType, parameters: &[u8]) -> Result<Self, Reason> {
         let word = |index: usize| {
             let bytes = parameters.get(8 * index..8 * index + 8)?;

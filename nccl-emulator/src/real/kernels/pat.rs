@@ -1,7 +1,7 @@
 //! The algorithm PAT (parallel aggregated trees): all-gather and reduce-scatter over peers at distances of powers of two.
 //!
-//! A [`schedule`] says what each group of the block's threads does, step by step. The groups of a round meet twice: before
-//! their data move, when each knows where from and where to, and after, when counters are raised.
+//! A [`schedule`] determines the steps of each group of the block's threads. The groups of a round synchronise twice: before
+//! their data moves, when each has determined source and destination, and afterwards, when counters are raised.
 
 mod schedule;
 
@@ -14,7 +14,7 @@ use super::memory::{self, View};
 use super::task::Task;
 use schedule::{Gather, Plan, Scatter, Step};
 
-/// Threads of a warp groups at most: 512 threads in warps of 32.
+/// The most groups of threads: 512 threads in warps of 32.
 const GROUPS: i64 = 16;
 
 /// A peer at a distance of a power of two.
@@ -36,17 +36,17 @@ impl Dimension {
     }
 }
 
-/// What a group copies or reduces in a round.
+/// The copy or reduction of a group in a round.
 #[derive(Default)]
 struct Move {
     sources: Vec<u64>,
-    /// The first source is the own input, which the operator may scale.
+    /// The first source is this rank's input, which the operator may scale.
     own: bool,
     destinations: Vec<u64>,
     count: i64,
-    /// How far the own buffer is filled then.
+    /// The end of the filled part of this rank's buffer afterwards.
     local: Option<i64>,
-    /// The dimension that is filled then, and how far.
+    /// The dimension that is filled, and the end of its filled part afterwards.
     filled: Option<(usize, i64)>,
 }
 
@@ -88,7 +88,7 @@ struct Pat<'a> {
     gather: bool,
     sends: Vec<Dimension>,
     receives: Vec<Dimension>,
-    /// How far the own buffer is filled.
+    /// The end of the filled part of this rank's buffer.
     local: i64,
     views: Vec<Arc<View>>,
 }
@@ -172,7 +172,7 @@ impl<'a> Pat<'a> {
         Ok(())
     }
 
-    /// Divides what a scatter summed, where the operator asks for it. Which step completes an element is not known before.
+    /// Divides the result of a scatter, if the operator requires it. The step that completes an element is not known earlier.
     async fn divide(&self) -> Result<(), Stop> {
         const PIECE: i64 = 1 << 16;
         let (task, arithmetic) = (self.task, self.task.arithmetic);
@@ -199,7 +199,7 @@ impl<'a> Pat<'a> {
         base.wrapping_add_signed(index * self.task.arithmetic.element() as i64)
     }
 
-    /// Waits for what a step needs, and decides where its data come from and go to.
+    /// Waits for the requirements of a step, and determines source and destination of its data.
     async fn prepare(&self, step: &Step) -> Result<Move, Stop> {
         let block = self.task.block;
         let element = self.task.arithmetic.element() as i64;
@@ -207,7 +207,7 @@ impl<'a> Pat<'a> {
         let count = step.count.max(0);
         let receive = index(step.receive, &self.receives).map(|index| &self.receives[index]);
         let send = index(step.send, &self.sends).map(|index| (index, &self.sends[index]));
-        // Steps ahead count for the side that revisits data: the receiver of a gather, the sender of a scatter.
+        // `step_offset` applies to the side that revisits data: the receiver of a gather, the sender of a scatter.
         let ahead = step.step_offset as u64;
         let (receive_ahead, send_ahead) = match self.gather {
             true => (ahead, 0),
@@ -234,7 +234,7 @@ impl<'a> Pat<'a> {
             None => None,
         };
         if self.gather {
-            // From a peer or the input, to a peer, and to the output where it is new.
+            // From a peer or the input, to a peer, and to the output if the data is new there.
             let own = self.user(output, step.output);
             let source = match received {
                 Some((from, at, place)) => {
@@ -257,7 +257,7 @@ impl<'a> Pat<'a> {
             work.sources.push(source);
             work.destinations.extend(sent.map(|(.., place)| place));
         } else {
-            // From a peer, if any, and the input where nothing is yet, to a peer or the output.
+            // From a peer, if any, and the input if nothing is there yet, to a peer or the output.
             let own = self.user(input, step.input);
             let (destination, new) = match sent {
                 Some((at, to, step_at, place)) => {
@@ -343,7 +343,7 @@ impl<'a> Pat<'a> {
     }
 }
 
-/// The dimension that a step names; none if it is the own buffer.
+/// Returns the dimension of a step; `None` for this rank's own buffer.
 fn index(dimension: i64, of: &[Dimension]) -> Option<usize> {
     usize::try_from(dimension).ok().filter(|&at| at < of.len())
 }

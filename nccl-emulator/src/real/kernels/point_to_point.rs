@@ -1,4 +1,4 @@
-//! Send/Recv: the works of a batch run side by side, and so do the directions of each.
+//! Send/Recv: the works of a batch run concurrently, and so do both directions of each.
 
 use super::arithmetic::Arithmetic;
 use super::block::{Block, Stop};
@@ -11,7 +11,7 @@ use super::works::{P2p, Transfer};
 
 use nccl_sys::Version;
 
-/// Carries out a channel's parts of a batch.
+/// Runs a channel's parts of a batch.
 pub(super) async fn run(block: &Block, works: &[P2p]) -> Result<(), Stop> {
     let reversed = block.context.release < Version::new(2, 28, 0);
     let mut parts: Vec<Part<'_, Stop>> = Vec::new();
@@ -67,7 +67,7 @@ fn setup(block: &Block, transfer: &Transfer, send: bool) -> Setup<'static> {
     }
 }
 
-/// Registered buffers need not be cut to the size of a step.
+/// Returns whether chunks may exceed the size of a step, which is the case for registered buffers.
 fn large(block: &Block, transfer: &Transfer) -> bool {
     transfer.net_registered || (transfer.ipc_registered && block.comm.all_nvlink)
 }
@@ -86,7 +86,7 @@ async fn transfer(block: &Block, transfer: Transfer, send: bool) -> Result<(), S
     let mut connection = Primitives::open(block, setup, from, to).await?;
     let mut at = 0;
     loop {
-        // An empty message takes a step, too.
+        // An empty message also takes a step.
         let n = chunk.min(transfer.bytes - at);
         let operation = match send {
             true => Operation::send(at as i64, at as i64, n as i64),

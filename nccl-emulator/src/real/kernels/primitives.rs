@@ -1,7 +1,7 @@
-//! The primitives that NCCL's algorithms are made of: receive, reduce, copy and send a chunk, in any combination.
+//! The primitives of NCCL's algorithms: receive, reduce, copy and send a chunk, in any combination.
 //!
-//! An algorithm opens [`Primitives`] over its connections, runs [`Operation`]s and closes them; closing keeps the connections'
-//! steps for the next kernel. What an operation does on the wire is the protocol's: `simple` or `lines`.
+//! An algorithm opens [`Primitives`] over its connections, runs [`Operation`]s and closes them; closing stores the connections'
+//! steps for the next kernel. The protocol, `simple` or `lines`, determines the transfer itself.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ pub(super) enum Buffer {
     Output,
 }
 
-/// One operation on a chunk. Indexes and counts are in elements; a count below zero is an empty chunk.
+/// One operation on a chunk. Indexes and counts are in elements; a negative count is an empty chunk.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Operation {
     pub(super) receive: bool,
@@ -30,9 +30,9 @@ pub(super) struct Operation {
     pub(super) source_index: i64,
     pub(super) destination_index: i64,
     pub(super) count: i64,
-    /// All ranks are in the result.
+    /// The result includes all ranks.
     pub(super) last: bool,
-    /// Registered buffers may be used, by protocol Simple.
+    /// Registered buffers may be used, with protocol Simple.
     pub(super) direct_receive: bool,
     pub(super) direct_send: bool,
 }
@@ -53,7 +53,7 @@ impl Operation {
         }
     }
 
-    /// Sends from the input. The peer's index counts where the chunk is written into its buffer directly.
+    /// Sends from the input. `output` is the peer's index, if the chunk is written into its buffer directly.
     pub(super) fn send(input: i64, output: i64, count: i64) -> Self {
         Self {
             send: true,
@@ -114,7 +114,7 @@ impl Operation {
         }
     }
 
-    /// The same with registered buffers, where there are any.
+    /// The same with registered buffers, if there are any.
     pub(super) fn direct(self) -> Self {
         Self {
             direct_receive: self.receive,
@@ -124,7 +124,7 @@ impl Operation {
     }
 }
 
-/// How protocol Simple cuts a chunk.
+/// How protocol Simple divides a chunk.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Slicing {
     pub(super) slices: i64,
@@ -137,21 +137,21 @@ impl Slicing {
         slices: 1,
         steps: 1,
     };
-    /// Of most collectives: a chunk is half of a connection's buffers.
+    /// The slicing of most collectives: a chunk is half of a connection's buffers.
     pub(super) const CHUNK: Self = Self {
         slices: 2,
         steps: 2,
     };
 }
 
-/// What primitives are opened over.
+/// The parameters of primitives.
 pub(super) struct Setup<'a> {
     pub(super) protocol: Protocol,
     pub(super) arithmetic: Arithmetic,
     pub(super) slicing: Slicing,
-    /// Elements of a step, if not those of the connection's buffers.
+    /// The elements of a step, if they differ from the size of the connection's buffers.
     pub(super) step_elements: Option<i64>,
-    /// The kernel moves counters and sizes alone; the network moves the data.
+    /// The kernel only updates counters and sizes; the network moves the data.
     pub(super) offload: bool,
     pub(super) p2p: bool,
     pub(super) receive: Registration,
@@ -168,14 +168,14 @@ pub(super) struct Primitives<'a> {
     pub(super) setup: Setup<'a>,
     pub(super) receives: Vec<End>,
     pub(super) sends: Vec<End>,
-    /// Views of connection buffers, which are used again and again.
+    /// Views of connection buffers, kept for reuse.
     views: Vec<Arc<View>>,
-    /// Staged data of the protocols with flags.
+    /// Staged data, for protocols with flags.
     pub(super) staged: Vec<Vec<u8>>,
 }
 
 impl<'a> Primitives<'a> {
-    /// Opens connections with the peers that are not -1, up to the first that is.
+    /// Opens connections with the peers, up to the first -1.
     pub(super) async fn open(
         block: &'a Block,
         setup: Setup<'a>,
@@ -212,7 +212,7 @@ impl<'a> Primitives<'a> {
         };
         if simple {
             for end in &primitives.receives {
-                // Gives back the steps that rounding up left out.
+                // Returns the steps that were skipped by rounding up.
                 end.store_head()?;
                 if end.net {
                     end.store_size(block, end.step, 0)?;
@@ -231,7 +231,7 @@ impl<'a> Primitives<'a> {
         }
     }
 
-    /// Keeps the connections' steps, and waits until registered buffers are free to be used again.
+    /// Stores the connections' steps, and waits until registered buffers may be reused.
     pub(super) async fn close(self) -> Result<(), Stop> {
         let Self {
             block,
@@ -261,7 +261,7 @@ impl<'a> Primitives<'a> {
         Ok(())
     }
 
-    /// The address of a peer's mapping of an own buffer.
+    /// Returns the address of a peer's mapping of this rank's buffer.
     fn offered(&self, end: &End, send_only: bool) -> Result<u64, Stop> {
         let Setup { input, output, .. } = self.setup;
         let Some(work) = self.setup.work else {
@@ -285,7 +285,7 @@ impl<'a> Primitives<'a> {
         Ok(memory::load_address(memory, table + 8 * local)?.wrapping_add(offset))
     }
 
-    /// Exchanges the addresses of registered buffers with the peers. The side that offers one comes first, since its peer
+    /// Exchanges the addresses of registered buffers with the peers. The side that offers an address goes first, since its peer
     /// waits for it.
     async fn exchange(&mut self, send_only: bool) -> Result<(), Stop> {
         let offers = |end: &End| match end.direct {
@@ -308,7 +308,7 @@ impl<'a> Primitives<'a> {
                 false => self.setup.output,
             });
             let Some(slot) = &end.slot else { continue };
-            // The peer takes the previous address first.
+            // The peer first reads the previous address.
             let free = || Ok(slot.word(0)?.load(Ordering::Acquire) == 0);
             block.wait(Wait::Exchange { peer }, free).await?;
             slot.word(0)?.store(offered, Ordering::Release);
@@ -331,7 +331,7 @@ impl<'a> Primitives<'a> {
         Ok(())
     }
 
-    /// A user's buffer.
+    /// Returns an address in a user's buffer.
     pub(super) fn user(&self, buffer: Buffer, index: i64) -> u64 {
         let base = match buffer {
             Buffer::Input => self.setup.input,
@@ -341,7 +341,7 @@ impl<'a> Primitives<'a> {
         base.wrapping_add_signed(index.wrapping_mul(element))
     }
 
-    /// Makes the connection buffers of an end resolvable without asking for each step.
+    /// Takes a view of an end's connection buffers, so that later steps need no further lookup.
     pub(super) fn keep_buffers(&mut self, address: u64, length: usize) -> Result<(), Stop> {
         if !self.views.iter().any(|view| view.covers(address, length)) {
             let view = memory::view(self.block.memory(), address, length)?;
@@ -350,7 +350,7 @@ impl<'a> Primitives<'a> {
         Ok(())
     }
 
-    /// Where memory of the device is.
+    /// Returns a view of device memory.
     pub(super) fn resolve(&self, address: u64, length: usize) -> Result<Arc<View>, Stop> {
         match self.views.iter().find(|view| view.covers(address, length)) {
             Some(view) => Ok(view.clone()),
@@ -362,7 +362,7 @@ impl<'a> Primitives<'a> {
         }
     }
 
-    /// Whether a slot of an end is always within the end's own buffers.
+    /// Returns an end's own buffers; `None` if a proxy may place slots outside of them.
     pub(super) fn own_buffers(&self, end: &End) -> Option<(u64, usize)> {
         match self.setup.protocol {
             Protocol::Simple if end.has_fifo() => None,
@@ -375,7 +375,7 @@ impl<'a> Primitives<'a> {
     }
 }
 
-/// `a / b`, rounded up.
+/// Returns `a / b`, rounded up.
 pub(super) fn div_up(a: i64, b: i64) -> i64 {
     (a + b - 1) / b
 }

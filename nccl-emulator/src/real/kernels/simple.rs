@@ -1,10 +1,11 @@
-//! Protocol Simple: data first, then a counter of steps. Large chunks go in slices; registered buffers are used directly.
+//! Protocol Simple: data first, then a step counter. Large chunks are divided into slices; registered buffers are used
+//! directly.
 
 use super::block::{Stop, Trouble};
 use super::connection::{Direct, End};
 use super::primitives::{Buffer, Operation, Primitives, div_up};
 
-/// Bytes that are copied or reduced between two looks at the budget.
+/// The bytes copied or reduced between two checks of the budget.
 const PIECE: usize = 128 << 10;
 
 /// A slice within its chunk.
@@ -13,7 +14,7 @@ struct Slice {
     /// The first element, from the chunk's beginning.
     offset: i64,
     count: i64,
-    /// Whether the kernel itself moves its data.
+    /// Whether the kernel itself moves the data.
     moved: bool,
 }
 
@@ -66,7 +67,7 @@ impl Primitives<'_> {
         Ok(())
     }
 
-    /// Where an end's part of a slice is read or written; none if the network or the peer moves the data itself.
+    /// Returns the address of an end's part of a slice; `None` if the network or the peer moves the data.
     fn place(&self, end: &End, operation: Operation, slice: Slice) -> Result<Option<u64>, Stop> {
         let direct = match end.send {
             true => operation.direct_send,
@@ -91,7 +92,7 @@ impl Primitives<'_> {
         }
         Ok(match (end.direct, end.send) {
             (Direct::Write, _) if direct => Some(shift(end.direct_buffer, destination)),
-            // The peer reads the own buffer.
+            // The peer reads this rank's buffer.
             (Direct::Read, true) if direct => None,
             (Direct::Read, false) if direct => Some(shift(end.direct_buffer, source)),
             _ => Some(end.slot_address(self.block, end.step)?),
@@ -102,7 +103,7 @@ impl Primitives<'_> {
         let user = |buffer: Option<Buffer>, index: i64| {
             buffer.map(|buffer| self.user(buffer, index + slice.offset))
         };
-        // As in NCCL, the user's buffer comes first; a none is a buffer that the kernel need not touch.
+        // As in NCCL, the user's buffer comes first; `None` is a buffer that the kernel does not access.
         let mut sources: Vec<Option<u64>> = Vec::with_capacity(4);
         let mut destinations: Vec<Option<u64>> = Vec::with_capacity(4);
         sources.extend(user(operation.source, operation.source_index).map(Some));
@@ -136,7 +137,7 @@ impl Primitives<'_> {
         );
         let own = operation.source == Some(Buffer::Input);
         match first {
-            // The peer wrote into the output: only what is sent on is left to be copied.
+            // The peer has written into the output: only forwarded data is left to copy.
             (source, destination)
                 if operation.direct_receive && own_source == 0 && source == destination =>
             {
@@ -154,14 +155,14 @@ impl Primitives<'_> {
                 }
             }
             (Some(_), Some(_)) => {
-                // The network or the peer takes what is sent from the output.
+                // The network or the peer reads the sent data from the output.
                 if own_destination == 1 && destinations.get(1) == Some(&None) {
                     destinations.truncate(1);
                 }
                 self.combine(&sources, &destinations, slice.count, own, operation.last)
                     .await
             }
-            // Nothing to move: the network or the peer takes the input, or fills the output.
+            // Nothing to move: the network or the peer reads the input, or fills the output.
             _ => Ok(()),
         }
     }

@@ -1,4 +1,4 @@
-//! A collective on one channel, as the algorithms see it.
+//! A collective on one channel, for the algorithms.
 
 use super::arithmetic::Arithmetic;
 use super::block::Block;

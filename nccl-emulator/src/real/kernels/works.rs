@@ -1,4 +1,4 @@
-//! The works of a batch, decoded: what a launch asks of a channel.
+//! The decoded works of a batch: the requests of a launch to a channel.
 
 use super::asked::Field;
 use super::block::{Stop, Trouble};
@@ -32,9 +32,9 @@ pub(super) struct Collective {
 /// A channel's share of a collective, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Share {
-    /// Elements of all channels.
+    /// The elements of all channels.
     pub(super) total: i64,
-    /// Where the share begins.
+    /// The offset of the share.
     pub(super) offset: i64,
     pub(super) count: i64,
     pub(super) chunk: i64,
@@ -69,7 +69,7 @@ impl Collective {
         }
     }
 
-    /// The share of a channel: the first and the last may have others than those between them.
+    /// Returns the share of a channel: the first and the last channel may have other shares than those between them.
     pub(super) fn share(
         &self,
         channel: usize,
@@ -83,7 +83,7 @@ impl Collective {
             return Err(Trouble::Work { field, value }.into());
         }
         let [count_low, count_mid, count_high] = self.counts;
-        // Of a single channel -1; its middle count is 0.
+        // -1 for a single channel, whose middle count is 0.
         let between = high - low - 1;
         let (offset, part) = if channel == low {
             (0, 0)
@@ -162,7 +162,8 @@ impl P2p {
         }
     }
 
-    /// The part that a channel has of a transfer, if any. Until 2.27 the parts are dealt to channels with their bits reversed.
+    /// Returns a channel's part of a transfer, if it has one. Until 2.27 the parts are assigned to channels in bit-reversed
+    /// order.
     pub(super) fn part(
         &self,
         transfer: &Transfer,
@@ -196,7 +197,7 @@ impl P2p {
     }
 }
 
-/// A chunk size in eight bits: an exponent and three bits of mantissa.
+/// Decodes a chunk size of eight bits: an exponent and three bits of mantissa.
 fn chunk_size(code: u64) -> u64 {
     let (exponent, mantissa) = (code >> 3, code & 7);
     match exponent {
@@ -208,7 +209,7 @@ fn chunk_size(code: u64) -> u64 {
 /// One broadcast of a batch (`ncclDevWorkBcast`).
 #[derive(Debug, Clone)]
 pub(super) struct Broadcast {
-    /// How far the own rank is from the root along the ring.
+    /// The distance of this rank from the root along the ring.
     pub(super) depth: i64,
     pub(super) chunk: i64,
     pub(super) input: u64,
@@ -218,7 +219,7 @@ pub(super) struct Broadcast {
 }
 
 impl Broadcast {
-    /// `None` if the library has no such works.
+    /// Returns `None` if the library has no such works.
     pub(super) fn decode(layout: &Layout, bytes: &[u8]) -> Option<Self> {
         let fields = layout.bcast.as_ref()?;
         Some(Self {

@@ -1,6 +1,7 @@
-//! What the hosts of the ranks show: the sentences of a fault, and the hints that would otherwise say where to look.
+//! Evidence from the hosts of the ranks: the sentences of a fault, and hints that say where to look for the rest.
 //!
-//! Several processes of one host have read the same log: an event is said once, with the age that the first of them saw.
+//! Several processes of one host have read the same log: an event is reported once, with the age that the first of them
+//! saw.
 
 use std::collections::BTreeMap;
 use std::mem::discriminant;
@@ -14,16 +15,16 @@ use nccl_diagnose::host_evidence::{
     DeviceState, DeviceTrouble, HostEvidence, KernelEvent, KernelEventKind, LogAccess, NvmlAccess,
 };
 
-/// The most hosts, and the most sentences about each.
+/// Maximum number of hosts, and of sentences about each.
 const MOST_HOSTS: usize = 12;
 const MOST_OF_HOST: usize = 6;
 
-/// What one rank has seen of its host.
+/// What one rank has observed on its host.
 #[derive(Clone, Copy)]
 pub(in crate::supervision) struct SeenByRank<'e> {
     pub(in crate::supervision) rank: usize,
     pub(in crate::supervision) evidence: &'e HostEvidence,
-    /// Whether all its reported threads matter: it is inside a call that does not return.
+    /// Whether all its reported threads matter, because it is inside a call that does not return.
     pub(in crate::supervision) is_stuck: bool,
 }
 
@@ -119,8 +120,8 @@ fn of_host(
     said
 }
 
-/// Returns a sentence for each device in trouble, and one for the ranks that NVML did not answer; `pids` are the processes of the
-/// ranks of the host.
+/// Returns a sentence for each device in trouble, and one for the ranks that got no answer from NVML; `pids` are the
+/// processes of the ranks of the host.
 fn devices(seen: &[SeenByRank<'_>], pids: &[u32], roster: &Roster) -> Vec<String> {
     // A device, its troubles, and the ranks whose processes use it.
     let mut found: Vec<(&DeviceState, Vec<&DeviceTrouble>, Vec<usize>)> = Vec::new();
@@ -184,21 +185,21 @@ fn age_text(age: Duration) -> String {
     }
 }
 
-/// What is known of the kernel logs of hosts.
+/// What is known about the kernel logs of hosts.
 #[derive(Debug, PartialEq, Eq)]
 enum KernelLogs {
-    /// No rank has said anything about them.
+    /// No rank has reported on them.
     Unknown,
     /// All were read, and have no Xid since the ranks were started.
     Clean,
-    /// All were read, and the fault has what they show.
+    /// All were read, and the fault contains their events.
     Shown,
-    /// Those of these hosts were not read, for this reason on the first.
+    /// The logs of these hosts were not read; `why` is the reason on the first of them.
     Unread { hosts: Vec<String>, why: LogAccess },
 }
 
 impl KernelLogs {
-    /// Of the hosts of all ranks, or of `rank` alone.
+    /// Classifies the logs of the hosts of all ranks, or of `rank` alone.
     fn of(input: &DiagnosisInput<'_>, rank: Option<usize>) -> Self {
         let mut unread: Vec<(String, LogAccess)> = Vec::new();
         let (mut is_clean, mut is_known) = (true, false);
@@ -233,7 +234,7 @@ impl KernelLogs {
     }
 }
 
-/// Returns what to look at beside `others`, where a device may hang: the kernel logs only as far as they were not read.
+/// Returns where to look, beside `others`, when a device may hang. Names only kernel logs that were not read.
 pub(super) fn look_at(input: &DiagnosisInput<'_>, rank: Option<usize>, others: &str) -> String {
     match KernelLogs::of(input, rank) {
         KernelLogs::Unknown => format!("look at dmesg for Xid messages, {others}"),
@@ -267,7 +268,7 @@ fn whose(rank: Option<usize>) -> &'static str {
     }
 }
 
-/// What a rank sends to the others when it has ended a communicator: its evidence, where that shows anything.
+/// The evidence that a rank sends to the others when it has ended a communicator, if it has any.
 #[derive(Default, Serialize, Deserialize)]
 pub(in crate::supervision) struct EvidencePart {
     evidence: Option<HostEvidence>,
@@ -276,7 +277,7 @@ pub(in crate::supervision) struct EvidencePart {
 }
 
 impl EvidencePart {
-    /// Gathers it now.
+    /// Gathers the evidence now.
     pub(in crate::supervision) fn gather() -> Self {
         let evidence = HostEvidence::gather();
         let is_clean = evidence.has_clean_log();
@@ -296,7 +297,7 @@ impl EvidencePart {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// Decodes what another rank has sent; nothing where that cannot be read.
+    /// Decodes the evidence that another rank has sent; empty if it cannot be decoded.
     pub(in crate::supervision) fn decode(bytes: &[u8]) -> Self {
         let part: Self = serde_json::from_slice(bytes).unwrap_or_default();
         Self {

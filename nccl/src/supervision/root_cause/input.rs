@@ -47,7 +47,7 @@ pub(super) struct Candidate {
 #[derive(Default)]
 pub(in crate::supervision) struct CompletedCalls(BTreeMap<u64, BTreeSet<CallSignature>>);
 
-/// The part of a call that all ranks have alike.
+/// The part of a call that is equal on all ranks.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct CallSignature {
     kind: String,
@@ -87,9 +87,10 @@ pub(in crate::supervision) fn completed_calls(
 }
 
 impl DiagnosisInput<'_> {
-    /// Returns whether a call is not done, as far as the ranks know. An operation in which all ranks need each other and that
-    /// is done on one rank is done on all that entered the same one, even where no thread has queried it yet. A rank that entered
-    /// another operation can have completed it, with a wrong result, while the others wait for ever.
+    /// Returns whether a call is not done, as far as the ranks know. An operation in which all ranks need each other
+    /// and that is done on one rank is done on all ranks that entered the same operation, even if no thread there has
+    /// queried it yet. A rank that entered another operation can have completed it, with a wrong result, while the
+    /// others wait for ever.
     pub(super) fn is_open(&self, call: &EnteredCall) -> bool {
         let is_done = |collective_index| {
             let done = self.done.0.get(&collective_index);

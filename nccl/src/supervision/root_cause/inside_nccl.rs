@@ -1,9 +1,9 @@
-//! What NCCL reported of the stalled operation, on each rank: a network that does not carry it, a device that does not go on
-//! with it, and sentences for what was seen.
+//! What NCCL reported about the stalled operation, on each rank: a network that does not carry it, a device that does
+//! not continue it, and sentences for the observations.
 //!
-//! Only what was observed on both ends decides, and only where all of it is known. The ranks look at different times, within the
-//! time of one timeout. So a network counts as stopped when both ends have stood still for a while, and as slow when it was what
-//! the sender waited for nearly all the time, for a good part of the timeout: a step that is on its way in the moment of the look
+//! A conclusion needs observations from both ends, and all of them. The ranks look at different times, within the time
+//! of one timeout. So a network counts as stopped when both ends have stood still for a while, and as slow when the
+//! sender waited for it nearly all the time, for a good part of the timeout. A step in flight at the moment of the look
 //! proves nothing.
 
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use super::input::{Candidate, DiagnosisInput};
 use nccl_base::fault::Fault;
 use nccl_base::fault::cause::{FaultRole, RootCause};
 
-/// The most ranks of which is said what they do inside NCCL.
+/// Maximum number of ranks whose state inside NCCL is described.
 const MOST_RANKS: usize = 8;
 
 /// The connection from one rank to another on one channel, seen from both ends.
@@ -33,7 +33,7 @@ impl Link<'_> {
         self.sender.done.zip(self.receiver.done)
     }
 
-    /// Returns whether the receiver waits for data, and the network has some for it: for how long nothing has moved.
+    /// Returns for how long nothing has moved, if the receiver waits for data and the network has some for it.
     fn stopped_ms(&self) -> Option<u64> {
         let (sent, arrived) = self.done()?;
         let waits_for_data = self.receiver.waits_for == Some(Wait::PeerData);
@@ -46,8 +46,8 @@ impl Link<'_> {
         waits_for_data.then(|| since.min(self.receiver.still_ms))
     }
 
-    /// Returns whether the network was what the sender waited for, nearly all the time, since at least `since_ms`, and data has
-    /// arrived meanwhile.
+    /// Returns whether the sender has waited for the network nearly all the time, since at least `since_ms`, and data
+    /// has arrived meanwhile.
     fn is_slow(&self, since_ms: u64) -> bool {
         let sender = self.sender;
         let is_limited = sender.network_ms >= sender.age_ms / 10 * 9;
@@ -74,8 +74,8 @@ fn transfers(
     all.filter(move |one| (one.peer, one.channel, one.is_send) == (peer, channel, is_send))
 }
 
-/// Returns the connections of which both ends are known. Where a call has several transfers between two ranks on one channel, it
-/// is not known which belong to each other.
+/// Returns the connections of which both ends are known. Several transfers of a call between two ranks on one channel
+/// cannot be told apart, and are left out.
 fn links<'r>(input: &DiagnosisInput<'r>) -> Vec<Link<'r>> {
     let reports: &'r _ = input.reports;
     let mut links = Vec::new();
@@ -119,7 +119,7 @@ fn standstill(input: &DiagnosisInput<'_>) -> u64 {
     u64::try_from(part.as_millis()).map_or(2000, |part| part.clamp(500, 2000))
 }
 
-/// Finds a network connection on which data is under way that does not arrive, or not fast enough.
+/// Finds a network connection whose data does not arrive, or not fast enough.
 pub(super) fn slow_network(input: &DiagnosisInput<'_>) -> Option<Candidate> {
     let limit = standstill(input);
     let half = u64::try_from(timeout(input).as_millis()).unwrap_or(u64::MAX) / 2;
@@ -190,8 +190,8 @@ pub(super) fn slow_network(input: &DiagnosisInput<'_>) -> Option<Candidate> {
     })
 }
 
-/// Finds the one rank whose device does not go on, while all others wait for data: its kernel has not started, or does not take
-/// what has arrived.
+/// Finds the one rank whose device makes no progress, while all others wait for data: its kernel has not started, or
+/// does not take data that has arrived.
 pub(super) fn slow_rank(input: &DiagnosisInput<'_>) -> Option<Candidate> {
     let calls: Vec<_> = (0..input.hosts.len())
         .map(|rank| inside(input, input.reports.get(&rank)?))
@@ -226,7 +226,7 @@ pub(super) fn slow_rank(input: &DiagnosisInput<'_>) -> Option<Candidate> {
 fn kernel_not_started(calls: &[&CallInside]) -> Option<(usize, String)> {
     let mut waiting = Vec::new();
     for (rank, call) in calls.iter().enumerate() {
-        // With several operations it is not known which of them the others need.
+        // With several operations, the one that the others need is unknown.
         let [operation] = &call.operations[..] else {
             return None;
         };
@@ -245,8 +245,9 @@ fn kernel_not_started(calls: &[&CallInside]) -> Option<(usize, String)> {
     }
 }
 
-/// Finds the one rank whose device does not take what has arrived, or gives nothing to send, and which waits for no other. Only
-/// where every rank has a host of its own: between ranks of one host data moves without being seen.
+/// Finds the one rank whose device does not take data that has arrived, or provides none to send, and which waits for
+/// no other rank. Applies only if every rank has a host of its own: transfers between ranks of one host are not
+/// observed.
 fn takes_no_data(input: &DiagnosisInput<'_>, calls: &[&CallInside]) -> Option<(usize, String)> {
     let hosts: BTreeSet<_> = input.hosts.iter().collect();
     if hosts.len() < input.hosts.len() {
@@ -289,7 +290,7 @@ fn takes_no_data(input: &DiagnosisInput<'_>, calls: &[&CallInside]) -> Option<(u
     (first.waits_ms.min(first.still_ms) >= limit).then_some((rank, what))
 }
 
-/// Returns what the ranks do inside NCCL, in the calls in which they wait.
+/// Describes what the ranks do inside NCCL, in the calls in which they wait.
 pub(super) fn sentences(input: &DiagnosisInput<'_>) -> Vec<String> {
     let seen = input.reports.values().filter_map(|report| {
         let front = input.front(report)?;

@@ -1,4 +1,4 @@
-//! The rank that used to enter last before the stall, from the times of the calls that all ranks have made.
+//! The rank that usually entered last before the stall, from the times of the calls that all ranks have made.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use super::input::DiagnosisInput;
 /// Maximum number of operations looked at.
 const LAST: usize = 16;
 
-/// Fewer operations show nothing, and shorter delays come and go.
+/// Minimum number of operations, and minimum delay, of a pattern: fewer show nothing, and shorter delays come and go.
 const FEWEST: usize = 4;
 const LEAST: Duration = Duration::from_millis(10);
 
-/// Returns a sentence where one rank entered last in most of the operations, by more than the time between the reports, which
-/// hold ages of calls.
+/// Returns a sentence if one rank entered last in most of the operations, by more than the time within which the
+/// reports were made, because reports have ages of calls.
 pub(super) fn usual_straggler(input: &DiagnosisInput<'_>) -> Option<String> {
     let first = input.reports.values().next()?;
     let collectives = first

@@ -136,13 +136,13 @@ pub(super) fn unmatched(input: &DiagnosisInput<'_>) -> Option<Candidate> {
     loop {
         let at = *path.last()?;
         let Some(half) = waits.get(&at) else { break };
-        // Circles have been looked for before.
+        // Cycles were searched for before.
         if path.contains(&half.peer) {
             return None;
         }
         path.push(half.peer);
     }
-    // The last rank waits for none: it has not reached the message of the rank before it.
+    // The last rank waits for no message: it has not reached the message of the rank before it.
     let &rank = path.last()?;
     let half = waits.get(path.get(path.len().checked_sub(2)?)?)?;
     let (from, to) = half.ends();

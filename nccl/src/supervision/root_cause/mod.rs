@@ -283,8 +283,8 @@ fn nccl_warning_text(input: &DiagnosisInput<'_>, root: &RootCause) -> Option<Str
     Some(format!("NCCL's first warning on {who}: {text}"))
 }
 
-/// Returns the class: where ranks wait, a timeout if an operation of any rank timed out, even if other ranks saw a failure that
-/// followed.
+/// Returns the class of the fault: if ranks wait, a timeout if an operation of any rank timed out, even if other ranks
+/// saw a failure that followed.
 fn class(input: &DiagnosisInput<'_>, root: &RootCause) -> FaultClass {
     let waited = matches!(
         root,

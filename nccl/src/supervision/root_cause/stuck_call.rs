@@ -5,7 +5,8 @@ use super::host;
 use super::input::{Candidate, DiagnosisInput};
 use nccl_base::fault::cause::{FaultRole, RootCause};
 
-/// Finds a rank that reported a call that does not return; not a call in which NCCL connects ranks, and so waits for others.
+/// Finds a rank that reported a call that does not return. A call in which NCCL connects ranks does not count: it waits
+/// for others.
 pub(super) fn reported(input: &DiagnosisInput<'_>) -> Option<Candidate> {
     let symptom = input
         .symptoms
@@ -68,7 +69,7 @@ pub(super) fn inferred(input: &DiagnosisInput<'_>) -> Option<Candidate> {
     })
 }
 
-/// Returns what is left to look at: where the thread is in the kernel stands beside `hosts`, as far as that was permitted.
+/// Returns where else to look: `hosts` has the thread's place in the kernel, as far as reading it was permitted.
 fn hint(input: &DiagnosisInput<'_>, rank: usize) -> String {
     let own = input
         .reports

@@ -1,4 +1,4 @@
-//! Frames to bytes and back.
+//! Encoding frames and decoding them again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ fn many<T>(random: &mut Rng, mut one: impl FnMut(&mut Rng) -> T) -> Vec<T> {
     (0..length).map(|_| one(random)).collect()
 }
 
-/// Small numbers and large ones.
+/// Returns small and large numbers.
 fn number(random: &mut Rng) -> u64 {
     random.u64(..) >> random.u32(0..64)
 }
@@ -186,7 +186,7 @@ fn report(random: &mut Rng) -> VoteReport {
     }
 }
 
-/// How many kinds of messages [`message`] makes.
+/// The number of message kinds that [`message`] makes.
 const KINDS: u8 = 31;
 
 fn message(random: &mut Rng, kind: u8) -> Message {
@@ -358,7 +358,7 @@ fn no_bytes_make_the_decoder_panic() {
             assert!(encode(&frame).len() <= 4 * bytes.len() + 64);
         }
     }
-    // Otherwise the mutations would be too wild to reach the decoders.
+    // Otherwise the mutations would be too strong to reach the decoders.
     assert!(understood > 10_000, "{understood}");
 }
 

@@ -1,4 +1,4 @@
-//! A generation that forms, and the events for its coordinator's driver; the effect of an observer's reports.
+//! A generation that is being formed, the events for its coordinator's driver, and the effect of an observer's reports.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -6,20 +6,20 @@ use std::sync::Arc;
 use super::super::*;
 use crate::departure::{Departure, Failure, LossKind, Lost, ProcessEnd, UnreachableEvidence};
 
-/// Processes whose connections deliver everything at once. The slot is the address.
+/// Processes whose connections deliver everything immediately. The slot is the address.
 #[derive(Default)]
 struct Net {
     members: Vec<(MemberMachine, Vec<Event>)>,
     observer: Option<(ObserverMachine, Vec<Event>)>,
     /// The two ends of each connection.
     lines: Vec<[usize; 2]>,
-    /// Those that were killed, or that are not heard for a while.
+    /// The processes that were killed, or whose messages are not delivered for a while.
     silent: BTreeSet<usize>,
     /// The pairs between which the network is cut.
     cuts: BTreeSet<[usize; 2]>,
-    /// One that no other can connect to, and that does not hear that a generation is active.
+    /// A process that no other can connect to, and that is not told that a generation is active.
     hidden: Option<usize>,
-    /// One to which frames are late, and those frames.
+    /// A process for which frames are delayed, and those frames.
     delayed: Option<usize>,
     late_frames: Vec<Input>,
     /// The slot of a member that does not tolerate unreachable ones.
@@ -27,7 +27,7 @@ struct Net {
     now: Time,
 }
 
-/// The observer's index, in place of a member's.
+/// The observer's index, used like a member's.
 const OBSERVER: usize = 100;
 
 impl Net {
@@ -45,7 +45,7 @@ impl Net {
         }
     }
 
-    /// Observes at the first member.
+    /// Starts an observer at the first member.
     fn observe(&mut self) {
         let (me, at) = (self.process_info(99, 9), vec![String::from("0")]);
         let observer =
@@ -73,7 +73,7 @@ impl Net {
         net
     }
 
-    /// A generation of so many ranks that is active, and whose leases are given.
+    /// Creates an active generation of `size` ranks whose leases have been granted.
     fn formed(size: u32) -> Self {
         let mut net = Self::first(size, 0);
         for slot in 1..size {
@@ -125,7 +125,7 @@ impl Net {
         self.close_cut_lines();
     }
 
-    /// Connects all members; what was connected over the cuts has ended.
+    /// Reconnects all members; connections across the cuts have ended.
     fn heal(&mut self) {
         self.close_cut_lines();
         self.cuts.clear();
@@ -154,7 +154,7 @@ impl Net {
         self.give(to, Input::Command(command));
     }
 
-    /// Runs until `nanos` later, each timeout at its time.
+    /// Runs for `nanos` nanoseconds, with each timeout at its time.
     fn wait(&mut self, nanos: u64) {
         let until = self.now.after(nanos);
         loop {
@@ -290,7 +290,7 @@ fn a_slot_that_is_taken_is_another_processes_only_when_that_is_gone() {
     let other = net.rank(1, 6);
     assert_eq!(net.members[0].0.joined(1).unwrap().id, id(1, 5));
     assert_eq!(net.take_events(0), [Event::Joined(id(1, 5))]);
-    // Reported by its parent or a pidfd.
+    // Reported by the parent or a pidfd.
     net.give(0, Input::Ended(id(1, 5), Proof::Kernel));
     let fell = Event::JoinRevoked(1, Departure::lost(LossKind::Exited { pid: 1001 }));
     assert_eq!(net.take_events(0)[0], fell);
@@ -360,7 +360,7 @@ fn evidence_that_is_newer_than_the_last_word_goes_before_silence() {
             net.give(0, Input::Evidence(id(2, 5), refused.clone()));
             net.wait(1100 * MILLI);
         }
-        // The process is gone for the network, and its end is not proven.
+        // The process is gone as far as the network shows, and its end is not proven.
         let lines = (0..net.lines.len() as u64).map(Connection);
         let lines: Vec<_> = lines
             .filter(|line| net.lines[line.0 as usize].contains(&2))
@@ -384,7 +384,7 @@ fn evidence_that_is_newer_than_the_last_word_goes_before_silence() {
                 .iter()
                 .any(|event| is_gone(event, is_older))
         {
-            // The third machine stands still.
+            // The third machine does not run.
             net.now = net.now.after(100 * MILLI);
             for of in 0..2 {
                 let now = net.now;
@@ -425,7 +425,7 @@ fn a_member_that_was_late_gives_its_coordinator_another_period() {
         net.rank(slot, 5);
     }
     net.wait(2000 * MILLI);
-    // It has made a request, and wakes much later than it was due.
+    // The member has made a request, and wakes much later than it was due.
     let (topic, bytes) = (String::from("topic"), vec![1]);
     let now = net.now;
     let say = Input::Command(Command::Broadcast { topic, bytes });
@@ -450,7 +450,7 @@ fn an_observer_asks_the_process_that_forms_and_hears_when_that_is_done() {
     let (to, bytes) = (id(99, 9), Arc::clone(&words));
     net.command(0, Command::Reply { to, bytes });
     assert_eq!(net.take_events(OBSERVER), [Event::Reply(words)]);
-    // Longer than the wait for a process that does not answer.
+    // Longer than the timeout for a process that does not answer.
     net.wait(60_000 * MILLI);
     assert_eq!(net.take_events(OBSERVER), []);
     net.rank(1, 5);
@@ -458,7 +458,7 @@ fn an_observer_asks_the_process_that_forms_and_hears_when_that_is_done() {
     assert!(matches!(&heard[..], [Event::Active(_), Event::Coordinator(to)] if *to == id(0, 1)));
 }
 
-/// Reports the end of the process of slot 1 by its parent; returns the expected departure.
+/// Reports the end of the process of slot 1, as its parent does; returns the expected departure.
 fn reported_end(net: &mut Net) -> Departure {
     let end = ProcessEnd::in_words("killed by SIGKILL", "");
     let proof = Proof::Launcher(Box::new(end.clone()));
@@ -505,7 +505,7 @@ fn an_exit_report_waits_for_a_leave_message_as_long_as_one_may_arrive() {
             _ => net.wait(101 * MILLI),
         }
         assert_eq!(gone(&net.take_events(0)), [(id(1, 5), expected)], "{what}");
-        // No second report.
+        // There is no second report.
         net.wait(3000 * MILLI);
         assert_eq!(gone(&net.take_events(0)), [], "{what}");
     }
@@ -590,7 +590,8 @@ fn a_reply_comes_after_the_entries_that_it_rests_on() {
     net.rank(1, 5);
     net.rank(2, 6);
     net.wait(1000 * MILLI);
-    // Member 1 loses its link with the coordinator and asks for votes. The other takes up a later term, of which member 2 knows nothing.
+    // Member 1 loses its link with the coordinator and asks for votes. The other one starts a later term, which member
+    // 2 does not know.
     net.silent = BTreeSet::from([0, 2]);
     net.break_lines(0);
     net.wait(3000 * MILLI);
@@ -632,7 +633,7 @@ fn a_reply_comes_after_the_entries_that_it_rests_on() {
     assert!(begins.is_some() && begins < replied, "{heard:?}");
 }
 
-/// What lets a member request the next generation.
+/// Returns the command by which a member requests the next generation.
 fn reconfigure() -> Command {
     Command::Reconfigure {
         timeout: 3000 * MILLI,
@@ -646,7 +647,7 @@ fn a_proposal_that_a_late_voter_has_accepted_goes_on_so_that_the_voter_may_leave
     for member in 1..5 {
         net.command(member, reconfigure());
     }
-    // The proposal reaches member 1 alone. The other three get another coordinator, which does not know of it.
+    // The proposal reaches only member 1. The other three get another coordinator, which does not know the proposal.
     net.cut(&[0, 1], &[2, 3, 4]);
     net.command(0, reconfigure());
     net.wait(4000 * MILLI);
@@ -665,7 +666,7 @@ fn a_member_that_joins_once_more_is_no_other_member() {
     let mut net = Net::first(1, 0);
     let at = vec![String::from("0")];
     let joiner = net.start(1, 6, StartRole::Joiner { at });
-    // It agrees to the next generation, and does not hear that this is active.
+    // The joiner agrees to the next generation, and does not learn that it is active.
     net.hidden = Some(joiner);
     net.command(0, reconfigure());
     net.cut(&[joiner], &[0]);
@@ -697,7 +698,8 @@ fn a_candidate_asks_again_those_that_it_has_asked_in_the_generation_before() {
     for member in 1..4 {
         net.command(member, reconfigure());
     }
-    // Member 1 does not hear that the next generation is active, and member 2 does not hear the coordinator's last message.
+    // Member 1 does not learn that the next generation is active, and member 2 does not receive the coordinator's last
+    // message.
     net.hidden = Some(1);
     net.command(0, reconfigure());
     net.silent.insert(2);
@@ -706,7 +708,8 @@ fn a_candidate_asks_again_those_that_it_has_asked_in_the_generation_before() {
     net.silent.remove(&2);
     net.kill(0);
     net.hidden = None;
-    // What member 1 sends to member 3, which has heard it, arrives when member 1 has learnt of that generation and has a majority.
+    // The messages of member 1 to member 3, which knows that generation, arrive after member 1 has learned of it and
+    // has a majority.
     net.delayed = Some(3);
     for member in [1, 2] {
         net.give(member, Input::Ended(id(0, 1), Proof::Kernel));
@@ -740,7 +743,7 @@ fn a_proposal_that_a_late_voter_has_accepted_is_not_forgotten_while_its_proposer
     for member in 1..4 {
         net.command(member, patient());
     }
-    // The proposal reaches member 1 alone, which hears both sides.
+    // The proposal reaches only member 1, which receives messages from both sides.
     net.cut(&[0], &[2, 3, 4]);
     net.command(0, patient());
     while !net.members[2].0.is_coordinator() {
@@ -751,7 +754,8 @@ fn a_proposal_that_a_late_voter_has_accepted_is_not_forgotten_while_its_proposer
     while !follows(&net) {
         net.wait(50 * MILLI);
     }
-    // Those that have elected the other coordinator end, and the first one makes its proposal active with the answer of member 1.
+    // The members that have elected the other coordinator end, and the first coordinator makes its proposal active with
+    // the answer of member 1.
     net.cut(&[0], &[1]);
     for dead in [2, 3] {
         net.kill(dead);

@@ -1,9 +1,9 @@
-//! A coordinator that takes over, and what ranks have from the one before.
+//! A coordinator that takes over, and the outcomes that ranks have from the previous one.
 
 use super::*;
 use crate::request::NO_ANSWER;
 
-/// A coordinator of three ranks that takes over.
+/// Creates a coordinator of three ranks that takes over.
 fn successor() -> World {
     let mut world = World::new(3);
     world.service.takes_over(world.now);
@@ -43,7 +43,7 @@ fn want(rank: usize, topic: &str) -> Output {
     }
 }
 
-/// What a rank is told once more that may not have heard it.
+/// The message that is repeated to a rank that may not have received it.
 fn closed(to: usize) -> Output {
     Output::Push {
         to: Recipients::Rank(to),
@@ -62,14 +62,14 @@ fn failed_with(why: RequestError) -> Answer {
 fn who_waits_in_a_round_of_an_earlier_coordinator_gets_what_another_rank_has_of_it() {
     let mut world = successor();
     assert_eq!(world.ask(0, 1, collect("x", 60, None)), []);
-    // A rank that has another outcome may still come.
+    // A rank that has another outcome may still report it.
     assert_eq!(world.ask(1, NO_ANSWER, told(&[("x", true)])), []);
     assert_eq!(
         world.ask(2, NO_ANSWER, told(&[("y", true), ("x", false)])),
         [want(2, "x")]
     );
     assert_eq!(world.ask(0, NO_ANSWER, told(&[])), []);
-    // Nothing of a rank that has told of none, nor of another number of parts.
+    // Ignored: an outcome from a rank that has reported none, and one with a different number of parts.
     assert_eq!(world.ask(0, NO_ANSWER, outcome("x", all_parts())), []);
     let few = Answer::Parts(Arc::new(vec![vec![0]]));
     assert_eq!(world.ask(2, NO_ANSWER, outcome("x", few)), []);
@@ -78,7 +78,7 @@ fn who_waits_in_a_round_of_an_earlier_coordinator_gets_what_another_rank_has_of_
         [answer(&[(0, 1)], all_parts())]
     );
     assert_eq!(world.service.rounds().count(), 0);
-    // It failed on the only rank that has it.
+    // The round failed on the only rank that has its outcome.
     assert_eq!(world.ask(0, 2, collect("y", 60, None)), [want(2, "y")]);
     let why = failed_with(RequestError::TooLarge { bytes: 1 });
     assert_eq!(
@@ -96,11 +96,11 @@ fn a_rank_that_does_not_give_its_outcome_is_not_waited_for() {
         [want(1, "x")]
     );
     assert_eq!(world.ask(2, NO_ANSWER, told(&[("x", false)])), []);
-    // It does not answer, and then the other.
+    // The rank that was asked does not answer, and neither does the other one.
     assert_eq!(world.at(999), []);
     assert_eq!(world.at(1000), [want(2, "x")]);
     assert_eq!(world.at(2000), [want(1, "x")]);
-    // It has lost what it was asked, or has it no more.
+    // The rank has lost the question, or no longer has the outcome.
     assert_eq!(
         world.ask(1, NO_ANSWER, told(&[("x", false)])),
         [want(2, "x")]
@@ -150,19 +150,19 @@ fn a_successor_ends_no_round_before_it_knows_what_all_ranks_have() {
         assert_eq!(world.ask(0, NO_ANSWER, told(&[])), [closed(0)]);
         world
     };
-    // All have told.
+    // All ranks have reported.
     let mut world = begin(60);
     assert_eq!(
         world.ask(1, NO_ANSWER, told(&[])),
         [closed(1), answer(&[(0, 1)], departed())]
     );
-    // One does not; also when the exchange is late by then.
+    // One rank does not report; also if the exchange has timed out by then.
     for timeout in [60, 0] {
         let mut world = begin(timeout);
         assert_eq!(world.at(799), []);
         assert_eq!(world.at(800), [answer(&[(0, 1)], departed())]);
     }
-    // It has the outcome.
+    // That rank has the outcome.
     let mut world = begin(0);
     assert_eq!(
         world.ask(1, NO_ANSWER, told(&[("x", false)])),
@@ -173,7 +173,7 @@ fn a_successor_ends_no_round_before_it_knows_what_all_ranks_have() {
         world.ask(1, NO_ANSWER, outcome("x", all_parts())),
         [answer(&[(0, 1)], all_parts())]
     );
-    // It never gives it.
+    // That rank never sends the outcome.
     let mut world = begin(0);
     assert_eq!(
         world.ask(1, NO_ANSWER, told(&[("x", false)])),
@@ -222,7 +222,7 @@ fn a_group_that_is_done_keeps_no_rank_from_the_next_of_its_topic() {
         world.ask(1, 2, collect("g", 60, Some(&[0, 1]))),
         [parts(&[(0, 2), (1, 2)], both)]
     );
-    // A rank that has not come to the first one uses the topic with others.
+    // A rank that has not entered the first round uses the topic with other ranks.
     let mut world = successor();
     world.service.departed_before(2, gone());
     world.service.disconnect(2);

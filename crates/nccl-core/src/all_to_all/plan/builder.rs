@@ -21,7 +21,7 @@ use crate::operation_comparison::OperationUse;
 use crate::plan::Comparison;
 use nccl_base::data_type::DataType;
 
-/// Makes an [`AllToAll`] from its payloads and settings: the fields are the settings.
+/// Builds an [`AllToAll`] from its payloads and settings. The fields are the settings.
 ///
 /// Each payload is added by a call of its own ([`per_peer`](Self::per_peer), [`parts`](Self::parts)); all payloads are exchanged
 /// together, at most 4.
@@ -53,18 +53,19 @@ pub struct AllToAllBuilder<'c> {
     pub algorithm: Algorithm,
     /// The number of consecutive ranks on each node; `None` (default) derives it from the hosts of a world's ranks.
     pub ranks_per_node: Option<usize>,
-    /// The model with which [`Algorithm::Auto`] chooses; `None` (default) is [`CostModel::published`]. The same on all ranks.
+    /// The model with which [`Algorithm::Auto`] chooses; `None` (default) means [`CostModel::published`]. Must be the same on
+    /// all ranks.
     pub cost_model: Option<CostModel>,
-    /// A file of the model, which [`build`](Self::build) reads as [`CostModel::read`] does; instead of
+    /// A file with the model, which [`build`](Self::build) reads like [`CostModel::read`]; used instead of
     /// [`cost_model`](Self::cost_model).
     pub cost_model_file: Option<PathBuf>,
     /// Whether the constants of the model are measured when the plan is made, by [`CostModel::measure`]; default `false`.
     pub measured: bool,
-    /// Whether there is one buffer for each payload, whose blocks are exchanged in place ([`AllToAll::enqueue_in_place`]); for
-    /// equal parts. The algorithm is then an exchange between pairs. Default `false`.
+    /// Whether each payload has a single buffer, whose blocks are exchanged in place ([`AllToAll::enqueue_in_place`]); only
+    /// for equal parts. The algorithm is then an exchange between pairs. Default `false`.
     pub in_place: bool,
-    /// The limit of the memory that a plan in place has besides its buffer, in bytes: with less than the length of the buffer, it
-    /// needs several groups. With `None` (default) the plan uses one group, and about as much memory as the buffer has.
+    /// The maximum memory of an in-place plan in addition to its buffer, in bytes. With less than the length of the buffer, the
+    /// plan needs several groups. With `None` (default), it uses one group, and about as much memory as the buffer.
     pub scratch_limit: Option<usize>,
     /// The first error in the payloads.
     wrong: Option<Error>,
@@ -144,7 +145,8 @@ impl<'c> AllToAllBuilder<'c> {
         })
     }
 
-    /// Adds a payload of elements of `data_type` with a length of its own for each pair of ranks: as [`Communicator::all_to_all_v`].
+    /// Adds a payload of elements of `data_type` with an individual length for each pair of ranks, as in
+    /// [`Communicator::all_to_all_v`].
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator, counts: &[usize]) -> nccl::Result<nccl::all_to_all::AllToAll> {
@@ -203,17 +205,17 @@ impl<'c> AllToAllBuilder<'c> {
         }
     }
 
-    /// Makes the plan: checks everything, compares with the other ranks, allocates the scratch memory. Every rank makes it at
-    /// the same time. The ranks of a `World`'s communicator compare their plans; ranks that met with a token
-    /// cannot: all of them have to make the plan by the same calls, [`per_peer`](Self::per_peer) or
-    /// [`parts`](Self::parts). For two levels with unequal parts the ranks of a node exchange some counts on the communicator's
-    /// stream, and this call waits for that.
+    /// Makes the plan: checks everything, compares it with the other ranks, and allocates the scratch memory. All ranks must do
+    /// this at the same time. The ranks of a `World`'s communicator compare their plans. Ranks that met with a token cannot, so
+    /// all of them have to make the plan with the same calls, [`per_peer`](Self::per_peer) or [`parts`](Self::parts). For two
+    /// levels with unequal parts, the ranks of a node exchange some counts on the communicator's stream, and this call waits
+    /// for that.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for an algorithm that cannot be used, with the reason; [`ErrorKind::Length`] for a plan
-    /// without or with more than 4 payloads, and for counts that do not fit; [`ErrorKind::PlansDiffer`], the same on all ranks,
-    /// where the ranks want different algorithms, or their counts do not match; [`ErrorKind::TimedOut`] names
-    /// ranks that did not come; [`ErrorKind::Cuda`] where there is no memory.
+    /// without payloads or with more than 4, and for counts that do not fit; [`ErrorKind::PlansDiffer`], the same on all ranks,
+    /// if the ranks request different algorithms, or their counts do not match; [`ErrorKind::TimedOut`] names ranks that did
+    /// not arrive; [`ErrorKind::Cuda`] if there is not enough memory.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
@@ -252,7 +254,7 @@ impl<'c> AllToAllBuilder<'c> {
         let (traffic, made) = match (wrong, agreed) {
             // If the exchange of the traffic failed, the comparison would fail as well.
             (Some(error), Err(_)) => return Err(error),
-            // The comparison that follows reports that to the other ranks.
+            // The comparison below reports the error to the other ranks.
             (Some(error), Ok(_)) => (None, Err(error)),
             (None, agreed) => {
                 let traffic = agreed?;
@@ -266,7 +268,7 @@ impl<'c> AllToAllBuilder<'c> {
         };
         self.compare(number, &comparison, &made)?;
         let made = self.finish(made?, traffic);
-        // A failure on one rank, for want of memory for instance, must not surface only in the first exchange.
+        // A failure on one rank, for instance for lack of memory, must not surface only in the first exchange.
         let reason = made.as_ref().err().map(|error| error.kind().to_string());
         match (made, comparison.outcomes(reason.as_deref())) {
             (Ok(_), Ok(Some(difference))) => Err(Error::new(ErrorKind::PlansDiffer {
@@ -319,7 +321,7 @@ impl<'c> AllToAllBuilder<'c> {
         }
     }
 
-    /// Returns for how many peers at a time the scratch has room.
+    /// Returns the number of peers at a time for which the scratch memory has room.
     fn width(&self) -> Result<usize> {
         let blocks = self.payloads.iter().map(|payload| {
             let count = payload.uniform.ok_or_else(|| {
@@ -345,7 +347,7 @@ impl<'c> AllToAllBuilder<'c> {
         }
     }
 
-    /// Returns the placement of the ranks, and why they cannot be divided into nodes, if so.
+    /// Returns the placement of the ranks; if they cannot be divided into nodes, also the reason.
     fn nodes(&self) -> Result<(Nodes, Option<String>)> {
         let ranks = self.comm.world_size();
         if let Some(ranks_per_node) = self.ranks_per_node {
@@ -382,7 +384,8 @@ impl<'c> AllToAllBuilder<'c> {
         Ok((Nodes::new(ranks, runs[0])?, None))
     }
 
-    /// Compares with the other ranks; a rank whose plan failed takes part, so that the others receive the error.
+    /// Compares the plan with the other ranks. A rank whose plan failed takes part, so that the others receive its
+    /// error.
     fn compare(
         &self,
         number: u64,

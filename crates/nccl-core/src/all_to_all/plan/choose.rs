@@ -40,7 +40,7 @@ pub(super) struct Decision {
 enum Execution {
     AsNamed,
     TwoLevel(TwoLevel),
-    /// With this number of peers at a time.
+    /// In place, with this number of peers at a time.
     InPlace(usize),
 }
 
@@ -56,7 +56,7 @@ impl Choice<'_> {
         traffic.microseconds(&self.model, algorithm, self.nodes)
     }
 
-    /// Returns why the algorithm cannot be used, if so.
+    /// Returns why the algorithm cannot be used, if it cannot.
     fn refusal(&self, algorithm: Algorithm) -> Option<String> {
         let not_uniform = || {
             (!self.is_uniform())
@@ -201,7 +201,7 @@ impl Choice<'_> {
             let time = other.outcome.as_ref().ok().copied().flatten()?;
             (other.algorithm != Algorithm::CopyEngine).then_some((other.algorithm, time))
         });
-        // Of equal times the first: `ncclAlltoAll` costs the host less than messages.
+        // Of equal times, takes the first: `ncclAlltoAll` costs the host less than messages.
         let best = usable.min_by(|one, other| one.1.total_cmp(&other.1));
         let (algorithm, time) = best.unwrap_or((Algorithm::Grouped, 0.0));
         let reason = format!("the fastest by the model, {time:.1} µs");
@@ -210,7 +210,7 @@ impl Choice<'_> {
 }
 
 impl Decision {
-    /// Returns the part of the decision that has to be the same on all ranks, beside the lengths.
+    /// Returns the part of the decision, besides the lengths, that has to be the same on all ranks.
     pub(super) fn choice(&self) -> String {
         let Self { algorithm, .. } = self;
         match self.execution {
@@ -230,7 +230,7 @@ impl Decision {
         self.nodes
     }
 
-    /// Returns the nodes if the ranks of a node have to exchange counts before there is a schedule ([`Within`]).
+    /// Returns the nodes if the ranks of a node have to exchange counts before a schedule can be made ([`Within`]).
     pub(super) fn unknown_within(&self) -> Option<Nodes> {
         let two_level = matches!(self.execution, Execution::TwoLevel(_));
         let uniform = self.traffic.is_some_and(|traffic| traffic.is_uniform());

@@ -23,10 +23,10 @@ use crate::operation::{OperationKind, Shape};
 use crate::plan::CapturedPlan;
 use crate::request::Request;
 
-/// An all-to-all that is checked once and issued often: the hot path of a service.
+/// An all-to-all that is checked once and issued many times, for the hot path of a service.
 ///
-/// Making it ([`plan`](Self::plan)) checks counts, chooses the algorithm, compares with the other ranks and allocates the
-/// scratch memory; each [`enqueue`](Self::enqueue) after that allocates nothing, whatever the algorithm.
+/// Making a plan ([`plan`](Self::plan)) checks the counts, chooses the algorithm, compares with the other ranks and
+/// allocates the scratch memory. After that, [`enqueue`](Self::enqueue) allocates nothing, whatever the algorithm.
 ///
 /// An exchange of several steps is one operation: one number, one deadline, one [`Request`]. It runs on the stream of the
 /// communicator from which the plan was made.
@@ -54,7 +54,7 @@ pub struct AllToAll {
     schedule: Schedule,
     explanation: Explanation,
     in_place: bool,
-    /// On the communicator's stream, whose order separates the exchanges that use it.
+    /// Belongs to the communicator's stream, whose order separates the exchanges that use it.
     scratch: Option<ForkGuarded<CudaSlice<u8>>>,
     kind: OperationKind,
     shape: Shape,
@@ -121,11 +121,11 @@ impl AllToAll {
         &self.comm
     }
 
-    /// Exchanges the parts of `x` into `y`. Both are at least as long as the plan needs, and of its type.
+    /// Exchanges the parts of `x` into `y`. Both must be at least as long as the plan needs, and of its type.
     ///
     /// # Errors
     /// [`ErrorKind::Length`] for a buffer that is too short, and for a plan with several payloads;
-    /// [`ErrorKind::InvalidConfig`] for a buffer of another type, and for a plan in place; otherwise as
+    /// [`ErrorKind::InvalidConfig`] for a buffer of another type, and for an in-place plan; otherwise as
     /// [`Communicator::all_to_all`](crate::Communicator::all_to_all).
     ///
     /// ```
@@ -147,7 +147,7 @@ impl AllToAll {
     /// plan's payloads.
     ///
     /// # Errors
-    /// As [`enqueue`](Self::enqueue); [`ErrorKind::Length`] for another number of pairs.
+    /// As [`enqueue`](Self::enqueue); [`ErrorKind::Length`] if the number of pairs is not the number of payloads.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -218,8 +218,8 @@ impl AllToAll {
         issue(comm, &buffers, kind, shape)
     }
 
-    /// Captures the exchange into a graph that owns its buffers: a launch costs the host one call, whatever the algorithm.
-    /// Every rank captures at the same time.
+    /// Captures the exchange into a graph that owns its buffers. A launch costs the host one call, whatever the algorithm.
+    /// All ranks must capture at the same time.
     ///
     /// # Errors
     /// As [`Communicator::capture`](crate::Communicator::capture) and [`enqueue`](Self::enqueue).
@@ -268,10 +268,10 @@ impl AllToAll {
             })
     }
 
-    /// Does the same as [`capture`](Self::capture), for an exchange [in place](Self::enqueue_in_place).
+    /// Like [`capture`](Self::capture), for an exchange [in place](Self::enqueue_in_place).
     ///
     /// # Errors
-    /// As there.
+    /// As [`capture`](Self::capture).
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator, y: nccl::Buffer<f32>) -> nccl::Result<()> {
@@ -338,7 +338,7 @@ fn scratch(comm: &Communicator, bytes: usize) -> Result<CudaSlice<u8>> {
         .map_err(Error::cuda("allocating the memory of a plan"))
 }
 
-/// Checks that the buffers lie in windows: for other buffers NCCL silently uses multiprocessors.
+/// Checks that the buffers lie in windows: for other buffers, NCCL silently uses multiprocessors.
 fn in_windows(comm: &Communicator, payloads: &[Payload], addresses: &Addresses) -> Result<()> {
     for (number, payload) in payloads.iter().enumerate() {
         for (which, start, elements) in [

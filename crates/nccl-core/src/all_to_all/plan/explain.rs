@@ -27,7 +27,7 @@ pub struct Explanation {
     pub algorithm: Algorithm,
     /// The reason for the algorithm, as a sentence.
     pub reason: String,
-    /// The placement of the ranks, as far as the plan knows it.
+    /// The placement of the ranks, as far as the plan knows.
     pub nodes: Nodes,
     /// `None` if the ranks could not exchange it.
     pub(super) traffic: Option<Traffic>,
@@ -40,9 +40,9 @@ pub struct Explanation {
     pub copies: usize,
     /// How many bytes of device memory the plan owns besides the buffers.
     pub scratch_bytes: usize,
-    /// The cost model of the times.
+    /// The cost model from which the times were computed.
     pub model: CostModel,
-    /// All algorithms, with their modelled times or why they cannot be used.
+    /// All algorithms, with their modelled times, or why they cannot be used.
     pub alternatives: Vec<Alternative>,
 }
 
@@ -59,8 +59,8 @@ pub struct Explanation {
 pub struct Alternative {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// The modelled time in µs, or why the algorithm cannot be used. `None` where the ranks could not exchange how much data
-    /// there is. Not a measurement.
+    /// The modelled time in µs, or why the algorithm cannot be used. `None` if the ranks could not exchange the amount of
+    /// data. The time is not a measurement.
     pub outcome: std::result::Result<Option<f64>, String>,
 }
 

@@ -1,7 +1,7 @@
 //! An all-to-all that is checked once and issued often.
 //!
-//! - `builder`: the settings; the ranks compare them, and memory is allocated;
-//! - `traffic`: the amount of data, which the ranks exchange, so that all choose alike;
+//! - `builder`: the settings, their comparison between the ranks, and the allocation of memory;
+//! - `traffic`: the amount of data, which the ranks exchange so that all make the same choice;
 //! - `choose`: the usable algorithms, their modelled times, and the choice; `explain`: the explanation of the choice;
 //! - `payloads`: the buffers of one exchange;
 //! - `exchange`: the plan: issued, or captured into a graph.

@@ -1,4 +1,4 @@
-//! The amount of data, of which each rank knows only its own.
+//! The amount of data of all ranks. Each rank initially knows only its own.
 
 use std::fmt;
 
@@ -19,7 +19,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Traffic {
     pub(super) parts: Layout,
-    /// Bytes for each peer, all payloads together; for unequal parts the average of the rank that sends or receives most.
+    /// Bytes for each peer, all payloads together; for unequal parts, the average of the rank that sends or receives
+    /// most.
     pub(super) bytes: u64,
 }
 
@@ -134,8 +135,8 @@ impl Traffic {
     }
 }
 
-/// Exchanges with the ranks of this node how much each has for the ranks of the other's rail, by messages of
-/// a few bytes. Waits for them.
+/// Exchanges with the ranks of this node how much data each of them has for the ranks of the others' rails, with
+/// messages of a few bytes. Waits for these messages.
 pub(super) fn within(comm: &Communicator, nodes: Nodes, payloads: &[Payload]) -> Result<Within> {
     let local = nodes.ranks_per_node();
     let each = nodes.count() * payloads.len();

@@ -1,8 +1,8 @@
 //! Exchanges blocks in place between pairs of ranks.
 //!
-//! NCCL's all-to-all is wrong in place: an arriving block may replace one that has not been sent.
-//! Here a rank exchanges blocks with few peers at a time, each of which has this rank as its peer at the same time. A sent block
-//! stays in place until the peer's block has arrived in the scratch, from where the block is copied afterwards.
+//! NCCL's all-to-all is wrong in place: an arriving block may replace one that has not been sent. Here a rank exchanges blocks
+//! with few peers at a time, each of which exchanges with this rank at the same time. A sent block stays in place until the
+//! peer's block has arrived in the scratch memory, and is then replaced by a copy.
 
 use super::direct::partner;
 use super::{BufferLocation, Exchange, Message, Move, Region, Schedule, ScheduleStep};
@@ -15,7 +15,7 @@ pub(crate) fn in_place(exchange: Exchange<'_>, width: usize) -> Schedule {
     let rounds: Vec<usize> = (0..exchange.ranks).collect();
     for rounds in rounds.chunks(width) {
         let mut step = ScheduleStep {
-            // Before the scratch is used again.
+            // The scratch memory is emptied before it is used again.
             moves: std::mem::take(&mut arrived),
             ..ScheduleStep::default()
         };

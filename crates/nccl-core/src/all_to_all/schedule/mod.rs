@@ -1,8 +1,8 @@
 //! The schedule of one rank for an all-to-all: steps of messages, with copies on the device in between.
 //!
-//! A schedule consists of offsets into buffers, so that it can be made once and used for any
-//! buffers of these lengths. Making one is a pure function of the rank, the parts and the algorithm; each rank
-//! makes its schedule alone, and the tests check that they match by executing those of all ranks at once.
+//! A schedule consists of offsets into buffers, so that it can be made once and used for any buffers of these lengths.
+//! It is a pure function of the rank, the parts and the algorithm. Each rank makes its schedule alone; the tests check
+//! that the schedules match by executing those of all ranks at once.
 //!
 //! - `value`: the inputs and the data structures;
 //! - `direct`: each block goes straight from sender to receiver: all in one group, in several groups, or with

@@ -1,8 +1,8 @@
 //! Two levels: blocks are collected inside a node, and go to each other node together.
 //!
-//! Rank `l` of each node is on rail `l`. First every rank sends its neighbour on rail `l` its blocks for the ranks of
-//! that rail, on all nodes; then each rank sends one message to every other rank of its own rail: the blocks of its whole
-//! node. So `n` messages over the network become one per node, each with as many blocks as a node has ranks.
+//! Rank `l` of each node is on rail `l`. First, every rank sends its neighbour on rail `l` the blocks for the ranks of
+//! that rail, on all nodes. Then each rank sends one message to every other rank of its own rail, with the blocks of its
+//! whole node. So the `n` messages over the network become one per node, each with as many blocks as a node has ranks.
 //!
 //! ```text
 //! rank (a, l)    x[(b, k)]  for each node b, neighbour k
@@ -48,7 +48,7 @@ pub(crate) fn two_level(exchange: Exchange<'_>, how: TwoLevel) -> Schedule {
         }
         levels.rail(&mut rail);
         let all = exchange.ranks * count * payload.size;
-        // Each buffer begins where any type may begin.
+        // Each buffer is aligned for any type.
         let buffers = if how.packed { 2 } else { 1 };
         scratch += (buffers * all).next_multiple_of(SPACING);
         if how.packed {
@@ -82,7 +82,7 @@ impl Levels<'_> {
         self.exchange.rank / self.local
     }
 
-    /// Returns the rank's place on its node, which is its rail.
+    /// Returns the rank's index on its node, which is its rail.
     fn place(&self) -> usize {
         self.exchange.rank % self.local
     }
@@ -129,7 +129,7 @@ impl Levels<'_> {
         }
     }
 
-    /// Adds one message for each block; blocks for this node arrive in their final place.
+    /// Adds one message for each block; blocks for this node arrive directly in their final place.
     fn inside(&self, step: &mut ScheduleStep) {
         let (node, place, local) = (self.node(), self.place(), self.local);
         for neighbour in 0..local {
@@ -166,7 +166,7 @@ impl Levels<'_> {
             step.message(self.message(true, packed, nodes, peer));
             let arrived = self.arrived(neighbour * nodes);
             step.message(self.message(false, arrived, nodes, peer));
-            // The packed blocks, which this overwrites, have been sent by then.
+            // By then the packed blocks, which this overwrites, have been sent.
             next.moves.push(Move {
                 to: self.staged(neighbour),
                 from: arrived,

@@ -1,9 +1,9 @@
 //! Two levels for parts of any length.
 //!
 //! As in `two_level`, blocks are collected inside a node and go to each other node together. The lengths of the blocks that a
-//! rank collects are known only to its neighbours, which exchange them before there is a schedule ([`Within`]). Blocks are
-//! sent one by one. Blocks from another node go straight to the receive buffer if their parts are contiguous
-//! there; otherwise to the scratch, from where they are copied.
+//! rank collects are known only to its neighbours, so they are exchanged before the schedule is made ([`Within`]). Blocks are
+//! sent one by one. Blocks from another node go straight to the receive buffer if their parts are contiguous there; otherwise
+//! they go to the scratch memory, and are copied from there.
 
 use super::{
     BufferLocation, Exchange, Message, Move, Part, Payload, Region, Schedule, ScheduleStep,
@@ -127,7 +127,7 @@ impl PartLevels<'_> {
             let count = (scratch - begin) / self.payload.size;
             rail.message(self.message(true, at, count, self.on_rail(node)));
         }
-        // The next payload begins where any type may begin.
+        // The next payload is aligned for any type.
         scratch.next_multiple_of(SPACING)
     }
 

@@ -71,12 +71,12 @@ pub(crate) struct Move {
     pub(crate) from_pitch: usize,
 }
 
-/// A step: first the moves, then everything else in one group.
+/// A step: first the moves, then all messages in one group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ScheduleStep {
     pub(crate) moves: Vec<Move>,
     pub(crate) messages: Vec<Message>,
-    /// By `ncclAlltoAll`: the payload, and its number of elements for each peer.
+    /// Uses of `ncclAlltoAll`: the payload, and its number of elements for each peer.
     pub(crate) native: Vec<(usize, usize)>,
 }
 
@@ -146,7 +146,7 @@ impl ScheduleStep {
 impl Schedule {
     pub(super) fn of(steps: Vec<ScheduleStep>, scratch: usize) -> Self {
         let mut steps = steps;
-        // A rank without a part in a step leaves the step out: NCCL pairs messages, not steps.
+        // A rank without work in a step leaves the step out: NCCL pairs messages, not steps.
         steps.retain(|step| !step.is_empty());
         Self { steps, scratch }
     }

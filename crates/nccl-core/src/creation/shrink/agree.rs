@@ -1,4 +1,4 @@
-//! The agreement of the remaining ranks: which ranks remain, and which way each of them can take.
+//! The agreement of the remaining ranks on which ranks remain, and on the way in which the communicator is shrunk.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,8 +23,8 @@ use nccl_base::wire::{self, clean};
 /// The pause between two attempts to agree.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Exchanges with the remaining ranks which way each can take; `refused` is the refusal of an earlier attempt. A rank's
-/// departure may be noticed meanwhile, and then the exchange is repeated.
+/// Exchanges with the remaining ranks which ways each of them can take; `refused` is the refusal of an earlier attempt.
+/// If a departure is noticed meanwhile, the exchange is repeated.
 pub(super) fn agree(
     comm: &Communicator,
     supervisor: &dyn Supervisor,
@@ -69,7 +69,7 @@ pub(super) fn agree(
             None,
         ) {
             Ok(parts) => return ShrinkAgreement::new(prepared, places, ranks, aborting, &parts),
-            // Some ranks may know of a departure of which others do not know yet.
+            // Some ranks may know of a departure that others do not know yet.
             Err(error) if Instant::now() < deadline && !is_cut_off(&error) => {
                 let (rank, roster) = (comm.inner.rank, comm.inner.roster());
                 let (world_rank, launcher_rank) =
@@ -105,7 +105,7 @@ fn native_obstacle(comm: &Communicator, places: &[usize], aborting: bool) -> Opt
     if places.len() == comm.world_size() {
         return Some(format!("NCCL {version} leaves out one rank at least"));
     }
-    // A thread inside the child leaves only when the parent is aborted.
+    // A thread inside the child leaves it only when the parent is aborted.
     if inner.has_blocking_calls && aborting {
         return Some(String::from(
             "its idle parent ends with what is under way, and NCCL would have to shrink that",

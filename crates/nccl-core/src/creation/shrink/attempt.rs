@@ -1,9 +1,9 @@
 //! The outcome of `ncclCommShrink`, on which the ranks agree before any of them continues.
 //!
-//! NCCL refuses to shrink a communicator that has an asynchronous error, and each rank learns of such an error by itself. A rank
-//! does not call NCCL if a launch has begun since the ranks agreed, because NCCL would continue that launch.
-//! So one rank may be refused while the others wait for it inside NCCL. The refused rank ends the new communicator
-//! for that reason, which is announced to all ranks; they leave NCCL's call, and report to each other how their attempts ended:
+//! NCCL refuses to shrink a communicator that has an asynchronous error, and each rank notices such an error independently. A
+//! rank also does not call NCCL if a launch has begun since the ranks agreed, because NCCL would continue that launch. So one
+//! rank may be refused while the others wait for it inside NCCL. The refused rank ends the new communicator for that reason,
+//! which is announced to all ranks; they leave NCCL's call, and report to each other how their attempts ended:
 //!
 //! ```text
 //! all have made it                              ──▶ it is handed out
@@ -71,7 +71,7 @@ impl LocalOutcome {
     }
 }
 
-/// The common outcome.
+/// The outcome that follows from the outcomes of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CommonOutcome {
     Made,
@@ -109,7 +109,7 @@ impl CommonOutcome {
 /// Exchanges with `ranks` the outcomes of the attempt; `refused` is the reason if it was refused here.
 ///
 /// # Errors
-/// A rank is gone, or does not come until `deadline`.
+/// A rank is gone, or does not arrive by `deadline`.
 pub(super) fn exchange_outcomes(
     supervisor: &dyn Supervisor,
     ranks: &Arc<[usize]>,
@@ -119,7 +119,7 @@ pub(super) fn exchange_outcomes(
 ) -> Result<CommonOutcome> {
     let local_outcome = match outcome {
         Ok(_) => LocalOutcome::Made,
-        // All ranks have the same fault, and know from it that there is nothing to agree on.
+        // All ranks have the same fault, and it shows them that there is nothing to agree on.
         Err(error) if error.fault().is_some_and(|fault| !fault.is_on_purpose()) => {
             return Ok(CommonOutcome::Failed);
         }
@@ -134,7 +134,7 @@ pub(super) fn exchange_outcomes(
         .as_ref()
         .ok()
         .and_then(|made| made.supervisor.as_ref());
-    // Ranks that know of such a fault do not come.
+    // Ranks that know of such a fault do not take part.
     let is_over =
         || made.is_some_and(|made| made.fault().is_some_and(|fault| !fault.is_on_purpose()));
     let (peers, topic) = (supervisor.peers(), topic("shrunk", supervisor.key()));
@@ -154,8 +154,8 @@ pub(super) fn exchange_outcomes(
     ))
 }
 
-/// Aborts the communicator of a failed attempt that succeeded here, and returns the error: `missed` if the ranks did not meet,
-/// or else the fault of another rank.
+/// Aborts a communicator that was made here although the attempt failed, and returns the error: `missed` if the ranks did not
+/// meet, otherwise the fault of another rank.
 pub(super) fn abort_made(made: &Arc<Inner>, missed: Option<Error>) -> Error {
     let was_ended = made.lifecycle.get().abort_has_begun();
     made.abort("it was not made on all ranks");
@@ -181,7 +181,7 @@ mod tests {
             (&[Made, Made, Made][..], CommonOutcome::Made),
             (&[Refused], refused),
             (&[Ended, Refused, Ended], refused),
-            // Another rank got its communicator before NCCL refused here.
+            // Another rank got its communicator before NCCL refused on this rank.
             (&[Made, Refused, Ended], refused),
             (&[Launching, Refused, Ended], refused),
             (

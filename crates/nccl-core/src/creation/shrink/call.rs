@@ -114,7 +114,7 @@ fn shrink_in(
             }
             ResizeWay::Anew { .. } => {
                 if aborting {
-                    // The abort is announced to the ranks that are left out.
+                    // The ranks that are left out receive the announcement of the abort.
                     inner.abort(&*ended_by(comm, &agreed.places));
                 }
                 shrink_anew(comm, prepared, &**supervisor, name, &agreed.ranks, deadline)?
@@ -144,7 +144,7 @@ fn shrink_anew(
     };
     let topic = topic("shrink token", supervisor.key());
     let parts = peers.exchange(&topic, Some(ranks), &sealed, deadline, None);
-    // On the rank that failed, its own error is the better answer.
+    // On the rank that failed, its own error is more useful.
     token?;
     let parts = parts?;
     let sealed = parts.first().map(|part| &part[..]).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! The shrink by `ncclCommShrink`, and its failures. Where calls block, the idle parent is shrunk, which
-//! makes the new communicator's idle parent.
+//! The shrink with `ncclCommShrink`, and its failures. If calls block, the idle parent is shrunk, which makes the idle
+//! parent of the new communicator.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ pub(super) fn shrink_native(
 ) -> Result<Attempt> {
     let parent = &comm.inner;
     let NativeShrink { id, places, .. } = agreed;
-    // A revoked communicator has been stopped already.
+    // A revoked communicator has already been stopped.
     let is_revoked = parent.is_revoked();
     let aborting = aborting && !is_revoked;
     if aborting
@@ -71,8 +71,8 @@ pub(super) fn shrink_native(
                 Some(Err(not_idle)) => {
                     if let Some(refusal) = not_idle.refusal() {
                         let _ = refused.set(refusal);
-                        // The others wait inside NCCL's call. A refusal is not a failure of the new communicator, for which
-                        // the ranks would have to find the cause.
+                        // The other ranks wait inside NCCL's call. A refusal is not a failure of the new communicator for
+                        // which the ranks would have to find the cause.
                         if let Some(supervisor) = &child.supervisor {
                             Arc::clone(supervisor).announce(Cause::asked(refusal.text()));
                         }
@@ -91,7 +91,7 @@ pub(super) fn shrink_native(
     };
     let outcome = prepared.begun_by(begin).join(id, deadline, || false);
     let refused = refused.get().copied();
-    // A rank whose call checks the timeout itself comes a little later.
+    // A rank whose call checks the timeout itself arrives a little later.
     let heard = attempt::exchange_outcomes(
         &**agreed.supervisor,
         agreed.ranks,
@@ -125,13 +125,13 @@ pub(super) fn shrink_native(
     end_shrunk(parent, cause, aborting, is_revoked, &made);
     match common {
         CommonOutcome::Refused(refusal) => Ok(Attempt::Refused(refusal)),
-        // The parent's fault has more evidence than `error`, unless the parent had ended before.
+        // The parent's fault has more evidence than `error`, unless the parent had already ended.
         _ if refused.is_some() && !is_revoked => Err(parent.final_error(error)),
         _ => Err(error),
     }
 }
 
-/// Returns the reason for the end of the parent, for the other ranks.
+/// Returns the reason for the end of the parent, to be announced to the other ranks.
 pub(super) fn ended_by(comm: &Communicator, places: &[usize]) -> String {
     let out: Vec<_> = (0..comm.world_size())
         .filter(|rank| !places.contains(rank))
@@ -153,8 +153,8 @@ pub(super) struct NativeShrink<'a> {
 }
 
 impl NotIdle {
-    /// Returns the refusal, if this is one: NCCL does not shrink a communicator with an asynchronous error, and must not shrink
-    /// one with a launch under way.
+    /// Returns the refusal, if the error is one: NCCL does not shrink a communicator with an asynchronous error, and must not
+    /// shrink one with a launch under way.
     fn refusal(&self) -> Option<Refusal> {
         let Self::Failed(failure) = self else {
             return None;
@@ -170,10 +170,10 @@ impl NotIdle {
     }
 }
 
-/// How long past its timeout a call may take that checks the timeout itself.
+/// How much longer than its timeout a call may take that checks the timeout itself.
 const CALL_SLACK: Duration = Duration::from_secs(2);
 
-/// How long another thread may hold the lock for a call that is no launch.
+/// How long another thread may hold the lock for a call that is not a launch.
 const BRIEF: Duration = Duration::from_millis(100);
 
 /// Whether NCCL has unfinished work on `raw`.
@@ -181,7 +181,7 @@ fn is_in_progress(library: &Library, raw: RawComm) -> bool {
     matches!(state(library, raw), Ok(sys::ncclResult_t::ncclInProgress))
 }
 
-/// How long the rank at which a shrink failed may take to tell why the parent ends.
+/// How long the rank at which a shrink failed may take to announce why the parent ends.
 const CAUSE: Duration = Duration::from_secs(1);
 
 /// If another rank ended the new communicator, waits until that rank has announced why the parent ends.
@@ -196,8 +196,8 @@ fn wait_for_the_cause(inner: &Inner, error: &Error) {
     }
 }
 
-/// Ends a parent whose shrink failed: NCCL allows no further child after one that was not made.
-/// The abort also ends NCCL's work on that child.
+/// Ends a parent whose shrink failed, because NCCL allows no further child after one that was not made. The abort also
+/// ends NCCL's work on that child.
 fn end_shrunk(inner: &Arc<Inner>, cause: Cause, aborting: bool, is_revoked: bool, made: &AsyncOut) {
     let outcome = if is_revoked {
         inner.abort_revoked()
@@ -220,7 +220,7 @@ fn end_shrunk(inner: &Arc<Inner>, cause: Cause, aborting: bool, is_revoked: bool
     }
 }
 
-/// Whether no launch is under way. With a launch under way, NCCL would continue to use what an aborting shrink has freed
+/// Whether no launch is under way. Otherwise NCCL would continue to use what an aborting shrink has freed
 /// (`ncclGroupJobAbort`, group.cc). A call that holds the lock for long counts as a launch.
 pub(super) fn is_not_launching(inner: &Inner) -> bool {
     let Some(handle) = inner.handle.lock_until(deadline_after(BRIEF)) else {
@@ -231,8 +231,8 @@ pub(super) fn is_not_launching(inner: &Inner) -> bool {
         .is_none_or(|raw| !is_in_progress(&inner.library, raw))
 }
 
-/// Calls `ncclCommShrink`, and waits until the parent is idle, or the new communicator, `child`, is aborted. Runs on a
-/// thread that may be given up.
+/// Calls `ncclCommShrink`, and waits until the parent is idle, or until the new communicator, `child`, is aborted. Runs
+/// on a thread that may be given up.
 fn shrink_raw(
     inner: &Inner,
     child: &Lifecycle,
@@ -265,10 +265,11 @@ fn shrink_raw(
         true => sys::NCCL_SHRINK_ABORT,
         false => sys::NCCL_SHRINK_DEFAULT,
     };
-    // By an abort that another rank began, or by a rank that died. With `aborting`, this rank's own abort has begun already.
+    // The parent may be ended by an abort of another rank, or by a rank that died. With `aborting`, this rank's own abort
+    // has already begun.
     let is_revoked = inner.is_revoked();
     let interrupted = || match aborting {
-        // A rank at which NCCL refused does not come.
+        // A rank at which NCCL refused does not arrive.
         _ if child.get().abort_has_begun() => true,
         _ if is_revoked => inner.abort_signal.is_aborted(),
         true => inner
@@ -277,7 +278,7 @@ fn shrink_raw(
             .is_some_and(|supervisor| supervisor.fault().is_some()),
         false => inner.interrupted(),
     };
-    // A launch that began after the ranks had agreed; see `is_not_launching`.
+    // Whether a launch began after the ranks had agreed; see `is_not_launching`.
     let is_launching = || aborting && !is_revoked && is_in_progress(library, raw);
     if interrupted() {
         return Err(NotIdle::Interrupted);

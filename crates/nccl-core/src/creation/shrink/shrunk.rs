@@ -14,9 +14,9 @@ use crate::communicator::Communicator;
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Resized {
-    /// The new communicator: of the remaining ranks, in their old order, or of all ranks of the world.
+    /// The new communicator: of the remaining ranks in their old order, or of all ranks of the world.
     pub communicator: Communicator,
-    /// How it was made; the same on all ranks.
+    /// How the communicator was made; the same on all ranks.
     pub way: ResizeWay,
 }
 
@@ -32,9 +32,9 @@ pub struct Resized {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ResizeWay {
-    /// By `ncclCommShrink` or `ncclCommGrow`.
+    /// With `ncclCommShrink` or `ncclCommGrow`.
     Native,
-    /// As a new communicator, from a token of its own.
+    /// As a new communicator, with a token of its own.
     #[non_exhaustive]
     Anew {
         /// Why NCCL's own call was not possible.

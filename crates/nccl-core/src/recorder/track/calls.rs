@@ -19,7 +19,7 @@ pub struct RecordedCall {
     pub(crate) kind: OperationKind,
     /// Since [`origin`](crate::recorder::origin).
     pub(crate) since: Duration,
-    /// How long it may run; `None` for ever.
+    /// How long it may run; `None` for no limit.
     pub(crate) timeout: Option<Duration>,
     /// CUDA's handle.
     pub(crate) stream: u64,
@@ -29,8 +29,8 @@ pub struct RecordedCall {
 }
 
 impl Track {
-    /// The calls that are kept and have not failed, oldest first. Work that is put on a stream afterwards
-    /// comes behind the calls that are issued.
+    /// Returns the calls that are kept and have not failed, oldest first. Work that is put on a stream afterwards comes
+    /// after those that are issued.
     #[doc(hidden)]
     pub fn calls(&self) -> Vec<RecordedCall> {
         let records = self.call_ring.read().records;
@@ -57,8 +57,8 @@ impl Track {
         self.call_ring.written()
     }
 
-    /// When the last call began, since [`origin`](crate::recorder::origin), and whether it is being issued; `None` while one is
-    /// being recorded.
+    /// Returns when the last call began, since [`origin`](crate::recorder::origin), and whether it is being issued; `None`
+    /// while a call is being recorded.
     #[doc(hidden)]
     pub fn last_call(&self) -> Option<(Duration, bool)> {
         let last = self.call_ring.last()?;
@@ -66,7 +66,7 @@ impl Track {
         Some((Duration::from_nanos(last.time), issuing))
     }
 
-    /// The sequence numbers of the kept calls that were given up before they were on their stream.
+    /// Returns the sequence numbers of the kept calls that were given up before they were on their stream.
     #[doc(hidden)]
     pub fn given_up(&self) -> Vec<u64> {
         let records = self.call_ring.read().records;
@@ -81,7 +81,7 @@ impl Track {
         self.tally.messages.by_peer()
     }
 
-    /// Whether no call was made that only some ranks make.
+    /// Whether all calls so far are of the kinds that all ranks make.
     #[doc(hidden)]
     pub fn only_calls_for_all(&self) -> bool {
         let kinds = OperationKind::ALL.into_iter();
@@ -89,8 +89,8 @@ impl Track {
         of_some.all(|kind| self.tally.calls(kind) == 0)
     }
 
-    /// The call that the communicator was waiting in, as far as known without a query: a call that NCCL has not returned from, or
-    /// one that is not known to be done.
+    /// Returns the call in which the communicator was waiting, as far as known without a query: a call from which NCCL has not
+    /// returned, or one that is not known to be done.
     pub(crate) fn pending_call(&self) -> Option<String> {
         let calls = self.calls();
         let pending = |call: &&RecordedCall| {
@@ -107,8 +107,8 @@ impl Track {
         })
     }
 
-    /// Whether NCCL may wait for other ranks inside call `sequence`, judging by its operations that NCCL has received: the
-    /// first message between two ranks connects them, and the first collective of a kind connects all ranks of the communicator.
+    /// Whether NCCL may wait for other ranks inside call `sequence`, judged by the operations that NCCL has received: the first
+    /// message between two ranks connects them, and the first collective of a kind connects all ranks of the communicator.
     pub(crate) fn may_connect(&self, sequence: u64) -> bool {
         // Each sequence number is one record, from 1 on.
         let raw = sequence
@@ -116,8 +116,8 @@ impl Track {
             .and_then(|at| self.call_ring.get(at));
         let raw = raw.filter(|raw| raw.sequence == sequence && self.identity.world_size > 1);
         let Some(raw) = raw else { return false };
-        // A group's operations are recorded when NCCL has received all of them, or a large part: until then its thread is
-        // inside the call of one operation, which only queues it.
+        // A group's operations are recorded when NCCL has received all of them, or a large part. Until then, its thread
+        // is inside the call of one operation, which only queues that operation.
         let indices = raw.first..raw.first.saturating_add(raw.count);
         let operations: Vec<_> = indices
             .filter_map(|index| self.operation_ring.get(index)?)
@@ -135,8 +135,8 @@ impl Track {
             })
     }
 
-    /// Up to which sequence number, below `sequence`, no call on `stream` is still being issued. Allocates nothing, and reads
-    /// the records only while a replay is being launched: all other calls are made one after another.
+    /// Returns up to which sequence number, below `sequence`, no call on `stream` is still being issued. Allocates nothing,
+    /// and reads the records only while a replay is being launched, because all other calls are made one after another.
     pub(crate) fn issued_below(&self, stream: u64, sequence: u64) -> u64 {
         if self.launching.load(Ordering::Acquire) == 0 {
             return sequence - 1;

@@ -21,7 +21,7 @@ pub(in crate::recorder) const MAX_CALLS: usize = 512;
 
 pub(crate) const MAX_OPERATIONS: usize = 2048;
 
-/// All that the recorder has of one communicator. A record is one entry of its rings: a call or an operation.
+/// All data that the recorder has of one communicator. A record is one entry of its rings: a call or an operation.
 #[doc(hidden)]
 pub struct Track {
     /// Its number among the communicators of this process, from 1.
@@ -36,7 +36,7 @@ pub struct Track {
     pub(super) stream_progress: StreamProgressTable,
     /// The number of replays that are being launched, which happens without the communicator's lock.
     pub(super) launching: AtomicU64,
-    /// The call that waited for other work on its stream when the watchdog polled last; 0 for none.
+    /// The call that waited for other work on its stream at the watchdog's last poll; 0 for none.
     pub(super) queued_call: AtomicU64,
     pub(crate) fast_path: FastPathFilter,
     pub(super) reach: Mutex<Reach>,
@@ -49,20 +49,19 @@ pub(crate) fn handle_of(stream: &CudaStream) -> u64 {
 }
 
 impl Track {
-    /// Counts a replay that is about to be launched without the communicator's lock. The caller holds
-    /// the lock now.
+    /// Counts a replay that is about to be launched without the communicator's lock. The caller still holds the lock.
     pub(crate) fn begin_launch(&self) {
         self.launching.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Notes the call that waits for other work on its stream, if the first pending one does.
+    /// Records the call that waits for other work on its stream, if the first pending call does.
     pub(crate) fn set_queued_call(&self, sequence: Option<u64>) {
         self.queued_call
             .store(sequence.unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// The call that waited for other work on its stream when the watchdog polled last. Kept when the communicator ends: its
-    /// failure is diagnosed after that.
+    /// Returns the call that waited for other work on its stream at the watchdog's last poll. The value is kept when the
+    /// communicator ends, because its failure is diagnosed after that.
     #[doc(hidden)]
     pub fn queued_call(&self) -> Option<u64> {
         match self.queued_call.load(Ordering::Relaxed) {
@@ -76,13 +75,13 @@ impl Track {
         self.stream_progress.done_on(stream)
     }
 
-    /// Notes that operation `sequence` on `stream` is done, and with it all earlier ones on that stream.
+    /// Records that operation `sequence` on `stream` is done, and with it all earlier ones on that stream.
     pub(crate) fn done(&self, stream: &CudaStream, sequence: u64) {
         self.record_done_time(sequence);
         self.stream_progress.done_at(handle_of(stream), sequence);
     }
 
-    /// Notes that call `sequence` is known to be done from now on.
+    /// Records that call `sequence` is known to be done from now on.
     fn record_done_time(&self, sequence: u64) {
         // Each sequence number is one record, from 1 on.
         let slot = self.call_ring.slot(sequence.wrapping_sub(1));
@@ -90,8 +89,8 @@ impl Track {
             && slot.done.load(Ordering::Relaxed) == 0
         {
             let now = u64::try_from(now().as_nanos()).unwrap_or(u64::MAX);
-            // If another call takes the slot just now, that one seems done before it began, and readers
-            // ignore such a time.
+            // If another call takes the slot at this moment, that call seems to be done before it began; readers ignore
+            // such a time.
             slot.done.store(now, Ordering::Relaxed);
         }
     }

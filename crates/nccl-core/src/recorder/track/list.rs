@@ -20,11 +20,11 @@ use nccl_base::clock::{now, origin};
 /// How many communicators are kept after their end, so that their last calls can be read.
 const MAX_ENDED: usize = 16;
 
-/// A communicator's handle on its track, which keeps the track readable.
+/// A communicator's handle to its track, which keeps the track readable.
 pub(crate) struct TrackHandle(Arc<Track>);
 
 impl TrackHandle {
-    /// Begins the track of a communicator.
+    /// Creates the track of a communicator.
     pub(crate) fn new(
         identity: Identity,
         lifecycle: &Arc<Lifecycle>,
@@ -63,7 +63,7 @@ impl TrackHandle {
         &self.0
     }
 
-    /// Records how the launch of `ticket` ended, without the communicator's lock.
+    /// Records the end of the launch of `ticket`, without the communicator's lock.
     pub(crate) fn end_launch(&self, ticket: CallTicket, issued: bool) {
         let progress = if issued {
             CallProgress::Issued
@@ -76,7 +76,7 @@ impl TrackHandle {
 }
 
 impl Drop for TrackHandle {
-    /// Keeps the track readable for a while.
+    /// Keeps the track readable after the communicator's end, for a while.
     fn drop(&mut self) {
         let mut all = all();
         if all.ended.len() == MAX_ENDED {
@@ -92,7 +92,8 @@ struct All {
     ended: VecDeque<Arc<Track>>,
 }
 
-/// The list of tracks. Not on the path of an operation: locked when communicators come and go, and by readers.
+/// Returns the list of tracks. Not used on the path of an operation: it is locked when communicators are made or end,
+/// and by readers.
 fn all() -> MutexGuard<'static, All> {
     static ALL: Mutex<All> = Mutex::new(All {
         made: 0,
@@ -112,8 +113,8 @@ pub fn tracks() -> Vec<Arc<Track>> {
     all().live.iter().filter_map(Weak::upgrade).collect()
 }
 
-/// Returns a number that grows while operations complete that show that NCCL reaches all ranks of `scope`: the sum of the numbers of
-/// the last such call that is known to be done, of each communicator of all its ranks.
+/// Returns a number that grows as long as operations complete that show that NCCL reaches all ranks of `scope`. It is the sum,
+/// over each communicator of all its ranks, of the sequence number of the last such call that is known to be done.
 #[doc(hidden)]
 pub fn progress_of(scope: &Arc<RecorderScope>) -> u64 {
     let size = scope.place.world_size;
@@ -133,7 +134,7 @@ pub fn progress_of(scope: &Arc<RecorderScope>) -> u64 {
     tracks.map(|track| track.last_reaching_all()).sum()
 }
 
-/// Describes the last call on any communicator of a world. Reads one record of each.
+/// Describes the last call on any communicator of a world. Reads one record of each communicator.
 #[doc(hidden)]
 pub fn last_call() -> Option<String> {
     let tracks = tracks();

@@ -1,12 +1,13 @@
-//! The track of one communicator, all that the recorder has of it: two rings, the progress of its streams, and its identity.
+//! The track of one communicator, which holds all data that the recorder has of it: two rings, the progress of its streams,
+//! and its identity.
 //!
-//! A *call* is one operation of this crate that has a sequence number: a collective, a group, a replay of a
-//! plan. Its *operations* are the C calls it is made of, as in a [`Recording`](crate::recorder::Recording). Both lie
-//! in rings of their own, because a group may have hundreds of operations; a call names the first of its operations by
-//! number.
+//! A *call* is one operation of this crate that has a sequence number: a collective, a group, a replay of a plan. Its
+//! *operations* are the C calls of which it consists, as in a [`Recording`](crate::recorder::Recording). Calls and
+//! operations have separate rings, because a group may have hundreds of operations; a call refers to its first
+//! operation by number.
 //!
 //! - `communicator_track`: both rings and the rest of one communicator;
-//! - `slots`: the slots of both rings, and copies of them; `timeout_code`: a call's timeout, in few bits;
+//! - `slots`: the slots of both rings, and copies of them; `timeout_code`: a call's timeout in a compact form;
 //! - `writer`: writes the rings; `calls`: what is read while calls are being recorded;
 //! - `stream_progress`: up to which call the work on each stream is done;
 //! - `list`: the tracks that can be read.

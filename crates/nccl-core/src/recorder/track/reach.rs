@@ -1,18 +1,19 @@
-//! Which calls have shown that NCCL reaches all ranks of a communicator.
+//! The calls that have shown that NCCL reaches all ranks of a communicator.
 
 use super::Track;
 
 /// A call: its sequence number and its stream.
 type Call = (u64, u64);
 
-/// The last call that has shown it, and two that will once they are done.
+/// The last call known to have shown this, and two pending calls that will show it once they are done.
 #[derive(Default)]
 pub(super) struct Reach {
-    /// The sequence number of the last one; 0 for none.
+    /// The sequence number of the last call that has shown it; 0 for none.
     shown: u64,
-    /// One that stays until it is done: the next would replace it again and again before it is.
+    /// A pending call that is kept until it is done. If each new call replaced it, none might ever be seen to complete.
     first: Option<Call>,
-    /// The newest: the end of the first may never be known, when it was refused or its stream is gone.
+    /// The newest pending call, because the end of `first` may never be known, if that call was refused or its stream
+    /// is gone.
     last: Option<Call>,
 }
 
@@ -38,13 +39,13 @@ impl Reach {
 }
 
 impl Track {
-    /// Notes that operation `sequence` on `stream` shows, once it is done, that NCCL reaches all ranks.
+    /// Records that operation `sequence` on `stream` shows, once it is done, that NCCL reaches all ranks.
     pub(super) fn note_reach(&self, sequence: u64, stream: u64) {
         let mut reach = self.reach.lock();
         reach.note((sequence, stream), |stream| self.done_on(stream));
     }
 
-    /// The number of the last operation that has shown that NCCL reaches all ranks; 0 for none.
+    /// Returns the number of the last operation that has shown that NCCL reaches all ranks; 0 for none.
     pub(super) fn last_reaching_all(&self) -> u64 {
         self.reach.lock().update(|stream| self.done_on(stream))
     }

@@ -16,15 +16,15 @@ pub(in crate::recorder) struct CallSlot {
     pub(super) stream: AtomicU64,
     /// The number of its first operation.
     pub(super) first: AtomicU64,
-    /// The number of its operations in the lower half, and the index of its span's name in the upper.
+    /// The number of its operations in the lower half, and the index of its span's name in the upper half.
     pub(super) count: AtomicU64,
-    /// The number of the span that it was called in.
+    /// The number of the span in which it was called.
     pub(super) span: AtomicU64,
     /// Its [`CallProgress`] in the lowest byte, its kind in the next, and its timeout above
     /// ([`timeout_code`](super::timeout_code())).
     pub(super) state: AtomicU64,
-    /// When it was first known to be done, in nanoseconds since [`origin`](crate::recorder::origin); 0 while it is not, and for a
-    /// call of which only a later one on its stream was queried.
+    /// When it was first known to be done, in nanoseconds since [`origin`](crate::recorder::origin); 0 while that is not known,
+    /// and for a call if only a later call on its stream was queried.
     pub(super) done: AtomicU64,
 }
 
@@ -104,7 +104,7 @@ pub(in crate::recorder) enum CallProgress {
     Issued = 1,
     /// A call failed.
     Failed = 2,
-    /// It was given up before it was on the stream: as far as known, it waited for other ranks.
+    /// The call was given up before it was on the stream; as far as known, it was waiting for other ranks.
     GivenUp = 3,
 }
 

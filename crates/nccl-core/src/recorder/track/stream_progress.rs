@@ -1,14 +1,14 @@
-//! Up to which call the work on each stream is done.
+//! For each stream, up to which call its work is done.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::sync::Mutex;
 
-/// How many streams have entries that are read without a lock.
+/// The number of streams whose entries are read without a lock.
 const STREAMS: usize = 8;
 
-/// How many further streams have entries: the one with the lowest number is forgotten first.
+/// The maximum number of further entries. When there are more, the entry with the lowest number is removed.
 const MORE_STREAMS: usize = 1024;
 
 /// Up to which sequence number the operations of a stream are done.

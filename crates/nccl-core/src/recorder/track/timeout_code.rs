@@ -1,4 +1,4 @@
-//! A call's timeout, in the bits that its state word has left.
+//! A call's timeout, in the bits that remain free in its state word.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ pub(crate) fn timeout_code(timeout: Duration) -> u64 {
     timeout.as_secs().min(NO_TIMEOUT_SECONDS) << 20 | u64::from(timeout.subsec_nanos() >> 10)
 }
 
-/// The timeout that a code stands for; `None` for more than eight years.
+/// Returns the timeout of a code; `None` for more than eight years.
 pub(crate) fn timeout_of_code(code: u64) -> Option<Duration> {
     const ROUND: u32 = 10_000;
     let seconds = code >> 20;
     let nanos = (code as u32 & 0xf_ffff) << 10;
-    // Timeouts are mostly round numbers: what was cut off is added again.
+    // Timeouts are mostly round numbers, so rounding up restores what was cut off.
     let round = nanos.next_multiple_of(ROUND);
     let nanos = if round - nanos < 1 << 10 {
         round

@@ -1,4 +1,4 @@
-//! The writers of a track: the thread that holds the communicator's lock, and a launch without it.
+//! The writers of a track: the thread that holds the communicator's lock, and a launch that does not hold it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,14 +14,14 @@ use crate::recorder::spans;
 use crate::stats::{self, Tally, Volume};
 use nccl_base::clock::origin;
 
-/// The right to write the record; the holder of the communicator's lock has it.
+/// The right to write the records, which belongs to the holder of the communicator's lock.
 pub(crate) struct Writer {
     pub(super) track: Arc<Track>,
     pub(super) origin: Instant,
-    /// How many were written so far, whether or not they are still kept.
+    /// How many calls were written so far, whether or not they are still kept.
     pub(super) calls_written: u64,
     pub(super) operations_written: u64,
-    /// When the last call was noted that shows that NCCL reaches all ranks, in nanoseconds since `origin`.
+    /// When a call that shows that NCCL reaches all ranks was last recorded as such, in nanoseconds since `origin`.
     pub(super) reach_noted: u64,
     pub(super) tally: Arc<Tally>,
 }
@@ -33,7 +33,7 @@ pub(crate) struct CallTicket {
     sequence: u64,
     /// Whether [`Writer::note_reach`] is to be called if its operations reach all ranks.
     pub(crate) is_reach_due: bool,
-    /// Whether it has to be reported to the watchdog.
+    /// Whether the call has to be reported to the watchdog.
     pub(crate) needs_report: bool,
 }
 
@@ -44,11 +44,11 @@ pub(crate) struct NextSlots<'w> {
     pub(crate) tally: &'w Tally,
 }
 
-/// One call in this many of a communicator is timed, because reading a clock costs as much as a message. Not
-/// the first, in which NCCL may connect the ranks.
+/// One in this many calls of a communicator is timed, because reading a clock costs as much as a message. The first
+/// call, in which NCCL may connect the ranks, is not timed.
 const TIMED: u64 = 64;
 
-/// How often it is looked whether calls reach all ranks, in nanoseconds.
+/// How often it is checked whether calls reach all ranks, in nanoseconds.
 const REACH_INTERVAL: u64 = 50_000_000;
 
 impl Writer {
@@ -87,7 +87,7 @@ impl Writer {
         slot.state.store(state, Ordering::Relaxed);
         self.calls_written += 1;
         track.call_ring.publish(self.calls_written);
-        // After the record is written: a watchdog that takes the stream off the list finds the call.
+        // Read after the record is written, so that a watchdog that takes the stream off the list finds the call.
         let is_covered =
             track
                 .fast_path
@@ -100,7 +100,7 @@ impl Writer {
         }
     }
 
-    /// The slots of the next `operations` of the call that was begun last.
+    /// Returns the slots of the next `operations` of the call that was begun last.
     #[inline]
     pub(crate) fn next_slots(&self, operations: usize) -> NextSlots<'_> {
         NextSlots {
@@ -112,14 +112,14 @@ impl Writer {
         }
     }
 
-    /// Makes the operations whose C calls were made readable.
+    /// Makes the operations readable whose C calls were made.
     #[inline]
     pub(crate) fn publish_operations(&mut self, operations: usize) {
         self.operations_written += operations as u64;
         self.track.operation_ring.publish(self.operations_written);
     }
 
-    /// Notes that the call that was begun last reaches all ranks of the communicator.
+    /// Records that the call that was begun last reaches all ranks of the communicator.
     pub(crate) fn note_reach(&mut self, ticket: CallTicket) {
         let slot = self.track.call_ring.slot(ticket.index);
         self.reach_noted = slot.time.load(Ordering::Relaxed);
@@ -127,12 +127,12 @@ impl Writer {
         self.track.note_reach(ticket.sequence, stream);
     }
 
-    /// Counts what a launch replays.
+    /// Counts the operations that a launch replays.
     pub(crate) fn count_replay(&self, volume: &Volume) {
         self.tally.replay(volume);
     }
 
-    /// Notes how the calls ended.
+    /// Records how the C calls ended.
     #[inline]
     pub(crate) fn end(&self, ticket: CallTicket, failure: Option<&Error>) {
         let progress = failure.map_or(CallProgress::Issued, CallProgress::of_failure);
@@ -141,10 +141,10 @@ impl Writer {
 }
 
 impl Track {
-    /// Notes how the C calls of a call ended.
+    /// Records the progress of a call's C calls.
     pub(super) fn set_progress(&self, ticket: CallTicket, progress: CallProgress) {
         let slot = self.call_ring.slot(ticket.index);
-        // Other calls may have taken the slot meanwhile, when the calls were made without the lock.
+        // If the calls were made without the lock, another call may have taken the slot meanwhile.
         if slot.sequence.load(Ordering::Relaxed) == ticket.sequence {
             let state_without_progress = slot.state.load(Ordering::Relaxed) & !0xff;
             slot.state

@@ -1,14 +1,14 @@
-//! The watchdog: finds operations that do not end, although no thread waits for them.
+//! The watchdog: finds operations that do not end, even if no thread waits for them.
 //!
-//! A [`Request`](crate::Request) that is waited for has a deadline of its own. If it was dropped, because
-//! the program waits for the stream or for another thread, no thread enforces its deadline; so one thread of
-//! the process polls everything that was issued and is not known to be done. A call that runs longer than
-//! its timeout, or waits longer for its turn than the queue timeout, ends its communicator on all ranks, with an
-//! error that reports what was found.
+//! A [`Request`](crate::Request) that a thread waits for has a deadline of its own. If the request was dropped, because
+//! the program waits for the stream or for another thread, no thread enforces its deadline. So one thread of the
+//! process polls all calls that were issued and are not known to be done. A call that runs longer than its timeout, or
+//! waits for its turn longer than the queue timeout, ends its communicator on all ranks, with an error that reports the
+//! findings.
 //!
-//! Nothing on the path of an operation queries the device for progress, so the watchdog finds that out now
-//! and then, by *marks*: events on the streams. A mark *covers* the calls that were on its stream when it
-//! was put there; when it is reached, they are done.
+//! No code on the path of an operation queries the device for progress, so the watchdog determines the progress from
+//! time to time, with *marks*: events on the streams. A mark *covers* the calls that were on its stream when it was put
+//! there; when the mark is reached, those calls are done.
 //!
 //! ```text
 //! stream   … other work │ #41 │ #42 │ #43 … │ other work …
@@ -17,24 +17,24 @@
 //!                       └─ in front of #41: reached, so #41 can run
 //! ```
 //!
-//! - The issuing thread puts a mark in front of a call and one behind it when the call is the first after a
-//!   pause, and otherwise at most every 10 ms ([`report_before`], [`report_after`]). Only these two tell a call
-//!   apart from work that is not the communicator's.
-//! - The watchdog puts a mark behind calls that no mark covers yet.
+//! - The issuing thread puts a mark before a call and one after it if the call is the first after a pause, and
+//!   otherwise at most every 10 ms ([`report_before`], [`report_after`]). Only these two marks distinguish a call from
+//!   work that does not belong to the communicator.
+//! - The watchdog puts a mark after calls that no mark covers yet.
 //!
-//! Two clocks. A call is *queued* while a mark in front of it is not reached; its wait is bounded by the
-//! communicator's queue timeout. Afterwards it is *running*, and its own timeout counts: from that mark, from
-//! its issue, or from the end of the call before it on its stream or communicator, whichever is latest.
-//! Calls that were issued within less than 10 ms may have no mark between them: then the first stands for
-//! all, and for any other work put on the stream meanwhile.
+//! There are two clocks. A call is *queued* while a mark before it is not reached; its wait is limited by the
+//! communicator's queue timeout. Afterwards it is *running*, and its own timeout counts: from that mark, from its
+//! issue, or from the end of the previous call on its stream or communicator, whichever is latest. Calls that were
+//! issued within less than 10 ms may have no mark between them. Then the first call stands for all of them, and for any
+//! other work put on the stream meanwhile.
 //!
 //! The hot path compares three words of its track ([`FastPathFilter`](crate::recorder)) and reports a call only when one
 //! does not fit. All shared state is behind one lock, which no thread holds while it calls CUDA or NCCL.
-//! With nothing pending the watchdog sleeps until it is called.
+//! While nothing is pending, the watchdog sleeps until it is called.
 //!
-//! A call into CUDA or NCCL may hang, and with it the polling thread. The monitor, which makes no such
-//! calls, notices that, starts a successor, and enforces the deadlines of the communicator at which the
-//! first one is stuck.
+//! A call into CUDA or NCCL may hang, and with it the polling thread. The monitor, which makes no such calls, detects
+//! that, starts a new polling thread, and enforces the deadlines of the communicator at which the first thread is
+//! stuck.
 //!
 //! - `tracker`: what marks prove, and which call is overdue: no CUDA, no clock;
 //! - `registry`: what is watched; `report_call`: how calls are added to it;

@@ -1,5 +1,5 @@
-//! One poll at one communicator: which marks are reached, which calls are not covered yet, whether NCCL
-//! failed. Calls CUDA and NCCL, and holds no lock of the watchdog meanwhile.
+//! One poll of one communicator: which marks are reached, which calls are not covered yet, and whether NCCL failed.
+//! Calls CUDA and NCCL, and holds no lock of the watchdog meanwhile.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
@@ -20,7 +20,7 @@ use crate::state::State;
 use crate::stats;
 use crate::supervision::stragglers::{self, SAMPLES};
 
-/// The most marks of one stream that are not reached.
+/// The maximum number of marks of one stream that are not reached.
 const MARKS: usize = 64;
 
 /// How often NCCL is queried for errors of its background threads.
@@ -35,7 +35,7 @@ pub(super) struct StreamTask {
     pub(super) incoming: Vec<Mark>,
 }
 
-/// Polls are closer together than this while anything is pending, unless this thread is kept from running.
+/// While anything is pending, the time between polls is shorter than this, unless this thread does not get CPU time.
 const MAX_POLL_GAP: Duration = Duration::from_secs(2);
 
 /// What to poll.
@@ -45,14 +45,14 @@ pub(super) struct PollTask {
     pub(super) streams: Vec<StreamTask>,
 }
 
-/// What the polling thread remembers of a communicator.
+/// The polling thread's state for one communicator.
 #[derive(Default)]
 pub(super) struct CommunicatorPoller {
     tracker: CallTracker,
     streams: Vec<StreamPoller>,
     last_nccl_query: Option<Instant>,
     progress: Option<Instant>,
-    /// The sequence number and shape of the first pending call: its record may be overwritten before it ends.
+    /// The sequence number and shape of the first pending call, whose record may be overwritten before the call ends.
     first_shape: Option<(u64, Shape)>,
     /// The last call about which this rank has queried which ranks have not entered it.
     last_queried: Option<u64>,
@@ -68,7 +68,7 @@ struct StreamPoller {
     marks: Vec<Mark>,
     /// The last call that a mark covers.
     marked: u64,
-    /// The event of a reached mark right in front of a call, and the sequence number of that call.
+    /// The event of a reached mark directly before a call, and the sequence number of that call.
     front_event: Option<(u64, CudaEvent)>,
 }
 
@@ -80,7 +80,7 @@ pub(super) struct PollReport {
     pub(super) found: Option<PollFinding>,
 }
 
-/// What a poll found that ends the communicator.
+/// A finding of a poll because of which the communicator is ended.
 pub(super) enum PollFinding {
     Overdue(Box<Overdue>),
     /// NCCL or CUDA reported an error; when it was detected.
@@ -88,7 +88,7 @@ pub(super) enum PollFinding {
     Signalled,
 }
 
-/// The call that the polling thread is in, for the report if it does not return.
+/// The call in which the polling thread is, for the report if the call does not return.
 static CURRENT_CALL: AtomicU8 = AtomicU8::new(0);
 const CALLS: [&str; 4] = [
     "cuEventQuery",
@@ -97,7 +97,7 @@ const CALLS: [&str; 4] = [
     "cuEventElapsedTime",
 ];
 
-/// The call that the polling thread is in.
+/// Returns the call in which the polling thread is.
 pub(super) fn call() -> &'static str {
     CALLS[usize::from(CURRENT_CALL.load(Ordering::Relaxed)) % CALLS.len()]
 }
@@ -129,7 +129,7 @@ impl CommunicatorPoller {
                 signalled,
             )
         };
-        // Before any mark is put: a mark covers what is issued by now.
+        // Read before any mark is put, because a mark covers the calls that are issued by now.
         let calls = track.calls();
         let now = origin().monotonic.elapsed();
         let mut failed = None;
@@ -229,8 +229,8 @@ impl CommunicatorPoller {
         })
     }
 
-    /// Queries which ranks have not entered the call this rank waits in, and now and then how far apart the ranks
-    /// arrive.
+    /// Queries which ranks have not entered the call in which this rank waits, and from time to time how far apart the
+    /// ranks arrive.
     fn query_stragglers(
         &mut self,
         inner: &Weak<Inner>,
@@ -289,7 +289,7 @@ impl CommunicatorPoller {
         }
     }
 
-    /// Takes over the new marks, and forgets streams that are not watched any more.
+    /// Takes over the new marks, and removes streams that are not watched any more.
     fn take_in(&mut self, streams: &mut [StreamTask]) {
         self.streams.retain(|stream_poller| {
             let mut tasks = streams.iter();
@@ -324,7 +324,7 @@ impl CommunicatorPoller {
         }
     }
 
-    /// An error that NCCL found in the background; skipped while another thread calls NCCL.
+    /// Returns an error that NCCL found in the background; skipped while another thread calls NCCL.
     fn query_nccl(&mut self, inner: &Weak<Inner>) -> Option<NcclFailure> {
         if self
             .last_nccl_query
@@ -339,7 +339,7 @@ impl CommunicatorPoller {
 }
 
 impl StreamPoller {
-    /// Queries the marks. Returns whether one more is reached.
+    /// Queries the marks. Returns whether another mark is reached.
     fn query_marks(
         &mut self,
         now: Duration,
@@ -359,7 +359,7 @@ impl StreamPoller {
                     }
                 }
                 Ok(false) => self.marks.push(put),
-                // A capture began just before the mark was put: the mark went into a graph and proves nothing.
+                // A capture began just before the mark was put, so the mark is part of a graph and proves nothing.
                 Err(error) if error.0 == sys::CUresult::CUDA_ERROR_CAPTURED_EVENT => {
                     self.marked = 0;
                 }
@@ -375,8 +375,8 @@ impl StreamPoller {
         failed.map_or(Ok(any), Err)
     }
 
-    /// Takes a mark that was reached. Returns how long a call took, if this mark and the one before are right
-    /// around it.
+    /// Handles a mark that was reached. Returns how long a call took, if this mark and the previous one directly
+    /// enclose it.
     fn reached(
         &mut self,
         put: Mark,
@@ -408,10 +408,10 @@ impl StreamPoller {
         }
     }
 
-    /// Puts a mark behind calls that no mark covers. The next poll queries it.
+    /// Puts a mark after calls that no mark covers. The next poll queries it.
     ///
     /// # Errors
-    /// When CUDA reports that the context is lost: no mark will ever be reached.
+    /// When CUDA reports that the context is lost, so that no mark will ever be reached.
     fn mark(&mut self, events: &mut Vec<CudaEvent>) -> Result<(), Error> {
         let covers = self.state.issued;
         if !self.state.is_uncovered(self.marked)
@@ -432,10 +432,10 @@ impl StreamPoller {
                     "putting a mark behind issued operations (cuEventRecord)",
                 )(error));
             }
-            // As while a capture begins; the next poll tries again.
+            // For instance while a capture begins; the next poll tries again.
             Err(_) => return Ok(()),
         };
-        // A capture may have begun meanwhile: then the event belongs to the graph, and must not be queried.
+        // A capture may have begun meanwhile. Then the event belongs to the graph, and must not be queried.
         if cuda_driver::is_capturing(&self.stream) {
             return Ok(());
         }
@@ -452,7 +452,7 @@ impl StreamPoller {
     }
 }
 
-/// The time between two events; both were reached.
+/// Returns the time between two events, both of which must have been reached.
 fn between(from: &CudaEvent, to: &CudaEvent) -> Option<Duration> {
     set_current_call(3);
     // SAFETY: both events live, and were recorded.

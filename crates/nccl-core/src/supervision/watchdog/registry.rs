@@ -1,11 +1,10 @@
-//! The registry of what is watched.
+//! The registry of watched communicators and streams.
 //!
-//! A stream of a communicator is *listed*: its address is in the communicator's [`FastPathFilter`], so that calls on
-//! it need not be reported. When nothing is pending on the stream, the watchdog first takes it off that list, and
-//! releases it only when no call was reported for a while ([`LINGER`]): a call is recorded before it reads
-//! the list, so a call that found the old list has been seen by then. (A processor makes a store visible to
-//! others within nanoseconds; to be sure of that after milliseconds, no fence on the path of a call
-//! is needed.)
+//! A stream of a communicator is *listed* if its address is in the communicator's [`FastPathFilter`]; calls on it need
+//! not be reported. When nothing is pending on the stream, the watchdog first takes it off that list, and releases the
+//! stream only after no call was reported for a while ([`LINGER`]): a call is recorded before it reads the list, so a
+//! call that found the old list has been seen by then. (A processor makes a store visible to others within nanoseconds;
+//! to rely on that after milliseconds, no fence on the path of a call is needed.)
 //!
 //! [`FastPathFilter`]: crate::recorder
 
@@ -31,10 +30,10 @@ pub(super) const LINGER: Duration = Duration::from_millis(60);
 /// The shortest time between two marks of issuing threads on one stream.
 pub(super) const SPACING: Duration = Duration::from_millis(10);
 
-/// After this time without a call, a mark is put behind the last call, and the next call is marked again.
+/// After this time without a call, a mark is put after the last call, and the next call is marked again.
 const QUIET: Duration = Duration::from_millis(1);
 
-/// At this many marks that are not reached, issuing threads put half as many.
+/// From this number of unreached marks on, issuing threads put half as many.
 pub(super) const MANY_MARKS: u32 = 16;
 
 /// How many events a communicator creates at its first call, and how many it keeps at most.
@@ -61,22 +60,22 @@ pub(super) struct WatchedCommunicator {
     /// When to poll again, and the time between polls.
     pub(super) next: Instant,
     pub(super) interval: Duration,
-    /// The call in which a thread that polled it is stuck, and since when.
+    /// The call in which a thread that polled the communicator is stuck, and since when.
     pub(super) stuck: Option<(&'static str, Instant)>,
 }
 
-/// The wait for a lull after a call that its thread has marked.
+/// The wait for a pause in the calls after a call that its thread has marked.
 pub(super) struct QuietPeriod {
-    /// When to check for it.
+    /// When to check for the pause.
     pub(super) at: Instant,
-    /// Grows while calls keep coming.
+    /// Grows while calls continue to be made.
     pause: Duration,
     /// How many calls there were, including the marked one.
     marked: u64,
 }
 
 impl QuietPeriod {
-    /// `before` is the lull of the previously marked call, if calls have come since.
+    /// `before` is the quiet period of the previously marked call, if calls have been made since.
     pub(super) fn behind(track: &Track, before: Option<Self>) -> Self {
         let pause = before.map_or(QUIET, |quiet| quiet.pause);
         Self {
@@ -86,7 +85,7 @@ impl QuietPeriod {
         }
     }
 
-    /// Returns, once no more calls come, whether there are calls without a mark.
+    /// Once no more calls are made, returns whether there are calls without a mark.
     fn begins(&mut self, track: &Track) -> Option<bool> {
         let longest = match track.last_call() {
             Some((_, true)) => period(None),
@@ -102,8 +101,7 @@ impl QuietPeriod {
 }
 
 impl WatchedCommunicator {
-    /// Checks whether calls have ceased to come. If so, the next call is marked, and calls without a mark get one at
-    /// once.
+    /// Checks whether calls have stopped. If so, the next call is marked, and calls without a mark get one at once.
     pub(super) fn check_quiet(&mut self) {
         let Some(quiet) = &mut self.quiet else { return };
         let Some(is_uncovered) = quiet.begins(&self.track) else {
@@ -131,8 +129,8 @@ impl WatchedCommunicator {
 /// A stream of a communicator. Kept alive while calls on it are not done.
 pub(super) struct WatchedStream {
     pub(super) stream: Arc<CudaStream>,
-    /// The same stream at the address that is listed, if that differs: cudarc makes a new value for
-    /// the default stream each time.
+    /// The same stream at the listed address, if that differs: cudarc makes a new value for the default stream each
+    /// time.
     pub(super) again: Option<Arc<CudaStream>>,
     /// Its calls up to this one were done when it was added.
     pub(super) floor: u64,
@@ -153,12 +151,12 @@ pub(super) struct Mark {
     pub(super) side: MarkPosition,
 }
 
-/// The position of a mark: two marks around one call measure how long it took on its stream.
+/// The position of a mark. Two marks around one call measure how long the call took on its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MarkPosition {
-    /// Right in front of the call of that number.
+    /// Directly before the call of that number.
     Front(u64),
-    /// Right behind the call of that number.
+    /// Directly after the call of that number.
     Behind(u64, OperationKind),
     /// Elsewhere.
     Other,
@@ -166,7 +164,7 @@ pub(super) enum MarkPosition {
 
 /// The watchdog's threads, and what the polling thread is doing.
 pub(super) struct WatchdogThreads {
-    /// Counts the polling threads; all but the last end when they return from their call.
+    /// The number of the current polling thread; earlier ones end when they return from their call.
     pub(super) generation: u64,
     /// Whether the polling thread runs.
     pub(super) has_poller: bool,
@@ -179,13 +177,13 @@ pub(super) struct CurrentPoll {
     /// The number of the communicator.
     pub(super) communicator_number: u64,
     pub(super) since: Instant,
-    /// At how many of its checks the monitor has seen it.
+    /// The number of the monitor's checks that have seen this poll.
     pub(super) ticks: u32,
 }
 
 pub(super) static POLL_DUE: Condvar = Condvar::new();
 
-/// Raised when there is something at which the watchdog may get stuck.
+/// Raised when the watchdog is about to do something in which it may get stuck.
 pub(super) static WAKE_FLAG: WakeFlag = WakeFlag::new();
 
 impl WatchdogThreads {
@@ -199,7 +197,7 @@ impl WatchdogThreads {
     /// Wakes the watchdog if there is something to poll earlier than planned.
     pub(super) fn wake(&mut self, next: Instant, is_first: bool) {
         if self.current_poll.is_none() && self.planned.is_none_or(|planned| planned > next) {
-            // So that one wake-up is enough.
+            // Set here, so that one wake-up is enough.
             self.planned = Some(next);
             POLL_DUE.notify_one();
         }
@@ -223,14 +221,14 @@ impl WatchedStream {
     }
 }
 
-/// The time between polls at calls with this timeout.
+/// Returns the time between polls for calls with this timeout.
 pub(super) fn period(timeout: Option<Duration>) -> Duration {
     const LONGEST: Duration = Duration::from_millis(250);
     const SHORTEST: Duration = Duration::from_micros(500);
     timeout.map_or(LONGEST, |timeout| (timeout / 8).clamp(SHORTEST, LONGEST))
 }
 
-/// An event with timing: the watchdog takes the difference of two events around a call.
+/// Creates an event with timing, because the watchdog takes the difference of two events around a call.
 pub(super) fn new_event(context: &Arc<CudaContext>) -> std::result::Result<CudaEvent, DriverError> {
     let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
     cuda_driver::new_event(context, Some(flags))
@@ -260,8 +258,8 @@ pub(super) fn keep_for_reuse(inner: &Inner, given: impl IntoIterator<Item = Cuda
     drop(too_many);
 }
 
-/// Every communicator that the watchdog watches, as of its last poll. All calls of other communicators
-/// are done. Queries neither CUDA nor NCCL, and does not wait for threads that do.
+/// Returns every communicator that the watchdog watches, as of its last poll. All calls of other communicators are
+/// done. Queries neither CUDA nor NCCL, and does not wait for threads that do.
 #[doc(hidden)]
 pub fn pending() -> Vec<PendingCommunicator> {
     match crate::forked::is_child() {

@@ -1,4 +1,4 @@
-//! How calls are reported to the watchdog: a thread whose call is not covered by its communicator's `FastPathFilter`
+//! The report of calls to the watchdog: a thread whose call is not covered by its communicator's `FastPathFilter`
 //! reports it here.
 
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use crate::recorder::{RecordedCall, handle_of, origin, timeout_code, timeout_of_
 use crate::supervision::stragglers::OpenQuery;
 use crate::threads::not_started;
 
-/// The most marks of a stream that wait for the next poll.
+/// The maximum number of marks of a stream that wait for the next poll.
 const INCOMING: usize = 64;
 
-/// The longest time until the first poll.
+/// The maximum time until the first poll.
 const FIRST: Duration = Duration::from_millis(1);
 
 /// A call, as the issuing thread reports it.
@@ -39,8 +39,8 @@ pub(crate) struct ReportedCall<'i> {
     pub(crate) timeout: Duration,
 }
 
-/// To be called before a call that is not covered reaches NCCL, when everything else is in order. Returns whether
-/// [`report_after`] is to be called as well. Allocates nothing while the communicator is watched.
+/// To be called before an uncovered call reaches NCCL, after all other checks. Returns whether [`report_after`] has to
+/// be called as well. Allocates nothing while the communicator is watched.
 ///
 /// # Errors
 /// When no thread can be started to watch the call, and when the call's context is lost.
@@ -48,7 +48,7 @@ pub(crate) struct ReportedCall<'i> {
 pub(crate) fn report_before(issue: ReportedCall<'_>) -> Result<bool> {
     let is_marked = add_call(issue)?;
     if is_marked {
-        // Covers everything that was put on the stream before.
+        // Covers everything that was put on the stream earlier.
         put_mark(issue, issue.sequence - 1, false)?;
     }
     Ok(is_marked)
@@ -81,7 +81,7 @@ pub(crate) fn ensure() -> Result<()> {
 /// How many queries may be open at once; further ones get no answer.
 const MAX_QUERIES: usize = 256;
 
-/// Answers whether a rank of this process has entered an operation, now and when it has.
+/// Answers whether a rank of this process has entered an operation; if it has not, answers again when it has.
 pub fn answer(asked: OpenQuery) {
     let next = asked.next;
     let mut state = STATE.lock();
@@ -100,7 +100,7 @@ fn start(state: &mut WatchdogState) -> Result<()> {
     threads::start(&mut state.threads).map_err(not_started("that watches operations"))
 }
 
-/// Puts the call on the watchdog's list. Returns whether a mark is due on the stream.
+/// Adds the call to the watchdog's list. Returns whether a mark is due on the stream.
 fn add_call(issue: ReportedCall<'_>) -> Result<bool> {
     let ReportedCall {
         inner,
@@ -170,7 +170,7 @@ fn add_call(issue: ReportedCall<'_>) -> Result<bool> {
         });
         entry.streams.len() - 1
     });
-    // Also after the watchdog has released the stream: an abort waits for the stream's end.
+    // Kept even after the watchdog has released the stream, because an abort waits for the end of the stream's work.
     let mut in_use = inner.in_use.lock();
     if !in_use.iter().any(|stream| is_same_stream(stream, on)) {
         in_use.push(Arc::clone(on));
@@ -178,7 +178,7 @@ fn add_call(issue: ReportedCall<'_>) -> Result<bool> {
     drop(in_use);
     let watched_stream = &mut entry.streams[stream_index];
     watched_stream.idle_since = None;
-    // The launch of another thread may have been recorded earlier, and be reported later.
+    // The launch of another thread may have been recorded earlier and reported later.
     watched_stream.floor = watched_stream.floor.min(sequence - 1);
     let again = (!Arc::ptr_eq(&watched_stream.stream, on)).then(|| Arc::clone(on));
     let dropped = std::mem::replace(&mut watched_stream.again, again);
@@ -205,7 +205,7 @@ fn add_call(issue: ReportedCall<'_>) -> Result<bool> {
     Ok(is_due)
 }
 
-/// Puts a mark on the stream, unless no event is at hand or too many marks wait.
+/// Puts a mark on the stream, unless no event is available or too many marks are waiting.
 ///
 /// # Errors
 /// When CUDA reports that the context is lost.
@@ -215,7 +215,7 @@ fn put_mark(issue: ReportedCall<'_>, covers: u64, is_right_behind: bool) -> Resu
         return Ok(());
     };
     let track = inner.track_handle.track();
-    // Replays are launched without a lock: another one may not be on the stream yet.
+    // Replays are launched without a lock, so an earlier one may not be on the stream yet.
     let issued = track.issued_below(handle_of(on), covers + 1);
     let mark = PendingMark {
         covers: issued,
@@ -257,7 +257,7 @@ fn put_mark(issue: ReportedCall<'_>, covers: u64, is_right_behind: bool) -> Resu
     Ok(())
 }
 
-/// Keeps events at hand. Without them, only the watchdog's own marks are put.
+/// Keeps events available. Without them, only the watchdog itself puts marks.
 fn refill_events(inner: &Inner) {
     if !inner.events.lock().is_empty() {
         return;

@@ -1,4 +1,4 @@
-//! The results of the watchdog's last poll, for the code that shows them.
+//! The results of the watchdog's last poll, for the code that displays them.
 
 #![allow(dead_code, reason = "not everything is shown yet")]
 
@@ -9,7 +9,7 @@ use crate::operation::{OperationKind, Shape};
 use crate::pending_call::{CallStage, PendingCall};
 use crate::recorder::{Track, origin};
 
-/// A communicator whose operations are not, or a moment ago were not, known to be done.
+/// A communicator whose operations are not known to be done, or were not a moment ago.
 #[derive(Clone, Debug)]
 #[doc(hidden)]
 pub struct PendingCommunicator {
@@ -26,7 +26,7 @@ pub struct PendingCommunicator {
     /// The first of these calls.
     #[doc(hidden)]
     pub oldest: Option<OldestCall>,
-    /// When a call was last seen to be done; `None` while it is watched and none was.
+    /// When a call was last seen to complete; `None` if none has completed while the communicator was watched.
     pub(crate) progress: Option<Instant>,
     /// When the watchdog polled last; `None` before the first time.
     pub(crate) polled: Option<Instant>,
@@ -45,7 +45,7 @@ pub struct OldestCall {
     pub since: Instant,
     #[doc(hidden)]
     pub stage: CallStage,
-    /// Since when its clock has been in this state, as far as known.
+    /// When its clock entered this state, as far as known.
     pub(crate) began: Instant,
 }
 

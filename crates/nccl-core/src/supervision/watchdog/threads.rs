@@ -1,4 +1,4 @@
-//! The polling thread and its schedule; and what the monitor does when that thread is stuck.
+//! The polling thread and its schedule, and the monitor's reaction when that thread is stuck.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,8 +20,8 @@ use crate::sync::{Condvar, MutexGuard};
 use crate::threads;
 use nccl_base::fault::short_key;
 
-/// How often the monitor checks whether the watchdog is stuck, while anything is pending; and at how many checks
-/// it has to find the same poll. Counted, because a process may be stopped for a while.
+/// How often the monitor checks whether the watchdog is stuck, while anything is pending. Below, the number of checks
+/// that have to find the same poll; counted instead of timed, because a process may be stopped for a while.
 const TICK: Duration = Duration::from_secs(1);
 const STUCK_AFTER_CHECKS: u32 = 3;
 
@@ -160,7 +160,7 @@ impl WatchdogState {
         entries.find(|entry| entry.track.communicator_number == communicator_number)
     }
 
-    /// Begins a poll: returns what to poll now.
+    /// Begins a poll, and returns what to poll now.
     fn begin(&mut self, communicator_number: u64) -> Option<PollTask> {
         let entry = self.entry(communicator_number)?;
         let streams = entry.streams.iter_mut().map(|watched_stream| {
@@ -184,8 +184,8 @@ impl WatchdogState {
         Some(task)
     }
 
-    /// Stores the report of a poll that began at `begun`. Returns the streams that are not watched any more, for the caller to
-    /// drop without the lock.
+    /// Stores the report of a poll that began at `begun`. Returns the streams that are not watched any more, which the caller
+    /// must drop without holding the lock.
     fn store_report(
         &mut self,
         communicator_number: u64,
@@ -236,7 +236,7 @@ impl WatchdogState {
                 }
                 Some(_) => {}
                 None => {
-                    // The next call is reported, and its marks tell it from earlier work.
+                    // The next call is reported, and its marks distinguish it from earlier work.
                     watched_stream.unlist(&entry.track);
                     watched_stream.idle_since = Some(Instant::now());
                 }
@@ -283,8 +283,8 @@ impl WatchdogState {
 /// The shortest time between two polls at the same deadline.
 const MOMENT: Duration = Duration::from_micros(500);
 
-/// The monitor's check for the watchdog: starts a successor of a stuck thread, and enforces the deadlines of the communicator at
-/// which that thread is stuck.
+/// The monitor's check of the watchdog: replaces a stuck thread, and enforces the deadlines of the communicator at which that
+/// thread is stuck.
 #[derive(Default)]
 struct WatchdogMonitor {
     is_awake: bool,
@@ -327,7 +327,7 @@ impl PeriodicCheck for WatchdogMonitor {
     }
 }
 
-/// Starts another thread for everything but the communicator at which the last one is stuck.
+/// Starts another thread, for all communicators except the one at which the last thread is stuck.
 fn replace(state: &mut WatchdogState, communicator_number: u64, since: Instant) {
     let call = poll::call();
     let identity = state
@@ -359,7 +359,7 @@ fn replace(state: &mut WatchdogState, communicator_number: u64, since: Instant) 
 }
 
 impl WatchdogState {
-    /// The overdue calls of communicators at which a thread is stuck.
+    /// Returns the overdue calls of communicators at which a thread is stuck.
     fn late(&mut self) -> Vec<(TemporaryHandle, Overdue)> {
         let now = origin().monotonic.elapsed();
         let mut late = Vec::new();
@@ -423,7 +423,7 @@ fn end_overdue(inner: &Arc<Inner>, overdue: &Overdue) {
     let error = overdue.error();
     let describe = || inner.operation(call.kind, overdue.shape, Some(call.sequence), since);
     let error = error.during(describe);
-    // So that a request for the call reports the same error.
+    // Stored so that a request for the call reports the same error.
     let _ = inner.overdue_operation.set(*overdue);
     inner.abort_in_background(&error);
 }

@@ -1,5 +1,5 @@
-//! What marks prove, and which call is overdue. Times are counted from [`origin`](crate::recorder::origin); nothing here
-//! reads a clock or queries a device.
+//! Determines what marks prove, and which call is overdue. Times are counted from [`origin`](crate::recorder::origin);
+//! nothing here reads a clock or queries a device.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use crate::recorder::RecordedCall;
 /// A mark that was not reached when it was last queried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PendingMark {
-    /// The mark is behind all calls of its stream up to this one.
+    /// The mark is after all calls of its stream up to this one.
     pub(super) covers: u64,
     /// When it was put there.
     pub(super) at: Duration,
-    /// Whether it is right behind that call, with nothing between them.
+    /// Whether it is directly after that call, with nothing between them.
     pub(super) is_right_behind: bool,
 }
 
@@ -52,7 +52,7 @@ impl StreamState {
         self.last_reached_at = now;
     }
 
-    /// Takes in the recorded calls, and up to which call the stream was seen done.
+    /// Applies the recorded calls, and up to which call the stream was seen to be done.
     pub(super) fn update(&mut self, calls: &[RecordedCall], done: u64, now: Duration) {
         if done > self.done {
             self.reached(done, now);
@@ -85,7 +85,7 @@ impl StreamState {
         (self.first_pending, self.depth) = (first_pending, depth);
     }
 
-    /// Up to which call everything is done, if any call is.
+    /// Returns up to which call everything is done, if any call is.
     pub(super) fn done(&self) -> Option<u64> {
         (self.done > 0).then_some(self.done)
     }
@@ -94,7 +94,7 @@ impl StreamState {
         self.first_pending.is_none()
     }
 
-    /// Whether the stream has calls that no mark covers, where marks reach up to `marked`.
+    /// Whether the stream has calls that no mark covers, if marks cover the calls up to `marked`.
     pub(super) fn is_uncovered(&self, marked: u64) -> bool {
         self.issued > marked.max(self.done)
             && self
@@ -108,7 +108,7 @@ impl StreamState {
 pub(super) struct CallTracker {
     /// The first pending call, and since when it is the first.
     first_since: Option<(u64, Duration)>,
-    /// No clock began before this.
+    /// No clock may start before this time.
     restarted: Duration,
 }
 
@@ -118,8 +118,7 @@ impl CallTracker {
         self.restarted = now;
     }
 
-    /// Returns the call in front of everything that is pending. `queue_timeout` is how long a call may wait
-    /// for its turn.
+    /// Returns the first of all pending calls. `queue_timeout` is how long a call may wait for its turn.
     pub(super) fn first_pending<'q>(
         &mut self,
         stream_states: impl Iterator<Item = &'q StreamState>,
@@ -172,14 +171,13 @@ impl CallTracker {
         let is_alone =
             behind.is_some_and(|mark| mark.is_right_behind && mark.covers == call.sequence);
         let deadline = timeout.and_then(|timeout| match (stage, behind) {
-            // The thread in the call enforces the timeout as well, and reports more: it gets an eighth more
-            // time.
+            // The thread in the call enforces the timeout as well, and reports more, so it gets an eighth more time.
             (CallStage::Issuing, _) => {
                 Some(began.saturating_add(timeout).saturating_add(timeout / 8))
             }
             (CallStage::Queued, _) => Some(began.saturating_add(timeout)),
             (CallStage::Running, Some(_)) if is_alone => Some(began.saturating_add(timeout)),
-            // Other work may be in front of a mark that was put there later.
+            // Other work may precede a mark that was put later.
             (CallStage::Running, Some(mark)) => Some(began.max(mark.at).saturating_add(timeout)),
             (CallStage::Running, None) => None,
         });

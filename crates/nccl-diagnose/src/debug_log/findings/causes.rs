@@ -60,7 +60,7 @@ fn finding(finding: Finding, warnings_of: &[RankWarning<'_>]) -> Finding {
     finding
 }
 
-/// By what the warnings of one class can be ordered.
+/// The key by which the warnings of one class can be ordered.
 #[derive(Clone, Copy, PartialEq)]
 enum SortedBy {
     Time,

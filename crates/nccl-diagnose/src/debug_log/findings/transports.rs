@@ -135,7 +135,7 @@ pub(super) fn networks(view: &LogView<'_>, findings: &mut Vec<Finding>) {
                 "the ranks have chosen different networks, and cannot talk: {}",
                 parts.join("; ")
             );
-            // NCCL uses sockets only for want of something better.
+            // NCCL uses sockets only if it finds nothing better.
             let odd = by_network
                 .get("Socket")
                 .or_else(|| by_network.values().min_by_key(|p| p.len()));
@@ -184,7 +184,7 @@ fn why_sockets(processes: &[&Process]) -> String {
         .to_owned()
 }
 
-/// Plugins that were asked for, or are found, and are not used.
+/// Plugins that were requested or found, but are not used.
 pub(super) fn plugins(view: &LogView<'_>, findings: &mut Vec<Finding>) {
     let mut failed: BTreeMap<(&str, &str), Vec<&Process>> = BTreeMap::new();
     let mut missing: BTreeMap<&str, Vec<&Process>> = BTreeMap::new();

@@ -36,13 +36,13 @@ impl CommunicatorRanks<'_> {
             .collect()
     }
 
-    /// Whether two ranks are on one host, as far as the logs tell.
+    /// Whether two ranks are on one host, as far as the logs show.
     pub(super) fn share_a_host(&self, a: usize, b: usize) -> bool {
         let same = || Some(self.host_by_rank.get(&a)? == self.host_by_rank.get(&b)?);
         self.one_host || same() == Some(true)
     }
 
-    /// How many hosts it spans, as far as the logs tell.
+    /// How many hosts it spans, as far as the logs show.
     pub(super) fn hosts(&self) -> usize {
         let told = self
             .members

@@ -354,7 +354,7 @@ fn a_whole_log_of_four_ranks_on_one_output_is_read() {
     }
 }
 
-/// What NVIDIA's libraries print on a machine without a driver; `cargo xtask conformance` fetches them.
+/// The output of NVIDIA's libraries on a machine without a driver; `cargo xtask conformance` fetches them.
 #[test]
 fn the_words_of_nvidias_own_libraries_are_understood() {
     for (release, device) in [("2.18.3", None), ("2.27.7", Some(0)), ("2.32.3", Some(0))] {

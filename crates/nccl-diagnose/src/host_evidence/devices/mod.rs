@@ -1,12 +1,13 @@
-//! What NVIDIA's management library (NVML) says of the devices of this process: lost, errors of memory and links, slow clocks.
+//! State of this process's devices, from NVIDIA's management library (NVML): lost devices, errors of memory and links,
+//! slow clocks.
 //!
-//! - `reading`: what NVML says of one device at one time, and what of it is trouble;
+//! - `reading`: NVML's data about one device at one time, and the trouble that it shows;
 //! - `nvml`, with the feature of that name: the calls;
 //! - `worker`: the one thread that makes them, and the waits for its answers.
 //!
-//! NVML is loaded at run time, where a communicator of a world is made, and not needed. Its calls may hang as those of a driver in
-//! trouble do: nothing waits for them longer than it wants to. Counters are trouble as far as they have grown since the first
-//! communicator on the device; states, such as a device that is lost, always.
+//! NVML is optional, and loaded at run time when a communicator of a world is made. Its calls may hang, as those of a
+//! driver in trouble do: no caller waits for them beyond its own deadline. Counters are trouble only as far as they
+//! have grown since the first communicator on the device; states, such as a lost device, always are.
 
 #[cfg(feature = "nvml")]
 mod nvml;
@@ -24,18 +25,18 @@ use serde::{Deserialize, Serialize};
 
 use super::kernel_event::{LONG, SHORT, shown};
 
-/// The most devices of a host, and the most troubles of each.
+/// Maximum number of devices of a host, and of troubles of each.
 const MOST_DEVICES: usize = 32;
 const MOST_TROUBLES: usize = 16;
 
-/// The most links of a device that are listed.
+/// Maximum number of links of a device that are listed.
 const MOST_LINKS: usize = 32;
 
-/// The variable that names another library than libnvidia-ml.so.1, or with `0` switches the questions off.
+/// The variable that names another library than libnvidia-ml.so.1; `0` disables NVML.
 #[cfg(feature = "nvml")]
 const VARIABLE: &str = "NCCL_RUN_NVML";
 
-/// What NVML says of devices.
+/// What NVML reports about devices.
 ///
 /// ```
 /// let devices = nccl::host_evidence::HostEvidence::of_host().devices;
@@ -63,16 +64,17 @@ pub struct Devices {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum NvmlAccess {
-    /// It was not asked: `nccl` was built without its feature `nvml`, `NCCL_RUN_NVML` is 0, or no communicator was made yet.
+    /// It was not queried: `nccl` was built without its feature `nvml`, `NCCL_RUN_NVML` is 0, or no communicator was
+    /// made yet.
     #[default]
     NotAsked,
     /// It had not started yet.
     Starting,
     /// It has answered.
     Answered,
-    /// It did not answer in time, as where a device has failed.
+    /// It did not answer in time, as happens when a device has failed.
     NoAnswer,
-    /// It is not there, or does not start, for this reason.
+    /// It is not installed, or does not start, for this reason.
     Absent(String),
 }
 
@@ -103,10 +105,10 @@ pub struct DeviceState {
     /// What is wrong with it.
     #[serde(default)]
     pub troubles: Vec<DeviceTrouble>,
-    /// The number of its links of NVLink, and of those that are active; 0 for a device without any.
+    /// The number of its NVLink links; 0 for a device without NVLink.
     #[serde(default)]
     pub nvlinks: u32,
-    /// See `nvlinks`.
+    /// The number of its NVLink links that are active.
     #[serde(default)]
     pub active_nvlinks: u32,
 }
@@ -123,14 +125,14 @@ pub struct DeviceState {
 pub enum DeviceTrouble {
     /// The driver does not reach it: it has fallen off the bus, or has to be reset.
     Lost,
-    /// NVML does not find it, or cannot say anything of it, for this reason.
+    /// NVML does not find it, or cannot report on it, for this reason.
     Unreadable(String),
     /// Errors of its memory that ECC could not correct.
     UncorrectedEcc {
         /// Their number.
         errors: u64,
-        /// Whether they are counted from the start of the driver on, because no earlier count is known, and not from the first
-        /// communicator on.
+        /// Whether the errors are counted from the start of the driver, because no earlier count is known, and not from
+        /// the first communicator.
         since_driver_start: bool,
     },
     /// A faulty row of its memory could not be remapped.
@@ -139,7 +141,7 @@ pub enum DeviceTrouble {
     RowRemapPending,
     /// Faulty pages of its memory are to be retired when the driver starts again.
     RetirementPending,
-    /// Links of NVLink that are not active, while others are or they were before.
+    /// NVLink links that are not active, while others are active or these were before.
     InactiveNvlinks(Vec<u32>),
     /// Errors of a link of NVLink since the first communicator.
     NvlinkErrors {
@@ -150,18 +152,18 @@ pub enum DeviceTrouble {
         /// Their number.
         errors: u64,
     },
-    /// Its PCIe link has fewer lanes than device and slot can have.
+    /// Its PCIe link has fewer lanes than device and slot support.
     PcieWidth {
-        /// Lanes now.
+        /// Current number of lanes.
         lanes: u32,
-        /// Lanes at most.
+        /// Maximum number of lanes.
         most: u32,
     },
-    /// Its PCIe link is slower than device and slot can be, while the device is not idle.
+    /// Its PCIe link is slower than device and slot support, while the device is not idle.
     PcieGeneration {
-        /// The generation now.
+        /// Current generation.
         generation: u32,
-        /// The generation at most.
+        /// Maximum generation.
         most: u32,
     },
     /// Packets that its PCIe link has sent again since the first communicator.
@@ -173,9 +175,9 @@ pub enum DeviceTrouble {
         /// Its temperature in degrees Celsius.
         celsius: Option<u32>,
     },
-    /// A process uses it that is neither this one nor of its children.
+    /// A process uses it that is neither this process nor one of its descendants.
     OtherProcess {
-        /// The process, as this one numbers it.
+        /// The process, by its number in this process's PID namespace.
         pid: u32,
         /// Its name.
         name: String,
@@ -227,7 +229,7 @@ pub enum ThrottleReason {
     SoftwareThermal,
     /// The host's power supply demands it.
     PowerBrake,
-    /// The hardware does it, for a reason that it does not say.
+    /// The hardware reduces them, for a reason that it does not report.
     Hardware,
 }
 
@@ -243,7 +245,7 @@ impl fmt::Display for ThrottleReason {
 }
 
 impl DeviceTrouble {
-    /// Returns whether the device should not be used before it was reset or repaired, or works with less than it has.
+    /// Returns whether the device has to be reset or repaired before it is used, or works with reduced capability.
     ///
     /// ```
     /// use nccl::host_evidence::DeviceTrouble;
@@ -359,7 +361,7 @@ impl Devices {
             || self.list.iter().any(|device| !device.troubles.is_empty())
     }
 
-    /// Bounds and sanitises what another process says.
+    /// Bounds and sanitises values from another process.
     pub(super) fn bound(&mut self) {
         if let NvmlAccess::Absent(why) = &mut self.access {
             *why = shown(why, LONG);
@@ -379,18 +381,18 @@ pub fn bound(devices: &mut Devices) {
     devices.bound();
 }
 
-/// Which devices a question is about.
+/// Selects the devices of a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(
     not(any(feature = "nvml", test)),
     allow(dead_code, reason = "nothing is asked without the feature")
 )]
 pub(super) enum Which {
-    /// Those on which communicators were made, with what has grown since.
+    /// The devices on which communicators were made, with the growth of their counters.
     Watched,
-    /// One, by its PCI address.
+    /// One device, by its PCI address.
     One(String),
-    /// All that NVML shows.
+    /// All devices that NVML shows.
     All,
 }
 
@@ -398,7 +400,7 @@ pub(super) enum Which {
 #[cfg(feature = "nvml")]
 pub(super) type Question = worker::Question<'static>;
 
-/// A question, where there is no NVML.
+/// A question, in a build without NVML.
 #[cfg(not(feature = "nvml"))]
 pub(super) struct Question;
 
@@ -413,7 +415,7 @@ impl Question {
     }
 }
 
-/// Returns the PCI address of a context's device: `0000:3b:00.0`; `None` where CUDA does not say it.
+/// Returns the PCI address of a context's device: `0000:3b:00.0`; `None` where CUDA does not report it.
 #[doc(hidden)]
 #[must_use]
 pub fn bus_id(context: &CudaContext) -> Option<String> {
@@ -431,7 +433,7 @@ pub fn bus_id(context: &CudaContext) -> Option<String> {
     ))
 }
 
-/// Watches the device of a context from now on: on it a communicator is about to be made. Does not wait for NVML.
+/// Watches the device of a context from now on. Called before a communicator is made on it; does not wait for NVML.
 #[doc(hidden)]
 pub fn watch(context: &Arc<CudaContext>) {
     #[cfg(feature = "nvml")]
@@ -442,7 +444,7 @@ pub fn watch(context: &Arc<CudaContext>) {
     let _ = context;
 }
 
-/// Returns what NVML says of one device within `limit`, without what has grown.
+/// Returns what NVML reports about one device within `limit`, without the growth of counters.
 #[doc(hidden)]
 #[must_use]
 pub fn of_device(bus_id: &str, limit: Duration) -> Devices {

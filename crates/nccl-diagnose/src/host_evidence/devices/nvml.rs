@@ -1,4 +1,4 @@
-//! The calls of NVML, by the crate `nvml-wrapper`, which loads the library. They may not return.
+//! Calls NVML through the crate `nvml-wrapper`, which loads the library. The calls may not return.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -20,10 +20,10 @@ use super::{MOST_LINKS, ThrottleReason};
 /// The names of the library; the second is that of a package for development.
 const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
-/// The most processes of a device that are told.
+/// Maximum number of processes of a device that are reported.
 const MOST_PROCESSES: usize = 4;
 
-/// The reasons for slow clocks that are told; the last one is set beside the others, too.
+/// The reasons for slow clocks that are reported; NVML sets the last one together with others, too.
 const REASONS: [(ThrottleReasons, ThrottleReason); 4] = [
     (
         ThrottleReasons::HW_THERMAL_SLOWDOWN,
@@ -46,7 +46,7 @@ static STARTED: OnceLock<nvml_wrapper::Nvml> = OnceLock::new();
 /// NVML of this process.
 pub(super) struct Nvml {
     library: &'static nvml_wrapper::Nvml,
-    /// A device that is lost is found no more, and neither are, by some releases, those beside it.
+    /// A lost device is not found any more and, in some releases, neither are the devices beside it.
     found: HashMap<String, Device<'static>>,
 }
 
@@ -95,7 +95,7 @@ impl Source for Nvml {
             Ok((bus_id, read(&device)))
         };
         (0..count)
-            // NVML does not say the address of a device that is lost; the kernel's log has it.
+            // NVML does not report the address of a lost device; the kernel's log has it.
             .map(|index| {
                 of_index(index).unwrap_or_else(|error| (format!("number {index}"), failed(&error)))
             })
@@ -110,7 +110,7 @@ impl Source for Nvml {
     }
 }
 
-/// A device of which nothing can be read.
+/// Returns the reading of a device that cannot be read.
 fn failed(error: &NvmlError) -> Reading {
     let is_lost = is_lost(error);
     Reading {
@@ -124,12 +124,12 @@ fn is_lost(error: &NvmlError) -> bool {
     matches!(error, NvmlError::GpuLost | NvmlError::ResetRequired)
 }
 
-/// What the answers say of the device beside their values.
+/// What the answers show about the device besides their values.
 #[derive(Default)]
 struct Answers {
-    /// Whether it was lost meanwhile.
+    /// Whether it was lost during the queries.
     is_lost: bool,
-    /// Whether one question at least was answered.
+    /// Whether at least one query was answered.
     has_any: bool,
     /// The first refusal.
     refusal: Option<NvmlError>,
@@ -142,7 +142,7 @@ impl Answers {
                 self.has_any = true;
                 Some(value)
             }
-            // What a device does not have, and what is not permitted, is no trouble.
+            // A missing feature of a device, or a query that is not permitted, is no trouble.
             Err(error) => {
                 self.is_lost |= is_lost(&error);
                 self.refusal.get_or_insert(error);
@@ -198,7 +198,7 @@ fn read(device: &Device<'_>) -> Reading {
     }
 }
 
-/// Returns whether rows of its memory are to be remapped, and whether one could not be.
+/// Returns whether rows of its memory are to be remapped, and whether a row could not be remapped.
 fn remapped_rows(device: &Device<'_>, answers: &mut Answers) -> [bool; 2] {
     let fields = [
         field_id::NVML_FI_DEV_REMAPPED_PENDING,
@@ -245,7 +245,7 @@ fn links(device: &Device<'_>, answers: &mut Answers) -> Vec<Link> {
     links
 }
 
-/// Returns the processes that compute on it, but for this one, its children, and the server that several processes share.
+/// Returns the processes that compute on the device, except this process, its descendants, and the MPS server.
 fn other_processes(device: &Device<'_>, answers: &mut Answers) -> Vec<(u32, String)> {
     let found = answers.get(device.running_compute_processes());
     let pids: Vec<u32> = found
@@ -253,7 +253,7 @@ fn other_processes(device: &Device<'_>, answers: &mut Answers) -> Vec<(u32, Stri
         .iter()
         .map(|process| process.pid)
         .collect();
-    // The numbers are those of the host: in a namespace of its own this process would not know itself.
+    // The numbers are those of the host: in a PID namespace of its own, this process would not find itself.
     let own = std::process::id();
     if !pids.contains(&own) {
         return Vec::new();
@@ -269,7 +269,7 @@ fn other_processes(device: &Device<'_>, answers: &mut Answers) -> Vec<(u32, Stri
         .collect()
 }
 
-/// Whether process `pid` is `ancestor`, or a child of it, or of a child.
+/// Returns whether process `pid` is `ancestor` or a descendant of it.
 fn descends_from(pid: u32, ancestor: u32) -> bool {
     const MOST_GENERATIONS: usize = 16;
     let parent = |pid: &u32| -> Option<u32> {
@@ -288,7 +288,7 @@ mod tests {
     use super::super::{DeviceTrouble, NvlinkError};
     use super::*;
 
-    /// One test: what the emulator's NVML says is of the process.
+    /// A single test, because the state of the emulator's NVML belongs to the process.
     #[test]
     fn the_emulators_devices_are_healthy_but_for_what_was_injected() {
         nccl_emulator::install().unwrap();

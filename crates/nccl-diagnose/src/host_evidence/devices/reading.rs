@@ -1,4 +1,4 @@
-//! What NVML says of one device at one time, and what of it is trouble.
+//! NVML's data about one device at one time, and the trouble that it shows.
 
 use super::{DeviceState, DeviceTrouble, NvlinkError, ThrottleReason};
 
@@ -10,7 +10,7 @@ pub(super) const KINDS: [NvlinkError; 4] = [
     NvlinkError::CrcData,
 ];
 
-/// What NVML says of one device; what it does not say is `None` or empty.
+/// NVML's data about one device; values that it does not report are `None` or empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reading {
     pub(super) is_lost: bool,
@@ -22,7 +22,7 @@ pub(super) struct Reading {
     pub(super) remap_pending: bool,
     pub(super) retirement_pending: bool,
     pub(super) links: Vec<Link>,
-    /// Lanes now, and at most; the same of the generation.
+    /// Current and maximum number of lanes; the same for the generation.
     pub(super) pcie_lanes: Option<(u32, u32)>,
     pub(super) pcie_generation: Option<(u32, u32)>,
     pub(super) pcie_replays: Option<u32>,
@@ -30,11 +30,11 @@ pub(super) struct Reading {
     /// Whether nothing runs on it, so that it may save power.
     pub(super) is_idle: bool,
     pub(super) celsius: Option<u32>,
-    /// Processes beside this one and its children.
+    /// Processes other than this one and its descendants.
     pub(super) processes: Vec<(u32, String)>,
 }
 
-/// A link of NVLink.
+/// An NVLink link.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Link {
     pub(super) number: u32,
@@ -145,7 +145,7 @@ impl Reading {
     }
 }
 
-/// By how much a counter has grown.
+/// Returns by how much a counter has grown.
 fn grown(before: Option<u64>, now: Option<u64>) -> Option<u64> {
     now?.checked_sub(before?).filter(|grown| *grown > 0)
 }
@@ -192,12 +192,13 @@ mod tests {
                 "PCIe replays +1 since the first communicator",
             ]
         );
-        // Nothing is known of earlier: errors of memory are said as the driver counts them, and other counters say nothing.
+        // Without an earlier reading, memory errors are reported as the driver counts them, and other counters are not
+        // reported.
         assert_eq!(
             said(&now, None),
             ["5 uncorrected ECC errors since the driver was started"]
         );
-        // The driver was started again.
+        // The driver was restarted.
         now.uncorrected = Some(0);
         now.links[2].errors[1] = Some(0);
         now.pcie_replays = None;

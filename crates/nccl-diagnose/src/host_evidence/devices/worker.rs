@@ -1,7 +1,8 @@
-//! The thread that asks NVML, and the waits for its answers.
+//! The thread that calls NVML, and the waits for its answers.
 //!
-//! One thread makes all calls of NVML, begun with the first question. It may hang in one of them, as NVML does where a device is in
-//! trouble: then no question is answered any more, and each caller waits until its own deadline. The thread is never joined.
+//! One thread makes all NVML calls; the first question starts it. It may hang in a call, as NVML does when a device is
+//! in trouble: then no further question is answered, and each caller waits until its own deadline. The thread is never
+//! joined.
 //!
 //! ```text
 //! Starting ──NVML is there, or is not──▶ Ready        a late answer is said only of a thread that is ready, or should be
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 use super::reading::Reading;
 use super::{Devices, MOST_DEVICES, NvmlAccess, Which};
 
-/// The most questions that wait for the thread.
+/// Maximum number of questions that wait for the thread.
 const MOST_WAITING: usize = 64;
 
 /// The time in which NVML starts: some seconds where no other process keeps the driver awake.
@@ -74,7 +75,7 @@ impl Worker {
         })
     }
 
-    /// Has the thread take note of a device and its counters; without effect where it hangs.
+    /// Makes the thread record a device and its counters. Has no effect while the thread hangs.
     pub(super) fn watch(&self, bus_id: String) {
         let _ = self.requests.try_send(Request::Watch(bus_id));
     }
@@ -90,7 +91,7 @@ impl Worker {
         }
     }
 
-    /// Returns what a question says that was not answered in time.
+    /// Returns the answer to a question that was not answered in time.
     fn late(&self) -> Devices {
         let should_be_ready = self.is_ready.load(Ordering::Acquire) || self.begun.elapsed() > START;
         Devices {
@@ -105,7 +106,7 @@ impl Worker {
 
 enum Asked {
     Waiting(Receiver<Devices>),
-    /// Too many questions wait already.
+    /// Too many questions are waiting.
     Hanging,
 }
 
@@ -154,7 +155,7 @@ fn serve(mut source: impl Source, requests: &Receiver<Request>) {
                             .collect()
                     }
                 };
-                // Nobody may wait any more.
+                // The caller may have stopped waiting.
                 let _ = reply.send(Devices {
                     access: NvmlAccess::Answered,
                     list,
@@ -202,7 +203,8 @@ pub(super) fn watch(bus_id: String) {
 
 #[cfg(feature = "nvml")]
 impl Question<'static> {
-    /// Asks the worker of this process. It is not started to learn that nothing is watched.
+    /// Asks the worker of this process. A question about the watched devices does not start it: without a worker, none
+    /// is watched.
     pub(in crate::host_evidence) fn ask(which: Which) -> Self {
         let worker = match which {
             Which::Watched => WORKER.get().and_then(Option::as_ref),
@@ -271,7 +273,7 @@ mod tests {
         for _ in 0..2 * MOST_WAITING {
             let limit = Duration::from_millis(1);
             let said = worker.ask(Which::Watched).wait(Instant::now() + limit);
-            // It may not have begun.
+            // The thread may not have begun.
             assert!(
                 matches!(said.access, NvmlAccess::NoAnswer | NvmlAccess::Starting),
                 "{said:?}"

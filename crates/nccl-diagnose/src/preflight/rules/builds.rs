@@ -56,7 +56,7 @@ struct KnownFault {
     trigger: Trigger,
 }
 
-/// What makes a process meet a fault of its release.
+/// What triggers a known fault of a release in a process.
 #[derive(Clone, Copy)]
 enum Trigger {
     /// NCCL's RAS service, which is on unless `NCCL_RAS_ENABLE=0`.
@@ -68,7 +68,8 @@ enum Trigger {
 }
 
 impl Trigger {
-    /// Returns whether a process with these facts meets it. A client of the RAS service cannot be seen beforehand.
+    /// Returns whether a process with these facts has the trigger. A client of the RAS service cannot be known
+    /// beforehand.
     fn is_met(self, process: &ProcessFacts) -> bool {
         match self {
             Self::Ras => {
@@ -83,7 +84,7 @@ impl Trigger {
 const ASK_ONCE: &str = "ask the RAS service (nccl::ras, nccl-doctor ras, ncclras) only once a job hangs, or set NCCL_RAS_ENABLE=0, \
                         or take a newer release";
 
-/// Faults that NVIDIA's tracker has for a release, and that end processes.
+/// Faults of releases that NVIDIA's issue tracker lists, and that end processes.
 const KNOWN: [KnownFault; 6] = [
     KnownFault {
         release: "2.26.2",

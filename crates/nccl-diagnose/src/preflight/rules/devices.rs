@@ -1,5 +1,5 @@
-//! Devices: whether ranks share one, what NVML says of their state, and whether a thread's context is that of its stream's
-//! device.
+//! Devices: whether ranks share one, their state according to NVML, and whether a thread's context is that of its
+//! stream's device.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::preflight::device::Device;
 use crate::preflight::facts::ProcessFacts;
 use nccl_base::report::{Finding, Severity};
 
-/// The name of the check of what NVML says.
+/// The name of the check of the state that NVML reports.
 const STATE: &str = "device-state";
 
 pub(super) fn check(view: &FactsView<'_>, found: &mut Vec<Finding>) {
@@ -112,7 +112,7 @@ fn knows_shared_devices(version: &str) -> bool {
     numbers >= vec![2, 30, 3]
 }
 
-/// Devices that should not be used before they were reset or repaired, or that work with less than they have.
+/// Devices that have to be reset or repaired before they are used, or that work with reduced capability.
 fn defects(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let nvml = |rank| device(view, rank).map(|device| &device.nvml);
     let state = |rank| nvml(rank)?.list.first();
@@ -296,7 +296,7 @@ mod tests {
                 bus_id: format!("0000:0{rank}:00.0"),
                 nvlinks: 18,
                 active_nvlinks: 18,
-                // What has happened is no defect.
+                // A past event is no defect.
                 troubles: vec![DeviceTrouble::PcieReplays(3)],
             }];
         }

@@ -1,8 +1,8 @@
-//! What a process and its host need for a world, against what they have.
+//! The resources that a process and its host need for a world, compared with those that they have.
 //!
-//! The needs are estimates. `needed` is what NCCL and this crate take before the first operation, whatever the
-//! network: less is an error. `advised` is what operations with every other rank may take over sockets:
-//! less is a warning. For a process with `local` ranks on its machine and `remote` ranks on others:
+//! The needs are estimates. `needed` is what NCCL and this crate use before the first operation, whatever the network:
+//! less is an error. `advised` is what operations with every other rank may use over sockets: less is a warning. For a
+//! process with `local` ranks on its machine and `remote` ranks on others:
 //!
 //! | | needed | advised |
 //! |---|---|---|
@@ -27,7 +27,7 @@ const MIB: u64 = 1 << 20;
 
 pub(in crate::preflight) const OPEN_FILES: &str = "open files";
 
-/// A resource of which there is less than NCCL needs to start.
+/// A resource that is too scarce for NCCL to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[doc(hidden)]
 pub struct ResourceShortage {

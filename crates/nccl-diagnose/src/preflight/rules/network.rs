@@ -46,7 +46,7 @@ pub(in crate::preflight) fn networks(view: &FactsView<'_>) -> usize {
         .len()
 }
 
-/// The addresses of a host, for sentences, but for loopback and link-local ones.
+/// The addresses of a host, for sentences, without loopback and link-local ones.
 pub(in crate::preflight) fn listed(process: &ProcessFacts) -> String {
     let leads = |own: &&Address| match own.address {
         IpAddr::V4(address) => !address.is_loopback(),
@@ -198,7 +198,7 @@ fn names(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     }
 }
 
-/// Hosts where NCCL takes another interface than the ranks' own connection, without being told to.
+/// Hosts where NCCL takes an interface other than that of the ranks' own connection, without being told to.
 fn apart(view: &FactsView<'_>, found: &mut Vec<Finding>) {
     let apart = view.groups(|rank| {
         let process = view.process(rank)?;

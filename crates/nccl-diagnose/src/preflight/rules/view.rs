@@ -107,7 +107,7 @@ impl<'f> FactsView<'f> {
     }
 
     /// The ranks that differ among the groups, and a sentence that gives the value of each group: `said` of a value
-    /// goes behind the ranks. Without a majority, no rank counts as different and all groups are named.
+    /// follows the ranks. Without a majority, no rank counts as different and all groups are named.
     pub(in crate::preflight) fn contrast<V>(
         &self,
         groups: &[Group<V>],

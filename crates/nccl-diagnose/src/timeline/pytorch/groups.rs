@@ -8,11 +8,11 @@ use super::super::{RankRecording, Timeline, describe, standing};
 use super::sizes::{BlockSize, is_uneven, own_block};
 use crate::operation::OperationKind;
 
-/// How many ranks more than the timeline has a communicator may have: no number in a file decides how much memory is
-/// allocated.
+/// Maximum number of ranks that a communicator may have beyond those of the timeline, so that no number in a file
+/// decides how much memory is allocated.
 const UNKNOWN_RANKS: usize = 4096;
 
-/// What no rank has reached: nothing of a group is comparable.
+/// A number that no rank has reached: no call of the group can be compared.
 const NEVER: u64 = u64::MAX;
 
 /// The communicators of a timeline.
@@ -33,7 +33,7 @@ pub(super) struct Group<'t> {
     pub(super) parts: BTreeMap<usize, Part<'t>>,
     /// The number of the first collective that can be compared.
     pub(super) first: u64,
-    /// What is known of each collective, by number.
+    /// What is known about each collective, by number.
     collectives: HashMap<u64, Collective>,
     /// The highest number of a collective that needs every rank and is known to be done on one.
     all_done: u64,
@@ -44,7 +44,7 @@ pub(super) struct Group<'t> {
 /// One rank's recording of a communicator.
 pub(super) struct Part<'t> {
     pub(super) recording: &'t Recording,
-    /// Whether earlier calls, or operations of calls, are lost.
+    /// Whether earlier calls, or operations of calls, have been lost.
     is_cut: bool,
 }
 
@@ -190,7 +190,7 @@ impl<'t> Part<'t> {
 }
 
 impl<'t> Group<'t> {
-    /// `None` where it is not known which ranks of the timeline these are.
+    /// `None` if the ranks of the timeline that these are cannot be determined.
     fn of(
         timeline: &Timeline,
         files: &BTreeMap<usize, &'t RankRecording>,
@@ -274,7 +274,8 @@ impl<'t> Group<'t> {
         !is_uneven(kind) || one.is_some_and(|one| !one.is_incomplete)
     }
 
-    /// Whether collective `number` is done, as far as is known: on all ranks that called it, or on one after all have come.
+    /// Whether collective `number` is done, as far as is known: on all ranks that called it, or on one rank after all
+    /// have called it.
     pub(super) fn is_done(&self, number: u64) -> bool {
         let one = self.collectives.get(&number);
         number <= self.all_done || one.is_some_and(|one| one.called == one.done)

@@ -12,15 +12,15 @@ pub(super) struct BlockSize {
     data_type: DataType,
 }
 
-/// The sizes of the tensors that a rank gives and gets, and the type of their elements.
+/// The sizes of the tensors that a rank passes in and receives, and the type of their elements.
 pub(super) struct Sizes {
     pub(super) input: Vec<Vec<u64>>,
     pub(super) output: Vec<Vec<u64>>,
     pub(super) data_type: &'static str,
 }
 
-/// Whether the sizes differ from rank to rank. The analyser compares the sum of what all ranks give with the sum of what they
-/// get.
+/// Whether the sizes differ from rank to rank. The analyser compares the sum of the input sizes of all ranks with the
+/// sum of their output sizes.
 pub(super) fn is_uneven(kind: OperationKind) -> bool {
     use OperationKind::{AllToAllV, Combine, Dispatch, Route};
     matches!(kind, AllToAllV | Combine | Dispatch | Route)
@@ -63,7 +63,7 @@ impl Sizes {
         }
     }
 
-    /// The sizes of a call in which each rank has its own, and of one rank they are not known.
+    /// The sizes of a call in which each rank has its own, if those of one rank are unknown.
     pub(super) fn unknown(block: Option<BlockSize>) -> Self {
         Self {
             input: vec![vec![0]],

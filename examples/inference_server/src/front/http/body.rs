@@ -11,20 +11,20 @@ use futures_core::Stream;
 
 use super::refusal::Refusal;
 
-/// In bytes. Far above any prompt that fits.
+/// The longest accepted body, in bytes: far above any prompt that fits.
 const LONGEST: usize = 2 << 20;
-/// What comes of a longer one is thrown away up to here: many clients read no answer before they have sent all.
+/// A longer body is read and discarded up to this length: many clients read no answer before they have sent all.
 const THROWN_AWAY: usize = 32 << 20;
 
 /// Why there is no body.
 pub(super) enum NoBody {
-    /// The client does not behave.
+    /// The client sent an invalid request.
     Refused(Refusal),
-    /// It has gone away.
+    /// The client has disconnected.
     Gone,
 }
 
-/// All of a body.
+/// Reads a whole body within `limit`.
 pub(super) async fn read(body: Body, limit: Duration) -> Result<Vec<u8>, NoBody> {
     let reading = tokio::time::timeout(limit, read_all(body));
     reading.await.unwrap_or_else(|_| {
@@ -57,7 +57,7 @@ async fn read_all(body: Body) -> Result<Vec<u8>, NoBody> {
     Ok(all)
 }
 
-/// Who sends what is no body is told so; who goes away in the middle of it hears nothing any more.
+/// Maps a failed read: an invalid body gets an answer, a disconnected client does not.
 fn no_part(error: &axum::Error) -> NoBody {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = cause {

@@ -8,9 +8,8 @@
 //!                               │  each, and little time for it       │  reserve is not kept
 //! ```
 //!
-//! So monitoring clients get an answer however many completions are running. Behind silent connections, the answer comes a
-//! second later for each filling of the reserve with them.
-//! Slots and the queue limit the number of concurrent completions.
+//! So monitoring clients get an answer however many completions are running. If silent connections fill the reserve, the answer
+//! is delayed by one second for each time that they fill it. Slots and the queue limit the number of concurrent completions.
 //!
 //! The server closes the connection of a client that does not send its request within `--client-timeout`, takes nothing of
 //! an answer for that long, or sends no further request for that long.

@@ -4,7 +4,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-/// Why there is no answer.
+/// Why a request has no answer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Refusal {
     status: StatusCode,
@@ -23,7 +23,7 @@ impl Refusal {
         }
     }
 
-    /// A value that cannot be.
+    /// Returns the refusal of an invalid value of a parameter.
     pub(super) fn of(param: &'static str, message: impl Into<String>) -> Self {
         Self {
             param: Some(param),
@@ -67,7 +67,7 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// An answer in JSON.
+/// Returns a response with a JSON body.
 pub(super) fn in_json(status: StatusCode, value: &Value) -> Response {
     let kind = [(header::CONTENT_TYPE, "application/json")];
     (status, kind, format!("{value}\n")).into_response()

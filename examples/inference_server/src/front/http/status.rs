@@ -42,12 +42,12 @@ pub(super) async fn ready(State(server): State<Arc<Server>>) -> Response {
     }
 }
 
-/// Changes the number of ranks: `{"ranks": 6}`. Answers before that has happened; [`health`] says when it has.
+/// Changes the number of ranks: `{"ranks": 6}`. Answers before the change is complete; [`health`] reports its progress.
 pub(super) async fn scale(State(server): State<Arc<Server>>, body: Body) -> Response {
     let body = match body::read(body, server.client_timeout).await {
         Ok(body) => body,
         Err(NoBody::Refused(refusal)) => return refusal.into_response(),
-        // Nobody is there who would read it.
+        // The client has disconnected and reads no answer.
         Err(NoBody::Gone) => return StatusCode::BAD_REQUEST.into_response(),
     };
     let Some(most) = server.ranks else {
@@ -64,7 +64,8 @@ pub(super) async fn scale(State(server): State<Arc<Server>>, body: Body) -> Resp
     tell(&server, Event::Scale(ranks), &json!({"ranks": ranks}))
 }
 
-/// Places the experts by how often each was chosen. Answers before that has happened; [`health`] says how far it is.
+/// Moves the experts according to how often each was chosen. Answers before the moves are complete; [`health`] reports their
+/// progress.
 pub(super) async fn balance(State(server): State<Arc<Server>>) -> Response {
     if server.ranks.is_none() {
         let text = "the experts stay where they are: they move with --recovery elastic";

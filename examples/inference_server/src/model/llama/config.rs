@@ -1,4 +1,4 @@
-//! The numbers of a Llama, as its file has them.
+//! The hyperparameters of a Llama, read from its file.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use crate::model::collectives::Shape;
 use crate::model::config::listed;
 use crate::model::error::{Error, Result};
 
-/// The numbers of a model, with the names of Hugging Face's Llama.
+/// The hyperparameters of a model, with the names of Hugging Face's Llama.
 ///
 /// ```
 /// use inference_server::model::LlamaConfig;
@@ -18,27 +18,27 @@ use crate::model::error::{Error, Result};
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct LlamaConfig {
-    /// Tokens that there are.
+    /// Size of the vocabulary.
     pub vocab_size: usize,
     /// Width of a row.
     pub hidden_size: usize,
-    /// Width between the matrices that follow the attention.
+    /// Inner width of the feed-forward block.
     pub intermediate_size: usize,
-    /// Layers.
+    /// Number of layers.
     pub num_hidden_layers: usize,
-    /// Heads of queries.
+    /// Query heads.
     pub num_attention_heads: usize,
-    /// Heads of keys and values, each for as many heads of queries.
+    /// Heads of keys and values, each shared by the same number of query heads.
     pub num_key_value_heads: usize,
     /// The longest text, in tokens.
     pub max_position_embeddings: usize,
     /// Base of the wavelengths of the positions.
     pub rope_theta: f64,
-    /// Keeps a norm from dividing by zero.
+    /// Added to a mean square before a norm divides by its root.
     pub rms_norm_eps: f64,
 }
 
-/// What one rank has.
+/// A rank's part of the model.
 #[derive(Clone, Debug)]
 pub(super) struct LlamaShard {
     /// Heads of keys and values.
@@ -49,7 +49,7 @@ pub(super) struct LlamaShard {
 }
 
 impl LlamaConfig {
-    /// That of SmolLM2-135M.
+    /// Returns the configuration of SmolLM2-135M.
     #[must_use]
     pub const fn smollm2() -> Self {
         Self {
@@ -65,7 +65,7 @@ impl LlamaConfig {
         }
     }
 
-    /// Reads it from a file's metadata. Says what is missing, or cannot be.
+    /// Reads the configuration from a file's metadata. The error names the missing or invalid entry.
     pub(super) fn read(metadata: &HashMap<String, Value>) -> Result<Self, String> {
         let value = |name: &str| {
             metadata
@@ -148,8 +148,8 @@ impl LlamaConfig {
         self.num_key_value_heads * self.head_size()
     }
 
-    /// The numbers of ranks that can share the model: those that divide its heads of keys and values, its widths and its
-    /// vocabulary.
+    /// Returns the numbers of ranks that can share the model: those that divide its heads of keys and values, its widths and
+    /// its vocabulary.
     #[must_use]
     pub fn rank_counts(&self) -> Vec<usize> {
         let all = [
@@ -187,10 +187,10 @@ impl LlamaConfig {
         })
     }
 
-    /// What ranks exchange in steps of so many rows.
+    /// Returns the sizes of the exchanged data for steps of `rows` rows.
     #[must_use]
     pub fn shape(&self, rows: usize) -> Shape {
-        // Whatever the number of ranks is: one has all of it.
+        // The sizes for a single rank are enough for any number of ranks.
         let row = self.hidden_size.max(self.intermediate_size);
         Shape {
             rows,

@@ -22,9 +22,9 @@ pub struct Llama<C> {
     settings: Settings,
     ranks: C,
     rotary: Rotary,
-    /// Which tokens' rows `vocabulary` has.
+    /// The tokens whose rows are in `vocabulary`.
     own: Range<usize>,
-    /// The embedding, which is the head as well: `[own tokens, hidden]`.
+    /// The embedding, which is also the projection to logits: `[own tokens, hidden]`.
     vocabulary: Tensor,
     layers: Vec<Layer>,
     norm: Tensor,
@@ -32,7 +32,7 @@ pub struct Llama<C> {
     ends: Vec<u32>,
 }
 
-/// All matrices have the rows that make this rank's numbers.
+/// The weights of a layer: each matrix has the rows of this rank's output numbers.
 struct Layer {
     norm: Tensor,
     attention: Attention,
@@ -45,7 +45,7 @@ struct Layer {
 }
 
 impl<C: Collectives> Llama<C> {
-    /// Reads this rank's part of the file, and takes the memory of the cache.
+    /// Reads this rank's part of the file, and allocates the cache.
     ///
     /// # Errors
     /// [`Error::Ranks`]; [`Error::Unusable`] for settings that do not fit the model; [`Error::Weights`].
@@ -96,13 +96,13 @@ impl<C: Collectives> Llama<C> {
         })
     }
 
-    /// The model's numbers.
+    /// Returns the model's configuration.
     #[must_use]
     pub fn config(&self) -> &LlamaConfig {
         &self.config
     }
 
-    /// What the tokens are at first. Who has a token's row gives it to all.
+    /// Returns the embeddings of the tokens. The rank with a token's row sends it to all ranks.
     fn embed(&mut self, rows: &[Row]) -> Result<Vec<f32>> {
         let hidden = self.config.hidden_size;
         let mut given = vec![0.0; rows.len() * hidden];
@@ -158,7 +158,7 @@ impl<C: Collectives> Llama<C> {
         let ends: Vec<f32> = ends.copied().collect();
         let ends = Tensor::from_vec(ends, (wanted, hidden), &Device::Cpu)?;
         let ends = rms_norm(&ends, &self.norm, self.config.rms_norm_eps as f32)?;
-        // All in one product: the matrix is read once.
+        // One product for all rows, so that the matrix is read once.
         let made = linear(&ends, &self.vocabulary)?.to_vec2::<f32>()?;
         let mut made = made.iter();
         let mut of = |row: &Row| -> Result<Option<Vec<f32>>> {
@@ -210,7 +210,7 @@ impl<C: Collectives> Part for Llama<C> {
     }
 }
 
-/// What all ranks made of the same rows, side by side: each gives as many numbers of each row.
+/// Gathers the results of all ranks for the same rows, side by side: each rank gives the same number of columns.
 fn gather(ranks: &mut impl Collectives, made: &[f32], rows: usize) -> Result<Vec<f32>> {
     let mut blocks = vec![0.0; ranks.ranks() * made.len()];
     ranks.all_gather(made, &mut blocks)?;

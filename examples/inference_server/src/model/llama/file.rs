@@ -1,4 +1,4 @@
-//! The file of a Llama: GGUF, quantised, of which a rank reads and expands the rows that it has.
+//! The file of a Llama: GGUF, quantised, of which a rank reads and dequantises only its own rows.
 
 use std::collections::BTreeMap;
 use std::io::{BufReader, Cursor};
@@ -13,7 +13,7 @@ use crate::model::error::Result;
 use crate::model::opened::Opened;
 use crate::model::tokenizer::{Tokenizer, gguf};
 
-/// A file that has been looked at, and of whose weights nothing is in memory yet.
+/// A checked file. The weights are not in memory.
 pub struct LlamaFile {
     file: Opened,
     content: Content,
@@ -29,7 +29,7 @@ pub(super) fn of_layer(layer: usize, which: &str) -> String {
 }
 
 impl LlamaFile {
-    /// Opens a file, and compares all its tensors with what its numbers ask for.
+    /// Opens a file, and compares all its tensors with its configuration.
     ///
     /// # Errors
     /// [`Error::Weights`](crate::Error::Weights), which names the file and what is wrong with it.
@@ -48,13 +48,13 @@ impl LlamaFile {
         Ok(file)
     }
 
-    /// The model's numbers.
+    /// Returns the model's configuration.
     #[must_use]
     pub fn config(&self) -> &LlamaConfig {
         &self.config
     }
 
-    /// From text to this model's tokens and back.
+    /// Returns the tokenizer of this model.
     ///
     /// # Errors
     /// [`Error::Weights`](crate::Error::Weights) for a vocabulary that cannot be used.
@@ -62,12 +62,12 @@ impl LlamaFile {
         gguf::read(&self.content).map_err(|reason| self.file.refuse(reason))
     }
 
-    /// The tokens that end a text.
+    /// Returns the tokens that end a text.
     pub(super) fn ends(&self) -> Result<Vec<u32>> {
         gguf::ends(&self.content.metadata).map_err(|reason| self.file.refuse(reason))
     }
 
-    /// All tensors, with their shapes.
+    /// Returns all expected tensors, with their shapes.
     fn expected(&self) -> BTreeMap<String, Vec<usize>> {
         let config = &self.config;
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
@@ -115,7 +115,7 @@ impl LlamaFile {
                 return refuse(format!("{name} would end beyond the file: it is cut"));
             }
         }
-        // A model with more to it (biases, scaled positions, a head of its own) would say nonsense without.
+        // A model with more tensors (biases, scaled positions, a separate head) would produce nonsense without them.
         let all = self.content.tensor_infos.keys();
         match all.filter(|name| !expected.contains_key(*name)).min() {
             Some(name) => refuse(format!("it has a tensor {name}, which is not known here")),
@@ -128,12 +128,12 @@ impl LlamaFile {
         info.ok_or_else(|| self.file.refuse(format!("it lacks the tensor {name}")))
     }
 
-    /// A whole tensor.
+    /// Reads a whole tensor, as f32.
     pub(super) fn whole(&self, name: &str) -> Result<Tensor> {
         self.rows(name, 0..self.info(name)?.shape.dims()[0])
     }
 
-    /// Some rows of a tensor, as f32: only those are read.
+    /// Reads some rows of a tensor, and no others, as f32.
     pub(super) fn rows(&self, name: &str, range: Range<usize>) -> Result<Tensor> {
         let info = self.info(name)?;
         let ggml_dtype = info.ggml_dtype;
@@ -152,8 +152,8 @@ impl LlamaFile {
         self.file.finite(name, part.dequantize(&Device::Cpu)?)
     }
 
-    /// Rows that make heads, in the order in which [`Rotary`](crate::model::rotary::Rotary) has them: halves. llama.cpp has
-    /// the two numbers of a pair beside each other.
+    /// Reads the rows of heads, in the order of [`Rotary`](crate::model::rotary::Rotary), with the two numbers of a pair in
+    /// different halves. In llama.cpp's files, the two numbers of a pair are adjacent.
     pub(super) fn heads(&self, name: &str, heads: Range<usize>) -> Result<Tensor> {
         let (count, size) = (heads.len(), self.config.head_size());
         let rows = self.rows(name, heads.start * size..heads.end * size)?;

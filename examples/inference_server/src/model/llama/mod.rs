@@ -6,16 +6,15 @@
 //!                                                                                            ══▶ all-gather
 //! ```
 //!
-//! Every matrix is split by its output numbers: a rank makes some of the numbers of all rows, each from a whole row of the
-//! matrix, and then all ranks give each other what they made. So a rank has a third of all weights where there are three of
-//! them, does a third of the work on a single row as well, and still **no sum is split between ranks**: the logits are those of
-//! one rank, to the bit. (Megatron's split, which sends half as often, adds up parts of sums.) The price is four
-//! all-gathers for each layer.
+//! Every matrix is split by its output numbers: a rank computes some of the numbers of all rows, each from a whole row of the
+//! matrix, and an all-gather collects the results. With three ranks, a rank has a third of all weights, and does a third of the
+//! work even for a single row. **No sum is split between ranks**: the logits are bitwise equal to those of one rank.
+//! (Megatron's split communicates half as often, but adds up partial sums.) The price is four all-gathers per layer.
 //!
-//! Embedding and head are one matrix, split by vocabulary: who has a token's row tells the others, and the logits of
-//! all parts of the vocabulary are gathered.
+//! Embedding and head are one matrix, split by vocabulary: the rank with a token's row sends it to the others, and the logits
+//! of all parts of the vocabulary are gathered.
 //!
-//! - [`LlamaConfig`]: the numbers of a model; [`LlamaFile`]: its GGUF file, of which a rank reads the rows that it has;
+//! - [`LlamaConfig`]: the hyperparameters of a model; [`LlamaFile`]: its GGUF file, of which a rank reads its own rows;
 //! - [`Llama`]: one rank's part.
 
 mod config;

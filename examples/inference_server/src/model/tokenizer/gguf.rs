@@ -1,5 +1,5 @@
-//! The tokenizer of a GGUF file. candle makes it; what candle does not know is how SmolLM2's texts are cut, and which
-//! vocabularies cannot be used.
+//! The tokenizer of a GGUF file. candle creates it; this module adds the pre-tokenizer of SmolLM2, and refuses vocabularies
+//! that cannot be used.
 
 use std::collections::HashMap;
 
@@ -11,12 +11,12 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 
 use super::Tokenizer;
 
-/// What a token is, as llama.cpp counts: of these, text has the normal ones.
+/// The token type of ordinary text, in llama.cpp's numbering.
 const NORMAL: i64 = 1;
-/// Such as `<|im_end|>`.
+/// The token type of control tokens, such as `<|im_end|>`.
 const CONTROL: i64 = 3;
 
-/// Ends a text of every model that has it, beside the token that the file names.
+/// Ends a text in every model that has this token, in addition to the end token that the file names.
 const END_OF_TEXT: &str = "<|endoftext|>";
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
@@ -30,10 +30,10 @@ fn list<'a>(metadata: &'a HashMap<String, Value>, name: &str) -> Result<&'a [Val
     }
 }
 
-/// Makes the tokenizer of a file. Says what is missing, or cannot be.
+/// Creates the tokenizer of a file. The error names the missing or invalid entry.
 pub(in crate::model) fn read(content: &Content) -> Result<Tokenizer, String> {
     let metadata = &content.metadata;
-    // Other ways of cutting a text give other tokens, and a model that has never seen them.
+    // Another pre-tokenizer would produce tokens that the model was not trained on.
     for (name, expected) in [
         ("tokenizer.ggml.model", "gpt2"),
         ("tokenizer.ggml.pre", "smollm"),
@@ -51,9 +51,9 @@ pub(in crate::model) fn read(content: &Content) -> Result<Tokenizer, String> {
     list(metadata, "tokenizer.ggml.merges")?;
     let mut tokenizer = tokenizers::Tokenizer::from_gguf(content)
         .map_err(|error| format!("its vocabulary cannot be used: {error}"))?;
-    // Those that are in every text. SmolLM2 lacks some control characters, and bytes that are in no text.
+    // Only printable ASCII is required. SmolLM2 lacks some control characters, and bytes that occur in no text.
     let lacks = |byte: &u8| {
-        // As vocabularies in the way of GPT-2 write a space.
+        // Vocabularies of the GPT-2 kind write a space in this way.
         let written = if *byte == b' ' {
             'Ġ'
         } else {
@@ -65,7 +65,7 @@ pub(in crate::model) fn read(content: &Content) -> Result<Tokenizer, String> {
         let character = char::from(byte);
         return Err(format!("there is no token for the character {character:?}"));
     }
-    // `smollm`: each digit is a token, and the rest is cut as GPT-2 does it.
+    // `smollm`: each digit is a token; the rest is split as in GPT-2.
     tokenizer.with_pre_tokenizer(Some(Sequence::new(vec![
         Digits::new(true).into(),
         ByteLevel::new(false, true, true).into(),
@@ -77,7 +77,7 @@ pub(in crate::model) fn read(content: &Content) -> Result<Tokenizer, String> {
     ))
 }
 
-/// Tokens are text, made of bytes, or none at all.
+/// Checks that each token is either a control token, or text of the byte-level alphabet.
 fn check_kinds(tokens: &[Value], kinds: &[Value]) -> Result<(), String> {
     let (count, kinds_count) = (tokens.len(), kinds.len());
     if count != kinds_count {
@@ -103,7 +103,7 @@ fn check_kinds(tokens: &[Value], kinds: &[Value]) -> Result<(), String> {
     Ok(())
 }
 
-/// The tokens that end a text.
+/// Returns the tokens that end a text.
 pub(in crate::model) fn ends(metadata: &HashMap<String, Value>) -> Result<Vec<u32>, String> {
     let mut ends = Vec::new();
     if let Some(value) = metadata.get("tokenizer.ggml.eos_token_id") {
@@ -122,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    /// All bytes, some merges, and a token that ends a text.
+    /// Metadata with all bytes, some merges, and a token that ends a text.
     fn metadata() -> HashMap<String, Value> {
         let bytes = Tokenizer::default();
         let mut tokens = vec![String::from(END_OF_TEXT), String::from("<|im_end|>")];
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(encode("the the"), [259, 260]);
         assert_eq!(encode("12"), [byte(b'1'), byte(b'2')]);
         assert_eq!(encode("é"), [262]);
-        // A word that names a token is that token, and is not said.
+        // The name of a control token becomes that token, and is not part of the text.
         assert_eq!(encode("t<|im_end|>"), [byte(b't'), 1]);
         assert_eq!(tokenizer.decode(&[byte(b't'), 1, 70_000]), "t");
         assert!(tokenizer.ends(0) && tokenizer.ends(1) && !tokenizer.ends(2));

@@ -1,7 +1,7 @@
-//! From text to tokens and back: [`Tokenizer`], that of a model, is one of the crate `tokenizers`.
+//! From text to tokens and back. A model's [`Tokenizer`] wraps one of the crate `tokenizers`.
 //!
-//! The small model's is `models/tokenizer.json`: its tokens are the 256 bytes ([`encode`], [`decode`]). Those of SmolLM2 are pieces
-//! of words that its file lists (`gguf`).
+//! The tokens of the small model (`models/tokenizer.json`) are the 256 bytes ([`encode`], [`decode`]). The tokens of SmolLM2
+//! are pieces of words, listed in its file (`gguf`).
 
 pub(super) mod gguf;
 
@@ -12,20 +12,20 @@ use tokenizers::step_decode_stream;
 
 use super::error::{Error, Result};
 
-/// How many tokens there are, where those are bytes.
+/// The number of tokens, if tokens are bytes.
 pub const VOCABULARY: usize = 256;
 
-/// The token that ends a text, where tokens are bytes. The byte 0 is not in any text.
+/// The token that ends a text, if tokens are bytes. No text contains the byte 0.
 pub const END: u32 = 0;
 
-/// Each token is a byte. A NUL, which would end a text, becomes a space.
+/// Each token is a byte. A NUL, which would end the text, becomes a space.
 static BYTES: LazyLock<Tokenizer> = LazyLock::new(|| {
     let bytes = include_str!("../../../models/tokenizer.json").parse();
     let bytes = bytes.expect("a file that is part of this program, and tested with it");
     Tokenizer::new(bytes, vec![END], "bytes")
 });
 
-/// The bytes of a text, as UTF-8. A NUL, which would end it, becomes a space.
+/// Returns the bytes of a text, as UTF-8. A NUL, which would end the text, becomes a space.
 ///
 /// ```
 /// use inference_server::model::tokenizer::encode;
@@ -37,7 +37,7 @@ pub fn encode(text: &str) -> Vec<u32> {
     tokens.expect("there is a token for each byte")
 }
 
-/// The text of tokens that are bytes.
+/// Returns the text of tokens that are bytes.
 ///
 /// ```
 /// use inference_server::model::tokenizer::{decode, encode};
@@ -48,7 +48,7 @@ pub fn decode(tokens: &[u32]) -> String {
     BYTES.decode(tokens)
 }
 
-/// How a model has its texts. Cheap to clone.
+/// The tokenizer of a model. Cheap to clone.
 ///
 /// ```
 /// use inference_server::model::tokenizer::Tokenizer;
@@ -99,19 +99,19 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Whether a text is over with this token.
+    /// Returns whether this token ends a text.
     #[must_use]
     pub fn ends(&self, token: u32) -> bool {
         self.0.ends.contains(&token)
     }
 
-    /// What tokens are, in a word.
+    /// Returns the name of the units of text that tokens stand for.
     #[must_use]
     pub fn unit(&self) -> &'static str {
         self.0.unit
     }
 
-    /// For tokens that come one by one.
+    /// Returns a decoder for tokens that arrive one by one.
     #[must_use]
     pub fn stream(&self) -> TextStream {
         TextStream {
@@ -120,15 +120,15 @@ impl Tokenizer {
         }
     }
 
-    /// The text of tokens; bytes that are no text become U+FFFD.
+    /// Returns the text of tokens; invalid bytes become U+FFFD.
     #[must_use]
     pub fn decode(&self, tokens: &[u32]) -> String {
         self.0.inner.decode(tokens, true).unwrap_or_default()
     }
 }
 
-/// Text from tokens that come one by one: characters of several bytes are held back until they are whole, and bytes that are
-/// no text until something follows that is.
+/// Decodes tokens that arrive one by one. Incomplete characters of several bytes are held back until they are complete, and
+/// invalid bytes until valid text follows.
 ///
 /// ```
 /// use inference_server::model::tokenizer::TextStream;
@@ -139,14 +139,14 @@ impl Tokenizer {
 #[derive(Clone, Debug, Default)]
 pub struct TextStream {
     tokenizer: Tokenizer,
-    /// What [`step_decode_stream`] keeps: the last tokens, and the text that was made of the first ones of them.
+    /// The state of [`step_decode_stream`]: the last tokens, and the text of the first of them.
     tokens: Vec<u32>,
     said: String,
     said_tokens: usize,
 }
 
 impl TextStream {
-    /// What can be said after this token; bytes that are no text become U+FFFD.
+    /// Returns the text that is complete after this token; invalid bytes become U+FFFD.
     pub fn push(&mut self, token: u32) -> String {
         let Self {
             tokenizer,
@@ -159,7 +159,7 @@ impl TextStream {
         more.ok().flatten().unwrap_or_default()
     }
 
-    /// What was held back, at the end of the text.
+    /// Returns the text that was held back, at the end.
     #[must_use]
     pub fn finish(self) -> String {
         let text = self.tokenizer.decode(&self.tokens);

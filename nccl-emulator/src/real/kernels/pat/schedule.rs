@@ -1,23 +1,23 @@
-//! The order of PAT's steps: which distances a rank sends to and receives from, and when.
+//! The order of PAT's steps: the distances to which a rank sends and from which it receives, in order.
 //!
-//! The trees of all ranks are the same but for a rotation, so a rank that knows the schedule of rank 0 knows its own. A step
-//! moves one rank's chunk; steps of several ranks are aggregated into one step of a connection as long as they fit, and the
-//! tops of the trees, which are long and thin, are walked last (scatter) or first (gather). The host's proxies count the steps of
-//! each connection by the same schedule.
+//! The trees of all ranks are rotations of each other, so the schedule of rank 0 determines that of every rank. A step moves
+//! one rank's chunk; steps of several ranks are aggregated into one step of a connection if they fit. The tops of the trees,
+//! which are long and thin, are walked last (scatter) or first (gather). The host's proxies count the steps of each connection
+//! by the same schedule.
 
-/// What is to be moved, in elements.
+/// The data to move, in elements.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan {
     /// Bytes of a chunk, which fits a step of a connection.
     pub(super) step_bytes: i64,
-    /// Steps that a connection holds.
+    /// The number of steps that a connection holds.
     pub(super) depth: i64,
-    /// Groups of threads at most; a power of two.
+    /// The most groups of threads; a power of two.
     pub(super) groups: i64,
     /// The channel's share.
     pub(super) begin: i64,
     pub(super) end: i64,
-    /// Elements of a rank, over all channels.
+    /// The elements of a rank, over all channels.
     pub(super) count: i64,
     pub(super) chunk: i64,
     pub(super) rank: i64,
@@ -29,11 +29,11 @@ pub(super) struct Plan {
 /// One step of one group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Step {
-    /// The power of two of the distance to receive from, or -1 for the own buffer.
+    /// The exponent of the distance to receive from, as a power of two, or -1 for this rank's own buffer.
     pub(super) receive: i64,
-    /// The same to send to.
+    /// The same for the distance to send to.
     pub(super) send: i64,
-    /// Elements from the beginning of the connection's step.
+    /// The offset in elements from the beginning of the connection's step.
     pub(super) receive_offset: i64,
     pub(super) send_offset: i64,
     /// Steps ahead of the connection's own.
@@ -43,13 +43,13 @@ pub(super) struct Step {
     pub(super) count: i64,
     pub(super) input: i64,
     pub(super) output: i64,
-    /// Nothing to do: the group waits for the others.
+    /// The group has nothing to do and waits for the others.
     pub(super) skipped: bool,
     /// The last step of all.
     pub(super) last: bool,
 }
 
-/// How far steps of several ranks are put together.
+/// The aggregation of the steps of several ranks.
 #[derive(Debug, Clone, Copy)]
 struct Aggregation {
     /// Ranks in an aggregated step, a power of two.
@@ -89,7 +89,7 @@ impl Aggregation {
         }
     }
 
-    /// The lowest bit of a distance; of none, the number of ranks.
+    /// Returns the lowest set bit of a distance, as an exponent; for distance 0, `power`.
     fn dimension(&self, distance: i64) -> i64 {
         match distance {
             0 => self.power,
@@ -97,13 +97,13 @@ impl Aggregation {
         }
     }
 
-    /// Whether the step after `index` begins a new step of the connection.
+    /// Returns whether the step after `index` begins a new step of the connection.
     fn fills(&self, index: i64) -> bool {
         index.rem_euclid(self.frequency) + 1 >= self.frequency
     }
 }
 
-/// The complement of the bits of `index` below `limit`, in reverse order.
+/// Returns the complement of the bits of `index` below `limit`, in reverse order.
 fn mirror(index: i64, limit: i64) -> i64 {
     let (mut mirrored, mut bit, mut image) = (0, 1, limit / 2);
     while bit < limit {
@@ -116,18 +116,18 @@ fn mirror(index: i64, limit: i64) -> i64 {
     mirrored
 }
 
-/// Where a schedule is.
+/// The phase of a schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// Leaves: data of the own buffer to or from the nearest peer.
+    /// Leaves: data between this rank's buffer and the nearest peer.
     Leaf,
     /// Inner nodes of the lower tree.
     Inner,
     /// The upper tree, nodes at odd positions of a scale.
     Odd,
-    /// The upper tree, nodes at the scale itself (scatter alone).
+    /// The upper tree, nodes at the scale itself (only scatter).
     Even,
-    /// The own result (scatter alone).
+    /// This rank's result (only scatter).
     Root,
 }
 
@@ -167,7 +167,7 @@ impl Scatter {
         schedule
     }
 
-    /// Groups that walk the schedule together.
+    /// Returns the number of groups that walk the schedule together.
     pub(super) fn groups(&self) -> usize {
         self.by.groups as usize
     }
@@ -191,7 +191,7 @@ impl Scatter {
         };
     }
 
-    /// Whether only the upper bits of `index` are set: there, data of another peer begin.
+    /// Returns whether only the upper bits of `index` are set, which is where the data of another peer begin.
     fn new_peer(index: i64, power: i64) -> bool {
         ((index ^ (power - 1)) + 1).count_ones() == 1
     }
@@ -322,7 +322,7 @@ impl Scatter {
         }
     }
 
-    /// The dimension to send to from a distance; -1 where the data have come home.
+    /// Returns the dimension to send to from a distance; -1 if the data has reached its rank.
     fn toward(&self, distance: i64) -> i64 {
         match distance {
             0 => -1,
@@ -396,7 +396,7 @@ impl Gather {
         schedule
     }
 
-    /// Groups that walk the schedule together.
+    /// Returns the number of groups that walk the schedule together.
     pub(super) fn groups(&self) -> usize {
         self.by.groups as usize
     }
@@ -504,7 +504,7 @@ impl Gather {
             }
         }
         if rest < ranks && nearest && step.skipped {
-            // The data are received once, also where they are not sent on.
+            // The data is received only once, even if it is not sent on.
             step.send = -1;
             step.send_offset = -1;
             step.post_send = false;
@@ -542,7 +542,7 @@ impl Gather {
     }
 }
 
-/// The distances within a delta, in the order in which a gather's lower tree is walked.
+/// The distances within a delta, in the order of a gather's lower tree.
 struct Walk {
     value: i64,
     /// For each bit, how long it stays, and how often it was cleared.

@@ -1,7 +1,7 @@
-//! Sums of kernels over symmetric memory.
+//! Sums in kernels over symmetric memory.
 //!
-//! These kernels add in a wider type than that of the elements, and round once at the end: 8-bit and 16-bit floats in 32
-//! bits, but the average of 8-bit floats in 16 bits. The average is the sum times a factor, in the type of the sum.
+//! These kernels add in a wider type than the element type, and round once at the end: 8-bit and 16-bit floats in 32 bits,
+//! except the average of 8-bit floats, which uses 16 bits. The average is the sum times a factor, in the type of the sum.
 
 use half::{bf16, f16};
 
@@ -13,12 +13,12 @@ use crate::numbers::float8::Float8;
 pub(super) struct Sum {
     ty: DataType,
     factor: Option<f32>,
-    /// Every step rounds to 16 bits.
+    /// Whether every step rounds to 16 bits.
     half: bool,
 }
 
 impl Sum {
-    /// The sum, or the average by a factor whose bits `argument` has.
+    /// Creates a sum, or an average with the factor whose bits are in `argument`.
     pub(super) fn new(ty: DataType, average: bool, argument: u64) -> Self {
         let half = average && matches!(ty, DataType::F8E4M3 | DataType::F8E5M2);
         let factor = match half {
@@ -56,12 +56,12 @@ impl Sum {
             DataType::Bf16 => elements!(2, |bytes| bf16::from_le_bytes(bytes).to_f32()),
             DataType::F8E4M3 => elements!(1, |[byte]: [u8; 1]| Float8::<3>(byte).to_f32()),
             DataType::F8E5M2 => elements!(1, |[byte]: [u8; 1]| Float8::<2>(byte).to_f32()),
-            // No kernel's name has another type.
+            // Kernels exist only for the other types.
             _ => {}
         }
     }
 
-    /// Begins sums with the elements in `bytes`.
+    /// Initialises sums with the elements in `bytes`.
     pub(super) fn begin(self, bytes: &[u8], sums: &mut Vec<f32>) {
         sums.clear();
         self.decode(bytes, |_, value| sums.push(value));

@@ -1,10 +1,10 @@
-//! Buffers that every rank of a team maps, at equal distances from each other.
+//! Buffers that every rank of a team maps, at equal distances.
 
 use super::super::block::{Stop, Trouble};
 use super::super::memory::{self, Memory, View};
 use super::layout::Window;
 
-/// The ranks whose kernels work together, and the own one among them.
+/// The ranks whose kernels work together, and this rank among them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Team {
     pub(super) rank: usize,
@@ -12,7 +12,7 @@ pub(super) struct Team {
 }
 
 impl Team {
-    /// The ranks from `first` on, around.
+    /// Returns all ranks, beginning with `first` and wrapping around.
     pub(super) fn from(self, first: usize) -> impl Iterator<Item = usize> {
         (first..first + self.ranks).map(move |rank| rank % self.ranks)
     }
@@ -25,17 +25,17 @@ impl Team {
 /// A buffer as a rank addresses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Buffer {
-    /// The own mapping of the own buffer.
+    /// This rank's mapping of its own buffer.
     own: u64,
-    /// How far the mappings of two neighbouring ranks are from each other, in units of 4 GiB. `None` if only the own rank's
-    /// is mapped.
+    /// The distance between the mappings of two neighbouring ranks, in units of 4 GiB. `None` if only this rank's buffer is
+    /// mapped.
     stride: Option<u64>,
-    /// The position of the own mapping among them.
+    /// The position of this rank's mapping among them.
     rank: usize,
 }
 
 impl Buffer {
-    /// A buffer that is mapped at `own`, and by the peers around it.
+    /// Creates a buffer that is mapped at `own`, with the peers' mappings around it.
     pub(super) fn new(own: u64, stride: u64, rank: usize) -> Self {
         Self {
             own,
@@ -44,7 +44,7 @@ impl Buffer {
         }
     }
 
-    /// The own mapping, of which rank 0's begins at `base`.
+    /// Creates the buffer of rank `rank`; that of rank 0 begins at `base`.
     pub(super) fn flat(base: u64, stride: u64, rank: usize) -> Self {
         Self::new(
             base.wrapping_add((rank as u64 * stride) << 32),
@@ -53,7 +53,7 @@ impl Buffer {
         )
     }
 
-    /// A buffer that is in no window.
+    /// Creates a buffer outside of windows.
     pub(super) fn private(address: u64) -> Self {
         Self {
             own: address,
@@ -62,7 +62,7 @@ impl Buffer {
         }
     }
 
-    /// The buffer at `offset` of a window, or at the address `offset` if the window is null.
+    /// Opens the buffer at `offset` of a window, or at the address `offset` if the window is null.
     pub(super) fn open(
         memory: &dyn Memory,
         layout: &Window,
@@ -79,7 +79,7 @@ impl Buffer {
         Ok(buffer.plus(offset))
     }
 
-    /// The buffer from `offset` on.
+    /// Returns the buffer from `offset` on.
     pub(super) fn plus(self, offset: u64) -> Self {
         Self {
             own: self.own.wrapping_add(offset),
@@ -91,7 +91,7 @@ impl Buffer {
         self.own
     }
 
-    /// The mapping of the buffer of `rank`, of which the own one is `team.rank`.
+    /// Returns the address of the buffer of `rank`; this rank is `team.rank`.
     fn of(self, team: Team, rank: usize) -> Result<u64, Stop> {
         if rank == team.rank {
             return Ok(self.own);
@@ -103,7 +103,7 @@ impl Buffer {
             .wrapping_add(distance.wrapping_mul(stride).wrapping_shl(32)))
     }
 
-    /// `length` bytes of the buffer of `rank`, from `offset` on.
+    /// Returns a view of `length` bytes of the buffer of `rank`, from `offset` on.
     pub(super) fn view(
         self,
         memory: &dyn Memory,
@@ -116,7 +116,7 @@ impl Buffer {
         Ok(memory::view(memory, address, length)?)
     }
 
-    /// `length` bytes of the buffer of every rank, by rank.
+    /// Returns views of `length` bytes of the buffers of all ranks, by rank.
     pub(super) fn views(
         self,
         memory: &dyn Memory,

@@ -1,4 +1,4 @@
-//! The arguments of a launch, decoded.
+//! The decoded arguments of a launch.
 
 use super::super::asked::Field;
 use super::super::functions::Reason;
@@ -8,14 +8,14 @@ use super::names::Kernel;
 use super::profile::Profile;
 use super::works::{Range, Work};
 
-/// Threads of a block, whatever it is launched with: what the algorithms over lines count in.
+/// The threads of a block in the algorithms over lines, regardless of the launch's block size.
 pub(super) const THREADS: usize = 512;
-/// Blocks that a communicator's buffer has room for in 2.27.
+/// The number of blocks that a communicator's buffer has room for in 2.27.
 const OLD_BLOCKS: u64 = 64;
 /// Bytes of the longest element that lines are made for in 2.27, with the most of them.
 const OLD_LINES: u64 = 512 * 64;
 
-/// An array in the communicator's buffer, of one entry for each block.
+/// An array in the communicator's buffer, with one entry for each block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PerBlock {
     first: u64,
@@ -32,15 +32,15 @@ impl PerBlock {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shared {
     pub(super) buffer: Buffer,
-    /// How often a block's barrier was passed.
+    /// How often each block's barrier was passed.
     pub(super) barrier_epochs: PerBlock,
-    /// Where peers tell that they arrived: a word of 4 bytes for each rank.
+    /// The arrivals of peers: a word of 4 bytes for each rank.
     pub(super) inboxes: PerBlock,
-    /// How often a block's lines were used.
+    /// How often each block's lines were used.
     pub(super) line_epochs: PerBlock,
-    /// A block's lines, for even and then for odd epochs.
+    /// Each block's lines, for even and then for odd epochs.
     pub(super) lines: PerBlock,
-    /// Bytes of one of the two.
+    /// The bytes of the lines of one parity.
     pub(super) lines_length: u64,
 }
 
@@ -52,7 +52,7 @@ pub(in super::super) struct Launch {
     pub(super) shared: Shared,
     pub(super) abort_flag: u64,
     pub(super) works: Vec<Work>,
-    /// Where each channel's part ends; empty if every block has a part of the only work (2.27).
+    /// The end of each channel's part; empty if every block has a part of the only work (2.27).
     pub(super) ranges: Vec<Range>,
     pub(super) blocks: usize,
     pub(super) profile: Option<Profile>,
@@ -179,15 +179,15 @@ impl Launch {
 
 impl Shared {
     fn windows(fields: &layout::Arguments, parameters: &[u8], team: Team) -> Self {
-        /// Bytes of a unit of a handle.
+        /// The unit of a handle in bytes.
         const UNIT: u64 = 128;
-        /// Bytes of a line.
+        /// The bytes of a line.
         const LINE: u64 = 16;
         let get = |field: Field| field.get(parameters);
         let (barrier, barriers) = (UNIT * get(fields.barrier), get(fields.barriers));
         let (lines, slots) = (UNIT * get(fields.lines), get(fields.slots));
-        // Words of epochs by multicast, of epochs, of inboxes by multicast; then the inboxes. A line with the epoch, then
-        // the lines.
+        // The barrier's memory: words for multicast epochs, for epochs and for multicast inboxes, then the inboxes. A block's
+        // lines: one line with the epoch, then the lines.
         let step = LINE * (1 + 2 * slots);
         Self {
             buffer: Buffer::flat(get(fields.base), get(fields.stride), team.rank),

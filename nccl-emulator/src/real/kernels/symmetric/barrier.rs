@@ -1,7 +1,7 @@
-//! The barrier of a block with the blocks of the same index of all ranks.
+//! The barrier between the blocks of the same index on all ranks.
 //!
-//! A block tells each peer how often it arrived, and waits until all peers arrived as often. The number of the last time is
-//! kept in the communicator's buffer between kernels.
+//! A block tells each peer the number of its arrivals, and waits until all peers have arrived as often. The number is stored in
+//! the communicator's buffer between kernels.
 
 use std::sync::atomic::Ordering;
 
@@ -14,13 +14,13 @@ pub(super) struct Barrier<'a> {
     /// How often the barrier was passed.
     epoch: u32,
     kept: View,
-    /// Where peers tell that they arrived.
+    /// The arrivals of the peers, which they write.
     inbox: View,
-    /// Where the peers' blocks look, by peer.
+    /// The words that the peers' blocks read, by peer.
     outboxes: Vec<View>,
 }
 
-/// Whether `count`, which wraps around, has reached `goal`.
+/// Returns whether `count`, which wraps around, has reached `goal`.
 fn reached(count: u32, goal: u32) -> bool {
     count.wrapping_sub(goal) <= u32::MAX >> 1
 }
@@ -45,7 +45,7 @@ impl<'a> Barrier<'a> {
         })
     }
 
-    /// Tells the peers that this block arrived, and all that it wrote before.
+    /// Tells the peers that this block has arrived; publishes its earlier writes.
     pub(super) fn arrive(&self) -> Result<(), Stop> {
         for outbox in &self.outboxes {
             let word = outbox.half_word(0)?;
@@ -72,7 +72,7 @@ impl<'a> Barrier<'a> {
         Ok(())
     }
 
-    /// Keeps the number for the next kernel.
+    /// Stores the number for the next kernel.
     pub(super) fn close(self) -> Result<(), Stop> {
         self.kept.half_word(0)?.store(self.epoch, Ordering::Release);
         for view in self.outboxes.iter().chain([&self.kept, &self.inbox]) {

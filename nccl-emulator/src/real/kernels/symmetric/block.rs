@@ -38,7 +38,7 @@ impl Block {
         self.launch.profile.as_ref()
     }
 
-    /// Bytes of an element as the kernel counts them: of an all-gather 1.
+    /// Returns the element size in bytes as the kernel counts: 1 for an all-gather.
     pub(super) fn element(&self) -> usize {
         match (self.launch.kernel.collective, self.launch.kernel.ty) {
             (Collective::AllGather, _) | (_, None) => 1,
@@ -46,7 +46,7 @@ impl Block {
         }
     }
 
-    /// The input and the output of a work.
+    /// Returns the input and the output of a work.
     pub(super) fn buffers(&self, work: &Work) -> Result<(Buffer, Buffer), Stop> {
         let team = self.launch.team;
         match &self.context.layout.symmetric {

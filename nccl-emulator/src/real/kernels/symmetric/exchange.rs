@@ -1,8 +1,8 @@
-//! Lines with flags, by which ranks send each other packs of 8 bytes (LL).
+//! Lines with flags, in which ranks send each other packs of 8 bytes (LL).
 //!
-//! A line is 16 bytes: two halves of a pack, each followed by the number of the epoch, so that each word of 8 bytes is valid
-//! by itself. An epoch ends when a block has read all lines that it waits for; there are lines for two epochs, since a peer
-//! may be one ahead. The number of the last epoch is kept in the communicator's buffer between kernels.
+//! A line has 16 bytes: two halves of a pack, each followed by the number of the epoch, so that each word of 8 bytes is valid
+//! by itself. An epoch ends when a block has read all lines that it waits for. There are lines for two epochs, since a peer may
+//! be one epoch ahead. The number of the last epoch is stored in the communicator's buffer between kernels.
 
 use std::sync::atomic::Ordering;
 
@@ -22,7 +22,7 @@ pub(super) struct Exchange<'a> {
     lines: Vec<View>,
 }
 
-/// The epoch that follows: none has the number 0 or 1, which new and cleared lines have.
+/// Returns the next epoch. It is never 0 or 1, the numbers in new and cleared lines.
 fn next(epoch: u32) -> u32 {
     epoch.wrapping_add(if epoch == u32::MAX { 3 } else { 1 })
 }
@@ -43,12 +43,12 @@ impl<'a> Exchange<'a> {
         })
     }
 
-    /// Where the line of a slot is in this epoch.
+    /// Returns the offset of a slot's line in this epoch.
     fn line(&self, slot: usize) -> usize {
         (self.epoch as usize & 1) * self.block.launch.shared.lines_length as usize + LINE * slot
     }
 
-    /// Writes packs into the lines of `rank`, from a slot on. The last pack may be short.
+    /// Writes packs into the lines of `rank`, from slot `slot` on. The last pack may be short.
     pub(super) fn send(&self, rank: usize, slot: usize, packs: &[u8]) -> Result<(), Stop> {
         let flag = u64::from(self.epoch) << 32;
         for (index, pack) in packs.chunks(PACK).enumerate() {
@@ -65,7 +65,7 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// The pack of a slot of the own lines, if it is there.
+    /// Returns the pack in a slot of this rank's lines, if it has arrived.
     fn receive(&self, slot: usize) -> Result<Option<[u8; PACK]>, Violation> {
         let lines = &self.lines[self.block.launch.team.rank];
         let at = self.line(slot);
@@ -76,7 +76,7 @@ impl<'a> Exchange<'a> {
         Ok((here(low) && here(high)).then_some(pack.to_le_bytes()))
     }
 
-    /// Waits for `count` packs of a rank, from a slot on, which fill `into` but for what is over.
+    /// Waits for packs of a peer, from slot `slot` on, until `into` is full. Excess bytes of the last pack are dropped.
     pub(super) async fn wait(&self, peer: usize, slot: usize, into: &mut [u8]) -> Result<(), Stop> {
         for (index, chunk) in into.chunks_mut(PACK).enumerate() {
             let pack = loop {
@@ -94,7 +94,7 @@ impl<'a> Exchange<'a> {
     /// Ends the epoch.
     pub(super) fn advance(&mut self) -> Result<(), Stop> {
         if self.epoch >= u32::MAX - 1 {
-            // The flags of these lines may come again.
+            // Clears the lines, because their flags may occur again.
             let own = &self.lines[self.block.launch.team.rank];
             for at in (0..self.block.launch.shared.lines_length as usize).step_by(8) {
                 own.word(self.line(0) + at)?.store(0, Ordering::Relaxed);
@@ -104,7 +104,7 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Keeps the number for the next kernel.
+    /// Stores the number for the next kernel.
     pub(super) fn close(self) -> Result<(), Stop> {
         let epoch = self.epoch.wrapping_sub(2);
         self.kept.half_word(0)?.store(epoch, Ordering::Release);

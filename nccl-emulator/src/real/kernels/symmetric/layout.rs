@@ -1,9 +1,9 @@
-//! Where the fields of the arguments of kernels over symmetric memory are.
+//! The positions of the fields in the arguments of kernels over symmetric memory.
 
 use super::super::asked::{Asked, Field, Mismatch, Types, fields};
 
 fields! {
-    /// `ncclSymkDevWorkArgs`: the communicator, and how many channels the list behind it has room for.
+    /// `ncclSymkDevWorkArgs`: the communicator, and the number of channels in the list that follows.
     Arguments {
         rank = "kcomm.devComm.rank" half,
         ranks = "kcomm.devComm.nRanks" half,
@@ -16,7 +16,7 @@ fields! {
         abort_flag = "kcomm.devComm.abortFlag" optional,
         lines = "kcomm.lsaLLA2A.bufHandle" half,
         slots = "kcomm.lsaLLA2A.nSlots" half,
-        /// Since 2.32, as the two below.
+        /// Since 2.32, like the two below.
         work_started = "kcomm.workStarted" optional,
         work_completed = "kcomm.workCompleted" optional,
         work_phases = "kcomm.workPhases" optional,
@@ -27,7 +27,7 @@ fields! {
 }
 
 fields! {
-    /// `ncclSymkChannelWorkRange`: where a channel's part of the works ends.
+    /// `ncclSymkChannelWorkRange`: the end of a channel's part of the works.
     Range {
         work = "workHi" number,
         fraction = "fracHi" number,
@@ -49,7 +49,7 @@ fields! {
 }
 
 fields! {
-    /// `ncclWindow_vidmem`: where a window is mapped.
+    /// `ncclWindow_vidmem`: the mappings of a window.
     Window {
         base = "lsaFlatBase" word,
         rank = "lsaRank" half,
@@ -66,7 +66,7 @@ fields! {
 }
 
 fields! {
-    /// `ncclSymDevArgs`: the one work of a launch of 2.27.
+    /// `ncclSymDevArgs`: the only work of a launch of 2.27.
     OldArguments {
         base = "comm.base" word,
         stride = "comm.stride4G" half,
@@ -106,7 +106,7 @@ pub(in super::super) enum Layout {
 }
 
 impl Layout {
-    /// `None` if the release has no kernels over symmetric memory.
+    /// Returns `None` if the release has no kernels over symmetric memory.
     pub(in super::super) fn new(types: &dyn Types) -> Result<Option<Self>, Mismatch> {
         if types.size_of("ncclSymkDevWorkArgs").is_ok() {
             return Ok(Some(Self::Windows {

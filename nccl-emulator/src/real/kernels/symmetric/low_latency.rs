@@ -1,4 +1,4 @@
-//! The algorithms over lines (LL), for small sizes and for buffers that are in no window.
+//! The algorithms over lines (LL), for small sizes and for buffers outside of windows.
 
 use super::super::block::Stop;
 use super::super::functions::Collective;
@@ -9,7 +9,7 @@ use super::exchange::Exchange;
 use super::parts::{PACK, PACKS};
 use super::profile::Phase;
 
-/// Bytes that a rank sends to each peer in an epoch, at most.
+/// The most bytes that a rank sends to each peer in an epoch.
 const EPOCH: usize = PACK * PACKS;
 
 pub(super) async fn run(block: &Block) -> Result<(), Stop> {
@@ -24,7 +24,7 @@ pub(super) async fn run(block: &Block) -> Result<(), Stop> {
         part.work.elements as usize * element,
     );
     let bytes = part.count as usize * element;
-    // What is sent to a rank and received of it is at its own place, if there is one for each.
+    // The offset of the data for or from a rank, for collectives with a separate block for each rank.
     let place = |rank: usize, own: Collective| if collective == own { rank * total } else { 0 };
     let (mut packs, mut sums) = (Vec::new(), Vec::new());
     for at in (0..bytes).step_by(EPOCH) {

@@ -1,7 +1,7 @@
 //! Kernels over symmetric memory: `ncclSymkDevKernel_*` (2.28 and later) and `ncclSymDevKernel_*` (2.27).
 //!
-//! Every rank maps the windows of all ranks at equal distances, so that a kernel reads and writes its peers' buffers in
-//! place. The control data of the kernels is in a buffer of the communicator that is mapped the same way:
+//! Every rank maps the windows of all ranks at equal distances, so that a kernel accesses its peers' buffers in place. The
+//! kernels' control data is in a buffer of the communicator that is mapped in the same way:
 //!
 //! ```text
 //! names         a kernel's name: collective, algorithm, operator and type; which are interpreted
@@ -18,9 +18,9 @@
 //! profile       what `_profile` kernels tell the host
 //! ```
 //!
-//! All releases but 2.27 check the abort flag in every wait; so does this code. 2.27's arguments have no such flag, and
-//! its kernels wait for their peers for ever, as on a GPU. An aborted kernel ends at once, where NCCL's kernel runs to
-//! its end with undefined data.
+//! All releases except 2.27 check the abort flag in every wait, and so does this code. The arguments of 2.27 have no such flag:
+//! its kernels wait for their peers for ever, as on a GPU. An aborted kernel ends at once here, while NCCL's kernel runs to its
+//! end with undefined data.
 
 mod accumulate;
 mod address;

@@ -1,9 +1,9 @@
-//! What a kernel's name says.
+//! The meaning of a kernel's name.
 
 use super::super::functions::{Collective, Reason};
 use crate::numbers::datatype::DataType;
 
-/// How a kernel over symmetric memory moves the data.
+/// How a kernel over symmetric memory moves data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Algorithm {
     /// Lines with flags in the communicator's buffer (LL).
@@ -12,9 +12,9 @@ pub(crate) enum Algorithm {
     Direct,
     /// The same by the bulk copies of compute capability 10 (Tma).
     Bulk,
-    /// Any of these by multicast (MC).
+    /// Any of these with multicast (MC).
     Multicast,
-    /// Between hosts, by the network operations of the device (Rail).
+    /// Between hosts, with the network operations of the device (Rail).
     Rail,
 }
 
@@ -25,9 +25,9 @@ pub(crate) struct Kernel {
     pub(crate) algorithm: Algorithm,
     /// The type of a reduction.
     pub(crate) ty: Option<DataType>,
-    /// The sum is scaled to the average.
+    /// Whether the sum is scaled to the average.
     pub(crate) average: bool,
-    /// It tells the host when its parts begin and end (2.32 and later).
+    /// Whether the kernel reports the beginning and the end of its parts to the host (2.32 and later).
     pub(crate) profiled: bool,
 }
 
@@ -69,7 +69,7 @@ fn rest(name: &str) -> Option<&str> {
 }
 
 impl Kernel {
-    /// The kernel of a name without what C++ adds.
+    /// Parses the unmangled name of a kernel.
     pub(crate) fn parse(name: &str) -> Option<Self> {
         let rest = rest(name)?;
         let (rest, profiled) = match rest.strip_suffix("_profile") {
@@ -94,7 +94,7 @@ impl Kernel {
             })
     }
 
-    /// `Ok` if the interpreter carries the kernel out.
+    /// Returns `Ok` if the interpreter runs the kernel.
     pub(crate) fn interpreted(self) -> Result<(), Reason> {
         match self.algorithm {
             Algorithm::LowLatency | Algorithm::Direct | Algorithm::Bulk => Ok(()),
@@ -104,7 +104,7 @@ impl Kernel {
     }
 }
 
-/// The operation of a name that ends with it.
+/// Returns the reduction at the end of a name.
 fn reduction(operation: &str) -> Option<(DataType, bool)> {
     let (operator, ty) = operation.strip_prefix('_')?.split_once('_')?;
     let average = match operator {

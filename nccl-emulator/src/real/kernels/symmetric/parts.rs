@@ -1,30 +1,30 @@
-//! Which part of which work a block has, and in which pieces it is done.
+//! The division of works among blocks, and of a block's part into pieces.
 
 use super::super::block::{Stop, Trouble};
 use super::arguments::{Launch, THREADS};
 use super::works::{Range, Work};
 
-/// Bytes of the cells in which works are parted among channels.
+/// The bytes of the cells by which works are divided among channels.
 const CELL: u64 = 1024;
-/// Bytes of a pack of lines.
+/// The bytes of a pack of lines.
 pub(super) const PACK: usize = 8;
-/// Threads of a warp.
+/// The threads of a warp.
 const WARP: u64 = 32;
 
 /// A block's part of a work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) work: Work,
-    /// In elements.
+    /// The first element, and the number of elements.
     pub(super) begin: u64,
     pub(super) count: u64,
-    /// The block's position among those that share the part.
+    /// The block's position among the blocks that share the part.
     pub(super) block: u64,
     pub(super) blocks: u64,
 }
 
 impl Launch {
-    /// The element at a fraction of a work, rounded down to a cell.
+    /// Returns the element at a fraction of a work, rounded down to a cell.
     fn at(&self, work: &Work, fraction: u64, element: u64) -> u64 {
         let cell = CELL / element;
         let cells = work.elements.div_ceil(cell);
@@ -45,7 +45,7 @@ impl Launch {
         Ok(work.ok_or(Trouble::Work { field, value })?)
     }
 
-    /// Where a block begins and ends: works, and elements of the first and the last.
+    /// Returns the works in which a block begins and ends, each with an element.
     fn bounds(&self, block: u64, element: u64) -> Result<[(usize, u64); 2], Stop> {
         let (mut first, mut fraction) = (0, 0);
         if let Some(before) = block.checked_sub(1) {
@@ -60,13 +60,13 @@ impl Launch {
         let to = self.at(last, end.fraction + 1, element).min(last.elements);
         let from = match self.works.get(first) {
             Some(work) => self.at(work, fraction, element),
-            // The blocks before have all.
+            // The earlier blocks have all elements.
             None => 0,
         };
         Ok([(first, from), (end.work, to)])
     }
 
-    /// The parts of a block of an algorithm that works in place.
+    /// Returns the parts of a block of an algorithm that works in place.
     pub(super) fn parts(&self, block: usize, element: usize) -> Result<Vec<Part>, Stop> {
         let (block, element) = (block as u64, element as u64);
         if self.ranges.is_empty() {
@@ -118,7 +118,7 @@ impl Launch {
         Ok(parts)
     }
 
-    /// The part of a block of an algorithm over lines, which has one work alone.
+    /// Returns the part of a block of an algorithm over lines, which has only one work.
     pub(super) fn single(&self, block: usize, element: usize) -> Result<Part, Stop> {
         let (work, begin, end);
         if self.ranges.is_empty() {
@@ -143,14 +143,14 @@ impl Launch {
     }
 }
 
-/// A piece of a part: where it begins and how long it is, in bytes.
+/// A piece of a part: its offset and its length, in bytes.
 pub(super) type Piece = (u64, usize);
 
-/// The pieces of a part that only the blocks of this rank share: a contiguous stretch of it.
+/// Returns the pieces of a part that only the blocks of this rank share: a contiguous range of the part.
 pub(super) fn stretch(part: &Part, element: usize) -> impl Iterator<Item = Piece> + use<> {
-    /// Bytes of a piece.
+    /// The most bytes of a piece.
     const PIECE: u64 = 16 << 10;
-    // The blocks' borders are those of packs of 16 bytes.
+    // Blocks are divided at packs of 16 bytes.
     let units = (part.count * element as u64).div_ceil(16);
     let to = |block: u64| units / part.blocks * block + block.min(units % part.blocks);
     let end = (16 * to(part.block + 1)).min(part.count * element as u64);
@@ -160,8 +160,9 @@ pub(super) fn stretch(part: &Part, element: usize) -> impl Iterator<Item = Piece
         .map(move |at| (at, (end - at).min(PIECE) as usize))
 }
 
-/// The pieces of an all-reduce that belong to a block of a rank, which reduces them for all: tiles, dealt to ranks and then
-/// to blocks. `offsets` are those of input and output, by which NCCL aligns the tiles; `bulk` kernels have longer ones.
+/// Returns the pieces of an all-reduce that one block of a rank reduces for all ranks: tiles, distributed over ranks and then
+/// over blocks. `offsets` are those of input and output, by which NCCL aligns the tiles; the tiles of `bulk` kernels are
+/// longer.
 pub(super) fn tiles(
     part: &Part,
     element: usize,
@@ -170,7 +171,7 @@ pub(super) fn tiles(
     rank: usize,
     ranks: usize,
 ) -> impl Iterator<Item = Piece> + use<> {
-    /// Tiles of a chunk: the warps of the smallest block.
+    /// The tiles of a chunk: the number of warps of the smallest block.
     const TILES: u64 = 4;
     let bytes = part.count * element as u64;
     let owners = ranks as u64 * part.blocks;
@@ -197,7 +198,7 @@ pub(super) fn tiles(
             .step_by(owners as usize)
             .map(move |index| (at + index * tile, tile as usize))
     });
-    // What is before and behind is one row of elements, a warp's at a time.
+    // The elements before and after the tiles form one row, which is divided into units of a warp.
     let row = before + (bytes - behind);
     let unit = WARP * element as u64;
     let ends = (own * unit..row)
@@ -213,5 +214,5 @@ pub(super) fn tiles(
     deep.chain(ends)
 }
 
-/// How many packs are exchanged at a time: one by each thread.
+/// The number of packs exchanged at a time: one by each thread.
 pub(super) const PACKS: usize = THREADS;

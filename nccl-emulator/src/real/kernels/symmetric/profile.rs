@@ -1,8 +1,8 @@
-//! What `_profile` kernels tell the host: when each block began, when its first barrier was passed, when its data was moved,
-//! and when it ended.
+//! The reports of `_profile` kernels to the host: when each block began, passed its first barrier, had moved its data, and
+//! ended.
 //!
-//! The host numbers the works of a channel and passes the numbers; a kernel stores times in the rings of events that belong
-//! to the channel, and then the number, by which the host knows that the times are there.
+//! The host numbers the works of a channel and passes the numbers. A kernel stores times in the channel's rings of events, and
+//! then the number, which tells the host that the times are valid.
 
 use std::sync::atomic::Ordering;
 
@@ -12,12 +12,12 @@ use super::super::counters::{EVENTS, now};
 use super::super::memory::{self, Memory};
 use super::layout::Phases;
 
-/// The bit of the mode that asks for phases, `ncclDevProfilerModeKernelPhase`.
+/// The bit of the mode that requests phases, `ncclDevProfilerModeKernelPhase`.
 const PHASES: u64 = 2;
-/// Bytes of an event: a number and a time.
+/// The bytes of an event: a number and a time.
 const EVENT: u64 = 16;
 
-/// Times of a block, in the order of `ncclDevProfilerPhases`.
+/// The phases of a block, in the order of `ncclDevProfilerPhases`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     Begin,
@@ -28,7 +28,7 @@ pub(super) enum Phase {
     End,
 }
 
-/// Where a launch tells its times.
+/// The places for the times of a launch.
 #[derive(Debug)]
 pub(super) struct Profile {
     started: u64,
@@ -39,7 +39,7 @@ pub(super) struct Profile {
 }
 
 impl Profile {
-    /// `targets` are `workStarted`, `workCompleted` and `workPhases`.
+    /// Creates a profile; `targets` are `workStarted`, `workCompleted` and `workPhases`.
     pub(super) fn new(
         mode: u64,
         targets: [u64; 3],

@@ -1,4 +1,4 @@
-//! Carrying out a launch, block by block.
+//! Runs a launch, block by block.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::names::Algorithm;
 use super::{direct, low_latency};
 
 impl Launch {
-    /// Carries out one block.
+    /// Runs one block.
     pub(in super::super) async fn run(
         self: Arc<Self>,
         context: Arc<Context>,

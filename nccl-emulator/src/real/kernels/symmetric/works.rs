@@ -1,28 +1,28 @@
-//! The works of a launch, and where each channel's part of them ends.
+//! The works of a launch, and the end of each channel's part.
 
 use super::layout;
 
 /// One collective of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Work {
-    /// Of the operator: the bits of a factor.
+    /// The argument of the operator: the bits of a factor.
     pub(super) argument: u64,
-    /// Elements that each rank sends, or receives of each.
+    /// The elements that each rank sends, or receives from each rank.
     pub(super) elements: u64,
-    /// 0 if the address is in no window.
+    /// The window of the input; 0 if the address is in no window.
     pub(super) input_window: u64,
     pub(super) output_window: u64,
     /// Offsets in the windows, or addresses.
     pub(super) input: u64,
     pub(super) output: u64,
-    /// The channels that share the work tile by tile.
+    /// The channels that share the work, tile by tile.
     pub(super) first_channel: u64,
     pub(super) channels: u64,
-    /// How far the buffers of neighbouring ranks are from each other, in units of 4 GiB (2.27).
+    /// The distance between the buffers of neighbouring ranks, in units of 4 GiB (2.27).
     pub(super) stride: u64,
 }
 
-/// Where a channel's part of the works ends: in which, and after how many 65536ths of it but one.
+/// The end of a channel's part of the works: the last work, and the fraction of it, in 65536ths minus one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Range {
     pub(super) work: usize,
@@ -44,7 +44,7 @@ impl Work {
         }
     }
 
-    /// The only work of a launch of 2.27.
+    /// Decodes the only work of a launch of 2.27.
     pub(super) fn old(fields: &layout::OldArguments, bytes: &[u8]) -> Self {
         Self {
             argument: fields.argument.get(bytes),

@@ -139,7 +139,7 @@ fn a_network_that_the_sender_waited_for_nearly_all_the_time_is_slow() {
     let mut table = all_wait();
     *table.transfer(1, 1) = transfer(2, true, 7, Wait::Network, 30);
     *table.transfer(2, 0) = transfer(1, false, 6, Wait::PeerData, 20);
-    // On its way in the moment of the look: every healthy network has such steps.
+    // A step in flight at the moment of the look: every healthy network has such steps.
     assert_eq!(table.find_root_cause().cause.root, RootCause::Unknown);
     table.transfer(1, 1).network_ms = 1000;
     assert_eq!(table.find_root_cause().cause.root, RootCause::Unknown);
@@ -229,10 +229,10 @@ fn the_one_device_that_does_not_take_what_has_arrived_is_named() {
     table.hosts[2] = table.hosts[1].clone();
     assert_eq!(table.find_root_cause().cause.root, RootCause::Unknown);
     table.hosts[2] = String::from("node-c");
-    // Two that wait for nobody are not told apart.
+    // Two ranks that wait for no other rank cannot be told apart.
     *table.transfer(2, 0) = transfer(1, false, 5, Wait::OwnGpuTakes, 1500);
     assert_eq!(table.find_root_cause().cause.root, RootCause::Unknown);
-    // A rank that was not looked at may be it.
+    // A rank that was not observed may be the cause.
     *table.transfer(2, 0) = transfer(1, false, 5, Wait::PeerData, 1500);
     table.reports.get_mut(&2).unwrap().inside = None;
     assert_eq!(table.find_root_cause().cause.root, RootCause::Unknown);

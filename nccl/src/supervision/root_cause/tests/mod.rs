@@ -321,7 +321,7 @@ fn what_does_not_fit_together_comes_before_who_is_absent() {
     );
 }
 
-/// Returns what is found of ranks that differ, as a fault.
+/// Returns the fault that is found for ranks that differ.
 fn mismatch(table: &Table) -> Fault {
     let diagnosis = table.find_root_cause();
     let site = FaultSite {

@@ -53,7 +53,7 @@ pub(super) fn contradictions(view: &FactsView<'_>, found: &mut Vec<Finding>) {
 }
 
 /// The mode to check this rank against. A variable that contradicts only `BlockingChild` is no finding for a rank that
-/// asked for no mode: the rank then uses the other one.
+/// requested no mode: the rank then uses the other one.
 fn mode_of(view: &FactsView<'_>, rank: usize) -> Option<LaunchMode> {
     let code = u8::try_from(view.facts(rank).launch_mode).ok()?;
     Some(match LaunchPreference::of_code(code)? {
