@@ -106,8 +106,8 @@ impl TensorCommunicator {
 
     /// Makes the communicator called `name`, of all ranks of a world, for tensors on `device`.
     ///
-    /// For [`Device::Cpu`] it uses the device with number [`World::local_rank`], of a GPU or of the emulator, and a
-    /// stream of its own there. For a CUDA device it uses that device's stream.
+    /// For [`Device::Cpu`] it uses the device with number [`World::local_rank`], a GPU or one of the emulator's, and
+    /// a stream of its own there. For a CUDA device it uses that device's stream.
     ///
     /// # Errors
     /// As [`CommunicatorBuilder::build`](nccl::CommunicatorBuilder::build); [`Error::Device`] for candle's usual
@@ -244,7 +244,7 @@ impl TensorCommunicator {
         self.shared.last_error.lock().clone()
     }
 
-    /// Returns the size of the memory that is kept for tensors on the CPU.
+    /// Returns what is kept for tensors on the CPU: the memory areas, and their size.
     ///
     /// ```
     /// # fn example(comm: &nccl_candle::TensorCommunicator) {

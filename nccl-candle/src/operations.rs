@@ -164,8 +164,8 @@ impl TensorCommunicator {
 
     /// Returns the tensor unchanged. It is the same on all ranks, but each rank computes something different from it:
     /// the backward pass adds the gradients of all ranks (Megatron's *f*).
+    ///
     /// Costs nothing if no gradient is needed, and a copy otherwise.
-    /// Costs nothing where no gradient is wanted, and a copy where one is.
     ///
     /// # Errors
     /// Those of the copy.

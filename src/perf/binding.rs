@@ -21,6 +21,7 @@ pub(super) struct Place {
 ///
 /// On GPUs a rank is bound only on request: NCCL's own threads move data there, and need cores besides that of the rank. A
 /// process that was launched on one core, or on fewer cores than there are ranks, stays there: other ranks may have their own.
+///
 /// # Errors
 /// The kernel's; more ranks than cores, if binding was requested.
 pub(super) fn bind(

@@ -196,8 +196,8 @@ pub struct Operation {
     pub host: Arc<str>,
     /// The reporting process.
     pub pid: u32,
-    /// The generation of the world that made the communicator. It increases by one when the job is started again, and
-    /// when the world continues with other ranks. 0 in the first generation, and without a world.
+    /// The generation of the world that made the communicator. It increases when the job is started again, and, by at
+    /// least one, when the world continues with other ranks. 0 in the first generation, and without a world.
     pub generation: u64,
     #[doc(hidden)]
     pub roster: Arc<Roster>,

@@ -40,7 +40,7 @@ pub fn job(name: &str, generation: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns an error if `secret` is not a valid secret; `what` names it in the error.
+/// Returns an error if `bytes` are not a valid secret; `what` names them in the error.
 pub fn secret(what: &str, bytes: &[u8]) -> Result<(), String> {
     let wrong = match bytes.trim_ascii().len() {
         SECRET.. => return Ok(()),

@@ -111,7 +111,7 @@ pub(super) enum Request {
         #[serde(with = "bytes")]
         bytes: Vec<u8>,
     },
-    /// The number of messages that this rank has taken from the channel.
+    /// The number of messages that this rank has taken from the channel since its last report.
     Consumed {
         channel: String,
         count: usize,

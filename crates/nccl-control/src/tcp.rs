@@ -54,7 +54,7 @@ pub(super) struct HostPorts {
 /// The timeout of one TCP connect: an answer arrives within milliseconds, or not at all.
 const TCP_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The maximum segment size, which fits into any IPv6 path (RFC 8200, section 5: 1280 bytes with all headers). A path
+/// The maximum segment size in bytes, which fits into any IPv6 path (RFC 8200, section 5: 1280 bytes with all headers). A path
 /// that silently drops larger packets would otherwise make a live host look dead.
 const SEGMENT: u32 = 1220;
 

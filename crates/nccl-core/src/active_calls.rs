@@ -4,6 +4,7 @@
 //! not wait but does, or a stuck driver. A call that issues an operation cannot run on a thread of its own
 //! (`detached_call.rs`), because the thread costs more than the operation. Instead, the calling thread records the call in
 //! its slot, and the stuck-call monitor (`supervision/stuck_call_monitor.rs`) reads the slots:
+//!
 //! ```text
 //! inside beyond its timeout ──▶ its communicator is aborted, and with it those of the other ranks
 //!                             the call may return because of that; when the thread is still inside a while

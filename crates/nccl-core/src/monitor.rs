@@ -129,8 +129,8 @@ impl IdleCounter {
     }
 }
 
-/// Adds the check of `wake_flag` to the monitor and starts the thread, unless this was done before. To be called when there
-/// is something to check.
+/// Adds the check of `wake_flag` to the monitor, unless it is there, and starts the thread, unless it runs. To be called when
+/// there is something to check.
 pub(crate) fn ensure<D: PeriodicCheck + 'static>(
     wake_flag: &'static WakeFlag,
     check: impl FnOnce() -> D,

@@ -35,8 +35,8 @@ pub(crate) fn device(local_rank: usize) -> nccl::Result<Arc<CudaContext>> {
 /// ```
 ///
 /// # Errors
-/// [`Error::Ranks`], and those of the file. If a rank fails, the error of that rank: the other ranks then fail with errors that
-/// name it.
+/// [`Error::Ranks`], and those of the file, before any rank is started. If a rank fails by itself, the error of that rank: the
+/// other ranks then fail with errors that name it.
 ///
 /// # Panics
 /// When a rank panics.

@@ -61,7 +61,7 @@ pub enum ToRank {
     },
     /// Leave the other ranks, which continue, and end the process.
     Leave,
-    /// End the process, as all other ranks do.
+    /// Finalize together with the other ranks, which end as well, and end the process.
     End,
 }
 

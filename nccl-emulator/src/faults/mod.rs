@@ -54,11 +54,11 @@
 //!
 //! | item | what NVML reports for the device |
 //! |---|---|
-//! | `lost` | `NVML_ERROR_GPU_IS_LOST` from every function |
+//! | `lost` | `NVML_ERROR_GPU_IS_LOST` from every supported function that takes the device |
 //! | `hang` | calls do not return; without `device=N`, those for any device |
 //! | `ecc=N` | N uncorrected memory errors |
 //! | `row-remap=pending`, `row-remap=failed`, `retired-pages=pending` | the state of memory repair |
-//! | `nvlink=up`, `nvlink=LINK:down`, `nvlink=LINK:KIND:N` | 18 links, up; errors: `replay`, `recovery`, `crc`, `crc-data` |
+//! | `nvlink=up`, `nvlink=LINK:down`, `nvlink=LINK:KIND:N` | 18 links, up; error kinds: `replay`, `recovery`, `crc`, `crc-data` |
 //! | `pcie-width=N`, `pcie-generation=N`, `pcie-replays=N` | the PCIe link, of at most 16 lanes and generation 5 |
 //! | `throttle=thermal`, `software-thermal`, `power-brake`, `slowdown` | a reason for slow clocks |
 //! | `temperature=N` | the temperature in degrees Celsius |

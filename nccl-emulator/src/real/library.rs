@@ -196,7 +196,8 @@ impl RealNccl {
         })
     }
 
-    /// Returns the functions `nccl*` and `pnccl*` that the library exports, with the addresses of their trampolines.
+    /// Returns the functions `nccl*` and `pnccl*` that the library exports, with the addresses of their trampolines, or their own
+    /// addresses if they have none.
     pub(crate) fn nccl_symbols(&self) -> Vec<(CString, *const c_void)> {
         let symbols = self.calls.exports.iter().map(|export| {
             let name = CString::new(export.name.as_str()).ok()?;

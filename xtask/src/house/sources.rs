@@ -298,7 +298,7 @@ impl Reader {
     }
 }
 
-/// Visits nodes that may not be items, unless they are only compiled for tests.
+/// Visits nodes that are not necessarily items, unless they are only compiled for tests.
 macro_rules! without_tests {
     ($($visit:ident($node:ident);)*) => {$(
         fn $visit(&mut self, node: &'ast syn::$node) {

@@ -174,7 +174,8 @@ unsafe extern "C" fn get_attributes(
                 None => Err(CUresult::ERROR_INVALID_VALUE),
             };
             if answered.is_err() {
-                // Unlike `cuPointerGetAttribute`, this function succeeds for an unknown address, with zeros.
+                // Unlike `cuPointerGetAttribute`, this function succeeds, with zeros (device -2), where there is no value: for an
+                // unknown address, and for an attribute that a known address does not have.
                 match attribute {
                     // SAFETY: these are 64 bits wide.
                     1 | 3 | 4 | 7 | 11 | 12 | 14 | 17..=20 => unsafe {

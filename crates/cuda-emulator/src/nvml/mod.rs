@@ -3,7 +3,8 @@
 //! NVML numbers all devices of the host, regardless of `CUDA_VISIBLE_DEVICES`. Each device has a PCI bus of its own; devices
 //! reach each other over PCI and have no NVLink. To present a machine with NVLink to NCCL, use a topology file. Of the
 //! functions that only make sense for a GPU, those that report its health are supported (`health`); the others return
-//! `NVML_ERROR_NOT_SUPPORTED`. All functions that take a device check it with `reachable`. `faults` injects states of devices.
+//! `NVML_ERROR_NOT_SUPPORTED` or do not exist. All supported functions that take a device check it with `reachable`. `faults`
+//! injects states of devices.
 
 pub mod faults;
 mod health;

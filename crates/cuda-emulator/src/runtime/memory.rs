@@ -207,7 +207,7 @@ unsafe extern "C" fn copy_batch_v13(
     run(|| unsafe { copy_batch(&batch) })
 }
 
-/// Copies a batch; reports the index of the failed copy.
+/// Copies a batch. After a failure, the place for the index of the failed copy gets `usize::MAX`, which is the index of no copy.
 unsafe extern "C" fn copy_batch_v12(
     to: *const u64,
     from: *const u64,

@@ -23,7 +23,7 @@ pub enum ErrorKind {
     #[error(transparent)]
     Load(#[from] sys::LoadError),
 
-    /// The loaded library lacks a function, configuration field or element type that the program uses.
+    /// The loaded library lacks something that the program requested, such as a function or an element type.
     #[error("{what} needs NCCL {needs}, found {found} at {}", path.display())]
     Unsupported {
         /// The function, configuration field or element type.
@@ -289,13 +289,13 @@ pub enum ErrorKind {
         timeout: Duration,
     },
 
-    /// Another thread held the communicator during the whole wait. Nothing was issued, and the communicator is still
-    /// usable.
+    /// Another thread, or several in turn, used the communicator during the whole wait. Nothing was issued, and the
+    /// communicator is still usable.
     #[error(
         "another thread has been using the communicator for {waited:?} or longer, in {holder}; nothing was issued"
     )]
     Busy {
-        /// The operation that holds the communicator.
+        /// The operation that held the communicator last.
         holder: String,
         /// How long the caller waited for the communicator.
         waited: Duration,

@@ -57,7 +57,7 @@ pub enum RootCause {
     Mismatch {
         /// The field in which they differ.
         field: MismatchField,
-        /// The number of the operation, from 1, if all ranks number their operations alike.
+        /// The number of the operation among those that all ranks call, from 1, if the ranks can count them alike.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         sequence: Option<u64>,
         /// The ranks with each value; the value of the most ranks comes first.

@@ -246,7 +246,8 @@ impl Fault {
     }
 
     /// Returns the rank of the communicator that was the first to run out of time, or to observe a consequence of the
-    /// cause; `None` if the cause was found. Nothing shows that this rank is to blame.
+    /// cause, if the cause was not found; `None` otherwise, and if no rank of this communicator reported it. Nothing shows
+    /// that this rank is to blame.
     ///
     /// ```
     /// # fn example(fault: &nccl::fault::Fault) {

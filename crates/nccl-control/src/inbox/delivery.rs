@@ -13,7 +13,7 @@ impl Inbox {
             Push::Departed { rank, .. } if state.departed.contains_key(&rank) => return,
             Push::Departed { rank, departure } => Notice::Departed { rank, departure },
             Push::Direct { from, topic, bytes } => {
-                // Not repeated to a successor.
+                // Only queued for the handlers; no other state changes.
                 state
                     .notices
                     .push_back(Notice::Direct { from, topic, bytes });

@@ -24,8 +24,8 @@ impl Rendezvous {
     ///
     /// Jobs on several hosts that set none of these meet at an address that depends on the launcher. A torchrun job
     /// meets at `MASTER_ADDR`, at one of the 16 ports after `MASTER_PORT`, which torchrun uses itself. A Slurm job
-    /// meets at the first host of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST`, at 16 ports that are derived from the
-    /// numbers of the job and the step; the first lies between 20000 and 29983. An indexed job of Kubernetes, which must set
+    /// meets at the first host of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST`, at 16 consecutive ports between
+    /// 20000 and 29983, derived from the numbers of the job and the step. An indexed job of Kubernetes, which must set
     /// `NCCL_RUN_WORLD_SIZE` and `NCCL_RUN_SERVICE` (the headless service of its pods), meets at port 29400 of the pod
     /// with index 0.
     ///

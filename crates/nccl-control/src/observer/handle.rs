@@ -173,7 +173,7 @@ impl Observer {
         Ok(())
     }
 
-    /// Whether the observer has found the world and is still observing it.
+    /// Whether the observer has found the world and has not lost it for good; it may be looking for the coordinator.
     pub fn is_on(&self) -> bool {
         let state = self.shared.state.lock();
         state.was_connected && state.view.ended().is_none()

@@ -1302,8 +1302,8 @@ impl Coordinator {
     /// Whether the proposal may become active.
     ///
     /// A member that has not accepted the proposal may count the ends of members that have, as long as its lease runs.
-    /// So all members of this generation must have accepted, have ended, or have not answered for longer than a lease;
-    /// and only members heard since then count as votes.
+    /// So all members of the proposed generation must have accepted, have ended, or not have answered for longer than a
+    /// lease; and only members heard since then count as votes.
     fn is_accepted(&self, core: &Core) -> bool {
         let Some(proposal) = &self.proposal else {
             return false;

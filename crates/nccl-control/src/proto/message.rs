@@ -203,7 +203,7 @@ pub enum Exclusion {
     },
     /// The other members have formed this generation without this one.
     LeftBehind(Generation),
-    /// Another member coordinates, and this member has received entries that the coordinator has not, or was left out
+    /// Another member coordinates, and this member has received entries that the coordinator has not, or was given up
     /// before.
     Superseded(MemberId),
 }

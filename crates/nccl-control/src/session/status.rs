@@ -112,8 +112,8 @@ impl RankSession {
         suspects
     }
 
-    /// Returns for how long other processes have not been heard: on the coordinator, all processes that answer its
-    /// heartbeats; elsewhere, the coordinator.
+    /// Returns for how long other processes have not been heard: on the coordinator, those of all other ranks, which are
+    /// to answer its heartbeats; elsewhere, the coordinator.
     pub fn heartbeat_ages(&self) -> Vec<(usize, Duration)> {
         match self.backend() {
             SessionBackend::Node { node, generation } if self.coordinator() == self.rank => {

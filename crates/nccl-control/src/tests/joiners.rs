@@ -187,7 +187,7 @@ fn a_new_observer_finds_the_generation_of_today_and_the_rank_that_coordinates_it
         let mut events = observer.events();
         let begun = Instant::now();
         let own: BTreeSet<_> = worlds.iter().map(World::rank).collect();
-        // The joiner may also learn that a departed rank had joined.
+        // The observer may also learn that a departed rank had joined.
         let mut here = BTreeSet::new();
         while here != own {
             assert!(begun.elapsed() < TIMEOUT, "{here:?}");

@@ -207,7 +207,7 @@ fn there_are_not_too_many_observers_and_room_again_when_some_go() {
     let error = Observer::join(meet()).unwrap_err().to_string();
     assert!(error.contains("65 observers already"), "{error}");
     drop(observers);
-    // The leave messages of the ranks may still be on their way.
+    // The leave messages of the dropped observers may still be on their way.
     let deadline = Instant::now() + LONG;
     while let Err(error) = Observer::join(meet()) {
         assert!(Instant::now() < deadline, "{error}");
@@ -282,7 +282,7 @@ fn a_leave_message_counts_however_the_process_ended() {
         let observer = Observer::join(meet(0)).unwrap();
         observer.rank_started(1, std::process::id()).unwrap();
         let one = one.join().unwrap();
-        // The report overtakes the leave message, because the process still has its connection.
+        // The report overtakes the leave message; the process still has its connection.
         observer
             .rank_ended(1, std::process::id(), "exited with status 0", "")
             .unwrap();

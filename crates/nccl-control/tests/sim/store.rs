@@ -22,7 +22,7 @@ pub(crate) struct StoreProgram {
     exchange: Option<PendingExchange>,
     /// The number of exchanges that it has entered in its generation; `None` after a failed exchange.
     exchanges: Option<u64>,
-    /// Whether a member of its generation has departed, and whether this process has ended.
+    /// Whether a member of its generation has departed, and whether this process no longer takes part.
     has_departures: bool,
     has_ended: bool,
 }

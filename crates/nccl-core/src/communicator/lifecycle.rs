@@ -447,7 +447,7 @@ pub fn leak_failed(failed: Vec<PendingEnd>) {
     }
 }
 
-/// Ends communicators that failed because of a fault: carries out the aborts that began with the fault together, and waits for
+/// Ends communicators that failed because of a fault: carries out together the aborts that began with the fault, and waits for
 /// the ends that other threads carry out. Then reports the outcome to the other ranks.
 pub fn end_failed(failed: Vec<PendingEnd>) {
     match &failed[..] {

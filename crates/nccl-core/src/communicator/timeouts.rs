@@ -32,14 +32,14 @@ use nccl_base::env_timeouts::EnvTimeouts;
 pub struct Timeouts {
     /// For making the communicator: `build`, from the first exchange between the ranks until NCCL has connected them. 60 s.
     pub init: Duration,
-    /// For an operation, from its call, or from the end of the work ahead of it. 30 s.
+    /// For an operation, from its call, or from the end of the work ahead of it if that is later. 30 s.
     ///
     /// The timeout also applies if the program does not wait: an operation whose [`Request`](crate::Request) was
     /// dropped ends its communicator, on all ranks, at most an eighth of the timeout (and at most a quarter of a
     /// second) after the timeout. Other work that is ahead of it on its stream does not count, see
     /// [`queue`](Self::queue). Operations that are issued within less than 10 ms of each other cannot always be told
-    /// apart, nor from other work that is put on the stream meanwhile: the work that a program puts on the stream at
-    /// once should not take longer than the timeout.
+    /// apart, nor from other work that is put on the stream meanwhile: all the work that a program puts on the stream in
+    /// one go should not take longer than the timeout.
     pub operation: Duration,
     /// For the time that an operation waits on its stream behind work that does not belong to the communicator. `None`:
     /// ten times [`operation`](Self::operation).

@@ -193,6 +193,7 @@ impl Communicator {
     /// The new ranks are ordered by `key`, and by old rank where keys are equal. All ranks have
     /// to call it. The new communicator has this one's stream, timeouts and launch mode.
     ///
+    /// # Errors
     /// As [`CommunicatorBuilder::build`]. When a rank cannot take part, all ranks of its colour return an error that
     /// names it. [`TimedOut`](crate::ErrorKind::TimedOut) when a rank does not make the call.
     ///

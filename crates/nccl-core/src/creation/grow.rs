@@ -268,8 +268,8 @@ pub(super) fn join(
     Ok(grown)
 }
 
-/// Returns the call, which runs on a thread that can be given up, because it waits on the first and the last rank of
-/// the old communicator.
+/// Returns the call, which runs on a thread that can be given up, because the call may wait: it does so on the first
+/// and on the last rank of the old communicator.
 fn begin(parent: Option<RawComm>, id: UniqueId, made: &Arc<AsyncOut>) -> Begin {
     let made = Arc::clone(made);
     // NCCL writes there until the new communicator is ready or freed; if neither happens, the memory is leaked.

@@ -369,9 +369,10 @@ impl<'a> IssueBuffers<'a> {
         }
     }
 
-    /// After the operation and on every path, makes its buffers' streams wait for it, and so does any next use of the
-    /// buffers on a stream that cudarc orders. Invalidates a capture that another thread has begun on the stream, because
-    /// an event recorded in it would order nothing. To be called inside a call of the communicator.
+    /// Makes the streams of the operation's buffers wait for the operation, and also the next use of the buffers on a
+    /// stream that cudarc orders; needed after the operation on every path. Invalidates a capture that another thread has
+    /// begun on the stream, because an event recorded in it would order nothing. To be called inside a call of the
+    /// communicator.
     #[inline]
     pub(crate) fn order_after(&self, inner: &Inner, ordering_event: &CudaEvent) -> OrderingOutcome {
         if self.needs_no_order() {

@@ -95,7 +95,7 @@ pub fn read<'a, T: Deserialize<'a>>(
     }
 }
 
-/// More ranks than NCCL was ever started with; a larger number is not a valid rank.
+/// More ranks than NCCL was ever started with; this number and larger ones are not valid ranks.
 #[doc(hidden)]
 pub const MOST_RANKS: usize = 1 << 20;
 

@@ -268,8 +268,8 @@ pub fn snapshot() -> Snapshot {
     take(identity::single_place(), |_| true)
 }
 
-/// Returns the last calls of the communicators of one rank, if several ranks are threads of this process, and of
-/// communicators that no world made.
+/// Returns the last calls of the communicators of one rank, and of those that no world made; for a process in which
+/// several ranks are threads.
 #[doc(hidden)]
 pub fn of_place(place: &WorldRank) -> Snapshot {
     let belongs = |track: &Track| {

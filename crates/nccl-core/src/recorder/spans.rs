@@ -41,7 +41,7 @@ pub struct CallSpan {
     pub about: Option<String>,
 }
 
-/// How many spans are distinguished by name: one for each place in the program that makes spans.
+/// The maximum number of spans that are distinguished by name. A program has one for each place where it makes spans.
 const NAMES: usize = 1 << 16;
 
 /// How many bytes of a description are kept.

@@ -7,9 +7,9 @@
 //! and counted anyway. While a rank has not entered the operation, its watchdog checks again until it has. Higher ranks
 //! wait up to a quarter longer before they request a query, so that usually only one rank does, and a rank that was
 //! asked about an operation does not request a query about it.
+//!
 //! The first rank also requests a query every half minute about a completed collective, to measure how far apart the
-//! ranks arrive
-//! (`CommunicatorStats::arrival_skew`).
+//! ranks arrive (`CommunicatorStats::arrival_skew`).
 
 use std::time::{Duration, Instant};
 

@@ -29,7 +29,8 @@ pub(super) const MOST: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct KernelEvent {
-    /// Time since the line, or since the last of several such lines; serialized in milliseconds.
+    /// Time since the line; of a repeated Xid since its last line, of an OOM victim since its first; serialized in
+    /// milliseconds.
     #[serde(rename = "age_ms", with = "super::millis")]
     pub age: Duration,
     /// The number of such lines.

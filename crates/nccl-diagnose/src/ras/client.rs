@@ -56,7 +56,7 @@ impl RasClient {
     ///
     /// # Errors
     /// [`ErrorKind::Io`](crate::error::ErrorKind::Io) with the address: no process listens there, it does not answer,
-    /// or the process that answers has no RAS thread.
+    /// or what answers is not a RAS thread of NCCL.
     ///
     /// ```
     /// use std::time::Duration;

@@ -98,7 +98,7 @@ impl Sizes {
             );
         }
         let rows = self.places().checked_mul(self.capacity);
-        // A kernel thread reads up to 32 rows beyond the end.
+        // A counter of a kernel thread goes up to 32 rows beyond the end.
         if rows.is_none_or(|rows| rows > MOST - 32) {
             return refuse(
                 "capacity",
@@ -115,9 +115,9 @@ impl Sizes {
         Ok(())
     }
 
-    /// Returns one message for each rank: the start of this rank's rows for the places there (in the order of the
-    /// places), the start of that rank's rows for the places here (in the buffer of the layout), and the number of
-    /// rows.
+    /// Returns the messages with each rank (one, or in an expert-major layout one for each own place). Each has the
+    /// start of this rank's rows for the places there (in the order of the places), the start of that rank's rows for
+    /// the places here (in the buffer of the layout), and the number of rows.
     pub(super) fn messages(self) -> impl Iterator<Item = Message> {
         let per_rank = self.own * self.capacity;
         let (parts, rows) = match self.layout {

@@ -47,7 +47,7 @@ pub enum Recovery {
     Respawn,
     /// Continue with the remaining ranks.
     Shrink,
-    /// Continue with the remaining ranks. The model is laid out by requests, with several copies of each expert.
+    /// Continue with the remaining ranks. The model is laid out by requests, with `copies` copies of each expert.
     Elastic {
         /// The number of copies of each expert.
         copies: usize,
@@ -75,7 +75,7 @@ pub struct Options {
     pub queue: usize,
     /// The most clients that may be connected. By default the usual number, or fewer if the descriptor limit requires it.
     pub connections: Option<usize>,
-    /// How long a client may take to send a request.
+    /// How long a client may take to send a request, to take something of an answer, or to send the next request.
     pub client_timeout: Duration,
     /// What to do when a rank dies.
     pub recovery: Recovery,

@@ -98,9 +98,9 @@ pub trait Collectives {
     /// Those of the operation.
     fn dispatch(&mut self, choices: &[i32], x: &[f32], arrived: &mut Arrived) -> Result<()>;
 
-    /// Returns the experts' results for the rows that were dispatched last, from the positions of those rows
-    /// ([`Arrived::rows`]). They are multiplied by the weights (`[rows / ranks][top_k]`) and summed in the order of the
-    /// choices.
+    /// Brings back the experts' results `made` for the rows that were dispatched last, from the positions of those rows
+    /// ([`Arrived::rows`]). They are multiplied by the weights (`[rows / ranks][top_k]`) and summed in `out`, in the order of
+    /// the choices.
     ///
     /// # Errors
     /// Those of the operation.

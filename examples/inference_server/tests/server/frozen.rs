@@ -102,7 +102,7 @@ fn a_rank_that_is_stopped_while_nothing_is_done_is_replaced_when_another_one_die
     assert_eq!(server.metric("inference_rank_ends_total"), 2.0);
 }
 
-/// Rank 1 does not return from a call: the next probe of idle ranks detects that.
+/// Rank 1 does not return from a call: from the all-reduce of the next probe of idle ranks.
 #[test]
 fn a_rank_that_hangs_while_nothing_is_done_is_named_and_replaced_before_anybody_asks() {
     let faults = "call=ncclAllReduce,rank=1,nth=3,action=hang";

@@ -122,7 +122,7 @@ impl Server {
         });
     }
 
-    /// Closes the read end of the server's pipe after the next line.
+    /// Closes the read end of the server's pipe when the next line arrives, which is dropped.
     pub(crate) fn stop_listening(&self) {
         self.unheard.store(true, Ordering::Relaxed);
     }

@@ -88,7 +88,7 @@ fn soak(victims: &[usize], seed: u64) -> Vec<Duration> {
         let before: Vec<_> = measured.iter().map(|(_, pid)| settled(*pid)).collect();
         deaths.go_on_until(all);
         for ((what, pid), before) in measured.iter().zip(before) {
-            // At most 200 KiB for each death, and 1024 allocations.
+            // Quarantined memory: 200 KiB for each death. The quarantine holds at most 1024 allocations.
             nothing_is_left(what, *pid, before, 200 * (all - WARM));
         }
         deaths.finish()

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A mask of the plugin selects the kinds of events, and the plugin may change it at any time. A call reads the mask once; all
-//! events below the call use that value. An event includes its ancestors.
+//! events below the call use that value. A selected kind of event brings the events of its ancestors with it.
 //!
 //! | module | contents |
 //! |---|---|

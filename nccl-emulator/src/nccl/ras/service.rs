@@ -98,7 +98,7 @@ struct Client {
     conversation: Conversation,
     /// Whether the connection ends once all is sent.
     is_closing: bool,
-    /// Whether to drop the connection at once, without its pending output.
+    /// Whether to drop the connection without waiting for its pending output.
     is_gone: bool,
 }
 

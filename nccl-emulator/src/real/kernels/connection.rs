@@ -158,7 +158,7 @@ impl End {
         Ok(())
     }
 
-    /// Returns the earlier steps to the sender. Release ordering: the reads before the counter.
+    /// Gives the earlier steps back to the sender. Release ordering: the reads before the counter.
     pub(super) fn store_head(&self) -> Result<(), Violation> {
         self.counter(&self.head)?
             .store(self.step, Ordering::Release);

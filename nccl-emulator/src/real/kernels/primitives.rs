@@ -53,7 +53,7 @@ impl Operation {
         }
     }
 
-    /// Sends from the input. `output` is the peer's index, if the chunk is written into its buffer directly.
+    /// Sends from the input. `output` is the index in the peer's buffer, used if the chunk is written into that buffer directly.
     pub(super) fn send(input: i64, output: i64, count: i64) -> Self {
         Self {
             send: true,
@@ -212,7 +212,7 @@ impl<'a> Primitives<'a> {
         };
         if simple {
             for end in &primitives.receives {
-                // Returns the steps that were skipped by rounding up.
+                // Gives back to the sender the steps that were skipped by rounding up.
                 end.store_head()?;
                 if end.net {
                     end.store_size(block, end.step, 0)?;

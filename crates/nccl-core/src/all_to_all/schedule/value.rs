@@ -71,7 +71,7 @@ pub(crate) struct Move {
     pub(crate) from_pitch: usize,
 }
 
-/// A step: first the moves, then all messages in one group.
+/// A step: first the moves, then everything else in one group, the messages and the uses of `ncclAlltoAll`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ScheduleStep {
     pub(crate) moves: Vec<Move>,

@@ -183,7 +183,7 @@ pub(super) struct CurrentPoll {
 
 pub(super) static POLL_DUE: Condvar = Condvar::new();
 
-/// Raised when the watchdog is about to do something in which it may get stuck.
+/// Raised when there is a communicator to poll after there was none: the watchdog may get stuck in a poll.
 pub(super) static WAKE_FLAG: WakeFlag = WakeFlag::new();
 
 impl WatchdogThreads {
