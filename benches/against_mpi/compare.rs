@@ -26,6 +26,8 @@ pub(crate) struct Comparison {
     pub(crate) by_crate: Vec<f64>,
     /// By the C functions, in cycles as the example program measures; empty if not measured.
     pub(crate) in_cycles: Vec<f64>,
+    /// Through the safe crate in the same cycles; empty if not measured.
+    pub(crate) crate_in_cycles: Vec<f64>,
     /// By the example program; empty if not measured.
     pub(crate) by_example: Vec<f64>,
 }
@@ -62,6 +64,11 @@ impl Comparison {
     /// The example program over the C functions in cycles, likewise.
     pub(crate) fn example_ratio(&self) -> Spread {
         ratio(&self.by_example, &self.in_cycles)
+    }
+
+    /// The example program over the safe crate in the same cycles, likewise.
+    pub(crate) fn example_over_crate(&self) -> Spread {
+        ratio(&self.by_example, &self.crate_in_cycles)
     }
 
     /// The time that the safe crate adds to the C functions within each round, in seconds.
@@ -149,7 +156,10 @@ fn compare(
         (Competitor::Meeting, Some(meeting)) => meeting.time(operation, bytes, count),
         (Competitor::Mpi | Competitor::Meeting, _) => teams.theirs.time(operation, bytes, count),
         (Competitor::Memcpy, _) => teams.theirs.time(Operation::Memcpy, bytes, count),
-        (Competitor::Cycles, _) => time_cycles(&mut teams.ours, bytes, count),
+        (Competitor::Cycles, _) => time_cycles(&mut teams.ours, "cycles", bytes, count),
+        (Competitor::CrateCycles, _) => {
+            time_cycles(&mut teams.ours, "cycles-by-crate", bytes, count)
+        }
         (Competitor::Example, _) => example.ok_or("no example")?.time_cycles(bytes, count),
     };
     let mut counts = Vec::new();
@@ -159,8 +169,12 @@ fn compare(
     if example.is_some() {
         // About as many operations as the C functions in their turn.
         let cycles = counts[0].div_ceil(BATCH).clamp(1, 100);
-        competitors.extend([Competitor::Cycles, Competitor::Example]);
-        counts.extend([cycles; 2]);
+        competitors.extend([
+            Competitor::Cycles,
+            Competitor::CrateCycles,
+            Competitor::Example,
+        ]);
+        counts.extend([cycles; 3]);
     }
     let mut done = Comparison {
         operation,
@@ -172,6 +186,7 @@ fn compare(
         meeting: Vec::new(),
         by_crate: Vec::new(),
         in_cycles: Vec::new(),
+        crate_in_cycles: Vec::new(),
         by_example: Vec::new(),
     };
     // A competitor leaves data in the caches for the next: each order occurs.
@@ -196,6 +211,7 @@ enum Competitor {
     Meeting,
     Crate,
     Cycles,
+    CrateCycles,
     Example,
 }
 
@@ -208,15 +224,16 @@ impl Comparison {
             Competitor::Meeting => &mut self.meeting,
             Competitor::Crate => &mut self.by_crate,
             Competitor::Cycles => &mut self.in_cycles,
+            Competitor::CrateCycles => &mut self.crate_in_cycles,
             Competitor::Example => &mut self.by_example,
         }
     }
 }
 
 /// Seconds of one all-to-all: the median of so many cycles, of each of which the slowest rank counts.
-fn time_cycles(team: &mut Team, bytes: usize, count: usize) -> Outcome<f64> {
+fn time_cycles(team: &mut Team, order: &str, bytes: usize, count: usize) -> Outcome<f64> {
     let mut slowest = vec![0u64; count];
-    for answer in team.tell(&format!("cycles {bytes} {count}"))? {
+    for answer in team.tell(&format!("{order} {bytes} {count}"))? {
         for (slowest, own) in slowest.iter_mut().zip(answer.split(' ')) {
             *slowest = own.parse::<u64>()?.max(*slowest);
         }

@@ -122,7 +122,12 @@ impl Rank {
                 let operation = Operation::named(operation).ok_or("no such operation")?;
                 self.time(operation, bytes.parse()?, count.parse()?)
             }
-            ["cycles", bytes, count] => self.time_cycles(bytes.parse()?, count.parse()?),
+            ["cycles", bytes, count] => {
+                self.time_cycles(Operation::AllToAll, bytes.parse()?, count.parse()?)
+            }
+            ["cycles-by-crate", bytes, count] => {
+                self.time_cycles(Operation::AllToAllByCrate, bytes.parse()?, count.parse()?)
+            }
             ["check", operation, bytes] => {
                 let operation = Operation::named(operation).ok_or("no such operation")?;
                 let right = self.is_right(operation, bytes.parse()?)?;
@@ -154,7 +159,7 @@ impl Rank {
 
     /// Returns the nanoseconds of each of `count` cycles of [`BATCH`] all-to-alls, measured as the example measures its rows: between
     /// two cycles it measures all-to-alls in place, which are copied there from the other buffer.
-    fn time_cycles(&self, bytes: usize, count: usize) -> Outcome<String> {
+    fn time_cycles(&self, operation: Operation, bytes: usize, count: usize) -> Outcome<String> {
         let mut times = Vec::with_capacity(count);
         for _ in 0..count {
             for turn in 0..BATCH {
@@ -168,10 +173,17 @@ impl Rank {
             self.by_crate.meet()?;
             self.barrier()?;
             let begun = now();
-            for turn in 0..BATCH {
-                self.start(Operation::AllToAll, bytes, turn)?;
+            if operation == Operation::AllToAllByCrate {
+                for turn in 0..BATCH {
+                    let done = self.start_by_crate(bytes, turn)?;
+                    self.by_crate.settle(turn, BATCH, &done)?;
+                }
+            } else {
+                for turn in 0..BATCH {
+                    self.start(operation, bytes, turn)?;
+                }
+                self.cuda.synchronize()?;
             }
-            self.cuda.synchronize()?;
             times.push((now() - begun).to_string());
         }
         Ok(times.join(" "))
