@@ -29,6 +29,12 @@ fn a_fault_strikes_the_chosen_rank_the_chosen_time_only() {
 fn a_hang_ends_with_its_guard_and_a_stall_with_an_abort() {
     let abort = AtomicBool::new(false);
     let aborted = || abort.load(Ordering::SeqCst);
+    let has_asked = AtomicBool::new(false);
+    let asks = || {
+        std::thread::sleep(Duration::from_millis(20));
+        has_asked.store(true, Ordering::SeqCst);
+        aborted()
+    };
     let patience = Duration::from_secs(5);
     std::thread::scope(|scope| {
         let guard = at_call(FUNCTION).hang();
@@ -39,8 +45,10 @@ fn a_hang_ends_with_its_guard_and_a_stall_with_an_abort() {
         drop(guard);
         assert!(hung.join().unwrap());
         let guard = at_call(FUNCTION).stall();
-        let stalled = scope.spawn(|| check_call(FUNCTION, &[], &aborted).is_ok());
+        let stalled = scope.spawn(|| check_call(FUNCTION, &[], &asks).is_ok());
         assert!(guard.wait_for_hits(1, patience));
+        // An abort waits for stalled calls that have asked for it.
+        assert!(has_asked.load(Ordering::SeqCst));
         abort.store(true, Ordering::SeqCst);
         assert!(stalled.join().unwrap());
     });
