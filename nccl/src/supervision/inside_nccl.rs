@@ -12,6 +12,7 @@ use crate::nccl_profiler;
 use crate::sync::Mutex;
 use nccl_base::roster::Roster;
 use nccl_base::sanitize;
+use nccl_core::CommunicatorState as State;
 use nccl_core::recorder::{self, CallState, Track};
 use nccl_plugin::profiler::{
     self, CommunicatorQuery, ObservedOperation, ObservedTransfer, WaitsFor,
@@ -323,6 +324,7 @@ impl InsideNccl {
             name: &track.identity.name,
             rank: track.identity.rank,
             world_size: track.identity.world_size,
+            is_alone: is_alone(track),
         };
         let observed = profiler::observe(query, zero + nanos(since))?;
         let mut calls = Vec::new();
@@ -387,6 +389,21 @@ impl InsideNccl {
         }
         self
     }
+}
+
+/// Returns whether the process uses no other communicator that NCCL knows by the same name, rank and number of ranks.
+fn is_alone(track: &Track) -> bool {
+    let own = &track.identity;
+    !recorder::tracks().iter().any(|other| {
+        let of = &other.identity;
+        let is_used = matches!(
+            other.lifecycle.get(),
+            State::Making | State::Ready | State::Finalizing
+        );
+        is_used
+            && other.communicator_number != track.communicator_number
+            && (&of.name, of.rank, of.world_size) == (&own.name, own.rank, own.world_size)
+    })
 }
 
 fn nanos(time: std::time::Duration) -> u64 {

@@ -143,6 +143,7 @@ pub(super) fn ask(key: &str, name: &str, rank: usize, world_size: usize) {
         name,
         rank,
         world_size,
+        is_alone: false,
     };
     let address = nccl_core::recorder::ras_address();
     let (Some(hash), Some(address)) = (profiler::hash_of(query), address) else {

@@ -21,6 +21,9 @@ pub struct CommunicatorQuery<'a> {
     pub rank: usize,
     /// Number of its ranks.
     pub world_size: usize,
+    /// Whether the process uses no other communicator of this name, rank and number of ranks. NCCL may still be freeing
+    /// others, which were aborted.
+    pub is_alone: bool,
 }
 
 /// What NCCL has reported about a communicator.
@@ -131,12 +134,12 @@ impl WaitsFor {
 }
 
 /// Returns what NCCL has reported about the operations of a communicator that were enqueued since `since_ns` of the
-/// monotonic clock. Among several matching communicators, it is the one with such an operation: NCCL may still be freeing
-/// an older one, which was aborted. `None` if NCCL has reported no matching communicator, or several in use.
+/// monotonic clock. `None` if NCCL has reported no matching communicator, or several, unless the communicator
+/// [is alone](CommunicatorQuery::is_alone) and only one of them has such an operation.
 #[must_use]
 pub fn observe(query: CommunicatorQuery<'_>, since_ns: u64) -> Option<Observation> {
     let mut fitting = ALL_COMMUNICATORS.read_all(|slot| fits(slot, query).then(|| mask_of(slot)));
-    if fitting.len() > 1 {
+    if fitting.len() > 1 && query.is_alone {
         let used = ALL_OPERATIONS.read_all(|slot| {
             let is_asked = slot.since_ns.load(Ordering::Relaxed) >= since_ns;
             is_asked.then(|| slot.communicator.load(Ordering::Relaxed))

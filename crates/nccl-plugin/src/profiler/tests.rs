@@ -191,6 +191,7 @@ fn seen(name: &str, rank: usize) -> Option<Vec<ObservedOperation>> {
         name,
         rank,
         world_size: 8,
+        is_alone: true,
     };
     observe(query, 0).map(|seen| seen.operations)
 }
@@ -496,6 +497,7 @@ fn transfers_that_are_lost_are_missed_and_their_handles_ignored() {
         name: "lost",
         rank: 3,
         world_size: 8,
+        is_alone: true,
     };
     let seen = observe(query, 0).unwrap();
     assert!(!seen.operations[0].is_incomplete);
@@ -653,7 +655,7 @@ fn two_communicators_of_one_name_are_not_told_apart() {
 }
 
 #[test]
-fn of_two_communicators_of_one_name_the_one_in_use_is_meant() {
+fn a_communicator_is_found_beside_an_aborted_one_of_its_name() {
     let _turn = MASK.lock().unwrap();
     set_events(ALL);
     // Aborted, and not freed yet.
@@ -665,11 +667,17 @@ fn of_two_communicators_of_one_name_the_one_in_use_is_meant() {
         name: "again",
         rank: 3,
         world_size: 8,
+        is_alone: true,
     };
     assert_eq!(observe(query, since), None);
     new.start(abi::COLLECTIVE, null_mut(), all_reduce());
     assert_eq!(observe(query, since).unwrap().operations.len(), 1);
-    // Both are in use: NCCL does not say which of them the program means.
+    // The program may mean either.
+    let is_shared = CommunicatorQuery {
+        is_alone: false,
+        ..query
+    };
+    assert_eq!(observe(is_shared, since), None);
     old.start(abi::COLLECTIVE, null_mut(), all_reduce());
     assert_eq!(observe(query, since), None);
     old.finalize();
