@@ -225,7 +225,7 @@ fn times(said: &[String], begun: i64) -> Outcome<Vec<f64>> {
     Ok(times)
 }
 
-/// The times of the last rank of each run, ascending.
+/// The time of the last rank of each run, in ascending order.
 fn deaths(ranks: usize, runs: usize, told: bool) -> Outcome<Vec<f64>> {
     let mut last = Vec::new();
     for run in 0..runs {
@@ -233,7 +233,7 @@ fn deaths(ranks: usize, runs: usize, told: bool) -> Outcome<Vec<f64>> {
         let victim = run % ranks;
         let all = Ranks::start(ranks, &format!("victim {victim}"), told, None)?;
         all.all_say(ranks, "ready", PATIENCE)?;
-        // Time to begin waiting.
+        // Time for the ranks to begin waiting.
         std::thread::sleep(Duration::from_millis(20));
         let begun = now();
         all.fleet.signal(victim, Signal::Kill);

@@ -43,7 +43,7 @@ const RANKS: usize = 2;
 const SIZES: [usize; 4] = [4 << 10, 64 << 10, 1 << 20, 4 << 20];
 /// The duration of a turn in seconds.
 const TURN: f64 = 0.05;
-/// The first is what the others are compared with; the second is the same again, and shows how far a ratio can be trusted.
+/// The others are compared with the first; the second is the same again, and shows how far a ratio can be trusted.
 const SETTINGS: [&str; 6] = [
     "off",
     "off",

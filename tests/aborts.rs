@@ -53,17 +53,17 @@ fn warm() -> u64 {
 enum Way {
     Signal,
     Abort,
-    /// It does not enter the others' operations, until one of them times out.
+    /// One rank does not enter the others' operations, until one of them times out.
     StayAway,
 }
 
-/// What the ranks do when it happens.
+/// What the ranks do when the communicator is ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
     Operations,
     /// All ranks finalize.
     Finalize,
-    /// All ranks drop it, with operations in progress.
+    /// All ranks drop the communicator, with operations in progress.
     Drop,
 }
 
@@ -121,7 +121,7 @@ fn operation(
     }
 }
 
-/// One communicator, which is ended at a random moment.
+/// Creates one communicator and ends it at a random moment.
 fn life(world: &World, turn: u64) -> Outcome {
     // The same on all ranks.
     let mut random = fastrand::Rng::with_seed(turn);
@@ -169,7 +169,7 @@ fn life(world: &World, turn: u64) -> Outcome {
         for number in 0.. {
             if work != Work::Operations && number == operations {
                 let ended = match work {
-                    // May be the first call.
+                    // The finalize may be the first call.
                     Work::Finalize => comm.finalize(),
                     _ => {
                         drop(comm);
@@ -180,7 +180,7 @@ fn life(world: &World, turn: u64) -> Outcome {
                 return Ok(ended);
             }
             if let (true, Way::StayAway) = (ends && begun.elapsed() > after, way) {
-                // Ranks that end it in order do not depend on this one.
+                // Ranks that finalize or drop the communicator do not depend on this one.
                 let patience = match work {
                     Work::Operations => TIMEOUT,
                     Work::Finalize | Work::Drop => Duration::from_millis(300),
@@ -196,7 +196,7 @@ fn life(world: &World, turn: u64) -> Outcome {
             };
             if let Err(error) = operation(&impatient, &stream, &mut random) {
                 done.store(true, Ordering::Release);
-                // Not every error ends it: a capture that another rank did not enter has issued nothing.
+                // Not every error ends the communicator: a capture that another rank did not enter has issued nothing.
                 if comm.fault().is_none() {
                     let _ = comm.abort("one of its operations failed");
                 }
@@ -206,7 +206,7 @@ fn life(world: &World, turn: u64) -> Outcome {
         unreachable!("it ends before")
     });
     done.store(true, Ordering::Release);
-    // The outer error: it was ended while it was created.
+    // The outer error: the communicator was ended during its creation.
     let ended = ended.and_then(|ended: nccl::Result<()>| ended);
     let took = begun.elapsed();
     if took > TIMEOUT / 2 || (ended.is_ok() && work == Work::Operations) {
@@ -272,7 +272,7 @@ fn lives(world: &World, ranks_here: usize) -> Outcome {
     Ok(())
 }
 
-/// Longer than an idle thread lives: the reaper's, and the emulator's workers.
+/// Longer than idle threads live: those of the reaper and of the emulator's workers.
 const IDLE: Duration = Duration::from_secs(4);
 
 /// Returns when idle threads have ended. The leak sanitizer reports memory of a thread that ends during its scan.

@@ -39,7 +39,7 @@ fn build(world: &World, round: u64) -> Outcome<Communicator> {
     Ok(comm)
 }
 
-/// One communicator, with work that nobody has waited for, and one of its ends.
+/// One communicator with pending work, and one way of ending it.
 fn one(world: &World, round: u64) -> Outcome {
     let comm = build(world, round)?;
     let stream = comm.stream().clone();
@@ -48,7 +48,7 @@ fn one(world: &World, round: u64) -> Outcome {
     world.barrier("connected")?;
     let is_breaker = world.rank() as u64 == round / 7 % world.size() as u64;
     let is_first = world.rank() == 0;
-    // The first of those that abort it wins; the others have its fault.
+    // The first abort takes effect; the other ranks get its fault.
     let tolerated = |outcome: nccl::Result<()>| match outcome {
         Err(error) if error.fault().is_none() => Err(error),
         _ => Ok(()),
@@ -90,7 +90,7 @@ fn one(world: &World, round: u64) -> Outcome {
                 false => drop(comm),
             }
         }
-        // A rank that is not there, and an abort of the others.
+        // One rank does not take part, and the others abort.
         3 => {
             if !is_breaker {
                 let request = comm.all_reduce_in_place(&mut y, ReduceOp::Sum);
@@ -99,7 +99,7 @@ fn one(world: &World, round: u64) -> Outcome {
             }
             world.barrier("aborted")?;
         }
-        // What is reported changes while it runs.
+        // The set of reported events changes during the work.
         4 => {
             for turn in 0..8 {
                 profiler::set_events(Events {

@@ -61,7 +61,7 @@ impl ByCrate {
         Ok(self.comm.all_to_all(x, y)?)
     }
 
-    /// After operation `turn` of `count`: waits as often as [`super::rank`] does for those by the C functions.
+    /// After operation `turn` of `count`: waits as often as [`super::rank`] does for the operations by the C functions.
     pub(crate) fn settle(&self, turn: usize, count: usize, done: &Request) -> Outcome {
         if (turn + 1).is_multiple_of(BATCH) || turn + 1 == count {
             // As the benchmark examples wait, and nccl-tests. A wait for the request alone sleeps between its polls,

@@ -14,7 +14,7 @@
 //! messages) and memcpy (by MPI's ranks, all at once) alternate, in a random order each round. A turn begins behind a
 //! barrier, and lasts from when its first rank begins until its last is done. With 2 ranks the example program
 //! `all_to_all_perf` takes turns as well: it is built, and started for each turn, with buffers of the same size; it
-//! is compared with cycles of the C functions that are measured as it measures.
+//! is compared with cycles of the C functions that are measured in the same way.
 //!
 //! If a limit of the page is missed, the exit code is 1, and each such limit is named with the sizes. The decision uses
 //! the median over the rounds, in which the competitors alternate; there is no interval around it. A busy machine

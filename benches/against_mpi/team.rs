@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The ranks of one program. They end when this is dropped.
 pub(crate) struct Team {
     name: &'static str,
-    /// A rank ends when its connection is closed: that happens before the processes are waited for.
+    /// A rank ends when its connection is closed, which happens before the processes are waited for.
     ranks: Vec<Member>,
     /// The ranks' own processes, or the launcher that started them.
     fleet: Fleet,
@@ -26,7 +26,7 @@ pub(crate) struct Team {
 struct Member {
     orders: UnixStream,
     answers: BufReader<UnixStream>,
-    /// The text after its number in its introduction.
+    /// The text after the rank's number in its introduction.
     introduction: String,
 }
 

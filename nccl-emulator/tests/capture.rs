@@ -1,5 +1,5 @@
-//! Stream capture, through cudarc: what it takes, and what makes it void. Every test has a process of its
-//! own: a capture in global mode forbids things to all threads.
+//! Stream capture through cudarc: what is captured, and what invalidates a capture. Every test runs in a
+//! process of its own, because a capture in global mode restricts all threads.
 
 mod captures;
 mod ranks;
@@ -28,7 +28,7 @@ fn a_void_capture_that_another_thread_ends_is_never_told_as_active() {
         || {
             let context = device();
             let stream = context.new_stream().unwrap();
-            // Odd while the capture is void or over.
+            // Odd from when the capture is invalidated until its end has returned.
             let (phase, is_done) = (AtomicU32::new(0), AtomicBool::new(false));
             let asked = AtomicU32::new(0);
             thread::scope(|scope| {
@@ -46,11 +46,11 @@ fn a_void_capture_that_another_thread_ends_is_never_told_as_active() {
                     }
                 });
                 let mut rounds = 0;
-                // More where the threads take turns on one core.
+                // More rounds where both threads share one core.
                 while rounds < 20_000 || asked.load(Ordering::SeqCst) <= 100 {
                     rounds += 1;
                     stream.begin_capture(RELAXED).unwrap();
-                    // SAFETY: the stream lives. The question makes the capture void.
+                    // SAFETY: the stream lives. The query invalidates the capture.
                     let said = unsafe { sys::cuStreamQuery(stream.cu_stream()) };
                     assert_eq!(said, Code::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
                     phase.fetch_add(1, Ordering::SeqCst);
@@ -249,7 +249,7 @@ fn an_event_from_outside_voids_a_capture() {
             code(stream.wait(&outside)),
             Code::CUDA_ERROR_STREAM_CAPTURE_ISOLATION
         );
-        // From now on everything says so.
+        // From here on, every call on the stream reports the invalidation.
         let void = Code::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
         assert_eq!(code(stream.wait(&outside)), void);
         assert_eq!(code(fill(&stream, a, 1, 8)), void);
@@ -278,7 +278,7 @@ fn a_captured_event_cannot_be_used_outside() {
         assert_eq!(code(one.synchronize()), captured);
         assert_void(&stream);
 
-        // Nor after the capture.
+        // The event stays unusable after the capture has ended.
         stream.begin_capture(RELAXED).unwrap();
         one.record(&stream).unwrap();
         drop(end(&stream));
@@ -292,7 +292,7 @@ fn a_captured_event_cannot_be_used_outside() {
         );
         assert_void(&other);
 
-        // Until it is recorded again.
+        // Recording the event again makes it usable.
         one.record(&stream).unwrap();
         one.synchronize().unwrap();
     });
@@ -344,7 +344,7 @@ fn a_capture_begins_and_ends_where_it_may() {
         });
         drop(end(&stream));
 
-        // In relaxed mode any thread may.
+        // In relaxed mode any thread may end the capture.
         stream.begin_capture(RELAXED).unwrap();
         thread::scope(|scope| {
             scope.spawn(|| drop(end(&stream)));
@@ -388,7 +388,7 @@ fn waiting_for_what_is_captured_voids_it_in_every_mode() {
     );
 }
 
-/// Calls something that CUDA holds for unsafe.
+/// Makes calls that CUDA considers unsafe during a capture.
 fn allocate_and_free(context: &CudaContext) -> Code {
     context.bind_to_thread().unwrap();
     // SAFETY: what is freed was just allocated.
@@ -424,8 +424,8 @@ fn the_modes_say_whom_a_capture_forbids_unsafe_calls() {
                     scope.spawn(body).join().unwrap()
                 })
             };
-            // Mode of the capture; of another thread, and what becomes of its call; and of the own
-            // thread's.
+            // The mode of the capture; for another thread and for this one: the mode that the thread sets, and the
+            // result of its calls.
             for (mode, other, own) in [
                 (GLOBAL, (None, refused), (None, refused)),
                 (GLOBAL, (Some(THREAD_LOCAL), ok), (Some(RELAXED), ok)),
@@ -467,7 +467,7 @@ fn the_default_stream_does_not_wait_for_a_stream_that_is_captured() {
                 .unwrap();
             let implicit = Code::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
             let set = |value| {
-                // SAFETY: eight bytes of the test's; the default stream is always there.
+                // SAFETY: the eight bytes belong to the test, and the default stream always exists.
                 unsafe { sys::cuMemsetD8Async(a, value, 8, std::ptr::null_mut()) }
             };
             let mut graph = std::ptr::null_mut();
@@ -480,7 +480,7 @@ fn the_default_stream_does_not_wait_for_a_stream_that_is_captured() {
                 let ended = sys::cuStreamEndCapture(blocking, &raw mut graph);
                 assert_eq!(ended, Code::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
 
-                // Asking whether it is captured is refused, too, but does no harm.
+                // The query of the capture status is refused as well, but does not invalidate the capture.
                 sys::cuStreamBeginCapture_v2(blocking, RELAXED)
                     .result()
                     .unwrap();
@@ -492,7 +492,7 @@ fn the_default_stream_does_not_wait_for_a_stream_that_is_captured() {
                     .unwrap();
                 sys::cuGraphDestroy(graph).result().unwrap();
             }
-            // A stream that is not ordered with the default one does not mind.
+            // Work on the default stream does not affect the capture of a stream that is not ordered with it.
             let stream = context.new_stream().unwrap();
             stream.begin_capture(RELAXED).unwrap();
             set(2).result().unwrap();

@@ -1,5 +1,5 @@
 //! Three ways in which safe code frees memory under a running operation through cudarc. The
-//! emulator records each as a use after free. What is built on cudarc must not rely on its event
+//! emulator records each as a use after free. Code that builds on cudarc must not rely on cudarc's event
 //! tracking alone.
 
 use std::ffi::c_void;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, CudaStream, result};
 use nccl_emulator::{Violation, ViolationKind};
 
-/// A host function that holds a stream until it is opened.
+/// A host function that blocks a stream until the gate is opened.
 struct Gate(Sender<()>);
 
 impl Gate {
@@ -23,7 +23,7 @@ impl Gate {
         let (sender, receiver) = mpsc::channel();
         stream.context().bind_to_thread().unwrap();
         let argument = Box::into_raw(Box::new(receiver));
-        // SAFETY: the argument is good for one call, and a stream makes one.
+        // SAFETY: the argument is valid for one call, and the stream makes exactly one.
         unsafe { result::stream::launch_host_function(stream.cu_stream(), wait, argument.cast()) }
             .unwrap();
         Self(sender)
@@ -34,7 +34,7 @@ impl Gate {
     }
 }
 
-/// What was caught on a device while `body` ran, within ten seconds.
+/// Runs `body` for at most ten seconds, and returns the violations recorded on `device`.
 fn caught(device: usize, body: impl FnOnce() + Send + 'static) -> Vec<Violation> {
     nccl_emulator::install().unwrap();
     let (send, receive) = mpsc::channel();
@@ -73,7 +73,7 @@ fn a_second_reader_makes_the_first_forgotten() {
         owner.synchronize().unwrap();
         let gate = Gate::on(&slow);
         slow.memcpy_dtod(&data, &mut for_slow).unwrap();
-        // Re-records the one event that the slice has for its readers.
+        // Re-records the only event that the slice keeps for its readers.
         quick.memcpy_dtod(&data, &mut for_quick).unwrap();
         drop(data);
         owner.synchronize().unwrap();
@@ -96,12 +96,12 @@ fn without_owned_streams_a_drop_waits_for_nothing() {
         let gate = Gate::on(&stream);
         let mut target = target;
         stream.memcpy_dtod(&data, &mut target).unwrap();
-        // The last owned stream: the context no longer takes itself for one with several streams.
+        // The last owned stream: after its drop, the context no longer counts as one with several streams.
         drop(stream);
         drop(data);
         let _ = default.synchronize();
         gate.open();
-        // SAFETY: its handle is gone, and the emulator says so.
+        // SAFETY: the stream is destroyed; the emulator detects that and returns an error.
         assert!(unsafe { result::stream::synchronize(raw) }.is_err());
         let _ = context.synchronize();
     });
@@ -117,7 +117,7 @@ fn a_stream_of_an_equal_context_is_not_tracked() {
     let violations = caught(3, || {
         let (one, two) = (CudaContext::new(3).unwrap(), CudaContext::new(3).unwrap());
         assert_eq!(one, two);
-        // `one` has no streams of its own, so its slices do not manage themselves.
+        // `one` has no streams of its own, so cudarc does not track events for its slices.
         let default = one.default_stream();
         let stream = two.new_stream().unwrap();
         let data = default.alloc_zeros::<u8>(5000).unwrap();

@@ -27,7 +27,7 @@ fn in_time(body: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// A host function that holds a stream until it is opened.
+/// A host function that blocks a stream until the gate is opened.
 struct Gate {
     sender: Sender<()>,
     entered: Arc<AtomicBool>,
@@ -46,7 +46,7 @@ impl Gate {
         let entered = Arc::new(AtomicBool::new(false));
         let argument = Box::into_raw(Box::new((receiver, Arc::clone(&entered))));
         stream.context().bind_to_thread().unwrap();
-        // SAFETY: the argument is good for one call, and a stream makes one.
+        // SAFETY: the argument is valid for one call, and the stream makes exactly one.
         unsafe { result::stream::launch_host_function(stream.cu_stream(), wait, argument.cast()) }
             .unwrap();
         Self { sender, entered }
@@ -135,7 +135,7 @@ fn work_is_asynchronous_and_ordered() {
         }
         for number in 0..10 {
             let argument = Box::into_raw(Box::new((Arc::clone(&order), number)));
-            // SAFETY: the argument is good for one call.
+            // SAFETY: the argument is valid for one call.
             unsafe {
                 result::stream::launch_host_function(stream.cu_stream(), note, argument.cast())
             }
@@ -170,7 +170,7 @@ fn pinned_copies_are_asynchronous_and_pageable_ones_wait() {
         gate.open();
         assert_eq!(pinned.as_slice().unwrap(), vec![5; len]);
 
-        // Small pageable copies to the device are kept aside …
+        // Small pageable copies to the device are staged …
         let gate = Gate::on(&stream);
         let mut small = vec![1_u8; 100];
         let there = stream.clone_htod(&small).unwrap();
@@ -178,7 +178,7 @@ fn pinned_copies_are_asynchronous_and_pageable_ones_wait() {
         gate.open();
         assert_eq!(stream.clone_dtoh(&there).unwrap(), [1; 100]);
 
-        // … and all pageable copies to the host wait.
+        // … and all pageable copies to the host block.
         let gate = Gate::on(&stream);
         let opened = Arc::new(AtomicBool::new(false));
         let opener = thread::spawn({
@@ -364,13 +364,13 @@ fn what_there_is_not_is_refused_by_name() {
     in_time(|| {
         let context = CudaContext::new(0).unwrap();
         context.bind_to_thread().unwrap();
-        // SAFETY: the emulator looks at none of it.
+        // SAFETY: the emulator reads none of the arguments.
         let code = unsafe { sys::cuMemAllocManaged(std::ptr::null_mut(), 1, 1) };
         assert_eq!(code, sys::CUresult::CUDA_ERROR_NOT_SUPPORTED);
     });
 }
 
-/// As `cuMemcpy2DAsync` takes it, between two buffers of a device.
+/// Copies `height` rows of `width` bytes with `cuMemcpy2DAsync`, each side with a pitch of its own.
 fn rows(
     (to, to_pitch): (u64, usize),
     (from, from_pitch): (u64, usize),
@@ -418,7 +418,7 @@ fn rows_are_copied_from_one_pitch_to_another() {
             rows((to, 4), (from, 10), (3, 3), device, &stream).unwrap();
             let wide = rows((to, 2), (from, 10), (3, 3), device, &stream);
             assert!(wide.is_err(), "a pitch is at least as long as a row");
-            // A size of nothing touches nothing.
+            // A copy of no bytes accesses no memory.
             rows((0, 4), (0, 10), (0, 3), device, &stream).unwrap();
             let host = sys::CUmemorytype::CU_MEMORYTYPE_HOST;
             let refused = rows((to, 4), (from, 10), (3, 3), host, &stream).unwrap_err();
@@ -443,7 +443,7 @@ fn rows_beyond_the_end_of_memory_fail_the_context() {
             let (from, _from) = from.device_ptr(&stream);
             let (to, _to) = to.device_ptr_mut(&stream);
             let device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
-            // The last row ends one byte behind the end.
+            // The last row ends one byte past the end of the source.
             rows((to, 10), (from, 10), (10, 3), device, &stream)
         };
         let failed = failed.and_then(|()| stream.synchronize());

@@ -1,5 +1,5 @@
-//! Graphs, through cudarc: how they are instantiated and launched, and what they outlive. Every test has a
-//! process of its own, as those of captures have.
+//! Graphs through cudarc: instantiation, launches, and what graphs outlive. Every test runs in a process
+//! of its own, as the tests of captures do.
 
 mod captures;
 mod ranks;
@@ -28,7 +28,7 @@ fn graph_executable_and_launch_outlive_each_other() {
             let forked = event(&context);
             stream.begin_capture(GLOBAL).unwrap();
             fill(&stream, a, 1, 8).unwrap();
-            // With a branch, which has a stream of the executable's own.
+            // The capture has a branch, which runs on a stream that belongs to the executable graph.
             forked.record(&stream).unwrap();
             other.wait(&forked).unwrap();
             fill(&other, a, 2, 4).unwrap();
@@ -54,7 +54,7 @@ fn graph_executable_and_launch_outlive_each_other() {
                 stream.synchronize().unwrap();
                 assert_eq!(read(a, 8), [2, 2, 2, 2, 3, 3, 3, 3]);
 
-                // A handle that is gone is known.
+                // A destroyed handle is recognized.
                 assert_eq!(
                     sys::cuGraphLaunch(executable, stream.cu_stream()),
                     Code::CUDA_ERROR_INVALID_VALUE
@@ -179,7 +179,7 @@ fn external_events_are_recorded_and_waited_for_by_each_launch() {
                 // SAFETY: both live.
                 unsafe { sys::cuStreamWaitEvent(stream.cu_stream(), event.cu_event(), EXTERNAL) }
             };
-            // The flags mean nothing outside of a capture.
+            // Outside of a capture these flags are refused.
             assert_eq!(record(&after, &stream), Code::CUDA_ERROR_INVALID_VALUE);
             assert_eq!(wait(&stream, &before), Code::CUDA_ERROR_INVALID_VALUE);
 
@@ -226,7 +226,7 @@ fn a_graph_is_instantiated_with_the_flags_that_there_are() {
                 stream.begin_capture(GLOBAL).unwrap();
                 let graph = stream.end_capture(flags);
                 if let Ok(Some(graph)) = &graph {
-                    // Empty, and still something that can be launched.
+                    // An empty graph can be launched.
                     graph.launch().unwrap();
                     stream.synchronize().unwrap();
                 }

@@ -1,10 +1,10 @@
-//! Taking over, once, with settings; each case in a process of its own.
+//! Installing the emulator: once per process, and with settings. Each case runs in a process of its own.
 
 use std::process::{Command, Output};
 
 use nccl_emulator::{Emulator, InstallError};
 
-/// In the environment of a child: which of the functions below it shall run.
+/// The environment variable that names the case of [`the_child`] to run in a child process.
 const ROLE: &str = "NCCL_EMULATOR_TEST_ROLE";
 
 fn child(role: &str, environment: &[(&str, &str)]) -> Output {
@@ -21,7 +21,7 @@ fn succeeds(role: &str, environment: &[(&str, &str)]) {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// Not a test but the other process of those below.
+/// Not a test: the code of the child processes that the tests below start.
 #[test]
 fn the_child() {
     let Ok(role) = std::env::var(ROLE) else {
@@ -103,7 +103,7 @@ fn the_child() {
         "fork" => {
             nccl_emulator::install().unwrap();
             let _context = cudarc::driver::CudaContext::new(0).unwrap();
-            // SAFETY: the child asks one question and ends.
+            // SAFETY: the child makes one call and exits.
             unsafe {
                 match libc::fork() {
                     0 => {

@@ -1,5 +1,5 @@
-//! Kernels: Rust functions that run in their place, as work on streams. Every test has a process of its
-//! own, because a bad address costs the context.
+//! Kernels: Rust functions that the emulator runs in their place, as work on streams. Every test runs in a
+//! process of its own, because an invalid address makes the context unusable.
 
 mod captures;
 mod ranks;
@@ -16,7 +16,7 @@ use nccl_emulator::{ViolationKind, clear_violations, faults, kernels, violations
 use captures::{GLOBAL, code, device, end, fill, hold, memory, read};
 use ranks::alone;
 
-/// A module with kernels of these heads.
+/// Loads a module whose kernels have these heads: names and parameters.
 fn module(heads: &[&str]) -> sys::CUmodule {
     let mut text = String::from(".version 7.0\n.target sm_70\n.address_size 64\n");
     for head in heads {
@@ -28,11 +28,11 @@ fn module(heads: &[&str]) -> sys::CUmodule {
 }
 
 fn function(module: sys::CUmodule, name: &str) -> Result<sys::CUfunction, DriverError> {
-    // SAFETY: the module is loaded, or the emulator finds out.
+    // SAFETY: the module is loaded; otherwise the emulator detects it.
     unsafe { result::module::get_function(module, CString::new(name).unwrap()) }
 }
 
-/// `add_one(.param .u64 y, .param .u32 n)`, which is given, adds one to each byte.
+/// Provides the kernel `add_one(.param .u64 y, .param .u32 n)`, which adds one to each of `n` bytes.
 fn add_one() -> sys::CUfunction {
     kernels::provide("add_one", |launch| {
         let (y, n) = (launch.argument::<u64>(0), launch.argument::<u32>(1));
@@ -53,7 +53,7 @@ fn launch(
     mut n: u32,
 ) -> Result<(), DriverError> {
     let arguments = &mut [(&raw mut y).cast(), (&raw mut n).cast()];
-    // SAFETY: the arguments are those of the kernel; addresses the emulator checks.
+    // SAFETY: the arguments match the kernel's parameters; the emulator checks the addresses.
     unsafe {
         result::launch_kernel(
             function,
@@ -77,7 +77,7 @@ fn a_launch_has_its_place_in_the_stream_and_the_arguments_of_its_call() {
             let (add, y) = (add_one(), memory(&context, 8));
             let gate = hold(&stream);
             fill(&stream, y, 5, 8).unwrap();
-            // Its arguments lie in variables that are gone when it runs.
+            // The arguments are in variables that no longer exist when the kernel runs.
             launch(&stream, add, y, 4).unwrap();
             launch(&stream, add, y, 2).unwrap();
             fill(&stream, y + 7, 1, 1).unwrap();
@@ -164,7 +164,7 @@ fn a_kernel_that_nobody_gave_is_refused_at_its_launch() {
             let unknown = function(unknown, "unknown").unwrap();
             let refused = launch(&stream, unknown, y, 1);
             assert_eq!(code(refused), Code::CUDA_ERROR_NOT_SUPPORTED);
-            // The context is as good as before, and the kernel can still be given.
+            // The context is still usable, and the kernel can still be provided.
             kernels::provide("unknown", |launch| {
                 launch.write(launch.argument(0), &[launch.arguments() as u8])
             });
@@ -195,7 +195,7 @@ fn memory_that_is_not_there_costs_the_context() {
             "{}",
             told[0]
         );
-        // It stays.
+        // The error is sticky.
         let next = launch(&stream, add, y, 1);
         assert_eq!(code(next), Code::CUDA_ERROR_ILLEGAL_ADDRESS);
     });
@@ -212,7 +212,7 @@ fn memory_that_is_freed_before_a_late_launch_runs_is_caught() {
             let (add, y) = (add_one(), memory(&context, 64));
             let gate = hold(&stream);
             launch(&stream, add, y, 64).unwrap();
-            // SAFETY: none; this is the misuse. Another stream's free waits for nothing here.
+            // SAFETY: none; this is the misuse. The free on another stream does not wait for the launch.
             unsafe { result::free_async(y, other.cu_stream()) }.unwrap();
             other.synchronize().unwrap();
             gate.send(()).unwrap();
@@ -240,7 +240,7 @@ fn a_bad_access_fails_the_context_whatever_the_function_returns() {
             let careless = function(careless, "careless").unwrap();
             launch(&stream, careless, y + 4, 0).unwrap();
             stream.synchronize().unwrap();
-            // Not at a whole element, which a GPU cannot load.
+            // The address is not aligned to the element, so a GPU cannot load from it.
             launch(&stream, careless, y + 2, 0).unwrap();
             let lost = stream.synchronize();
             assert_eq!(code(lost), Code::CUDA_ERROR_MISALIGNED_ADDRESS);
@@ -276,7 +276,7 @@ fn a_kernel_that_panics_is_a_failed_launch() {
         let context = device();
         let stream = context.new_stream().unwrap();
         kernels::provide("wrong", |launch| {
-            // It has eight bytes.
+            // The parameter has eight bytes.
             let _: u32 = launch.argument(0);
             Ok(())
         });
@@ -330,7 +330,7 @@ fn a_kernel_that_waits_is_called_until_it_is_done_and_keeps_a_state_for_each_lau
                 fill(&other, y, 0, 1).unwrap();
                 other.synchronize().unwrap();
             }
-            // A word that a GPU cannot load.
+            // A misaligned word, which a GPU cannot load.
             launch(&stream, await_word, y + 1, 1).unwrap();
             let lost = stream.synchronize();
             assert_eq!(code(lost), Code::CUDA_ERROR_MISALIGNED_ADDRESS);
@@ -356,7 +356,7 @@ fn functions_end_with_their_module() {
         );
         let gate = hold(&stream);
         launch(&stream, add, y, 1).unwrap();
-        // SAFETY: what was launched keeps what it needs.
+        // SAFETY: a launched kernel keeps what it needs of the module.
         unsafe { result::module::unload(module) }.unwrap();
         gate.send(()).unwrap();
         stream.synchronize().unwrap();

@@ -1,6 +1,6 @@
 //! The all-to-all by loads and stores, launched as a program launches its kernel: three devices of a process, whose windows
-//! are plain memory that all of them reach. Every test has a process of its own, because a wait that does not end would
-//! take others along.
+//! are plain memory that all of them reach. Every test runs in a process of its own, because a wait that does not end would
+//! block the other tests.
 
 mod captures;
 mod ranks;
@@ -130,7 +130,7 @@ impl World {
             (&raw mut status).cast(),
         ];
         this.context.bind_to_thread().unwrap();
-        // SAFETY: the arguments are those of the kernel; addresses the emulator checks.
+        // SAFETY: the arguments match the kernel's parameters; the emulator checks the addresses.
         unsafe {
             result::launch_kernel(
                 this.kernel,
@@ -180,7 +180,7 @@ impl Rank {
         }
     }
 
-    /// Puts the blocks for all ranks into memory, and something else where they are received.
+    /// Writes the blocks for all ranks to the send buffer, and fills the receive buffer with `UNTOUCHED`.
     fn prepare(&self, bytes: u64, epoch: u32) {
         let blocks: Vec<u8> = (0..RANKS)
             .flat_map(|to| block(self.rank, to, epoch, bytes))
@@ -197,7 +197,7 @@ impl Rank {
         self.context.synchronize().unwrap();
     }
 
-    /// Compares what was received with what everyone sent.
+    /// Compares the received blocks with those that the ranks sent.
     fn check(&self, bytes: u64, epoch: u32) {
         self.context.bind_to_thread().unwrap();
         let mut expected: Vec<u8> = (0..RANKS)
@@ -221,7 +221,7 @@ impl Rank {
 
 const UNTOUCHED: u8 = 0xee;
 
-/// What a rank sends to another one in an epoch.
+/// The block that one rank sends to another in an epoch.
 fn block(from: u32, to: u32, epoch: u32, bytes: u64) -> impl Iterator<Item = u8> {
     let seed = from * 31 + to * 7 + epoch * 101;
     (0..bytes as u32).map(move |at| (seed + at * 13 + at / 256) as u8)
@@ -239,7 +239,7 @@ fn every_block_comes_to_its_rank_in_every_epoch() {
                 for rank in &world.ranks {
                     rank.prepare(bytes, epoch);
                 }
-                // Each rank is the first one once.
+                // Each rank is launched first in one of the turns.
                 for rank in 0..RANKS {
                     world.launch((rank + turn) % RANKS, bytes, epoch, Duration::ZERO);
                 }
@@ -294,7 +294,7 @@ fn a_rank_that_is_not_launched_is_named_after_the_timeout() {
             assert_eq!(world.outcome(rank), Outcome::Missing(1));
         }
         assert!(start.elapsed() >= limit);
-        // The context is as good as before.
+        // The context is still usable.
         assert_eq!(read(world.ranks[0].window, 1).len(), 1);
         assert!(violations().is_empty());
     });
@@ -320,7 +320,7 @@ fn the_abort_flag_ends_a_wait_and_other_streams_go_on_before() {
         world.abort.set(1);
         first.synchronize();
         assert_eq!(world.outcome(0), Outcome::Aborted);
-        // What has come is taken, whatever the flag says: the next rank finds one block, and misses that of rank 2.
+        // A block that has arrived is taken although the flag is set: rank 1 finds one block, and misses that of rank 2.
         world.launch(1, 16, 1, Duration::ZERO);
         world.ranks[1].synchronize();
         assert_eq!(world.outcome(1), Outcome::Aborted);
@@ -337,7 +337,7 @@ fn a_window_that_is_gone_costs_the_context_of_who_waits() {
         first.prepare(16, 1);
         world.launch(0, 16, 1, Duration::ZERO);
         std::thread::sleep(Duration::from_millis(20));
-        // A stream's own free, which nothing orders with the launch.
+        // The free of another stream, which nothing orders with the launch.
         let other = first.context.new_stream().unwrap();
         // SAFETY: none; this is the misuse.
         unsafe { result::free_async(first.window, other.cu_stream()) }.unwrap();

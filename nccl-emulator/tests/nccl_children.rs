@@ -1,4 +1,4 @@
-//! Communicators made of others: split, and what is shared.
+//! Child communicators: splits, and the resources that they share with their parent.
 
 mod ranks;
 
@@ -40,7 +40,7 @@ fn split_six(rank: &Rank) {
         assert_eq!((child.rank, child.ranks, sum(&child, rank.rank)), expected);
         child.destroy();
     }
-    // The parent is as it was, also for the one without a child.
+    // The parent still works, also for the rank without a child.
     assert_eq!(sum(rank, rank.rank), 15);
 }
 
@@ -87,7 +87,7 @@ fn a_split_of_a_nonblocking_parent_is_polled_on_the_parent() {
                         }
                         let mut own = config(|config| config.blocking = 1);
                         let mut comm = null_mut();
-                        // Success: the state is where progress is to be seen.
+                        // The call returns success: only the state shows that the split is in progress.
                         assert_eq!(
                             nccl!(ncclCommSplit(parent.comm, 0, -rank, &mut comm, &mut own)),
                             0
@@ -108,7 +108,7 @@ fn a_split_of_a_nonblocking_parent_is_polled_on_the_parent() {
                         child.sync();
                         assert_eq!(memory.read(), [2]);
                         assert_eq!(nccl!(ncclCommDestroy(parent.comm)), 0);
-                        // The child has all of its own.
+                        // The child does not depend on the destroyed parent.
                         assert_eq!(sum(&child, 5), 10);
                         child.destroy();
                     });
@@ -141,7 +141,7 @@ fn an_abort_of_the_parent_ends_a_split_that_waits_for_a_rank() {
                     thread::sleep(Duration::from_millis(100));
                     assert_eq!(parent.state(), 7);
                     assert_eq!(parent.abort(), 0);
-                    // What was not made is handed out all the same, to be aborted.
+                    // The handle of the incomplete child is written all the same, and has to be aborted.
                     assert!(!comm.is_null());
                     assert_eq!(nccl!(ncclCommAbort(comm)), 0);
                 });
@@ -182,7 +182,7 @@ fn an_abort_of_a_parent_that_shares_frees_a_thread_inside_its_child() {
                                     let parent = std::ptr::without_provenance_mut(handle);
                                     assert_eq!(nccl!(ncclCommAbort(parent)), 0);
                                 });
-                                // Connects for the first time, to a rank that never does.
+                                // The first message connects to rank 1, which never connects.
                                 let memory = child.memory(&[1i32]);
                                 assert_eq!(child.receive(&memory, Kind::ncclInt32, 1), 3);
                             });
@@ -211,7 +211,7 @@ fn it_is_the_parents_config_that_decides_what_is_shared() {
         &[],
         || {
             threads(1, |rank| {
-                // The child's wish does not count, and the parent has none.
+                // The child's own `splitShare` has no effect, and the parent's is not set.
                 let mut wish = config(|config| config.splitShare = 1);
                 let mut comm = null_mut();
                 assert_eq!(
@@ -219,10 +219,10 @@ fn it_is_the_parents_config_that_decides_what_is_shared() {
                     0
                 );
                 let child = described(rank, comm);
-                // But its own children share with it.
+                // The child's children do share with it.
                 let grandchild = split(&child, 0, 0);
                 assert_eq!(child.abort(), 0);
-                // A rank alone copies, unless it is aborted.
+                // A single rank copies its data, unless its communicator is aborted.
                 for (of, copied) in [(rank, 1), (&grandchild, 0)] {
                     let (from, to) = (of.memory(&[1i32]), of.memory(&[0i32]));
                     let code = of.all_reduce(&from, &to, Kind::ncclInt32, Op::ncclSum);
@@ -302,7 +302,7 @@ fn a_failed_split_in_a_group_is_told_at_its_end() {
                 nccl!(ncclCommSplit(rank.comm, 0, 0, &mut comm, &mut bad)),
                 4
             );
-            // In a group the child is there at its end, not before.
+            // In a group, the child's handle is written at the end of the group, not before.
             assert_eq!(nccl!(ncclGroupStart()), 0);
             let code = nccl!(ncclCommSplit(rank.comm, 7, 0, &mut comm, null_mut()));
             assert_eq!(code, 0);

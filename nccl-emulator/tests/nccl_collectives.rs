@@ -1,5 +1,5 @@
-//! What arrives of a collective, in place and not, for each type, root and number of ranks; and
-//! what never arrives.
+//! Results of collectives, in place and out of place, for each type, root and number of ranks; and
+//! collectives that never complete.
 
 mod ranks;
 
@@ -167,8 +167,8 @@ fn broadcasts_from_several_roots_in_a_group_meet_whatever_their_order() {
     });
 }
 
-/// Two ranks in threads, that call `wrong` after they have done it right once: neither stream gets
-/// any further, until both abort.
+/// Runs two ranks as threads, which call `wrong` after correct collectives: neither stream makes progress
+/// until both ranks abort.
 fn hangs_until_abort(function: Function, wrong: impl Fn(&Rank) -> Option<Case> + Sync) {
     let id = unique_id();
     let waiting = std::sync::Barrier::new(2);
@@ -178,7 +178,7 @@ fn hangs_until_abort(function: Function, wrong: impl Fn(&Rank) -> Option<Case> +
             scope.spawn(move || {
                 let rank = Rank::join(id, 2, rank);
                 for root in 0..2 {
-                    // Both connections of a pair are there from now on.
+                    // This establishes both connections of the pair.
                     Case {
                         root,
                         ..Case::new(function, 500)
@@ -213,7 +213,7 @@ fn a_collective_that_a_rank_does_not_join_hangs_until_it_is_aborted() {
     let name = "a_collective_that_a_rank_does_not_join_hangs_until_it_is_aborted";
     alone(name, &[], || {
         for function in FUNCTIONS {
-            // The rank that needs the other one.
+            // The rank that waits for the other one.
             let waits = i32::from(matches!(function, Function::Scatter));
             hangs_until_abort(function, |rank| {
                 (rank.rank == waits).then(|| Case::new(function, 500))
@@ -231,7 +231,7 @@ fn a_collective_of_different_counts_hangs_until_it_is_aborted() {
                 Some(Case::new(function, 500 + rank.rank as usize))
             });
         }
-        // Each is said once, but the two messages of an all-to-all differ twice.
+        // Each function has one violation; the all-to-all has two, one for each of its messages.
         let told = nccl_emulator::violations();
         assert_eq!(told.len(), FUNCTIONS.len() + 1, "{told:?}");
     });
@@ -243,7 +243,7 @@ fn a_collective_of_different_roots_or_operators_hangs_until_it_is_aborted() {
     alone(name, &[], || {
         use Function::{AllReduce, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
         for function in [Broadcast, Reduce, Gather, Scatter] {
-            // Each waits for what the other one, which thinks it is the root, does not send.
+            // Each rank waits for data that the other one does not send, because their roots differ.
             let root = |rank: &Rank| match function {
                 Scatter => 1 - rank.rank,
                 _ => rank.rank,
@@ -310,7 +310,7 @@ fn an_abort_in_the_middle_of_a_large_one_ends_it_on_each_rank_that_aborts() {
                         for prepared in &prepared {
                             assert_eq!(prepared.issue(&rank), 0, "{}", last_error());
                         }
-                        // Somewhere in what was issued: each rank at another moment.
+                        // Each rank aborts at another moment, somewhere within the issued collectives.
                         thread::sleep(Duration::from_micros(300 * rank.rank as u64));
                         assert_eq!(rank.abort(), 0);
                         rank.sync();

@@ -48,7 +48,7 @@ fn an_operation_that_fails_makes_its_group_fail() {
         let rank = Rank::join(unique_id(), 1, 0);
         let (from, to) = (rank.memory(&[1u8]), rank.memory(&[0u8]));
         let exchange = || {
-            // In a group of its own, whose end is not that of the whole.
+            // The receive is in an inner group, whose end does not end the outer one.
             let calls = [
                 nccl!(ncclGroupStart()),
                 rank.send(&from, Kind::ncclUint8, 0),
@@ -137,7 +137,7 @@ fn a_call_that_stalls_ends_with_its_abort() {
                 assert_eq!(rank.send(&from, Kind::ncclUint8, 0), 0);
                 assert_eq!(rank.receive(&to, Kind::ncclUint8, 0), 0);
                 let end = nccl!(ncclGroupEnd());
-                // The thread is as good as before.
+                // The thread is not inside a group any more: this send fails at once.
                 let next = Rank::join(unique_id(), 1, 0);
                 assert_eq!(next.send(&from, Kind::ncclUint8, 0), 5);
                 next.destroy();
@@ -194,7 +194,7 @@ fn a_call_that_stalls_ends_with_the_abort_of_the_parent() {
             assert!(matches!(split, 0 | 7), "{}", last_error());
             assert_eq!(parent.settle(), 0);
             let memory = child.memory(&[1u8]);
-            // Another one's is not let go by it.
+            // The abort of `parent` does not release the stalled call of this communicator.
             let other = Rank::join(unique_id(), 1, 0);
             let guard = faults::at_call("ncclAllReduce").stall();
             let call =
@@ -248,7 +248,7 @@ fn a_call_is_delayed() {
         unique_id();
         assert!(start.elapsed() >= Duration::from_millis(50));
         assert_eq!(guard.hits(), 1);
-        // The next one is not.
+        // The next call is not delayed.
         unique_id();
         assert_eq!(guard.hits(), 1);
     });
@@ -350,7 +350,7 @@ fn late_operations_are_not_done_when_the_stream_could_do_them() {
             let rank = Rank::join(unique_id(), 1, 0);
             let (from, to) = (rank.memory(&[1u8]), rank.memory(&[0u8]));
             let exchange = || {
-                // Before the launch, from which the delay counts.
+                // Taken before the launch, at which the delay begins.
                 let start = Instant::now();
                 assert_eq!(nccl!(ncclGroupStart()), 0);
                 assert_eq!(rank.send(&from, Kind::ncclUint8, 0), 0);

@@ -38,7 +38,7 @@ fn end(rank: &Rank) -> CudaGraph {
 
 fn nodes(graph: &CudaGraph) -> usize {
     let mut count = 0;
-    // SAFETY: the graph lives, and only its number of nodes is asked for.
+    // SAFETY: the graph lives, and the call only reads its number of nodes.
     unsafe { sys::cuGraphGetNodes(graph.cu_graph(), std::ptr::null_mut(), &raw mut count) }
         .result()
         .unwrap();
@@ -80,7 +80,7 @@ fn replay_a_ring_and_a_sum(rank: &Rank) {
     assert_eq!(rank.send(&from, F32, next), 0);
     assert_eq!(rank.receive(&to, F32, previous), 0);
     assert_eq!(nccl!(ncclGroupEnd()), 0, "{}", last_error());
-    // In the order of the stream: sums what has just been received.
+    // Stream order: the all-reduce sums the data that was just received.
     assert_eq!(rank.all_reduce(&to, &sum, F32, SUM), 0, "{}", last_error());
     let graph = end(rank);
     assert_operations(&graph, 2);
@@ -94,7 +94,7 @@ fn replay_a_ring_and_a_sum(rank: &Rank) {
         assert_eq!(to.read(), vec![value(previous); length]);
         let expected: f32 = (0..ranks).map(value).sum();
         assert_eq!(sum.read(), vec![expected; length]);
-        // What is not captured comes in between.
+        // An operation that is not captured runs between two replays.
         assert_eq!(rank.all_reduce(&from, &sum, F32, SUM), 0);
         rank.sync();
         assert_eq!(sum.read(), vec![expected; length]);
@@ -344,12 +344,12 @@ fn a_non_blocking_group_is_captured_once_it_was_polled() {
                         assert_eq!(to.read(), [4.; 8]);
 
                         if on_nvidias() {
-                            // Its thread may be done before the capture ends.
+                            // NCCL's thread may be done before the capture ends.
                             drop(graph);
                             rank.abort();
                             return;
                         }
-                        // A capture that ends before: there is nothing left to capture into.
+                        // This capture ends before the operation is captured, which then has nothing to be captured into.
                         begin(&rank);
                         assert_eq!(rank.all_reduce(&from, &to, F32, SUM), IN_PROGRESS);
                         let empty = end(&rank);
@@ -387,7 +387,7 @@ fn even_an_abort_waits_for_graph_and_executable() {
 
 fn wait_for_graphs(leave: impl Fn(&Rank) -> u32 + Sync) {
     let rank = Rank::join(unique_id(), 1, 0);
-    // A message to itself: a collective of one rank is no launch.
+    // A message to itself, because a collective of one rank launches nothing.
     let (from, to) = (rank.memory(&[1u8; 8]), rank.memory(&[0u8; 8]));
     begin(&rank);
     nccl!(ncclGroupStart());
@@ -417,7 +417,7 @@ fn wait_for_graphs(leave: impl Fn(&Rank) -> u32 + Sync) {
         unsafe { sys::cuGraphDestroy(graph) }.result().unwrap();
         pause();
         assert!(!left.load(Ordering::SeqCst), "the executable is there");
-        // A launch that is on its way holds it as well.
+        // A pending launch holds the communicator as well.
         let gate = Gate::on(&rank);
         // SAFETY: live handles; the executable is used for the last time.
         unsafe {
@@ -456,7 +456,7 @@ fn a_replay_that_no_peer_joins_ends_by_an_abort() {
         assert!(!rank.is_idle(), "the peer does not take part");
         thread::scope(|scope| {
             let abort = scope.spawn(|| rank.abort());
-            // The replay leaves the stream, and the abort waits for the graph.
+            // The abort ends the replay on the stream, and waits for the graph.
             rank.sync();
             thread::sleep(Duration::from_millis(100));
             assert!(!abort.is_finished());
@@ -511,7 +511,7 @@ fn a_collective_of_one_rank_is_a_copy_in_the_graph() {
             graph.launch().unwrap();
             rank.sync();
             assert_eq!(to.read(), [5.; 8]);
-            // It is no launch, so the communicator need not wait for the graph.
+            // A copy is no launch, so the communicator need not wait for the graph.
             rank.destroy();
             drop(graph);
         },

@@ -59,7 +59,7 @@ fn an_error_of_an_operation_poisons_the_group() {
         assert_eq!([nccl!(ncclGroupStart()), nccl!(ncclGroupStart())], [0, 0]);
         assert_eq!(reduce_on_nothing(), 4);
         assert_eq!([nccl!(ncclGroupEnd()), nccl!(ncclGroupEnd())], [0, 4]);
-        // It does not stay.
+        // The error does not affect the next group.
         assert_eq!([nccl!(ncclGroupStart()), nccl!(ncclGroupEnd())], [0, 0]);
     });
 }
@@ -128,7 +128,7 @@ fn a_poisoned_group_drops_everything_that_was_queued() {
                 assert_eq!(last_error(), text);
                 assert_eq!(nccl!(ncclGroupEnd()), 4);
                 assert!(rank.is_idle());
-                // The communicator is as good as before.
+                // The communicator is still usable.
                 assert_eq!(nccl!(ncclGroupStart()), 0);
                 assert_eq!(rank.send(&from, Kind::ncclUint8, peer), 0);
                 assert_eq!(rank.receive(&to, Kind::ncclUint8, peer), 0);
@@ -194,7 +194,7 @@ fn null_and_corrupt_communicators_are_told_apart() {
             nccl!(ncclBcast(nothing, 1, byte, 0, null, stream)),
             "Broadcast",
         );
-        // As large as any communicator of NCCL's.
+        // At least as large as NCCL's own communicators.
         let mut fake = vec![0u64; 1 << 16];
         let fake = fake.as_mut_ptr().cast();
         assert_eq!(nccl!(ncclCommCount(fake, &mut number)), 4);

@@ -1,4 +1,4 @@
-//! Communicators that grow: the ranks that were there, those that come, and the id between them.
+//! Growing a communicator: the old ranks, the new ranks, and the unique id that connects them.
 
 mod ranks;
 
@@ -19,7 +19,7 @@ fn sum(rank: &Rank, value: i32) -> i32 {
     memory.read()[0]
 }
 
-/// The grown communicator of a rank that was there.
+/// Creates the grown communicator on an old rank.
 fn grown(old: &Rank, ranks: i32, id: *const ncclUniqueId) -> Rank {
     let mut comm = null_mut();
     let config = null_mut();
@@ -34,7 +34,7 @@ fn grown(old: &Rank, ranks: i32, id: *const ncclUniqueId) -> Rank {
     }
 }
 
-/// A rank that comes.
+/// Creates the grown communicator on a new rank.
 fn new(ranks: i32, rank: i32, id: &ncclUniqueId) -> Rank {
     let mut this = Rank::alone(ranks, rank);
     this.gpu.bind_to_thread().unwrap();
@@ -199,7 +199,7 @@ fn a_grow_without_its_coordinator_waits_until_an_abort() {
                                 null_mut()
                             ));
                             let late = aborted.load(Ordering::SeqCst);
-                            // The first and the last wait in the call itself.
+                            // The first and the last rank wait in the call itself.
                             let waits = rank != 1;
                             assert_eq!(code, if waits { 3 } else { 0 }, "{}", last_error());
                             assert_eq!(late, waits);

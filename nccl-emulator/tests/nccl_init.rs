@@ -1,4 +1,4 @@
-//! Creating communicators: every way in, and every way in which it goes wrong.
+//! Creating communicators: every init function, and every way in which an init fails.
 
 mod ranks;
 
@@ -167,7 +167,7 @@ fn wrong_arguments_are_refused_before_anything_else() {
                 nccl!(ncclCommInitAll(comms.as_mut_ptr(), 2, [1, 1].as_ptr())),
                 5
             );
-            // The thread is not left inside a group by any of them.
+            // None of these calls leaves the thread inside a group.
             assert_eq!(nccl!(ncclGroupEnd()), 5);
             let foreign = nccl_sys::ncclUniqueId::default();
             assert_eq!(nccl!(ncclCommInitRank(&mut comm, 1, foreign, 0)), 5);
@@ -246,7 +246,7 @@ fn a_nonblocking_init_with_a_missing_rank_stays_in_progress_until_aborted() {
         for turn in 0..6 {
             let mut rank = Rank::alone(2, 0);
             if turn == 1 {
-                // What the emulator needs once is there.
+                // By now the emulator has created its permanent resources.
                 thread::sleep(Duration::from_millis(100));
                 before = resources();
             }
@@ -276,7 +276,7 @@ fn a_nonblocking_init_with_a_missing_rank_stays_in_progress_until_aborted() {
             assert!(start.elapsed() < Duration::from_secs(1));
         }
         assert!(nccl_emulator::violations().is_empty());
-        // The roots see that all ranks have left.
+        // The roots detect that all ranks have left, and end.
         settles(before);
     });
 }
@@ -287,7 +287,7 @@ fn resources() -> (usize, usize) {
     (count("/proc/self/fd"), count("/proc/self/task"))
 }
 
-/// Waits until there are about as many again: the emulator keeps a few threads for a while.
+/// Waits until the process has about as many again: the emulator keeps a few threads for a while.
 fn settles((fds, threads): (usize, usize)) {
     let mut last = (0, 0);
     let start = Instant::now();
@@ -405,7 +405,7 @@ fn an_id_is_good_for_one_communicator() {
         let mut comm = null_mut();
         assert_eq!(nccl!(ncclCommInitRank(&mut comm, 1, id, 0)), 6);
         assert!(last_error().contains("exceeded error retry count after 5 attempts"));
-        // Nothing is left of it, unless it failed in a group.
+        // A failed init leaves no communicator behind, unless it failed in a group.
         assert!(comm.is_null());
         let config = null_mut();
         assert_eq!(
@@ -483,7 +483,7 @@ fn the_log_has_nccls_lines() {
         .unwrap()
         .map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap())
         .collect();
-    // In the children the directory is of another name, and empty.
+    // In the child processes the directory has another name, and is empty.
     if !logs.is_empty() {
         assert_eq!(logs.len(), 2);
         for log in &logs {

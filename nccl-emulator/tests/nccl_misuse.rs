@@ -1,4 +1,4 @@
-//! Misuse: what is caught, who is told, and what hangs because NCCL would hang.
+//! Misuse: what the emulator detects, which rank gets the error, and what hangs as it hangs in NCCL.
 
 mod ranks;
 
@@ -58,7 +58,7 @@ fn aborting_a_blocking_communicator_under_a_thread_is_a_violation() {
         let first = &first;
         let entered = faults::at_call("ncclSend").delay(Duration::ZERO);
         thread::scope(|scope| {
-            // The first message to a peer waits for it on the host.
+            // The first message to a peer waits on the host until the peer connects.
             let inside = scope.spawn(move || {
                 let memory = first.memory(&[1u8]);
                 first.send(&memory, Kind::ncclUint8, 1)
@@ -82,7 +82,7 @@ fn aborting_a_blocking_communicator_under_a_thread_is_a_violation() {
     });
 }
 
-/// Waits for the error of a context, and says which violation it was.
+/// Waits for the error of a context, and returns the text of the violation.
 fn failure(rank: &Rank) -> String {
     rank.gpu.bind_to_thread().unwrap();
     wait_until("the context has failed", || {
@@ -99,7 +99,7 @@ fn a_host_pointer_is_an_illegal_address() {
         let to = rank.memory(&[0u8; 100]);
         let (from, stream) = (host.as_ptr().cast(), rank.cuda_stream());
         let (kind, sum) = (Kind::ncclUint8, Op::ncclSum);
-        // The call itself does not look.
+        // The call itself does not check the address.
         assert_eq!(
             nccl!(ncclAllReduce(
                 from,
@@ -171,7 +171,7 @@ fn memory_that_is_freed_while_a_peer_is_awaited_fails_its_own_rank_only() {
     let test = "memory_that_is_freed_while_a_peer_is_awaited_fails_its_own_rank_only";
     processes(test, 2, &[], |process| {
         let rank = process.join();
-        // Connect first: the exchange below shall wait on the streams, not on the host.
+        // Connect first: the exchange below has to wait on the streams, not on the host.
         let warm = rank.memory(&[0u8; 2]);
         let warm_to = rank.memory(&[0u8; 2]);
         assert_eq!(rank.all_to_all(&warm, &warm_to, Kind::ncclUint8), 0);
@@ -179,7 +179,7 @@ fn memory_that_is_freed_while_a_peer_is_awaited_fails_its_own_rank_only() {
         let memory = rank.memory(&[1u8; 100_000]);
         if rank.rank == 0 {
             assert_eq!(rank.receive(&memory, Kind::ncclUint8, 1), 0);
-            // Posted.
+            // By now the receive is posted.
             thread::sleep(Duration::from_millis(50));
             memory.free_under_work();
             process.mark("freed");

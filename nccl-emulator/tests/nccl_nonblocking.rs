@@ -1,4 +1,4 @@
-//! Non-blocking communicators: what is in progress, when it happens, and what it does to other
+//! Non-blocking communicators: which operations are in progress, when they run, and how they affect other
 //! calls.
 
 mod ranks;
@@ -37,7 +37,7 @@ fn a_group_is_in_progress_until_it_is_polled_to_success() {
                 let (from, to) = (rank.memory(&[rank.rank; 100]), rank.memory(&[9i32; 100]));
                 for _ in 0..200 {
                     assert_eq!(nccl!(ncclGroupStart()), 0);
-                    // Success: nothing has begun.
+                    // Returns success: inside the group nothing has begun.
                     assert_eq!(rank.send(&from, Kind::ncclInt32, peer), 0);
                     assert_eq!(rank.receive(&to, Kind::ncclInt32, peer), 0);
                     assert_eq!(nccl!(ncclGroupEnd()), 7);
@@ -103,7 +103,7 @@ fn every_other_call_is_refused_while_in_progress() {
                 scope.spawn(move || {
                     let rank = Rank::join_nonblocking(id, 2, rank);
                     if rank.rank == 1 {
-                        // The other's receive connects for the first time: it waits for this rank.
+                        // The other rank's receive is the first message between the two: it waits for this rank to connect.
                         refused.wait();
                         let from = rank.memory(&[1u8]);
                         assert_eq!(rank.send(&from, Kind::ncclUint8, 0), 7);

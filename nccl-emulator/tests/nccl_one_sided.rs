@@ -15,7 +15,7 @@ use nccl_sys::{
 };
 use ranks::{Rank, alone, last_error, nccl, processes, processes_ending, threads, unique_id};
 
-/// Memory of `ncclMemAlloc`, shown to all ranks.
+/// Memory of `ncclMemAlloc`, registered as a window with all ranks.
 struct Shown {
     address: *mut c_void,
     window: ncclWindow_t,
@@ -94,7 +94,7 @@ fn wait(rank: &Rank, descriptors: &mut [ncclWaitSignalDesc_t]) -> u32 {
     nccl!(ncclWaitSignal(count, list, rank.comm, rank.cuda_stream()))
 }
 
-/// Every rank writes its number to its place at every other one.
+/// Every rank puts its values into its own part of every rank's window.
 fn everyone_to_everyone(rank: &Rank) {
     const EACH: usize = 300_000;
     let ranks = rank.ranks as usize;
@@ -162,7 +162,7 @@ fn a_wait_takes_as_many_signals_as_it_waits_for() {
             }
             assert_eq!(wait(rank, &mut [from(1, 1), from(1, 1)]), 0);
             rank.sync();
-            // One is left, and two are wanted.
+            // One signal is left, and the wait is for two.
             assert_eq!(wait(rank, &mut [from(1, 2)]), 0);
             thread::sleep(Duration::from_millis(50));
             assert!(!rank.is_idle());
@@ -204,7 +204,7 @@ fn signals_of_other_numbers_and_contexts_are_others() {
             assert_eq!(signal(&rank, 0, 3, 0), 4);
             assert_eq!(signal(&rank, 0, 0, 2), 4);
             assert_eq!(signal(&rank, 0, -1, 0), 4);
-            // Not what was signalled.
+            // This signal has index 1, and the wait is for index 0.
             assert_eq!(signal(&rank, 0, 1, 0), 0);
             all[0].sigIdx = 0;
             assert_eq!(wait(&rank, &mut all[..1]), 0);
@@ -263,7 +263,7 @@ fn what_one_sided_operations_are_given_is_checked() {
                     nccl!(ncclSignal(0, 0, 0, 0, null_mut(), stream)),
                     "Signal : comm argument is NULL",
                 );
-                // An error in a group is told at its end.
+                // The end of a group returns the errors of its calls.
                 assert_eq!(nccl!(ncclGroupStart()), 0);
                 assert_eq!(put(rank, null_mut(), 1, 0, &shown, 0), 4);
                 assert_eq!(nccl!(ncclGroupEnd()), 4);
@@ -300,7 +300,7 @@ fn a_window_needs_memory_that_can_be_shown() {
             assert_eq!(nccl!(ncclCommWindowDeregister(rank.comm, null_mut())), 0);
             assert_eq!(nccl!(ncclCommWindowDeregister(rank.comm, window)), 0);
             assert!(nccl_emulator::violations().is_empty());
-            // It is gone.
+            // The window is already deregistered.
             assert_eq!(nccl!(ncclCommWindowDeregister(rank.comm, window)), 3);
             assert_eq!(nccl!(ncclWinGetUserPtr(rank.comm, window, &mut back)), 3);
             assert_eq!(nccl_emulator::violations().len(), 2);
@@ -316,7 +316,7 @@ fn a_communicator_without_windows_answers_with_none() {
         "a_communicator_without_windows_answers_with_none",
         &off,
         || {
-            // At once: the others need not call.
+            // The call returns at once: the other rank need not make it.
             threads(2, |rank| {
                 if rank.rank == 0 {
                     let own = memory(rank, 4096);
@@ -341,7 +341,7 @@ fn a_put_beyond_the_window_fails_the_context_of_its_rank() {
             for rank in 0..2 {
                 scope.spawn(move || {
                     let rank = Rank::join(id, 2, rank);
-                    // The same for all, but for its size.
+                    // The windows of the ranks differ in size.
                     let shown = Shown::new(&rank, 8192 - 4096 * rank.rank as usize);
                     assert_eq!(signal(&rank, rank.rank, 0, 0), 0, "{}", last_error());
                     if rank.rank == 0 {
@@ -439,7 +439,7 @@ fn a_graph_puts_again_at_every_launch() {
                 graph.launch().unwrap();
                 rank.sync();
                 assert!(target.read() == [turn * 2 + peer as u8; 4096]);
-                // Not the next before the other has read: outside of the graph.
+                // The next replay must not begin before the other rank has read. These signals are outside of the graph.
                 assert_eq!(signal(rank, peer, 0, 0), 0);
                 assert_eq!(wait(rank, &mut [from(peer, 1)]), 0);
                 rank.sync();
@@ -451,7 +451,7 @@ fn a_graph_puts_again_at_every_launch() {
     });
 }
 
-/// The address at which the rank's device reaches the part of another rank.
+/// Returns the address at which the rank's device reaches another rank's part of the window.
 fn reached(shown: &Shown, offset: usize, peer: i32) -> u64 {
     let mut by_lsa = null_mut();
     let code = nccl!(ncclGetLsaDevicePointer(
@@ -508,8 +508,8 @@ fn reaches_all(rank: &Rank, ranks: i32, meet: impl Fn(&str)) {
     meet("read");
     let address = reached(&shown, 0, (rank.rank + 1) % ranks);
     shown.end(rank);
-    // Closed with the window.
-    // SAFETY: the driver finds that the address is not there.
+    // The mapping ends with the window.
+    // SAFETY: the address is not mapped any more, and the driver detects that.
     assert!(unsafe { result::memcpy_htod_sync(address, &[1]) }.is_err());
 }
 

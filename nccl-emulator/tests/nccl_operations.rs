@@ -1,4 +1,4 @@
-//! What arrives: sends and receives, all-to-all and all-reduce, on threads and on processes.
+//! Results of sends and receives, all-to-all and all-reduce, with ranks as threads and as processes.
 
 mod ranks;
 
@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op};
 use ranks::{Memory, Rank, alone, last_error, nccl, processes, threads};
 
-/// A value that says where it comes from and where it goes.
+/// A value that encodes its sender, its receiver and its index.
 fn value(from: i32, to: i32, at: usize) -> u32 {
     (from as u32) << 24 | (to as u32) << 16 | at as u32 & 0xffff
 }
@@ -215,7 +215,7 @@ fn messages_of_a_pair_keep_their_order_and_pairs_do_not_wait_for_each_other() {
     alone(name, &[], || {
         threads(3, |rank| {
             let peers: Vec<i32> = (0..3).filter(|&peer| peer != rank.rank).collect();
-            // Sizes that differ from message to message, so that a swap would not fit.
+            // All messages differ in size, so that swapped messages would not match.
             let out: Vec<Vec<Memory<u32>>> = peers
                 .iter()
                 .map(|&to| {
@@ -233,7 +233,7 @@ fn messages_of_a_pair_keep_their_order_and_pairs_do_not_wait_for_each_other() {
                 })
                 .collect();
             assert_eq!(nccl!(ncclGroupStart()), 0);
-            // Peers in another order on each rank, receives and sends interleaved at will.
+            // Each rank has another order of peers, and interleaves sends and receives.
             for (at, &peer) in peers.iter().enumerate().rev() {
                 for n in 0..20 {
                     if (n + rank.rank as usize).is_multiple_of(2) {
@@ -272,7 +272,7 @@ fn messages_without_bytes_pair_up_and_collectives_without_elements_vanish() {
             assert_eq!(rank.receive(&nothing, Kind::ncclUint8, peer), 0);
             assert_eq!(rank.receive(&into, Kind::ncclUint8, peer), 0);
             assert_eq!(nccl!(ncclGroupEnd()), 0);
-            // Only one rank calls it: it does not even wait.
+            // Rank 0 alone makes this call, which does not wait for the other rank.
             if rank.rank == 0 {
                 assert_eq!(
                     rank.all_reduce(&nothing, &nothing, Kind::ncclUint8, Op::ncclSum),
@@ -295,7 +295,7 @@ fn a_message_to_oneself_needs_both_halves_in_one_group() {
             threads(2, |rank| {
                 let from = rank.memory(&[1u32, 2, 3]);
                 let to = rank.memory(&[0u32; 3]);
-                // The process has one last error.
+                // The last error is one for the whole process.
                 let turn = TURN.lock().unwrap();
                 assert_eq!(rank.send(&from, Kind::ncclUint32, rank.rank), 5);
                 assert_eq!(
@@ -326,7 +326,7 @@ fn a_single_rank_copies() {
         threads(1, |rank| {
             let from = rank.memory(&[1.5f32, -2.0]);
             let to = rank.memory(&[0f32; 2]);
-            // At once, even inside a group.
+            // The copy is issued at once, even inside a group.
             assert_eq!(nccl!(ncclGroupStart()), 0);
             assert_eq!(
                 rank.all_reduce(&from, &to, Kind::ncclFloat32, Op::ncclAvg),
@@ -349,7 +349,7 @@ fn operations_on_two_streams_of_a_communicator_run_one_after_the_other() {
             let other = rank.gpu.new_stream().unwrap();
             let streams = [rank.cuda_stream(), other.cu_stream().cast()];
             let memory = rank.memory(&vec![1u64; 10_000]);
-            // Each doubles what the one before left behind: only right if none overlap.
+            // Each all-reduce doubles the result of the previous one: the result is right only if none overlap.
             for turn in 0..20 {
                 let code = nccl!(ncclAllReduce(
                     memory.ptr(),
@@ -392,7 +392,7 @@ fn a_group_on_two_streams_joins_them() {
             let second = other.cu_stream().cast();
             assert_eq!(nccl!(ncclRecv(to.ptr(), 100, kind, peer, comm, second)), 0);
             assert_eq!(nccl!(ncclGroupEnd()), 0);
-            // Either stream stands for the whole group.
+            // Waiting for either stream waits for the whole group.
             rank.gpu.bind_to_thread().unwrap();
             if rank.rank == 0 {
                 other.synchronize().unwrap();

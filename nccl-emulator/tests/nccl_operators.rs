@@ -1,5 +1,5 @@
-//! Operators of the user's own, reductions of 8-bit floats, the checks of arguments, and what a
-//! configuration of a single call does.
+//! User-defined operators, reductions of 8-bit floats, argument checks, and configurations of single
+//! calls.
 
 mod ranks;
 
@@ -90,7 +90,7 @@ fn a_scalar_of_the_host_is_read_at_once_and_one_of_the_device_when_the_stream_ge
                 rank.sync();
                 let gate = Gate::on(rank);
                 assert_eq!(rank.all_reduce(&memory, &memory, Kind::ncclInt64, op), 0);
-                // Of no more use to the call, but the scalar's memory is.
+                // The operation no longer needs the operator, but still reads the scalar's memory.
                 assert_eq!(nccl!(ncclRedOpDestroy(op, rank.comm)), 0);
                 let other = rank.gpu.new_stream().unwrap();
                 // SAFETY: the scalar has room for one value, and lives.
@@ -149,7 +149,7 @@ fn an_operator_belongs_to_its_communicator_and_its_type() {
                 assert_eq!(rank.all_reduce(&memory, &memory, Kind::ncclInt32, op), 4);
                 let wrong = "Data type supplied to user-created ncclRedOp_t does not match type given to reduction operation";
                 assert_eq!(last_error(), wrong);
-                // Nothing is reduced, so nothing is looked at but the handle.
+                // No element is reduced, so only the handle of the operator is checked.
                 let nothing = rank.memory::<f32>(&[]);
                 assert_eq!(rank.all_reduce(&nothing, &nothing, Kind::ncclInt32, op), 0);
                 assert_eq!(rank.all_reduce(&memory, &memory, float, op), 0);
@@ -159,7 +159,7 @@ fn an_operator_belongs_to_its_communicator_and_its_type() {
                 assert_eq!(nccl!(ncclRedOpDestroy(op, rank.comm)), 4);
                 assert_eq!(rank.all_reduce(&memory, &memory, float, op), 4);
                 assert_eq!(last_error(), unknown);
-                // Its number is given out again.
+                // The next operator gets the same number.
                 assert_eq!(scaling(rank, Kind::ncclInt8, 1i8), op);
                 other.destroy();
             });
@@ -272,7 +272,7 @@ fn roots_and_types_out_of_range_are_refused_by_every_collective() {
             use Function::{Bcast, Broadcast, Gather, Reduce, Scatter};
             let stream = rank.cuda_stream();
             for function in FUNCTIONS {
-                // Not even an empty one may have a bad argument.
+                // Invalid arguments are errors even with a count of 0.
                 for count in [0, 10] {
                     let case = Case::new(function, count);
                     let name = function.name();
@@ -294,14 +294,14 @@ fn roots_and_types_out_of_range_are_refused_by_every_collective() {
                     assert_eq!(last_error(), format!("{name} : invalid type 12"));
                 }
             }
-            // The communicator comes before everything else.
+            // The communicator is checked before all other arguments.
             let (null, kind) = (null_mut(), Kind(99));
             assert_eq!(
                 nccl!(ncclGather(null, null, 1, kind, -1, null_mut(), stream)),
                 4
             );
             assert_eq!(last_error(), "Gather : comm argument is NULL");
-            // A bad argument is found inside of the group, and poisons it.
+            // An invalid argument is detected inside the group, and makes the group fail.
             assert_eq!(nccl!(ncclGroupStart()), 0);
             assert_eq!(nccl!(ncclBcast(null, 1, kind, 0, rank.comm, stream)), 4);
             assert_eq!(nccl!(ncclGroupEnd()), 4);
@@ -344,9 +344,9 @@ fn the_configuration_of_a_call_is_checked_before_anything_else() {
             assert_eq!(with(&|config| config.magic = 1), 4);
             assert_eq!(with(&|config| config.forceAlgSelection = 2), 4);
             assert_eq!(with(&|config| config.CTAPolicy = 4), 4);
-            // Such errors are not the group's.
+            // These errors do not make the group fail.
             assert_eq!(nccl!(ncclGroupEnd()), 0);
-            // As a program that was built with 2.31.2 passes it: what comes after is not read.
+            // As a program built with 2.31.2 passes it: the fields beyond `size` are not read.
             let older = |config: &mut ncclCollConfig_t| {
                 config.size = 64;
                 config.launchCompletionEvent = std::ptr::without_provenance_mut(1);
@@ -383,7 +383,7 @@ fn the_launch_completion_event_comes_when_the_stream_gets_to_the_launch_not_when
                 last_error()
             );
             rank.sync();
-            // Rank 0 is held back by its stream; rank 1 then waits for it, but is launched.
+            // Rank 0's stream is blocked; rank 1's operation is launched, and waits for rank 0.
             let gate = (rank.rank == 0).then(|| Gate::on(rank));
             assert_eq!(
                 gather(rank, &input, &output, &config),
@@ -403,7 +403,7 @@ fn the_launch_completion_event_comes_when_the_stream_gets_to_the_launch_not_when
             }
             rank.sync();
             assert!(event.is_complete());
-            // One for a communicator in a group, and none that takes the time.
+            // A group takes one such event, and no event that records the time.
             assert_eq!(nccl!(ncclGroupStart()), 0);
             assert_eq!(gather(rank, &input, &output, &config), 0);
             assert_eq!(gather(rank, &input, &output, &config), 0);
@@ -454,7 +454,7 @@ fn a_graph_reads_the_scalar_and_records_the_event_each_time_it_runs() {
                 unsafe { result::memcpy_htod_sync(scalar.address, &[factor]).unwrap() };
                 let gate = Gate::on(rank);
                 graph.launch().unwrap();
-                // One that was never recorded is complete.
+                // An event that was never recorded would be complete.
                 assert!(!event.is_complete());
                 gate.open();
                 event.synchronize().unwrap();

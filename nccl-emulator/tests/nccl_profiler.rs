@@ -1,4 +1,4 @@
-//! What the emulator's NCCL tells a profiler plugin.
+//! What the emulator's NCCL reports to a profiler plugin.
 
 mod captures;
 mod plugin;
@@ -212,7 +212,7 @@ fn events_of_a_collective_have_their_parents_and_their_order() {
             );
         }
         assert!(told.events.iter().all(|event| event.stops == 1));
-        // Nothing of one host goes through a proxy.
+        // Messages within a host do not use a proxy.
         assert_eq!(told.of(PROXY_OP).len(), 0);
     });
 }
@@ -289,7 +289,7 @@ fn the_mask_counts_as_it_is_when_a_call_is_made() {
             kinds()
         };
         assert!(run(0).is_empty());
-        // With an event come its ancestors, and no others.
+        // An enabled kind of event brings its ancestors, and no others.
         assert_eq!(run(GROUP_API as i32), [GROUP_API].into());
         assert_eq!(run(COLL as i32), [GROUP, COLL, GROUP_API, COLL_API].into());
         assert_eq!(
@@ -298,7 +298,7 @@ fn the_mask_counts_as_it_is_when_a_call_is_made() {
         );
         assert_eq!(run(P2P as i32), [GROUP, GROUP_API].into());
 
-        // In the middle of a communicator's life.
+        // The mask changes during the communicator's life.
         want(0);
         forget();
         threads(1, |rank| {
@@ -337,7 +337,7 @@ fn a_kernel_begins_when_its_stream_comes_to_it() {
             let gate = Gate::on(rank);
             sum(rank, &memory);
             BOTH.wait();
-            // The operation was told of, and is not on the device.
+            // The operation is reported, and has not begun on the device.
             std::thread::sleep(std::time::Duration::from_millis(30));
             {
                 let told = told();
@@ -348,7 +348,7 @@ fn a_kernel_begins_when_its_stream_comes_to_it() {
             BOTH.wait();
             if rank.rank == 0 {
                 gate.open();
-                // It waits for rank 1 on the device.
+                // The kernel of rank 0 waits for rank 1 on the device.
                 wait_until("the kernel of rank 0 has begun", || {
                     rank.is_idle();
                     told().of(KERNEL_CH).len() == 1
@@ -367,7 +367,7 @@ fn a_kernel_begins_when_its_stream_comes_to_it() {
     });
 }
 
-/// Captures a sum into a graph, and replays it twice. Returns the events of a kind in between.
+/// Captures a sum, and launches the graph twice. Returns the numbers of events of `kind`: at first, captured, after each launch.
 fn replays(mask: i32, kind: u64) -> [usize; 4] {
     let counts = std::sync::Mutex::new([0; 4]);
     want(mask);
@@ -466,7 +466,7 @@ fn the_library_that_a_variable_names_is_closed_with_the_last_communicator() {
         directory.path().to_str().unwrap(),
     );
     let log = format!("{directory}/log");
-    // As a plugin of its own by its path, by the middle of its name, and as a network plugin.
+    // As a profiler plugin by its path and by the middle of its file name, and as a network plugin.
     for (variable, value) in [
         ("NCCL_PROFILER_PLUGIN", library),
         ("NCCL_PROFILER_PLUGIN", "mine"),
@@ -491,7 +491,7 @@ fn the_library_that_a_variable_names_is_closed_with_the_last_communicator() {
         assert!(said.ends_with("closed\n"));
         let log = fs::read_to_string(&log).unwrap();
         assert!(log.contains("PROFILER/Plugin: Loaded in C (v4)"), "{log}");
-        // Elsewhere the format is printed without its values.
+        // On other architectures the log has the format without its values.
         if cfg!(target_arch = "x86_64") {
             assert!(log.contains("logged: text 2 2.50 -4 5 6 0.5\n"), "{log}");
         }

@@ -1,4 +1,4 @@
-//! What the emulator's NCCL tells a profiler plugin of data between hosts, and of operations that hang.
+//! What the emulator's NCCL reports to a profiler plugin about data between hosts, and about operations that hang.
 
 mod plugin;
 mod ranks;
@@ -7,11 +7,11 @@ use nccl_sys::ncclDataType_t as Kind;
 use plugin::*;
 use ranks::{alone, api, nccl, processes, threads, wait_until};
 
-/// Ranks of one process use the network, as ranks of different hosts do.
+/// Ranks of one process communicate over the network, as ranks of different hosts do.
 const SOCKETS: [(&str, &str); 2] = [("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1")];
-/// Each process is a host.
+/// Each process counts as a host of its own.
 const HOSTS: [(&str, &str); 1] = [("NCCL_HOSTID", "{rank}")];
-/// What the emulator copies at a time.
+/// Bytes that the emulator copies at a time.
 const CHUNK: usize = 256 << 10;
 
 #[test]
@@ -71,7 +71,7 @@ fn a_receive_that_hangs_is_in_the_state_of_waiting_for_its_peer() {
         let rank = process.join();
         let (from, to) = (rank.memory(&[1.; 100]), rank.memory(&[0.; 100]));
         let other = rank.memory(&[0.; 100]);
-        // Connects all.
+        // Connects all ranks.
         for _ in 0..2 {
             assert_eq!(
                 rank.all_to_all(
@@ -102,7 +102,7 @@ fn a_receive_that_hangs_is_in_the_state_of_waiting_for_its_peer() {
             };
             wait_until("both wait", || waits(1) && waits(2));
             process.mark("waiting");
-            // The one of rank 1 ends; that of rank 2 waits on.
+            // The operation with rank 1 ends; the one with rank 2 continues to wait.
             wait_until("one is over", || op_of(1).stops == 1);
             assert!(waits(2));
             assert_eq!(op_of(2).stops, 0);

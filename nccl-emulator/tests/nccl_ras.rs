@@ -1,4 +1,4 @@
-//! The RAS service of the emulator's NCCL: what its clients are told of the ranks of a job.
+//! The RAS service of the emulator's NCCL: its answers to clients about the ranks of a job.
 
 mod ranks;
 
@@ -14,7 +14,7 @@ use ranks::{
 };
 use serde_json::Value;
 
-/// Where processes listen: ports that follow each other by rank.
+/// The addresses at which the processes listen: the last digit of a port is the rank.
 fn addresses(test: u16) -> String {
     let base = 1100 + (std::process::id() as u16).wrapping_mul(16) % 2000 + test;
     format!("127.0.0.1:{base}{{rank}}")
@@ -79,7 +79,7 @@ fn text(address: &str, verbose: bool) -> String {
     client.rest()
 }
 
-/// Asks until the answer is as wanted.
+/// Queries the service until the answer satisfies `wanted`.
 fn json_until(what: &str, address: &str, wanted: impl Fn(&Value) -> bool) -> Value {
     let mut answer = Value::Null;
     wait_until(what, || {
@@ -297,7 +297,7 @@ fn a_stopped_process_is_unresponsive_until_it_goes_on_and_dead_after_a_minute() 
             let pid = pid_of(&answer, 2);
             let mut monitor = Client::connect(&own);
             assert_eq!(monitor.ask("MONITOR all"), "OK");
-            // Until it is asked before its silence is known: a busy machine may notice that first, or be late itself.
+            // Repeats until a query precedes the report of the silence: a busy machine may report it first, or be late itself.
             let mut answer = Value::Null;
             wait_until("a query waited for it in vain, and for it alone", || {
                 signal(pid, libc::SIGSTOP);
@@ -322,7 +322,7 @@ fn a_stopped_process_is_unresponsive_until_it_goes_on_and_dead_after_a_minute() 
             assert_eq!((&lost["rank"], &lost["pid"]), (&2.into(), &pid.into()));
             assert_eq!(lost["status"]["unresponsive"], true);
             assert_eq!(lost["status"]["considered_dead"], false);
-            // Now it is known, and nobody waits for it.
+            // The silence is known by now, and no query waits for the rank.
             let answer = json_until("only it is missing", &own, |answer| {
                 answer["ras"]["timeouts_count"] == 0 && missing(answer) == [2]
             });
@@ -476,11 +476,11 @@ fn garbage_and_clients_that_do_nothing_do_no_harm() {
             let bytes: Vec<u8> = (0..random.usize(..3000)).map(|_| random.u8(..)).collect();
             let _ = stream.write_all(&bytes);
         }
-        // A line that does not end is the end of the connection.
+        // The service closes a connection whose line is too long.
         let mut client = Client::connect(&address);
         client.0.get_ref().write_all(&[b'x'; 4000]).unwrap();
         assert!(matches!(client.0.read(&mut [0]), Ok(0) | Err(_)));
-        // Half a command, half a connection, and an answer that is not waited for.
+        // An incomplete command, half-closed connections, and answers that are not read.
         let mut idle = Vec::new();
         for line in [
             "STAT",
@@ -496,7 +496,7 @@ fn garbage_and_clients_that_do_nothing_do_no_harm() {
         let said = text(&address, false);
         assert!(said.contains("RUNNING      OK"), "{said}");
         assert_eq!(communicator(&json(&address))["size"], 1);
-        // What was asked before the end of the input is answered.
+        // Commands sent before the end of the input are answered.
         let mut said = String::new();
         idle[2].read_to_string(&mut said).unwrap();
         assert!(said.contains("RUNNING      OK"), "{said}");

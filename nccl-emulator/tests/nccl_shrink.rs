@@ -76,13 +76,13 @@ fn survivors_of_a_killed_process_shrink_and_go_on() {
     processes_ending(name, 3, &[], ending, |process| {
         let rank = process.join();
         assert_eq!(sum(&rank, 1), 3);
-        // Otherwise a rank may still need its part of the sum.
+        // Before this point a rank may still need rank 1's part of the sum.
         process.mark(&format!("summed.{}", process.rank));
         (0..3).for_each(|rank| process.wait_for(&format!("summed.{rank}")));
         if process.rank == 1 {
             std::process::abort();
         }
-        // Waits for the rank that is gone.
+        // This all-reduce waits for the dead rank.
         let memory = rank.memory(&[1i32; 10]);
         let code = rank.all_reduce(&memory, &memory, Kind::ncclInt32, Op::ncclSum);
         assert_eq!(code, 0);
@@ -114,7 +114,7 @@ fn a_revoked_communicator_can_only_be_split_and_shrunk() {
                 assert_eq!(nccl!(ncclCommRevoke(null_mut(), 9)), 0);
                 assert_eq!(nccl!(ncclCommRevoke(rank.comm, 1)), 4);
                 assert_eq!(nccl!(ncclCommRevoke(rank.comm, 0)), 0, "{}", last_error());
-                // What ran is over.
+                // The operations that ran have ended.
                 rank.sync();
                 assert_eq!(nccl!(ncclCommRevoke(rank.comm, 0)), 4);
                 let code = rank.all_reduce(&memory, &memory, Kind::ncclInt32, Op::ncclSum);
@@ -149,7 +149,7 @@ fn a_revoke_ends_a_group_in_the_background_and_a_call_that_waits() {
                         let rank = Rank::join_nonblocking(id, 2, rank);
                         if rank.rank == 0 {
                             let memory = rank.memory(&[1i32]);
-                            // Connects for the first time, to a rank that never does.
+                            // The first message connects to rank 1, which never connects.
                             assert_eq!(rank.receive(&memory, Kind::ncclInt32, 1), 7);
                             thread::sleep(Duration::from_millis(50));
                             assert_eq!(rank.state(), 7);

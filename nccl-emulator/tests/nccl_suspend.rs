@@ -1,4 +1,4 @@
-//! Communicators that give up their memory for a while: suspend and resume.
+//! Communicators that release their memory for a while: suspend and resume.
 
 mod ranks;
 
@@ -28,7 +28,7 @@ fn memory_is_suspended_and_resumed_by_all_ranks_together() {
             threads(2, |rank| {
                 assert_eq!(nccl!(ncclCommResume(rank.comm)), 5);
                 assert_eq!(last_error(), "MemManager: Not in suspended state");
-                // Nothing to suspend is nothing to wait for.
+                // With flags of 0 the call suspends nothing, and does not wait.
                 assert_eq!(nccl!(ncclCommSuspend(rank.comm, 0)), 0);
                 assert!(!is_suspended(rank));
                 if rank.rank == 1 {

@@ -1,4 +1,4 @@
-//! Being an older library, and running out of descriptors.
+//! Emulating an older library, and running out of descriptors.
 
 mod ranks;
 
@@ -28,7 +28,7 @@ fn an_older_library_has_the_functions_of_its_release() {
                 nccl_sys::ncclResult_t::ncclTimeout
             );
             let text = api().ncclGetErrorString().unwrap();
-            // SAFETY: the text is a C string for ever.
+            // SAFETY: the text is a static C string.
             let text = unsafe { std::ffi::CStr::from_ptr(text(nccl_sys::ncclResult_t(8))) };
             assert_eq!(text, c"unknown result code");
             threads(2, |rank| {
@@ -101,7 +101,7 @@ fn without_descriptors_a_communicator_is_a_system_error() {
                 rlim_max: used + 1,
             };
             let id = unique_id();
-            // SAFETY: the limit is read only.
+            // SAFETY: the call only reads the limit.
             assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
             let mut held = Vec::new();
             while let Ok(file) = std::fs::File::open("/dev/null") {

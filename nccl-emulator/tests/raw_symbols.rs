@@ -1,4 +1,4 @@
-//! The driver by `dlopen` and `dlsym`, as a foreign client finds it: what cudarc does not call, or
+//! The driver by `dlopen` and `dlsym`, as a foreign client finds it: functions that cudarc does not call, or
 //! hides.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -37,7 +37,7 @@ macro_rules! call {
     ($name:literal, $($argument:expr => $type:ty),* $(,)?) => {{
         // SAFETY: the types are those of the function in cuda.h.
         let function: unsafe extern "C" fn($($type),*) -> u32 = unsafe { std::mem::transmute(symbol($name)) };
-        // SAFETY: the test keeps the function's contract, or breaks it where the emulator looks.
+        // SAFETY: the test keeps the function's contract, or breaks it in a way that the emulator detects.
         unsafe { function($($argument),*) }
     }};
 }
@@ -110,7 +110,7 @@ fn contexts_are_made_stacked_and_destroyed() {
             call!(c"cuCtxPushCurrent_v2", own => *mut c_void),
             INVALID_CONTEXT
         );
-        // Its memory went with it.
+        // The context's memory was freed with it.
         assert_eq!(call!(c"cuMemFree_v2", memory => u64), INVALID_VALUE);
     }
     // The primary context is released, not destroyed.
@@ -224,7 +224,7 @@ fn an_address_is_told_from_another() {
     let host = 0_u8;
     let address = (&raw const host).addr() as u64;
     assert_eq!(ask((&raw mut kind).cast(), 2, address), INVALID_VALUE);
-    // The question for several at once answers with zero instead.
+    // The query for several attributes at once succeeds instead, with the memory type 0.
     let mut places: [*mut c_void; 2] = [(&raw mut kind).cast(), (&raw mut device).cast()];
     assert_eq!(
         call!(c"cuPointerGetAttributes", 2 => c_uint, [2, 9].as_ptr() => *const c_int, places.as_mut_ptr() => *mut *mut c_void, address => u64),

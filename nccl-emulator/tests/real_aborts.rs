@@ -1,7 +1,7 @@
-//! What NVIDIA's own library does with memory when communicators are ended while a launch of theirs is under way. A program
-//! must not get there: these tests show what it would get, so that the rules of `docs/real-nccl.md` do not rest on a reading of the sources.
+//! How NVIDIA's own library treats memory when communicators are ended while one of their launches is in progress. Programs
+//! must avoid this: these tests show the effects, so that the rules of `docs/real-nccl.md` do not rest on the sources alone.
 //!
-//! The launch is held inside a call of the driver, so that all happens in one order.
+//! A fault holds the launch inside a driver call, so that the order of events is fixed.
 
 mod ranks;
 mod real;
@@ -22,9 +22,9 @@ use real::{
 };
 
 const IN_PROGRESS: u32 = 7;
-/// A process ends so that cannot do it.
+/// The exit code of a process whose release has no `ncclCommRevoke`.
 const NO_REVOKE: i32 = 77;
-/// Long enough for anything that does not wait, under valgrind as well.
+/// Longer than any call takes that does not wait, under valgrind as well.
 const SOON: Duration = Duration::from_secs(20);
 
 /// A communicator's handle that another thread may use.
@@ -44,7 +44,7 @@ impl Handle {
     }
 }
 
-/// A non-blocking communicator of all, whose ranks are connected.
+/// A non-blocking communicator of all processes, whose ranks are connected.
 fn connected(process: &Process, name: &str) -> (Rank, Buffers) {
     let id = process.id(name);
     let rank = Rank::join_nonblocking(id, process.ranks, process.rank);
@@ -53,7 +53,7 @@ fn connected(process: &Process, name: &str) -> (Rank, Buffers) {
     (rank, buffers)
 }
 
-/// A group of an all-reduce on each, whose launch hangs in the driver until the guard goes.
+/// A group with an all-reduce on each communicator, whose launch hangs in the driver until the guard is dropped.
 fn held_launch(all: &[(Rank, Buffers)]) -> FaultGuard {
     let held = faults::at_call("cuLaunchKernelEx")
         .on_other_threads()
@@ -67,7 +67,7 @@ fn held_launch(all: &[(Rank, Buffers)]) -> FaultGuard {
     held
 }
 
-/// Rank 0 as `ending` says, the others well.
+/// Judges how the ranks ended: rank 0 by `ending`, the others by success.
 fn rank_0(ending: impl Fn(ExitStatus) -> bool + Copy) -> impl Fn(i32, ExitStatus) -> bool + Copy {
     move |rank, status| match rank {
         0 => ending(status),
@@ -75,7 +75,7 @@ fn rank_0(ending: impl Fn(ExitStatus) -> bool + Copy) -> impl Fn(i32, ExitStatus
     }
 }
 
-/// Ends the communicators of the ranks that have nothing to do with it.
+/// Ends the communicators of a rank other than 0, once rank 0 is done.
 fn wait_and_abort(process: &Process, all: &[(Rank, Buffers)]) {
     process.wait_for("over");
     for (rank, _) in all {
@@ -92,7 +92,7 @@ fn two_aborts_at_once_free_a_communicator_that_the_launch_of_their_group_still_u
             Some(libc::SIGSEGV | libc::SIGABRT | libc::SIGBUS)
         )
     };
-    // What is freed is no good at once.
+    // The allocator overwrites freed memory at once.
     let environment = [P2P[0], ("MALLOC_PERTURB_", "165")];
     processes_on_each(name, 2, &environment, rank_0(crashes), |process| {
         let all = ["x", "y"].map(|name| connected(&process, name));
@@ -102,7 +102,7 @@ fn two_aborts_at_once_free_a_communicator_that_the_launch_of_their_group_still_u
         let held = held_launch(&all);
         let [x, y] = [0, 1].map(|at: usize| Handle(all[at].0.comm));
         let first = thread::spawn(move || x.abort());
-        // It has begun to wait for the launch.
+        // By now the first abort waits for the launch.
         thread::sleep(Duration::from_millis(500));
         assert!(!first.is_finished(), "the first abort did not wait");
         let second = within(SOON, move || y.abort());
@@ -111,13 +111,13 @@ fn two_aborts_at_once_free_a_communicator_that_the_launch_of_their_group_still_u
         process.mark("over");
         drop(held);
         let _ = first.join();
-        // What it wrote to is gone.
+        // The launch writes to memory that is freed, and the process crashes.
         thread::sleep(Duration::from_secs(5));
         panic!("nothing has come of it");
     });
 }
 
-/// Memory is given out again at once, and often to who has just freed it, so valgrind has to look.
+/// Freed memory is reused at once, often by the thread that freed it, so valgrind has to detect the read.
 #[test]
 fn a_revoke_under_a_launch_leaves_a_communicator_that_reads_what_is_freed() {
     let name = "a_revoke_under_a_launch_leaves_a_communicator_that_reads_what_is_freed";
@@ -190,7 +190,7 @@ fn a_revoke_under_a_launch_leaves_a_communicator_that_reads_what_is_freed() {
 /// The same command under valgrind.
 fn under_valgrind(command: &Command, log: &Path) -> Command {
     let mut valgrind = Command::new("valgrind");
-    // NCCL writes code, and waits in loops.
+    // Code is generated at run time, and NCCL waits in busy loops.
     valgrind.args(["--smc-check=all", "--fair-sched=yes"]);
     valgrind.arg(format!("--log-file={}", log.display()));
     valgrind.arg(command.get_program()).args(command.get_args());

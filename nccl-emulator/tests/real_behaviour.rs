@@ -17,9 +17,9 @@ use real::{
     processes_on_both, stays, version, within,
 };
 
-/// Long enough to see that something does not come back.
+/// Long enough to show that a call does not return.
 const WATCHED: Duration = Duration::from_secs(2);
-/// What comes back at once does so within this, on a loaded machine too.
+/// The limit for calls that return at once, on a loaded machine too.
 const SOON: Duration = Duration::from_secs(5);
 
 const SYSTEM_ERROR: u32 = 2;
@@ -49,7 +49,7 @@ impl Handle {
     }
 }
 
-/// An all-reduce of all, after which rank 1 dies.
+/// Runs an all-reduce of all ranks, after which rank 1 dies.
 fn until_rank_1_is_dead(process: &Process, rank: &Rank) -> Buffers {
     let buffers = Buffers::of(rank);
     buffers.check(rank);
@@ -225,7 +225,7 @@ fn a_rank_beyond_the_number_of_ranks_is_an_invalid_argument() {
 
 #[test]
 fn a_death_is_noticed_by_nobody_while_another_rank_is_awaited() {
-    // Of three ranks the third never comes; the second dies, or the one whose process has the root.
+    // Of three ranks the third never joins; either the second dies, or the one whose process has the root.
     for dies in ["1", "0"] {
         let environment = [("TEST_DIES", dies)];
         let name = "a_death_is_noticed_by_nobody_while_another_rank_is_awaited";
@@ -266,7 +266,7 @@ fn a_death_over_p2p_or_shared_memory_is_never_reported() {
             let buffers = until_rank_1_is_dead(&process, &rank);
             buffers.begin(&rank);
             assert!(stays(WATCHED, || rank.state() == 0 && !rank.is_idle()));
-            // An abort ends the kernel that waits.
+            // An abort ends the waiting kernel.
             let start = Instant::now();
             assert_eq!(rank.abort(), 0);
             wait_until("the stream is over", || rank.is_idle());
@@ -303,7 +303,7 @@ fn a_rank_that_is_stopped_is_waited_for_over_sockets() {
         buffers.check(&rank);
         process.meet("reduced");
         if process.rank == 1 {
-            // A shell wakes this process again.
+            // A shell continues this process.
             let wake = format!("sleep 2; kill -CONT {}", std::process::id());
             let mut shell = std::process::Command::new("sh")
                 .args(["-c", &wake])
@@ -333,10 +333,10 @@ fn has_revoke() -> bool {
     has
 }
 
-/// Shrinks a communicator to those that live. A communicator that does not block writes its child some time later.
+/// Shrinks a communicator to the ranks that are alive. If it is non-blocking, NCCL writes the child some time later.
 fn shrink(rank: &Rank, flags: i32) -> (ncclComm_t, u32) {
     let mut dead = [1];
-    // Never freed: NCCL may write to it as long as it likes.
+    // Never freed: NCCL may write to it at any later time.
     let child: &'static AtomicPtr<_> = Box::leak(Box::default());
     let code = nccl!(ncclCommShrink(
         rank.comm,
@@ -346,7 +346,7 @@ fn shrink(rank: &Rank, flags: i32) -> (ncclComm_t, u32) {
         null_mut(),
         flags
     ));
-    // Success may mean that the shrink has begun, too.
+    // Success may also mean that the shrink has only begun.
     if !matches!(code, 0 | IN_PROGRESS) {
         return (null_mut(), code);
     }
@@ -356,7 +356,7 @@ fn shrink(rank: &Rank, flags: i32) -> (ncclComm_t, u32) {
     (child.load(Ordering::Acquire), rank.settle())
 }
 
-/// A child of ranks 0 and 2 of three works.
+/// Checks that a child of ranks 0 and 2 of three works.
 fn check_child(process: &Process, rank: &Rank, comm: ncclComm_t) {
     let child = Rank {
         rank: process.rank / 2,
@@ -489,7 +489,7 @@ fn a_blocking_finalize_waits_for_the_peer() {
     );
 }
 
-/// Retries that are over in about two seconds, where the defaults take sixty.
+/// Retries that end after about two seconds, where the defaults take sixty.
 const FEW_RETRIES: [(&str, &str); 2] = [
     ("NCCL_SOCKET_RETRY_CNT", "5"),
     ("NCCL_SOCKET_RETRY_SLEEP_MSEC", "100"),
@@ -506,7 +506,7 @@ fn a_destroy_with_a_dead_peer_retries_over_p2p() {
         assert_eq!(Handle::of(&rank).destroy(), 0);
         let elapsed = start.elapsed();
         let log = process.log();
-        // Older releases do not dial again. 100 + 200 + … + 500 ms.
+        // Older releases do not retry the connection. The sleeps are 100 + 200 + … + 500 ms.
         let retries = version() >= 23203;
         assert_eq!(
             elapsed > Duration::from_millis(1200),
@@ -613,7 +613,7 @@ fn too_few_descriptors_are_a_system_error_of_the_first_operation() {
         let rank = process.join();
         let buffers = Buffers::of(&rank);
         process.meet("joined");
-        // More than NCCL's proxy asks `poll` about: with fewer than these it gets EINVAL there, and hangs.
+        // More descriptors than NCCL's proxy passes to `poll`: with a lower limit it gets EINVAL there, and hangs.
         let limit = libc::rlimit {
             rlim_cur: 128,
             rlim_max: 128,
@@ -678,7 +678,7 @@ fn eight_ranks_that_wait_in_an_all_reduce_use_at_most_one_core() {
                     buffers.check(&rank);
                     meeting.wait();
                     if rank.rank == 0 {
-                        // The eight others wait for this one.
+                        // The eight other ranks wait for this one.
                         thread::sleep(Duration::from_millis(300));
                         let (start, before) = (Instant::now(), processor_time());
                         thread::sleep(WATCHED);
@@ -697,7 +697,7 @@ fn eight_ranks_that_wait_in_an_all_reduce_use_at_most_one_core() {
 fn an_abort_of_connected_ranks_waits_for_the_proxy_thread() {
     let name = "an_abort_of_connected_ranks_waits_for_the_proxy_thread";
     on_both(name, 2, &P2P, |process| {
-        // NCCL's thread polls for half a second, and may be anywhere in it.
+        // NCCL's thread polls in periods of half a second, and an abort may come at any moment of one.
         let join = |turn: usize| {
             let id = process.id(&format!("id {turn}"));
             Rank::join_nonblocking(id, process.ranks, process.rank)

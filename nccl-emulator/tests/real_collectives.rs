@@ -1,4 +1,4 @@
-//! What arrives of collectives on NVIDIA's own library: by each algorithm, protocol and transport, in threads and processes.
+//! Results of collectives on NVIDIA's own library: by each algorithm, protocol and transport, in threads and processes.
 
 mod ranks;
 mod real;
@@ -34,7 +34,7 @@ const TRANSPORTS: [Transport; 6] = [
 /// Buffers of connections that are smaller than what most collectives move.
 const SMALL_BUFFERS: (&str, &str) = ("NCCL_BUFFSIZE", "131072");
 
-/// Runs `body` in processes over each transport, and checks that it was used.
+/// Runs `body` in processes over each transport, and checks that NCCL used it.
 fn over_each_transport(
     test: &str,
     ranks: i32,
@@ -142,7 +142,7 @@ fn each_algorithm_and_protocol_is_right_over_each_transport() {
     }
 }
 
-/// Gives each process a host of its own, as NCCL sees it; `of` processes share one.
+/// Assigns the process to a host, as NCCL sees it: `of` processes share one.
 fn share_hosts(process: &Process, of: i32) {
     // SAFETY: nothing else uses the environment yet.
     unsafe { env::set_var("NCCL_HOSTID", format!("host{}", process.rank / of)) };
@@ -226,7 +226,7 @@ fn algorithms_that_need_other_hardware_are_refused_and_nothing_hangs() {
             let prepared = Case::new(Function::AllReduce, 1000).prepare(&rank);
             assert_eq!(prepared.issue(&rank), INVALID_USAGE);
             let error = ranks::last_error();
-            // In other letters from release to release.
+            // Upper and lower case differ from release to release.
             let says = error.to_lowercase().contains("no algorithm/protocol");
             assert!(says, "{error}");
             process.meet("refused");
@@ -249,7 +249,7 @@ macro_rules! machine {
     };
 }
 
-/// Every collective by eight ranks of such a machine, over as many channels as NCCL takes there at least.
+/// Runs every collective with eight ranks on this machine; NCCL has to use at least `channels` channels.
 fn on_machine(test: &str, machine: (&str, &str), channels: usize) {
     on_each(test, 8, &[machine, SMALL_BUFFERS], |process| {
         let rank = process.join();

@@ -25,11 +25,11 @@ const TEST: &str = "every_device_function_is_right_or_refused_for_a_reason";
 /// Where children write what they ran.
 const REPORTS: &str = "TEST_REPORTS";
 
-/// A child: what it is held to.
+/// A child: the algorithm and protocol to which it is restricted.
 struct Held {
     algorithm: &'static str,
     protocol: &'static str,
-    /// On hosts of their own, which are processes; otherwise threads of one process.
+    /// Whether the ranks are processes, each on a host of its own; otherwise they are threads of one process.
     hosts: bool,
 }
 
@@ -55,12 +55,12 @@ const CHILDREN: [Held; 7] = [
     },
 ];
 
-/// Whether NCCL's PAT takes operators that scale; before, it has nothing to run where no other algorithm is allowed.
+/// Whether NCCL's PAT takes operators that scale. Before, NCCL has nothing to run for them where only PAT is allowed.
 fn pat_scales(version: i32) -> bool {
     version >= 23200
 }
 
-/// The kernel over symmetric memory that a child is held to.
+/// The kernel over symmetric memory to which a child is restricted.
 const KERNEL: &str = "TEST_KERNEL";
 
 /// The kernels over symmetric memory that NCCL has for the emulated devices.
@@ -73,10 +73,10 @@ const KERNELS: [&str; 6] = [
     "ReduceScatter_LD",
 ];
 
-/// Stands for the collective of a row that is a kernel.
+/// In a row for a kernel, stands in place of the collective.
 const A_KERNEL: &str = "kernel";
 
-/// The operators of the device code by the ones of the API.
+/// The operators of the device code, with the operators of the API that lead to them.
 const OPERATORS: [(&str, Reduction); 7] = [
     ("Sum", Reduction::BuiltIn(Op::ncclSum)),
     ("Prod", Reduction::BuiltIn(Op::ncclProd)),
@@ -90,7 +90,7 @@ const OPERATORS: [(&str, Reduction); 7] = [
         "PreMulSum",
         Reduction::PreMulSum(Residence::ncclScalarDevice),
     ),
-    // Of integers; that of floats is a PreMulSum.
+    // For integers; for floats it is a PreMulSum.
     ("SumPostDiv", Reduction::BuiltIn(Op::ncclAvg)),
 ];
 
@@ -192,7 +192,7 @@ fn work(algorithm: &str, rank: &Rank) {
     }
 }
 
-/// The child's body: works, and reports what was carried out.
+/// The code of a child: runs the work, and reports what the interpreter carried out.
 fn child(process: &Process) {
     if env::var_os(PLUGIN.0).is_some() {
         ranks::api();
@@ -252,7 +252,7 @@ fn over_symmetric_memory(rank: &Rank, kernel: &str) {
     }
 }
 
-/// A child that is held to an algorithm and a protocol, and runs nothing else.
+/// A child that is restricted to an algorithm and a protocol, and runs nothing else.
 fn held_child(process: &Process) {
     let algorithm = env::var("NCCL_ALGO").unwrap();
     let protocol = env::var("NCCL_PROTO").unwrap();
@@ -280,7 +280,7 @@ fn held_child(process: &Process) {
     }
 }
 
-/// A tree is for all-reduces; beside it a ring is used.
+/// A tree is for all-reduces; other collectives beside it use a ring.
 fn algorithm_of(held: &str, collective: &str) -> &'static str {
     match (held, collective) {
         ("Tree", "AllReduce") => "Tree",
@@ -292,7 +292,7 @@ fn algorithm_of(held: &str, collective: &str) -> &'static str {
 /// A row's collective, operator, type, algorithm and protocol.
 type Key = [String; 5];
 
-/// What was found of a row: what became of it, and why or how often.
+/// The outcome of a row, and its reason or its number of runs.
 type Found = (String, String);
 
 /// The rows of a library.
@@ -421,7 +421,7 @@ fn every_device_function_is_right_or_refused_for_a_reason() {
             }
         }
         assert!(unknown.is_empty(), "neither run nor refused: {unknown:#?}");
-        // The builds for CUDA 12 and 13 have the same.
+        // The builds for CUDA 12 and 13 have the same rows.
         releases.retain(|other: &Release| other.version != version);
         releases.push(release);
     }

@@ -37,8 +37,8 @@ fn write(rank: &Rank, to: &Memory<f32>, value: f32) {
     unsafe { result::memcpy_htod_sync(to.address, &vec![value; to.len]) }.unwrap();
 }
 
-/// A ring of messages, an all-to-all in a group of sends and receives, and an all-reduce of what came, replayed with other
-/// values each time. Other work of the communicator runs between replays.
+/// A ring of messages, an all-to-all in a group of sends and receives, and an all-reduce of the received data, replayed with
+/// other values each time. Other work of the communicator runs between replays.
 fn replay(rank: &Rank, length: usize) {
     let (own, ranks) = (rank.rank, rank.ranks);
     let (next, previous) = ((own + 1) % ranks, (own + ranks - 1) % ranks);
@@ -113,7 +113,7 @@ fn graphs_may_run_beside_other_work_or_the_support_for_it_is_off() {
     }
 }
 
-/// Works that do not fit into a kernel's arguments stay in memory of their own as long as their graph.
+/// Work items that do not fit into a kernel's arguments stay in memory of their own for as long as their graph.
 #[test]
 fn more_work_than_a_kernel_has_arguments_for_is_kept_for_replays() {
     let name = "more_work_than_a_kernel_has_arguments_for_is_kept_for_replays";
@@ -131,7 +131,7 @@ fn more_work_than_a_kernel_has_arguments_for_is_kept_for_replays() {
             let graph = captured(rank, || {
                 in_a_group(|| first.iter().for_each(|one| assert_eq!(one.issue(rank), 0)));
             });
-            // Works of others, which must not take the place of those of the graph.
+            // Other work, which must not take the place of the graph's.
             for salt in 2..6 {
                 let others = prepare(salt);
                 in_a_group(|| others.iter().for_each(|one| assert_eq!(one.issue(rank), 0)));
@@ -205,13 +205,13 @@ fn graphs_end_in_any_order_and_the_communicator_goes_on() {
     });
 }
 
-/// After how many groups NCCL looks for graphs that have ended, at most.
+/// The most groups after which NCCL looks for graphs that have ended.
 const GROUPS: usize = 11;
 
 /// Buffers that NCCL registers by itself when they are captured, and that a rank's peers use in place.
 ///
-/// NCCL forgets the registration of a graph that has ended some groups later. Memory that is freed before, and whose address
-/// another allocation gets, is taken for the old one: peers write into what is no longer there. So this test lets it look first.
+/// NCCL drops the registration of an ended graph only some groups later. If the memory is freed before that, and another
+/// allocation gets its address, peers write through the old registration. So this test first lets NCCL look.
 #[test]
 fn buffers_of_a_graph_are_registered_and_used_in_place() {
     let name = "buffers_of_a_graph_are_registered_and_used_in_place";

@@ -23,7 +23,7 @@ use nccl_sys::ncclDataType_t as Kind;
 use ranks::{Process, Rank, Started, is_child_of, last_error, nccl, processes_started, wait_until};
 use real::{Buffers, P2P, SHM, asynchronous_error, environment_of, libraries, stays, version};
 
-/// Long enough to see that something does not come back.
+/// Long enough to show that a call does not return.
 const WATCHED: Duration = Duration::from_secs(2);
 
 const SYSTEM_ERROR: u32 = 2;
@@ -33,7 +33,7 @@ const IN_PROGRESS: u32 = 7;
 /// Devices of each host: one for each of its ranks.
 const TWO_DEVICES: (&str, &str) = ("CUDA_VISIBLE_DEVICES", "0,1");
 
-/// A sentence about hosts, each with as many of the ranks.
+/// A test on isolated hosts, each with the same number of ranks.
 struct Case<'a> {
     test: &'a str,
     plan: Plan,
@@ -60,7 +60,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Runs the body as each rank, on each library, and meanwhile `on_cables` in the test itself.
+    /// Runs `body` as each rank, on each library, and `on_cables` in the test itself meanwhile.
     fn run(
         self,
         on_cables: impl Fn(&IsolatedHosts, &Process) -> Result<(), Unable>,
@@ -104,10 +104,10 @@ impl<'a> Case<'a> {
     }
 }
 
-/// What the test says when this machine cannot do something to a cable.
+/// The point that the test marks when this machine cannot change a cable as required.
 const UNABLE: &str = "unable";
 
-/// Comes to a point, and waits until the test has done something there to hosts. Ends where it cannot.
+/// Meets the other ranks at a point, and waits until the test has acted on the hosts. Exits if the test cannot.
 fn has_been_done(process: &Process, point: &str) {
     process.meet(point);
     wait_until(point, || {
@@ -121,7 +121,7 @@ fn has_been_done(process: &Process, point: &str) {
 /// Before this release an error of a proxy thread reaches the communicator's state by accident, if at all.
 const PROXIES_REPORT: i32 = 22_800;
 
-/// A connection of this rank breaks: the line in its log, and the state.
+/// Checks that a connection of this rank breaks: the line in its log, and the state.
 fn check_broken(process: &Process, rank: &Rank, what: &str, line: &str) {
     let start = Instant::now();
     wait_until("the log says why", || process.log().contains(line));
@@ -131,7 +131,7 @@ fn check_broken(process: &Process, rank: &Rank, what: &str, line: &str) {
     }
 }
 
-/// In the test: waits until all ranks have come to a point, and lets them go on when something is done.
+/// In the test: waits until all ranks have reached a point, runs `what`, and lets the ranks continue.
 fn when_at<T>(
     process: &Process,
     point: &str,
@@ -143,7 +143,7 @@ fn when_at<T>(
     Ok(done)
 }
 
-/// [`when_at`] of what every machine can do.
+/// [`when_at`] for actions that every machine supports.
 fn always_at(process: &Process, point: &str, what: impl FnOnce()) -> Result<(), Unable> {
     when_at(process, point, || {
         what();
@@ -180,7 +180,7 @@ fn check_all_to_all(rank: &Rank) {
     }
 }
 
-/// The lines of the log about how this rank sends, as (peer, transport).
+/// How this rank sends, from its log, as (peer, transport).
 fn ways(process: &Process) -> Vec<(i32, String)> {
     let log = process.log();
     let way = |line: &str| {
@@ -277,7 +277,7 @@ fn nobody_is_told_of_a_cable_that_is_cut_and_the_work_goes_on_when_it_is_mended(
     });
 }
 
-/// Has TCP give up after some three seconds, where its default takes some fifteen minutes.
+/// Makes TCP give up after about three seconds, where its default takes about fifteen minutes.
 fn give_up_early(hosts: &IsolatedHosts) {
     for host in 0..2 {
         let mut command = Command::new("sh");
@@ -298,7 +298,7 @@ fn a_rank_that_only_waits_is_not_told_of_a_cut_by_tcp_either() {
         let buffers = Buffers::of(&rank);
         buffers.check(&rank);
         has_been_done(&process, "reduced");
-        // The kernel has taken all that is to be sent, and NCCL reads from a connection that sends nothing.
+        // The kernel has accepted all data to send, and NCCL reads from a connection on which nothing arrives.
         buffers.begin(&rank);
         assert!(stays(Duration::from_secs(8), || rank.state() == 0
             && !rank.is_idle()));
@@ -315,7 +315,7 @@ fn a_sender_gets_a_remote_error_once_tcp_gives_up_and_a_receiver_nothing() {
     };
     Case::pair(name, &[]).run(on_cables, |process| {
         let rank = process.join_nonblocking();
-        // More than the kernel takes for a connection.
+        // More than the kernel buffers for a connection.
         let memory = rank.memory(&vec![1.0f32; 16 << 20]);
         let begin = || {
             let code = match process.rank {
@@ -351,7 +351,7 @@ fn a_filter_that_drops_is_a_cut_and_one_that_rejects_is_a_remote_error() {
     let on_cables = |hosts: &IsolatedHosts, process: &Process| {
         when_at(process, "reduced", || hosts.filter(1, "tcp dport > 1 drop"))?;
         when_at(process, "watched", || {
-            // Nothing gets through between the two filters, or the operation would end.
+            // No packet may pass between the two filters, or the operation would end.
             hosts.cut(1);
             hosts.unfilter(1);
             hosts.filter(1, "tcp dport > 1 reject with tcp reset")?;
@@ -367,7 +367,7 @@ fn a_filter_that_drops_is_a_cut_and_one_that_rejects_is_a_remote_error() {
         buffers.begin(&rank);
         assert!(stays(WATCHED, || rank.state() == 0 && !rank.is_idle()));
         has_been_done(&process, "watched");
-        // The filter answers for the host behind it, which is not told. Older releases do not look at the connection.
+        // The filter answers for the host behind it, which does not notice. Older releases do not check the connection.
         if version() < PROXIES_REPORT {
             assert!(stays(WATCHED, || rank.state() == 0 && !rank.is_idle()));
         } else if process.rank == 0 {
@@ -394,10 +394,10 @@ fn connections_that_are_reset_are_a_remote_error_of_their_ranks() {
         let buffers = Buffers::of(&rank);
         buffers.check(&rank);
         has_been_done(&process, "reduced");
-        // The proxy thread may be faster.
+        // The proxy thread may detect the reset first.
         let code = buffers.issue(&rank);
         assert!(matches!(code, 0 | IN_PROGRESS | REMOTE_ERROR), "{code}");
-        // The host that resets, and the other.
+        // The line on the host that resets, and the line on the other.
         let line = match process.rank {
             0 => "Software caused connection abort",
             _ => "Connection closed by remote peer",
@@ -408,14 +408,14 @@ fn connections_that_are_reset_are_a_remote_error_of_their_ranks() {
     });
 }
 
-/// How long an all-reduce takes at best.
+/// The shortest time of several all-reduces.
 fn time_of(buffers: &Buffers, rank: &Rank) -> Duration {
     let once = |_| {
         let start = Instant::now();
         buffers.check(rank);
         start.elapsed()
     };
-    // The least of several, because a busy machine delays some.
+    // The minimum, because a busy machine delays some.
     (0..9).map(once).min().unwrap()
 }
 
@@ -496,7 +496,7 @@ fn shared_memory_that_is_too_small_is_a_system_error() {
     });
 }
 
-/// What RAS answers to a command, on the host of the calling thread.
+/// The answer of RAS to a command, on the host of the calling thread.
 fn ask_ras(command: &str) -> String {
     let mut ras = TcpStream::connect((Ipv4Addr::LOCALHOST, 28028)).unwrap();
     ras.set_read_timeout(Some(Duration::from_secs(20))).unwrap();

@@ -14,7 +14,7 @@ use ranks::{Process, Rank, is_child_of, nccl};
 use real::{Buffers, P2P, SHM, SOCKETS, last_error, on_each, stays, version, within};
 
 const IN_PROGRESS: u32 = 7;
-/// Long enough for anything that does not wait.
+/// Longer than any call takes that does not wait.
 const SOON: Duration = Duration::from_secs(20);
 
 /// A communicator's handle that another thread may use.
@@ -34,7 +34,7 @@ impl Handle {
     }
 }
 
-/// Where NCCL writes a communicator, perhaps some time later; never freed.
+/// Memory to which NCCL writes a communicator, perhaps some time later; never freed.
 fn place() -> &'static AtomicPtr<ncclComm> {
     Box::leak(Box::default())
 }
@@ -45,7 +45,7 @@ fn config(blocking: i32, shares: i32) -> ncclConfig_t {
     config
 }
 
-/// The same device, and a stream of its own.
+/// A rank on the device of `other`, with a stream of its own.
 fn beside(other: &Rank, ranks: i32, rank: i32, comm: ncclComm_t) -> Rank {
     Rank {
         rank,
@@ -95,7 +95,7 @@ fn child(parent: &Rank) -> Rank {
     )
 }
 
-/// An idle parent of all processes, grown from `old` where a process has that.
+/// An idle parent of all processes, grown from `old` on the processes that have one.
 fn grown(process: &Process, old: Option<&Rank>) -> Rank {
     let (rank, ranks) = (process.rank, process.ranks);
     let id = match (old, rank) {
@@ -132,7 +132,7 @@ fn can_grow(test: &str) -> bool {
     can
 }
 
-/// NCCL's own grow of launch mode `BlockingChild`: the child grows, because it shares nothing with a child of its own.
+/// NCCL's own grow in launch mode `BlockingChild`: the child grows, because it shares nothing with a child of its own.
 #[test]
 fn a_blocking_child_grows_to_an_idle_parent_whose_child_works() {
     let name = "a_blocking_child_grows_to_an_idle_parent_whose_child_works";
@@ -149,7 +149,7 @@ fn a_blocking_child_grows_to_an_idle_parent_whose_child_works() {
             let all = grown(&process, old_child.as_ref());
             let all_child = child(&all);
             Buffers::of(&all_child).check(&all_child);
-            // The old one stays, and ends, and the new one does not notice.
+            // The old communicator still works, and its end does not affect the new one.
             if let (Some(child), Some(old)) = (old_child, old) {
                 Buffers::of(&child).check(&child);
                 child.destroy();
@@ -165,8 +165,8 @@ fn a_blocking_child_grows_to_an_idle_parent_whose_child_works() {
     }
 }
 
-/// Why it is not the idle parent that grows: what has grown from a communicator that was split with shared resources uses
-/// the proxy of that one, which discards the connections of ranks that are new (`initTransportsRank`, init.cc).
+/// Why the idle parent does not grow: a communicator grown from one that was split with shared resources uses the proxy of
+/// the latter, which discards the connections of new ranks (`initTransportsRank`, init.cc).
 #[test]
 fn what_has_grown_from_an_idle_parent_with_a_child_cannot_connect() {
     let name = "what_has_grown_from_an_idle_parent_with_a_child_cannot_connect";
@@ -178,17 +178,17 @@ fn what_has_grown_from_an_idle_parent_with_a_child_cannot_connect() {
         let _child = old.as_ref().map(child);
         let all = grown(&process, old.as_ref());
         assert!(matches!(Buffers::of(&all).issue(&all), 0 | IN_PROGRESS));
-        // On the old ranks it fails or waits, on the new one it waits.
+        // On the old ranks the operation fails or waits; on the new rank it waits.
         let is_over = || all.state() == 0 && all.is_idle();
         assert!(stays(Duration::from_secs(3), || !is_over()), "it works now");
         process.meet("over");
-        // What waits for a peer keeps the process from an end in order.
+        // An operation that waits for a peer prevents an orderly exit.
         std::process::exit(0);
     });
 }
 
-/// Ends an operation of `child`, to which rank 2 does not come, as an end of launch mode `BlockingChild` does: the abort of
-/// the idle parent brings the thread out. Then the child is revoked.
+/// Ends an operation of `child` that rank 2 does not enter, as launch mode `BlockingChild` does: the abort of the idle parent
+/// makes the blocked call return. Then the child is revoked.
 fn revoked(process: &Process, idle: &Rank, child: Rank) -> Rank {
     let parent = Handle(idle.comm);
     if process.rank == 2 {
@@ -199,7 +199,7 @@ fn revoked(process: &Process, idle: &Rank, child: Rank) -> Rank {
             thread::sleep(Duration::from_millis(300));
             parent.abort()
         });
-        // Its first operation, which connects.
+        // The first operation of the child, which connects its ranks.
         Buffers::of(&child).issue(&child);
         assert_eq!(aborting.join().unwrap(), 0, "{}", last_error());
         process.mark("out");
@@ -211,7 +211,7 @@ fn revoked(process: &Process, idle: &Rank, child: Rank) -> Rank {
     child
 }
 
-/// An idle parent without rank 2, by NCCL's own way; a call that blocks.
+/// Creates an idle parent without rank 2 by `ncclCommShrink`, which blocks.
 fn shrunk(child: &Rank) -> Rank {
     let (made, mut config, mut without) = (place(), config(0, 1), [2]);
     let (to, list) = (made.as_ptr(), without.as_mut_ptr());
@@ -250,7 +250,7 @@ fn a_child_that_is_revoked_behind_the_abort_of_its_idle_parent_shrinks() {
     });
 }
 
-/// Why this crate makes a new communicator there: with the idle parent gone, nothing can raise the child's abort flag while
+/// Why this crate creates a new communicator instead: with the idle parent gone, nothing can raise the child's abort flag while
 /// a thread is inside the child, and NCCL frees a blocking communicator under such a thread.
 #[test]
 fn the_shrink_of_a_revoked_child_waits_for_a_rank_that_does_not_come() {
@@ -269,7 +269,7 @@ fn the_shrink_of_a_revoked_child_waits_for_a_rank_that_does_not_come() {
             process.mark("over");
         }
         process.wait_for("over");
-        // A thread is inside NCCL.
+        // A thread is still inside NCCL.
         std::process::exit(0);
     });
 }

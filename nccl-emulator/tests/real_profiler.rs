@@ -1,4 +1,4 @@
-//! What NVIDIA's own library tells a profiler: kernels write the times at which their channels begin and end, which NCCL's
+//! What NVIDIA's own library reports to a profiler: kernels write the times at which their channels begin and end, which NCCL's
 //! proxies read and pass on.
 
 mod ranks;
@@ -59,7 +59,7 @@ fn a_profiler_is_told_when_each_channel_of_a_kernel_begins_and_ends() {
             profiler::install();
             threads(3, |rank| {
                 work(rank);
-                // The proxies read what kernels wrote, and tell of it later.
+                // The proxies read what the kernels wrote, and report it later.
                 wait_until("all channels have been told of", || {
                     let events = profiler::events();
                     let operations = events
@@ -108,7 +108,7 @@ fn progress_counters_are_read_and_their_clock_is_that_of_the_device() {
             line.contains("rogress counter monitor: ") || line.contains("calibration failed")
         });
         assert_eq!(complaint, None);
-        // What 2.32 learns the device's clock by.
+        // The kernel by which 2.32 reads the device's clock.
         let kernels = real_coverage().unwrap().kernels;
         let clock = kernels
             .iter()
@@ -150,7 +150,7 @@ fn nvidias_example_of_a_plugin_traces_kernels_and_proxies() {
             ("NCCL_PROFILER_PLUGIN", plugin.as_str()),
             ("NCCL_PROFILE_EVENT_MASK", "4095"),
             ("NCCL_PROFILE_DUMP_FILE", "{place}/trace"),
-            // It keeps 8 of the first four kinds otherwise.
+            // By default the plugin keeps 8 events of each of the first four kinds.
             ("NCCL_PROFILE_GROUP_API_POOL_SIZE", "256"),
             ("NCCL_PROFILE_COLL_API_POOL_SIZE", "256"),
             ("NCCL_PROFILE_P2P_API_POOL_SIZE", "256"),
@@ -183,7 +183,7 @@ fn nvidias_example_of_a_plugin_traces_kernels_and_proxies() {
             for event in &channels {
                 let clock = |name: &str| event["args"][name].as_u64().unwrap();
                 assert!(clock("StartGpuClk") > 0, "{event}");
-                // It takes no end of any other: where it reads the kind of an event, its channel is a part of it.
+                // The plugin records no end for other channels: where it reads the kind of an event, the channel is a part of it.
                 if clock("Channel") == 0 {
                     assert!(clock("StartGpuClk") <= clock("StopGpuClk"), "{event}");
                 }

@@ -26,13 +26,13 @@ const UNDECLARED: &[(Version, &[&str])] = &[
     ),
 ];
 
-/// Has no second name for profilers.
+/// The function without a second name for profilers.
 const WITHOUT_TWIN: &str = "ncclResetDebugInitInternal";
 
 /// Tells the child of a test which names to look up in the emulator.
 const NAMES: &str = "NCCL_EMULATOR_TEST_NAMES";
 
-/// The real library; else `None`, and a line that says so.
+/// Returns the real library; without one, returns `None` and prints that the test is skipped.
 fn library() -> Option<PathBuf> {
     let library = env::var_os("NCCL_TEST_LIBRARY").map(PathBuf::from);
     if library.is_none() {
@@ -106,7 +106,7 @@ fn the_emulator_has_what_the_release_that_it_pretends_to_be_has() {
     let (_, others) = expected(release);
     let real = exported(&library);
     let declared = real.difference(&with_twins(&others)).cloned().collect();
-    // Whatever any release has.
+    // The names of all releases.
     let (every, every_other) = expected(Version::new(u32::MAX, 0, 0));
     let every: Names = every.union(&every_other).cloned().collect();
     let asked: Names = with_twins(&every).union(&real).cloned().collect();
@@ -128,7 +128,7 @@ fn the_emulator_has_what_the_release_that_it_pretends_to_be_has() {
     compare(&format!("the emulator as {release}"), &found, &declared);
 }
 
-/// Not a test but the other process of the one above.
+/// Not a test: the code of the child process of the test above.
 #[test]
 fn the_emulator_of_another_test() {
     let Ok(names) = env::var(NAMES) else { return };
@@ -136,7 +136,7 @@ fn the_emulator_of_another_test() {
     // SAFETY: the name leads to the emulator.
     let handle = unsafe { libc::dlopen(c"libnccl.so.2".as_ptr(), libc::RTLD_NOW) };
     assert!(!handle.is_null());
-    // The harness has begun a line.
+    // The test harness has begun a line.
     println!();
     for name in names.split(' ') {
         let symbol = CString::new(name).unwrap();
@@ -147,8 +147,8 @@ fn the_emulator_of_another_test() {
     }
 }
 
-/// What a library exports under NCCL's names: from its dynamic symbol table, because `dlsym` answers only
-/// for names that one knows.
+/// What a library exports under NCCL's names, from its dynamic symbol table: `dlsym` finds only names that
+/// the caller knows.
 fn exported(library: &Path) -> Names {
     const DYNSYM: u32 = 11;
     const ENTRY: usize = 24;

@@ -73,7 +73,7 @@ fn reduce_scatters_over_windows_use_kernels_over_symmetric_memory() {
         |_, rank| {
             let kinds = [Kind::ncclFloat, Kind::ncclHalf, Kind::ncclBfloat16];
             over_windows(rank, Collective::ReduceScatter, &kinds, Op::ncclSum);
-            // Before 2.28 a kernel of another kind is used.
+            // Releases before 2.28 use a kernel of another kind.
             over_windows(rank, Collective::ReduceScatter, &kinds, Op::ncclAvg);
         },
     );
@@ -140,7 +140,7 @@ fn buffers_in_no_window_are_sent_in_lines() {
             let mut used = log
                 .lines()
                 .filter(|line| line.contains(&format!("-> Kernel {collective:?}_")));
-            // 2.32 takes a ring.
+            // 2.32 chooses a ring.
             let judged = process.rank == 0 && version() < 23200;
             assert!(
                 !judged || used.any(|line| line.contains("LL")),
@@ -443,7 +443,7 @@ fn over_two_hosts_there_are_no_windows_and_no_puts() {
         unsafe { env::set_var("NCCL_HOSTID", format!("host{}", process.rank)) };
         let rank = process.join();
         let shown = Shown::new(&rank, 4096);
-        // Not an error: there is just no window. 2.27 registers the buffer for other uses.
+        // Not an error: there is no window. 2.27 registers the buffer for other uses.
         assert_eq!(shown.window.is_null(), version() >= 22800);
         if !lacks_signals() {
             let code = put(&rank, &shown, 1, 1 - rank.rank, &shown, 0);

@@ -1,5 +1,5 @@
-//! The machines in `topologies/`, which NCCL is shown by `NCCL_TOPO_FILE`: they are of the devices that the driver
-//! has, and of the kind of XML that NCCL reads.
+//! The machines in `topologies/`, which `NCCL_TOPO_FILE` presents to NCCL: their devices are those of the driver, and
+//! their XML is of the kind that NCCL reads.
 
 use std::collections::BTreeSet;
 use std::ffi::CStr;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use cudarc::driver::{CudaContext, sys};
 use roxmltree::{Document, Node};
 
-/// What NCCL 2.27 to 2.32 ask of an element, where the machine beneath cannot answer.
+/// The attributes of each element that NCCL 2.27 to 2.32 read, where the real machine cannot supply them.
 const NEEDED: &[(&str, &[&str])] = &[
     ("system", &["version"]),
     ("cpu", &["numaid", "arch", "vendor", "familyid", "modelid"]),
@@ -38,7 +38,7 @@ fn elements<'a>(document: &'a Document<'a>, name: &'a str) -> impl Iterator<Item
         .filter(move |node| node.has_tag_name(name))
 }
 
-/// What the driver calls device `ordinal`, and its compute capability times ten.
+/// The PCI bus id of device `ordinal` in the driver, and its compute capability times ten.
 fn device(ordinal: usize) -> (String, i32) {
     let context = CudaContext::new(ordinal).expect("a device");
     let mut text = [0; 32];
@@ -50,7 +50,7 @@ fn device(ordinal: usize) -> (String, i32) {
     // SAFETY: the driver has written a C string there.
     let id = unsafe { CStr::from_ptr(text.as_ptr()) };
     let (major, minor) = context.compute_capability().expect("a capability");
-    // NCCL writes them so, and compares letter by letter.
+    // NCCL writes bus ids in lower case, and compares them letter by letter.
     let id = id.to_str().expect("ASCII").to_lowercase();
     (id, major * 10 + minor)
 }

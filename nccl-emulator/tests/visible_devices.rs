@@ -11,7 +11,7 @@ fn buses() -> Vec<String> {
     let count = CudaContext::device_count().unwrap();
     let bus = |device| {
         let context = CudaContext::new(device as usize).unwrap();
-        // A device that is seen can be used.
+        // A visible device can be used.
         let stream = context.default_stream();
         let data = stream.clone_htod(&[device; 8]).unwrap();
         assert_eq!(stream.clone_dtoh(&data).unwrap(), [device; 8]);
@@ -22,7 +22,7 @@ fn buses() -> Vec<String> {
         }
         .result()
         .unwrap();
-        // SAFETY: asks a device that there is.
+        // SAFETY: queries a device that exists.
         let number = unsafe {
             result::device::get_attribute(
                 context.cu_device(),

@@ -1,6 +1,6 @@
 //! Generates Rust from a `nccl.h`, and from the `nccl_device/host.h` beside it if there is one: the only description of how the bindings are made.
 //!
-//! Included by path from two places that must agree: the build script of this crate (feature
+//! Included by path from two places that must generate the same: the build script of this crate (feature
 //! `bindgen`, the user's own header) and the workspace's `xtask` (the files that are checked in).
 //!
 //! The output is three files:

@@ -1,4 +1,4 @@
-//! Compares what is not plain bindgen output with the header itself: `NCCL_HEADER` names the `nccl.h`.
+//! Compares all code that is not plain bindgen output with the header itself: `NCCL_HEADER` names the `nccl.h`.
 //!
 //! The test builds a small C program from the header, and compares its output with the values here.
 //! `cargo xtask check-bindings` runs this with the header that the bindings were made from.
@@ -15,7 +15,7 @@ use std::process::Command;
 
 use nccl_sys::*;
 
-/// Returns the header; without one, `None`, and prints a line that says so.
+/// Returns the header; without one, returns `None` and prints that the test is skipped.
 fn header() -> Option<PathBuf> {
     let header = env::var_os("NCCL_HEADER").map(PathBuf::from);
     if header.is_none() {

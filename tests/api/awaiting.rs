@@ -107,7 +107,7 @@ async fn rank_as_a_task(world: World) -> Outcome<usize> {
         comm.all_to_all(&both, &mut stream.alloc_zeros::<u32>(2 * count)?)?
             .await?;
     }
-    // Each message waits for the other rank.
+    // Each message waits until the other rank enters.
     let mut y = stream.clone_htod(&[world.rank() as u32; 4096])?;
     match world.rank() {
         0 => comm.send(&y, 1)?.await?,
@@ -127,7 +127,7 @@ async fn rank_as_a_task(world: World) -> Outcome<usize> {
 
 #[test]
 fn two_ranks_are_tasks_of_one_thread_and_no_call_keeps_the_other_from_running() {
-    // On threads of another executor they would not show it: here a call that waits for the other rank waits for ever.
+    // More threads would hide a blocking call: on one thread, a call that waits for the other rank waits forever.
     nccl_tools::perf::install(2).expect("an emulator or GPUs");
     let mut worlds = World::threads(2).into_iter();
     let mut task = || rank_as_a_task(worlds.next().expect("two ranks"));

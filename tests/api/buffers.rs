@@ -29,11 +29,11 @@ fn nothing_was_caught() {
     assert!(violations.is_empty(), "{violations:#?}");
 }
 
-/// Waits for the request; the call of NCCL must not be made before it is complete.
+/// Waits for the request, and asserts that the NCCL call is not made before the request is complete.
 fn done_before(done: &Request, call: &faults::FaultGuard) -> Outcome {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
-        // In this order: a call before the completion is seen.
+        // In this order, so that a call before the completion is detected.
         let calls = call.hits();
         if done.is_complete()? {
             return Ok(());

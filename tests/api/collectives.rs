@@ -156,7 +156,7 @@ fn every_collective_is_right_between_processes() {
 
 #[test]
 fn a_library_without_gather_scatter_and_all_to_all_gets_messages() {
-    // No library of that age lets ranks share a device.
+    // A library of that age does not let ranks share a device.
     if !support::needs_devices(3) {
         return;
     }

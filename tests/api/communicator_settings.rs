@@ -241,7 +241,7 @@ fn a_suspended_communicator_does_nothing_until_it_is_resumed() {
     });
 }
 
-/// Only one of two threads resumes it, and the other has done no harm.
+/// Exactly one of two threads resumes the communicator; the other's call has no effect.
 #[test]
 fn two_threads_may_resume() {
     ranks_as_threads(2, |world| {
@@ -259,7 +259,7 @@ fn two_threads_may_resume() {
     });
 }
 
-/// It can be ended while it is suspended, in any way.
+/// A suspended communicator can be ended in any way.
 #[test]
 fn a_suspended_communicator_ends_as_any_other() {
     for way in 0..3 {
@@ -270,7 +270,7 @@ fn a_suspended_communicator_ends_as_any_other() {
             world.barrier("suspended")?;
             match way {
                 0 => comm.finalize()?,
-                // The other one may have aborted it already.
+                // The other rank may have aborted the communicator already.
                 1 => drop(comm.abort("enough")),
                 _ => drop(comm),
             }

@@ -60,7 +60,7 @@ impl<S: tracing::Subscriber> Layer<S> for Silences {
     }
 }
 
-/// The log's duration, which is written beside the event.
+/// The duration in the log entry that accompanies the event.
 fn await_silent() -> u64 {
     let deadline = Instant::now() + TIMEOUT;
     while SILENT.load(Ordering::SeqCst) == 0 && Instant::now() < deadline {

@@ -112,7 +112,7 @@ fn captured_meanwhile(
     ends_soon: bool,
     work: impl FnOnce() -> Error + Send,
 ) -> Error {
-    // Gives work that is on its way to the device time to arrive.
+    // Gives pending work time to reach the device.
     let arrives = || std::thread::sleep(Duration::from_millis(100));
     captured_when(stream, call, ends_soon, arrives, work)
 }
@@ -241,7 +241,7 @@ fn a_capture_that_does_not_end_is_not_waited_for_and_the_communicator_is_leaked(
     });
 }
 
-/// An abort needs the lock, and the wait may be ended by the program's own next call.
+/// An abort needs the lock, and the program's own next call may end the wait.
 #[test]
 fn a_communicator_is_not_locked_while_the_end_of_a_capture_is_waited_for() {
     if !support::needs_emulator("a call that hangs on purpose") {
@@ -253,7 +253,7 @@ fn a_communicator_is_not_locked_while_the_end_of_a_capture_is_waited_for() {
             .communicator("all")
             .stream(&stream)
             .with(|comm| comm.timeouts.operation = TIMEOUT);
-        // The end of a capture is waited for half as long as an abort may take.
+        // The wait for the end of a capture takes at most half of the timeout of an abort.
         let comm = comm
             .with(|comm| comm.timeouts.abort = 2 * TIMEOUT)
             .build()?;
@@ -310,7 +310,7 @@ fn a_communicator_is_not_locked_while_the_end_of_a_capture_is_waited_for() {
     });
 }
 
-/// Waits until NCCL has put its work on the device: it connects the ranks before.
+/// Waits until NCCL has enqueued its work on the device, for which it connects the ranks first.
 fn has_launched(raw: nccl_sys::ncclComm_t) {
     // SAFETY: loads what is loaded already.
     let loaded = unsafe { nccl_sys::Loader::new().load() }.expect("a library");
@@ -320,14 +320,14 @@ fn has_launched(raw: nccl_sys::ncclComm_t) {
     let mut state = nccl_sys::ncclResult_t::ncclInProgress;
     while state == nccl_sys::ncclResult_t::ncclInProgress {
         assert!(begun.elapsed() < TIMEOUT, "nothing is launched");
-        // SAFETY: the communicator lives, no other thread asks it, and `state` is a valid place.
+        // SAFETY: the communicator lives, no other thread queries it, and `state` is a valid place.
         unsafe { ask(raw, &mut state) };
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(state, nccl_sys::ncclResult_t::ncclSuccess);
 }
 
-/// NCCL has put the operation on the device, and the capture begins while this crate queries that.
+/// NCCL has enqueued the operation on the device, and the capture begins while this crate queries the state.
 #[test]
 fn a_capture_behind_a_launch_lets_no_buffer_be_freed_too_early() {
     if !support::needs_emulator("work that runs late on purpose") {
@@ -341,7 +341,7 @@ fn a_capture_behind_a_launch_lets_no_buffer_be_freed_too_early() {
         stream.context().synchronize()?;
         world.barrier("both")?;
         if world.rank() == 1 {
-            // Connects the ranks; the other one's launch waits for that.
+            // Connects the ranks; the other rank's launch waits for that.
             let _ = comm
                 .all_reduce_in_place(&mut y, ReduceOp::Sum)
                 .map(|done| done.wait());
@@ -701,7 +701,7 @@ fn an_operation_that_fails_under_another_threads_capture_names_both() {
     });
 }
 
-/// The joins of the first communicator of a group come when the context of the last one is current.
+/// In a group, the first communicator's streams are joined while the context of the last one is current.
 #[test]
 fn default_streams_of_several_devices_are_joined_with_their_own_operations() {
     if !support::needs_emulator("work that runs late on purpose") || !support::needs_devices(2) {
@@ -918,7 +918,7 @@ fn a_refused_operation_makes_no_buffer_forget_who_writes_it() {
     });
 }
 
-/// NCCL lets only the first abort wait for a launch that several communicators share.
+/// When communicators share a launch, NCCL lets only the first abort wait for it.
 #[test]
 fn communicators_that_share_a_launch_are_aborted_one_after_another() {
     if !support::needs_emulator("a call that hangs on purpose") {
@@ -937,7 +937,7 @@ fn communicators_that_share_a_launch_are_aborted_one_after_another() {
         };
         let [(s, x), (t, y)] = [make("x")?, make("y")?];
         if world.rank() == 1 {
-            // It does not enter the first message, for which the launch of the other rank waits.
+            // This rank does not enter the first message, for which the launch of the other rank waits.
             world.barrier("aborted")?;
             return Ok(());
         }

@@ -12,7 +12,7 @@ type Outcome = Result<(), Box<dyn std::error::Error>>;
 const SOON: Duration = Duration::from_secs(10);
 const ABORT: Duration = Duration::from_millis(500);
 
-/// Other code captured operations of the communicator by NCCL's pointer, into a graph that this crate does not know.
+/// Code outside this crate captured operations of the communicator through NCCL's pointer, into a graph unknown to this crate.
 #[test]
 fn a_graph_that_was_captured_elsewhere_is_said_to_be_possible_and_the_communicator_is_leaked() {
     // In one process only the abort of the last rank would wait.
@@ -22,7 +22,7 @@ fn a_graph_that_was_captured_elsewhere_is_said_to_be_possible_and_the_communicat
         let comm = comm.with(|comm| comm.timeouts.abort = ABORT).build()?;
         let raw = comm.as_raw().ok_or("it is ready")?;
         let mut y = stream.alloc_zeros::<f32>(8)?;
-        // Connected, so that the call below returns at once.
+        // Connects the ranks, so that the call below returns at once.
         comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
         let address =
             nccl::cudarc::driver::DevicePtr::device_ptr(&y, &stream).0 as *mut std::ffi::c_void;
@@ -71,7 +71,7 @@ fn a_graph_that_was_captured_elsewhere_is_said_to_be_possible_and_the_communicat
         assert_eq!(comm.state(), CommunicatorState::Leaked);
         assert!(format!("{comm:?}").contains("Leaked"), "{comm:?}");
         assert_eq!(nccl::stats().leaked_communicators, leaked + 1);
-        // Every later call reports that.
+        // Every later call reports the abort.
         let mut z = stream.alloc_zeros::<f32>(8)?;
         let error = comm.all_reduce_in_place(&mut z, ReduceOp::Sum).unwrap_err();
         assert!(format!("{error:#}").contains("on purpose"), "{error:#}");

@@ -19,7 +19,7 @@ use crate::support::{self, Ranks, ranks_as_processes, ranks_as_threads};
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
-/// Reaching this means that the operation was not ended by the subject of the test.
+/// Timeout of operations: reaching it means that the subject of the test did not end the operation.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Generous, for a loaded machine.
 const SOON: Duration = Duration::from_secs(10);
@@ -38,7 +38,7 @@ fn start<'a>(
     Ok((stream, comm))
 }
 
-/// The first operation, which the other ranks do not enter: the thread is inside NCCL until it is ended.
+/// Issues the first operation, which the other ranks do not enter: the thread is inside NCCL until the operation is ended.
 fn first(comm: &Communicator, stream: &Arc<CudaStream>) -> (nccl::Error, Duration) {
     let mut y = stream.alloc_zeros::<f32>(1 << 10).expect("memory");
     let begun = Instant::now();
@@ -212,7 +212,7 @@ fn aborts_at_random_moments_free_every_thread_and_use_nothing_after_its_end() {
                             let _ = comm.abort("at random");
                         });
                     }
-                    // One of the two may not enter, so that the other waits inside NCCL.
+                    // One of the two ranks does not enter, so that the other waits inside NCCL.
                     if usize::from(comes) == world.rank() {
                         return;
                     }
@@ -242,7 +242,7 @@ fn a_group_that_waits_for_one_communicator_ends_with_another_of_its_communicator
             Some(LaunchMode::BlockingChild),
             "as its parent"
         );
-        // So that only the other one waits.
+        // After this, only the other communicator waits to connect.
         let mut y = stream.alloc_zeros::<f32>(4)?;
         one.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
         if world.rank() == 0 {
@@ -386,7 +386,7 @@ fn ranks_that_choose_differently_all_hear_who_did() {
 fn a_rank_that_does_not_come_to_the_split_of_the_data_is_given_up_at_the_limit() {
     ranks_as_threads(2, |world| -> Outcome {
         let stream = support::device(&world)?.new_stream()?;
-        // The ranks do not tell each other which mode they choose.
+        // The ranks cannot tell each other which mode they choose.
         let builder = support::strangers(&world, "odd")?.stream(&stream);
         if world.rank() == 0 {
             let timeout = Duration::from_millis(500);
@@ -412,7 +412,7 @@ fn a_rank_that_does_not_come_to_the_split_of_the_data_is_given_up_at_the_limit()
     });
 }
 
-/// An abort that brings a thread back from NCCL ends kernels of other operations of the communicator as well.
+/// An abort that makes a thread return from NCCL ends kernels of other operations of the communicator as well.
 #[test]
 fn what_ends_because_another_call_was_too_long_is_no_success() {
     if !support::needs_emulator("messages whose first contact can be seen to wait") {
@@ -565,7 +565,7 @@ fn agree_not_to_block(world: &World, older: bool) -> Outcome {
         })
         .build()?;
     again.finalize()?;
-    // Each process logs once which rank it was, and why.
+    // Each process logs once which rank had the obstacle, and why.
     let lines = lines.0.lock().expect("no panic").clone();
     let why = match older {
         true => "NCCL 2.25.1 is older than 2.26.2",
@@ -575,7 +575,7 @@ fn agree_not_to_block(world: &World, older: bool) -> Outcome {
         matches!(&lines[..], [line] if line.contains("rank=1 ") && line.contains(why)),
         "{lines:?}"
     );
-    // Where another rank insists, all ranks get the error that this one cannot.
+    // Where another rank requires the mode, all ranks get the error that this one cannot use it.
     let comm = world.communicator("insisting").stream(&stream);
     let comm = comm.with(|comm| {
         comm.library = Some(library.clone());

@@ -143,7 +143,7 @@ fn what_one_rank_cannot_have_is_refused_on_all() {
     });
 }
 
-/// It needs windows, and none of NCCL's one-sided operations.
+/// The exchange needs windows, and none of NCCL's one-sided operations.
 #[test]
 fn blocks_arrive_without_one_sided_operations() {
     if !support::needs_nvrtc() {
@@ -154,7 +154,7 @@ fn blocks_arrive_without_one_sided_operations() {
         .processes(|world| exchange(&world));
 }
 
-/// One that waits for a block in vain, by whatever ends its wait.
+/// An exchange on rank 0 that waits for a block in vain, until the timeout or `other` on rank 1 ends the wait.
 fn waits_in_vain(world: &World, timeout: Duration, other: impl FnOnce(&Communicator)) -> Outcome {
     let (stream, comm) = start(world)?;
     let comm = comm.within(timeout);
@@ -248,7 +248,7 @@ fn the_death_of_another_rank_ends_the_wait() {
     assert_eq!(ranks[0].says("ended: "), "ended: Ok(())");
 }
 
-/// Finalized, and dropped, while the kernels of an exchange are on their way.
+/// Finalizes or drops while the kernels of an exchange are running.
 #[test]
 fn an_orderly_end_waits_for_exchanges_under_way() {
     if !support::needs_nvrtc() {
@@ -274,7 +274,7 @@ fn an_orderly_end_waits_for_exchanges_under_way() {
     });
 }
 
-/// A rank comes late; the others have dropped everything by then, and what they end waits for their kernels.
+/// One rank is late; the other has dropped everything by then, and each end waits for the kernels.
 #[test]
 fn what_is_dropped_ends_after_its_kernels() {
     if !support::needs_nvrtc() {
@@ -351,7 +351,7 @@ fn an_abort_ends_kernels_that_were_dropped() {
     });
 }
 
-/// Nobody waits for the exchange that fails.
+/// No thread waits for the exchange that fails.
 #[test]
 fn a_failure_that_was_dropped_is_told_by_the_orderly_end() {
     if !support::needs_nvrtc() {
@@ -365,7 +365,7 @@ fn a_failure_that_was_dropped_is_told_by_the_orderly_end() {
         let mut y = stream.alloc_zeros::<u8>(128)?;
         if comm.rank() == 0 {
             drop(all_to_all.exchange(&x, &mut y)?);
-            // Behind it, and of no effect.
+            // Behind the failed exchange, without effect.
             drop(all_to_all.exchange(&x, &mut y)?);
             drop(all_to_all);
             let error = comm.finalize().unwrap_err();
@@ -377,7 +377,7 @@ fn a_failure_that_was_dropped_is_told_by_the_orderly_end() {
     });
 }
 
-/// What holds the windows holds an abort, also one without a timeout.
+/// A reference to the windows delays an abort, also one without a timeout.
 #[test]
 fn windows_that_are_held_are_not_unmapped() {
     if !support::needs_nvrtc() {

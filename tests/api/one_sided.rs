@@ -72,7 +72,7 @@ fn blocks_arrive_between_processes() {
     }
 }
 
-/// Put one after another, and waited for together.
+/// Puts issued one after another, with one wait for several of them.
 #[test]
 fn signals_are_counted() {
     ranks_as_threads(2, |world| {
@@ -95,7 +95,7 @@ fn signals_are_counted() {
     });
 }
 
-/// Whatever a stream had to do before: a rank that has its window puts at once.
+/// Once a rank has its window, it puts at once, whatever work the stream had before.
 #[test]
 fn the_zeros_of_a_window_come_before_what_is_put() {
     ranks_as_threads(2, |world| {
@@ -118,7 +118,7 @@ fn the_zeros_of_a_window_come_before_what_is_put() {
     });
 }
 
-/// The windows of a stream that is not the communicator's: what is done there afterwards sees what was put.
+/// Windows on a stream other than the communicator's: later work on it reads what was put.
 #[test]
 fn the_stream_of_a_window_waits() {
     ranks_as_threads(2, |world| {
@@ -246,7 +246,7 @@ fn windows_of_different_lengths_are_refused_on_all_ranks_alike() {
     });
 }
 
-/// On the emulator and on NVIDIA's library alike, NCCL reports success and makes none.
+/// On the emulator and on NVIDIA's library alike, NCCL reports success and creates no window.
 #[test]
 fn where_nccl_makes_no_windows_that_is_an_error_on_all_ranks() {
     let ranks = support::Ranks::new(2).variable("NCCL_WIN_ENABLE", "0");
@@ -262,7 +262,7 @@ fn where_nccl_makes_no_windows_that_is_an_error_on_all_ranks() {
     });
 }
 
-/// The request times out, and the call that leaks the communicator comes back.
+/// The request times out, and the call that leaks the communicator returns.
 #[test]
 fn a_signal_that_never_comes_is_an_error() {
     if !support::needs_emulator("a stream that is given up") {
@@ -320,7 +320,7 @@ fn groups_and_plans_in_which_ranks_would_wait_for_ever_are_refused() {
     });
 }
 
-/// Ranks put and wait as often as they like; neither the comparison of calls nor a verdict takes that for a difference.
+/// Ranks put and wait any number of times; neither the comparison of calls nor a diagnosis treats that as a difference.
 #[test]
 fn one_sided_operations_are_no_calls_of_all_ranks() {
     let ranks = support::Ranks::new(2).variable("NCCL_RUN_CHECK", "1");

@@ -401,7 +401,7 @@ fn an_abort_ends_a_replay_that_waits_and_the_plan_with_it() {
     });
 }
 
-/// CUDA would let a launch wait without a timeout once its queue is full.
+/// Once its queue is full, CUDA would let a launch wait without a timeout.
 #[test]
 fn launches_that_nobody_answers_run_into_their_limit() {
     ranks_as_threads(2, |world| -> Outcome {
@@ -418,7 +418,7 @@ fn launches_that_nobody_answers_run_into_their_limit() {
                 }
                 assert!(launches < 1000, "no end");
             };
-            // The launch that waits for room may report it, or before it the watchdog, about the first launch.
+            // The launch that waits for room reports the fault, or earlier the watchdog does, for the first launch.
             let fault = error.fault().expect("a cause that all know");
             assert_eq!(
                 (fault.culprit(), fault.class),
@@ -687,7 +687,7 @@ fn left() -> (usize, usize) {
     known
 }
 
-/// No thread can wait for the replay or abort it any more: the communicator ends as a dropped one does.
+/// No thread is left that could wait for the replay or abort it: the communicator ends as a dropped one does.
 #[test]
 fn a_dropped_communicator_is_aborted_when_a_replay_does_not_let_it_end() {
     if !support::needs_emulator("faults on purpose") {

@@ -21,9 +21,9 @@ const PORT: u16 = 29_400;
 /// Longer than any timeout that a rank has.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A process of the job, which obeys commands on its standard input, a line each: `next MS` goes on to the next generation,
-/// `decide R,R` is the operator's decision, `talk` is an exchange of all ranks. It prints the outcome. An observer is told ranks,
-/// for which the operator decides.
+/// A process of the job, which reads commands from its standard input, one on each line: `next MS` starts the next generation,
+/// `decide R,R` is the operator's decision, `talk` is an exchange of all ranks. It prints the outcome. For an observer, each line
+/// lists the ranks for which the operator decides.
 fn process(role: &str) {
     let mut words = role.split(' ');
     let mut word = || words.next().expect("a role has six words");
@@ -220,7 +220,7 @@ impl Split {
         said
     }
 
-    /// Asserts that the ranks of `host` continue in a world of their own, and that the others do not, and report why.
+    /// Asserts that the ranks of `host` continue in a world of their own, and that the others are refused, and report why.
     fn one_side_is_on(&self, said: &[String], host: usize) {
         let on = self.of(host);
         let expected = format!("on 1 {}", on.len());
@@ -232,7 +232,7 @@ impl Split {
         }
     }
 
-    /// Asserts that it reports a missing majority or that it was left behind, and reports no rank dead.
+    /// Asserts that a rank reports a missing majority or that it was left behind, and reports no rank dead.
     fn is_refused(&self, said: &str) {
         let reasons = ["reach", "cut off", "without", "left behind", "did not come"];
         let is_reason = reasons.iter().any(|reason| said.contains(reason));
@@ -409,7 +409,7 @@ fn a_firewall_that_rejects_splits_a_world_and_is_told_as_that() {
             return eprintln!("not run: {unable}");
         }
         let larger = usize::from(counts[1] > counts[0]);
-        // Data from that host arrives, and may be all that another rank needs.
+        // Data from the filtered host arrives, and may be all that another rank needs.
         for said in split.all("talk") {
             if said != "on 0 3" {
                 split.is_refused(&said);
@@ -441,7 +441,7 @@ fn a_majority_goes_on_also_when_a_rank_falls_out_of_reach_meanwhile() {
         }
         let larger = usize::from(counts[1] > counts[0]);
         let mut said = split.all("next 15000");
-        // The next generation may have been agreed upon with the rank that became unreachable: then it is lost in that
+        // The next generation may have been agreed upon with the rank that became unreachable, which then is lost in that
         // generation.
         let others = split.of(larger);
         if said[others].iter().all(|said| said == "on 1 3") {
@@ -473,7 +473,7 @@ fn a_rank_that_nobody_saw_end_is_out_of_reach_and_not_dead() {
         let others = || (0..3).filter(|rank| *rank != alone);
         let said = split.all("talk");
         let host = format!("(host{}, ", 1 + usize::from(alone > 0));
-        // The coordinator is connected to, and only waits itself.
+        // The connection to the coordinator works, but the coordinator itself only waits.
         let signs = ["refuses connections", "closed from the other end"];
         for rank in others() {
             let told = &said[rank];
@@ -545,11 +545,11 @@ fn of_an_even_split_the_side_goes_on_for_which_an_operator_speaks() {
             return;
         };
         split.hosts.cut(1);
-        // The operator makes sure that the other side does not continue.
+        // The operator ensures that the other side does not continue.
         for rank in split.of(1 - side) {
             split.ranks[rank].child.kill().expect("it runs");
         }
-        // That takes longer than a side waits on its own.
+        // The operator takes longer than a side waits on its own.
         std::thread::sleep(Duration::from_secs(14));
         let ranks = split.of(side);
         let names: Vec<_> = ranks.clone().map(|rank| rank.to_string()).collect();

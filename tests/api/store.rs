@@ -106,7 +106,7 @@ fn additions_are_made_once_when_the_coordinator_is_killed_and_the_next_generatio
             .flatten()
             .collect();
         assert_eq!(all.len(), world.size() * THREADS * AFTER);
-        // Those before are compared here, where all survivors are. The sums that are missing went to threads of rank 0, or to
+        // The earlier sums are compared here, where all survivors are. The missing sums went to threads of rank 0, or to
         // threads that got an error.
         let before: Vec<i64> = world
             .all_gather_value("sums before", &sums)

@@ -62,7 +62,7 @@ fn a_killed_rank_ends_all_others_at_once_and_is_named() {
     let test = name(&|| ());
     if let Some((role, world)) = apart::rank(&test, RANKS) {
         let (stream, comm) = start(&world, "doomed").expect("a communicator");
-        // Also when only the communicator keeps the connection open.
+        // Also where the communicator alone keeps the connection open.
         let world = (role != "without world").then_some(world);
         work_until_the_end(&comm, &stream);
         drop((comm, world));
@@ -200,7 +200,7 @@ fn one_does_not_come(world: World) -> Outcome {
             assert!(begun.elapsed() < SOON, "nobody told");
             std::thread::sleep(Duration::from_millis(1));
         }
-        // It issued nothing, and finds its communicator ended.
+        // This rank issued nothing, and finds its communicator ended.
         all_reduce(&comm, &stream).unwrap_err()
     } else {
         let comm = match world.rank() {
@@ -236,7 +236,7 @@ fn one_does_not_come(world: World) -> Outcome {
     assert!(all.iter().all(|other| *other == all[0]), "{all:?}");
     assert_eq!(comm.fault().as_ref(), Some(&fault));
     assert_eq!(world.fault().as_ref(), Some(&fault));
-    // And which rank waited for which.
+    // The explanation also has which rank waited for which.
     let explained = fault.explain();
     for part in [
         "  root cause: rank 3 (",
@@ -474,7 +474,7 @@ fn ranks_of_one_thread_end_together() {
         })?;
         nccl::group(|group| comms.iter().try_for_each(|comm| group.on(comm).map(drop)))?.wait()?;
         let begun = Instant::now();
-        // The other rank does not enter, because this thread is here.
+        // Rank 0 does not enter, because its calls come from this same thread.
         let error = all_reduce(&comms[1].within(Duration::from_millis(100)), &streams[1]);
         let error = error.unwrap_err();
         assert!(error.is_timeout(), "{error:#}");
@@ -543,7 +543,7 @@ fn an_error_is_handed_out_when_no_peer_can_write_any_more() {
                 [7; WORDS],
                 "the peer wrote when it was expected to"
             );
-            // Not before the peer's kernels have ended; the peer's abort need not have returned.
+            // The error is returned after the peer's kernels have ended; the peer's abort need not have returned.
             assert!(took > GIVES_UP, "{took:?}");
             stream.memset_zeros(&mut y)?;
             stream.synchronize()?;

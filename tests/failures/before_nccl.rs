@@ -33,7 +33,7 @@ fn an_abort_signal_that_was_given_before_is_heard_of_on_all_ranks() {
             let other = World::join(Rendezvous::unix(path, rank, 3)?)?;
             let signal = AbortSignal::new();
             if rank == 1 + turn % 2 {
-                // So that this rank is the last to arrive, and the exchange ends for all with it.
+                // This rank arrives last, so that the exchange ends for all ranks with it.
                 std::thread::sleep(Duration::from_millis(2));
                 signal.abort();
             }

@@ -144,7 +144,7 @@ fn a_thread_that_calls_exit_ends_a_process_whose_others_launch_and_drop() {
             exit(0)
         });
         while !exiting.is_finished() {
-            // Also after the other rank has ended: then the launches only queue up, or fail.
+            // Also after the other rank has ended, when launches only queue up, or fail.
             let Ok(_) = all.plan.launch() else { break };
             drop(all.comm.buffer::<u8>(1024)?);
         }
@@ -167,7 +167,7 @@ fn a_process_that_panics_with_everything_in_use_ends_as_panics_do() {
     ended_well(&ended, begun, 101);
 }
 
-/// Its peer ended without a finalize, so there is no orderly end: the exit aborts.
+/// The peer ended without a finalize, so no orderly end is possible: the exit aborts.
 #[test]
 fn a_process_whose_peer_is_gone_exits_soon() {
     if !support::needs_emulator("work that runs late on purpose") {

@@ -14,7 +14,7 @@ use crate::support;
 
 const TIMEOUT: Duration = Duration::from_millis(200);
 
-/// The program's set-up.
+/// The setup that a program makes before the fault.
 type Program = fn(&PathBuf);
 
 /// Runs a process in which an abort hangs while memory is lent to NCCL, after `program` was called; returns how it ended,

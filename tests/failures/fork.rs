@@ -286,7 +286,7 @@ fn forks_and_goes_on(rank: Rank) -> Result<()> {
     let mut rank = Some(rank);
     for turns in 0..12 {
         let end = match ENDS[turns % ENDS.len()] {
-            // Its RAS thread is an object that ends a process without that thread (`std::thread`, terminate).
+            // In an orderly exit, the RAS thread's object terminates a child that lacks this thread (`std::thread`).
             End::InOrder if support::on_nvidias() => End::AtOnce,
             end => end,
         };

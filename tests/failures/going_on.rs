@@ -377,7 +377,7 @@ fn nccl_run_brings_back_each_rank_that_is_killed_whoever_coordinates() {
         for said in run.all_say(&others, "rank ") {
             assert!(said.contains("killed by SIGKILL"), "round {round}: {said}");
         }
-        // Without the killed rank, or with it, if it was there before they agreed.
+        // The others continue without the killed rank, or with it if it joined before they agreed.
         run.all_say(&others, "right: ");
         let took = begun.elapsed();
         assert!(took < SOON, "round {round}: {took:?}");
@@ -413,7 +413,7 @@ fn nccl_run_brings_back_each_rank_that_is_killed_whoever_coordinates() {
     assert!(!text.contains("instead of"), "{text}");
 }
 
-/// A rank that is restarted alone would look for others in vain.
+/// When no rank is left, a rank that is restarted alone would look for others in vain.
 #[test]
 fn nccl_run_starts_all_ranks_again_when_none_of_them_is_left() {
     if !support::needs_processes(4) {
@@ -427,7 +427,7 @@ fn nccl_run_starts_all_ranks_again_when_none_of_them_is_left() {
         .env_remove("NCCL_RUN_RANK");
     let mut run = Lines::of(command);
     let all = [0, 1, 2, 3];
-    // At once; and one after another, while restarted ranks still look for the others.
+    // All ranks are killed at once, or one after another while restarted ranks still look for the others.
     for gap in [0, 0, 150] {
         run.all_say(&all, "at work: 4 ranks");
         let lines = run.all.iter().rev();
@@ -442,7 +442,7 @@ fn nccl_run_starts_all_ranks_again_when_none_of_them_is_left() {
             std::thread::sleep(Duration::from_millis(gap));
         }
         let begun = Instant::now();
-        // The last that was killed: all four have restarted once it works.
+        // Rank 3 was killed last: all four have restarted once it works.
         run.all_say(&[3], "process ");
         run.all_say(&[3], "right: 4 ranks");
         println!("gaps of {gap} ms: right again after {:?}", begun.elapsed());

@@ -1,5 +1,5 @@
-//! What NCCL reports of a hanging operation is in the error: over memory of a host and over the network, and a network that does
-//! not carry it is the root cause. On the emulator, and on NVIDIA's library (`NCCL_EMULATOR_NCCL`).
+//! The error contains what NCCL reports about a hanging operation, over host memory and over the network; a network that drops
+//! data is the root cause. On the emulator, and on NVIDIA's library (`NCCL_EMULATOR_NCCL`).
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -20,9 +20,9 @@ type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
 const RANKS: usize = 3;
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// More than the buffers of sockets hold.
+/// More than socket buffers hold.
 const LENGTH: usize = 4 << 20;
-/// For several communicators, each of which hangs.
+/// Long enough for several communicators, each of which hangs.
 const DEADLINE: Duration = Duration::from_secs(180);
 const ALL: &str = "operations,transfers,steps,kernels";
 
@@ -46,7 +46,7 @@ fn connected(world: &World) -> Outcome<(nccl::Communicator, nccl::cudarc::driver
     Ok((comm, y))
 }
 
-/// The fault of an operation that hangs. All ranks have the same.
+/// The fault of an operation that hangs, the same on all ranks.
 fn fault_of(done: nccl::Result<()>) -> Fault {
     let error = done.expect_err("it hangs");
     match error.fault() {
@@ -55,7 +55,7 @@ fn fault_of(done: nccl::Result<()>) -> Fault {
     }
 }
 
-/// What is said of each rank inside NCCL.
+/// What the fault reports about each rank inside NCCL.
 fn inside(fault: &Fault) -> Vec<&str> {
     let evidence = fault.evidence.iter().map(String::as_str);
     evidence
@@ -108,7 +108,7 @@ fn over_the_network_the_rank_that_is_waited_for_and_the_step_are_named() {
         .processes(|world| {
             let fault = one_is_late(&world, &[NAMED, " waits for ", "channel "])?;
             let lines = inside(&fault);
-            // Of those that wait for data, one waits for the absent rank.
+            // Of the ranks that wait for data, one waits for the absent rank.
             let all = lines.join("\n");
             assert!(all.contains("waits for data from rank 1"), "{all}");
             Ok::<_, Box<dyn Error>>(())
@@ -125,7 +125,7 @@ fn as_a_rule_transfers_are_observed_and_kernels_are_not() {
     });
 }
 
-/// What the recordings of all ranks have of the ranks inside NCCL.
+/// What the recordings of all ranks report about the ranks inside NCCL.
 fn recorded(world: &World) -> BTreeMap<usize, String> {
     let timeline = world.recordings(Duration::from_secs(20));
     let standings = timeline.standings().into_iter();
@@ -239,16 +239,16 @@ fn a_device_on_which_the_kernel_does_not_start_is_the_cause() {
         });
 }
 
-/// How an operation comes to hang on ranks that live.
+/// How an operation of living ranks can hang.
 #[derive(Clone, Copy, Debug)]
 enum Hang {
     /// Rank 1 does not enter it.
     NeverEntered,
-    /// Work of the program is in front of it on rank 1.
+    /// On rank 1, work of the program precedes the operation on the stream.
     StuckOutside,
     /// Rank 1 does not receive what rank 0 sends.
     MissingReceive,
-    /// Each rank sends to the next one, and would receive afterwards.
+    /// Each rank sends to the next one, and would receive only afterwards.
     Cycle,
     /// The process of rank 1 is stopped.
     Stopped,
@@ -262,11 +262,11 @@ const HANGS: [Hang; 5] = [
     Hang::Stopped,
 ];
 
-/// Lets a communicator hang; returns the fault that this rank has for it.
+/// Makes a communicator hang; returns the fault that this rank has for it.
 fn hang(world: &World, hang: Hang) -> Outcome<Fault> {
     let (comm, mut y) = connected(world)?;
     let (own, next) = (world.rank(), (world.rank() + 1) % RANKS);
-    // The first message between two ranks waits in the call, until both have connected.
+    // The first message between two ranks waits in the call until both have connected.
     let mut received = comm.stream().alloc_zeros::<f32>(LENGTH)?;
     comm.group(|group| {
         group.isend(&y, next)?;
@@ -286,7 +286,7 @@ fn hang(world: &World, hang: Hang) -> Outcome<Fault> {
         (Hang::Stopped, 1) => {
             let wake = format!("sleep 5; kill -CONT {}", std::process::id());
             let mut waker = Command::new("sh").args(["-c", &wake]).spawn()?;
-            // SAFETY: stops this process until the one above lets it go on.
+            // SAFETY: stops this process until the shell above continues it.
             unsafe { libc::raise(libc::SIGSTOP) };
             waker.wait()?;
             Ok(())
@@ -314,7 +314,7 @@ fn hang(world: &World, hang: Hang) -> Outcome<Fault> {
 }
 
 /// Adds a row to the table of `docs/root-cause.md`, where `NCCL_TEST_TABLE` names a file for it: the way to hang, the transport, the
-/// root cause, and what is said of rank 0 or of the first rank that says something.
+/// root cause, and what the fault reports about rank 0, or else about the first rank.
 fn to_table(hang: &str, transport: &str, fault: &Fault) {
     let Some(file) = std::env::var_os("NCCL_TEST_TABLE") else {
         return;
@@ -393,12 +393,12 @@ fn every_hang_over_the_network_says_what_was_observed() {
 
 const PORT: u16 = 29_417;
 
-/// What NCCL is to report on hosts of their own: for a table, less may be asked for.
+/// The events that NCCL reports for ranks on hosts of their own; fewer may be requested for a table.
 fn observed() -> String {
     std::env::var("NCCL_TEST_OBSERVED").unwrap_or_else(|_| ALL.to_owned())
 }
 
-/// Rank on a host of its own: connects, waits for the word of the test, and prints the fault of an operation.
+/// A rank on a host of its own: connects, waits for a line from the test, and prints the fault of an operation.
 fn on_host(world: &World) -> Outcome {
     let (comm, mut y) = connected(world)?;
     println!("\nready");
@@ -516,7 +516,7 @@ fn a_network_that_drops_data_is_the_cause() {
         let Some(ranks) = Apart::new(&test, Cables::Direct) else {
             return;
         };
-        // All that the third host receives but the control plane's.
+        // Everything that the third host receives, except for the control plane.
         let rule = format!(
             "tcp sport {PORT} accept; add rule inet hosts input tcp dport {PORT} accept; add rule inet hosts input ip protocol tcp drop"
         );
@@ -530,7 +530,7 @@ fn a_network_that_drops_data_is_the_cause() {
             panic!("{fault:#?}");
         };
         assert!(!is_moving, "{fault:#?}");
-        // What it receives is dropped, and so is what acknowledges what it sends.
+        // Data to the host is dropped, and so are the acknowledgements of the data that it sends.
         assert_eq!(fault.culprit(), None);
         let lines = inside(&fault);
         has(&lines, &format!("rank {to}"), &["waits for data from rank"]);

@@ -80,7 +80,7 @@ impl Family {
             assert!(Instant::now() < deadline, "{:?}", observer.snapshot());
             std::thread::sleep(Duration::from_millis(5));
         }
-        // Their last output: that they wait.
+        // Gives the ranks time to print their last line, that they wait.
         std::thread::sleep(Duration::from_millis(100));
         Self {
             ranks,
@@ -154,7 +154,7 @@ fn the_word_about_a_process_that_ran_the_rank_counts_when_the_ranks_connection_e
     }
 }
 
-/// So a rank cannot die too early for its launcher: with the membership, all ranks know that a report will come.
+/// So a rank cannot die too early for its launcher: the membership tells all ranks that a report will come.
 #[test]
 fn the_word_of_a_launcher_counts_that_the_ranks_know_from_their_environment_alone() {
     for dead in [2, 0] {
@@ -385,7 +385,7 @@ fn ranks_of_mpich_are_found_by_the_process_of_one() {
     if Role::of(&test) != Role::Test {
         end_with(|| {
             let _world = World::join(Rendezvous::from_env()?)?;
-            // Until the test has seen enough.
+            // The rank runs until the test has seen enough.
             std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
             Ok::<(), Box<dyn std::error::Error>>(())
         });

@@ -144,7 +144,7 @@ fn a_rank_that_is_stopped_is_said_to_be_alive_and_silent_with_its_state() {
             line.clear();
             assert!(out.read_line(&mut line).unwrap() > 0, "it ended");
         }
-        // So that the others have received all its messages.
+        // By then the others have received all messages of the rank.
         std::thread::sleep(Duration::from_millis(500));
         let pid = rustix::process::Pid::from_child(&stopped);
         let signal = |signal| rustix::process::kill_process(pid, signal).unwrap();
@@ -185,7 +185,7 @@ fn a_rank_that_was_passed_over_goes_on_behind_the_one_that_took_over() {
             assert!(out.read_line(&mut line).unwrap() > 0, "it ended");
         }
     }
-    // So that all have received each other's messages.
+    // By then all ranks have received each other's messages.
     std::thread::sleep(Duration::from_millis(500));
     let pids: Vec<_> = ranks.iter().map(rustix::process::Pid::from_child).collect();
     let signal = |rank: usize, signal| rustix::process::kill_process(pids[rank], signal).unwrap();
@@ -196,7 +196,7 @@ fn a_rank_that_was_passed_over_goes_on_behind_the_one_that_took_over() {
     std::thread::sleep(Duration::from_secs(5));
     signal(1, rustix::process::Signal::CONT);
     let said = results(ranks);
-    // They keep their order, whichever rank coordinates.
+    // The ranks keep their order, whichever of them coordinates.
     let order = [
         "rank 0 of [Some(1), Some(2)]",
         "rank 1 of [Some(1), Some(2)]",

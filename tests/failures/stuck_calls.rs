@@ -12,7 +12,7 @@ use nccl_emulator::faults;
 use crate::support::{self, needs_emulator, ranks_as_processes};
 use crate::unattended::{Outcome, SOON, TIMEOUT, fault, start, unattended};
 
-/// Ranks with a thread that hangs at the end; each has a timeout of its own.
+/// Runs ranks, some of which have a hanging thread at the end; each has a timeout of its own.
 fn ranks_that_hang(
     ranks: usize,
     timeout: impl Fn(usize) -> Duration,
@@ -29,7 +29,7 @@ fn ranks_that_hang(
         })?;
         body(&world, &stream, &comm)?;
         world.barrier("end")?;
-        // A thread hangs.
+        // A hanging thread prevents an orderly end.
         std::process::exit(0);
     });
 }
@@ -43,7 +43,7 @@ fn go_in_for_ever(comm: &Communicator) {
     });
 }
 
-/// Asserts that all ranks get a fault that names `rank` in these words.
+/// Asserts that this rank gets a fault that names `rank` in these words.
 fn is_told(comm: &Communicator, rank: usize, words: &str) -> Outcome<Fault> {
     let fault = fault(comm)?;
     assert_eq!(
@@ -57,7 +57,7 @@ fn is_told(comm: &Communicator, rank: usize, words: &str) -> Outcome<Fault> {
 
 #[test]
 fn the_one_rank_that_does_not_come_back_from_the_call_is_named_on_all() {
-    // A timeout of its own would pass as well, with other words.
+    // A timeout of rank 1 itself would pass as well, with other words.
     let patient = |rank| if rank == 1 { SOON } else { TIMEOUT };
     ranks_that_hang(3, patient, |world, _, comm| {
         if world.rank() == 1 {
@@ -71,7 +71,7 @@ fn the_one_rank_that_does_not_come_back_from_the_call_is_named_on_all() {
         let fault = is_told(comm, 1, "inside the call of all_reduce #")?;
         let root = &fault.root;
         assert!(matches!(root, RootCause::StuckInside { .. }), "{fault}");
-        // The rank has looked itself where its threads are.
+        // The rank itself has determined where its threads are.
         let seen = fault.host_evidence.join("; ");
         assert!(seen.contains("rank 1: thread "), "{}", fault.explain());
         let hint = fault.hint().unwrap_or_default();

@@ -50,7 +50,7 @@ fn a_limit_that_the_environment_switches_off_never_passes() {
             comm.timeouts.queue = Some(SHORT);
             comm.timeouts.finalize = SHORT;
         });
-        // As a debugger does to a rank.
+        // Holds up rank 1, as a debugger would.
         let hold = || {
             if world.rank() == 1 {
                 std::thread::sleep(SHORT * 12);

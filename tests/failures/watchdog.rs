@@ -176,7 +176,7 @@ fn work_that_comes_a_moment_after_an_operation_does_not_count_as_that_of_the_ope
         let mut y = stream.alloc_zeros::<f32>(64)?;
         let gate = Gate::closed_on(&stream)?;
         comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
-        // Until the watchdog's looks are far apart.
+        // Waits until the watchdog polls at long intervals.
         std::thread::sleep(TIMEOUT / 2);
         drop(gate);
         stream.synchronize()?;

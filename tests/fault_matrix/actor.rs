@@ -118,7 +118,7 @@ impl Actor {
         Ok(())
     }
 
-    /// All ranks are here, and the fault happens now.
+    /// Waits for all ranks, and announces that the fault happens now.
     pub(crate) fn harm(&self) {
         self.world.barrier("harm").expect("all are there");
         println!("harm");

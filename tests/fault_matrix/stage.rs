@@ -15,7 +15,7 @@ use crate::switch::{Hosts, Kind};
 
 enum Heard {
     Line(usize, String, Instant),
-    /// Follows the last line of a rank.
+    /// Comes after the last line of a rank.
     Ended(usize, Exit),
 }
 

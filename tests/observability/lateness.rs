@@ -12,7 +12,7 @@ use crate::support::{self, ranks_as_threads};
 /// How long a rank stays away after all ranks know that it is late.
 const LATE: Duration = Duration::from_millis(200);
 
-/// After this, other ranks are asked. Ranks that do not stay away come sooner, also on a loaded machine.
+/// The time after which a waiting rank queries the others. Ranks that are not held back arrive sooner, also on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 fn one_comes_late(world: World) -> Outcome {
@@ -24,7 +24,7 @@ fn one_comes_late(world: World) -> Outcome {
         .build()?;
     let mut y = stream.alloc_zeros::<f32>(4)?;
     comm.all_reduce_in_place(&mut y, ReduceOp::Sum)?.wait()?;
-    // Numbers of calls differ among ranks from here on.
+    // From here on, the ranks have different numbers of calls.
     if let Some(peer) = [Some(1), Some(0), None][world.rank()] {
         let x = stream.alloc_zeros::<f32>(4)?;
         let messages = comm.group(|group| {
@@ -33,7 +33,7 @@ fn one_comes_late(world: World) -> Outcome {
         })?;
         messages.wait()?;
     }
-    // Waiting ranks may ask from the barrier on.
+    // From the barrier on, waiting ranks may query the others.
     if world.rank() == 2 {
         world.phase("load shards");
     }
@@ -53,7 +53,7 @@ fn one_comes_late(world: World) -> Outcome {
     for rank in ["0", "1", "2"] {
         let mine = told.iter().find(|seen| seen.fields["on_rank"] == rank);
         let Seen { level, fields, .. } = mine.ok_or("each rank tells of it")?;
-        // One line of a job's log: the first waiting rank warns, for all.
+        // A job's log has one such line: the first waiting rank warns, for all.
         assert_eq!(level, if rank == "0" { "warn" } else { "debug" });
         let expected = [
             ("rank", "2"),
@@ -76,7 +76,7 @@ fn one_comes_late(world: World) -> Outcome {
         assert_eq!(seen.level, if is_teller { "info" } else { "debug" });
     }
     let behind: u128 = entered[0].fields["behind_ms"].parse()?;
-    // The others waited before the report, and not before all were at the barrier.
+    // The others began to wait before the report, and after all ranks were at the barrier.
     let most = begun.elapsed().as_millis();
     let least = (PATIENCE + LATE).as_millis();
     assert!((least..=most).contains(&behind), "{behind} of {most}");
@@ -91,7 +91,7 @@ fn a_straggler_is_named_on_every_rank_with_its_phase_and_heard_of_when_it_comes(
     ranks_as_threads(3, one_comes_late);
 }
 
-/// All have called it, and one of them has other work on its stream.
+/// All ranks have called it, and one of them has other work on its stream.
 fn one_is_busy(world: World) -> Outcome {
     const NAME: &str = "observed/busy";
     const PATIENCE: Duration = Duration::from_millis(300);

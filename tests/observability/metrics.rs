@@ -49,7 +49,7 @@ fn ranks_work(world: World) -> Outcome {
         let line = text.lines().find(of)?;
         Some(line.rsplit(' ').next()?.to_owned())
     };
-    // The labels say which of the two ranks this thread is; the other one has its own.
+    // The labels name the rank of this thread; the other rank has labels of its own.
     let own = [
         r#"comm="observed/metrics""#,
         r#"rank="0""#,

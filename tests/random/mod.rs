@@ -366,7 +366,7 @@ fn data(comm: &Communicator, step: &Step) -> Data {
             is_root.then(|| (zeros(n), total(op, 0))),
         ),
         (Kind::ReduceScatter(op), true) => {
-            // The other blocks may hold anything: only the own one is compared, see `compare`.
+            // The other blocks may hold anything: only this rank's block is compared, see `compare`.
             (None, Some((summands(rank), total(op, rank))))
         }
         (Kind::ReduceScatter(op), false) => {

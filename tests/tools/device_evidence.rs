@@ -1,5 +1,5 @@
-//! What NVML says of the devices of the ranks is in the error of ranks that hang: on every rank, in the same words, and only what has
-//! happened since the ranks were started.
+//! The error of hanging ranks contains what NVML reports about their devices: on every rank, in the same words, and only what
+//! has happened since the start of the ranks.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 const TIMEOUT: Duration = Duration::from_millis(600);
 const SOON: Duration = Duration::from_secs(30);
 
-/// Whether the emulator's NVML can be asked here; prints the reason if not.
+/// Whether the emulator's NVML can be queried here; prints the reason if not.
 fn can_ask() -> bool {
     if !cfg!(feature = "nvml") {
         not_tested("what NVML says of devices: it was built without the feature `nvml`");
@@ -24,7 +24,7 @@ fn can_ask() -> bool {
     support::needs_emulator("it injects states of devices")
 }
 
-/// Waits until NVML has said how the devices are: from then on counters count.
+/// Waits until NVML has reported the state of the devices: from then on, their counters count.
 fn devices_are_healthy() {
     let begun = Instant::now();
     loop {
@@ -38,7 +38,7 @@ fn devices_are_healthy() {
     }
 }
 
-/// Rank 1 does not come, after `before` has run on each rank. Returns what the hosts show, which is the same on all ranks.
+/// Rank 1 does not enter, after `before` has run on each rank. Returns what the hosts show, which is the same on all ranks.
 fn one_hangs(world: &World, before: impl FnOnce(usize) -> Outcome) -> Outcome<String> {
     let stream = support::device(world)?.new_stream()?;
     let comm = world
@@ -52,7 +52,7 @@ fn one_hangs(world: &World, before: impl FnOnce(usize) -> Outcome) -> Outcome<St
     before(world.rank())?;
     world.barrier("the devices are as the test wants them")?;
     if world.rank() == 1 {
-        // Until the others have given it up.
+        // Returns when the others have given rank 1 up.
         world.barrier("they have")?;
     }
     let limited = comm.within(TIMEOUT);

@@ -1,4 +1,4 @@
-//! What the hosts show is in the error of a rank that hangs, and of one that died: on every rank, in the same words.
+//! The error of a rank that hangs or has died contains what the hosts show: on every rank, in the same words.
 //!
 //! `NCCL_RUN_KMSG` names the kernel's log of the tests.
 
@@ -22,7 +22,7 @@ const SOON: Duration = Duration::from_secs(30);
 
 const FALLEN: &str = "Xid 79 (GPU has fallen off the bus) for 0000:3b:00.0";
 
-/// Writes a log: an Xid of before the ranks were started, one of now, and a process of another job that was killed.
+/// Writes a log: an Xid from before the start of the ranks, a current one, and a process of another job that was killed.
 fn write_log(path: &Path) -> Outcome {
     let now = clock_gettime(ClockId::Monotonic);
     let now = now.tv_sec * 1_000_000 + now.tv_nsec / 1000;
@@ -41,7 +41,7 @@ fn write_log(path: &Path) -> Outcome {
     ] {
         writeln!(log, "4,{time},{time},-;{text}")?;
     }
-    // At once: the ranks read it at any time.
+    // Atomically, because the ranks read the file at any time.
     let new = path.with_extension("new");
     std::fs::write(&new, log)?;
     Ok(std::fs::rename(new, path)?)

@@ -101,7 +101,7 @@ fn a_restarted_rank_meets_the_survivors_in_the_next_generation() {
     assert_eq!((died.rank, died.exit.signal()), (1, Some(Signal::Kill)));
     let generation = fleet.restart(1).unwrap();
     assert_eq!(generation, 1);
-    // By then it has found a rank 0 that does not know another generation yet.
+    // By then the restarted rank has found a rank 0 that does not know a new generation yet.
     std::thread::sleep(Duration::from_millis(300));
     // Atomically: the file is complete, or missing.
     std::fs::write(at("generation.partial"), generation.to_string()).unwrap();

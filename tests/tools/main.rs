@@ -1,10 +1,10 @@
-//! The programs beside the crate, what they and the crate say of a job, and the helpers of the tests themselves.
+//! The programs beside the crate, what they and the crate report about a job, and the helpers of the tests themselves.
 
 #[path = "../support/cgroup.rs"]
 mod cgroup;
 #[path = "../support/delayed_cable.rs"]
 mod delayed_cable;
-// Not by the name of its file, which the tests of it have.
+// Another name than that of the file, because the module of its tests has that one.
 #[path = "../support/isolated_hosts.rs"]
 mod hosts;
 #[path = "../meeting/mod.rs"]

@@ -1,5 +1,5 @@
-//! The manifests and scripts of `deploy/`: each is what its format takes, and calls `nccl-run` with options that it has. They were not
-//! run on a cluster.
+//! The manifests and scripts of `deploy/`: each is valid in its format, and calls `nccl-run` with options that exist. They were
+//! not run on a cluster.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -17,7 +17,7 @@ use crate::support::{self, Ranks};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
-/// A directory of the test's, known to its ranks.
+/// The variable with a directory of the test, for its ranks.
 const PLACE: &str = "NCCL_TEST_PLACE";
 
 fn place() -> Outcome<PathBuf> {
@@ -113,7 +113,7 @@ fn an_address_is_of_rank_0_alone_and_says_nothing_to_nccl() {
         let inner = join_at(&world, "127.0.0.1")?;
         all_reduce(&inner)?;
         assert!(!log()?.contains("set by environment to =lo"));
-        // So another setting is the first.
+        // The address set no interface for NCCL, so this setting is the first, and no error.
         join_at(&world, "lo").map(drop)?;
         Ok(())
     });
@@ -166,7 +166,7 @@ fn a_plugin_of_the_users_is_not_replaced() {
     });
 }
 
-/// Returns the id of a root whose process has ended: a connection to it is refused.
+/// Returns the id of a root whose process has ended, which refuses connections.
 fn id_of_a_root_that_is_gone(test: &str) -> Outcome<UniqueId> {
     let root = again(test, "root").env(ROOT, "1").output()?;
     let said = String::from_utf8(root.stdout)?;
@@ -175,7 +175,7 @@ fn id_of_a_root_that_is_gone(test: &str) -> Outcome<UniqueId> {
     Ok(UniqueId::from_bytes(bytes.try_into().map_err(|_| said)?))
 }
 
-/// Set for a process that is a root alone.
+/// The variable that makes a process a root and nothing else.
 const ROOT: &str = "NCCL_TEST_ROOT";
 
 #[test]

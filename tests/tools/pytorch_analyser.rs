@@ -34,7 +34,7 @@ fn needs_analyser() -> bool {
     found && support::needs_processes(RANKS)
 }
 
-/// What each release of the analyser says of a timeline: nothing, where nothing is wrong.
+/// What each release of the analyser reports about a timeline: nothing where nothing is wrong.
 fn said_by_analysers(timeline: &Timeline) -> Outcome<Vec<String>> {
     let directory = tempfile::tempdir()?;
     for (rank, pickle) in timeline.to_pytorch_traces() {
@@ -53,7 +53,7 @@ fn said_by_analysers(timeline: &Timeline) -> Outcome<Vec<String>> {
         if !output.status.success() {
             return Err(format!("{}: {text}", analyser.display()).into());
         }
-        // A package that only its tables need.
+        // The analyser misses a package that only its tables need.
         let lines = text
             .lines()
             .filter(|line| !line.starts_with("tabulate is not"));
@@ -64,7 +64,7 @@ fn said_by_analysers(timeline: &Timeline) -> Outcome<Vec<String>> {
     analysers().into_iter().map(ask).collect()
 }
 
-/// Fails unless each release of the analyser says all of these lines, and speaks of one call alone.
+/// Fails unless each release of the analyser prints all of these lines, and reports one call alone.
 fn expect_said(timeline: &Timeline, lines: &[&str]) -> Outcome {
     for text in said_by_analysers(timeline)? {
         for line in lines {
@@ -75,7 +75,7 @@ fn expect_said(timeline: &Timeline, lines: &[&str]) -> Outcome {
     Ok(())
 }
 
-/// Polls the recordings until they are as `wanted`.
+/// Polls the recordings until they satisfy `wanted`.
 fn until(world: &World, wanted: impl Fn(&Timeline) -> bool) -> Outcome<Timeline> {
     let deadline = Instant::now() + LONG;
     loop {
@@ -90,7 +90,7 @@ fn until(world: &World, wanted: impl Fn(&Timeline) -> bool) -> Outcome<Timeline>
     }
 }
 
-/// Whether the last call of a rank on the communicator `name` is call `sequence`, which NCCL has taken.
+/// Whether the last call of a rank on the communicator `name` is call `sequence`, and has been issued.
 fn is_in(timeline: &Timeline, rank: usize, name: &str, sequence: u64) -> bool {
     let own = timeline.ranks.iter().filter(|one| one.rank == rank);
     let mut parts = own.flat_map(|one| &one.snapshot.communicators);
@@ -118,7 +118,7 @@ fn ring(comm: &Communicator) -> Outcome {
     Ok(group.wait()?)
 }
 
-/// Rank 1 does not enter the second all-reduce. Before that, ranks 0 and 2 exchange what rank 1 takes no part in.
+/// Rank 1 does not enter the second all-reduce. Before that, ranks 0 and 2 exchange messages without rank 1.
 fn one_stays_away(world: World) -> Outcome {
     let (comm, stream) = start(&world)?;
     let mut y = stream.alloc_zeros::<f32>(64)?;

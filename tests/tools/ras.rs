@@ -21,7 +21,7 @@ fn address() -> Outcome<String> {
         .ok_or("it is chosen")?)
 }
 
-/// Asks until the answer is as wanted: the counters of the ranks are not read at one moment.
+/// Queries until the answer satisfies `wanted`: the counters of the ranks are not read at one moment.
 fn ask(address: &str, wanted: impl Fn(&RasReport) -> bool) -> Outcome<RasReport> {
     let deadline = Instant::now() + LONG;
     loop {

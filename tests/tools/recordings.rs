@@ -19,7 +19,7 @@ type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// Polls the recordings until they are as `wanted`.
+/// Polls the recordings until they satisfy `wanted`.
 fn until(world: &World, wanted: impl Fn(&Timeline) -> bool) -> Outcome<Timeline> {
     let deadline = Instant::now() + LONG;
     loop {
@@ -390,7 +390,7 @@ fn after_a_fault_every_rank_has_left_a_file_and_they_make_one_timeline() {
     assert_eq!(last.state, CallState::Aborted);
 }
 
-/// How often the log warned of a recording that could not be written, reported another such, and one that was written.
+/// How often the log reported: a recording that could not be written, another such, and one that was written.
 static FAILED: AtomicUsize = AtomicUsize::new(0);
 static FAILED_AGAIN: AtomicUsize = AtomicUsize::new(0);
 static WRITTEN: AtomicUsize = AtomicUsize::new(0);

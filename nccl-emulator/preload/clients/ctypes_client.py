@@ -29,7 +29,7 @@ def rank_main(rank, exchange):
         call("ncclGetUniqueId", ctypes.byref(unique_id))
         return bytes(unique_id)
 
-    # The rank that makes the id needs no device for it, and the others have none yet.
+    # The rank that creates the id needs no device for it, and the others have none yet.
     unique_id = UniqueId.from_buffer_copy(exchange(make))
     device = ranks.Device(rank)
     ranks.expect("the device", device.name, "CPU emulator, not a GPU")

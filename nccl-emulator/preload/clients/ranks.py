@@ -22,7 +22,7 @@ def main(rank_main):
         rank = int(os.environ["CLIENT_RANK"])
         rank_main(rank, lambda value: _exchange(rank, value))
         print(f"rank {rank}: passed", flush=True)
-        # Nothing of the device is left to tidy up, and a client's own tidying may come too late for it.
+        # The device needs no cleanup any more, and a client's own cleanup may come too late for it.
         os._exit(0)
     end = time.monotonic() + DEADLINE
     with tempfile.TemporaryDirectory() as directory:

@@ -1,4 +1,4 @@
-//! Programs that know nothing of Rust, with the shared object preloaded.
+//! Programs that are not written in Rust, with the shared object preloaded.
 
 use std::env;
 use std::io::Write as _;
@@ -18,7 +18,7 @@ fn shared_object() -> PathBuf {
     file
 }
 
-/// Python without what this machine's user has set; `None`, and a line that says so, if there is none.
+/// Python without settings of this machine's user; without Python, `None`, and prints a line about it.
 fn python() -> Option<Command> {
     let found = Command::new("python3")
         .arg("--version")
@@ -53,7 +53,7 @@ fn finish(command: &mut Command) -> Output {
         .spawn();
     let mut child = child.unwrap();
     let end = Instant::now() + DEADLINE;
-    // What it prints fits into a pipe.
+    // The output fits into a pipe.
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > end {
             child.kill().unwrap();

@@ -1,4 +1,4 @@
-//! What tests of captures and graphs share.
+//! Helpers for the tests of captures and graphs.
 
 // Each test file uses its own part of this.
 #![allow(dead_code)]
@@ -17,11 +17,11 @@ pub(crate) const THREAD_LOCAL: Mode = Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
 pub(crate) const RELAXED: Mode = Mode::CU_STREAM_CAPTURE_MODE_RELAXED;
 pub(crate) const NO_FLAGS: sys::CUgraphInstantiate_flags = sys::CUgraphInstantiate_flags(0);
 
-/// A device whose streams the test orders itself.
+/// Opens device 0 without cudarc's event tracking: the tests order accesses themselves.
 pub(crate) fn device() -> Arc<CudaContext> {
     nccl_emulator::install().unwrap();
     let context = CudaContext::new(0).unwrap();
-    // SAFETY: the tests order all accesses themselves, or mean not to.
+    // SAFETY: the tests order all accesses themselves, or leave them unordered on purpose.
     unsafe { context.disable_event_tracking() };
     context
 }
@@ -41,7 +41,7 @@ pub(crate) fn end(stream: &Arc<CudaStream>) -> CudaGraph {
     stream.end_capture(NO_FLAGS).unwrap().unwrap()
 }
 
-/// Ends a capture that is void.
+/// Asserts that the capture of `stream` is invalidated, and ends it.
 pub(crate) fn assert_void(stream: &Arc<CudaStream>) {
     assert_eq!(
         stream.capture_status().unwrap(),
@@ -59,14 +59,14 @@ pub(crate) fn assert_void(stream: &Arc<CudaStream>) {
 
 pub(crate) fn nodes(graph: &CudaGraph) -> usize {
     let mut count = 0;
-    // SAFETY: the graph lives, and only its number of nodes is asked for.
+    // SAFETY: the graph lives, and the call only reads its number of nodes.
     unsafe { sys::cuGraphGetNodes(graph.cu_graph(), std::ptr::null_mut(), &raw mut count) }
         .result()
         .unwrap();
     count
 }
 
-/// Puts a host function on a stream that may be called any number of times.
+/// Enqueues a host function that may run any number of times.
 pub(crate) fn call(stream: &CudaStream, function: impl Fn() + Send + Sync + 'static) {
     type Function = Box<dyn Fn() + Send + Sync>;
     unsafe extern "C" fn run(argument: *mut c_void) {
@@ -76,7 +76,7 @@ pub(crate) fn call(stream: &CudaStream, function: impl Fn() + Send + Sync + 'sta
     }
     let function: Function = Box::new(function);
     let argument = Box::into_raw(Box::new(function)).cast();
-    // SAFETY: the argument is good for ever.
+    // SAFETY: the argument is never freed, so it is valid for every call.
     unsafe { result::stream::launch_host_function(stream.cu_stream(), run, argument) }.unwrap();
 }
 
@@ -86,11 +86,11 @@ pub(crate) fn fill(
     value: u8,
     bytes: usize,
 ) -> Result<(), DriverError> {
-    // SAFETY: the memory is the test's, or the emulator finds out.
+    // SAFETY: the memory belongs to the test; otherwise the emulator reports it.
     unsafe { result::memset_d8_async(address, value, bytes, stream.cu_stream()) }
 }
 
-/// Memory that nothing frees behind the test's back.
+/// Allocates zeroed device memory that stays allocated until the test frees it.
 pub(crate) fn memory(context: &CudaContext, bytes: usize) -> u64 {
     context.bind_to_thread().unwrap();
     // SAFETY: a new allocation, and a fill of all of it.
@@ -106,12 +106,12 @@ pub(crate) fn memory(context: &CudaContext, bytes: usize) -> u64 {
 
 pub(crate) fn read(address: u64, bytes: usize) -> Vec<u8> {
     let mut values = vec![0; bytes];
-    // SAFETY: the memory has as many bytes.
+    // SAFETY: the memory has at least that many bytes.
     unsafe { result::memcpy_dtoh_sync(&mut values, address) }.unwrap();
     values
 }
 
-/// Holds a stream until it is told to go on.
+/// Blocks a stream until the sender sends or is dropped, for at most 30 seconds.
 pub(crate) fn hold(stream: &CudaStream) -> mpsc::Sender<()> {
     let (send, receive) = mpsc::channel();
     let receive = Mutex::new(receive);

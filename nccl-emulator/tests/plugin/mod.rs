@@ -1,4 +1,4 @@
-//! A profiler plugin that keeps all it is told, as a library that the dynamic linker finds.
+//! A profiler plugin that records all calls of it, as a library that the dynamic linker finds.
 //!
 //! Its tables are those of versions 4 to 7 of the interface. Handles and contexts are places in the lists of events and communicators,
 //! counted from 1.
@@ -111,7 +111,7 @@ impl Told {
         events
     }
 
-    /// Where in the order of all moments this one is.
+    /// The index of `moment` in the order of all moments.
     pub(crate) fn when(&self, moment: Moment) -> usize {
         let at = self.moments.iter().position(|&other| other == moment);
         at.unwrap_or_else(|| panic!("{moment:?} did not happen"))
@@ -128,7 +128,7 @@ static FIRST_MASK: AtomicI32 = AtomicI32::new(ALL);
 /// NCCL's mask.
 static MASK: AtomicPtr<c_int> = AtomicPtr::new(std::ptr::null_mut());
 
-/// What the plugin was told.
+/// What NCCL has reported to the plugin.
 pub(crate) fn told() -> MutexGuard<'static, Told> {
     TOLD.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -146,7 +146,7 @@ pub(crate) fn want(mask: c_int) {
     FIRST_MASK.store(mask, Ordering::SeqCst);
     let place = MASK.load(Ordering::SeqCst);
     if !place.is_null() {
-        // SAFETY: NCCL's mask lives for ever, and is an integer that both sides read and write.
+        // SAFETY: NCCL's mask is never freed, and is an integer that both sides read and write.
         unsafe { AtomicI32::from_ptr(place).store(mask, Ordering::SeqCst) };
     }
 }
@@ -406,7 +406,7 @@ unsafe extern "C" fn finalize(context: *mut c_void) -> c_int {
     0
 }
 
-/// Adds up what all ranks have, in place.
+/// Sums the values of all ranks, in place.
 pub(crate) fn sum(rank: &Rank, memory: &Memory<f32>) {
     let code = rank.all_reduce(memory, memory, Kind::ncclFloat32, Op::ncclSum);
     assert_eq!(code, 0);

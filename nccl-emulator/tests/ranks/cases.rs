@@ -1,4 +1,4 @@
-//! Collectives with their results computed by the book, to compare with.
+//! Collectives, and reference results that are computed in the plainest way.
 //!
 //! The values are such that every result is exact in every type, whatever the order of the ranks.
 
@@ -58,7 +58,7 @@ pub(crate) const FUNCTIONS: [Function; 9] = [
     Scatter,
 ];
 
-/// Those that the library has: some came with 2.28.
+/// The collectives that the loaded library has: some were added in 2.28.
 pub(crate) fn functions() -> Vec<Function> {
     let api = super::api();
     let (all_to_all, gather, scatter) = (api.ncclAlltoAll(), api.ncclGather(), api.ncclScatter());
@@ -76,7 +76,7 @@ impl Function {
         matches!(self, AllReduce | Reduce | ReduceScatter)
     }
 
-    /// As NCCL's messages have it.
+    /// The name in NCCL's error messages.
     pub(crate) fn name(self) -> String {
         match self {
             Bcast => "Broadcast".to_owned(),
@@ -85,7 +85,7 @@ impl Function {
     }
 }
 
-/// What is done with the elements.
+/// How elements are reduced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reduction {
     BuiltIn(Op),
@@ -192,7 +192,7 @@ impl Case {
         }
     }
 
-    /// Any case that is exact.
+    /// A random case whose result is exact.
     pub(crate) fn roll(dice: &mut Dice, ranks: i32) -> Self {
         let function = dice.pick(&functions());
         let kind = dice.pick(&KINDS);
@@ -217,7 +217,7 @@ impl Case {
             Reduction::PreMulSum(_) => true,
             Reduction::BuiltIn(op) => op == Op::ncclAvg && is_float(kind),
         };
-        // A third is not exact, and a single rank has no such product.
+        // An average is exact only for a power of two of ranks, and NCCL scales no 8-bit floats on a single rank.
         let inexact = scales
             && reduction == Reduction::BuiltIn(Op::ncclAvg)
             && !(ranks as u32).is_power_of_two();
@@ -286,7 +286,7 @@ impl Case {
         }
     }
 
-    /// What a rank gets.
+    /// The expected output of a rank.
     fn output(&self, rank: usize, ranks: usize) -> Vec<f64> {
         let count = self.count;
         let is_root = rank == self.root as usize;
@@ -353,7 +353,7 @@ impl Case {
         }
     }
 
-    /// Runs it alone, and checks what comes out.
+    /// Runs the case alone, and checks the result.
     pub(crate) fn check(&self, rank: &Rank) {
         let prepared = self.prepare(rank);
         assert_eq!(prepared.issue(rank), 0, "{self:?}: {}", last_error());
@@ -366,7 +366,7 @@ impl Case {
 pub(crate) struct Prepared {
     pub(crate) case: Case,
     memory: Memory<u8>,
-    /// What is to be in the memory afterwards, guards and all.
+    /// The expected contents of the memory afterwards, guards included.
     after: Vec<u8>,
     send_at: Option<usize>,
     receive_at: Option<usize>,
@@ -380,7 +380,7 @@ impl Prepared {
         })
     }
 
-    /// Makes the call.
+    /// Issues the collective.
     pub(crate) fn issue(&self, rank: &Rank) -> u32 {
         let Reduction::PreMulSum(residence) = self.case.reduction else {
             let Reduction::BuiltIn(op) = self.case.reduction else {
@@ -401,12 +401,12 @@ impl Prepared {
         assert_eq!(code, 0, "{}", last_error());
         value.fill(0xff);
         let code = self.issue_with(rank, op);
-        // At once, also inside of a group: the call has its copy.
+        // Destroyed at once, also inside a group: the call has a copy of the operator.
         assert_eq!(nccl!(ncclRedOpDestroy(op, comm)), 0, "{}", last_error());
         code
     }
 
-    /// Makes the call with this operator.
+    /// Issues the collective with this operator.
     pub(crate) fn issue_with(&self, rank: &Rank, op: Op) -> u32 {
         let Case {
             function,
@@ -436,7 +436,7 @@ impl Prepared {
         }
     }
 
-    /// Checks what came out, that nothing else was written, and frees the memory.
+    /// Checks the result, and that nothing else was written, and frees the memory.
     pub(crate) fn verify(self, rank: &Rank) {
         let got = self.memory.read();
         if got != self.after {
@@ -459,7 +459,7 @@ impl Prepared {
     }
 }
 
-/// Counts around the edges of what buffers and protocols hold.
+/// Counts near the capacities of buffers and protocols.
 const COUNTS: [usize; 6] = [0, 1, 127, 4096, 65_537, 200_003];
 
 /// Every collective of several counts, in place and not.
@@ -479,7 +479,7 @@ pub(crate) fn every_function(rank: &Rank) {
     }
 }
 
-/// Any collectives, alone and in groups, one after the other, that all ranks agree on.
+/// Random collectives, the same on all ranks, alone and in groups, one step after the other.
 pub(crate) fn at_random(rank: &Rank, seed: u64, steps: usize) {
     let mut dice = Dice(seed);
     for step in 0..steps {

@@ -14,7 +14,7 @@ pub(crate) fn config(change: impl FnOnce(&mut ncclConfig_t)) -> ncclConfig_t {
     config
 }
 
-/// A parent of this configuration; its init is over.
+/// Creates a parent communicator with this configuration, and waits for its init.
 pub(crate) fn parent(
     id: nccl_sys::ncclUniqueId,
     ranks: i32,
@@ -34,7 +34,7 @@ pub(crate) fn parent(
     this
 }
 
-/// What a rank of a communicator says of itself, on the same device and stream as `of`.
+/// A rank with the numbers that `comm` reports, on the same device and stream as `of`.
 pub(crate) fn described(of: &Rank, comm: ncclComm_t) -> Rank {
     let (mut rank, mut ranks) = (-1, -1);
     assert_eq!(nccl!(ncclCommUserRank(comm, &mut rank)), 0);
@@ -63,7 +63,7 @@ pub(crate) fn split(parent: &Rank, color: i32, key: i32) -> Rank {
     described(parent, comm)
 }
 
-/// The sum of what each rank gives.
+/// The sum of `value` over all ranks.
 pub(crate) fn sum(rank: &Rank, value: i32) -> i32 {
     let memory = rank.memory(&[value]);
     let code = rank.all_reduce(&memory, &memory, Kind::ncclInt32, Op::ncclSum);

@@ -2,7 +2,7 @@
 //! processes.
 //!
 //! Faults, violations, settings and the log belong to a whole process, and a test that hangs must
-//! not take others along. So every test here runs in a child process: this executable again, with
+//! not block others. So every test here runs in a child process: this executable again, with
 //! the test's name ([`alone`]). Every child has a deadline.
 
 // Each test file uses its own part of this.
@@ -36,7 +36,7 @@ pub(crate) fn api() -> &'static Api {
     static API: OnceLock<Api> = OnceLock::new();
     API.get_or_init(|| {
         nccl_emulator::install().unwrap();
-        // SAFETY: what answers to NCCL's name now is the emulator.
+        // SAFETY: NCCL's name now leads to the emulator.
         unsafe { nccl_sys::Loader::new().load() }.unwrap().api
     })
 }
@@ -45,7 +45,7 @@ pub(crate) fn api() -> &'static Api {
 macro_rules! nccl {
     ($function:ident($($argument:expr),* $(,)?)) => {{
         let function = $crate::ranks::api().$function().unwrap();
-        // SAFETY: the test keeps the function's contract, or breaks it where the emulator looks.
+        // SAFETY: the test keeps the function's contract, or breaks it in a way that the emulator detects.
         unsafe { function($($argument),*) }.0
     }};
 }
@@ -78,16 +78,16 @@ pub(crate) fn is_child_of(test: &str) -> bool {
     role(test).is_some()
 }
 
-/// What this process is to do, if it is a test's child.
+/// The role of this process, if it is a child of the test.
 fn role(test: &str) -> Option<String> {
     let role = std::env::var(ROLE).ok()?;
     let (name, role) = role.rsplit_once('/')?;
     (name == test).then(|| role.to_owned())
 }
 
-/// Stands in a variable's value for the directory of the test's processes.
+/// The placeholder in a variable's value for the directory of the test's processes.
 const PLACE_OF_TEST: &str = "{place}";
-/// Stands in a variable's value for the rank of a process.
+/// The placeholder in a variable's value for the rank of a process.
 const RANK_OF_PROCESS: &str = "{rank}";
 
 fn child(test: &str, role: &str, place: &PathBuf, environment: &[(&str, &str)]) -> Command {
@@ -106,7 +106,7 @@ fn child(test: &str, role: &str, place: &PathBuf, environment: &[(&str, &str)]) 
     command
 }
 
-/// Starts a command here.
+/// Starts a command on this host.
 fn spawn(mut command: Command) -> Child {
     command.spawn().unwrap()
 }
@@ -119,7 +119,7 @@ fn new_place() -> PathBuf {
     place
 }
 
-/// Waits for children; kills them all when the time is over.
+/// Waits for children, and kills those that have not ended after [`DEADLINE`].
 fn join(mut children: Vec<Child>) -> Vec<Option<ExitStatus>> {
     let start = Instant::now();
     let mut status = vec![None; children.len()];
@@ -161,17 +161,17 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Tells the others that this process has come to a point.
+    /// Marks that this process has reached a point.
     pub(crate) fn mark(&self, point: &str) {
         fs::write(self.place.join(point), "").unwrap();
     }
 
-    /// Whether some process has come to a point.
+    /// Whether a process has reached this point.
     pub(crate) fn is_marked(&self, point: &str) -> bool {
         self.place.join(point).exists()
     }
 
-    /// Waits until some process has come to a point.
+    /// Waits until a process has reached this point.
     pub(crate) fn wait_for(&self, point: &str) {
         let file = self.place.join(point);
         wait_until(point, || file.exists());
@@ -192,14 +192,14 @@ impl Process {
         self.get_id(name)
     }
 
-    /// Gives an id to the other processes.
+    /// Publishes an id for the other processes.
     pub(crate) fn put_id(&self, name: &str, id: &ncclUniqueId) {
         let bytes = id.internal.map(|byte| byte as u8);
         fs::write(self.place.join("id.part"), bytes).unwrap();
         fs::rename(self.place.join("id.part"), self.place.join(name)).unwrap();
     }
 
-    /// An id that another process gives, or will give.
+    /// Waits for an id that another process publishes, and returns it.
     pub(crate) fn get_id(&self, name: &str) -> ncclUniqueId {
         let file = self.place.join(name);
         wait_until("the unique id is there", || file.exists());
@@ -234,7 +234,7 @@ pub(crate) fn processes_ending(
 pub(crate) struct Started<'a> {
     /// Starts the process of a rank.
     pub(crate) start: &'a dyn Fn(i32, Command) -> Child,
-    /// Takes a process that has no rank, to meet the others.
+    /// Runs in the test itself, with a [`Process`] that has no rank, to meet the others.
     pub(crate) meanwhile: &'a dyn Fn(&Process),
 }
 
@@ -281,7 +281,7 @@ pub(crate) fn processes_started(
     }
 }
 
-/// [`processes_ending`] well.
+/// [`processes_ending`], where all processes have to succeed.
 pub(crate) fn processes(
     test: &str,
     ranks: i32,
@@ -313,7 +313,7 @@ unsafe impl Send for Rank {}
 unsafe impl Sync for Rank {}
 
 impl Rank {
-    /// Device and stream, no communicator yet. Ranks beyond the last device share it.
+    /// A rank with a device and a stream, and no communicator yet. Ranks share devices where there are too few.
     pub(crate) fn alone(ranks: i32, rank: i32) -> Self {
         api();
         let devices = CudaContext::device_count().unwrap();
@@ -328,7 +328,7 @@ impl Rank {
         }
     }
 
-    /// With a blocking communicator.
+    /// A rank of a new blocking communicator.
     pub(crate) fn join(id: ncclUniqueId, ranks: i32, rank: i32) -> Self {
         let mut this = Self::alone(ranks, rank);
         let code = nccl!(ncclCommInitRank(&mut this.comm, ranks, id, rank));
@@ -336,7 +336,7 @@ impl Rank {
         this
     }
 
-    /// With a non-blocking communicator, whose init is over.
+    /// A rank of a new non-blocking communicator, whose init is complete.
     pub(crate) fn join_nonblocking(id: ncclUniqueId, ranks: i32, rank: i32) -> Self {
         let mut this = Self::alone(ranks, rank);
         let mut config = NCCL_CONFIG_INITIALIZER;
@@ -371,7 +371,7 @@ impl Rank {
         self.state()
     }
 
-    /// The stream as NCCL takes it.
+    /// The stream as NCCL's type.
     pub(crate) fn cuda_stream(&self) -> nccl_sys::cudaStream_t {
         self.stream.cu_stream().cast()
     }
@@ -488,7 +488,7 @@ impl<T: Copy + Default> Memory<T> {
         }
     }
 
-    /// What is in it now.
+    /// The current contents.
     pub(crate) fn read(&self) -> Vec<T> {
         self.gpu.bind_to_thread().unwrap();
         let mut values = vec![T::default(); self.len];
@@ -501,22 +501,22 @@ impl<T: Copy + Default> Memory<T> {
 }
 
 impl<T> Memory<T> {
-    /// As NCCL takes it.
+    /// The address as NCCL's functions take it.
     pub(crate) fn ptr(&self) -> *mut c_void {
         std::ptr::without_provenance_mut(self.address as usize)
     }
 
-    /// Frees it, once its device has nothing to do.
+    /// Frees the memory, once its device is idle.
     pub(crate) fn free(&self) {
         self.gpu.bind_to_thread().unwrap();
         // SAFETY: the memory was allocated and is not freed.
         unsafe { result::free_sync(self.address).unwrap() };
     }
 
-    /// Frees it now, on a stream that knows of no other.
+    /// Frees the memory at once, on a stream that waits for no other.
     pub(crate) fn free_under_work(&self) {
         let stream = self.gpu.new_stream().unwrap();
-        // SAFETY: as above; what uses it still is the test.
+        // SAFETY: as above; that operations still use the memory is what the test is about.
         unsafe { result::free_async(self.address, stream.cu_stream()).unwrap() };
         stream.synchronize().unwrap();
     }
@@ -538,7 +538,7 @@ pub(crate) fn threads(ranks: i32, body: impl Fn(&Rank) + Sync) {
     });
 }
 
-/// A host function that holds a rank's stream until it is opened.
+/// A host function that blocks a rank's stream until the gate is opened, or for [`DEADLINE`].
 pub(crate) struct Gate(std::sync::mpsc::Sender<()>);
 
 impl Gate {
@@ -553,7 +553,7 @@ impl Gate {
         let argument = Box::into_raw(Box::new(receiver)).cast();
         rank.gpu.bind_to_thread().unwrap();
         let stream = rank.stream.cu_stream();
-        // SAFETY: the argument is good for one call, and a stream makes one.
+        // SAFETY: the argument is valid for one call, and the stream makes exactly one.
         unsafe { result::stream::launch_host_function(stream, wait, argument) }.unwrap();
         Self(sender)
     }

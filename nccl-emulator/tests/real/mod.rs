@@ -80,7 +80,7 @@ pub(crate) fn environment_of<'a>(
     of_test: &[(&'a str, &'a str)],
 ) -> Vec<(&'a str, &'a str)> {
     let mut all = SETTINGS.to_vec();
-    // Empty is not set.
+    // An empty variable counts as not set.
     let library = if library == OWN { "" } else { library };
     all.push(("NCCL_EMULATOR_NCCL", library));
     all.retain(|(name, _)| of_test.iter().all(|(other, _)| other != name));
@@ -141,21 +141,21 @@ pub(crate) fn killed(status: ExitStatus) -> bool {
     status.signal() == Some(libc::SIGKILL)
 }
 
-/// Ends this process as an accident does.
+/// Kills this process with SIGKILL.
 pub(crate) fn die() -> ! {
     // SAFETY: ends the process.
     unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
     unreachable!()
 }
 
-/// Two buffers of floats, of which an all-reduce takes one for its input.
+/// Two buffers of floats: the input and the output of an all-reduce.
 pub(crate) struct Buffers {
     pub(crate) from: Memory<f32>,
     pub(crate) to: Memory<f32>,
 }
 
 impl Buffers {
-    /// Of 1000 floats each.
+    /// Two buffers of 1000 floats each.
     pub(crate) fn of(rank: &Rank) -> Self {
         Self::sized(rank, 1000)
     }
@@ -167,19 +167,19 @@ impl Buffers {
         }
     }
 
-    /// An all-reduce that is issued.
+    /// Issues an all-reduce, and returns the code.
     pub(crate) fn issue(&self, rank: &Rank) -> u32 {
         rank.all_reduce(&self.from, &self.to, Kind::ncclFloat, Op::ncclSum)
     }
 
-    /// An all-reduce that NCCL takes, at once or on a thread of its own.
+    /// Issues an all-reduce, which NCCL accepts at once or on a thread of its own.
     pub(crate) fn begin(&self, rank: &Rank) {
         let code = self.issue(rank);
         assert!(matches!(code, 0 | 7), "{code}: {}", last_error());
         assert!(matches!(rank.settle(), 0 | 6), "{}", last_error());
     }
 
-    /// An all-reduce with the right result.
+    /// Runs an all-reduce, and checks its result.
     pub(crate) fn check(&self, rank: &Rank) {
         self.begin(rank);
         wait_until("the all-reduce is over", || rank.is_idle());
@@ -193,13 +193,13 @@ impl Buffers {
 }
 
 impl Process {
-    /// What the library wrote to its log in this process.
+    /// The library's log of this process.
     pub(crate) fn log(&self) -> String {
         let file = self.file(&format!("log.{}", self.rank));
         fs::read_to_string(file).unwrap_or_default()
     }
 
-    /// This process's rank of a non-blocking communicator of all.
+    /// This process's rank of a non-blocking communicator of all processes.
     pub(crate) fn join_nonblocking(&self) -> Rank {
         Rank::join_nonblocking(self.id("id"), self.ranks, self.rank)
     }

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use cuda_emulator::stand_in;
 
-/// What NCCL is to be told: a plugin of this name is in the process.
+/// The setting for NCCL: a plugin of this name is in the process.
 pub(crate) const PLUGIN: (&str, &str) = ("NCCL_PROFILER_PLUGIN", "libnccl-profiler-counts.so");
 const SONAME: &CStr = c"libnccl-profiler-counts.so";
 
@@ -19,26 +19,26 @@ pub(crate) const POINT_TO_POINT: u8 = 1 << 2;
 pub(crate) const PROXY: u8 = 1 << 3;
 pub(crate) const CHANNEL: u8 = 1 << 6;
 
-/// The state of a channel's event when its kernel is over.
+/// The state of a channel's event when its kernel has ended.
 const CHANNEL_IS_OVER: c_int = 22;
 
-/// An event, as NCCL told of it.
+/// An event that NCCL reported.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Event {
     pub(crate) kind: u8,
-    /// Of a collective or a message.
+    /// For a collective or a message.
     pub(crate) channels: u8,
-    /// Of a kernel's channel: its number, and the device's clock when it began and ended.
+    /// For a kernel's channel: its number, and the device's clock when it began and ended.
     pub(crate) channel: u8,
     pub(crate) begun: u64,
     pub(crate) ended: u64,
     pub(crate) stopped: bool,
 }
 
-/// All events of this process. A handle is a place in it, and one more.
+/// All events of this process. An event's handle is its index plus one.
 static EVENTS: Mutex<Vec<Event>> = Mutex::new(Vec::new());
 
-/// The events until now.
+/// The events so far.
 pub(crate) fn events() -> Vec<Event> {
     EVENTS
         .lock()
@@ -136,7 +136,7 @@ static TABLE: Table = Table {
     finalize,
 };
 
-/// Makes the plugin known to this process. Before the first communicator.
+/// Makes the plugin known to this process. Call it before the first communicator.
 pub(crate) fn install() {
     let table = (&raw const TABLE).cast();
     stand_in::load(SONAME, &[(c"ncclProfiler_v4", table)]).unwrap();

@@ -97,11 +97,11 @@ pub(crate) fn size(kind: Kind) -> usize {
     encode(kind, [0.0]).len()
 }
 
-/// What a rank sends at a place: a small integer, whose sums are the same in every order.
+/// The element that a rank sends at an index: a small integer, whose sums are the same in every order.
 fn value(kind: Kind, rank: i32, at: usize) -> f32 {
     let rank = rank as usize;
     match is_float8(kind) {
-        // Eight bits hold few sums.
+        // Eight bits represent few sums exactly.
         true => ((rank + at) % 3) as f32,
         false => (rank + at % 5) as f32,
     }
@@ -114,7 +114,7 @@ pub(crate) enum Collective {
     ReduceScatter,
 }
 
-/// Buffers of a rank, and where in them a collective works.
+/// The buffers of a rank, and the offsets in them at which a collective works.
 pub(crate) struct Buffers {
     pub(crate) input: Shown,
     pub(crate) output: Shown,
@@ -123,7 +123,7 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// Puts values into the input and issues a collective.
+    /// Writes the input and issues a collective.
     pub(crate) fn issue(
         &self,
         rank: &Rank,
@@ -136,7 +136,7 @@ impl Buffers {
         self.call(rank, collective, kind, op, count);
     }
 
-    /// Puts values into the input.
+    /// Writes the input.
     pub(crate) fn fill(&self, rank: &Rank, collective: Collective, kind: Kind, count: usize) {
         let sent = match collective {
             Collective::ReduceScatter => count * rank.ranks as usize,
@@ -210,11 +210,11 @@ impl Buffers {
     }
 }
 
-/// Counts around the edges of packs, cells, tiles and what a block exchanges at a time.
+/// Counts near the sizes of packs, cells, tiles, and the data that a block exchanges at a time.
 pub(crate) const COUNTS: [usize; 6] = [1, 7, 1000, 4097, 30_000, 300_001];
 pub(crate) const LARGEST: usize = 300_001;
 
-/// One collective after another over two windows, at several offsets.
+/// Runs one collective after another over two windows, at several offsets.
 pub(crate) fn over_windows(rank: &Rank, collective: Collective, kinds: &[Kind], op: Op) {
     of_counts(rank, collective, kinds, op, &COUNTS);
 }

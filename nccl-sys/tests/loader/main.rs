@@ -1,4 +1,4 @@
-//! The loader, tested with small libraries that are compiled for the purpose.
+//! The loader, tested with small libraries that the tests compile.
 //!
 //! A loaded library stays in a process, so every test runs in a process of its own; see [`process`].
 

@@ -28,11 +28,11 @@ const VARIABLES: [&str; 9] = [
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Runs `body` in a new process. `prepare` runs before, in this process: it fills the directory that both
-/// are given, and may set variables of the new process, which starts without any that the loader
+/// closures get, and may set variables of the new process, which starts without any that the loader
 /// reads. Fails if `body` fails, or does not end in time.
 ///
-/// The new process is this test binary again, told to run the calling test only; there, this
-/// function runs `body`. So the call has to be all that the test does.
+/// The new process is this test binary again, which runs only the calling test; there, this
+/// function runs `body`. So the test may contain nothing but this call.
 pub(crate) fn alone(prepare: impl FnOnce(&Path, &mut Command), body: impl FnOnce(&Path)) {
     if let Some(directory) = env::var_os(DIRECTORY) {
         body(Path::new(&directory));

@@ -9,7 +9,7 @@ use nccl_sys::{Api, Loader, Origin, ncclResult_t, ncclUniqueId, since};
 use crate::identify::load;
 use crate::process::alone;
 
-/// Returns the real library; without one, `None`, and prints a line that says so.
+/// Returns the real library; without one, returns `None` and prints that the test is skipped.
 fn library() -> Option<PathBuf> {
     let library = env::var_os("NCCL_TEST_LIBRARY").map(PathBuf::from);
     if library.is_none() {

@@ -123,7 +123,7 @@ fn hosts_are_the_nodes_of_two_levels() {
         .processes(|world| over_hosts(&world));
 }
 
-/// One rank has much to send, the others next to nothing, so that each by itself would choose another algorithm as the
+/// One rank sends much, the others next to nothing, so that each rank alone would take another algorithm for the
 /// fastest.
 fn unequal(world: &World) -> Outcome {
     let stream = support::device(world)?.new_stream()?;
@@ -167,7 +167,7 @@ fn unequal(world: &World) -> Outcome {
         let expected: Vec<u8> = received.iter().enumerate().flat_map(of).collect();
         assert!(stream.clone_dtoh(&y)? == expected);
     }
-    // Parts that are equal on one rank, and not on another, are not equal.
+    // Parts that are equal on one rank but not on another count as unequal.
     let plan = AllToAll::plan(&comm).with(|plan| plan.ranks_per_node = Some(2));
     let counts = vec![3; ranks];
     let plan = match rank {
@@ -191,7 +191,7 @@ fn all_ranks_choose_the_same_however_unequal_their_parts_are() {
     ranks_as_threads(4, |world| unequal(&world));
 }
 
-/// For a communicator whose ranks have no connection to ask each other.
+/// A communicator whose ranks have no connection for agreeing on an algorithm.
 #[test]
 fn ranks_that_nobody_can_ask_take_one_group_for_unequal_parts() {
     ranks_as_threads(2, |world| -> Outcome {
@@ -310,7 +310,7 @@ fn windows(world: &World) -> Outcome {
     assert!(x.is_effective() && y.is_effective());
     plan.enqueue(&x, &mut y)?.wait()?;
     assert_eq!(stream.clone_dtoh(&y.view())?, expected);
-    // Where NCCL would silently take another way, the plan fails.
+    // The plan fails where NCCL would silently use another method.
     let mut elsewhere = comm.buffer::<u32>(ranks * 5)?;
     let error = plan.enqueue(&x, &mut elsewhere).unwrap_err();
     assert!(
@@ -321,7 +321,7 @@ fn windows(world: &World) -> Outcome {
     let mut y = comm.register_window(y)?;
     plan.enqueue(&x, &mut y)?.wait()?;
     assert_eq!(stream.clone_dtoh(&y.view())?, expected);
-    // A deregistered window counts as none.
+    // A deregistered window is no window.
     let mut y = y.into_inner()?;
     assert!(plan.enqueue(&x, &mut y).is_err());
     drop(plan);

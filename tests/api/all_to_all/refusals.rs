@@ -139,7 +139,7 @@ fn refused(world: &World) -> Outcome {
     Ok(())
 }
 
-/// Rank 1 has no memory for the plan, after all ranks have agreed.
+/// Rank 1 cannot allocate the plan's memory, after all ranks have agreed.
 fn without_memory(world: &World) -> Outcome {
     let stream = support::device(world)?.new_stream()?;
     let comm = world.communicator("memory").stream(&stream).build()?;

@@ -185,7 +185,7 @@ fn ranks_that_are_left_go_on_with_the_copies_that_they_have() {
         let mut ep = made(&comm, &case(4), &before, width * 4)?;
         let mut routing = ep.routing()?;
         let all = one_step("all", (&mut ep, &mut routing), &case(4), (&step, &x), width)?;
-        // Each rank in turn is the one that is gone.
+        // Each rank in turn is excluded.
         for gone in 0..4 {
             let left: Vec<_> = (0..4).filter(|rank| *rank != gone).collect();
             let others = comm.split("left", (world.rank() != gone).then_some(0), 0)?;

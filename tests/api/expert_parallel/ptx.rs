@@ -68,7 +68,7 @@ impl Device {
             .map(|one| std::ptr::from_ref(one).cast_mut().cast())
             .collect();
         let ([x, y], threads) = (grid.blocks, grid.threads);
-        // SAFETY: the arguments are those of the kernel; its accesses were checked by the interpreter.
+        // SAFETY: the arguments match the kernel's parameters; the interpreter has checked its accesses.
         unsafe {
             let function = result::module::get_function(self.module, CString::new(name)?)?;
             let stream = self.stream.cu_stream();

@@ -578,18 +578,18 @@ fn a_kernel_that_cannot_be_launched_is_the_cause_on_all_ranks() {
     });
 }
 
-/// The kernels of a call find that the communicator ends, and the abort needs the lock under which they found it.
+/// The kernels of a call find that the communicator ends, and the abort needs the lock that the call holds meanwhile.
 #[test]
 fn a_call_that_meets_an_abort_ends_with_it_and_not_at_a_timeout() {
     ranks_as_threads(1, |world: World| -> Outcome {
         let context = crate::support::device(&world)?;
         let stream = context.new_stream()?;
         let mut random = fastrand::Rng::with_seed(3);
-        // NVIDIA's library takes a hundred times as long to make one.
+        // NVIDIA's library takes a hundred times as long to create a communicator.
         let rounds = if crate::support::on_nvidias() { 3 } else { 150 };
         for _ in 0..rounds {
             let comm = world.communicator("ends").stream(&stream).with(|comm| {
-                // An end that waits for the call takes as long as this.
+                // A finalize or abort that waits for the call takes as long as this.
                 comm.timeouts.abort = Duration::from_secs(20);
                 comm.timeouts.finalize = Duration::from_secs(20);
             });

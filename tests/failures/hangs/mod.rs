@@ -114,7 +114,7 @@ fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl
         if !row.call.is_empty() {
             let fault = faults::at_call(row.call).nth(1);
             let fault = match row.program {
-                // The watchdog makes the same query, and which comes first varies.
+                // The watchdog makes the same query, and either may come first.
                 Program::Wait => fault.on_this_thread(),
                 // The awaiting thread makes one query itself.
                 Program::Await => fault.on_other_threads(),
@@ -137,7 +137,7 @@ fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl
         return (begun.elapsed(), received);
     }
     if row.program != Program::First {
-        // The timeouts under test are not those of the start.
+        // The timeouts under test do not apply to the set-up.
         let calm = comm.within(LONG);
         exchange(&calm, stream).expect("both are there");
         all_reduce(&calm, &mut y).expect("both are there");
@@ -153,7 +153,7 @@ fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl
         Program::Absent | Program::Build | Program::FirstContact => unreachable!("they are above"),
         Program::AllReduce => {
             meet();
-            // The thread that looks for hanging calls sleeps by then.
+            // By now the thread that looks for hanging calls sleeps.
             std::thread::sleep(Duration::from_millis(1500));
             let begun = hang();
             timed(begun, all_reduce(&comm, &mut y))
@@ -426,7 +426,7 @@ fn rank(row: &Row, world: &World) {
     } else {
         println!("other: {}", said(other(row, world, &stream)));
         if row.program == Program::ShrinkAborting {
-            // The tried rank may still be agreeing with this one on a communicator, and must not get the report that it
+            // The rank under test may still agree with this one on a communicator, and must not get the report that this one
             // left.
             let _ = world.barrier(TRIED);
         }

@@ -118,14 +118,14 @@ pub(crate) const ROWS: &[Row] = &[
             cut(stage, 0);
             let namespace = hosts(stage).namespace(0);
             std::thread::spawn(move || {
-                // By then its side has got the fault.
+                // By then the side of the host has the fault.
                 std::thread::sleep(Duration::from_secs(13));
                 let _ = try_run("ip", &format!("-n {namespace} link set eth0 up"));
             });
             Ok(())
         }),
         play: |actor| {
-            // The first time it may have been left behind; the second time, the network works again.
+            // At the first attempt the rank may have been left behind; at the second, the network works again.
             for wait in [5, 6] {
                 if actor.is(0) {
                     std::thread::sleep(Duration::from_secs(wait));

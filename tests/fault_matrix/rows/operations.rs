@@ -44,9 +44,9 @@ fn all_reduce_of(actor: &Actor, len: usize) -> nccl::Result<()> {
         .wait()
 }
 
-/// As a kernel that writes to an invalid address: from now on, every call into this context fails.
+/// Has the effect of a kernel that writes to an invalid address: from now on, every call into this context fails.
 fn lose_the_context(actor: &Actor) {
-    // Operations may be waiting on the rank's own stream.
+    // A stream without operations, because operations may be waiting on the rank's own stream.
     let stream = actor.stream.context().new_stream().expect("a stream");
     let gone = stream.alloc_zeros::<u8>(1 << 20).expect("memory");
     let (address, guard) = gone.device_ptr(&stream);
@@ -182,7 +182,7 @@ pub(crate) const ROWS: &[Row] = &[
             let first = first.all_reduce_in_place(&mut x, ReduceOp::Sum)?;
             let second = second.all_reduce_in_place(&mut y, ReduceOp::Sum)?;
             first.wait().and_then(|()| second.wait())?;
-            // The end of one communicator on another rank may have let both continue here.
+            // The end of one communicator on another rank may have let both operations complete here.
             hear_any(&[actor.comm(), &other])
                 .all_reduce_in_place(&mut x, ReduceOp::Sum)?
                 .wait()

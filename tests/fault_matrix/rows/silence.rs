@@ -54,7 +54,7 @@ pub(crate) const ROWS: &[Row] = &[
             let pid = pid.ok_or_else(|| String::from("no process"))?;
             std::thread::spawn(move || {
                 std::thread::sleep(Duration::from_secs(6));
-                // It may have ended.
+                // The process may have ended.
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::CONT);
             });
             Ok(())

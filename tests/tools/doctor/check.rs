@@ -153,7 +153,7 @@ fn a_device_in_trouble_is_found_by_nvml_and_healthy_ones_are_one_line() {
     let said = text(&run(command).stdout);
     assert!(said.contains("✗ device-state: device number 5: "), "{said}");
 
-    // Preflight says it of the device of a rank, and NVML that hangs does not keep the doctor from its report.
+    // Preflight reports the state of a rank's device, and a hanging NVML does not keep the doctor from its report.
     let mut command = doctor(&["--emulator", "--json"]);
     command.env("NCCL_EMULATOR_NVML", "device=0,row-remap=failed");
     let value = json(&run(command));

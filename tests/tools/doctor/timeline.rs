@@ -88,11 +88,11 @@ fn a_directory_of_recordings_becomes_a_page_and_the_summary_names_who_is_behind(
     let mut names: Vec<_> = files.map(|file| file.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["nccl_trace_rank_0", "nccl_trace_rank_1"]);
-    // With files of another job among them the analyser would compare what does not belong together.
+    // With files of another job among them, the analyser would compare unrelated recordings.
     let again = run(doctor(&arguments));
     assert_eq!(again.status.code(), Some(3), "{again:?}");
     assert!(text(&again.stderr).contains("is not empty"), "{again:?}");
-    // It reads its own output.
+    // The doctor reads its own output.
     let again = run(doctor(&[
         "timeline",
         "--out",

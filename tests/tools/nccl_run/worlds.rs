@@ -134,7 +134,7 @@ fn a_secret_that_is_no_text_keeps_strangers_out() {
     if Role::of(&test) != Role::Test {
         end_with(|| {
             let world = join()?;
-            // Until the test has looked.
+            // The ranks wait here until the test has looked.
             world.barrier("over").map_err(|error| format!("{error:#}"))
         });
     }

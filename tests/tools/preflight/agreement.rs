@@ -11,7 +11,7 @@ fn ranks(
     script: &str,
     more: &dyn Fn(usize) -> Vec<(&'static str, &'static str)>,
 ) -> Vec<Child> {
-    // It vanishes with its last user.
+    // An abstract socket, which vanishes with its last user.
     let place = format!(
         "unix:@nccl-preflight-{}-{}",
         std::process::id(),
