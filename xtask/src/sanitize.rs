@@ -57,12 +57,10 @@ const CRATES: &[&str] = &[
 /// The packages of the tools and of `tests/`: they have more dependencies than all the crates.
 const TOOLS: &[&str] = &["--package=nccl-tools", "--package=nccl-tests"];
 
-/// Files of `tests/` with most of the lending and freeing of memory; run for every change.
-const FIRST: &[&str] = &["aborts", "operations", "plans"];
-
-/// The other files with threads and shared memory.
+/// Files of `tests/` that lend and free memory, and those with threads and shared memory.
 const CAPABILITIES: &[&str] = &[
     "abort_together",
+    "aborts",
     "all_to_all",
     "awaiting",
     "buffers",
@@ -72,6 +70,8 @@ const CAPABILITIES: &[&str] = &[
     "launch_modes",
     "memory_release",
     "memory",
+    "operations",
+    "plans",
     "profiler_storm",
     "recorder",
     "succession",
@@ -166,9 +166,6 @@ struct Tests {
 /// one command each, because Cargo passes the names to all binaries of a command.
 fn selected(sanitizer: Sanitizer, all: bool) -> Result<Vec<Tests>> {
     let mut files: Vec<&str> = Vec::new();
-    if has_tools(sanitizer, all) {
-        files.extend(FIRST);
-    }
     if all {
         files.extend(CAPABILITIES);
     }
@@ -196,11 +193,6 @@ fn selected(sanitizer: Sanitizer, all: bool) -> Result<Vec<Tests>> {
     };
     let groups = [unit, alone].into_iter().chain(merged.into_values());
     Ok(groups.filter(|tests| !tests.targets.is_empty()).collect())
-}
-
-/// Whether to test the packages of the tools and of `tests/`.
-fn has_tools(sanitizer: Sanitizer, all: bool) -> bool {
-    all || sanitizer == Sanitizer::Address
 }
 
 /// Creates a command. All commands have the same packages, so that shared code is built once, with the same features.
@@ -232,7 +224,7 @@ fn command(
         // notice it.
         .env("ASAN_OPTIONS", "quarantine_size_mb=32")
         .env("LSAN_OPTIONS", format!("suppressions={}", leaks.display()));
-    if has_tools(sanitizer, all) {
+    if all {
         cargo.args(TOOLS);
     }
     cargo.args(&tests.targets);
@@ -322,12 +314,14 @@ mod tests {
         assert_eq!(failures.targets, ["--test=failures"]);
         assert_eq!(tools.names, ["recorder::"]);
         let chosen = [api, failures, tools].map(|tests| tests.names.len());
-        let files = FIRST.len() + CAPABILITIES.len() + ENDS.len();
+        let files = CAPABILITIES.len() + ENDS.len();
         assert_eq!(chosen.iter().sum::<usize>() + alone.targets.len(), files);
-        let [unit] = &selected(Sanitizer::Thread, false).unwrap()[..] else {
-            panic!("one command");
-        };
-        assert_eq!(unit.targets, ["--lib"]);
+        for sanitizer in [Sanitizer::Address, Sanitizer::Thread] {
+            let [unit] = &selected(sanitizer, false).unwrap()[..] else {
+                panic!("one command");
+            };
+            assert_eq!(unit.targets, ["--lib"]);
+        }
     }
 
     #[test]

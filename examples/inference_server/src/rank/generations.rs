@@ -64,7 +64,7 @@ pub fn run(options: &RankOptions) -> Outcome<()> {
     link.listen_to(&world)?;
     // Other ranks may still be missing; all ranks wait for them before anything else.
     world = wait_for(world, options)?;
-    let mut in_vain = 0;
+    let (mut in_vain, mut leaked) = (0, 0);
     let mut rank = Rank::new(&world, options, link)?;
     loop {
         let generation = world.generation();
@@ -94,6 +94,18 @@ pub fn run(options: &RankOptions) -> Outcome<()> {
             }
         }
         world = go_on(world, options)?;
+        report_leaks(&mut leaked);
+    }
+}
+
+/// Prints how many communicators NCCL has not freed, if there are more than `known`: they explain why the process grows.
+fn report_leaks(known: &mut u64) {
+    let leaked = nccl::stats().leaked_communicators;
+    if leaked > *known {
+        eprintln!(
+            "inference-server: {leaked} communicators are leaked: NCCL did not return from their aborts in time"
+        );
+        *known = leaked;
     }
 }
 
