@@ -1,12 +1,9 @@
 //! Devices by number, and the emulator's notice that it replaces them.
 
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
 
 use nccl::ErrorKind;
 use nccl_tools::testing::{Role, again, name};
-
-use crate::programs::program;
 
 const LINE: &str = "nccl-emulator: no GPU is used";
 
@@ -70,29 +67,6 @@ fn a_device_that_does_not_exist_is_an_error_with_those_that_do() {
         "{text}"
     );
     assert!(text.contains("0 to 3"), "{text}");
-}
-
-/// On a machine with fewer devices than the example has ranks.
-#[test]
-fn the_examples_with_several_ranks_say_at_once_why_a_rank_did_not_start() {
-    for name in ["root_cause", "going_on"] {
-        let mut example = Command::new(program(name));
-        let begun = Instant::now();
-        let output = example
-            .envs([("NCCL_EMULATOR", "1"), ("NCCL_EMULATOR_DEVICES", "2")])
-            .output()
-            .expect("an example");
-        assert!(begun.elapsed() < Duration::from_secs(25), "{output:?}");
-        assert!(!output.status.success(), "{output:?}");
-        let said = [output.stdout, output.stderr].concat();
-        let said = String::from_utf8_lossy(&said);
-        // The parent stops the others at the first that ends, which may be any of these.
-        let told = (2..8).any(|rank| {
-            let reason = format!("device {rank} does not exist: this process sees 2");
-            said.contains(&reason)
-        });
-        assert!(told, "{said}");
-    }
 }
 
 #[test]

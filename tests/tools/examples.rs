@@ -1,6 +1,9 @@
 //! The small examples, as a reader runs them: each is its own launcher, and checks its own results.
 
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use crate::programs::program;
 
 /// The output of an example that ends well.
 #[track_caller]
@@ -86,5 +89,28 @@ fn a_launcher_whose_variables_are_incomplete_is_an_error_and_starts_no_other_ran
             "{output:?}"
         );
         assert!(output.stdout.is_empty(), "{output:?}");
+    }
+}
+
+/// On a machine with fewer devices than the example has ranks.
+#[test]
+fn the_examples_with_several_ranks_say_at_once_why_a_rank_did_not_start() {
+    for name in ["root_cause", "going_on"] {
+        let mut example = Command::new(program(name));
+        let begun = Instant::now();
+        let output = example
+            .envs([("NCCL_EMULATOR", "1"), ("NCCL_EMULATOR_DEVICES", "2")])
+            .output()
+            .expect("an example");
+        assert!(begun.elapsed() < Duration::from_secs(25), "{output:?}");
+        assert!(!output.status.success(), "{output:?}");
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        // The parent stops the others at the first that ends, which may be any of these.
+        let told = (2..8).any(|rank| {
+            let reason = format!("device {rank} does not exist: this process sees 2");
+            said.contains(&reason)
+        });
+        assert!(told, "{said}");
     }
 }
