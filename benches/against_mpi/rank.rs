@@ -140,21 +140,24 @@ impl Rank {
     fn time(&self, operation: Operation, bytes: usize, count: usize) -> Outcome<String> {
         self.barrier()?;
         let begun = now();
-        if operation == Operation::AllToAllByCrate {
-            for turn in 0..count {
+        self.run(operation, bytes, count)?;
+        Ok(format!("{begun} {}", now()))
+    }
+
+    /// Runs `count` operations, and waits after each [`BATCH`] of them, and after the last.
+    fn run(&self, operation: Operation, bytes: usize, count: usize) -> Outcome {
+        for turn in 0..count {
+            if operation == Operation::AllToAllByCrate {
                 let done = self.start_by_crate(bytes, turn)?;
                 self.by_crate.settle(turn, count, &done)?;
+                continue;
             }
-            return Ok(format!("{begun} {}", now()));
-        }
-        for turn in 0..count {
             self.start(operation, bytes, turn)?;
-            if (turn + 1).is_multiple_of(BATCH) {
+            if (turn + 1).is_multiple_of(BATCH) || turn + 1 == count {
                 self.cuda.synchronize()?;
             }
         }
-        self.cuda.synchronize()?;
-        Ok(format!("{begun} {}", now()))
+        Ok(())
     }
 
     /// Returns the nanoseconds of each of `count` cycles of [`BATCH`] all-to-alls, measured as the example measures its rows: between
@@ -173,17 +176,7 @@ impl Rank {
             self.by_crate.meet()?;
             self.barrier()?;
             let begun = now();
-            if operation == Operation::AllToAllByCrate {
-                for turn in 0..BATCH {
-                    let done = self.start_by_crate(bytes, turn)?;
-                    self.by_crate.settle(turn, BATCH, &done)?;
-                }
-            } else {
-                for turn in 0..BATCH {
-                    self.start(operation, bytes, turn)?;
-                }
-                self.cuda.synchronize()?;
-            }
+            self.run(operation, bytes, BATCH)?;
             times.push((now() - begun).to_string());
         }
         Ok(times.join(" "))
