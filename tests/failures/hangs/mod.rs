@@ -165,7 +165,20 @@ fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl
             let begun = hang();
             timed(begun, all_reduce(&comm, &mut y))
         }
-        Program::Group | Program::First => {
+        Program::First => {
+            let x = memory(stream);
+            meet();
+            // The wait and the watchdog make the same query, and are not what is tried.
+            let fault = faults::at_call(row.call).nth(1).on_this_thread().hang();
+            let begun = Instant::now();
+            let posted = comm.group(|group| {
+                group.isend(&x, 1 - comm.rank())?;
+                group.irecv(&mut y, 1 - comm.rank())
+            });
+            drop(fault);
+            timed(begun, posted.and_then(|posted| posted.wait()))
+        }
+        Program::Group => {
             let x = memory(stream);
             meet();
             let begun = hang();
