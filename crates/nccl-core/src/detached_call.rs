@@ -23,6 +23,9 @@ const TICK: Duration = Duration::from_millis(10);
 /// waiting caller, and no thread is given up.
 const GRACE: Duration = Duration::from_millis(250);
 
+/// How much longer the thread of a call may take than the waits inside the call, which have the call's timeout.
+pub(crate) const SLACK: Duration = Duration::from_secs(1);
+
 /// Why a call has no result.
 #[derive(Debug)]
 pub(crate) enum NoResult {

@@ -20,7 +20,7 @@ pub use all_to_all::{
 };
 pub use background_call::BackgroundCall;
 pub use buffer::{AtRunTime, Element, Erased, ErasedMut, RecvBuffer, SendBuffer};
-pub use collectives::CollectiveConfig;
+pub use collective_config::CollectiveConfig;
 pub use communicator::{
     AbortReport, Communicator, CommunicatorMemory, EndedCommunicator, LaunchMode, Timeouts,
     abort_all, peers,
@@ -51,6 +51,7 @@ pub mod active_calls;
 mod all_to_all;
 mod background_call;
 pub mod buffer;
+mod collective_config;
 pub mod collectives;
 pub mod communicator;
 mod config;

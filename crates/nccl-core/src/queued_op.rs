@@ -9,12 +9,11 @@ use std::sync::Arc;
 
 use nccl_sys as sys;
 
-use crate::collectives::RawCollectiveConfig;
+use crate::collective_config::RawCollectiveConfig;
 use crate::communicator::Communicator;
 use crate::error::NcclFailure;
 use crate::ffi::{self, Progress};
 use crate::library::Library;
-use crate::one_sided::OneSidedArgs;
 use crate::op::{Descriptor, Function};
 use crate::recorder::{NextSlots, OperationSlot, Writer};
 use crate::stats::{Tally, Volume};
@@ -63,6 +62,32 @@ impl Extra {
         matches!(self, Self::Config(config) if config.has_event())
     }
 }
+
+/// The further arguments of a one-sided operation.
+#[derive(Debug)]
+pub(crate) enum OneSidedArgs {
+    Put {
+        window: RawWindow,
+        /// In bytes from the start of the window.
+        offset: usize,
+        signal: c_int,
+        context: c_int,
+    },
+    Signal {
+        signal: c_int,
+        context: c_int,
+    },
+    Wait(Vec<sys::ncclWaitSignalDesc_t>),
+}
+
+/// NCCL's handle of a window.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RawWindow(pub(crate) sys::ncclWindow_t);
+
+// SAFETY: a number for NCCL, never dereferenced here.
+unsafe impl std::marker::Send for RawWindow {}
+// SAFETY: likewise.
+unsafe impl Sync for RawWindow {}
 
 /// The context of an operation's C calls.
 pub(crate) struct CallContext<'c> {

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::time::Duration;
 
 pub use nccl_base::reduce_op::ReduceOp;
 use nccl_sys as sys;
@@ -97,9 +96,6 @@ pub struct Operator {
     comm: Option<Communicator>,
 }
 
-/// How much longer the thread of a call may take than the waits inside the call, which have the call's timeout.
-const SLACK: Duration = Duration::from_secs(1);
-
 /// Makes an operator that multiplies this rank's values by `factor` and sums the results of all ranks.
 pub(crate) fn pre_mul_sum<T: NcclType>(comm: &Communicator, factor: T) -> Result<PreMulSum<T>> {
     let library = &comm.inner.library;
@@ -109,7 +105,7 @@ pub(crate) fn pre_mul_sum<T: NcclType>(comm: &Communicator, factor: T) -> Result
     let (inner, timeout) = (Arc::clone(&comm.inner), comm.timeout);
     let made = detached_call::run(
         // The wait for the lock has a deadline of its own.
-        deadline_after(timeout.saturating_add(SLACK)),
+        deadline_after(timeout.saturating_add(detached_call::SLACK)),
         || false,
         move || {
             let (handle, _) = inner.handle.lock_within(None, timeout)?;

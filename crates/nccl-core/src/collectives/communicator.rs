@@ -1,10 +1,13 @@
 //! The public functions of a communicator: the collectives, each issued at once, and their operators.
 
+use std::sync::Arc;
+
 use super::collective::issue_collective;
 use super::{Collective, rules};
 use crate::active_calls::CallKind;
 use crate::background_call::BackgroundCall;
 use crate::buffer::{RecvBuffer, SendBuffer};
+use crate::collective_config::CollectiveConfig;
 use crate::communicator::{Communicator, check_not_capturing};
 use crate::cuda_driver;
 use crate::dtype::NcclType;
@@ -16,6 +19,40 @@ use crate::reduce::{self, PreMulSum, ReduceOp, Reduction};
 use crate::request::Request;
 
 impl Communicator {
+    /// Returns a handle to the same communicator with a configuration for its collectives: single ones, those in groups,
+    /// and those in captured plans.
+    ///
+    /// The configuration does not apply to messages (`isend`, `irecv`, and all-to-alls that are made of them).
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] for invalid values, [`ErrorKind::Unsupported`] for a release of NCCL without these calls.
+    /// With an event of another context the collective fails, and the communicator is aborted.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let world = nccl::World::threads(1).remove(0);
+    /// # let comm = world.communicator("demo").stream(&stream).build()?;
+    /// let mut config = nccl::CollectiveConfig::default();
+    /// config.algorithm = Some(String::from("RING"));
+    /// config.fall_back = true;
+    /// let ring = comm.with_config(&config)?;
+    /// let mut y = stream.clone_htod(&[1i32, 2])?;
+    /// ring.all_reduce_in_place(&mut y, nccl::ReduceOp::Max)?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Wraps `ncclAllReduceConfig` and its seven siblings.
+    pub fn with_config(&self, config: &CollectiveConfig) -> Result<Self> {
+        let raw = config.to_raw(self.library())?;
+        Ok(Self {
+            config: Some(Arc::new(raw)),
+            ..self.clone()
+        })
+    }
+
     /// Reduces the `x` of all ranks, element by element, into the `y` of every rank.
     ///
     /// `x` and `y` have the same number of elements, the same on all ranks. Without elements this returns

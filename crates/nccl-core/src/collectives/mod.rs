@@ -5,12 +5,9 @@
 
 mod collective;
 mod communicator;
-mod config;
 pub(crate) mod rules;
 
 #[doc(hidden)]
 pub use collective::same_type;
 pub(crate) use collective::{Collective, issue_collective};
-pub use config::CollectiveConfig;
-pub(crate) use config::RawCollectiveConfig;
 pub(crate) use rules::ALL_TO_ALL;

@@ -9,7 +9,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 use super::abort_flag_parent::AbortFlagParent;
 use super::handle::{Handle, HandleLock, RawComm};
 use super::launch_mode::LaunchMode;
-use super::peer_kernels::PeerKernels;
+use super::peer_kernels::{PeerKernel, PeerKernels};
 use super::revocation::Revocation;
 use super::timeouts::Timeouts;
 use crate::abort::AbortSignal;
@@ -25,6 +25,7 @@ use crate::recorder::{Identity, TrackHandle};
 use crate::state::{Lifecycle, State};
 use crate::stats::CounterHandle;
 use crate::sync::Mutex;
+use crate::time::deadline_after;
 use nccl_base::fault::Roster;
 
 #[doc(hidden)]
@@ -237,5 +238,38 @@ impl Inner {
             .map(ToString::to_string)
             .or_else(|| self.lifecycle.reason())
             .unwrap_or_else(|| String::from("no reason was given"))
+    }
+}
+
+impl Inner {
+    /// Adds a kernel that reaches the memory of other ranks.
+    #[doc(hidden)]
+    pub fn add_peer_kernel(&self, kernel: Arc<dyn PeerKernel>) {
+        self.peer_kernels.add(Arc::clone(&kernel));
+        // An abort that began before the kernel was added has not told it to leave.
+        if self.has_ended() {
+            kernel.leave();
+        }
+    }
+
+    /// Whether the communicator has ended, or its abort has begun.
+    #[doc(hidden)]
+    pub fn has_ended(&self) -> bool {
+        let state = self.lifecycle.get();
+        state.abort_has_begun() || state.is_final()
+    }
+
+    /// Returns how long other work may be ahead of an operation on its stream; `None` for no limit.
+    #[doc(hidden)]
+    pub fn queue_timeout(&self) -> Option<Duration> {
+        self.timeouts.queue_timeout()
+    }
+
+    /// Tells kernels to leave, and waits for them for three quarters of the abort timeout; the rest is for NCCL.
+    pub(super) fn end_peer_kernels(&self) -> bool {
+        self.peer_kernels.leave();
+        // Divided first: without a timeout, a multiplication would overflow.
+        let patience = self.timeouts.abort / 4 * 3;
+        self.peer_kernels.wait(deadline_after(patience), || false)
     }
 }

@@ -13,6 +13,7 @@
 //! - `revoke`: ends all operations and keeps the communicator for a shrink;
 //! - `lifecycle`: finalize and abort; `dropped`: drop; `free`: the NCCL calls that free a communicator, on threads
 //!   that may be given up;
+//! - `peer_kernels`: kernels that use the windows of other ranks; `window_hold`: how a program holds windows for its own;
 //! - `suspend`: the communicator's device memory, and releasing it for a while;
 //! - `memory_release`: when borrowed memory is released; `context_lost`: contexts that failed permanently;
 //! - `registry`: all communicators of the process, and their joint abort.
@@ -39,6 +40,7 @@ mod revoke;
 pub(crate) mod stream_order;
 mod suspend;
 pub(crate) mod timeouts;
+mod window_hold;
 
 pub(crate) use abort_flag_parent::AbortFlagParent;
 pub(crate) use context_lost::{DetectionPhase, is_context_lost};
@@ -51,10 +53,9 @@ pub(crate) use keep_alive::{KeepAlive, TemporaryHandle};
 pub use launch_mode::LaunchMode;
 #[doc(hidden)]
 pub use lifecycle::{end_failed, leak_failed};
-pub(crate) use peer_kernels::PeerKernels;
-pub use peer_kernels::WindowHold;
 #[doc(hidden)]
-pub use peer_kernels::{PeerKernel, is_reached};
+pub use peer_kernels::PeerKernel;
+pub(crate) use peer_kernels::PeerKernels;
 pub use public::Communicator;
 pub use registry::{AbortReport, EndedCommunicator, abort_all};
 pub(crate) use stream_order::{
@@ -62,3 +63,6 @@ pub(crate) use stream_order::{
 };
 pub use suspend::CommunicatorMemory;
 pub use timeouts::Timeouts;
+pub use window_hold::WindowHold;
+#[doc(hidden)]
+pub use window_hold::is_reached;

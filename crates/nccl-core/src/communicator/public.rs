@@ -9,7 +9,7 @@ use cudarc::driver::CudaStream;
 use super::inner::Inner;
 use super::launch_mode::LaunchMode;
 use super::{lifecycle, revoke};
-use crate::collectives::RawCollectiveConfig;
+use crate::collective_config::RawCollectiveConfig;
 use crate::error::Result;
 #[cfg(doc)]
 use crate::error::{Error, ErrorKind};

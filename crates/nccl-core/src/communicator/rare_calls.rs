@@ -14,7 +14,6 @@ use crate::error::{Error, Result};
 use crate::ffi::{self, Progress};
 use crate::forked;
 use crate::library::Library;
-use crate::memory::SLACK;
 use crate::time::deadline_after;
 
 /// A failure of a call that all ranks make together.
@@ -37,7 +36,7 @@ impl Communicator {
         let timeout = self.timeout;
         let asked = detached_call::run(
             // The wait for the lock has a deadline of its own.
-            deadline_after(timeout.saturating_add(SLACK)),
+            deadline_after(timeout.saturating_add(detached_call::SLACK)),
             || inner.interrupted(),
             {
                 let inner = Arc::clone(&inner);
@@ -69,7 +68,7 @@ impl Communicator {
         let (inner, timeout) = (Arc::clone(&self.inner), self.timeout);
         let made = detached_call::run(
             // The waits for the lock, and for the other ranks, have deadlines of their own.
-            deadline_after(timeout.saturating_add(SLACK)),
+            deadline_after(timeout.saturating_add(detached_call::SLACK)),
             || false,
             move || {
                 let binding = Error::cuda("binding the context to this thread (cuCtxSetCurrent)");

@@ -18,5 +18,4 @@ mod window;
 pub use buffer::Buffer;
 pub use owned::{OwnedBuffer, PlanBuffers};
 pub use registered::Registered;
-pub(crate) use registered::SLACK;
 pub(crate) use window::register as register_alone;

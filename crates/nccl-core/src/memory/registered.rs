@@ -114,7 +114,7 @@ pub(super) fn register<B: OwnedBuffer>(
             inner.lends_beyond_kernels();
             detached_call::run(
                 // The wait for the lock has a deadline of its own.
-                deadline_after(timeout.saturating_add(SLACK)),
+                deadline_after(timeout.saturating_add(detached_call::SLACK)),
                 || false,
                 move || {
                     cuda_driver::bind(&inner.context).map_err(Error::cuda(
@@ -268,7 +268,7 @@ impl<B: OwnedBuffer> Registered<B> {
         let comm = (*deferred.comm).clone();
         let let_go = detached_call::run(
             // The thread returns by itself shortly after the deadline.
-            deadline_after(timeout.saturating_add(SLACK)),
+            deadline_after(timeout.saturating_add(detached_call::SLACK)),
             || false,
             move || deferred.wait_and_release(deadline, timeout),
             drop,
@@ -310,9 +310,6 @@ impl<B: OwnedBuffer> Registered<B> {
         }
     }
 }
-
-/// How much longer the thread of a call may take than the waits inside the call, which have the call's timeout.
-pub(crate) const SLACK: Duration = Duration::from_secs(1);
 
 /// The remains of a dropped registration. Dropping this value leaks the buffer.
 struct DeferredRegistration<B: OwnedBuffer> {

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use nccl_sys as sys;
 
-use super::registered::{Kind, Registered, Registration, SLACK};
+use super::registered::{Kind, Registered, Registration};
 use super::{Buffer, OwnedBuffer};
 use crate::buffer::{ErasedMut, RecvBuffer};
 use crate::communicator::{Communicator, Inner, KeepAlive, check_buffer_context};
@@ -52,7 +52,7 @@ pub(crate) fn register<T: NcclType>(
     inner.lends_beyond_kernels();
     let made = detached_call::run(
         // The waits for the lock, and for the other ranks, have deadlines of their own.
-        deadline_after(timeout.saturating_add(SLACK)),
+        deadline_after(timeout.saturating_add(detached_call::SLACK)),
         || false,
         move || {
             let before = |error| WindowFailure::NotStarted(error);

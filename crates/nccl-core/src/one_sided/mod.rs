@@ -1,6 +1,7 @@
 //! One-sided operations: a rank writes into a window of another rank and signals it, and that rank waits for the signals.
 //!
 //! - `window`: the memory into which the other ranks write;
+//! - `target`: whom an operation addresses;
 //! - `operations`: put, signal and wait, single and in groups.
 //!
 //! What makes them sound:
@@ -13,37 +14,8 @@
 //! - Windows contain plain numbers: a put that arrives while a window is read yields wrong numbers, and nothing worse.
 
 mod operations;
+mod target;
 mod window;
 
-pub use operations::{Signals, Target};
+pub use target::{Signals, Target};
 pub use window::Window;
-
-use std::ffi::c_int;
-
-use nccl_sys as sys;
-
-/// The further arguments of a one-sided operation.
-#[derive(Debug)]
-pub(crate) enum OneSidedArgs {
-    Put {
-        window: RawWindow,
-        /// In bytes from the start of the window.
-        offset: usize,
-        signal: c_int,
-        context: c_int,
-    },
-    Signal {
-        signal: c_int,
-        context: c_int,
-    },
-    Wait(Vec<sys::ncclWaitSignalDesc_t>),
-}
-
-/// NCCL's handle of a window.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RawWindow(pub(crate) sys::ncclWindow_t);
-
-// SAFETY: a number for NCCL, never dereferenced here.
-unsafe impl Send for RawWindow {}
-// SAFETY: likewise.
-unsafe impl Sync for RawWindow {}

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaStream, CudaView, CudaViewMut};
 
-use super::{RawWindow, Signals, Target};
+use super::{Signals, Target};
 use crate::communicator::Communicator;
 use crate::cuda_driver;
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
 use crate::memory::{Buffer, Registered, register_alone};
+use crate::queued_op::RawWindow;
 use crate::reduce::ReduceOp;
 use crate::time::deadline_after;
 use nccl_base::data_type::DataType;

@@ -94,4 +94,15 @@ impl Track {
             slot.done.store(now, Ordering::Relaxed);
         }
     }
+
+    /// Records that operation `sequence` on `stream` shows, once it is done, that NCCL reaches all ranks.
+    pub(super) fn note_reach(&self, sequence: u64, stream: u64) {
+        let mut reach = self.reach.lock();
+        reach.note((sequence, stream), |stream| self.done_on(stream));
+    }
+
+    /// Returns the number of the last operation that has shown that NCCL reaches all ranks; 0 for none.
+    pub(super) fn last_reaching_all(&self) -> u64 {
+        self.reach.lock().update(|stream| self.done_on(stream))
+    }
 }

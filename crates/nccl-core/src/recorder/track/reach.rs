@@ -1,7 +1,5 @@
 //! The calls that have shown that NCCL reaches all ranks of a communicator.
 
-use super::Track;
-
 /// A call: its sequence number and its stream.
 type Call = (u64, u64);
 
@@ -18,7 +16,7 @@ pub(super) struct Reach {
 }
 
 impl Reach {
-    fn note(&mut self, call: Call, done_on: impl Fn(u64) -> u64) {
+    pub(super) fn note(&mut self, call: Call, done_on: impl Fn(u64) -> u64) {
         self.update(done_on);
         match self.first {
             None => self.first = Some(call),
@@ -26,7 +24,7 @@ impl Reach {
         }
     }
 
-    fn update(&mut self, done_on: impl Fn(u64) -> u64) -> u64 {
+    pub(super) fn update(&mut self, done_on: impl Fn(u64) -> u64) -> u64 {
         let is_done =
             |call: Option<Call>| call.filter(|(sequence, stream)| *sequence <= done_on(*stream));
         if let Some((sequence, _)) = is_done(self.last) {
@@ -35,19 +33,6 @@ impl Reach {
             (self.shown, self.first) = (sequence, self.last.take());
         }
         self.shown
-    }
-}
-
-impl Track {
-    /// Records that operation `sequence` on `stream` shows, once it is done, that NCCL reaches all ranks.
-    pub(super) fn note_reach(&self, sequence: u64, stream: u64) {
-        let mut reach = self.reach.lock();
-        reach.note((sequence, stream), |stream| self.done_on(stream));
-    }
-
-    /// Returns the number of the last operation that has shown that NCCL reaches all ranks; 0 for none.
-    pub(super) fn last_reaching_all(&self) -> u64 {
-        self.reach.lock().update(|stream| self.done_on(stream))
     }
 }
 

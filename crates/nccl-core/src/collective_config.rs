@@ -8,7 +8,6 @@ use cudarc::driver::CudaEvent;
 use nccl_sys as sys;
 use nccl_sys::Version;
 
-use crate::communicator::Communicator;
 use crate::config::{self, CtaPolicy};
 #[cfg(doc)]
 use crate::error::ErrorKind;
@@ -16,7 +15,7 @@ use crate::error::Result;
 use crate::library::Library;
 
 /// Settings for individual collectives; a setting that is not set here has the communicator's value. See
-/// [`Communicator::with_config`].
+/// [`Communicator::with_config`](crate::Communicator::with_config).
 ///
 /// Wraps `ncclCollConfig_t` (NCCL ≥ 2.31.2). All ranks must give the same values, except for `tag` and the choice of the
 /// event.
@@ -93,7 +92,7 @@ impl CollectiveConfig {
         Ok(())
     }
 
-    fn to_raw(&self, library: &Library) -> Result<RawCollectiveConfig> {
+    pub(crate) fn to_raw(&self, library: &Library) -> Result<RawCollectiveConfig> {
         self.check()?;
         library.function(sys::Api::ncclAllReduceConfig)?;
         let event_since = Version::new(2, 32, 3);
@@ -165,41 +164,5 @@ impl RawCollectiveConfig {
 
     pub(crate) fn has_event(&self) -> bool {
         !self.raw.launchCompletionEvent.is_null()
-    }
-}
-
-impl Communicator {
-    /// Returns a handle to the same communicator with a configuration for its collectives: single ones, those in groups,
-    /// and those in captured plans.
-    ///
-    /// The configuration does not apply to messages (`isend`, `irecv`, and all-to-alls that are made of them).
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for invalid values, [`ErrorKind::Unsupported`] for a release of NCCL without these calls.
-    /// With an event of another context the collective fails, and the communicator is aborted.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # nccl_emulator::install_unless_gpu()?;
-    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
-    /// # let world = nccl::World::threads(1).remove(0);
-    /// # let comm = world.communicator("demo").stream(&stream).build()?;
-    /// let mut config = nccl::CollectiveConfig::default();
-    /// config.algorithm = Some(String::from("RING"));
-    /// config.fall_back = true;
-    /// let ring = comm.with_config(&config)?;
-    /// let mut y = stream.clone_htod(&[1i32, 2])?;
-    /// ring.all_reduce_in_place(&mut y, nccl::ReduceOp::Max)?.wait()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// Wraps `ncclAllReduceConfig` and its seven siblings.
-    pub fn with_config(&self, config: &CollectiveConfig) -> Result<Self> {
-        let raw = config.to_raw(self.library())?;
-        Ok(Self {
-            config: Some(Arc::new(raw)),
-            ..self.clone()
-        })
     }
 }

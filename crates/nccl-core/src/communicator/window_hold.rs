@@ -1,0 +1,155 @@
+//! Holding the windows of a communicator mapped while kernels of the program use them.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
+
+use super::Communicator;
+use super::context_lost::is_context_lost;
+use super::peer_kernels::PeerKernel;
+use crate::cuda_driver;
+use crate::error::{Error, Result};
+use crate::forked;
+use crate::sync::Mutex;
+
+/// Keeps NCCL from unmapping the windows of a communicator; from [`Communicator::hold_windows`].
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # nccl_emulator::install_unless_gpu()?;
+/// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+/// # let world = nccl::World::threads(1).remove(0);
+/// # let comm = world.communicator("demo").stream(&stream).build()?;
+/// # let window = comm.window::<f32>(4)?;
+/// let hold = comm.hold_windows()?;
+/// let address = window.peer_address(0)?;
+/// // … launch a kernel on `stream` that uses the address …
+/// hold.until(&stream)?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "dropped at once, it holds nothing"]
+#[derive(Debug)]
+pub struct WindowHold {
+    hold: Arc<Hold>,
+}
+
+#[derive(Debug)]
+struct Hold {
+    context: Arc<CudaContext>,
+    state: Mutex<HoldState>,
+}
+
+#[derive(Debug)]
+enum HoldState {
+    Held,
+    Until(CudaEvent),
+    /// The event could not be recorded, so the hold never ends.
+    Lost,
+    Over,
+}
+
+impl PeerKernel for Hold {
+    fn leave(&self) {}
+
+    fn is_over(&self) -> bool {
+        match &*self.state.lock() {
+            HoldState::Held | HoldState::Lost => false,
+            HoldState::Over => true,
+            HoldState::Until(event) => is_reached(&self.context, event),
+        }
+    }
+
+    fn failure(&self) -> Option<Error> {
+        None
+    }
+}
+
+/// Whether an event was reached, or its context is lost, so that nothing runs there any more.
+#[doc(hidden)]
+pub fn is_reached(context: &CudaContext, event: &CudaEvent) -> bool {
+    let reached = cuda_driver::bind(context).and_then(|()| cuda_driver::is_reached(event));
+    reached.unwrap_or_else(|error| is_context_lost(error.0 as u32))
+}
+
+impl Communicator {
+    /// Keeps the windows of the communicator mapped while kernels of the program use [`Window::peer_address`] or a
+    /// [`DeviceCommunicator`]. An abort, which a fault of another rank may begin at any time, and an orderly end wait until the
+    /// work that is on the stream at [`WindowHold::until`] is over. If that takes longer than three quarters of the
+    /// [abort timeout](crate::Timeouts::abort), the communicator is leaked, with its windows mapped.
+    ///
+    /// Take the hold before the launch. A kernel that waits for other ranks should check a flag or a clock, so that it ends if
+    /// they do not arrive.
+    ///
+    /// [`Window::peer_address`]: crate::one_sided::Window::peer_address
+    /// [`DeviceCommunicator`]: crate::device_api::DeviceCommunicator
+    ///
+    /// # Errors
+    /// [`ErrorKind::Aborted`](crate::error::ErrorKind::Aborted) and [`ErrorKind::Closed`](crate::error::ErrorKind::Closed) when
+    /// the communicator has ended, because its windows may be gone.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
+    /// let hold = comm.hold_windows()?;
+    /// drop(hold); // nothing was launched
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn hold_windows(&self) -> Result<WindowHold> {
+        forked::check()?;
+        let hold = Arc::new(Hold {
+            context: Arc::clone(&self.inner.context),
+            state: Mutex::new(HoldState::Held),
+        });
+        let made = WindowHold { hold };
+        self.inner.add_peer_kernel(Arc::<Hold>::clone(&made.hold));
+        // Checked after the hold was added: an end that begins later sees the hold.
+        match self.inner.has_ended() {
+            true => Err(self.inner.out_of_use()),
+            false => Ok(made),
+        }
+    }
+}
+
+impl WindowHold {
+    /// Holds the windows until the work that is on the stream now is over. Never waits.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Cuda`](crate::error::ErrorKind::Cuda) when the driver fails. The windows then stay mapped for ever, and the
+    /// communicator is leaked when it ends.
+    ///
+    /// ```
+    /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
+    /// let hold = comm.hold_windows()?;
+    /// // … launch …
+    /// hold.until(comm.stream())
+    /// # }
+    /// ```
+    pub fn until(self, stream: &CudaStream) -> Result<()> {
+        let recorded = || {
+            let event = cuda_driver::new_event(stream.context(), None)?;
+            cuda_driver::bind(stream.context())?;
+            cuda_driver::record(&event, stream)?;
+            Ok(event)
+        };
+        match recorded() {
+            Ok(event) => {
+                *self.hold.state.lock() = HoldState::Until(event);
+                Ok(())
+            }
+            Err(error) => {
+                *self.hold.state.lock() = HoldState::Lost;
+                Err(Error::cuda("recording an event (cuEventRecord)")(error))
+            }
+        }
+    }
+}
+
+impl Drop for WindowHold {
+    fn drop(&mut self) {
+        let mut state = self.hold.state.lock();
+        if matches!(*state, HoldState::Held) {
+            *state = HoldState::Over;
+        }
+    }
+}
