@@ -16,8 +16,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::core::{Core, Event};
-use super::id::{Generation, MemberId, Membership, ProcessInfo, SharedMembership, Term, Time};
+use super::id::{Generation, MemberId, ProcessInfo, Term, Time};
 use super::log::{Broadcast, Entry};
+use super::membership::{Membership, SharedMembership};
 use super::message::{
     Ended, Exclusion, Frame, Heartbeat, HeartbeatReply, JoinRole, Message, Proof,
     ReconfigureRequest, VoteReport, VoteRequest,

@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::id::{Generation, MemberId, ProcessInfo, SharedMembership, Term, Time};
+use super::id::{Generation, MemberId, ProcessInfo, Term, Time};
 use super::link::Links;
 use super::log::{Broadcast, Entry, Log, OperatorDecision};
+use super::membership::SharedMembership;
 use super::message::{Ended, Exclusion, Heartbeat, Message, Proof, ReconfigureRequest, VoteReport};
 use super::mistake::{Mistake, Mistakes};
 use super::timing::Timing;

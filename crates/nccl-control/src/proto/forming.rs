@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::id::{Generation, MemberId, Membership, ProcessInfo};
+use super::id::{Generation, MemberId, ProcessInfo};
+use super::membership::Membership;
 use super::message::JoinRole;
 
 /// The state of forming; see the module.

@@ -19,9 +19,10 @@ use super::candidate::{Candidate, Outcome, no_majority};
 use super::coordinator::{Coordinator, Transition};
 use super::core::{Core, Event};
 use super::forming::Forming;
-use super::id::{Generation, MemberId, Membership, ProcessInfo, SharedMembership, Term, Time};
+use super::id::{Generation, MemberId, ProcessInfo, Term, Time};
 use super::link::{Connection, ConnectionRequest, LinkEvent, Links};
 use super::log::{Entry, OperatorDecision};
+use super::membership::{Membership, SharedMembership};
 use super::message::{
     Ended, Exclusion, Frame, Heartbeat, HeartbeatReply, JoinRole, Message, Proof, VoteRequest,
 };

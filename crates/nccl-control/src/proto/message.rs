@@ -8,8 +8,9 @@ use std::sync::Arc;
 use nccl_base::wire::bytes;
 use serde::{Deserialize, Serialize};
 
-use super::id::{Generation, MemberId, ProcessInfo, SharedMembership, Term};
+use super::id::{Generation, MemberId, ProcessInfo, Term};
 use super::log::{Broadcast, Entry, LogPart, OperatorDecision};
+use super::membership::SharedMembership;
 use crate::departure::{Departure, LossKind, ProcessEnd};
 
 /// How the end of a process is known with certainty.

@@ -5,7 +5,8 @@
 //! its services) connects the machine to sockets and clocks; the simulator in `tests/sim` connects many machines to
 //! each other in virtual time.
 //!
-//! - `id`: members, generations and terms; `member_list`: how a list of members is encoded; `timing`: all durations;
+//! - `id`: the names of members, generations and terms; `membership`: the members of a generation; `member_list`: how they
+//!   are encoded; `timing`: all durations;
 //!   `message`: the messages of machines; `log`: entries for all members;
 //! - `link`: links that outlive connections;
 //! - `core`: the state of a member in every role; `forming`, `candidate`, `coordinator`: three of the roles; `member`:
@@ -33,6 +34,7 @@ mod link;
 mod log;
 mod member;
 mod member_list;
+mod membership;
 mod message;
 mod mistake;
 mod observer;
@@ -42,10 +44,11 @@ mod timing;
 mod tests;
 
 pub use self::core::Event;
-pub use self::id::{Generation, MemberId, Membership, ProcessInfo, SharedMembership, Term, Time};
+pub use self::id::{Generation, MemberId, ProcessInfo, Term, Time};
 pub use self::link::{Connection, ConnectionRequest};
 pub use self::log::{Broadcast, Entry, LogPart, OperatorDecision};
 pub use self::member::{Command, Input, MemberMachine, Output, StartRole};
+pub use self::membership::{Membership, SharedMembership};
 pub use self::message::{
     Ended, Exclusion, Frame, Heartbeat, HeartbeatReply, JoinRole, Message, Proof,
     ReconfigureRequest, VoteReport, VoteRequest,

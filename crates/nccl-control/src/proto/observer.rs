@@ -15,10 +15,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::core::Event;
-use super::id::{MemberId, ProcessInfo, SharedMembership, Term, Time};
+use super::id::{MemberId, ProcessInfo, Term, Time};
 use super::link::{LinkEvent, Links};
 use super::log::{Entry, Log, OperatorDecision};
 use super::member::{Command, Input, Output};
+use super::membership::SharedMembership;
 use super::message::{Ended, Message, Proof};
 use super::mistake::Mistakes;
 use super::timing::Timing;

@@ -12,7 +12,8 @@
 //!
 //! - `state`: the state of ranks and requests; `handle`: the interface for the driver;
 //! - `rounds`: collecting one part from each rank; `outcomes`: the outcomes that ranks have from an earlier
-//!   coordinator; `store`: keys and values; `channels`: messages in one order for all ranks;
+//!   coordinator, and `takeover`: how they get to the other ranks;
+//! - `store`: keys and values; `channels`: messages in one order for all ranks;
 //! - `straggler_queries`: which ranks have not entered an operation; `reporting`: log lines while ranks wait.
 
 mod channel;
@@ -26,6 +27,7 @@ mod state;
 mod store;
 mod straggler_queries;
 mod straggler_query;
+mod takeover;
 #[cfg(test)]
 mod tests;
 

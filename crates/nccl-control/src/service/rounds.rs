@@ -223,14 +223,14 @@ impl Service {
             }
             self.settle(now, &key);
         }
-        if self.outcomes.takeover().is_some() {
+        if self.outcomes.takeover.is_some() {
             self.check_takeover();
             self.settle_all(now);
         }
     }
 
     pub(super) fn end_late_rounds(&mut self, now: Instant) {
-        let takeover = self.outcomes.takeover();
+        let takeover = self.outcomes.takeover;
         let is_late = |key: &Round, open: &RoundState| {
             open.outcome.is_none() && open.ends_at(key, takeover) <= now
         };
@@ -277,7 +277,7 @@ impl Service {
             .rounds
             .iter()
             .filter(|(_, open)| open.outcome.is_none());
-        let takeover = self.outcomes.takeover();
+        let takeover = self.outcomes.takeover;
         rounds.map(|(key, open)| open.ends_at(key, takeover)).min()
     }
 
