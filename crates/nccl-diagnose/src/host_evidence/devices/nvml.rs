@@ -13,9 +13,8 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::sys_exports::field_id;
 
-use super::reading::{Link, Reading};
-use super::worker::Source;
-use super::{MOST_LINKS, ThrottleReason};
+use super::reading::{Link, Reading, Source};
+use super::state::{MOST_LINKS, ThrottleReason};
 
 /// The names of the library; the second is that of a package for development.
 const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];

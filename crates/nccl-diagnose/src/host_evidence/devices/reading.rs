@@ -1,6 +1,6 @@
 //! NVML's data about one device at one time, and the trouble that it shows.
 
-use super::{DeviceState, DeviceTrouble, NvlinkError, ThrottleReason};
+use super::state::{DeviceState, DeviceTrouble, NvlinkError, ThrottleReason};
 
 /// The kinds of errors of a link that are counted.
 pub(super) const KINDS: [NvlinkError; 4] = [
@@ -32,6 +32,15 @@ pub(super) struct Reading {
     pub(super) celsius: Option<u32>,
     /// Processes other than this one and its descendants.
     pub(super) processes: Vec<(u32, String)>,
+}
+
+/// Where readings come from.
+pub(super) trait Source {
+    /// Reads the states of all devices, with their PCI addresses.
+    fn all(&mut self) -> Vec<(String, Reading)>;
+
+    /// Reads the state of a device.
+    fn read(&mut self, bus_id: &str) -> Reading;
 }
 
 /// An NVLink link.

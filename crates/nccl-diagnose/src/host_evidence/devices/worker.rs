@@ -16,23 +16,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
-use super::reading::Reading;
-use super::{Devices, MOST_DEVICES, NvmlAccess, Which};
+use super::reading::{Reading, Source};
+use super::state::{Devices, MOST_DEVICES, NvmlAccess, Which};
+
+/// The variable that names another library than libnvidia-ml.so.1; `0` disables NVML.
+#[cfg(feature = "nvml")]
+const VARIABLE: &str = "NCCL_RUN_NVML";
 
 /// Maximum number of questions that wait for the thread.
 const MOST_WAITING: usize = 64;
 
 /// The time in which NVML starts: some seconds where no other process keeps the driver awake.
 const START: Duration = Duration::from_secs(10);
-
-/// Where readings come from.
-pub(super) trait Source {
-    /// Reads the states of all devices, with their PCI addresses.
-    fn all(&mut self) -> Vec<(String, Reading)>;
-
-    /// Reads the state of a device.
-    fn read(&mut self, bus_id: &str) -> Reading;
-}
 
 enum Request {
     Watch(String),
@@ -184,7 +179,7 @@ static WORKER: OnceLock<Option<Worker>> = OnceLock::new();
 #[cfg(feature = "nvml")]
 fn started() -> Option<&'static Worker> {
     let worker = WORKER.get_or_init(|| {
-        let library = std::env::var_os(super::VARIABLE).filter(|name| !name.is_empty());
+        let library = std::env::var_os(VARIABLE).filter(|name| !name.is_empty());
         if library.as_deref().is_some_and(|name| name == "0") {
             return None;
         }
