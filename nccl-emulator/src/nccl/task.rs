@@ -1,12 +1,15 @@
 //! One operation with checked arguments: a group queues it and a launch runs it.
 
 use std::cmp::Reverse;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use super::communicator::Window;
-use super::profiler::ProfileIndex;
 use crate::numbers::datatype::{DataType, Reduction};
 use crate::transport::Direction;
+
+/// The place of an operation's profile in the list of its launch, counted from 1.
+pub(crate) type ProfileIndex = NonZeroU32;
 
 /// The operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
+use super::call::{Code, device_of, run, store};
 use super::faults::{LINKS, PCIE, State, state_of};
-use super::{Code, device_of, run, store};
 use stand_in_object::Symbol;
 
 /// Returns name and address of each of these functions.

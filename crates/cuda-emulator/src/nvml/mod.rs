@@ -6,52 +6,21 @@
 //! `NVML_ERROR_NOT_SUPPORTED` or do not exist. All supported functions that take a device check it with `reachable`. `faults`
 //! injects states of devices.
 
+mod call;
 pub mod faults;
 mod health;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
-use crate::driver::call::{VERSION, caught};
-use crate::driver::{CUresult, device};
+use call::{Code, USERS, caught_here, device_of, handle_of, reachable, run, store, store_text};
+
+use crate::driver::call::VERSION;
+use crate::driver::device;
 use crate::memory;
 use crate::settings::settings;
 use crate::visible;
 use stand_in_object::Symbol;
-
-/// A `nvmlReturn_t`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(transparent)]
-struct Code(u32);
-
-impl Code {
-    const UNINITIALIZED: Self = Self(1);
-    const INVALID_ARGUMENT: Self = Self(2);
-    const NOT_SUPPORTED: Self = Self(3);
-    const NOT_FOUND: Self = Self(6);
-    const INSUFFICIENT_SIZE: Self = Self(7);
-    const DRIVER_NOT_LOADED: Self = Self(9);
-    const GPU_IS_LOST: Self = Self(15);
-    const ARGUMENT_VERSION_MISMATCH: Self = Self(25);
-    const UNKNOWN: Self = Self(999);
-
-    fn text(self) -> &'static CStr {
-        match self.0 {
-            0 => c"Success",
-            1 => c"Uninitialized",
-            2 => c"Invalid Argument",
-            3 => c"Not Supported",
-            4 => c"Insufficient Permissions",
-            6 => c"Not Found",
-            7 => c"Insufficient Size",
-            9 => c"Driver Not Loaded",
-            13 => c"Function Not Found",
-            15 => c"GPU is lost",
-            25 => c"Argument version mismatch",
-            _ => c"Unknown Error",
-        }
-    }
-}
 
 /// Functions for properties that the devices do not have.
 macro_rules! not_supported {
@@ -148,49 +117,6 @@ pub fn symbols() -> Vec<Symbol> {
 const DRIVER: &CStr = c"580.00 (CPU emulator)";
 const NVML: &CStr = c"13.580.00 (CPU emulator)";
 
-/// The number of initializations of NVML without a shutdown.
-static USERS: AtomicU32 = AtomicU32::new(0);
-
-/// Runs the body of a function; a panic becomes an unknown error.
-fn caught_here(body: impl FnOnce() -> Result<(), Code>) -> Code {
-    // Success and unknown error have the same numbers as in the driver.
-    Code(caught(|| body().map_err(|code| CUresult(code.0))).0)
-}
-
-/// Runs the body of a function that requires an initialized NVML.
-fn run(body: impl FnOnce() -> Result<(), Code>) -> Code {
-    if USERS.load(Ordering::Acquire) == 0 {
-        return Code::UNINITIALIZED;
-    }
-    caught_here(body)
-}
-
-/// # Safety
-/// `place` is null or may be written.
-unsafe fn store<T>(place: *mut T, value: T) -> Result<(), Code> {
-    if place.is_null() {
-        return Err(Code::INVALID_ARGUMENT);
-    }
-    // SAFETY: not null, and the caller promises the rest.
-    unsafe { place.write(value) };
-    Ok(())
-}
-
-/// # Safety
-/// `place` is null or has room for `length` characters.
-unsafe fn store_text(place: *mut c_char, length: c_uint, text: &CStr) -> Result<(), Code> {
-    let bytes = text.count_bytes() + 1;
-    if place.is_null() {
-        return Err(Code::INVALID_ARGUMENT);
-    }
-    if bytes > length as usize {
-        return Err(Code::INSUFFICIENT_SIZE);
-    }
-    // SAFETY: the text with its zero is no longer than the room that the caller promises.
-    unsafe { place.copy_from_nonoverlapping(text.as_ptr(), bytes) };
-    Ok(())
-}
-
 unsafe extern "C" fn init() -> Code {
     caught_here(|| {
         if settings().devices == 0 {
@@ -270,37 +196,6 @@ unsafe fn fill_versioned(place: *mut u8, known: &[c_uint]) -> Result<(), Code> {
 unsafe extern "C" fn get_count(place: *mut c_uint) -> Code {
     // SAFETY: the caller passes null or a place for the number.
     run(|| unsafe { store(place, settings().devices) })
-}
-
-/// The first handle; the next ones are 16 apart.
-const FIRST: usize = 0x53 << 56;
-
-fn handle_of(device: u32) -> *mut c_void {
-    std::ptr::without_provenance_mut(FIRST + device as usize * 16)
-}
-
-/// Returns the number on this host of the device of a handle, which has to be reachable.
-fn device_of(handle: *mut c_void) -> Result<u32, Code> {
-    let distance = handle.addr().wrapping_sub(FIRST);
-    let device = u32::try_from(distance / 16)
-        .ok()
-        .filter(|&device| distance.is_multiple_of(16) && device < settings().devices)
-        .ok_or(Code::INVALID_ARGUMENT)?;
-    reachable(device)
-}
-
-/// Fails for a lost device; never returns for a hanging device.
-fn reachable(device: u32) -> Result<u32, Code> {
-    let state = faults::state_of(device);
-    if state.hangs {
-        loop {
-            std::thread::park();
-        }
-    }
-    match state.is_lost {
-        true => Err(Code::GPU_IS_LOST),
-        false => Ok(device),
-    }
 }
 
 unsafe extern "C" fn by_index(index: c_uint, place: *mut *mut c_void) -> Code {

@@ -4,17 +4,16 @@ use std::fs;
 use std::sync::OnceLock;
 
 use crate::nccl::environment;
-use crate::nccl::ras;
+use crate::nccl::ras::Place;
 use crate::nccl::unique_id::{hash, namespace, random};
 use crate::transport::RankInfo;
 use crate::version;
 use cuda_emulator::driver::visible;
 use cuda_emulator::memory::Pool;
 
-/// Returns the identity of this process's rank on `device`.
-pub(crate) fn rank_info(device: i32, pool: &Pool) -> RankInfo {
+/// Returns the identity of this process's rank on `device`. `ras` is the place of the process's RAS thread.
+pub(crate) fn rank_info(device: i32, pool: &Pool, ras: Place) -> RankInfo {
     let token = pool.token();
-    let ras = ras::place();
     RankInfo {
         pid: std::process::id(),
         device,

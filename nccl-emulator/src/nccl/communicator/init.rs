@@ -79,7 +79,7 @@ pub(super) fn establish(
         UNHANDLED_CUDA
     })?;
     let began = Instant::now();
-    let session = join(identity::rank_info(device, pool))?;
+    let session = join(identity::rank_info(device, pool, ras::place()))?;
     let bootstrap = began.elapsed().as_secs_f64();
     check_ranks(&session)?;
     let session = Arc::new(session);

@@ -20,7 +20,7 @@ use crate::nccl::abort::AbortFlag;
 use crate::nccl::config::Config;
 use crate::nccl::debug::warn;
 use crate::nccl::operators::UserOperators;
-use crate::nccl::profiler;
+use crate::nccl::profiler::Context as ProfilerContext;
 use crate::nccl::task::Function;
 use crate::nccl::work::Lists;
 use cuda_emulator::exec::Last;
@@ -83,7 +83,7 @@ pub(crate) struct Communicator {
     pub(crate) captured: Count,
     pub(crate) connections: Mutex<Connections>,
     /// The communicator as a profiler plugin knows it. Unset without a plugin.
-    pub(super) profiler: OnceLock<Arc<profiler::Context>>,
+    pub(super) profiler: OnceLock<Arc<ProfilerContext>>,
     /// The number of launched collectives of each function, without those in graphs.
     sequences: [AtomicU64; Function::COUNT],
 }
@@ -128,7 +128,7 @@ impl Communicator {
     }
 
     /// Returns the communicator as a profiler plugin knows it.
-    pub(crate) fn profiler(&self) -> Option<&Arc<profiler::Context>> {
+    pub(crate) fn profiler(&self) -> Option<&Arc<ProfilerContext>> {
         self.profiler.get()
     }
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use super::context::{Context, Telling};
 use super::event::{Event, Handle, Kind, State, bits};
-use super::launch::Profile;
 use super::library;
+use super::profile::Profile;
 use crate::nccl::task::Function;
 use crate::numbers::datatype::DataType;
 
@@ -56,6 +56,20 @@ pub(crate) struct Call {
     pub(crate) depth: u32,
 }
 
+impl Call {
+    /// Returns what the operation keeps for its events, reported with these parents.
+    fn profile(&self, mask: i32, group_api: Handle, api: Handle) -> Profile {
+        Profile {
+            mask,
+            group_api,
+            api,
+            count: self.count as u64,
+            data_type: self.data_type,
+            tag: self.tag,
+        }
+    }
+}
+
 /// Reports a call. Returns the data that its operation needs later, or `None` if the plugin wants no events.
 pub(crate) fn call(context: &Arc<Context>, call: &Call) -> Option<Profile> {
     let mask = library::mask();
@@ -63,7 +77,7 @@ pub(crate) fn call(context: &Arc<Context>, call: &Call) -> Option<Profile> {
         return None;
     }
     let Some(telling) = context.telling().filter(Telling::knows_calls) else {
-        return Some(Profile::new(mask, Handle::NONE, Handle::NONE, call));
+        return Some(call.profile(mask, Handle::NONE, Handle::NONE));
     };
     let group = group_event(context, &telling, mask, call);
     let (wanted, kind) = match call.root {
@@ -100,7 +114,7 @@ pub(crate) fn call(context: &Arc<Context>, call: &Call) -> Option<Profile> {
         // The handle remains the parent of the operation's event.
         telling.stop(&mut { handle });
     }
-    Some(Profile::new(mask, group, handle, call))
+    Some(call.profile(mask, group, handle))
 }
 
 /// Returns the event of the thread's group, and begins it if necessary.

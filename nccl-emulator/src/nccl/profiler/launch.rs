@@ -4,54 +4,25 @@
 //! does. The thread that runs the stream records the progress ([`Tracker::see`]). Events below an operation are reported once
 //! the operation is posted, by whichever thread comes later.
 
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use cuda_emulator::sync::Mutex;
 
-use super::calls::Call;
 use super::context::{Context, Telling};
 use super::event::{Event, Handle, Kind, State, bits};
-use super::now;
+use super::profile::Profile;
 use super::proxy::Proxy;
 use crate::nccl::communicator::Communicator;
-use crate::nccl::task::{CollectiveTask, Function, MessageTask};
+use crate::nccl::task::{CollectiveTask, Function, MessageTask, ProfileIndex};
 use crate::numbers::datatype::DataType;
 use crate::transport::Direction;
 
-/// The data that an operation keeps from its call for events.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Profile {
-    /// The mask when the call was made.
-    mask: i32,
-    group_api: Handle,
-    api: Handle,
-    count: u64,
-    data_type: DataType,
-    tag: u64,
-}
-
-/// The place of an operation's [`Profile`] in the list of its launch, counted from 1.
-pub(crate) type ProfileIndex = NonZeroU32;
-
-impl Profile {
-    pub(super) fn new(mask: i32, group_api: Handle, api: Handle, call: &Call) -> Self {
-        Self {
-            mask,
-            group_api,
-            api,
-            count: call.count as u64,
-            data_type: call.data_type,
-            tag: call.tag,
-        }
-    }
-
-    /// Adds a profile to the list of a launch.
-    pub(crate) fn keep(self, list: &mut Vec<Self>) -> Option<ProfileIndex> {
-        list.push(self);
-        NonZeroU32::new(list.len() as u32)
-    }
+/// Returns the time of the device's clock, which CUDA calls `globaltimer`.
+fn now() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |time| time.as_nanos() as u64)
 }
 
 /// See the module.

@@ -20,6 +20,7 @@
 //! | `event` | events as C sees them |
 //! | `context` | a communicator as the plugin knows it |
 //! | `calls` | events of calls and groups, in the calling thread |
+//! | `profile` | what an operation keeps from its call |
 //! | `launch` | events of a launch's operations |
 //! | `proxy` | the proxies of an operation |
 //!
@@ -31,19 +32,14 @@ mod context;
 mod event;
 mod launch;
 mod library;
+mod profile;
 mod proxy;
 
 pub(crate) use calls::{Call, call, group_ended, group_ends, operation_begins};
 pub(crate) use context::{Context, init};
-pub(crate) use launch::{Profile, ProfileIndex, Tracker};
+pub(crate) use launch::Tracker;
+pub(crate) use profile::Profile;
 pub(crate) use proxy::{Flow, Proxy};
-
-/// Returns the time of the device's clock, which CUDA calls `globaltimer`.
-fn now() -> u64 {
-    std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |time| time.as_nanos() as u64)
-}
 
 /// Whether the plugin wants any events now.
 #[inline]

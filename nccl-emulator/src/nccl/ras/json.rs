@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use super::peers::Peer;
+use super::place::{CUDA, release, timestamp};
 use super::report::{FUNCTIONS, Gathered, RankState, Whole};
-use super::{CUDA, release, timestamp};
 
 /// Returns the answer.
 pub(super) fn answer(gathered: &Gathered) -> String {

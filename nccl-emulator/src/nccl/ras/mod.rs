@@ -10,6 +10,7 @@
 //! | `client` | the protocol of clients, as a value |
 //! | `network` | keep-alives between processes, as a value |
 //! | `peers` | the processes of a job |
+//! | `place` | where this process's RAS thread is, and what it says of itself |
 //! | `report` | what a process tells of its communicators, and all of them together |
 //! | `wire` | messages between processes |
 //! | `text`, `json` | the answer |
@@ -21,6 +22,7 @@ mod client;
 mod json;
 mod network;
 mod peers;
+mod place;
 mod query;
 mod report;
 mod service;
@@ -33,21 +35,10 @@ use std::sync::Arc;
 
 use super::communicator::Communicator;
 use super::environment;
-use super::unique_id::hash;
 use crate::transport::RankInfo;
 use crate::version;
 use peers::{Devices, Peer};
-
-/// The version of CUDA that RAS reports.
-const CUDA: i32 = 13000;
-
-/// The address of a process's RAS thread; all zero without one.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) address: u32,
-    pub(crate) gossip: u16,
-    pub(crate) query: u16,
-}
+pub(crate) use place::Place;
 
 /// Returns the address of this process's RAS thread, and starts the thread if necessary.
 pub(crate) fn place() -> Place {
@@ -87,28 +78,4 @@ fn peer_of(info: &RankInfo) -> Option<Peer> {
         cuda,
         nvml,
     })
-}
-
-/// Returns the address of the emulated host.
-fn host() -> Ipv4Addr {
-    match environment::text("NCCL_HOSTID") {
-        Some(id) => {
-            let [a, b, c, ..] = hash(id.as_bytes())
-                .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-                .to_be_bytes();
-            // Never the loopback address itself, nor a broadcast address.
-            Ipv4Addr::new(127, 1 + a % 250, b, 1 + c % 250)
-        }
-        None => Ipv4Addr::LOCALHOST,
-    }
-}
-
-/// Returns the release, in RAS's format.
-fn release() -> String {
-    version::banner().replace("NCCL version ", "")
-}
-
-/// Returns the time, formatted for people.
-fn timestamp() -> String {
-    super::debug::timestamp(c"%F %T")
 }

@@ -12,10 +12,11 @@ use cuda_emulator::sync::Mutex;
 use super::client::{Action, Conversation};
 use super::network::{Event, Network, Output};
 use super::peers::{Peer, ProcessId};
+use super::place::{Place, host, timestamp};
 use super::query::{Answering, Progress, Query};
 use super::socket::{Stream, accept, listen_for_clients, say};
 use super::wire::{Datagram, LARGEST_DATAGRAM};
-use super::{Place, host, json, report, text};
+use super::{json, report, text};
 use crate::nccl::communicator::process;
 use crate::nccl::environment;
 use crate::options::options;
@@ -326,11 +327,7 @@ impl Service {
             let group = if is_lifecycle { "LIFECYCLE" } else { "TRACE" };
             let text = match client.conversation.is_json() {
                 true => json::event(group, name, peer, &event.details),
-                false => format!(
-                    "[{}] {name}: {peer} {}\n",
-                    super::timestamp(),
-                    event.details
-                ),
+                false => format!("[{}] {name}: {peer} {}\n", timestamp(), event.details),
             };
             client.say(&text);
         }

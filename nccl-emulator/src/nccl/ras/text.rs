@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
 use super::peers::{Peer, Peers, ProcessId};
+use super::place::{CUDA, release};
 use super::report::{FUNCTIONS, Gathered, RankState, Whole};
-use super::{CUDA, release};
 
 /// The largest group whose members are listed, and the largest share of all that is listed. Verbose output has no limit, and
 /// another share.

@@ -3,15 +3,15 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::collective::Collective;
 use super::connection::{Seen, Watch};
 use super::lane::Head;
 use super::lists::Lists;
-use super::observe;
 use super::one_sided::{self, OneSided};
 use super::point_to_point::PointToPoint;
+use super::proxies;
 use super::ring::{ring, ring_at};
 use super::scope::{Outcome, Scope};
 use crate::faults::{self, OperationFault};
@@ -21,9 +21,6 @@ use crate::nccl::profiler::Tracker;
 use crate::nccl::task::{self, MessageTask};
 use crate::transport::Direction;
 use cuda_emulator::exec::{Bell, Step, Work};
-
-/// The pause between two checks of a waiting launch for a profiler.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// See [`super`].
 pub(crate) struct Launch {
@@ -48,7 +45,7 @@ pub(crate) struct Launch {
     /// Whether a profiler gets the progress of the launch.
     is_observed: bool,
     /// The time of the next check for a profiler.
-    look: Option<Instant>,
+    pub(super) look: Option<Instant>,
 }
 
 impl Launch {
@@ -112,25 +109,6 @@ impl Launch {
     /// Returns whether the current part of the launch has begun: neither lateness nor a fault holds it.
     pub(super) fn has_begun(&self) -> bool {
         self.prepared && self.start.is_none() && self.fault.is_none()
-    }
-
-    /// Reports the progress of the launch to a profiler. While the launch waits, repeats this a little later.
-    #[cold]
-    fn observe(&mut self, tracker: &Arc<Tracker>, outcome: &Outcome) {
-        match outcome {
-            Outcome::Failed => return,
-            Outcome::Done => observe::see(self, tracker, true),
-            _ => observe::see(self, tracker, false),
-        }
-        if !matches!(outcome, Outcome::Blocked | Outcome::Stuck) {
-            return;
-        }
-        let now = Instant::now();
-        if self.look.is_none_or(|look| look <= now) {
-            let look = now + LOOK_AGAIN;
-            self.look = Some(look);
-            ring_at(look, &self.session);
-        }
     }
 
     /// Looks up the faults of the part that is about to begin.
@@ -272,8 +250,8 @@ fn track(
         communicator,
         is_persistent,
         (&lists.profiles, &lists.collectives, &lists.messages),
-        |task| observe::proxies_of_collective(session, task),
-        |task| observe::proxies_of_message(session, task),
+        |task| proxies::proxies_of_collective(session, task),
+        |task| proxies::proxies_of_message(session, task),
     )
 }
 

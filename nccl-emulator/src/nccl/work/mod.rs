@@ -18,6 +18,7 @@ mod local;
 mod observe;
 mod one_sided;
 mod point_to_point;
+mod proxies;
 mod replay;
 mod ring;
 mod scope;
