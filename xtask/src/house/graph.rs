@@ -126,6 +126,20 @@ impl Graph {
         named(tied(&uses), |at| names[at].to_owned())
     }
 
+    /// Returns the uses between files of different rooms of a cycle of rooms.
+    pub(super) fn room_ties(&self) -> Vec<(&str, &str)> {
+        let mut ties = Vec::new();
+        for knot in self.rooms_in_knots() {
+            let is_in = |at: usize| knot.contains(&self.room_of[at]);
+            for from in (0..self.uses.len()).filter(|&from| is_in(from)) {
+                let other = |to: &&usize| self.room_of[**to] != self.room_of[from] && is_in(**to);
+                let inside = self.uses[from].iter().filter(other);
+                ties.extend(inside.map(|&to| (&*self.paths[from], &*self.paths[to])));
+            }
+        }
+        ties
+    }
+
     /// Returns the uses between files in cycles.
     pub(super) fn ties(&self) -> Vec<(&str, &str)> {
         let mut ties = Vec::new();

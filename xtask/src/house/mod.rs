@@ -42,8 +42,15 @@ const OWNERS: &[(&str, &str)] = &[
     ("nccl", "World"),
 ];
 
+/// The most circles of files in all crates together, and the most files in one of them. No rooms may be in a cycle.
+const MOST_CIRCLES: usize = 4;
+const LARGEST_CIRCLE: usize = 6;
+
 /// Prints the numbers of this workspace, or of the one at `--tree DIRECTORY`; with `--circles` also which file of a
-/// cycle uses which, one line for each.
+/// cycle uses which, one line for each, and which files tie a cycle of rooms.
+///
+/// Fails in this workspace if the borders between crates are crossed, rooms of a crate use each other in a cycle, or there are
+/// too many circles of files.
 pub(crate) fn run(arguments: &mut Arguments) -> Result {
     let tree: Option<PathBuf> = arguments.path("--tree")?;
     let lists_circles = arguments.flag("--circles");
@@ -52,6 +59,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
         borders::check()?;
         targets::check()?;
     }
+    let is_own = tree.is_none();
     let root = tree.unwrap_or_else(|| workspace::root().to_owned());
     println!(
         "| crate | files | lines of code | rooms | largest knot of rooms | circles of files | largest circle |"
@@ -59,6 +67,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     println!("|---|--:|--:|--:|--:|--:|--:|");
     let mut owners: BTreeMap<&str, usize> = BTreeMap::new();
     let mut code = 0;
+    let (mut all_circles, mut all_knots) = (Vec::new(), Vec::new());
     for name in CRATES {
         let directory = root.join(name).join("src");
         if !directory.join("lib.rs").is_file() {
@@ -83,7 +92,12 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
             for (from, to) in graph.ties() {
                 println!("  {name}: {from} uses {to}");
             }
+            for (from, to) in graph.room_ties() {
+                println!("  {name}, between rooms: {from} uses {to}");
+            }
         }
+        all_circles.extend(circles);
+        all_knots.extend(knots);
         let modules = graph::Modules::of(&sources);
         for &(_, owner) in OWNERS.iter().filter(|(of, _)| of == name) {
             let path: Vec<String> = owner.split("::").map(str::to_owned).collect();
@@ -99,6 +113,17 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     println!("\nlines of code in all: {code}");
     for (owner, files) in owners {
         println!("files with an `impl {owner}`: {files}");
+    }
+    if is_own && !all_knots.is_empty() {
+        return Err(format!("rooms that use each other in a cycle: {all_knots:?}").into());
+    }
+    let is_large = |circle: &Vec<String>| circle.len() > LARGEST_CIRCLE;
+    if is_own && (all_circles.len() > MOST_CIRCLES || all_circles.iter().any(is_large)) {
+        return Err(format!(
+            "at most {MOST_CIRCLES} circles, of at most {LARGEST_CIRCLE} files each, but there are {all_circles:?}; \
+             `cargo xtask house --circles` shows who uses whom"
+        )
+        .into());
     }
     Ok(())
 }
