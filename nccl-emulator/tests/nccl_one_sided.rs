@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::result;
+use nccl_emulator::ViolationKind;
 use nccl_sys::{
     NCCL_CONFIG_INITIALIZER, NCCL_WIN_COLL_SYMMETRIC, ncclDataType_t as Kind, ncclWaitSignalDesc_t,
     ncclWindow_t,
@@ -169,6 +170,181 @@ fn a_wait_takes_as_many_signals_as_it_waits_for() {
             looked.wait();
             rank.sync();
         });
+    });
+}
+
+/// The texts of the races found since the last call.
+fn races() -> Vec<String> {
+    let all = nccl_emulator::violations();
+    nccl_emulator::clear_violations();
+    let races = all.iter().filter(|one| one.kind() == ViolationKind::Race);
+    assert_eq!(races.clone().count(), all.len(), "{all:?}");
+    races.map(ToString::to_string).collect()
+}
+
+/// Makes the first one-sided operation, which connects all ranks.
+fn connect(rank: &Rank) {
+    assert_eq!(signal(rank, rank.rank, 0, 0), 0, "{}", last_error());
+    assert_eq!(wait(rank, &mut [from(rank.rank, 1)]), 0);
+    rank.sync();
+}
+
+/// Rank 0 puts, and rank 1 looks too early. `meet` returns when both ranks are at the same point.
+fn looks_too_early(rank: &Rank, meet: impl Fn(&str)) {
+    let source = Shown::new(rank, 4096);
+    let target = Shown::new(rank, 4096);
+    connect(rank);
+    let puts = |at: usize, bytes: usize| {
+        if rank.rank == 0 {
+            assert_eq!(put(rank, source.address, bytes, 1, &target, at), 0);
+            rank.sync();
+        }
+    };
+    let copy = |from: usize, to: usize, bytes: usize| {
+        let [from, to] = [from, to].map(|at| target.address.addr() as u64 + at as u64);
+        // SAFETY: both are inside of the window.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, rank.stream.cu_stream()) }.unwrap();
+        rank.sync();
+    };
+    puts(100, 50);
+    meet("the first is there");
+    if rank.rank == 1 {
+        // Beside it.
+        copy(0, 2048, 100);
+        copy(150, 2048, 100);
+        assert!(races().is_empty());
+        copy(149, 2048, 10);
+        let found = races();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(
+            found[0].contains("bytes 149 to 150 of a window"),
+            "{found:?}"
+        );
+        assert!(found[0].contains("rank 0's put"), "{found:?}");
+        // Each put is reported once.
+        target.read();
+        assert!(races().is_empty());
+        assert_eq!(wait(rank, &mut [from(0, 1)]), 0);
+        target.read();
+        assert!(races().is_empty());
+    }
+    meet("the first was seen");
+    puts(0, 8);
+    puts(8, 8);
+    puts(16, 8);
+    meet("three are there");
+    if rank.rank == 1 {
+        assert_eq!(wait(rank, &mut [from(0, 2)]), 0);
+        rank.sync();
+        copy(0, 2048, 16);
+        assert!(races().is_empty());
+        // What is overwritten may be lost.
+        copy(2048, 16, 1);
+        let found = races();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].contains("bytes 16 to 17"), "{found:?}");
+        assert_eq!(wait(rank, &mut [from(0, 1)]), 0);
+        rank.sync();
+    }
+    meet("three were seen");
+    puts(0, 1024);
+    meet("the last is there");
+    // An operation of NCCL uses it, too.
+    let (kind, stream) = (Kind::ncclUint8, rank.cuda_stream());
+    let here = match rank.rank {
+        0 => source.address,
+        _ => target.address,
+    };
+    let code = nccl!(ncclAllReduce(
+        here,
+        here,
+        4,
+        kind,
+        nccl_sys::ncclRedOp_t::ncclMax,
+        rank.comm,
+        stream
+    ));
+    assert_eq!(code, 0, "{}", last_error());
+    rank.sync();
+    if rank.rank == 1 {
+        let found = races();
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].contains("bytes 0 to 4"), "{found:?}");
+        assert_eq!(wait(rank, &mut [from(0, 1)]), 0);
+        rank.sync();
+    }
+    target.end(rank);
+    source.end(rank);
+}
+
+#[test]
+fn a_window_that_is_used_before_the_signal_is_waited_for_is_a_race() {
+    let name = "a_window_that_is_used_before_the_signal_is_waited_for_is_a_race";
+    alone(name, &[], || {
+        let both = Barrier::new(2);
+        threads(2, |rank| {
+            looks_too_early(rank, |_| {
+                both.wait();
+            });
+        });
+        assert!(races().is_empty());
+    });
+}
+
+#[test]
+fn a_race_between_processes_is_found_by_the_one_that_looks() {
+    let name = "a_race_between_processes_is_found_by_the_one_that_looks";
+    processes(name, 2, &[], |process| {
+        let rank = process.join();
+        looks_too_early(&rank, |point| {
+            process.mark(&format!("{point}.{}", rank.rank));
+            process.wait_for(&format!("{point}.{}", 1 - rank.rank));
+        });
+        assert!(races().is_empty());
+        rank.destroy();
+    });
+}
+
+/// An abort ends a wait, and what follows on the stream then uses the window.
+#[test]
+fn what_follows_a_wait_that_an_abort_ends_is_no_race() {
+    let name = "what_follows_a_wait_that_an_abort_ends_is_no_race";
+    alone(name, &[], || {
+        let both = Barrier::new(2);
+        let id = unique_id();
+        let body = |number: i32| {
+            let rank = &Rank::join(id, 2, number);
+            let source = Shown::new(rank, 4096);
+            let target = Shown::new(rank, 4096);
+            connect(rank);
+            if rank.rank == 0 {
+                assert_eq!(put(rank, source.address, 50, 1, &target, 0), 0);
+                rank.sync();
+            }
+            both.wait();
+            if rank.rank == 1 {
+                // The second signal never comes.
+                assert_eq!(wait(rank, &mut [from(0, 2)]), 0);
+                let at = target.address.addr() as u64;
+                // SAFETY: both are inside of the window.
+                unsafe { result::memcpy_dtod_async(at + 2048, at, 50, rank.stream.cu_stream()) }
+                    .unwrap();
+                thread::scope(|scope| {
+                    scope.spawn(|| {
+                        thread::sleep(Duration::from_millis(50));
+                        assert_eq!(rank.abort(), 0);
+                    });
+                    rank.sync();
+                });
+            } else {
+                assert_eq!(rank.abort(), 0);
+            }
+        };
+        thread::scope(|scope| {
+            let body = &body;
+            (0..2).for_each(|number| drop(scope.spawn(move || body(number))));
+        });
+        assert!(races().is_empty());
     });
 }
 

@@ -32,6 +32,9 @@ pub enum ViolationKind {
     HostMemory,
     /// A communicator, stream or event was used after it was destroyed.
     UseAfterDestroy,
+    /// Memory of a window was used while another rank could write into it: it had put something there, and its signal had not
+    /// been waited for.
+    Race,
     /// Another rule of CUDA or NCCL was broken.
     Misuse,
 }

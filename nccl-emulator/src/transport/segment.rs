@@ -11,12 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use super::exchange::{Exchange, Side, SpanCell};
+use super::put_log::PutLog;
 use super::rendezvous::{Collective, OfferCell};
 use super::shared_memory::{self, SharedMemory};
 use cuda_emulator::exec::Bell;
 use cuda_emulator::memory::Span;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"ncclemu3");
+const MAGIC: u64 = u64::from_le_bytes(*b"ncclemu4");
 
 /// Bits of [`RankBlock::teardown`].
 pub(crate) mod teardown {
@@ -158,8 +159,12 @@ impl Segment {
         Self::exchanges_at(ranks) + round_up(2 * ranks * ranks * size_of::<Exchange>())
     }
 
+    fn puts_at(ranks: usize) -> usize {
+        Self::signals_at(ranks) + round_up(ranks * ranks * SIGNALS * size_of::<AtomicU64>())
+    }
+
     fn size(ranks: usize) -> usize {
-        Self::signals_at(ranks) + ranks * ranks * SIGNALS * size_of::<AtomicU64>()
+        Self::puts_at(ranks) + ranks * ranks * size_of::<PutLog>()
     }
 
     /// Makes the segment of a communicator. Untouched parts of it cost no memory.
@@ -301,6 +306,15 @@ impl Segment {
         self.signals(source, destination, signal)
             .fetch_add(1, Ordering::SeqCst);
         self.block(destination).bell.ring();
+    }
+
+    /// Returns the puts from `source` into windows of `destination`. Written by the source.
+    pub(crate) fn puts(&self, source: usize, destination: usize) -> &PutLog {
+        assert!(source < self.ranks && destination < self.ranks);
+        let index = source * self.ranks + destination;
+        let at = Self::puts_at(self.ranks) + index * size_of::<PutLog>();
+        // SAFETY: in bounds (asserted) and aligned: it begins at a multiple of 128, and its size is one of 64.
+        unsafe { &*self.memory.base().add(at).cast::<PutLog>() }
     }
 
     /// Rings the bells of all ranks but `but`.

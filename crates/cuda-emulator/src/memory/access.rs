@@ -87,7 +87,10 @@ impl Place {
     pub fn view(&self) -> Result<*mut u8, Violation> {
         match &self.0 {
             Kind::Nothing => Ok(std::ptr::dangling_mut()),
-            Kind::Pool { mapping, span } => mapping.view(span),
+            Kind::Pool { mapping, span } => {
+                mapping.used(span);
+                mapping.view(span)
+            }
             Kind::Opened(range) => range.view(),
             Kind::Mapped(pieces) => pieces.view(),
             Kind::Host(range) => range.view(),
@@ -101,7 +104,10 @@ impl Place {
     pub fn still_valid(&self) -> Result<(), Violation> {
         match &self.0 {
             Kind::Nothing => Ok(()),
-            Kind::Pool { mapping, span } => mapping.still_valid(span),
+            Kind::Pool { mapping, span } => {
+                mapping.used(span);
+                mapping.still_valid(span)
+            }
             Kind::Opened(range) => range.still_valid(),
             Kind::Mapped(pieces) => pieces.still_valid(),
             Kind::Host(range) => range.view().map(drop),

@@ -10,6 +10,7 @@ use std::sync::{Arc, LazyLock, Weak};
 use super::address::{AddressRange, HUGE};
 use super::span::Span;
 use super::table::{ENTRIES, Entry, HEAD, Head, LAYOUT, MAGIC, Snapshot, State, now_ms};
+use super::watch::{self, Watch};
 use crate::sync::Mutex;
 use crate::violations::{Allocation, Violation, ViolationKind};
 
@@ -223,6 +224,17 @@ impl Mapping {
         } else {
             Err(self.complain(span))
         }
+    }
+
+    /// Has every use of a range by work of this process reported, with the bytes that are used, while the returned value
+    /// lives: when the work begins, and when it is done.
+    pub fn watch(&self, span: Span, report: impl Fn(&Span) + Send + Sync + 'static) -> Watch {
+        Watch::new(self.token, span, report)
+    }
+
+    /// Reports that work of this process uses a range, for [`Mapping::watch`].
+    pub fn used(&self, span: &Span) {
+        watch::used(self.token, span);
     }
 
     /// Returns the violation of a span that may not be used.

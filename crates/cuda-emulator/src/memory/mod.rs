@@ -29,6 +29,7 @@ mod reservation;
 mod space;
 mod span;
 mod table;
+mod watch;
 
 use crate::result::CUresult;
 use crate::violations::{Violation, ViolationKind};
@@ -45,6 +46,7 @@ pub use pool::{Freeing, Placement, Pool};
 pub use pools::pool;
 pub use reservation::{Piece, map, piece_at, reserve, set_access, unmap, unreserve};
 pub use span::{DeviceOrdinal, Found, Span};
+pub use watch::Watch;
 
 /// The owner number of memory that belongs to no context.
 const NO_OWNER: u32 = 0;

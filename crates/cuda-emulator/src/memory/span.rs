@@ -18,6 +18,16 @@ pub struct Span {
     pub len: u64,
 }
 
+impl Span {
+    /// Whether the two ranges of one pool are in the same allocation, and have bytes in common.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        (self.index, self.generation) == (other.index, other.generation)
+            && self.offset < other.offset.saturating_add(other.len)
+            && other.offset < self.offset.saturating_add(self.len)
+    }
+}
+
 /// An allocation of device memory: of this process, or opened from another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {

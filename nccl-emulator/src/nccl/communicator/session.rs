@@ -1,7 +1,7 @@
 //! The resources of a rank after its communicator's init: the segment, and every rank's device
 //! memory.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -9,8 +9,8 @@ use std::time::Duration;
 use cuda_emulator::sync::Mutex;
 
 use super::route::{self, Route};
-use crate::transport::{RankBlock, RankInfo, Segment};
-use cuda_emulator::memory::Mapping;
+use crate::transport::{Put, RankBlock, RankInfo, Segment};
+use cuda_emulator::memory::{Mapping, Span};
 
 /// See the module. Jobs keep it alive, so it outlives the communicator while they run.
 #[derive(Debug)]
@@ -33,6 +33,8 @@ pub(crate) struct Session {
     windows: AtomicU64,
     /// The signals that this rank has consumed, by source and signal.
     taken: Mutex<HashMap<(usize, usize), u64>>,
+    /// The puts, by source and number, whose memory was used too early, and which were reported.
+    raced: Mutex<HashSet<(usize, u64)>>,
     /// The routes of the data between this rank and each other rank.
     routes: OnceLock<Box<[Route]>>,
 }
@@ -70,6 +72,7 @@ impl Session {
             barriers: AtomicU64::new(0),
             windows: AtomicU64::new(0),
             taken: Mutex::default(),
+            raced: Mutex::default(),
             routes: OnceLock::new(),
         }
     }
@@ -114,6 +117,33 @@ impl Session {
             }
         }
         there
+    }
+
+    /// Notes that this rank is about to write `span` of a window of rank `peer`, and to signal it afterwards.
+    pub(crate) fn note_put(&self, peer: usize, signal: usize, span: Span) {
+        let before = self.segment.signals(self.rank, peer, signal);
+        self.segment.puts(self.rank, peer).note(&Put {
+            number: 0,
+            signal,
+            count: before.load(Ordering::SeqCst) + 1,
+            span,
+        });
+    }
+
+    /// Returns the puts into `used` and `part`, with their sources, whose signals this rank has not taken; each of them once.
+    pub(crate) fn new_races(&self, used: &Span, part: &Span) -> Vec<(usize, Put)> {
+        let mut races = Vec::new();
+        for source in 0..self.ranks() {
+            let puts = self.segment.puts(source, self.rank).all();
+            for put in puts.filter(|put| put.span.overlaps(used) && put.span.overlaps(part)) {
+                let taken = self.taken.lock().get(&(source, put.signal)).copied();
+                if taken.unwrap_or(0) < put.count && self.raced.lock().insert((source, put.number))
+                {
+                    races.push((source, put));
+                }
+            }
+        }
+        races
     }
 
     /// Waits, on the host, until all ranks have reached this barrier. Returns false when aborted.

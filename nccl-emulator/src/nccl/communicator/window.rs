@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use cuda_emulator::memory::Span;
 use cuda_emulator::memory::ipc::OpenPart;
+use cuda_emulator::memory::{Span, Watch};
 use cuda_emulator::registry::Registry;
 use cuda_emulator::sync::{Mutex, MutexGuard};
 use nccl_sys::ncclWindow_t;
@@ -39,6 +39,8 @@ pub(crate) struct Window {
     pub(super) flags: i32,
     /// Every rank's part, in its own pool.
     pub(crate) parts: Vec<Span>,
+    /// Watches the use of this rank's part.
+    pub(super) _watch: Watch,
     /// The parts of peers that this rank's device can access, by rank; opened when first asked for.
     pub(super) reached: Mutex<BTreeMap<usize, OpenPart>>,
 }

@@ -12,13 +12,14 @@ use cuda_emulator::sync::{Mutex, MutexGuard};
 use nccl_sys::{NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_REQUIRED_ALIGNMENT, ncclWindow_t};
 
 use super::nodes::nodes;
+use super::session::Session;
 use super::state::Communicator;
 use super::window::{KIND, WINDOWS, Window, WindowRequest, allocated};
 use crate::code::{INTERNAL, INVALID_ARGUMENT, Result, SYSTEM, UNHANDLED_CUDA};
 use crate::nccl::debug::{info, subsystem, warn};
 use crate::nccl::environment;
 use crate::version;
-use cuda_emulator::memory::{self, Span};
+use cuda_emulator::memory::{self, Span, Watch};
 use cuda_emulator::violations::{self, Violation, ViolationKind};
 
 impl Communicator {
@@ -112,12 +113,14 @@ pub(super) fn register_window(communicator: &Communicator, request: &WindowReque
             bell.wait(seen, Duration::from_millis(100));
         });
     }
+    let watch = watch(communicator, session, part);
     let window = Arc::new(Window {
         communicator: communicator.handle(),
         address: request.address,
         size: request.size,
         flags: request.flags,
         parts,
+        _watch: watch,
         reached: Mutex::default(),
     });
     let Some(handle) = WINDOWS.insert(Arc::clone(&window)) else {
@@ -132,6 +135,30 @@ pub(super) fn register_window(communicator: &Communicator, request: &WindowReque
     // SAFETY: the promise made when the slot was made.
     unsafe { request.out.0.write_unaligned(handle.cast()) };
     Ok(())
+}
+
+/// Reports each use of this rank's part that may see half of what another rank has put there.
+fn watch(communicator: &Communicator, session: &Arc<Session>, part: Span) -> Watch {
+    let (name, device) = (communicator.to_string(), communicator.device);
+    let (weak, abort) = (Arc::downgrade(session), communicator.abort.clone());
+    session.pool(session.rank).watch(part, move |used| {
+        // What an abort leaves in a window has no order.
+        let Some(session) = weak.upgrade().filter(|_| !abort.is_raised()) else {
+            return;
+        };
+        for (source, put) in session.new_races(used, &part) {
+            let spans = [used, &put.span, &part];
+            let from = spans.iter().map(|span| span.offset).max();
+            let to = spans.iter().map(|span| span.offset + span.len).min();
+            let inside = |at: Option<u64>| at.map_or(0, |at| at - part.offset);
+            let (from, to) = (inside(from), inside(to));
+            let text = format!(
+                "{name}: bytes {from} to {to} of a window were used before the signal of rank {source}'s put into them was \
+                 waited for: what is read is old, new or a mixture, and what is written may be lost"
+            );
+            violations::record(Violation::new(ViolationKind::Race, Some(device), text));
+        }
+    })
 }
 
 /// Returns this rank's part, if it can be registered.

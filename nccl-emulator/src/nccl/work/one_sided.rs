@@ -42,7 +42,12 @@ impl OneSided {
                 offset,
             } => {
                 let part = &window.parts[*peer];
-                let put = self.put(scope, *peer, (*from, *bytes), (part, *offset), budget);
+                let signal = match tasks.get(self.at + 1) {
+                    Some(OneSidedTask::Signal { signal, .. }) => *signal,
+                    _ => unreachable!("a put is followed by its signal"),
+                };
+                let to = (part, *offset, signal);
+                let put = self.put(scope, *peer, (*from, *bytes), to, budget);
                 match put {
                     Ok(done) => done,
                     Err(violation) => return Some(scope.fail(violation, "PutSignal")),
@@ -74,7 +79,7 @@ impl OneSided {
         scope: &Scope<'_>,
         peer: usize,
         (from, bytes): (u64, u64),
-        (part, offset): (&Span, u64),
+        (part, offset, signal): (&Span, u64, usize),
         budget: usize,
     ) -> Result<bool, Violation> {
         let session = scope.session;
@@ -98,7 +103,10 @@ impl OneSided {
                     len: bytes,
                     ..*part
                 };
-                (scope.resolve(from, bytes)?, write, 0)
+                let read = scope.resolve(from, bytes)?;
+                // Before the first byte is written.
+                session.note_put(peer, signal, write);
+                (read, write, 0)
             }
         };
         let n = (bytes - copied).min(budget.max(1) as u64);

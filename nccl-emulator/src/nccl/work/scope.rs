@@ -30,7 +30,7 @@ pub(super) struct Scope<'a> {
 }
 
 impl Scope<'_> {
-    /// Returns the span of an address range of this rank.
+    /// Returns the span of an address range of this rank, which is about to be used.
     pub(super) fn resolve(&self, address: u64, bytes: u64) -> Result<Span, Violation> {
         if bytes == 0 {
             // Any address is valid, including null.
@@ -52,6 +52,7 @@ impl Scope<'_> {
                 ),
             ));
         }
+        self.session.pool(self.session.rank).used(&span);
         Ok(span)
     }
 
