@@ -142,6 +142,7 @@ fn processes_put_to_each_other() {
     processes("processes_put_to_each_other", 3, &[], |process| {
         let rank = process.join();
         everyone_to_everyone(&rank);
+        assert!(races().is_empty());
         rank.destroy();
     });
 }
@@ -217,7 +218,7 @@ fn looks_too_early(rank: &Rank, meet: impl Fn(&str)) {
         let found = races();
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(
-            found[0].contains("bytes 149 to 150 of a window"),
+            found[0].contains("bytes 149 to 150 of the window"),
             "{found:?}"
         );
         assert!(found[0].contains("rank 0's put"), "{found:?}");
@@ -302,6 +303,195 @@ fn a_race_between_processes_is_found_by_the_one_that_looks() {
         });
         assert!(races().is_empty());
         rank.destroy();
+    });
+}
+
+/// Two ranks of a communicator with two contexts and three signals in each, and a window to put into. `meet` returns when both
+/// are there.
+fn pair(name: &str, body: impl Fn(&Rank, &Shown, &Shown, &dyn Fn()) + Sync) {
+    alone(name, &[], || {
+        let (both, id) = (Barrier::new(2), unique_id());
+        thread::scope(|scope| {
+            for number in 0..2 {
+                let (both, body) = (&both, &body);
+                scope.spawn(move || {
+                    let mut rank = Rank::alone(2, number);
+                    let mut config = NCCL_CONFIG_INITIALIZER;
+                    (config.numRmaCtx, config.numRmaSig) = (2, 3);
+                    let comm = &mut rank.comm;
+                    let code = nccl!(ncclCommInitRankConfig(comm, 2, id, number, &mut config));
+                    assert_eq!(code, 0, "{}", last_error());
+                    let (source, target) = (Shown::new(&rank, 4096), Shown::new(&rank, 4096));
+                    connect(&rank);
+                    body(&rank, &source, &target, &|| {
+                        both.wait();
+                    });
+                    rank.sync();
+                });
+            }
+        });
+    });
+}
+
+/// Puts `bytes` of rank 0 at `at` in rank 1's window, followed by a signal.
+fn put_with(rank: &Rank, source: &Shown, to: &Shown, (at, bytes): (usize, usize), of: (i32, i32)) {
+    let (kind, stream, (index, context)) = (Kind::ncclUint8, rank.cuda_stream(), of);
+    let from = source.address;
+    let code = nccl!(ncclPutSignal(
+        from, bytes, kind, 1, to.window, at, index, context, 0, rank.comm, stream
+    ));
+    assert_eq!(code, 0, "{}", last_error());
+}
+
+fn wait_for(rank: &Rank, (index, context): (i32, i32)) {
+    let wanted = ncclWaitSignalDesc_t {
+        sigIdx: index,
+        ctx: context,
+        ..from(0, 1)
+    };
+    assert_eq!(wait(rank, &mut [wanted]), 0);
+    rank.sync();
+}
+
+#[test]
+fn a_later_signal_of_the_same_context_shows_a_put_and_one_of_another_does_not() {
+    let name = "a_later_signal_of_the_same_context_shows_a_put_and_one_of_another_does_not";
+    pair(name, |rank, source, target, meet| {
+        if rank.rank == 0 {
+            put_with(rank, source, target, (0, 8), (0, 0));
+            put_with(rank, source, target, (8, 8), (2, 0));
+            put_with(rank, source, target, (16, 8), (0, 1));
+            assert_eq!(signal(rank, 1, 1, 0), 0);
+            rank.sync();
+        }
+        meet();
+        if rank.rank == 1 {
+            let read = |at: usize| {
+                let from = target.address.addr() as u64 + at as u64;
+                // SAFETY: both are as long.
+                unsafe { result::memcpy_dtoh_sync(&mut [0u8; 8], from) }.unwrap();
+                races().len()
+            };
+            wait_for(rank, (1, 0));
+            assert_eq!([read(0), read(8), read(16)], [0, 0, 1]);
+            wait_for(rank, (0, 1));
+            assert_eq!(read(16), 0);
+        }
+        meet();
+    });
+}
+
+#[test]
+fn a_put_of_nothing_and_one_before_the_registration_are_no_races() {
+    let name = "a_put_of_nothing_and_one_before_the_registration_are_no_races";
+    pair(name, |rank, source, target, meet| {
+        if rank.rank == 0 {
+            put_with(rank, source, target, (8, 0), (0, 0));
+            rank.sync();
+        }
+        meet();
+        if rank.rank == 1 {
+            target.read();
+            assert!(races().is_empty());
+        }
+        meet();
+        if rank.rank == 0 {
+            put_with(rank, source, target, (8, 8), (0, 0));
+            rank.sync();
+        }
+        meet();
+        // Nobody has waited, and the memory has a new life as another window.
+        assert_eq!(nccl!(ncclCommWindowDeregister(rank.comm, target.window)), 0);
+        let mut again = null_mut();
+        let code = register(rank, target.address, target.bytes, &mut again);
+        assert_eq!(code, 0, "{}", last_error());
+        target.read();
+        assert!(races().is_empty());
+        let again = Shown {
+            window: again,
+            ..*target
+        };
+        meet();
+        if rank.rank == 0 {
+            put_with(rank, source, &again, (8, 8), (0, 0));
+            rank.sync();
+        }
+        meet();
+        if rank.rank == 1 {
+            again.read();
+            assert_eq!(races().len(), 1);
+        }
+        meet();
+    });
+}
+
+#[test]
+fn the_gaps_between_rows_are_not_used() {
+    use cudarc::driver::sys;
+
+    let name = "the_gaps_between_rows_are_not_used";
+    pair(name, |rank, source, target, meet| {
+        if rank.rank == 0 {
+            put_with(rank, source, target, (64, 8), (0, 0));
+            rank.sync();
+        }
+        meet();
+        if rank.rank == 1 {
+            // Four rows with a pitch of 64 bytes, to behind them.
+            let rows = |width: usize| {
+                let device = sys::CUmemorytype_enum::CU_MEMORYTYPE_DEVICE;
+                let at = target.address.addr() as u64;
+                let description = sys::CUDA_MEMCPY2D {
+                    srcXInBytes: 0,
+                    srcY: 0,
+                    srcMemoryType: device,
+                    srcHost: std::ptr::null(),
+                    srcDevice: at + 16,
+                    srcArray: null_mut(),
+                    srcPitch: 64,
+                    dstXInBytes: 0,
+                    dstY: 0,
+                    dstMemoryType: device,
+                    dstHost: null_mut(),
+                    dstDevice: at + 2048,
+                    dstArray: null_mut(),
+                    dstPitch: 64,
+                    WidthInBytes: width,
+                    Height: 4,
+                };
+                // SAFETY: all rows are inside of the window.
+                unsafe { sys::cuMemcpy2DAsync_v2(&raw const description, rank.stream.cu_stream()) }
+                    .result()
+                    .unwrap();
+                rank.sync();
+                races().len()
+            };
+            assert_eq!(rows(48), 0);
+            assert_eq!(rows(49), 1);
+        }
+        meet();
+    });
+}
+
+#[test]
+fn what_a_revoke_leaves_in_a_window_is_no_race() {
+    let name = "what_a_revoke_leaves_in_a_window_is_no_race";
+    pair(name, |rank, source, target, meet| {
+        if rank.rank == 0 {
+            put_with(rank, source, target, (0, 8), (0, 0));
+            rank.sync();
+        }
+        meet();
+        if rank.rank == 1 {
+            // The second signal never comes.
+            let mut two = [from(0, 2)];
+            assert_eq!(wait(rank, &mut two), 0);
+        }
+        assert_eq!(nccl!(ncclCommRevoke(rank.comm, 0)), 0, "{}", last_error());
+        rank.sync();
+        target.read();
+        assert!(races().is_empty());
+        meet();
     });
 }
 
@@ -624,6 +814,7 @@ fn a_graph_puts_again_at_every_launch() {
             target.end(rank);
             source.end(rank);
         });
+        assert!(races().is_empty());
     });
 }
 

@@ -32,8 +32,7 @@ pub enum ViolationKind {
     HostMemory,
     /// A communicator, stream or event was used after it was destroyed.
     UseAfterDestroy,
-    /// Memory of a window was used while another rank could write into it: it had put something there, and its signal had not
-    /// been waited for.
+    /// Memory of a window was used after a rank had put data there, and before the signal of that put was waited for.
     Race,
     /// Another rule of CUDA or NCCL was broken.
     Misuse,

@@ -9,8 +9,6 @@ use nccl_sys as sys;
 use nccl_sys::Version;
 
 use crate::config::{self, CtaPolicy};
-#[cfg(doc)]
-use crate::error::ErrorKind;
 use crate::error::Result;
 use crate::library::Library;
 

@@ -7,7 +7,7 @@
 //! Side       one for each (owner, peer): the send and the receive that the owner has posted for that peer
 //! Exchange   one for each (source, destination): who copies the message in flight, how far it got
 //! signals    some for each (source, destination): how often the one has signalled the other
-//! PutLog     one for each (source, destination): what the one has put into windows of the other
+//! PutLog     one for each (source, destination): the last puts and signals from the one to the other
 //! ```
 //!
 //! When one end of a message sees that both ends have posted, it copies the data straight from the sender's pool into the
@@ -28,7 +28,7 @@ mod socket;
 pub(crate) use copy::{CHUNK, copy};
 pub(crate) use direction::Direction;
 pub(crate) use exchange::{Claim, Exchange, Posted, Spoiled};
-pub(crate) use put_log::Put;
+pub(crate) use put_log::{Action, Entry, KEPT};
 pub(crate) use rendezvous::{Arrival, Offer};
 pub(crate) use segment::{RankBlock, RankInfo, SIGNALS, Segment, teardown};
 pub(crate) use socket::{

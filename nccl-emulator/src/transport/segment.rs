@@ -308,10 +308,11 @@ impl Segment {
         self.block(destination).bell.ring();
     }
 
-    /// Returns the puts from `source` into windows of `destination`. Written by the source.
+    /// Returns the log of the puts and signals from `source` to `destination`. Written by the source.
     pub(crate) fn puts(&self, source: usize, destination: usize) -> &PutLog {
         assert!(source < self.ranks && destination < self.ranks);
-        let index = source * self.ranks + destination;
+        // A destination reads the logs of all sources: they are neighbours.
+        let index = destination * self.ranks + source;
         let at = Self::puts_at(self.ranks) + index * size_of::<PutLog>();
         // SAFETY: in bounds (asserted) and aligned: it begins at a multiple of 128, and its size is one of 64.
         unsafe { &*self.memory.base().add(at).cast::<PutLog>() }

@@ -168,7 +168,7 @@ fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl
         Program::First => {
             let x = memory(stream);
             meet();
-            // The wait and the watchdog make the same query, and are not what is tried.
+            // Not the same query of the wait, of the watchdog or of another thread.
             let fault = faults::at_call(row.call).nth(1).on_this_thread().hang();
             let begun = Instant::now();
             let posted = comm.group(|group| {

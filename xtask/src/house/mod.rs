@@ -96,8 +96,9 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
                 println!("  {name}, between rooms: {from} uses {to}");
             }
         }
-        all_circles.extend(circles);
-        all_knots.extend(knots);
+        let of_crate = |names: Vec<String>| (name, names);
+        all_circles.extend(circles.into_iter().map(of_crate));
+        all_knots.extend(knots.into_iter().map(of_crate));
         let modules = graph::Modules::of(&sources);
         for &(_, owner) in OWNERS.iter().filter(|(of, _)| of == name) {
             let path: Vec<String> = owner.split("::").map(str::to_owned).collect();
@@ -115,13 +116,16 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
         println!("files with an `impl {owner}`: {files}");
     }
     if is_own && !all_knots.is_empty() {
-        return Err(format!("rooms that use each other in a cycle: {all_knots:?}").into());
+        return Err(format!(
+            "top-level modules use each other in a cycle: {all_knots:?}; `cargo xtask house --circles` lists the uses"
+        )
+        .into());
     }
-    let is_large = |circle: &Vec<String>| circle.len() > LARGEST_CIRCLE;
+    let is_large = |(_, circle): &(&&str, Vec<String>)| circle.len() > LARGEST_CIRCLE;
     if is_own && (all_circles.len() > MOST_CIRCLES || all_circles.iter().any(is_large)) {
         return Err(format!(
-            "at most {MOST_CIRCLES} circles, of at most {LARGEST_CIRCLE} files each, but there are {all_circles:?}; \
-             `cargo xtask house --circles` shows who uses whom"
+            "all crates together may have {MOST_CIRCLES} cycles of at most {LARGEST_CIRCLE} files each, and have {all_circles:?}; \
+             `cargo xtask house --circles` lists the uses"
         )
         .into());
     }

@@ -108,6 +108,13 @@ impl End {
         }
     }
 
+    /// Reports that work uses the bytes.
+    fn used(&self, len: usize) {
+        if let Self::Known(place) = self {
+            place.used(0, len);
+        }
+    }
+
     fn still_valid(&self) -> Result<(), Violation> {
         match self {
             Self::Known(place) => place.still_valid(),
@@ -136,6 +143,8 @@ struct Copy {
 impl Copy {
     fn advance(&mut self, budget: usize) -> Result<bool, Violation> {
         let (to, from) = (self.to.locate()?, self.from.locate()?);
+        self.to.used(self.len);
+        self.from.used(self.len);
         let part = budget.min(self.len - self.done);
         // SAFETY: both ends have `len` bytes: those that CUDA knows were just checked, and stay
         // mapped while the job has the place; pageable ones were promised by the caller. They may overlap.
@@ -144,6 +153,8 @@ impl Copy {
         if self.done < self.len {
             return Ok(false);
         }
+        self.to.used(self.len);
+        self.from.used(self.len);
         self.to.still_valid()?;
         self.from.still_valid()?;
         Ok(true)
@@ -510,6 +521,7 @@ struct Fill {
 impl Fill {
     fn advance(&mut self, budget: usize) -> Result<bool, Violation> {
         let start = self.to.locate()?;
+        self.to.used(self.len);
         // Whole patterns but for the last part.
         let part = budget.next_multiple_of(4).min(self.len - self.done);
         // SAFETY: `len` bytes were just checked, and stay mapped while the job has the mapping.
@@ -533,6 +545,7 @@ impl Fill {
         if self.done < self.len {
             return Ok(false);
         }
+        self.to.used(self.len);
         self.to.still_valid()?;
         Ok(true)
     }

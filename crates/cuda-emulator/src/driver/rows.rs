@@ -112,6 +112,8 @@ impl Copy {
         let (target, source) = (to.place.view()?, from.place.view()?);
         let part = (budget / width).max(1).min(height - self.done);
         for row in self.done..self.done + part {
+            to.place.used(row * to.pitch, *width);
+            from.place.used(row * from.pitch, *width);
             // SAFETY: both sides were just checked to reach to the end of their last row, and stay mapped while the
             // job has the places. They may overlap.
             unsafe {

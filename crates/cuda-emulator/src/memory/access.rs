@@ -87,10 +87,7 @@ impl Place {
     pub fn view(&self) -> Result<*mut u8, Violation> {
         match &self.0 {
             Kind::Nothing => Ok(std::ptr::dangling_mut()),
-            Kind::Pool { mapping, span } => {
-                mapping.used(span);
-                mapping.view(span)
-            }
+            Kind::Pool { mapping, span } => mapping.view(span),
             Kind::Opened(range) => range.view(),
             Kind::Mapped(pieces) => pieces.view(),
             Kind::Host(range) => range.view(),
@@ -104,13 +101,22 @@ impl Place {
     pub fn still_valid(&self) -> Result<(), Violation> {
         match &self.0 {
             Kind::Nothing => Ok(()),
-            Kind::Pool { mapping, span } => {
-                mapping.used(span);
-                mapping.still_valid(span)
-            }
+            Kind::Pool { mapping, span } => mapping.still_valid(span),
             Kind::Opened(range) => range.still_valid(),
             Kind::Mapped(pieces) => pieces.still_valid(),
             Kind::Host(range) => range.view().map(drop),
+        }
+    }
+
+    /// Reports to [`Mapping::watch`] that work uses `len` of the bytes, from byte `from` on. Call when the work begins, and
+    /// when it has used them.
+    pub fn used(&self, from: usize, len: usize) {
+        if let Kind::Pool { mapping, span } = &self.0 {
+            mapping.used(&Span {
+                offset: span.offset + from as u64,
+                len: len as u64,
+                ..*span
+            });
         }
     }
 
@@ -173,6 +179,7 @@ fn granted(device: DeviceOrdinal, owner: DeviceOrdinal, span: &Span) -> bool {
 pub struct Access {
     /// The address of the bytes in this process. They stay mapped while this lives.
     pub pointer: *mut u8,
+    len: usize,
     place: Place,
 }
 
@@ -187,6 +194,7 @@ impl Access {
     /// # Errors
     /// The violation, naming the allocation.
     pub fn still_valid(&self) -> Result<(), Violation> {
+        self.place.used(0, self.len);
         self.place.still_valid()
     }
 }
@@ -198,8 +206,13 @@ impl Access {
 pub fn access(device: DeviceOrdinal, address: u64, len: u64) -> Result<Access, Violation> {
     let place = locate(address, len)?;
     place.reachable_from(device)?;
-    let pointer = place.view()?;
-    Ok(Access { pointer, place })
+    let (pointer, len) = (place.view()?, len as usize);
+    place.used(0, len);
+    Ok(Access {
+        pointer,
+        len,
+        place,
+    })
 }
 
 #[cfg(test)]

@@ -226,13 +226,26 @@ impl Mapping {
         }
     }
 
-    /// Has every use of a range by work of this process reported, with the bytes that are used, while the returned value
-    /// lives: when the work begins, and when it is done.
+    /// Calls `report` with the bytes that work of this process uses in a range, while the returned value lives: when the work
+    /// begins, and when it has used them.
     pub fn watch(&self, span: Span, report: impl Fn(&Span) + Send + Sync + 'static) -> Watch {
         Watch::new(self.token, span, report)
     }
 
-    /// Reports that work of this process uses a range, for [`Mapping::watch`].
+    /// Returns the allocation of a span.
+    pub fn allocation(&self, span: &Span) -> Allocation {
+        let now = self.entry(span.index).map(Entry::snapshot);
+        let now = now.filter(|now| now.generation == span.generation);
+        Allocation {
+            number: span.generation,
+            device: self.device,
+            process: self.pid,
+            size: now.as_ref().map(|now| now.size),
+            freed: now.is_none_or(|now| now.state == State::Freed),
+        }
+    }
+
+    /// Reports to [`Mapping::watch`] that work of this process uses a range.
     pub fn used(&self, span: &Span) {
         watch::used(self.token, span);
     }

@@ -11,6 +11,8 @@
 //! free that comes too early is caught, be it before the call, before the work or during it, and
 //! the violation names the allocation.
 //!
+//! A range can be watched ([`Mapping::watch`]): then each use of its bytes by work of this process is reported.
+//!
 //! Freed memory stays in quarantine for a while before it is allocated again, so that an address
 //! used after its free does not yet belong to another allocation. Its contents stay as they are, as
 //! on a GPU.

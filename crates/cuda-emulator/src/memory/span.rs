@@ -22,7 +22,9 @@ impl Span {
     /// Whether the two ranges of one pool are in the same allocation, and have bytes in common.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
-        (self.index, self.generation) == (other.index, other.generation)
+        let are_empty = self.len == 0 || other.len == 0;
+        !are_empty
+            && (self.index, self.generation) == (other.index, other.generation)
             && self.offset < other.offset.saturating_add(other.len)
             && other.offset < self.offset.saturating_add(self.len)
     }
@@ -43,4 +45,38 @@ pub struct Found {
     pub ipc: bool,
     /// The memory pool of the allocation; 0 for `cuMemAlloc`.
     pub mempool: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_overlap_if_they_have_bytes_in_common() {
+        let span = |offset: u64, len: u64| Span {
+            index: 1,
+            generation: 2,
+            offset,
+            len,
+        };
+        let ten = span(10, 10);
+        for (offset, len, overlaps) in [
+            (0, 10, false),
+            (0, 11, true),
+            (12, 1, true),
+            (19, 9, true),
+            (20, 9, false),
+            (0, 40, true),
+            (15, 0, false),
+        ] {
+            let other = span(offset, len);
+            assert_eq!(ten.overlaps(&other), overlaps, "{other:?}");
+            assert_eq!(other.overlaps(&ten), overlaps, "{other:?}");
+        }
+        let later = Span {
+            generation: 3,
+            ..ten
+        };
+        assert!(!ten.overlaps(&later));
+    }
 }

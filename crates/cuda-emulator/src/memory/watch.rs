@@ -1,4 +1,4 @@
-//! Ranges of device memory whose use by work of this process is reported, because others write into them by themselves.
+//! Ranges of device memory whose use by work of this process is reported: memory into which other ranks write.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

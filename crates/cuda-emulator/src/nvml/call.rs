@@ -90,7 +90,7 @@ pub(super) unsafe fn store_text(
 }
 
 /// The first handle; the next ones are 16 apart.
-pub(super) const FIRST: usize = 0x53 << 56;
+const FIRST: usize = 0x53 << 56;
 
 pub(super) fn handle_of(device: u32) -> *mut c_void {
     std::ptr::without_provenance_mut(FIRST + device as usize * 16)

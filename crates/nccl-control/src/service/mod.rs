@@ -12,7 +12,7 @@
 //!
 //! - `state`: the state of ranks and requests; `handle`: the interface for the driver;
 //! - `rounds`: collecting one part from each rank; `outcomes`: the outcomes that ranks have from an earlier
-//!   coordinator, and `takeover`: how they get to the other ranks;
+//!   coordinator, and `takeover`: how the other ranks get them;
 //! - `store`: keys and values; `channels`: messages in one order for all ranks;
 //! - `straggler_queries`: which ranks have not entered an operation; `reporting`: log lines while ranks wait.
 

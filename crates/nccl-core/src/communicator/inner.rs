@@ -239,9 +239,7 @@ impl Inner {
             .or_else(|| self.lifecycle.reason())
             .unwrap_or_else(|| String::from("no reason was given"))
     }
-}
 
-impl Inner {
     /// Adds a kernel that reaches the memory of other ranks.
     #[doc(hidden)]
     pub fn add_peer_kernel(&self, kernel: Arc<dyn PeerKernel>) {

@@ -1,7 +1,7 @@
 //! One-sided operations: a rank writes into a window of another rank and signals it, and that rank waits for the signals.
 //!
 //! - `window`: the memory into which the other ranks write;
-//! - `target`: whom an operation addresses;
+//! - `target`: the destinations of puts and signals, and the signals of a wait;
 //! - `operations`: put, signal and wait, single and in groups.
 //!
 //! What makes them sound:

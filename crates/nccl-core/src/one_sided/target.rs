@@ -1,4 +1,4 @@
-//! Whom a put or a signal addresses, and for whose signals a wait waits.
+//! The destinations of puts and signals, and the signals of a wait.
 
 /// The destination of a put or a signal. A put also sends a signal.
 ///

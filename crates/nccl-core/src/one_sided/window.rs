@@ -28,8 +28,8 @@ use nccl_base::data_type::DataType;
 /// reads old data, new data, or a mixture. So the ranks have to agree when a part of a window may be written again: with
 /// signals in the other direction, or with a [`barrier`](Communicator::barrier).
 ///
-/// The emulator records a violation (`nccl_emulator::violations`) if a rank uses data that was put before it has waited for the
-/// signal.
+/// On the emulator, a use of the bytes of a put without a wait for its signal is recorded as a violation
+/// (`nccl_emulator::violations`).
 ///
 /// The value owns its memory and keeps the communicator alive; its drop deregisters and frees the memory in the background.
 /// All ranks should drop their part, and all must make their windows in the same order.

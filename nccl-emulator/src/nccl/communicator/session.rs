@@ -2,14 +2,14 @@
 //! memory.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cuda_emulator::sync::Mutex;
 
 use super::route::{self, Route};
-use crate::transport::{Put, RankBlock, RankInfo, Segment};
+use crate::transport::{Action, Entry, KEPT, RankBlock, RankInfo, Segment};
 use cuda_emulator::memory::{Mapping, Span};
 
 /// See the module. Jobs keep it alive, so it outlives the communicator while they run.
@@ -33,8 +33,12 @@ pub(crate) struct Session {
     windows: AtomicU64,
     /// The signals that this rank has consumed, by source and signal.
     taken: Mutex<HashMap<(usize, usize), u64>>,
+    /// Held while this rank adds to a log of its puts and signals.
+    logging: Mutex<()>,
     /// The puts, by source and number, whose memory was used too early, and which were reported.
     raced: Mutex<HashSet<(usize, u64)>>,
+    /// Whether an abort has ended a launch. Stays set when the flag of the abort is lowered.
+    cut_short: AtomicBool,
     /// The routes of the data between this rank and each other rank.
     routes: OnceLock<Box<[Route]>>,
 }
@@ -72,7 +76,9 @@ impl Session {
             barriers: AtomicU64::new(0),
             windows: AtomicU64::new(0),
             taken: Mutex::default(),
+            logging: Mutex::default(),
             raced: Mutex::default(),
+            cut_short: AtomicBool::new(false),
             routes: OnceLock::new(),
         }
     }
@@ -119,31 +125,88 @@ impl Session {
         there
     }
 
-    /// Notes that this rank is about to write `span` of a window of rank `peer`, and to signal it afterwards.
-    pub(crate) fn note_put(&self, peer: usize, signal: usize, span: Span) {
-        let before = self.segment.signals(self.rank, peer, signal);
-        self.segment.puts(self.rank, peer).note(&Put {
-            number: 0,
-            signal,
-            count: before.load(Ordering::SeqCst) + 1,
-            span,
-        });
+    /// Logs that this rank is about to write `span` of a window of rank `peer`, and to signal it afterwards.
+    pub(crate) fn begin_put(&self, peer: usize, signal: usize, span: Span) {
+        if span.len > 0 {
+            let _turn = self.logging.lock();
+            let log = self.segment.puts(self.rank, peer);
+            log.add(signal, Action::Put(span));
+        }
     }
 
-    /// Returns the puts into `used` and `part`, with their sources, whose signals this rank has not taken; each of them once.
-    pub(crate) fn new_races(&self, used: &Span, part: &Span) -> Vec<(usize, Put)> {
+    /// Signals `peer`, which then sees all earlier writes of this rank to its memory.
+    pub(crate) fn signal(&self, peer: usize, signal: usize) {
+        let _turn = self.logging.lock();
+        let log = self.segment.puts(self.rank, peer);
+        // Without a put there is nothing to wait for.
+        if log.last() > 0 {
+            let sent = self.segment.signals(self.rank, peer, signal);
+            log.add(signal, Action::Signal(sent.load(Ordering::SeqCst) + 1));
+        }
+        self.segment.signal(self.rank, peer, signal);
+    }
+
+    /// Returns the number of the last entry in the log of each rank's puts to this rank.
+    pub(super) fn logged(&self) -> Vec<u64> {
+        let log = |source| self.segment.puts(source, self.rank).last();
+        (0..self.ranks()).map(log).collect()
+    }
+
+    /// Returns the puts for which this rank has not waited, and which are into `used` and `part` and later than the entries
+    /// `before` in the logs; with their sources, each of them once. A context has so many `signals`.
+    ///
+    /// The operations of a source in one context arrive in their order, so a signal counts for all earlier puts of its context.
+    pub(super) fn new_races(
+        &self,
+        used: &Span,
+        part: &Span,
+        before: &[u64],
+        signals: usize,
+    ) -> Vec<(usize, Span)> {
         let mut races = Vec::new();
-        for source in 0..self.ranks() {
-            let puts = self.segment.puts(source, self.rank).all();
-            for put in puts.filter(|put| put.span.overlaps(used) && put.span.overlaps(part)) {
-                let taken = self.taken.lock().get(&(source, put.signal)).copied();
-                if taken.unwrap_or(0) < put.count && self.raced.lock().insert((source, put.number))
-                {
-                    races.push((source, put));
+        for (source, before) in before.iter().enumerate() {
+            let log = self.segment.puts(source, self.rank);
+            let entries = log.entries();
+            for put in entries.iter().filter(|put| put.number > *before) {
+                let Action::Put(span) = put.action else {
+                    continue;
+                };
+                if !span.overlaps(used) || !span.overlaps(part) {
+                    continue;
+                }
+                let is_later = |other: &&Entry| {
+                    other.number > put.number && other.signal / signals == put.signal / signals
+                };
+                let was_taken = |other: &Entry| match other.action {
+                    Action::Put(_) => false,
+                    Action::Signal(count) => self.has_taken(source, other.signal) >= count,
+                };
+                if entries.iter().filter(is_later).any(was_taken) {
+                    continue;
+                }
+                let mut raced = self.raced.lock();
+                raced.retain(|&(of, number)| of != source || number + KEPT > log.last());
+                if raced.insert((source, put.number)) {
+                    races.push((source, span));
                 }
             }
         }
         races
+    }
+
+    fn has_taken(&self, source: usize, signal: usize) -> u64 {
+        let taken = self.taken.lock();
+        taken.get(&(source, signal)).copied().unwrap_or(0)
+    }
+
+    /// Notes that an abort has ended a launch, which may have been a wait for signals.
+    pub(crate) fn note_cut_short(&self) {
+        self.cut_short.store(true, Ordering::Release);
+    }
+
+    /// Whether an abort, a revoke or a shrink has ended a launch.
+    pub(super) fn was_cut_short(&self) -> bool {
+        self.cut_short.load(Ordering::Acquire)
     }
 
     /// Waits, on the host, until all ranks have reached this barrier. Returns false when aborted.

@@ -13,7 +13,7 @@ use super::clique::Clique;
 use super::connections::Connections;
 use super::family::Family;
 use super::session::Session;
-use super::window::Window;
+use super::window::Listed;
 use crate::code::{self, Code, INVALID_ARGUMENT, Result};
 use crate::faults::Subject;
 use crate::nccl::abort::AbortFlag;
@@ -70,7 +70,7 @@ pub(crate) struct Communicator {
     registrations: Mutex<Vec<(usize, usize, usize)>>,
     /// The operators that the user created.
     operators: Mutex<UserOperators>,
-    pub(super) windows: Mutex<Vec<Arc<Window>>>,
+    pub(super) windows: Mutex<Vec<Listed>>,
     /// Whether all ranks have reached their first one-sided operation.
     pub(super) one_sided: AtomicBool,
     /// The number of operations so far, for the log.

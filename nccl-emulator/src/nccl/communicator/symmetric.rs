@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use super::state::Communicator;
 use super::window::WindowRequest;
-use super::windows::register_window;
+use super::windows::{register_window, watch_windows};
 use crate::code::{INTERNAL, INVALID_USAGE, Result, UNHANDLED_CUDA};
 use crate::nccl::debug::{self, warn};
 use cuda_emulator::driver::context;
@@ -50,6 +50,7 @@ pub(crate) fn run_symmetric(communicator: &Arc<Communicator>, tasks: &[Symmetric
 /// signals. Does so once, however often the group has asked for it.
 fn prepare_one_sided(communicator: &Communicator) -> Result {
     if !communicator.is_one_sided() {
+        watch_windows(communicator)?;
         barrier(communicator)?;
         communicator.one_sided.store(true, Ordering::Release);
     }

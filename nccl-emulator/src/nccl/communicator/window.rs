@@ -1,6 +1,7 @@
 //! A window, its request, and the memory that can be registered: see [`super::windows`].
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use cuda_emulator::memory::ipc::OpenPart;
 use cuda_emulator::memory::{Span, Watch};
@@ -39,10 +40,15 @@ pub(crate) struct Window {
     pub(super) flags: i32,
     /// Every rank's part, in its own pool.
     pub(crate) parts: Vec<Span>,
-    /// Watches the use of this rank's part.
-    pub(super) _watch: Watch,
     /// The parts of peers that this rank's device can access, by rank; opened when first asked for.
     pub(super) reached: Mutex<BTreeMap<usize, OpenPart>>,
+}
+
+/// A window in the list of its communicator.
+pub(super) struct Listed {
+    pub(super) window: Arc<Window>,
+    /// Watches the use of this rank's part, once the ranks may put.
+    pub(super) watch: Option<Watch>,
 }
 
 /// The caller's place for a handle, written when the window is registered.

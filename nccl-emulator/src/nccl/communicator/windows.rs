@@ -14,7 +14,7 @@ use nccl_sys::{NCCL_WIN_COLL_SYMMETRIC, NCCL_WIN_REQUIRED_ALIGNMENT, ncclWindow_
 use super::nodes::nodes;
 use super::session::Session;
 use super::state::Communicator;
-use super::window::{KIND, WINDOWS, Window, WindowRequest, allocated};
+use super::window::{KIND, Listed, WINDOWS, Window, WindowRequest, allocated};
 use crate::code::{INTERNAL, INVALID_ARGUMENT, Result, SYSTEM, UNHANDLED_CUDA};
 use crate::nccl::debug::{info, subsystem, warn};
 use crate::nccl::environment;
@@ -35,18 +35,19 @@ impl Communicator {
         one_node && enough && !off("NCCL_WIN_ENABLE") && !off("NCCL_CUMEM_ENABLE")
     }
 
-    fn windows(&self) -> MutexGuard<'_, Vec<Arc<Window>>> {
+    fn windows(&self) -> MutexGuard<'_, Vec<Listed>> {
         self.windows.lock()
     }
 
     /// Returns the symmetric window that an address of this rank lies in, and the offset in it.
     pub(crate) fn window_at(&self, address: u64) -> Option<(Arc<Window>, u64)> {
-        let windows = self.windows();
+        let listed = self.windows();
+        let mut windows = listed.iter().map(|listed| &listed.window);
         let inside = |window: &&Arc<Window>| {
             window.flags & NCCL_WIN_COLL_SYMMETRIC != 0
                 && address.wrapping_sub(window.address) < window.size
         };
-        let window = windows.iter().find(inside)?;
+        let window = windows.find(inside)?;
         Some((Arc::clone(window), address - window.address))
     }
 
@@ -88,7 +89,7 @@ pub(crate) fn deregister_window(communicator: &Communicator, handle: ncclWindow_
     WINDOWS.remove(handle.cast::<c_void>());
     communicator
         .windows()
-        .retain(|other| !Arc::ptr_eq(other, &window));
+        .retain(|other| !Arc::ptr_eq(&other.window, &window));
     Ok(())
 }
 
@@ -96,6 +97,9 @@ pub(crate) fn deregister_window(communicator: &Communicator, handle: ncclWindow_
 pub(super) fn register_window(communicator: &Communicator, request: &WindowRequest) -> Result {
     let session = communicator.session().ok_or(INTERNAL)?;
     let part = part(communicator, request)?;
+    // Before any rank can put into it.
+    let is_one_sided = communicator.is_one_sided();
+    let watch = is_one_sided.then(|| watch(communicator, session, (request.address, part)));
     let number = session.next_window();
     session.segment.say_window(session.rank, number, &part);
     let bell = &session.own().bell;
@@ -113,21 +117,19 @@ pub(super) fn register_window(communicator: &Communicator, request: &WindowReque
             bell.wait(seen, Duration::from_millis(100));
         });
     }
-    let watch = watch(communicator, session, part);
     let window = Arc::new(Window {
         communicator: communicator.handle(),
         address: request.address,
         size: request.size,
         flags: request.flags,
         parts,
-        _watch: watch,
         reached: Mutex::default(),
     });
     let Some(handle) = WINDOWS.insert(Arc::clone(&window)) else {
         warn!("nccl-emulator: too many windows");
         return Err(SYSTEM);
     };
-    communicator.windows().push(window);
+    communicator.windows().push(Listed { window, watch });
     info!(
         subsystem::INIT,
         "Inserted window {handle:p} into address map"
@@ -137,26 +139,44 @@ pub(super) fn register_window(communicator: &Communicator, request: &WindowReque
     Ok(())
 }
 
-/// Reports each use of this rank's part that may see half of what another rank has put there.
-fn watch(communicator: &Communicator, session: &Arc<Session>, part: Span) -> Watch {
+/// Watches the windows from now on, before any rank can put.
+pub(super) fn watch_windows(communicator: &Communicator) -> Result {
+    let session = communicator.session().ok_or(INTERNAL)?;
+    for listed in communicator.windows().iter_mut() {
+        let part = (listed.window.address, listed.window.parts[session.rank]);
+        listed.watch = Some(watch(communicator, session, part));
+    }
+    Ok(())
+}
+
+/// Records the uses of this rank's part that may see half of a put.
+fn watch(
+    communicator: &Communicator,
+    session: &Arc<Session>,
+    (address, part): (u64, Span),
+) -> Watch {
     let (name, device) = (communicator.to_string(), communicator.device);
-    let (weak, abort) = (Arc::downgrade(session), communicator.abort.clone());
+    let (signals, before) = (communicator.config.signals, session.logged());
+    let weak = Arc::downgrade(session);
     session.pool(session.rank).watch(part, move |used| {
         // What an abort leaves in a window has no order.
-        let Some(session) = weak.upgrade().filter(|_| !abort.is_raised()) else {
+        let Some(session) = weak.upgrade().filter(|session| !session.was_cut_short()) else {
             return;
         };
-        for (source, put) in session.new_races(used, &part) {
-            let spans = [used, &put.span, &part];
+        for (source, put) in session.new_races(used, &part, &before, signals) {
+            let spans = [used, &put, &part];
             let from = spans.iter().map(|span| span.offset).max();
             let to = spans.iter().map(|span| span.offset + span.len).min();
             let inside = |at: Option<u64>| at.map_or(0, |at| at - part.offset);
-            let (from, to) = (inside(from), inside(to));
             let text = format!(
-                "{name}: bytes {from} to {to} of a window were used before the signal of rank {source}'s put into them was \
-                 waited for: what is read is old, new or a mixture, and what is written may be lost"
+                "{name}: bytes {} to {} of the window at {address:#x} were used before the signal of rank {source}'s put into them \
+                 was waited for: what is read is old, new or a mixture, and what is written may be lost",
+                inside(from),
+                inside(to)
             );
-            violations::record(Violation::new(ViolationKind::Race, Some(device), text));
+            let violation = Violation::new(ViolationKind::Race, Some(device), text);
+            let allocation = session.pool(session.rank).allocation(&part);
+            violations::record(violation.about(allocation));
         }
     })
 }

@@ -259,6 +259,7 @@ impl Work for Launch {
     fn step(&mut self, budget: usize) -> Step {
         let seen = self.session.own().bell.value();
         if self.communicator.abort.is_raised() {
+            self.session.note_cut_short();
             return Step::Done;
         }
         if self.stuck {

@@ -54,10 +54,7 @@ impl OneSided {
                 }
             }
             OneSidedTask::Signal { peer, signal } => {
-                scope
-                    .session
-                    .segment
-                    .signal(scope.session.rank, *peer, *signal);
+                scope.session.signal(*peer, *signal);
                 true
             }
             OneSidedTask::Wait(wanted) => {
@@ -104,8 +101,9 @@ impl OneSided {
                     ..*part
                 };
                 let read = scope.resolve(from, bytes)?;
+                view(target, &write)?;
                 // Before the first byte is written.
-                session.note_put(peer, signal, write);
+                session.begin_put(peer, signal, write);
                 (read, write, 0)
             }
         };
