@@ -356,3 +356,27 @@ fn parse_address(address: &str) -> Result<Address> {
         Error::rendezvous(format!("{address:?} is not understood: {forms}"))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::Timing;
+
+    #[test]
+    fn a_majority_timeout_of_less_than_6_s_counts_as_6_s() {
+        let seconds = Duration::from_secs;
+        for (set, counts) in [
+            (Duration::ZERO, seconds(6)),
+            (Duration::from_millis(5999), seconds(6)),
+            (seconds(7), seconds(7)),
+            (Duration::MAX, seconds(1 << 30)),
+        ] {
+            let mut rendezvous = Rendezvous::unix("/tmp/socket", 0, 1).unwrap();
+            rendezvous.majority_timeout = set;
+            assert_eq!(rendezvous.bounded_majority_timeout(), counts, "{set:?}");
+        }
+        let shortest = seconds(6).as_nanos() as u64;
+        let timing = Timing::default();
+        assert!(shortest >= 2 * timing.confirm && shortest > timing.elect + timing.hold);
+    }
+}

@@ -257,3 +257,38 @@ pub(super) fn no_majority(core: &Core, reached: &BTreeSet<MemberId>) -> Exclusio
         unreached,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::coordinator::tests::{core, id};
+    use super::*;
+
+    #[test]
+    fn a_vote_of_an_earlier_candidacy_does_not_count_and_a_second_vote_counts_once() {
+        let mut core = core(1, 5);
+        let mut candidate = Candidate::start(&mut core, false, false);
+        let earlier = candidate.term();
+        let report = || self::core(2, 5).report();
+        candidate.vote(&mut core, id(2), earlier, report());
+        let (round, coordinator) = (earlier.round + 3, id(4));
+        assert!(!candidate.overtaken(&mut core, Term { round, coordinator }));
+        let term = candidate.term();
+        assert!(term > earlier);
+        let is_elected = |candidate: &mut Candidate, core: &mut Core| {
+            let first = candidate.advance(core);
+            core.now = core.now.after(core.timing.grace);
+            let outcome = first.or_else(|| candidate.advance(core));
+            matches!(outcome, Some(Outcome::Coordinates(_)))
+        };
+        for voter in 2..5 {
+            candidate.vote(&mut core, id(voter), earlier, report());
+        }
+        assert!(!is_elected(&mut candidate, &mut core));
+        for _ in 0..2 {
+            candidate.vote(&mut core, id(2), term, report());
+        }
+        assert!(!is_elected(&mut candidate, &mut core));
+        candidate.vote(&mut core, id(3), term, report());
+        assert!(is_elected(&mut candidate, &mut core));
+    }
+}

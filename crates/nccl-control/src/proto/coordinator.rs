@@ -485,20 +485,21 @@ impl Coordinator {
         let absent: Vec<_> = absent.map(|(id, _)| *id).collect();
         for id in absent {
             if core.links.is_ready(id) || !core.links.has_link(id) {
-                let (term, ended) = (self.term, ended.clone());
-                let (unresponsive, already_coordinates) = (false, true);
-                core.reach(
-                    id,
-                    Message::RequestVote(VoteRequest {
-                        term,
-                        ended,
-                        unresponsive,
-                        already_coordinates,
-                    }),
-                );
-                core.links.keep(id, true);
+                self.request_vote(core, id, ended.clone());
             }
         }
+    }
+
+    fn request_vote(&self, core: &mut Core, id: MemberId, ended: Vec<Ended>) {
+        let (unresponsive, already_coordinates) = (false, true);
+        let vote_request = VoteRequest {
+            term: self.term,
+            ended,
+            unresponsive,
+            already_coordinates,
+        };
+        core.reach(id, Message::RequestVote(vote_request));
+        core.links.keep(id, true);
     }
 
     // --- received messages ---
@@ -518,7 +519,15 @@ impl Coordinator {
                 if report.promised > self.term && core.log.departure_proven(from).is_none() {
                     return Some(self.coordinate_later_term(core, report.promised));
                 }
-                self.admit(core, from, &report);
+                let is_gone =
+                    core.log.departure_proven(from).is_some() || !core.membership.votes(from);
+                if report.promised < self.term && !is_gone {
+                    // The voter may have accepted the proposal of an earlier coordinator since.
+                    let ended = core.known_ends();
+                    self.request_vote(core, from, ended);
+                } else {
+                    self.admit(core, from, &report);
+                }
             }
             Message::Broadcast(broadcast) => self.enqueue_broadcast(core, broadcast),
             Message::Direct { from, to, bytes } if to == core.id() => {
@@ -1519,17 +1528,21 @@ fn departing_member(entry: &Entry) -> Option<MemberId> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::proto::{MILLI, Mistakes, Timing};
 
-    #[test]
-    fn a_member_that_answers_again_is_reported_with_the_length_of_its_silence() {
+    pub(in crate::proto) fn id(slot: u32) -> MemberId {
+        MemberId {
+            slot,
+            incarnation: 1,
+        }
+    }
+
+    /// The core of one of the members of a generation of `size` ranks.
+    pub(in crate::proto) fn core(me: u32, size: u32) -> Core {
         let process = |slot| ProcessInfo {
-            id: MemberId {
-                slot,
-                incarnation: 1,
-            },
+            id: id(slot),
             host: String::from("host"),
             pid: 1,
             start_time: 1,
@@ -1539,28 +1552,61 @@ mod tests {
             observed: false,
             tolerates_unreachable: true,
         };
-        let [me, other] = [process(0), process(1)];
-        let (proposer, suspect) = (me.id, other.id);
         let generation = Generation {
             number: 0,
-            proposer,
+            proposer: id(0),
         };
-        let membership = Membership::new(generation, vec![me.clone(), other], Vec::new());
+        let members = (0..size).map(process).collect();
+        let membership = Membership::new(generation, members, Vec::new());
         let timing = Timing::default();
-        let mut core = Core::new(me, Arc::new(membership), timing, Mistakes::default());
-        let mut coordinator = Coordinator::of_generation(&mut core);
-        while core.now < Time(2500 * MILLI) {
-            core.now = core.now.after(timing.heartbeat_interval);
-            coordinator.timeout(&mut core);
-        }
-        core.now = core.now.after(100 * MILLI);
+        Core::new(
+            process(me),
+            Arc::new(membership),
+            timing,
+            Mistakes::default(),
+        )
+    }
+
+    fn answer(coordinator: &mut Coordinator, core: &mut Core, from: u32) -> Option<Transition> {
         let reply = HeartbeatReply {
-            generation: 0,
+            generation: core.generation(),
             term: coordinator.term,
             number: coordinator.heartbeat,
             progress: false,
         };
-        coordinator.heartbeat_reply(&mut core, suspect, reply);
+        coordinator.heartbeat_reply(core, id(from), reply)
+    }
+
+    /// Returns the tick at which the coordinator changes its role, and how. At each tick, the members that `answers`
+    /// names answer.
+    fn run(
+        coordinator: &mut Coordinator,
+        core: &mut Core,
+        answers: impl Fn(u64) -> Vec<u32>,
+    ) -> (u64, Transition) {
+        for tick in 1..100 {
+            core.now = core.now.after(core.timing.heartbeat_interval);
+            let mut next = coordinator.timeout(core);
+            for from in answers(tick) {
+                next = next.or_else(|| answer(coordinator, core, from));
+            }
+            if let Some(next) = next {
+                return (tick, next);
+            }
+        }
+        panic!("the coordinator stays the coordinator");
+    }
+
+    #[test]
+    fn a_member_that_answers_again_is_reported_with_the_length_of_its_silence() {
+        let (suspect, mut core) = (id(1), core(0, 2));
+        let mut coordinator = Coordinator::of_generation(&mut core);
+        while core.now < Time(2500 * MILLI) {
+            core.now = core.now.after(core.timing.heartbeat_interval);
+            coordinator.timeout(&mut core);
+        }
+        core.now = core.now.after(100 * MILLI);
+        answer(&mut coordinator, &mut core, 1);
         let changes = core
             .events
             .iter()
@@ -1570,5 +1616,115 @@ mod tests {
             Event::Heard(suspect, 2600 * MILLI),
         ];
         assert!(changes.eq(&expected), "{:?}", core.events);
+    }
+
+    #[test]
+    fn an_adopted_proposal_waits_for_the_leases_of_those_that_it_leaves_out() {
+        for last_answer in [0, 5] {
+            let mut core = core(1, 4);
+            let [proposer, follower, left_out] = [0, 2, 3].map(id);
+            core.learn_end(&Ended {
+                member: proposer,
+                proof: Proof::Kernel,
+                reduces_electorate: true,
+            });
+            let number = core.generation() + 1;
+            let generation = Generation { number, proposer };
+            let members = core.membership.members[1..3].to_vec();
+            let proposal = Arc::new(Membership::new(generation, members, Vec::new()));
+            let mut voter = self::core(2, 4);
+            let first_term = voter.term;
+            assert!(voter.accept(first_term, &proposal));
+            let reports = [
+                (follower, voter.report()),
+                (left_out, self::core(3, 4).report()),
+            ];
+            let (round, coordinator) = (1, core.id());
+            let term = Term { round, coordinator };
+            core.term = term;
+            let since = core.now;
+            let mut coordinator = Coordinator::elected(&mut core, since, reports.into());
+            assert!(coordinator.advance(&mut core).is_none());
+            let accepted = Message::Accepted { term, generation };
+            assert!(coordinator.message(&mut core, follower, accepted).is_none());
+            let (tick, next) = run(&mut coordinator, &mut core, |tick| match tick {
+                tick if tick <= last_answer => vec![3, 2],
+                _ => vec![2],
+            });
+            let unanswered = tick - last_answer;
+            assert_eq!(unanswered, core.timing.max_unanswered_heartbeats + 1);
+            assert!(unanswered * core.timing.heartbeat_interval > core.timing.lease);
+            let Transition::Enter(membership, _) = next else {
+                panic!("{next:?}");
+            };
+            assert_eq!(membership, proposal);
+        }
+    }
+
+    #[test]
+    fn a_proposal_waits_for_a_silent_members_lease_also_if_the_majority_timeout_is_shorter() {
+        let mut core = core(0, 3);
+        core.timing.majority_timeout = 6000 * MILLI;
+        let mut coordinator = Coordinator::of_generation(&mut core);
+        let request = core.request_reconfigure(1000 * MILLI, false);
+        for from in [1, 2] {
+            let request = Message::Reconfigure(request);
+            assert!(coordinator.message(&mut core, id(from), request).is_none());
+        }
+        let proposal = coordinator.proposal.as_ref().unwrap();
+        let (term, generation) = (coordinator.term, proposal.membership.generation);
+        let accepted = Message::Accepted { term, generation };
+        assert!(coordinator.message(&mut core, id(1), accepted).is_none());
+        let (tick, next) = run(&mut coordinator, &mut core, |_| vec![1]);
+        assert!(matches!(next, Transition::Enter(..)), "{next:?}");
+        assert!(tick * core.timing.heartbeat_interval > core.timing.majority_timeout);
+    }
+
+    #[test]
+    fn a_coordinator_gives_up_without_a_majority_after_6_s_however_short_the_majority_timeout() {
+        let mut core = core(0, 3);
+        core.timing.majority_timeout = 6000 * MILLI;
+        let mut coordinator = Coordinator::of_generation(&mut core);
+        for lost in [1, 2] {
+            assert!(coordinator.handle_link_lost(&mut core, id(lost)).is_none());
+        }
+        let (tick, next) = run(&mut coordinator, &mut core, |_| Vec::new());
+        assert!(
+            matches!(next, Transition::Exclude(Exclusion::NoMajority { .. })),
+            "{next:?}"
+        );
+        assert_eq!(
+            tick * core.timing.heartbeat_interval,
+            2 * core.timing.confirm
+        );
+    }
+
+    #[test]
+    fn a_vote_from_before_this_term_does_not_hide_a_proposal_that_its_voter_has_accepted_since() {
+        let [mut core, mut voter] = [core(1, 5), core(2, 5)];
+        let old = voter.report();
+        let (first_term, number) = (voter.term, voter.generation() + 1);
+        let proposer = id(0);
+        let generation = Generation { number, proposer };
+        let members = core.membership.members.clone();
+        let proposal = Arc::new(Membership::new(generation, members, Vec::new()));
+        let (round, coordinator) = (1, core.id());
+        core.term = Term { round, coordinator };
+        let reports = [3, 4].map(|slot| (id(slot), self::core(slot, 5).report()));
+        let since = core.now;
+        let mut coordinator = Coordinator::elected(&mut core, since, reports.into());
+        let vote = |term, report| Message::Vote {
+            term,
+            report: Box::new(report),
+        };
+        coordinator.message(&mut core, voter.id(), vote(first_term, old));
+        assert!(!coordinator.followers[&voter.id()].admitted);
+        assert!(voter.accept(first_term, &proposal));
+        voter.term = core.term;
+        let asked = vote(voter.term, voter.report());
+        coordinator.message(&mut core, voter.id(), asked);
+        assert!(coordinator.followers[&voter.id()].admitted);
+        let adopted = coordinator.proposal.unwrap();
+        assert_eq!(adopted.membership, proposal);
     }
 }

@@ -9,7 +9,7 @@ use crate::coordinator_message::{Answer, Push};
 use crate::departure::{Departure, Failure, LossKind, Reason};
 use crate::operation::OperationKind;
 use crate::phase::Phase;
-use crate::request::{ExpectedValue, Request};
+use crate::request::{ExpectedValue, NO_ANSWER, Request};
 use crate::round::{END_TOPIC, Missing, RequestError, Round};
 use crate::straggler::{EntryReport, QueriedOperation, StragglerQueryRequest, StragglerReport};
 
@@ -557,6 +557,28 @@ fn a_channel_holds_a_sender_back_and_lets_it_go_on_in_order() {
     assert_eq!(*last, error_answer(&[(0, 103)], gone(2)));
     let refused = world.ask(1, 104, send(Some(0), 60, 104));
     assert_eq!(refused, [error_answer(&[(1, 104)], gone(2))]);
+}
+
+#[test]
+fn a_rank_that_reports_again_after_a_lost_link_is_told_again_that_the_channels_are_closed() {
+    let mut world = World::new(3);
+    let report = || Request::Outcomes(Vec::new());
+    assert_eq!(world.ask(0, NO_ANSWER, report()), []);
+    let closed = |to| Output::Push {
+        to,
+        push: Push::ChannelsClosed {
+            rank: 2,
+            departure: Departure::Left,
+        },
+    };
+    let left = world.leave(2, Departure::Left, false);
+    assert_eq!(left, [closed(Recipients::All)]);
+    // A later departure is not the cause.
+    assert_eq!(world.leave(1, failed(), false), []);
+    for _ in 0..2 {
+        let told = world.ask(0, NO_ANSWER, report());
+        assert_eq!(told, [closed(Recipients::Rank(0))]);
+    }
 }
 
 fn late(outputs: &[Output]) -> &StragglerReport {

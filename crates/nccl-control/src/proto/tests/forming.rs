@@ -633,6 +633,128 @@ fn a_reply_comes_after_the_entries_that_it_rests_on() {
     assert!(begins.is_some() && begins < replied, "{heard:?}");
 }
 
+/// Returns three members of which the first coordinates no more, because it has promised its vote to the second. The
+/// second has asked for that vote for `asks` nanoseconds, and does not receive it yet.
+fn promised(asks: u64) -> Net {
+    let mut net = Net::formed(3);
+    (net.silent, net.delayed) = (BTreeSet::from([0]), Some(0));
+    let (topic, bytes) = (String::from("topic"), vec![1]);
+    net.command(1, Command::Broadcast { topic, bytes });
+    while net.members[1].0.has_coordinator() {
+        net.wait(100 * MILLI);
+    }
+    net.wait(asks);
+    net.silent.clear();
+    net.delayed = Some(1);
+    for frame in std::mem::take(&mut net.late_frames) {
+        net.give(0, frame);
+    }
+    let first = &net.members[0].0;
+    assert!(!first.is_coordinator() && first.coordinator() == id(1, 5));
+    assert!(!net.members[1].0.is_coordinator());
+    net.take_events(2);
+    net
+}
+
+/// The first member of [`promised`] gives two replies to the third.
+fn replies_without_a_coordinator() -> Net {
+    let mut net = promised(100 * MILLI);
+    for word in [b"one", b"two"] {
+        give_reply(&mut net, word);
+    }
+    net
+}
+
+fn give_reply(net: &mut Net, word: &[u8]) {
+    let (to, bytes) = (id(2, 5), Arc::from(word));
+    net.command(0, Command::Reply { to, bytes });
+}
+
+fn replies(events: &[Event]) -> Vec<&[u8]> {
+    let replies = events.iter().filter_map(|event| match event {
+        Event::Reply(bytes) => Some(&**bytes),
+        _ => None,
+    });
+    replies.collect()
+}
+
+#[test]
+fn replies_that_a_member_gives_while_it_waits_come_once_and_in_order_when_it_coordinates_again() {
+    let mut net = replies_without_a_coordinator();
+    net.kill(1);
+    // Member 2 votes twice, and is admitted twice.
+    net.delayed = Some(0);
+    net.give(0, Input::Ended(id(1, 5), Proof::Kernel));
+    net.wait(700 * MILLI);
+    net.delayed = None;
+    for frame in std::mem::take(&mut net.late_frames) {
+        net.give(0, frame);
+    }
+    assert!(net.members[0].0.is_coordinator());
+    give_reply(&mut net, b"three");
+    net.wait(1000 * MILLI);
+    let heard = net.take_events(2);
+    assert_eq!(replies(&heard), [&b"one"[..], b"two", b"three"]);
+    let begins = Event::Coordinator(id(0, 1));
+    let begins = heard.iter().position(|event| *event == begins);
+    let replied = heard
+        .iter()
+        .position(|event| matches!(event, Event::Reply(_)));
+    assert!(begins.is_some() && begins < replied, "{heard:?}");
+}
+
+#[test]
+fn replies_that_a_member_gives_while_it_waits_are_dropped_when_another_one_coordinates() {
+    for follows in [true, false] {
+        let mut net = replies_without_a_coordinator();
+        net.delayed = None;
+        net.silent.extend((!follows).then_some(0));
+        for frame in std::mem::take(&mut net.late_frames) {
+            net.give(1, frame);
+        }
+        assert!(net.members[1].0.is_coordinator() && net.members[2].0.has_coordinator());
+        assert_eq!(net.members[0].0.has_coordinator(), follows);
+        net.silent.clear();
+        net.kill(1);
+        for member in [0, 2] {
+            net.give(member, Input::Ended(id(1, 5), Proof::Kernel));
+        }
+        net.wait(3000 * MILLI);
+        assert!(net.members[0].0.is_coordinator());
+        give_reply(&mut net, b"three");
+        net.wait(3000 * MILLI);
+        assert_eq!(replies(&net.take_events(2)), [b"three"], "{follows}");
+    }
+}
+
+#[test]
+fn a_second_vote_does_not_exclude_a_member_that_has_received_more_entries_since_than_are_kept() {
+    let mut net = promised(700 * MILLI);
+    net.delayed = None;
+    let mut votes = 0;
+    for frame in std::mem::take(&mut net.late_frames) {
+        if let Input::Frame(_, Frame::Data { message, .. }) = &frame
+            && matches!(message, Message::Vote { .. })
+        {
+            votes += 1;
+            if votes == 2 {
+                assert!(net.members[1].0.is_coordinator() && net.members[0].0.has_coordinator());
+                for _ in 0..200 {
+                    let (topic, bytes) = (String::from("topic"), vec![1]);
+                    net.command(1, Command::Broadcast { topic, bytes });
+                }
+                assert!(net.members[0].0.log_end() > 200);
+            }
+        }
+        net.give(1, frame);
+    }
+    assert_eq!(votes, 2);
+    net.wait(1000 * MILLI);
+    let first = &net.members[0].0;
+    assert!(first.is_in() && first.has_coordinator());
+    assert_eq!(first.coordinator(), id(1, 5));
+}
+
 /// Returns the command by which a member requests the next generation.
 fn reconfigure() -> Command {
     Command::Reconfigure {

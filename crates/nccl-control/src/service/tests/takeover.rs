@@ -1,7 +1,6 @@
 //! A coordinator that takes over, and the outcomes that ranks have from the previous one.
 
 use super::*;
-use crate::request::NO_ANSWER;
 
 /// Creates a coordinator of three ranks that takes over.
 fn successor() -> World {
