@@ -11,8 +11,8 @@ use std::time::Duration;
 use cudarc::driver::result;
 use nccl_emulator::ViolationKind;
 use nccl_sys::{
-    NCCL_CONFIG_INITIALIZER, NCCL_WIN_COLL_SYMMETRIC, ncclDataType_t as Kind, ncclWaitSignalDesc_t,
-    ncclWindow_t,
+    NCCL_CONFIG_INITIALIZER, NCCL_SHRINK_ABORT, NCCL_WIN_COLL_SYMMETRIC, ncclDataType_t as Kind,
+    ncclWaitSignalDesc_t, ncclWindow_t,
 };
 use ranks::{Rank, alone, last_error, nccl, processes, processes_ending, threads, unique_id};
 
@@ -491,6 +491,77 @@ fn what_a_revoke_leaves_in_a_window_is_no_race() {
         rank.sync();
         target.read();
         assert!(races().is_empty());
+        meet();
+    });
+}
+
+#[test]
+fn after_a_revoke_or_an_abort_nobody_can_wait_so_that_nothing_is_a_race() {
+    let name = "after_a_revoke_or_an_abort_nobody_can_wait_so_that_nothing_is_a_race";
+    alone(name, &[], || {
+        let both = Barrier::new(2);
+        let id = (unique_id(), unique_id());
+        let body = |number: i32| {
+            for revokes in [true, false] {
+                let rank = Rank::join(if revokes { id.0 } else { id.1 }, 2, number);
+                let (source, target) = (Shown::new(&rank, 4096), Shown::new(&rank, 4096));
+                connect(&rank);
+                if number == 0 {
+                    put_with(&rank, &source, &target, (0, 8), (0, 0));
+                    rank.sync();
+                }
+                both.wait();
+                if revokes {
+                    assert_eq!(nccl!(ncclCommRevoke(rank.comm, 0)), 0, "{}", last_error());
+                } else if number == 1 {
+                    // The other rank of this process still has the communicator.
+                    assert_eq!(rank.abort(), 0);
+                }
+                target.read();
+                assert!(races().is_empty());
+                both.wait();
+                if revokes || number == 0 {
+                    assert_eq!(rank.abort(), 0);
+                }
+                both.wait();
+            }
+        };
+        thread::scope(|scope| {
+            let body = &body;
+            (0..2).for_each(|number| drop(scope.spawn(move || body(number))));
+        });
+    });
+}
+
+#[test]
+fn what_a_shrink_that_aborts_leaves_in_a_window_is_no_race() {
+    let name = "what_a_shrink_that_aborts_leaves_in_a_window_is_no_race";
+    pair(name, |rank, source, target, meet| {
+        if rank.rank == 0 {
+            put_with(rank, source, target, (0, 8), (0, 0));
+            rank.sync();
+        }
+        meet();
+        if rank.rank == 1 {
+            // The second signal never comes.
+            assert_eq!(wait(rank, &mut [from(0, 2)]), 0);
+            let (mut gone, mut child) = ([0], null_mut());
+            let flags = NCCL_SHRINK_ABORT;
+            let config = null_mut();
+            let code = nccl!(ncclCommShrink(
+                rank.comm,
+                gone.as_mut_ptr(),
+                1,
+                &mut child,
+                config,
+                flags
+            ));
+            assert_eq!(code, 0, "{}", last_error());
+            rank.sync();
+            target.read();
+            assert!(races().is_empty());
+            assert_eq!(nccl!(ncclCommDestroy(child)), 0);
+        }
         meet();
     });
 }

@@ -28,7 +28,7 @@ mod socket;
 pub(crate) use copy::{CHUNK, copy};
 pub(crate) use direction::Direction;
 pub(crate) use exchange::{Claim, Exchange, Posted, Spoiled};
-pub(crate) use put_log::{Action, Entry, KEPT};
+pub(crate) use put_log::{Action, KEPT};
 pub(crate) use rendezvous::{Arrival, Offer};
 pub(crate) use segment::{RankBlock, RankInfo, SIGNALS, Segment, teardown};
 pub(crate) use socket::{

@@ -64,6 +64,8 @@ impl PutLog {
         }
         cell.number.store(number, Ordering::Release);
         self.last.store(number, Ordering::Release);
+        // What the source does next comes after this for the destination as well.
+        fence(Ordering::SeqCst);
     }
 
     /// Returns the number of the last entry; 0 for none.
@@ -72,11 +74,14 @@ impl PutLog {
     }
 
     /// Returns the entries that are kept.
-    pub(crate) fn entries(&self) -> Vec<Entry> {
-        match self.last() {
-            0 => Vec::new(),
-            _ => self.cells.iter().filter_map(Cell::load).collect(),
-        }
+    pub(crate) fn entries(&self) -> impl Iterator<Item = Entry> {
+        // What the destination has read came before this.
+        fence(Ordering::SeqCst);
+        let cells = match self.last() {
+            0 => &[][..],
+            _ => &self.cells[..],
+        };
+        cells.iter().filter_map(Cell::load)
     }
 }
 
@@ -127,14 +132,14 @@ mod tests {
     #[test]
     fn the_last_entries_are_kept() {
         let log = log();
-        assert!(log.entries().is_empty());
+        assert_eq!(log.entries().count(), 0);
         for number in 1..=2 * KEPT + 3 {
             match number % 2 {
                 0 => log.add(7, Action::Signal(number)),
                 _ => log.add(3, put(number)),
             }
         }
-        let mut entries = log.entries();
+        let mut entries: Vec<Entry> = log.entries().collect();
         entries.sort_by_key(|entry| entry.number);
         let numbers: Vec<u64> = entries.iter().map(|entry| entry.number).collect();
         assert_eq!(numbers, (KEPT + 4..=2 * KEPT + 3).collect::<Vec<_>>());

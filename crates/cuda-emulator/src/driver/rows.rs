@@ -79,6 +79,15 @@ struct Rows {
     height: usize,
 }
 
+impl Rows {
+    /// Reports that work uses the rows.
+    fn used(&self) {
+        for side in [&self.to, &self.from] {
+            side.place.rows_used((self.width, side.pitch), self.height);
+        }
+    }
+}
+
 impl Recipe for Rows {
     fn job(&self, stream: &Arc<Stream>) -> Box<dyn Work> {
         self.clone().into_job(stream)
@@ -110,10 +119,11 @@ impl Copy {
             ..
         } = &self.rows;
         let (target, source) = (to.place.view()?, from.place.view()?);
+        if self.done == 0 {
+            self.rows.used();
+        }
         let part = (budget / width).max(1).min(height - self.done);
         for row in self.done..self.done + part {
-            to.place.used(row * to.pitch, *width);
-            from.place.used(row * from.pitch, *width);
             // SAFETY: both sides were just checked to reach to the end of their last row, and stay mapped while the
             // job has the places. They may overlap.
             unsafe {
@@ -128,6 +138,7 @@ impl Copy {
         if self.done < *height {
             return Ok(false);
         }
+        self.rows.used();
         to.place.still_valid()?;
         from.place.still_valid()?;
         Ok(true)

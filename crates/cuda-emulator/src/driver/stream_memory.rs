@@ -116,6 +116,7 @@ impl Target {
 
     fn store(&self) -> Result<(), Violation> {
         let at = self.place.view()?;
+        self.place.used(0, self.width.bytes() as usize);
         // SAFETY: as in `load`.
         unsafe {
             match self.width {

@@ -120,6 +120,15 @@ impl Place {
         }
     }
 
+    /// As [`Place::used`], of rows of `width` bytes that begin `pitch` apart.
+    pub fn rows_used(&self, (width, pitch): (usize, usize), rows: usize) {
+        if let Kind::Pool { mapping, span } = &self.0
+            && mapping.is_watched(span)
+        {
+            (0..rows).for_each(|row| self.used(row * pitch, width));
+        }
+    }
+
     /// Whether the host may use the bytes at their own address.
     pub fn is_host(&self) -> bool {
         match &self.0 {

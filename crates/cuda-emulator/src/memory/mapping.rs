@@ -232,6 +232,11 @@ impl Mapping {
         Watch::new(self.token, span, report)
     }
 
+    /// Whether any of these bytes are watched.
+    pub(super) fn is_watched(&self, span: &Span) -> bool {
+        watch::is_watched(self.token, span)
+    }
+
     /// Returns the allocation of a span.
     pub fn allocation(&self, span: &Span) -> Allocation {
         let now = self.entry(span.index).map(Entry::snapshot);

@@ -15,6 +15,12 @@ struct Watched {
     report: Report,
 }
 
+impl Watched {
+    fn is(&self, token: u128, span: &Span) -> bool {
+        self.token == token && self.span.overlaps(span)
+    }
+}
+
 /// The number of watched ranges, so that other memory costs a load.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static WATCHED: RwLock<Vec<Watched>> = RwLock::new(Vec::new());
@@ -56,11 +62,16 @@ pub(super) fn used(token: u128, span: &Span) {
     }
 }
 
+/// Whether bytes of `span` are watched.
+pub(super) fn is_watched(token: u128, span: &Span) -> bool {
+    COUNT.load(Ordering::Acquire) != 0
+        && WATCHED.read().iter().any(|watched| watched.is(token, span))
+}
+
 #[cold]
 fn report(token: u128, span: &Span) {
-    let is_meant = |watched: &&Watched| watched.token == token && watched.span.overlaps(span);
     let watched = WATCHED.read();
-    let reports = watched.iter().filter(is_meant);
+    let reports = watched.iter().filter(|watched| watched.is(token, span));
     let reports: Vec<Report> = reports.map(|watched| Arc::clone(&watched.report)).collect();
     // A report may use memory, too.
     drop(watched);

@@ -522,6 +522,7 @@ impl Coordinator {
                 let is_gone =
                     core.log.departure_proven(from).is_some() || !core.membership.votes(from);
                 if report.promised < self.term && !is_gone {
+                    self.learn_ends(core, &report);
                     // The voter may have accepted the proposal of an earlier coordinator since.
                     let ended = core.known_ends();
                     self.request_vote(core, from, ended);
@@ -945,13 +946,17 @@ impl Coordinator {
         }
     }
 
-    /// Lets the voter follow if the log here continues the log in its report.
-    fn admit(&mut self, core: &mut Core, from: MemberId, report: &VoteReport) {
+    fn learn_ends(&mut self, core: &mut Core, report: &VoteReport) {
         for ended in &report.ended {
             if core.learn_end(ended) {
                 self.handle_end(core, ended);
             }
         }
+    }
+
+    /// Lets the voter follow if the log here continues the log in its report.
+    fn admit(&mut self, core: &mut Core, from: MemberId, report: &VoteReport) {
+        self.learn_ends(core, report);
         let is_gone = core.log.departure_proven(from).is_some() || !core.membership.votes(from);
         let continues =
             core.log.continues(&report.log) || core.mistakes.makes(Mistake::DivergentFollows);
@@ -1702,7 +1707,7 @@ pub(super) mod tests {
     #[test]
     fn a_vote_from_before_this_term_does_not_hide_a_proposal_that_its_voter_has_accepted_since() {
         let [mut core, mut voter] = [core(1, 5), core(2, 5)];
-        let old = voter.report();
+        let (voter_id, old) = (voter.id(), voter.report());
         let (first_term, number) = (voter.term, voter.generation() + 1);
         let proposer = id(0);
         let generation = Generation { number, proposer };
@@ -1717,8 +1722,14 @@ pub(super) mod tests {
             term,
             report: Box::new(report),
         };
+        let before = core.links.pending(voter_id);
         coordinator.message(&mut core, voter.id(), vote(first_term, old));
         assert!(!coordinator.followers[&voter.id()].admitted);
+        assert_eq!(
+            core.links.pending(voter_id),
+            before + 1,
+            "it is asked again"
+        );
         assert!(voter.accept(first_term, &proposal));
         voter.term = core.term;
         let asked = vote(voter.term, voter.report());

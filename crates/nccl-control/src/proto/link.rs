@@ -229,6 +229,12 @@ impl Links {
             .is_none_or(|link| link.pending.is_empty())
     }
 
+    /// Returns the number of messages to a process that have not arrived.
+    #[cfg(test)]
+    pub(super) fn pending(&self, peer: MemberId) -> usize {
+        self.links.get(&peer).map_or(0, |link| link.pending.len())
+    }
+
     /// Whether a large message is still on its way to a peer with a ready link.
     #[must_use]
     pub(super) fn sends_large(&self) -> bool {

@@ -28,6 +28,10 @@ pub(crate) fn revoke(communicator: &Arc<Communicator>) -> Result {
         communicator.ranks,
         communicator.device
     );
+    // No wait for signals is possible from now on.
+    if let Some(session) = communicator.session() {
+        session.lose_waits();
+    }
     leave(communicator);
     // A blocking communicator keeps its error: it can be revoked, but not shrunk.
     if let Err(IN_PROGRESS) = communicator.state() {

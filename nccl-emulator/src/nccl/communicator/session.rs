@@ -9,7 +9,7 @@ use std::time::Duration;
 use cuda_emulator::sync::Mutex;
 
 use super::route::{self, Route};
-use crate::transport::{Action, Entry, KEPT, RankBlock, RankInfo, Segment};
+use crate::transport::{Action, KEPT, RankBlock, RankInfo, Segment};
 use cuda_emulator::memory::{Mapping, Span};
 
 /// See the module. Jobs keep it alive, so it outlives the communicator while they run.
@@ -37,8 +37,8 @@ pub(crate) struct Session {
     logging: Mutex<()>,
     /// The puts, by source and number, whose memory was used too early, and which were reported.
     raced: Mutex<HashSet<(usize, u64)>>,
-    /// Whether an abort has ended a launch. Stays set when the flag of the abort is lowered.
-    cut_short: AtomicBool,
+    /// See [`Session::has_lost_waits`]. Stays set when the flag of an abort is lowered.
+    has_lost_waits: AtomicBool,
     /// The routes of the data between this rank and each other rank.
     routes: OnceLock<Box<[Route]>>,
 }
@@ -78,7 +78,7 @@ impl Session {
             taken: Mutex::default(),
             logging: Mutex::default(),
             raced: Mutex::default(),
-            cut_short: AtomicBool::new(false),
+            has_lost_waits: AtomicBool::new(false),
             routes: OnceLock::new(),
         }
     }
@@ -166,26 +166,28 @@ impl Session {
         let mut races = Vec::new();
         for (source, before) in before.iter().enumerate() {
             let log = self.segment.puts(source, self.rank);
-            let entries = log.entries();
-            for put in entries.iter().filter(|put| put.number > *before) {
+            for put in log.entries().filter(|put| put.number > *before) {
                 let Action::Put(span) = put.action else {
                     continue;
                 };
                 if !span.overlaps(used) || !span.overlaps(part) {
                     continue;
                 }
-                let is_later = |other: &&Entry| {
-                    other.number > put.number && other.signal / signals == put.signal / signals
-                };
-                let was_taken = |other: &Entry| match other.action {
+                let was_taken = log.entries().any(|other| match other.action {
+                    Action::Signal(count) => {
+                        other.number > put.number
+                            && other.signal / signals == put.signal / signals
+                            && self.has_taken(source, other.signal) >= count
+                    }
                     Action::Put(_) => false,
-                    Action::Signal(count) => self.has_taken(source, other.signal) >= count,
-                };
-                if entries.iter().filter(is_later).any(was_taken) {
+                });
+                // If the put has left the log meanwhile, its signal may have as well.
+                let is_kept = |number: u64| number + KEPT > log.last();
+                if was_taken || !is_kept(put.number) {
                     continue;
                 }
                 let mut raced = self.raced.lock();
-                raced.retain(|&(of, number)| of != source || number + KEPT > log.last());
+                raced.retain(|&(of, number)| of != source || is_kept(number));
                 if raced.insert((source, put.number)) {
                     races.push((source, span));
                 }
@@ -199,14 +201,14 @@ impl Session {
         taken.get(&(source, signal)).copied().unwrap_or(0)
     }
 
-    /// Notes that an abort has ended a launch, which may have been a wait for signals.
-    pub(crate) fn note_cut_short(&self) {
-        self.cut_short.store(true, Ordering::Release);
+    /// Notes that this rank's waits for signals may be incomplete from now on.
+    pub(crate) fn lose_waits(&self) {
+        self.has_lost_waits.store(true, Ordering::Release);
     }
 
-    /// Whether an abort, a revoke or a shrink has ended a launch.
-    pub(super) fn was_cut_short(&self) -> bool {
-        self.cut_short.load(Ordering::Acquire)
+    /// Whether a wait for signals was ended by an abort, or none is possible any more.
+    pub(super) fn has_lost_waits(&self) -> bool {
+        self.has_lost_waits.load(Ordering::Acquire)
     }
 
     /// Waits, on the host, until all ranks have reached this barrier. Returns false when aborted.

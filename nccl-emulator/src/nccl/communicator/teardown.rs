@@ -47,6 +47,7 @@ pub(crate) fn finalize(communicator: &Arc<Communicator>) -> Result {
 pub(crate) fn reclaim(communicator: &Arc<Communicator>) -> Result {
     let _device = debug::on_device(communicator.device);
     communicator.retire();
+    communicator.unwatch_windows();
     let (Some(session), Some(clique)) = (communicator.session(), communicator.clique.get()) else {
         // The init failed, so no other rank knows this rank.
         complete(communicator);

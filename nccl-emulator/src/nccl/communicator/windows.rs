@@ -51,6 +51,13 @@ impl Communicator {
         Some((Arc::clone(window), address - window.address))
     }
 
+    /// Watches the communicator's windows no more: it has ended, but for other ranks of its process.
+    pub(super) fn unwatch_windows(&self) {
+        self.windows()
+            .iter_mut()
+            .for_each(|listed| listed.watch = None);
+    }
+
     /// Ends the communicator's windows.
     pub(super) fn forget_windows(&self) {
         self.windows().clear();
@@ -156,13 +163,16 @@ fn watch(
     (address, part): (u64, Span),
 ) -> Watch {
     let (name, device) = (communicator.to_string(), communicator.device);
-    let (signals, before) = (communicator.config.signals, session.logged());
-    let weak = Arc::downgrade(session);
+    let (signals, before) = (communicator.config.signals.max(1), session.logged());
+    let (weak, abort) = (Arc::downgrade(session), Arc::clone(&communicator.abort));
     session.pool(session.rank).watch(part, move |used| {
-        // What an abort leaves in a window has no order.
-        let Some(session) = weak.upgrade().filter(|session| !session.was_cut_short()) else {
+        let Some(session) = weak.upgrade() else {
             return;
         };
+        // What an abort leaves in a window has no order.
+        if abort.is_raised() || session.has_lost_waits() {
+            return;
+        }
         for (source, put) in session.new_races(used, &part, &before, signals) {
             let spans = [used, &put, &part];
             let from = spans.iter().map(|span| span.offset).max();

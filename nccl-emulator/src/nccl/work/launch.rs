@@ -259,7 +259,10 @@ impl Work for Launch {
     fn step(&mut self, budget: usize) -> Step {
         let seen = self.session.own().bell.value();
         if self.communicator.abort.is_raised() {
-            self.session.note_cut_short();
+            let one_sided = self.one_sided.current(&self.lists.one_sided);
+            if one_sided.is_some() {
+                self.session.lose_waits();
+            }
             return Step::Done;
         }
         if self.stuck {
