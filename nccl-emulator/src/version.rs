@@ -37,14 +37,19 @@ pub(crate) fn code() -> i32 {
 
 /// The first line of the log.
 pub(crate) fn banner() -> String {
+    format!("NCCL version {}", release())
+}
+
+/// Returns the emulated release with the version of CUDA that it is built for: `2.32.3+cuda13.0`.
+pub(crate) fn release() -> String {
     let Version {
         major,
         minor,
         patch,
     } = current();
     match BANNER.split_once('+') {
-        Some((_, cuda)) => format!("NCCL version {major}.{minor}.{patch}+{cuda}"),
-        None => BANNER.to_owned(),
+        Some((_, cuda)) => format!("{major}.{minor}.{patch}+{cuda}"),
+        None => format!("{major}.{minor}.{patch}"),
     }
 }
 

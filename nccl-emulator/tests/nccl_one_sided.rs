@@ -343,6 +343,19 @@ fn put_with(rank: &Rank, source: &Shown, to: &Shown, (at, bytes): (usize, usize)
     assert_eq!(code, 0, "{}", last_error());
 }
 
+/// As [`pair`]; at first, rank 0 puts `bytes` at `at`.
+fn after_a_put(name: &str, range: (usize, usize), body: impl Fn(&Rank, &Shown, &dyn Fn()) + Sync) {
+    pair(name, |rank, source, target, meet| {
+        if rank.rank == 0 {
+            put_with(rank, source, target, range, (0, 0));
+            rank.sync();
+        }
+        meet();
+        body(rank, target, meet);
+        meet();
+    });
+}
+
 fn wait_for(rank: &Rank, (index, context): (i32, i32)) {
     let wanted = ncclWaitSignalDesc_t {
         sigIdx: index,
@@ -430,12 +443,7 @@ fn the_gaps_between_rows_are_not_used() {
     use cudarc::driver::sys;
 
     let name = "the_gaps_between_rows_are_not_used";
-    pair(name, |rank, source, target, meet| {
-        if rank.rank == 0 {
-            put_with(rank, source, target, (64, 8), (0, 0));
-            rank.sync();
-        }
-        meet();
+    after_a_put(name, (64, 8), |rank, target, _| {
         if rank.rank == 1 {
             // Four rows with a pitch of 64 bytes, to behind them.
             let rows = |width: usize| {
@@ -469,19 +477,13 @@ fn the_gaps_between_rows_are_not_used() {
             assert_eq!(rows(48), 0);
             assert_eq!(rows(49), 1);
         }
-        meet();
     });
 }
 
 #[test]
 fn what_a_revoke_leaves_in_a_window_is_no_race() {
     let name = "what_a_revoke_leaves_in_a_window_is_no_race";
-    pair(name, |rank, source, target, meet| {
-        if rank.rank == 0 {
-            put_with(rank, source, target, (0, 8), (0, 0));
-            rank.sync();
-        }
-        meet();
+    after_a_put(name, (0, 8), |rank, target, _| {
         if rank.rank == 1 {
             // The second signal never comes.
             let mut two = [from(0, 2)];
@@ -491,57 +493,50 @@ fn what_a_revoke_leaves_in_a_window_is_no_race() {
         rank.sync();
         target.read();
         assert!(races().is_empty());
-        meet();
     });
 }
 
 #[test]
-fn after_a_revoke_or_an_abort_nobody_can_wait_so_that_nothing_is_a_race() {
-    let name = "after_a_revoke_or_an_abort_nobody_can_wait_so_that_nothing_is_a_race";
-    alone(name, &[], || {
-        let both = Barrier::new(2);
-        let id = (unique_id(), unique_id());
-        let body = |number: i32| {
-            for revokes in [true, false] {
-                let rank = Rank::join(if revokes { id.0 } else { id.1 }, 2, number);
-                let (source, target) = (Shown::new(&rank, 4096), Shown::new(&rank, 4096));
-                connect(&rank);
-                if number == 0 {
-                    put_with(&rank, &source, &target, (0, 8), (0, 0));
-                    rank.sync();
-                }
-                both.wait();
-                if revokes {
-                    assert_eq!(nccl!(ncclCommRevoke(rank.comm, 0)), 0, "{}", last_error());
-                } else if number == 1 {
-                    // The other rank of this process still has the communicator.
-                    assert_eq!(rank.abort(), 0);
-                }
-                target.read();
-                assert!(races().is_empty());
-                both.wait();
-                if revokes || number == 0 {
-                    assert_eq!(rank.abort(), 0);
-                }
-                both.wait();
-            }
-        };
-        thread::scope(|scope| {
-            let body = &body;
-            (0..2).for_each(|number| drop(scope.spawn(move || body(number))));
-        });
+fn after_a_revoke_nobody_can_wait_so_that_nothing_is_a_race() {
+    let name = "after_a_revoke_nobody_can_wait_so_that_nothing_is_a_race";
+    after_a_put(name, (0, 8), |rank, target, _| {
+        assert_eq!(nccl!(ncclCommRevoke(rank.comm, 0)), 0, "{}", last_error());
+        target.read();
+        assert!(races().is_empty());
     });
+}
+
+/// Rank 1 ends its part of the communicator, while the other rank of the process still has it.
+fn ends_first(name: &str, end: fn(&Rank) -> u32) {
+    after_a_put(name, (0, 8), |rank, target, meet| {
+        if rank.rank == 1 {
+            assert_eq!(end(rank), 0);
+            target.read();
+            assert!(races().is_empty());
+        }
+        meet();
+        if rank.rank == 0 {
+            assert_eq!(end(rank), 0);
+        }
+    });
+}
+
+#[test]
+fn after_an_abort_nobody_can_wait_so_that_nothing_is_a_race() {
+    let name = "after_an_abort_nobody_can_wait_so_that_nothing_is_a_race";
+    ends_first(name, Rank::abort);
+}
+
+#[test]
+fn after_a_destroy_nobody_can_wait_so_that_nothing_is_a_race() {
+    let name = "after_a_destroy_nobody_can_wait_so_that_nothing_is_a_race";
+    ends_first(name, |rank| nccl!(ncclCommDestroy(rank.comm)));
 }
 
 #[test]
 fn what_a_shrink_that_aborts_leaves_in_a_window_is_no_race() {
     let name = "what_a_shrink_that_aborts_leaves_in_a_window_is_no_race";
-    pair(name, |rank, source, target, meet| {
-        if rank.rank == 0 {
-            put_with(rank, source, target, (0, 8), (0, 0));
-            rank.sync();
-        }
-        meet();
+    after_a_put(name, (0, 8), |rank, target, _| {
         if rank.rank == 1 {
             // The second signal never comes.
             assert_eq!(wait(rank, &mut [from(0, 2)]), 0);
@@ -562,7 +557,6 @@ fn what_a_shrink_that_aborts_leaves_in_a_window_is_no_race() {
             assert!(races().is_empty());
             assert_eq!(nccl!(ncclCommDestroy(child)), 0);
         }
-        meet();
     });
 }
 
@@ -570,40 +564,22 @@ fn what_a_shrink_that_aborts_leaves_in_a_window_is_no_race() {
 #[test]
 fn what_follows_a_wait_that_an_abort_ends_is_no_race() {
     let name = "what_follows_a_wait_that_an_abort_ends_is_no_race";
-    alone(name, &[], || {
-        let both = Barrier::new(2);
-        let id = unique_id();
-        let body = |number: i32| {
-            let rank = &Rank::join(id, 2, number);
-            let source = Shown::new(rank, 4096);
-            let target = Shown::new(rank, 4096);
-            connect(rank);
-            if rank.rank == 0 {
-                assert_eq!(put(rank, source.address, 50, 1, &target, 0), 0);
-                rank.sync();
-            }
-            both.wait();
-            if rank.rank == 1 {
-                // The second signal never comes.
-                assert_eq!(wait(rank, &mut [from(0, 2)]), 0);
-                let at = target.address.addr() as u64;
-                // SAFETY: both are inside of the window.
-                unsafe { result::memcpy_dtod_async(at + 2048, at, 50, rank.stream.cu_stream()) }
-                    .unwrap();
-                thread::scope(|scope| {
-                    scope.spawn(|| {
-                        thread::sleep(Duration::from_millis(50));
-                        assert_eq!(rank.abort(), 0);
-                    });
-                    rank.sync();
-                });
-            } else {
-                assert_eq!(rank.abort(), 0);
-            }
-        };
+    after_a_put(name, (0, 50), |rank, target, _| {
+        if rank.rank == 0 {
+            assert_eq!(rank.abort(), 0);
+            return;
+        }
+        // The second signal never comes.
+        assert_eq!(wait(rank, &mut [from(0, 2)]), 0);
+        let at = target.address.addr() as u64;
+        // SAFETY: both are inside of the window.
+        unsafe { result::memcpy_dtod_async(at + 2048, at, 50, rank.stream.cu_stream()) }.unwrap();
         thread::scope(|scope| {
-            let body = &body;
-            (0..2).for_each(|number| drop(scope.spawn(move || body(number))));
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(50));
+                assert_eq!(rank.abort(), 0);
+            });
+            rank.sync();
         });
         assert!(races().is_empty());
     });

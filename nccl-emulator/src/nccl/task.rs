@@ -156,6 +156,8 @@ pub(crate) enum OneSidedTask {
         bytes: u64,
         window: Arc<Window>,
         offset: u64,
+        /// The signal that the next task sends.
+        signal: usize,
     },
     /// Adds one to a counter of a peer.
     Signal { peer: usize, signal: usize },

@@ -177,6 +177,7 @@ fn check(call: &OneSided, communicator: &Communicator) -> Result<Vec<OneSidedTas
                     bytes,
                     window,
                     offset: *offset as u64,
+                    signal,
                 },
                 OneSidedTask::Signal { peer, signal },
             ])

@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 
 use super::peers::Peer;
-use super::place::{CUDA, release, timestamp};
+use super::place::{CUDA, timestamp};
 use super::report::{FUNCTIONS, Gathered, RankState, Whole};
+use crate::version;
 
 /// Returns the answer.
 pub(super) fn answer(gathered: &Gathered) -> String {
@@ -20,7 +21,7 @@ pub(super) fn answer(gathered: &Gathered) -> String {
         "{{\n  \"nccl_version\": \"{}\",\n  \"cuda_runtime_version\": {CUDA},\n  \"cuda_driver_version\": {CUDA},\n  \
          \"timestamp\": \"{}\",\n  \"communicators_count\": {},\n  \"communicators\": [\n{}\n  ],\n  \"ras\": {{\n    \
          \"collection_time_sec\": {:.3},\n    \"timeouts_count\": {}\n  }}\n}}\n",
-        release(),
+        version::release(),
         timestamp(),
         communicators.len(),
         communicators.join(",\n"),

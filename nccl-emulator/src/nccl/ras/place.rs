@@ -4,7 +4,6 @@ use std::net::Ipv4Addr;
 
 use crate::nccl::unique_id::hash;
 use crate::nccl::{debug, environment};
-use crate::version;
 
 /// The version of CUDA that RAS reports.
 pub(super) const CUDA: i32 = 13000;
@@ -29,11 +28,6 @@ pub(super) fn host() -> Ipv4Addr {
         }
         None => Ipv4Addr::LOCALHOST,
     }
-}
-
-/// Returns the release, in RAS's format.
-pub(super) fn release() -> String {
-    version::banner().replace("NCCL version ", "")
 }
 
 /// Returns the time, formatted for people.

@@ -6,8 +6,9 @@ use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
 use super::peers::{Peer, Peers, ProcessId};
-use super::place::{CUDA, release};
+use super::place::CUDA;
 use super::report::{FUNCTIONS, Gathered, RankState, Whole};
+use crate::version;
 
 /// The largest group whose members are listed, and the largest share of all that is listed. Verbose output has no limit, and
 /// another share.
@@ -153,7 +154,7 @@ pub(super) fn opening(peers: &Peers) -> String {
     let mut text = format!(
         "NCCL version {} compiled with CUDA 13.0\nCUDA runtime version {CUDA}, driver version {CUDA}\n\nJob \
          summary\n===========\n\n",
-        release()
+        version::release()
     );
     let mut nodes: BTreeMap<Ipv4Addr, Vec<&Peer>> = BTreeMap::new();
     for peer in peers.all.values() {

@@ -40,13 +40,10 @@ impl OneSided {
                 bytes,
                 window,
                 offset,
+                signal,
             } => {
                 let part = &window.parts[*peer];
-                let signal = match tasks.get(self.at + 1) {
-                    Some(OneSidedTask::Signal { signal, .. }) => *signal,
-                    _ => unreachable!("a put is followed by its signal"),
-                };
-                let to = (part, *offset, signal);
+                let to = (part, *offset, *signal);
                 let put = self.put(scope, *peer, (*from, *bytes), to, budget);
                 match put {
                     Ok(done) => done,
