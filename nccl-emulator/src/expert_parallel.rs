@@ -65,6 +65,7 @@ fn route(launch: &mut Launch<'_>) -> Result<(), Violation> {
     let (topk, slots_at, tokens_at, counts_at) = (pointer(0), pointer(1), pointer(2), pointer(3));
     let number = |index| launch.argument::<u32>(index);
     let (entries, top_k, experts, capacity) = (number(4), number(5), number(6), number(7));
+    let first = number(8);
     assert_eq!(launch.grid(), [experts + 1, 1, 1]);
     assert_eq!(launch.block(), [32, 1, 1]);
     let wanted: Vec<i32> = launch.read(topk, entries as usize)?;
@@ -80,7 +81,7 @@ fn route(launch: &mut Launch<'_>) -> Result<(), Violation> {
         *count += 1;
         *slot = if expert.cast_unsigned() < experts && place < capacity {
             let slot = expert.cast_unsigned() * capacity + place;
-            tokens[slot as usize] = (entry as u32 / top_k).cast_signed();
+            tokens[slot as usize] = (first + entry as u32 / top_k).cast_signed();
             slot.cast_signed()
         } else {
             LOST

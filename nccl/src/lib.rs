@@ -260,8 +260,8 @@ pub mod moe {
     //! Mixture of experts: routing, dispatch and combine ([`ExpertParallel`]).
 
     pub use nccl_moe::{
-        Counts, ExpertLayout, ExpertParallel, ExpertParallelBuilder, ExpertPlacement,
-        ExpertTransfer, Routing, TransferPart,
+        Counts, DispatchWay, ExpertCapture, ExpertLayout, ExpertParallel, ExpertParallelBuilder,
+        ExpertPlacement, ExpertTransfer, Routing, RoutingMut, TransferPart,
     };
 }
 #[cfg(feature = "world")]

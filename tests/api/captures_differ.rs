@@ -137,6 +137,34 @@ fn difference(error: &nccl::Error, plan: u64) -> &str {
 }
 
 #[test]
+fn other_parts_on_one_rank_are_the_error_of_all_and_end_nothing() {
+    ranks_as_processes(3, |world| -> Outcome {
+        let comm = start(&world)?;
+        let y = comm.stream().alloc_zeros::<f32>(8)?;
+        let error = comm
+            .capture(y, |capture, mut y| {
+                for group in 0..3 {
+                    capture.group(|group| group.all_reduce_in_place(&mut y, ReduceOp::Sum))?;
+                    if group == usize::from(world.rank() == 1) {
+                        capture.next_part();
+                    }
+                }
+                Ok(())
+            })
+            .unwrap_err();
+        let text = difference(&error, 1);
+        assert!(text.contains("into other parts: rank 0 ("), "{text}");
+        assert!(
+            text.contains(") 1 + 2, ") && text.contains(") 2 + 1, "),
+            "{text}"
+        );
+        let all = world.all_gather("texts", text.as_bytes())?;
+        assert!(all.iter().all(|other| *other == all[0]), "{all:?}");
+        is_usable(&comm)
+    });
+}
+
+#[test]
 fn another_length_on_one_rank_is_the_error_of_all_and_ends_nothing() {
     ranks_as_processes(3, |world| -> Outcome {
         let comm = start(&world)?;

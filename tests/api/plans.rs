@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nccl::cudarc::driver::{CudaContext, CudaSlice, CudaStream, sys};
+use nccl::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtrMut, result, sys};
 use nccl::fault::FaultClass;
 use nccl::plan::CapturedPlan;
 use nccl::{Communicator, ErrorKind, LaunchMode, OperationKind, ReduceOp, World};
@@ -523,6 +523,135 @@ fn a_capture_that_fails_half_way_lets_go_of_the_communicator() {
             "{error:#}"
         );
         comm.abort("again")?;
+        nothing_was_caught();
+        Ok(())
+    });
+}
+
+/// A plan with a sum in its first part and a maximum in its second.
+fn two_parts(
+    comm: &Communicator,
+    len: usize,
+) -> nccl::Result<CapturedPlan<(nccl::Buffer<f32>, nccl::Buffer<f32>)>> {
+    let buffers = (comm.buffer::<f32>(len)?, comm.buffer::<f32>(len)?);
+    comm.capture(buffers, |capture, (mut x, mut y)| {
+        capture.group(|group| group.all_reduce_in_place(&mut x, ReduceOp::Sum))?;
+        capture.next_part();
+        capture.group(|group| group.all_reduce(&x, &mut y, ReduceOp::Max))
+    })
+}
+
+fn replay_parts(world: &World) -> Outcome {
+    let (_context, comm) = start(world)?;
+    let stream = comm.stream().clone();
+    let (rank, ranks) = (world.rank() as f32, world.size() as f32);
+    let mut plan = two_parts(&comm, 100)?;
+    assert_eq!((plan.parts(), plan.operations()), (2, 2));
+    for round in 1..=4 {
+        // What the program does between the parts is seen by the next one.
+        stream.memcpy_htod(&[rank; 100], &mut plan.views_mut().0)?;
+        plan.launch_part(0)?;
+        let sum = stream.clone_dtoh(&plan.views().0)?;
+        assert_eq!(sum, [ranks * (ranks - 1.0) / 2.0; 100]);
+        stream.memcpy_htod(&[rank + round as f32; 100], &mut plan.views_mut().0)?;
+        plan.launch_part(1)?.wait()?;
+        let most = stream.clone_dtoh(&plan.views().1)?;
+        assert_eq!(most, [ranks - 1.0 + round as f32; 100]);
+    }
+    // In another order, and all at once.
+    stream.memcpy_htod(&[rank; 100], &mut plan.views_mut().0)?;
+    plan.launch_part(1)?;
+    plan.launch_part(0)?.wait()?;
+    assert_eq!(stream.clone_dtoh(&plan.views().1)?, [ranks - 1.0; 100]);
+    plan.launch()?.wait()?;
+    let twice = ranks * ranks * (ranks - 1.0) / 2.0;
+    assert_eq!(stream.clone_dtoh(&plan.views().1)?, [twice; 100]);
+
+    let error = plan.launch_part(2).unwrap_err();
+    assert!(
+        error.to_string().contains("part 2 of a plan with 2"),
+        "{error}"
+    );
+    plan.launch()?.wait()?;
+    comm.finalize()?;
+    for part in 0..2 {
+        let error = plan.launch_part(part).unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::Closed { .. }),
+            "{error:#}"
+        );
+    }
+    nothing_was_caught();
+    Ok(())
+}
+
+#[test]
+fn parts_of_a_plan_are_launched_one_by_one() {
+    ranks_as_threads(3, |world| replay_parts(&world));
+    ranks_as_processes(2, |world| replay_parts(&world));
+}
+
+/// The first part is a graph by then, for which an abort would wait.
+#[test]
+fn a_part_that_cannot_be_captured_ends_the_communicator_and_the_parts_before_it() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let (context, comm) = start(&world)?;
+        let y = comm.stream().alloc_zeros::<f32>(8)?;
+        let error = comm
+            .capture(y, |capture, mut y| {
+                capture.group(|group| group.all_reduce_in_place(&mut y, ReduceOp::Sum))?;
+                capture.next_part();
+                // SAFETY: it uses nothing.
+                unsafe {
+                    capture.launch(|_| {
+                        Err(nccl::cudarc::driver::DriverError(
+                            sys::CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+                        ))
+                    });
+                }
+                Ok(())
+            })
+            .unwrap_err();
+        assert!(error.to_string().contains("`Capture::launch`"), "{error:#}");
+        context.synchronize()?;
+        comm.abort("again")?;
+        assert_eq!(comm.state(), nccl::CommunicatorState::Aborted);
+        nothing_was_caught();
+        Ok(())
+    });
+}
+
+#[test]
+fn work_of_the_program_is_replayed_in_its_place() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let (_context, comm) = start(&world)?;
+        let stream = comm.stream().clone();
+        let mut x = comm.buffer::<u32>(8)?;
+        let address = x.view_mut().device_ptr_mut(&stream).0;
+        let mut plan = comm.capture(x, |capture, mut x| {
+            let set = |value| {
+                move |on: &Arc<CudaStream>| {
+                    // SAFETY: 32 bytes of the plan's buffer.
+                    unsafe { result::memset_d8_async(address, value, 32, on.cu_stream()) }
+                }
+            };
+            // SAFETY: see there.
+            unsafe { capture.launch(set(1)) };
+            capture.group(|group| group.all_reduce_in_place(&mut x, ReduceOp::Sum))?;
+            capture.next_part();
+            // SAFETY: see there.
+            unsafe { capture.launch(set(3)) };
+            Ok(())
+        })?;
+        assert_eq!((plan.parts(), plan.operations()), (2, 1));
+        for _ in 0..3 {
+            plan.launch_part(0)?.wait()?;
+            assert_eq!(stream.clone_dtoh(&plan.views())?, [0x0202_0202; 8]);
+            // A part without operations of NCCL is a replay as well.
+            plan.launch_part(1)?.wait()?;
+            assert_eq!(stream.clone_dtoh(&plan.views())?, [0x0303_0303; 8]);
+        }
+        comm.finalize()?;
         nothing_was_caught();
         Ok(())
     });

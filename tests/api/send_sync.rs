@@ -33,6 +33,10 @@ table! {
     nccl::Error: Send Sync Unpin;
     nccl::ErrorKind: Send Sync Unpin;
     nccl::all_to_all::Explanation: Send Sync Clone Unpin;
+    nccl::plan::CapturedPlan<(nccl::moe::Routing, nccl::Buffer<f32>)>: Send Sync Unpin;
+    nccl::moe::DispatchWay: Send Sync Copy Unpin;
+    nccl::moe::ExpertCapture<'static, 'static>: Send Unpin;
+    nccl::moe::RoutingMut<'static>: Send Sync Unpin;
     nccl::moe::ExpertLayout: Send Sync Copy Unpin;
     nccl::moe::ExpertParallel: Send Sync Unpin;
     nccl::moe::ExpertParallelBuilder<'static>: Send Unpin;

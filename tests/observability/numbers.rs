@@ -27,11 +27,13 @@ fn everything_is_counted(world: World) -> Outcome {
     let mut parts = stream.alloc_zeros::<u8>(4 * world.size())?;
     comm.all_gather(&part, &mut parts)?.wait()?;
     let buffer = stream.alloc_zeros::<f32>(8)?;
-    let mut plan = comm.capture(buffer, |capture, buffer| {
-        capture.group(|group| group.all_reduce_in_place(buffer, ReduceOp::Sum))
+    let mut plan = comm.capture(buffer, |capture, mut buffer| {
+        capture.group(|group| group.all_reduce_in_place(&mut buffer, ReduceOp::Sum))?;
+        capture.next_part();
+        capture.group(|group| group.broadcast_in_place(buffer, 0))
     })?;
-    for _ in 0..5 {
-        plan.launch()?.wait()?;
+    for part in [0, 0, 1, 0, 1, 0, 0] {
+        plan.launch_part(part)?.wait()?;
     }
     world.barrier("all is done")?;
     counted(world.size() as u64)?;
@@ -60,7 +62,7 @@ fn counted(ranks: u64) -> Outcome {
             comm.calls_of(OperationKind::Group),
             comm.calls_of(OperationKind::Replay)
         ),
-        (3 * ranks, 5 * ranks)
+        (3 * ranks, 7 * ranks)
     );
     assert_eq!(comm.calls_of(OperationKind::AllReduce), ranks);
     let of = |kind| {
@@ -69,11 +71,12 @@ fn counted(ranks: u64) -> Outcome {
     };
     assert_eq!(of(OperationKind::Send), (3 * ranks, 3 * ranks * 24));
     assert_eq!(of(OperationKind::Recv), (3 * ranks, 3 * ranks * 24));
-    // One call, and five launches.
+    // One call, and five launches; two of the other part.
     assert_eq!(
         of(OperationKind::AllReduce),
         (6 * ranks, ranks * (40 + 5 * 32))
     );
+    assert_eq!(of(OperationKind::Broadcast), (2 * ranks, 2 * ranks * 32));
     assert_eq!(of(OperationKind::AllGather), (ranks, ranks * 4 * ranks));
     Ok(())
 }

@@ -40,10 +40,24 @@ struct OperationDigest {
     messages: BTreeMap<usize, [digest::Digest; 2]>,
 }
 
+/// Operations, and where among them each part but the last ends: parts are launched separately.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Operations<'o> {
+    pub(crate) entries: &'o [Descriptor],
+    pub(crate) ends: &'o [usize],
+}
+
+impl<'o> Operations<'o> {
+    /// Operations of one part.
+    pub(crate) fn undivided(entries: &'o [Descriptor]) -> Self {
+        Self { entries, ends: &[] }
+    }
+}
+
 /// Encodes a rank's part of the first exchange.
-pub(crate) fn digest(entries: Result<&[Descriptor], String>) -> Vec<u8> {
-    wire::encode(&match entries {
-        Ok(entries) => DigestPart::Ready(OperationDigest::of(entries)),
+pub(crate) fn digest(operations: Result<Operations<'_>, String>) -> Vec<u8> {
+    wire::encode(&match operations {
+        Ok(operations) => DigestPart::Ready(OperationDigest::of(operations)),
         Err(reason) => DigestPart::Failed(reason),
     })
 }
@@ -61,20 +75,21 @@ pub(crate) enum DigestComparison {
 }
 
 impl OperationDigest {
-    fn of(entries: &[Descriptor]) -> Self {
+    fn of(Operations { entries, ends }: Operations<'_>) -> Self {
         let mut collectives = Vec::new();
-        let mut messages: BTreeMap<usize, [Vec<u64>; 2]> = BTreeMap::new();
-        for entry in entries {
+        let mut messages: BTreeMap<usize, [Vec<(usize, u64)>; 2]> = BTreeMap::new();
+        for (at, entry) in entries.iter().enumerate() {
+            let part = ends.iter().filter(|&&end| end <= at).count();
             if let Some(peer) = entry.peer().filter(|_| entry.is_message()) {
                 let side = usize::from(entry.function() == Function::Recv);
-                messages.entry(peer).or_default()[side].push(entry.bytes());
+                messages.entry(peer).or_default()[side].push((part, entry.bytes()));
             } else if entry.is_collective() {
-                collectives.push(entry);
+                collectives.push((part, entry));
             }
         }
         let messages = messages.into_iter();
         Self {
-            collectives: digest::digest(&wire::encode(&collectives)),
+            collectives: digest::digest(&wire::encode(&(ends.len(), collectives))),
             messages: messages
                 .map(|(peer, sides)| (peer, sides.map(|side| of_side(&side))))
                 .collect(),
@@ -89,8 +104,8 @@ impl OperationDigest {
     }
 }
 
-/// The digest of the lengths of messages.
-fn of_side(lengths: &[u64]) -> digest::Digest {
+/// The digest of the parts and lengths of messages.
+fn of_side(lengths: &[(usize, u64)]) -> digest::Digest {
     digest::digest(&wire::encode(lengths))
 }
 
@@ -123,9 +138,9 @@ pub(crate) fn compare(parts: &[Vec<u8>]) -> Result<DigestComparison, Broken> {
 }
 
 /// Encodes a rank's part of the second exchange.
-pub(crate) fn encode(entries: &[Descriptor]) -> Vec<u8> {
+pub(crate) fn encode(Operations { entries, ends }: Operations<'_>) -> Vec<u8> {
     let told = &entries[..entries.len().min(MOST)];
-    wire::encode(&(entries.len(), told))
+    wire::encode(&(entries.len(), told, &ends[..ends.len().min(MOST)]))
 }
 
 /// What the ranks did with the operations that are compared.
@@ -163,6 +178,22 @@ impl fmt::Display for OperationUse {
 pub(crate) struct OperationList {
     total: usize,
     entries: Vec<Descriptor>,
+    ends: Vec<usize>,
+}
+
+impl OperationList {
+    /// The number of operations of each part.
+    fn sizes(&self) -> String {
+        let ends = self.ends.iter().chain([&self.total]);
+        let begins = [0].iter().chain(&self.ends);
+        let sizes = ends
+            .zip(begins)
+            .map(|(end, begin)| end.saturating_sub(*begin));
+        sizes
+            .map(|size| size.to_string())
+            .collect::<Vec<_>>()
+            .join(" + ")
+    }
 }
 
 pub(crate) fn decode(bytes: &[u8]) -> Result<OperationList, Broken> {
@@ -177,6 +208,7 @@ pub(crate) fn difference(
 ) -> String {
     collective(all, done, &name)
         .or_else(|| message(all, &name))
+        .or_else(|| division(all, done, &name))
         .unwrap_or_else(|| format!("in what comes after the first {MOST} operations"))
 }
 
@@ -188,6 +220,23 @@ fn pick(
     (1..)
         .zip(&listed.entries)
         .filter(move |(_, entry)| wanted(entry))
+}
+
+/// Describes parts that differ, of operations that do not.
+fn division(
+    all: &[OperationList],
+    done: OperationUse,
+    name: &impl Fn(&[usize]) -> String,
+) -> Option<String> {
+    if all.iter().all(|list| list.ends.is_empty()) {
+        return None;
+    }
+    let parts = all.iter().enumerate();
+    let parts = parts.map(|(rank, list)| format!("{} {}", name(&[rank]), list.sizes()));
+    Some(format!(
+        "the ranks divide the operations that they {done} into other parts: {}",
+        parts.collect::<Vec<_>>().join(", ")
+    ))
 }
 
 fn collective(
@@ -325,13 +374,18 @@ mod tests {
 
     /// The result on all ranks, by way of the bytes that they exchange.
     fn compared(all: &[&[Descriptor]]) -> Option<String> {
-        let digests: Vec<_> = all.iter().map(|entries| digest(Ok(entries))).collect();
+        let all = all.iter().copied().map(Operations::undivided);
+        compared_in_parts(&all.collect::<Vec<_>>())
+    }
+
+    fn compared_in_parts(all: &[Operations<'_>]) -> Option<String> {
+        let digests: Vec<_> = all.iter().map(|&one| digest(Ok(one))).collect();
         match compare(&digests).unwrap() {
             DigestComparison::Same => return None,
             DigestComparison::Different => {}
             other => panic!("{other:?}"),
         }
-        let lists = all.iter().map(|entries| decode(&encode(entries)).unwrap());
+        let lists = all.iter().map(|&one| decode(&encode(one)).unwrap());
         let lists: Vec<_> = lists.collect();
         Some(difference(&lists, OperationUse::Captured, |ranks| {
             Roster::default().who(ranks)
@@ -341,7 +395,7 @@ mod tests {
     #[test]
     fn the_reason_of_another_rank_moves_no_cursor() {
         let digests = [
-            digest(Ok(&[])),
+            digest(Ok(Operations::default())),
             digest(Err("out of memory\u{1b}[2J".into())),
         ];
         let Ok(DigestComparison::Failed(1, reason)) = compare(&digests) else {
@@ -438,9 +492,32 @@ mod tests {
     }
 
     #[test]
+    fn other_parts_of_the_same_operations_are_a_difference() {
+        let (send, receive) = (Function::Send, Function::Recv);
+        let sums = [reduces(1), reduces(1), reduces(1)];
+        let divided = |entries, ends| Operations { entries, ends };
+        let differing = compared_in_parts(&[divided(&sums, &[1]), divided(&sums, &[2])]);
+        assert_eq!(
+            differing.as_deref(),
+            Some(
+                "the ranks divide the operations that they captured into other parts: rank 0 1 + 2, rank 1 2 + 1"
+            )
+        );
+        assert_eq!(
+            compared_in_parts(&[divided(&sums, &[1]), divided(&sums, &[1])]),
+            None
+        );
+        assert!(compared_in_parts(&[divided(&sums, &[3]), divided(&sums, &[])]).is_some());
+        // A message that is sent by the first part and received by the second.
+        let (sends, receives) = ([message_of(send, 8, 1)], [message_of(receive, 8, 0)]);
+        assert!(compared_in_parts(&[divided(&sends, &[1]), divided(&receives, &[0])]).is_some());
+        assert!(compared_in_parts(&[divided(&sends, &[0]), divided(&receives, &[0])]).is_none());
+    }
+
+    #[test]
     fn a_rank_that_captures_nothing_says_why_and_one_that_is_gone_says_nothing() {
         let failed = digest(Err(String::from("no memory")));
-        let ready = digest(Ok(&[]));
+        let ready = digest(Ok(Operations::default()));
         assert_eq!(
             compare(&[ready.clone(), failed]),
             Ok(DigestComparison::Failed(1, String::from("no memory")))

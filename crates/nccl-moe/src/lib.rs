@@ -9,8 +9,8 @@
 compile_error!("the nccl crate works on Linux only, as NCCL does");
 
 pub use expert_parallel::{
-    Counts, ExpertLayout, ExpertParallel, ExpertParallelBuilder, ExpertPlacement, ExpertTransfer,
-    Routing, TransferPart,
+    Counts, DispatchWay, ExpertCapture, ExpertLayout, ExpertParallel, ExpertParallelBuilder,
+    ExpertPlacement, ExpertTransfer, Routing, RoutingMut, TransferPart,
 };
 
 use nccl_base::{error, forked, operation};

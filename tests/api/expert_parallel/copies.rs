@@ -1,10 +1,12 @@
 //! Copies of experts: what comes back is the same, to the bit, wherever the copies are and whichever of them serves a token.
 
-use nccl::moe::{ExpertLayout, ExpertParallel, ExpertPlacement, Routing};
+use nccl::moe::{DispatchWay, ExpertLayout, ExpertParallel, ExpertPlacement, Routing};
 use nccl::{Communicator, ErrorKind, World};
 
 use super::reference::{Case, Step, assert_same, expert};
-use super::{Outcome, flat, nothing_was_caught, random_rows, random_step, start, up};
+use super::{
+    Outcome, flat, nothing_was_caught, random_rows, random_step, random_tokens, start, up,
+};
 use crate::support::{ranks_as_processes, ranks_as_threads};
 
 fn made(
@@ -20,6 +22,7 @@ fn made(
             ep.max_tokens = case.max_tokens;
             ep.capacity = Some(case.capacity);
             ep.layout = case.layout;
+            ep.way = case.way;
             ep.max_row_bytes = row_bytes;
         })
         .build()
@@ -127,6 +130,10 @@ fn random_placement(random: &mut fastrand::Rng, ranks: usize) -> (Case, ExpertPl
             true => ExpertLayout::RankMajor,
             false => ExpertLayout::ExpertMajor,
         },
+        way: match random.bool() {
+            true => DispatchWay::Rows,
+            false => DispatchWay::AllGather,
+        },
     };
     (case, placement.expect("it fits"))
 }
@@ -143,7 +150,8 @@ fn random_world(world: &World, seed: u64) -> Outcome {
         let mut routing = ep.routing()?;
         for step in 0..3 {
             let what = format!("seed {seed}, round {round}, step {step}, {case:?}, {placement:?}");
-            let step = random_step(&mut random, &case);
+            let tokens = random_tokens(&mut random, &case);
+            let step = random_step(&mut random, &case, &tokens);
             let x = random_rows::<f32>(&mut random, &step, width);
             one_step(&what, (&mut ep, &mut routing), &case, (&step, &x), width)?;
         }
@@ -177,9 +185,11 @@ fn ranks_that_are_left_go_on_with_the_copies_that_they_have() {
             max_tokens: 8,
             capacity: 8,
             layout: ExpertLayout::ExpertMajor,
+            way: DispatchWay::AllGather,
         };
         let mut random = fastrand::Rng::with_seed(5);
-        let step = random_step(&mut random, &case(4));
+        let tokens = random_tokens(&mut random, &case(4));
+        let step = random_step(&mut random, &case(4), &tokens);
         let x = random_rows::<f32>(&mut random, &step, width);
         let before = ExpertPlacement::balanced(&[5, 1, 1, 1, 1, 1], 4, 4, 2)?;
         let mut ep = made(&comm, &case(4), &before, width * 4)?;
@@ -238,6 +248,7 @@ fn copies_share_what_would_be_too_much_for_one() {
             max_tokens: 8,
             capacity: 4,
             layout: ExpertLayout::RankMajor,
+            way: DispatchWay::Rows,
         };
         let topk = up(&stream, &[0i32; 8])?;
         let once = ExpertPlacement::new(2, 2, &[Some(0), None, Some(1), None])?;
@@ -317,6 +328,7 @@ fn placements_that_do_not_fit_or_differ_are_refused_on_all_ranks() {
             max_tokens: 4,
             capacity: 4,
             layout: ExpertLayout::RankMajor,
+            way: DispatchWay::Rows,
         };
         let refused = |placement: &ExpertPlacement| {
             let error = made(&comm, &case, placement, 4).unwrap_err();

@@ -2,6 +2,7 @@
 //!
 //! Random worlds: a failure names its seed. `NCCL_TEST_SEED=N` runs that one.
 
+mod captured;
 mod copies;
 mod interpreter;
 mod ptx;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 use nccl::cudarc::driver::{CudaSlice, CudaStream, DriverError};
-use nccl::moe::{ExpertLayout, ExpertParallel, Routing};
+use nccl::moe::{DispatchWay, ExpertLayout, ExpertParallel, Routing};
 use nccl::{Communicator, ErrorKind, World};
 use reference::{Case, Element, Step, Weighed, assert_same, expert};
 
@@ -39,6 +40,7 @@ fn made(comm: &Communicator, case: &Case, row_bytes: usize) -> nccl::Result<Expe
             ep.max_tokens = case.max_tokens;
             ep.capacity = Some(case.capacity);
             ep.layout = case.layout;
+            ep.way = case.way;
             ep.max_row_bytes = row_bytes;
         })
         .build()
@@ -61,22 +63,31 @@ fn random_case(random: &mut fastrand::Rng, ranks: usize) -> Case {
             true => ExpertLayout::RankMajor,
             false => ExpertLayout::ExpertMajor,
         },
+        way: match random.bool() {
+            true => DispatchWay::Rows,
+            false => DispatchWay::AllGather,
+        },
     }
 }
 
-/// The tokens of all ranks: some ranks have none, some tokens all choose the same experts, some choose none.
-fn random_step(random: &mut fastrand::Rng, case: &Case) -> Step {
+/// The number of tokens of each rank: some ranks have none.
+fn random_tokens(random: &mut fastrand::Rng, case: &Case) -> Vec<usize> {
+    let mut tokens = || match random.u8(..) {
+        0..32 => 0,
+        32..64 => case.max_tokens,
+        _ => random.usize(0..=case.max_tokens),
+    };
+    (0..case.ranks).map(|_| tokens()).collect()
+}
+
+/// The tokens of all ranks: some all choose the same experts, some choose none.
+fn random_step(random: &mut fastrand::Rng, case: &Case, tokens: &[usize]) -> Step {
     let mut step = Step {
         topk: Vec::new(),
         weights: Vec::new(),
     };
     let busy = random.usize(0..case.experts);
-    for _ in 0..case.ranks {
-        let tokens = match random.u8(..) {
-            0..32 => 0,
-            32..64 => case.max_tokens,
-            _ => random.usize(0..=case.max_tokens),
-        };
+    for &tokens in tokens {
         let skew = random.u8(..);
         let choices: Vec<Vec<i32>> = (0..tokens)
             .map(|_| {
@@ -148,7 +159,8 @@ fn one_step<T: Weighed>(
 ) -> Outcome {
     let rank = ep.communicator().rank();
     let stream = ep.communicator().stream().clone();
-    let step = random_step(random, case);
+    let tokens = random_tokens(random, case);
+    let step = random_step(random, case, &tokens);
     let x = random_rows::<T>(random, &step, width);
     let topk = up(&stream, &flat(&step.topk[rank]))?;
     ep.route(&topk, routing)?;

@@ -139,6 +139,7 @@ fn routing_is_what_the_ptx_says() {
                 Argument::Narrow(top_k),
                 Argument::Narrow(experts),
                 Argument::Narrow(capacity),
+                Argument::Narrow(random.u32(0..1000)),
             ];
             device.compare("nccl_expert_parallel_route", grid, &arguments)?;
         }

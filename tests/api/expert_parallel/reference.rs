@@ -5,7 +5,7 @@ use std::fmt;
 use half::{bf16, f16};
 use nccl::NcclType;
 use nccl::cudarc::driver::{DeviceRepr, ValidAsZeroBits};
-use nccl::moe::ExpertLayout;
+use nccl::moe::{DispatchWay, ExpertLayout};
 
 /// One arrangement of experts.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +16,7 @@ pub(crate) struct Case {
     pub(crate) max_tokens: usize,
     pub(crate) capacity: usize,
     pub(crate) layout: ExpertLayout,
+    pub(crate) way: DispatchWay,
 }
 
 /// The tokens of all ranks in one step.

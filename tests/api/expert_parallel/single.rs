@@ -5,7 +5,7 @@ use std::time::Duration;
 use half::f16;
 use nccl::cudarc::driver::sys::CUstreamCaptureMode;
 use nccl::error::StreamRefusal;
-use nccl::moe::{ExpertLayout, ExpertParallel};
+use nccl::moe::{DispatchWay, ExpertLayout, ExpertParallel};
 use nccl::{DataType, ErrorKind, OperationKind, World};
 use nccl_emulator::faults;
 
@@ -21,6 +21,7 @@ const CASE: Case = Case {
     max_tokens: 4,
     capacity: 2,
     layout: ExpertLayout::RankMajor,
+    way: DispatchWay::Rows,
 };
 
 const WIDTH: usize = 3;

@@ -15,14 +15,16 @@ use super::{Communicator, EndReason, Inner};
 use crate::drop_queue;
 
 /// A handle that keeps a communicator alive; see the module.
-pub(crate) struct KeepAlive {
+#[doc(hidden)]
+pub struct KeepAlive {
     comm: Communicator,
     /// When the last other handle was found to be dropped.
     alone_since: Option<Instant>,
 }
 
 impl KeepAlive {
-    pub(crate) fn new(comm: Communicator) -> Self {
+    #[doc(hidden)]
+    pub fn new(comm: Communicator) -> Self {
         comm.inner.non_user_handles.fetch_add(1, Ordering::AcqRel);
         Self {
             comm,

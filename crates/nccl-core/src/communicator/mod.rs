@@ -49,7 +49,9 @@ pub(crate) use handle::Backoff;
 #[doc(hidden)]
 pub use inner::Inner;
 pub(crate) use inner::SharedLaunch;
-pub(crate) use keep_alive::{KeepAlive, TemporaryHandle};
+#[doc(hidden)]
+pub use keep_alive::KeepAlive;
+pub(crate) use keep_alive::TemporaryHandle;
 pub use launch_mode::LaunchMode;
 #[doc(hidden)]
 pub use lifecycle::{end_failed, leak_failed};

@@ -11,7 +11,7 @@ use crate::communicator::Inner;
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Descriptor;
 use crate::operation::OperationKind;
-use crate::operation_comparison::{self, DigestComparison};
+use crate::operation_comparison::{self, DigestComparison, Operations};
 use crate::peers::Supervisor;
 use crate::queued_op::QueuedOp;
 use nccl_base::departure::GatherOutcome;
@@ -52,7 +52,7 @@ pub(super) fn compare_call(
         inner,
         &**supervisor,
         &format!("call/{number}"),
-        &operation_comparison::digest(Ok(&entries)),
+        &operation_comparison::digest(Ok(Operations::undivided(&entries))),
         number,
         deadline,
     )?
@@ -67,7 +67,7 @@ pub(super) fn compare_call(
             reason: format!("{} is gone", supervisor.name_of(rank)),
         })),
         DigestComparison::Different => {
-            let own_operations = operation_comparison::encode(&entries);
+            let own_operations = operation_comparison::encode(Operations::undivided(&entries));
             let topic = format!("call/{number}/all");
             let lists = gather(
                 inner,

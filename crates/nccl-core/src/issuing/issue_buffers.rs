@@ -15,17 +15,20 @@ use std::time::Instant;
 
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, SyncOnDrop};
+use nccl_sys as sys;
 
 use super::steps::{DeviceCopy, Step};
 use crate::active_calls::CallKind;
 use crate::buffer::sealed_buffer::Lend;
 use crate::buffer::{RecvBuffer, SendBuffer};
 use crate::communicator::stream_order::{self, ForeignCapture};
-use crate::communicator::{Backoff, Inner};
+use crate::communicator::{Backoff, Communicator, Inner};
 use crate::cuda_driver;
+use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
-use crate::queued_op::{Batch, CollectiveArgs, QueuedOp};
+use crate::op::Function;
+use crate::queued_op::{Batch, CollectiveArgs, Extra, QueuedOp};
 use crate::reduce::Operator;
 
 /// The buffers and operations of one issue.
@@ -251,6 +254,28 @@ impl<'a> IssueBuffers<'a> {
     ) {
         self.optional.collective_args.push(collective_args);
         self.push_message(collective, collective.descriptor.has_message_to(own));
+    }
+
+    /// Queues an all-gather in place, of `count` elements of each rank, which are at `start` in the order of the ranks.
+    #[doc(hidden)]
+    pub fn push_all_gather(
+        &mut self,
+        comm: &Communicator,
+        start: CUdeviceptr,
+        count: usize,
+        data_type: DataType,
+    ) -> Result<()> {
+        let args = CollectiveArgs {
+            recv: start,
+            reduction_op: sys::ncclRedOp_t::ncclSum,
+            extra: Extra::of(comm),
+        };
+        self.check_launch_event(&args)?;
+        let own = count * data_type.size_in_bytes().unwrap_or_default() * comm.rank();
+        let all_gather =
+            QueuedOp::new(Function::AllGather, start + own as u64, count, data_type, 0);
+        self.push_collective(all_gather, args, comm.rank());
+        Ok(())
     }
 
     /// Refuses an event for the launch in a plan, and a second one in a group.

@@ -16,6 +16,8 @@ mod registered;
 mod window;
 
 pub use buffer::Buffer;
+#[doc(hidden)]
+pub use owned::sealed;
 pub use owned::{OwnedBuffer, PlanBuffers};
 pub use registered::Registered;
 pub(crate) use window::register as register_alone;

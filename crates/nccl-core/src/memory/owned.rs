@@ -9,11 +9,12 @@ use crate::buffer::{ErasedMut, RecvBuffer};
 use crate::dtype::NcclType;
 use crate::error::Result;
 
-pub(crate) mod sealed {
+#[doc(hidden)]
+pub mod sealed {
     use super::{ErasedMut, Result};
 
     /// The function that is called for each buffer.
-    pub(crate) type Each<'f, 'a> = &'f mut dyn FnMut(ErasedMut<'a>) -> Result<()>;
+    pub type Each<'f, 'a> = &'f mut dyn FnMut(ErasedMut<'a>) -> Result<()>;
 
     pub trait Visit {
         /// Calls `each` for each buffer, until one fails.
@@ -95,7 +96,7 @@ impl<T: NcclType> OwnedBuffer for Buffer<T> {
 }
 
 /// The buffers of a [`CapturedPlan`](crate::CapturedPlan): a buffer, a `Vec` of buffers, or a tuple of up to
-/// four of these.
+/// eight of these.
 ///
 /// ```
 /// use nccl::cudarc::driver::CudaSlice;
@@ -107,7 +108,7 @@ impl<T: NcclType> OwnedBuffer for Buffer<T> {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the buffers of a plan",
     label = "not buffers that own their memory",
-    note = "a plan owns its buffers: give it one `CudaSlice<T>`, `nccl::Buffer<T>` or `nccl::Registered`, a tuple of up to four, or a `Vec` of them; `into_buffers` gives them back"
+    note = "a plan owns its buffers: give it one `CudaSlice<T>`, `nccl::Buffer<T>` or `nccl::Registered`, a tuple of up to eight, or a `Vec` of them; `into_buffers` gives them back"
 )]
 pub trait PlanBuffers: sealed::Visit + Send + 'static {
     /// Views of the buffers, to read, in the same arrangement.
@@ -190,4 +191,8 @@ tuples! {
     (A 0, B 1)
     (A 0, B 1, C 2)
     (A 0, B 1, C 2, D 3)
+    (A 0, B 1, C 2, D 3, E 4)
+    (A 0, B 1, C 2, D 3, E 4, F 5)
+    (A 0, B 1, C 2, D 3, E 4, F 5, G 6)
+    (A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7)
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaStream, result, sys};
 
-use super::record::Captured;
+use super::record::{Captured, CapturedGroup};
 use crate::active_calls::CallKind;
 use crate::communicator::Inner;
 use crate::cuda_driver;
@@ -29,14 +29,14 @@ use crate::threads;
 const MOMENT: Duration = Duration::from_secs(1);
 
 impl Inner {
-    /// Captures `groups` into a graph, until `timeout` after `started`.
+    /// Captures each of `parts` into a graph, until `timeout` after `started`.
     pub(super) fn capture(
         self: &Arc<Self>,
         number: u64,
-        groups: &[Captured],
+        parts: &[Vec<Captured>],
         started: Instant,
         timeout: Duration,
-    ) -> Result<Arc<GraphSlot>> {
+    ) -> Result<Vec<Arc<GraphSlot>>> {
         let (mut handle, waited) = self
             .handle
             .lock_within(Some(OperationKind::Capture), timeout)?;
@@ -46,13 +46,12 @@ impl Inner {
         self.lends_beyond_kernels();
         let stream = self.capture_stream();
         let inside = self.enter(CallKind::Capture, timeout);
-        let capturing = Capturing::begin(stream)?;
         let calls = CallContext {
             library: &self.library,
             comm: raw.as_ptr(),
             stream: stream.cu_stream().cast(),
         };
-        let issued = groups.iter().try_for_each(|group| {
+        let mut issue = |group: &CapturedGroup| {
             const KIND: OperationKind = OperationKind::Capture;
             let handle = &mut *handle;
             handle.sequence += 1;
@@ -75,23 +74,47 @@ impl Inner {
             let captured = launch_step(self, raw, timeouts, group.step(), stream, &calls, writer);
             writer.end(ticket, captured.as_ref().err());
             captured
-        });
-        let graph = issued.and_then(|()| capturing.finish());
-        drop(inside);
-        match graph {
-            // Done under the lock, so that the thread that ends the communicator finds the graph in the list.
-            Ok(graph) => Ok(self.plans.add(number, graph, &self.context)),
-            Err(error) => {
-                drop(handle);
-                let (kind, shape) = (OperationKind::Capture, Shape::default());
-                let error = error.during(|| self.operation(kind, shape, None, started));
-                self.give_up(capturing, &error);
-                Err(error)
+        };
+        let mut graphs = Vec::with_capacity(parts.len());
+        let mut failed = None;
+        for part in parts {
+            let capturing = match Capturing::begin(stream) {
+                Ok(capturing) => capturing,
+                // Nothing has been captured yet: the communicator stays usable.
+                Err(error) if graphs.is_empty() => return Err(error),
+                Err(error) => {
+                    failed = Some((None, error));
+                    break;
+                }
+            };
+            let issued = part.iter().try_for_each(|captured| match captured {
+                Captured::Group(group) => issue(group),
+                Captured::Kernel(launch) => launch(stream),
+            });
+            match issued.and_then(|()| capturing.finish()) {
+                Ok(graph) => graphs.push(graph),
+                Err(error) => {
+                    failed = Some((Some(capturing), error));
+                    break;
+                }
             }
         }
+        drop(inside);
+        let Some((capturing, error)) = failed else {
+            // Done under the lock, so that the thread that ends the communicator finds the graphs in the list.
+            let add = |graph| self.plans.add(number, graph, &self.context);
+            return Ok(graphs.into_iter().map(add).collect());
+        };
+        // The abort would wait for these graphs.
+        drop(graphs);
+        drop(handle);
+        let (kind, shape) = (OperationKind::Capture, Shape::default());
+        let error = error.during(|| self.operation(kind, shape, None, started));
+        self.give_up(capturing, &error);
+        Err(error)
     }
 
-    fn give_up(self: &Arc<Self>, capturing: Capturing<'_>, error: &Error) {
+    fn give_up(self: &Arc<Self>, capturing: Option<Capturing<'_>>, error: &Error) {
         std::thread::scope(|scope| {
             let aborting = threads::scoped(scope, "nccl-abort", || self.abort(error));
             if let Ok(aborting) = &aborting {

@@ -6,16 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use cudarc::driver::{CudaEvent, CudaSlice};
+use cudarc::driver::CudaEvent;
 
-use super::deferred_plan::DeferredPlan;
+use super::deferred_plan::{DeferredPlan, PlanMemory};
 use super::launch_throttle::LaunchThrottle;
 use crate::active_calls::CallKind;
 use crate::communicator::{Communicator, KeepAlive};
 use crate::drop_queue::{self, StreamPoint};
-#[cfg(any(doc, test))]
-use crate::error::ErrorKind;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
 use crate::graphs::GraphSlot;
 use crate::issuing::{IssueBuffers, NotLaunched, Replayed};
@@ -25,8 +23,17 @@ use crate::request::Request;
 use crate::state::State;
 use crate::stats::Volume;
 
-/// Memory of a plan that its caller does not see: none or one.
-pub(crate) type Scratch = Vec<CudaSlice<u8>>;
+/// The operations of a plan that are launched together.
+pub(super) struct PlanPart {
+    pub(super) slot: Arc<GraphSlot>,
+    pub(super) operations: usize,
+    /// What a launch adds to the statistics.
+    pub(super) volume: Volume,
+    /// Whether a launch shows that NCCL reaches all ranks.
+    pub(super) reaches_all: bool,
+    /// Whether the next launch is counted: the capture counted the first one.
+    pub(super) is_counted: bool,
+}
 
 /// Operations on the plan's own buffers, captured into a CUDA graph. A launch costs one call for all of them, and needs
 /// no thread of NCCL.
@@ -36,8 +43,10 @@ pub(crate) type Scratch = Vec<CudaSlice<u8>>;
 /// stream before a launch is over when the replay begins, and work that is put there afterwards begins when the replay
 /// is over.
 ///
-/// Every rank has to capture the same operations, and to launch its plan equally often and in the same order. The plan
-/// keeps its communicator alive. Finalizing or aborting the communicator destroys the graph first, and later launches
+/// A plan may be divided into [parts](super::Capture::next_part), which are launched one by one.
+///
+/// Every rank has to capture the same operations, and to launch its plan and its parts equally often and in the same order.
+/// The plan keeps its communicator alive. Finalizing or aborting the communicator destroys the graph first, and later launches
 /// fail. Dropping the plan never waits: buffers that a replay still uses are freed in the background when the replay is
 /// over.
 ///
@@ -62,15 +71,10 @@ pub(crate) type Scratch = Vec<CudaSlice<u8>>;
 /// # }
 /// ```
 pub struct CapturedPlan<B: PlanBuffers> {
-    /// The caller's buffers, and the scratch memory that the operations use between them.
-    pub(super) buffers: ManuallyDrop<(B, Scratch)>,
-    pub(super) slot: Arc<GraphSlot>,
+    pub(super) memory: ManuallyDrop<PlanMemory<B>>,
+    /// Never empty.
+    pub(super) parts: Vec<PlanPart>,
     pub(super) comm: ManuallyDrop<Communicator>,
-    pub(super) operations: usize,
-    /// What a launch adds to the statistics.
-    pub(super) volume: Volume,
-    /// Whether a launch shows that NCCL reaches all ranks.
-    pub(super) reaches_all: bool,
     /// Joins the streams of the buffers with that of the launch.
     pub(super) ordering_event: ManuallyDrop<CudaEvent>,
     /// Bounds the number of replays in flight.
@@ -78,7 +82,8 @@ pub struct CapturedPlan<B: PlanBuffers> {
 }
 
 impl<B: PlanBuffers> CapturedPlan<B> {
-    /// Replays the operations, on the stream of the communicator that captured them.
+    /// Replays the operations of all parts, on the stream of the communicator that captured them. Returns the request of the
+    /// last part.
     ///
     /// # Errors
     /// [`ErrorKind::Aborted`] and [`ErrorKind::Closed`] when the communicator has ended,
@@ -96,28 +101,57 @@ impl<B: PlanBuffers> CapturedPlan<B> {
     /// # }
     /// ```
     pub fn launch(&mut self) -> Result<Request> {
+        let last = self.parts.len() - 1;
+        (0..last).try_for_each(|part| self.launch_part(part).map(drop))?;
+        self.launch_part(last)
+    }
+
+    /// Replays the operations of one part, counted from 0.
+    ///
+    /// The ranks launch the same parts in the same order, which need not be that of the capture.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] when there is no such part; otherwise as [`launch`](Self::launch).
+    ///
+    /// Wraps `cuGraphLaunch`.
+    ///
+    /// ```
+    /// # fn example(layer: &mut nccl::plan::CapturedPlan<nccl::Buffer<f32>>) -> nccl::Result<()> {
+    /// layer.launch_part(0)?;
+    /// // … kernels of the program, on the buffers …
+    /// layer.launch_part(1)?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn launch_part(&mut self, part: usize) -> Result<Request> {
         let started = Instant::now();
         const KIND: OperationKind = OperationKind::Replay;
         let comm = &*self.comm;
-        let launched = self.throttle.wait(comm, self.slot.number).and_then(|()| {
+        let parts = self.parts.len();
+        let Some(part) = self.parts.get_mut(part) else {
+            return Err(Error::new(ErrorKind::InvalidConfig {
+                field: "part",
+                reason: format!("part {part} of a plan with {parts}, which are counted from 0"),
+            }));
+        };
+        let launched = self.throttle.wait(comm, part.slot.number).and_then(|()| {
             let taking = comm.inner.enter(CallKind::Replay, comm.timeout);
             let mut buffers = IssueBuffers::new(&comm.stream)?;
-            let (own, scratch) = &mut *self.buffers;
+            let (own, scratch, _) = &mut *self.memory;
             own.visit(&mut |buffer| buffers.write(buffer).map(drop))?;
             for memory in scratch {
                 buffers.write(memory)?;
             }
             drop(taking);
-            // The first launch was already counted by the capture.
             let replayed = Replayed {
-                plan: self.slot.number,
-                volume: (self.throttle.launches > 0).then_some(&self.volume),
-                reaches_all: self.reaches_all,
+                plan: part.slot.number,
+                volume: part.is_counted.then_some(&part.volume),
+                reaches_all: part.reaches_all,
             };
             let (ordering_event, timeout) = (&self.ordering_event, comm.timeout);
             comm.inner
                 .replay(&buffers, ordering_event, &replayed, timeout, |inner| {
-                    let graph = self.slot.graph.lock();
+                    let graph = part.slot.graph.lock();
                     // Launched under this lock: the communicator cannot end before the graph is destroyed.
                     match graph.as_ref() {
                         Some(_) if inner.is_suspended.load(Ordering::Acquire) => {
@@ -132,6 +166,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         });
         match launched {
             Ok(sequence) => {
+                part.is_counted = true;
                 self.throttle.mark(comm);
                 Ok(Request::new(
                     comm,
@@ -143,7 +178,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
                 ))
             }
             Err(error) => {
-                let error = error.during(|| comm.inner.replay_of(self.slot.number, started));
+                let error = error.during(|| comm.inner.replay_of(part.slot.number, started));
                 Err(comm.inner.final_error_before_issue(error))
             }
         }
@@ -161,7 +196,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
     /// ```
     #[must_use]
     pub fn views(&self) -> B::Views<'_> {
-        self.buffers.0.views()
+        self.memory.0.views()
     }
 
     /// Returns mutable views of the buffers, to write between launches: one for each, in the order in which they were
@@ -177,10 +212,25 @@ impl<B: PlanBuffers> CapturedPlan<B> {
     /// ```
     #[must_use]
     pub fn views_mut(&mut self) -> B::ViewsMut<'_> {
-        self.buffers.0.views_mut()
+        self.memory.0.views_mut()
     }
 
-    /// Returns how many operations a launch replays.
+    /// Returns the number of parts, at least one.
+    ///
+    /// ```
+    /// # fn example(plan: &mut nccl::plan::CapturedPlan<nccl::Buffer<f32>>) -> nccl::Result<()> {
+    /// for part in 0..plan.parts() {
+    ///     plan.launch_part(part)?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn parts(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Returns how many operations a launch of all parts replays.
     ///
     /// ```
     /// # fn example(plan: &nccl::plan::CapturedPlan<nccl::Buffer<f32>>) {
@@ -189,7 +239,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
     /// ```
     #[must_use]
     pub fn operations(&self) -> usize {
-        self.operations
+        self.parts.iter().map(|part| part.operations).sum()
     }
 
     /// Ends the plan and returns the buffers. Replays in flight continue, and the streams of
@@ -209,9 +259,9 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         forked::check()?;
         let mut plan = ManuallyDrop::new(self);
         // SAFETY: each is taken once, because `plan` is never dropped.
-        let ((buffers, scratch), comm) = unsafe {
+        let ((buffers, scratch, held), comm) = unsafe {
             (
-                ManuallyDrop::take(&mut plan.buffers),
+                ManuallyDrop::take(&mut plan.memory),
                 ManuallyDrop::take(&mut plan.comm),
             )
         };
@@ -221,19 +271,19 @@ impl<B: PlanBuffers> CapturedPlan<B> {
             ManuallyDrop::drop(&mut plan.throttle);
         }
         // SAFETY: likewise.
-        let slot = unsafe { std::ptr::read(&raw const plan.slot) };
-        // SAFETY: likewise.
-        drop(unsafe { std::ptr::read(&raw const plan.volume) });
+        let parts = unsafe { std::ptr::read(&raw const plan.parts) };
         {
             let _inside = comm.inner.enter(CallKind::Replay, comm.timeout);
-            comm.inner.plans.destroy(&slot);
+            for part in &parts {
+                comm.inner.plans.destroy(&part.slot);
+            }
         }
         if comm.inner.lifecycle.get() == State::Aborting {
             // Other ranks may still write into the buffers.
             comm.inner.wait_for_end();
         }
         if comm.inner.lifecycle.get() == State::Leaked {
-            std::mem::forget((buffers, scratch));
+            std::mem::forget((buffers, scratch, held));
             return Err(comm.inner.final_error(comm.inner.out_of_use()));
         }
         Ok(buffers)
@@ -247,17 +297,17 @@ impl<B: PlanBuffers> Drop for CapturedPlan<B> {
             return;
         }
         // SAFETY: each is taken or dropped once, here.
-        let (buffers, comm, ordering_event) = unsafe {
+        let (memory, comm, ordering_event) = unsafe {
             ManuallyDrop::drop(&mut self.throttle);
             (
-                ManuallyDrop::take(&mut self.buffers),
+                ManuallyDrop::take(&mut self.memory),
                 ManuallyDrop::take(&mut self.comm),
                 ManuallyDrop::take(&mut self.ordering_event),
             )
         };
         let deferred_plan = DeferredPlan {
-            buffers: ManuallyDrop::new(buffers),
-            slot: Some(Arc::clone(&self.slot)),
+            memory: ManuallyDrop::new(memory),
+            slots: self.parts.drain(..).map(|part| part.slot).collect(),
             behind: StreamPoint::new(Arc::clone(&comm.stream), ordering_event),
             comm: KeepAlive::new(comm),
         };
@@ -269,8 +319,9 @@ impl<B: PlanBuffers> fmt::Debug for CapturedPlan<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CapturedPlan")
             .field("communicator", &self.comm.name())
-            .field("number", &self.slot.number)
-            .field("operations", &self.operations)
+            .field("number", &self.parts[0].slot.number)
+            .field("parts", &self.parts.len())
+            .field("operations", &self.operations())
             .finish()
     }
 }
@@ -324,7 +375,7 @@ mod tests {
             let (free, held) = (plan(&comm), plan(&comm));
             first.wait();
             // As in a launch that does not return.
-            let slot = Arc::clone(&held.slot);
+            let slot = Arc::clone(&held.parts[0].slot);
             let launching = slot.graph.lock();
             let begun = Instant::now();
             let error = comm.abort("on purpose").expect_err("it is held");

@@ -4,8 +4,7 @@ use std::time::Instant;
 
 use crate::communicator::Communicator;
 use crate::error::{Error, ErrorKind, Result};
-use crate::op::Descriptor;
-use crate::operation_comparison::{self, DigestComparison, OperationUse};
+use crate::operation_comparison::{self, DigestComparison, OperationUse, Operations};
 use nccl_base::departure::GatherOutcome;
 use nccl_base::wire::Broken;
 
@@ -79,12 +78,12 @@ impl Comparison<'_> {
     pub(crate) fn operations(
         &self,
         done: OperationUse,
-        entries: std::result::Result<&[Descriptor], String>,
+        operations: std::result::Result<Operations<'_>, String>,
     ) -> Result<Option<String>> {
-        let failed = entries.is_err();
-        let own = entries.clone().unwrap_or_default();
-        let Some(digests) = self.gather(&self.topic, &operation_comparison::digest(entries))?
-        else {
+        let failed = operations.is_err();
+        let own = operations.clone().unwrap_or_default();
+        let own_digest = operation_comparison::digest(operations);
+        let Some(digests) = self.gather(&self.topic, &own_digest)? else {
             return Ok(None);
         };
         let broken = |broken: Broken| Error::rendezvous(broken.0);

@@ -3,16 +3,27 @@
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
+use cudarc::driver::CudaSlice;
+
+use super::record::Held;
 use crate::communicator::KeepAlive;
 use crate::drop_queue::{DeferredDrop, DropPoll, StreamPoint};
 use crate::graphs::GraphSlot;
 use crate::memory::PlanBuffers;
 use crate::state::State;
 
+/// Memory of a plan that its caller does not see: none or one.
+pub(super) type Scratch = Vec<CudaSlice<u8>>;
+
+/// The caller's buffers, the scratch memory that the operations use between them, and what else has to live as long as
+/// the last replay.
+pub(super) type PlanMemory<B> = (B, Scratch, Held);
+
 /// The remains of a plan, or of an attempt to make one. Dropping this value leaks the buffers.
 pub(super) struct DeferredPlan<B: PlanBuffers> {
-    pub(super) buffers: ManuallyDrop<B>,
-    pub(super) slot: Option<Arc<GraphSlot>>,
+    pub(super) memory: ManuallyDrop<PlanMemory<B>>,
+    /// The graphs of all parts.
+    pub(super) slots: Vec<Arc<GraphSlot>>,
     pub(super) comm: KeepAlive,
     pub(super) behind: StreamPoint,
 }
@@ -34,20 +45,20 @@ impl<B: PlanBuffers> DeferredDrop for DeferredPlan<B> {
 
     fn release(self: Box<Self>) {
         let Self {
-            buffers,
-            slot,
+            memory,
+            slots,
             comm,
             behind,
         } = *self;
-        if let Some(slot) = &slot {
+        for slot in &slots {
             comm.inner.plans.destroy(slot);
         }
         drop(behind);
-        drop(ManuallyDrop::into_inner(buffers));
+        drop(ManuallyDrop::into_inner(memory));
     }
 
     fn describe(&self) -> String {
-        match &self.slot {
+        match self.slots.first() {
             Some(slot) => format!(
                 "the buffers of plan {} of communicator {:?}",
                 slot.number,

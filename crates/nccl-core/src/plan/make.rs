@@ -7,11 +7,11 @@ use std::time::Instant;
 
 use cudarc::driver::{CudaEvent, CudaViewMut};
 
-use super::captured::{CapturedPlan, Scratch};
+use super::captured::{CapturedPlan, PlanPart};
 use super::compare::Comparison;
-use super::deferred_plan::DeferredPlan;
+use super::deferred_plan::{DeferredPlan, Scratch};
 use super::launch_throttle::LaunchThrottle;
-use super::record::{Capture, Captured};
+use super::record::{Capture, Captured, Held};
 use crate::communicator::{Communicator, KeepAlive, check_buffer_context};
 use crate::cuda_driver;
 use crate::drop_queue::{self, StreamPoint};
@@ -20,7 +20,7 @@ use crate::forked;
 use crate::memory::PlanBuffers;
 use crate::op::{Descriptor, reach_all};
 use crate::operation::{OperationKind, Shape};
-use crate::operation_comparison::OperationUse;
+use crate::operation_comparison::{OperationUse, Operations};
 use crate::stats::Volume;
 
 impl Communicator {
@@ -117,34 +117,44 @@ impl Communicator {
         let number = self.inner.plans.next();
         self.compare_captures(number, &recorded, started)?;
         let DraftPlan {
-            groups,
+            parts,
+            held,
             ordering_event,
             marks,
         } = recorded?;
         // From here on, NCCL knows addresses of the buffers, which can be freed only when it does not use them any
         // more.
-        let buffers = ManuallyDrop::new(buffers);
-        let recorded = || groups.iter().flat_map(|group| group.batch().queued);
-        let mut volume = Volume::default();
-        recorded().for_each(|one| one.add_to(&mut volume));
-        let descriptors = recorded().map(|one| &one.descriptor);
-        let reaches_all = reach_all(descriptors, self.rank(), self.world_size());
-        match self.inner.capture(number, &groups, started, self.timeout) {
-            Ok(slot) => Ok(CapturedPlan {
-                buffers,
+        let memory = ManuallyDrop::new((buffers.0, buffers.1, held));
+        let part_of = |slot, captured: &Vec<Captured>| {
+            let recorded = || captured.iter().flat_map(Captured::queued);
+            let mut volume = Volume::default();
+            recorded().for_each(|one| one.add_to(&mut volume));
+            let descriptors = recorded().map(|one| &one.descriptor);
+            PlanPart {
                 slot,
-                comm: ManuallyDrop::new(self.clone()),
                 operations: recorded().count(),
                 volume,
-                reaches_all,
+                reaches_all: reach_all(descriptors, self.rank(), self.world_size()),
+                is_counted: false,
+            }
+        };
+        match self.inner.capture(number, &parts, started, self.timeout) {
+            Ok(slots) => Ok(CapturedPlan {
+                memory,
+                parts: slots
+                    .into_iter()
+                    .zip(&parts)
+                    .map(|(slot, part)| part_of(slot, part))
+                    .collect(),
+                comm: ManuallyDrop::new(self.clone()),
                 ordering_event: ManuallyDrop::new(ordering_event),
                 throttle: ManuallyDrop::new(LaunchThrottle::new(marks)),
             }),
             Err(error) => {
                 let stream = self.inner.capture_stream();
                 let attempt = DeferredPlan {
-                    buffers,
-                    slot: None,
+                    memory,
+                    slots: Vec::new(),
                     comm: KeepAlive::new(self.clone()),
                     behind: StreamPoint::new(Arc::clone(stream), ordering_event),
                 };
@@ -174,8 +184,10 @@ impl Communicator {
         })?;
         let mut capture = Capture::new(self, &owned);
         record(&mut capture, buffers.views_mut())?;
+        let (parts, held) = capture.finish();
         Ok(DraftPlan {
-            groups: capture.finish(),
+            parts,
+            held,
             ordering_event,
             marks,
         })
@@ -189,7 +201,7 @@ impl Communicator {
         drafted: &Result<DraftPlan>,
         started: Instant,
     ) -> Result<()> {
-        let entries = drafted.as_ref().map(|drafted| entries(&drafted.groups));
+        let entries = drafted.as_ref().map(|drafted| entries(&drafted.parts));
         let comparison = Comparison {
             comm: self,
             topic: format!("plan/{number}"),
@@ -197,7 +209,7 @@ impl Communicator {
             started,
         };
         let entries = match &entries {
-            Ok(entries) => Ok(&entries[..]),
+            Ok((entries, ends)) => Ok(Operations { entries, ends }),
             Err(error) => Err(error.kind().to_string()),
         };
         match comparison.operations(OperationUse::Captured, entries)? {
@@ -212,14 +224,21 @@ impl Communicator {
 
 /// A plan before NCCL is called.
 struct DraftPlan {
-    groups: Vec<Captured>,
+    parts: Vec<Vec<Captured>>,
+    held: Held,
     /// As in [`CapturedPlan`].
     ordering_event: CudaEvent,
     marks: [CudaEvent; 2],
 }
 
-/// The operations that this rank is about to capture.
-fn entries(groups: &[Captured]) -> Vec<Descriptor> {
-    let recorded = groups.iter().flat_map(|group| group.batch().queued);
-    recorded.map(|one| one.descriptor).collect()
+/// The operations that this rank is about to capture, and where among them each part but the last ends.
+fn entries(parts: &[Vec<Captured>]) -> (Vec<Descriptor>, Vec<usize>) {
+    let (mut entries, mut ends) = (Vec::new(), Vec::new());
+    for part in parts {
+        let recorded = part.iter().flat_map(Captured::queued);
+        entries.extend(recorded.map(|one| one.descriptor));
+        ends.push(entries.len());
+    }
+    ends.pop();
+    (entries, ends)
 }

@@ -1,11 +1,14 @@
 //! The contents of a plan, before it is captured.
 
+use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use cudarc::driver::{CudaStream, DriverError};
+
 use crate::communicator::Communicator;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::issuing::{DeviceCopy, IssueBuffers, Step};
 use crate::queued_op::{Batch, CollectiveArgs, QueuedOp};
@@ -32,11 +35,25 @@ use crate::reduce::Operator;
 pub struct Capture<'p> {
     comm: &'p Communicator,
     owned: &'p [Range<u64>],
-    groups: Vec<Captured>,
+    /// Never empty; each becomes a graph.
+    parts: Vec<Vec<Captured>>,
+    held: Held,
+}
+
+/// What a plan keeps until its last replay is over, beside its buffers.
+pub(super) type Held = Vec<Arc<dyn Any + Send + Sync>>;
+
+/// Puts work other than NCCL's on the capturing stream.
+type KernelLaunch = Box<dyn Fn(&Arc<CudaStream>) -> Result<()> + Send>;
+
+/// What is put on the capturing stream at once.
+pub(crate) enum Captured {
+    Group(CapturedGroup),
+    Kernel(KernelLaunch),
 }
 
 /// A group, and the copies before it, ready to be issued.
-pub(crate) struct Captured {
+pub(crate) struct CapturedGroup {
     copies: Vec<DeviceCopy>,
     recorded: Vec<QueuedOp>,
     collective_args: Vec<CollectiveArgs>,
@@ -46,6 +63,25 @@ pub(crate) struct Captured {
 }
 
 impl Captured {
+    pub(super) fn queued(&self) -> &[QueuedOp] {
+        match self {
+            Self::Group(group) => &group.recorded,
+            Self::Kernel(_) => &[],
+        }
+    }
+}
+
+impl CapturedGroup {
+    fn of(batch: Batch<'_>, copies: &[DeviceCopy], operators: Vec<Arc<Operator>>) -> Self {
+        Self {
+            copies: copies.to_vec(),
+            recorded: batch.queued.to_vec(),
+            collective_args: batch.collective_args.to_vec(),
+            grouped: batch.grouped,
+            _operators: operators,
+        }
+    }
+
     pub(super) fn batch(&self) -> Batch<'_> {
         Batch {
             queued: &self.recorded,
@@ -67,12 +103,90 @@ impl<'p> Capture<'p> {
         Self {
             comm,
             owned,
-            groups: Vec::new(),
+            parts: vec![Vec::new()],
+            held: Held::new(),
         }
     }
 
-    pub(super) fn finish(self) -> Vec<Captured> {
-        self.groups
+    pub(super) fn finish(self) -> (Vec<Vec<Captured>>, Held) {
+        (self.parts, self.held)
+    }
+
+    fn push(&mut self, captured: Captured) {
+        match self.parts.last_mut() {
+            Some(part) => part.push(captured),
+            None => unreachable!("there is a part from the beginning"),
+        }
+    }
+
+    /// Begins another part of the plan, which [`CapturedPlan::launch_part`](super::CapturedPlan::launch_part) launches
+    /// on its own: between two parts, the program works on the buffers with its own kernels.
+    ///
+    /// All ranks divide their operations in the same way.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// # use nccl::ReduceOp;
+    /// let activations = stream.alloc_zeros::<f32>(4096)?;
+    /// let mut layer = comm.capture(activations, |capture, mut y| {
+    ///     capture.group(|group| group.all_reduce_in_place(&mut y, ReduceOp::Sum))?; // behind the attention
+    ///     capture.next_part();
+    ///     capture.group(|group| group.all_reduce_in_place(&mut y, ReduceOp::Sum)) // behind the feed-forward network
+    /// })?;
+    /// // … kernels of the attention, on `layer.views_mut()` …
+    /// layer.launch_part(0)?;
+    /// // … kernels of the feed-forward network …
+    /// layer.launch_part(1)?.wait()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn next_part(&mut self) {
+        self.parts.push(Vec::new());
+    }
+
+    /// Adds work of the program itself, after the groups before it: kernels, copies, calls of cuBLAS.
+    ///
+    /// `launch` puts the work on the stream that it gets. It is called once for each graph, while the stream is
+    /// capturing.
+    ///
+    /// # Safety
+    /// Each replay does the work again, so it may use only memory of the plan's buffers, and memory that stays allocated
+    /// until the last replay is over. It uses them by their addresses: cudarc's own calls with buffers wait for events
+    /// from outside of the capture, which ends it. `launch` neither ends the capture nor waits for the stream.
+    ///
+    /// # Errors
+    /// None here; an error of `launch` ends [`Communicator::capture`], and the communicator is aborted.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # nccl_emulator::install_unless_gpu()?;
+    /// # let stream = cudarc::driver::CudaContext::new(0)?.new_stream()?;
+    /// # let comm = nccl::World::single().communicator("demo").stream(&stream).build()?;
+    /// use cudarc::driver::{DevicePtrMut, result};
+    ///
+    /// let mut sums = stream.clone_htod(&[1.0f32; 8])?;
+    /// let address = sums.device_ptr_mut(&stream).0;
+    /// let mut plan = comm.capture(sums, |capture, y| {
+    ///     // SAFETY: the memory of the plan's buffer, by its address.
+    ///     unsafe {
+    ///         capture.launch(move |stream| result::memset_d8_async(address, 0, 32, stream.cu_stream()));
+    ///     }
+    ///     capture.group(|group| group.all_reduce_in_place(y, nccl::ReduceOp::Sum))
+    /// })?;
+    /// plan.launch()?.wait()?;
+    /// assert_eq!(stream.clone_dtoh(&plan.views())?, [0.0; 8]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub unsafe fn launch(
+        &mut self,
+        launch: impl Fn(&Arc<CudaStream>) -> std::result::Result<(), DriverError> + Send + 'static,
+    ) {
+        let what = "capturing work of the program (`Capture::launch`)";
+        self.add_kernel(move |stream| launch(stream).map_err(Error::cuda(what)));
     }
 
     /// Adds operations that are issued together, after those of earlier groups.
@@ -99,57 +213,58 @@ impl<'p> Capture<'p> {
         let operators = group.buffers.take_operators();
         let batch = group.buffers.batch();
         if !batch.queued.is_empty() {
-            self.groups.push(Captured {
-                copies: Vec::new(),
-                recorded: batch.queued.to_vec(),
-                collective_args: batch.collective_args.to_vec(),
-                grouped: batch.grouped,
-                _operators: operators,
-            });
+            self.push(Captured::Group(CapturedGroup::of(batch, &[], operators)));
         }
         Ok(())
     }
 
     /// The communicator, with the configuration of the plan's collectives.
-    pub(crate) fn comm(&self) -> &'p Communicator {
+    #[doc(hidden)]
+    pub fn comm(&self) -> &'p Communicator {
         self.comm
     }
 
     /// Buffers that accept only memory of the plan.
-    pub(crate) fn buffers(&self) -> IssueBuffers<'p> {
+    #[doc(hidden)]
+    pub fn buffers<'a>(&self) -> IssueBuffers<'a>
+    where
+        'p: 'a,
+    {
         IssueBuffers::empty(self.comm.stream(), Some(self.owned))
     }
 
     /// Adds the steps of the buffers from [`buffers`](Self::buffers).
-    pub(crate) fn add_steps(&mut self, buffers: &IssueBuffers<'p>) {
-        if !buffers.has_steps() {
-            let batch = buffers.batch();
-            if !batch.queued.is_empty() {
-                self.groups.push(Captured {
-                    copies: Vec::new(),
-                    recorded: batch.queued.to_vec(),
-                    collective_args: batch.collective_args.to_vec(),
-                    grouped: batch.grouped,
-                    _operators: Vec::new(),
-                });
-            }
-            return;
+    #[doc(hidden)]
+    pub fn add_steps(&mut self, buffers: &IssueBuffers<'_>) {
+        let group = |batch, copies| Captured::Group(CapturedGroup::of(batch, copies, Vec::new()));
+        match buffers.has_steps() {
+            true => buffers
+                .steps()
+                .for_each(|step| self.push(group(step.batch, step.copies))),
+            false if buffers.batch().queued.is_empty() => {}
+            false => self.push(group(buffers.batch(), &[])),
         }
-        let steps = buffers.steps().map(|step| Captured {
-            copies: step.copies.to_vec(),
-            recorded: step.batch.queued.to_vec(),
-            collective_args: step.batch.collective_args.to_vec(),
-            grouped: step.batch.grouped,
-            _operators: Vec::new(),
-        });
-        self.groups.extend(steps);
+    }
+
+    /// Adds work behind that of earlier calls. `launch` puts it on the stream that it gets, which is capturing, and uses
+    /// only memory of the plan and of what the plan [holds](Self::hold).
+    #[doc(hidden)]
+    pub fn add_kernel(&mut self, launch: impl Fn(&Arc<CudaStream>) -> Result<()> + Send + 'static) {
+        self.push(Captured::Kernel(Box::new(launch)));
+    }
+
+    /// Keeps a value until the last replay is over.
+    #[doc(hidden)]
+    pub fn hold(&mut self, held: Arc<dyn Any + Send + Sync>) {
+        self.held.push(held);
     }
 }
 
 impl fmt::Debug for Capture<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let groups: Vec<_> = self.parts.iter().map(Vec::len).collect();
         f.debug_struct("Capture")
-            .field("groups", &self.groups.len())
+            .field("groups", &groups)
             .finish_non_exhaustive()
     }
 }

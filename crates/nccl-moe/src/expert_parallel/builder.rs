@@ -3,11 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cudarc::driver::DevicePtr;
-
-use super::experts::{ExpertParallel, Staging};
+use super::experts::{ExpertParallel, OnDevice, Owned};
 use super::kernels::Kernels;
-use super::layout::{Layout, Sizes};
+use super::layout::{DispatchWay, Layout, Sizes};
 use super::placement::ExpertPlacement;
 use crate::communicator::Communicator;
 use crate::cuda_driver;
@@ -66,6 +64,9 @@ pub struct ExpertParallelBuilder<'c> {
     pub max_row_bytes: usize,
     /// The order of the rows that are received, the same on all ranks; default [`Layout::RankMajor`].
     pub layout: Layout,
+    /// How rows are dispatched, the same on all ranks; default [`DispatchWay::Rows`]. With
+    /// [`DispatchWay::AllGather`], `max_tokens` must be the same on all ranks.
+    pub way: DispatchWay,
 }
 
 impl ExpertParallel {
@@ -100,6 +101,7 @@ impl<'c> ExpertParallelBuilder<'c> {
             capacity: None,
             max_row_bytes: 0,
             layout: Layout::default(),
+            way: DispatchWay::default(),
         }
     }
 
@@ -145,7 +147,20 @@ impl<'c> ExpertParallelBuilder<'c> {
         let compared = self.compare(made.as_ref().ok().map(|made| &made.sizes));
         let made = made?;
         compared?;
+        if self.way == DispatchWay::AllGather {
+            self.connect_gathers()?;
+        }
         Ok(made)
+    }
+
+    /// Connects the ranks for gathers, which NCCL does on the host at the first one.
+    fn connect_gathers(&self) -> Result<()> {
+        let stream = self.comm.stream();
+        let memory = cuda_driver::ignoring_stored_error(stream.context(), || {
+            stream.alloc_zeros::<u8>(self.comm.world_size())
+        });
+        let mut y = memory.map_err(Error::cuda("allocating memory to connect the ranks"))?;
+        self.comm.all_gather_in_place(&mut y)?.wait()
     }
 
     fn make(&self) -> Result<ExpertParallel> {
@@ -164,6 +179,7 @@ impl<'c> ExpertParallelBuilder<'c> {
             capacity: self.capacity.unwrap_or(self.max_tokens),
             max_row_bytes: self.max_row_bytes,
             layout: self.layout,
+            way: self.way,
         };
         sizes.check()?;
         let placement = match &self.placement {
@@ -177,16 +193,7 @@ impl<'c> ExpertParallelBuilder<'c> {
             stream.alloc_zeros::<u8>(sizes.staging())
         })
         .map_err(Error::cuda("allocating the staging memory"))?;
-        let staging = Staging {
-            address: {
-                // The address is used on the memory's own stream, which orders the accesses.
-                let (address, guard) =
-                    cuda_driver::ignoring_stored_error(context, || memory.device_ptr(stream));
-                std::mem::forget(guard);
-                address
-            },
-            _memory: ForkGuarded::new(memory),
-        };
+        let staging = Owned::new(memory);
         let copies = cuda_driver::ignoring_stored_error(context, || context.new_stream())
             .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
         let table = match self.placement {
@@ -196,16 +203,18 @@ impl<'c> ExpertParallelBuilder<'c> {
             })
             .map_err(Error::cuda("copying the placement"))?,
         };
-        // The staging memory is all zeros, and not in use yet.
-        let kernels = Kernels::load(stream, staging.address)?;
+        let device = OnDevice {
+            // The staging memory is all zeros, and not in use yet.
+            kernels: Kernels::load(stream, staging.address)?,
+            table: table.map(Owned::new),
+            staging,
+        };
         static MADE: AtomicU64 = AtomicU64::new(0);
         Ok(ExpertParallel {
             comm: self.comm.clone(),
             sizes,
             placement: Arc::new(placement),
-            table: table.map(ForkGuarded::new),
-            kernels,
-            staging,
+            device: Arc::new(device),
             copies: ForkGuarded::new(copies),
             number: MADE.fetch_add(1, Ordering::Relaxed),
         })
@@ -213,9 +222,16 @@ impl<'c> ExpertParallelBuilder<'c> {
 
     /// Compares the sizes that have to be the same on all ranks.
     fn compare(&self, sizes: Option<&Sizes>) -> Result<()> {
-        const FIELDS: [&str; 4] = ["experts", "placement", "capacity", "layout"];
-        let own: [u64; 5] = match sizes {
-            None => [0; 5],
+        const FIELDS: [&str; 6] = [
+            "experts",
+            "placement",
+            "capacity",
+            "layout",
+            "way",
+            "max_tokens",
+        ];
+        let own: [u64; 7] = match sizes {
+            None => [0; 7],
             Some(sizes) => [
                 1,
                 sizes.experts as u64,
@@ -224,6 +240,11 @@ impl<'c> ExpertParallelBuilder<'c> {
                     .map_or(0, ExpertPlacement::fingerprint),
                 sizes.capacity as u64,
                 sizes.layout as u64,
+                sizes.way as u64,
+                match sizes.way {
+                    DispatchWay::Rows => 0,
+                    DispatchWay::AllGather => sizes.max_tokens as u64,
+                },
             ],
         };
         let stream = self.comm.stream();
@@ -255,6 +276,8 @@ impl<'c> ExpertParallelBuilder<'c> {
                         String::from("RankMajor")
                     }
                     ("layout", _) => String::from("ExpertMajor"),
+                    ("way", value) if value == DispatchWay::Rows as u64 => String::from("Rows"),
+                    ("way", _) => String::from("AllGather"),
                     ("placement", 0) => String::from("None"),
                     ("placement", value) => format!("one with the fingerprint {value:016x}"),
                     _ => value.to_string(),

@@ -79,29 +79,38 @@ impl ExpertParallel {
             data_type: Some(data_type),
             ..Shape::default()
         };
-        let prepared = self.prepare_combine(routing, expert_out, weights, out);
+        let prepared = {
+            let _inside = self.comm.inner.enter(CallKind::Issue, self.comm.timeout);
+            IssueBuffers::new(self.comm.stream()).and_then(|mut buffers| {
+                let combine =
+                    self.prepare_combine(&mut buffers, routing, expert_out, weights, out)?;
+                Ok((buffers, combine))
+            })
+        };
         let (buffers, combine) =
             prepared.map_err(|error| failed_check(&self.comm, KIND, shape, error))?;
         let request = issue(&self.comm, &buffers, KIND, shape)?;
         if combine.tokens > 0 {
             self.launch_joined(&buffers, KIND, shape, || {
-                // SAFETY: a slot and a weight for each choice of the tokens that were routed, and a row of `out` for
-                // each token; the slots name rows of the staging memory, which was checked to have room for all. All are
-                // leased by the operation, or the staging memory, which is used on this stream only.
-                unsafe { self.kernels.combine(&combine, data_type) }
+                let (kernels, on) = (&self.device.kernels, self.comm.stream());
+                // SAFETY: prepared; all buffers are leased by the operation.
+                unsafe { kernels.combine(on, &combine, data_type) }
             })?;
         }
         Ok(request)
     }
 
-    /// Checks all arguments, and takes the buffers.
-    fn prepare_combine<'a>(
-        &'a self,
+    /// Checks all arguments, takes the buffers, and queues the messages. There are a slot and a weight for each choice of
+    /// the tokens that were routed, and a row of `out` for each token; the slots name rows of the staging memory, which was
+    /// checked to have room for all.
+    pub(super) fn prepare_combine<'a>(
+        &self,
+        buffers: &mut IssueBuffers<'a>,
         routing: &'a Routing,
         expert_out: Erased<'a>,
         weights: Erased<'a>,
         out: ErasedMut<'a>,
-    ) -> Result<(IssueBuffers<'a>, CombineArgs)> {
+    ) -> Result<CombineArgs> {
         let tokens = self.tokens_of(routing)?;
         let (width, data_type) = self.width_of(&expert_out, &out, tokens)?;
         let top_k = self.sizes.top_k;
@@ -109,12 +118,10 @@ impl ExpertParallel {
             let rule = "`top_k` for each token that was routed";
             return length("weights", weights.len(), tokens * top_k, rule);
         }
-        let _inside = self.comm.inner.enter(CallKind::Issue, self.comm.timeout);
-        let mut buffers = IssueBuffers::new(self.comm.stream())?;
         let from = buffers.read(expert_out)?;
         let combine = CombineArgs {
-            y: self.staging.address,
-            slots: buffers.read(&*routing.slots)?,
+            y: self.device.staging.address,
+            slots: buffers.read(&*routing.memory.slots)?,
             weights: buffers.read(weights)?,
             out: buffers.write(out)?,
             tokens,
@@ -122,12 +129,12 @@ impl ExpertParallel {
             width,
         };
         self.exchange(
-            &mut buffers,
+            buffers,
             (combine.y, from),
             (width, data_type),
             Direction::FromExperts,
         );
-        Ok((buffers, combine))
+        Ok(combine)
     }
 
     fn width_of(
@@ -137,7 +144,7 @@ impl ExpertParallel {
         tokens: usize,
     ) -> Result<(usize, DataType)> {
         let data_type = same_type(expert_out.data_type(), out.data_type())?;
-        self.kernels.check_weighted_type(data_type)?;
+        self.device.kernels.check_weighted_type(data_type)?;
         let (rows, given) = (self.sizes.rows(), expert_out.len());
         if given == 0 || !given.is_multiple_of(rows) {
             let needed = given.next_multiple_of(rows).max(rows);

@@ -1,8 +1,10 @@
 //! Sends rows to the ranks of their experts.
 
-use super::experts::{Direction, ExpertParallel, length};
+use cudarc::driver::{CudaStream, result};
+
+use super::experts::{Direction, ExpertParallel, OnDevice, length};
 use super::kernels::PermuteArgs;
-use super::layout::ALIGNMENT;
+use super::layout::{ALIGNMENT, DispatchWay, Sizes};
 use super::routing::Routing;
 use crate::active_calls::CallKind;
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
@@ -10,7 +12,7 @@ use crate::collectives::same_type;
 use crate::dtype::DataType;
 #[cfg(doc)]
 use crate::error::ErrorKind;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::issuing::{IssueBuffers, failed_check, issue};
 use crate::operation::{OperationKind, Shape};
 use nccl_core::Request;
@@ -18,11 +20,78 @@ use nccl_core::Request;
 const KIND: OperationKind = OperationKind::Dispatch;
 
 /// The data that is sent for each token.
-struct Payload<'a> {
+pub(super) struct Payload<'a> {
     x: Erased<'a>,
     y: ErasedMut<'a>,
     /// The names of the two buffers in errors.
     names: [&'static str; 2],
+}
+
+impl<'a> Payload<'a> {
+    pub(super) fn rows(x: Erased<'a>, y: ErasedMut<'a>) -> Self {
+        let names = ["x", "y"];
+        Self { x, y, names }
+    }
+
+    pub(super) fn scales(x: Erased<'a>, y: ErasedMut<'a>) -> Self {
+        let names = ["scales", "received_scales"];
+        Self { x, y, names }
+    }
+}
+
+/// What is done with a payload on this rank.
+#[derive(Clone, Copy)]
+pub(super) enum Move {
+    /// The rows of the experts are copied from those of the tokens, and sent.
+    Rows(PermuteArgs),
+    /// The own tokens are copied to where the tokens of all ranks are gathered. Of these, the rows of the experts here are
+    /// copied.
+    Gathered {
+        from: u64,
+        to: u64,
+        bytes: usize,
+        permute: PermuteArgs,
+    },
+}
+
+/// When a rank does its part of a [`Move`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Moment {
+    BeforeMessages,
+    AfterMessages,
+}
+
+impl Move {
+    /// # Safety
+    /// As [`Kernels::permute`](super::kernels::Kernels::permute): made by [`ExpertParallel::prepare_dispatch`].
+    pub(super) unsafe fn launch(
+        &self,
+        moment: Moment,
+        device: &OnDevice,
+        on: &CudaStream,
+    ) -> Result<()> {
+        match (self, moment) {
+            // SAFETY: the caller's promise.
+            (Self::Rows(permute), Moment::BeforeMessages) => unsafe {
+                device.kernels.permute(on, permute)
+            },
+            (
+                &Self::Gathered {
+                    from, to, bytes, ..
+                },
+                Moment::BeforeMessages,
+            ) if bytes > 0 => {
+                // SAFETY: the caller's promise.
+                unsafe { result::memcpy_dtod_async(to, from, bytes, on.cu_stream()) }
+                    .map_err(Error::cuda("copying on the device (cuMemcpyDtoDAsync)"))
+            }
+            // SAFETY: the caller's promise.
+            (Self::Gathered { permute, .. }, Moment::AfterMessages) => unsafe {
+                device.kernels.permute(on, permute)
+            },
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The rows of a payload.
@@ -47,7 +116,8 @@ impl ExpertParallel {
     /// [`ErrorKind::InvalidConfig`] for a routing of another `ExpertParallel`, or one without a route; otherwise as any
     /// operation.
     ///
-    /// Wraps a kernel, and `ncclSend` and `ncclRecv` in a group.
+    /// Wraps a kernel, and `ncclSend` and `ncclRecv` in a group, or `ncclAllGather`: see
+    /// [`DispatchWay`].
     ///
     /// ```
     /// # fn example(
@@ -65,11 +135,7 @@ impl ExpertParallel {
         X: SendBuffer<'a>,
         Y: RecvBuffer<'a, Element = X::Element>,
     {
-        let rows = Payload {
-            x: x.erase(),
-            y: y.erase_mut(),
-            names: ["x", "y"],
-        };
+        let rows = Payload::rows(x.erase(), y.erase_mut());
         self.dispatch_payloads(routing, [rows])
     }
 
@@ -107,16 +173,8 @@ impl ExpertParallel {
         S: SendBuffer<'a>,
         R: RecvBuffer<'a, Element = S::Element>,
     {
-        let rows = Payload {
-            x: x.erase(),
-            y: y.erase_mut(),
-            names: ["x", "y"],
-        };
-        let scales = Payload {
-            x: scales.erase(),
-            y: received_scales.erase_mut(),
-            names: ["scales", "received_scales"],
-        };
+        let rows = Payload::rows(x.erase(), y.erase_mut());
+        let scales = Payload::scales(scales.erase(), received_scales.erase_mut());
         self.dispatch_payloads(routing, [rows, scales])
     }
 
@@ -129,29 +187,45 @@ impl ExpertParallel {
             data_type: payloads.first().map(|rows| rows.x.data_type()),
             ..Shape::default()
         };
-        let prepared = self.prepare_dispatch(routing, payloads);
-        let (buffers, permutes) =
-            prepared.map_err(|error| failed_check(&self.comm, KIND, shape, error))?;
-        self.launch_joined(&buffers, KIND, shape, || {
-            permutes.iter().try_for_each(|permute| {
-                // SAFETY: a token for each slot; the tokens name rows that exist, because `x` has one for each token that
-                // was routed; the staging memory was checked to have room for all slots. All are leased by the
-                // operation, or are the staging memory, which is used on this stream only.
-                unsafe { self.kernels.permute(permute) }
+        let prepared = {
+            let _inside = self.comm.inner.enter(CallKind::Issue, self.comm.timeout);
+            IssueBuffers::new(self.comm.stream()).and_then(|mut buffers| {
+                let moves = self.prepare_dispatch(&mut buffers, routing, payloads)?;
+                Ok((buffers, moves))
             })
-        })?;
-        issue(&self.comm, &buffers, KIND, shape)
+        };
+        let (buffers, moves) =
+            prepared.map_err(|error| failed_check(&self.comm, KIND, shape, error))?;
+        let launch = |moment| {
+            self.launch_joined(&buffers, KIND, shape, || {
+                // SAFETY: prepared; all buffers are leased by the operation.
+                let launch =
+                    |one: &Move| unsafe { one.launch(moment, &self.device, self.comm.stream()) };
+                moves.iter().try_for_each(launch)
+            })
+        };
+        launch(Moment::BeforeMessages)?;
+        let request = issue(&self.comm, &buffers, KIND, shape)?;
+        if self.sizes.way == DispatchWay::AllGather {
+            launch(Moment::AfterMessages)?;
+        }
+        Ok(request)
     }
 
-    /// Checks all arguments, and takes the buffers.
-    fn prepare_dispatch<'a, const N: usize>(
-        &'a self,
+    /// Checks all arguments, takes the buffers, and queues the messages. There is a token for each row, and the tokens name
+    /// rows that exist, of `x` or of the tokens that are gathered; the staging memory was checked to have room for all.
+    pub(super) fn prepare_dispatch<'a, const N: usize>(
+        &self,
+        buffers: &mut IssueBuffers<'a>,
         routing: &'a Routing,
         payloads: [Payload<'a>; N],
-    ) -> Result<(IssueBuffers<'a>, [PermuteArgs; N])> {
+    ) -> Result<[Move; N]> {
         let tokens = self.tokens_of(routing)?;
+        let Sizes {
+            ranks, max_tokens, ..
+        } = self.sizes;
         let slots = self.sizes.rows();
-        let (mut row_bytes, mut staging) = (0usize, self.staging.address);
+        let (mut row_bytes, mut staging) = (0usize, self.device.staging.address);
         let mut rows = [None; N];
         for (payload, rows) in payloads.iter().zip(&mut rows) {
             let (width, data_type) = self.rows_of(payload, tokens)?;
@@ -162,42 +236,63 @@ impl ExpertParallel {
                 staging,
             });
             row_bytes += bytes;
-            staging = (staging + (slots * bytes) as u64).next_multiple_of(ALIGNMENT as u64);
+            let staged = match self.sizes.way {
+                DispatchWay::Rows => slots,
+                DispatchWay::AllGather => ranks * max_tokens,
+            };
+            staging = (staging + (staged * bytes) as u64).next_multiple_of(ALIGNMENT as u64);
         }
         if row_bytes > self.sizes.max_row_bytes {
             let rule = "`max_row_bytes` of the builder: those of a row and its scales";
             let given = self.sizes.max_row_bytes;
             return length("the staging memory for a row", given, row_bytes, rule);
         }
-        let _inside = self.comm.inner.enter(CallKind::Issue, self.comm.timeout);
-        let mut buffers = IssueBuffers::new(self.comm.stream())?;
-        let tokens = buffers.read(&*routing.tokens)?;
-        let mut permutes = [const { None }; N];
-        for ((payload, rows), permute) in payloads.into_iter().zip(rows).zip(&mut permutes) {
-            let Some(rows) = rows else {
+        let named = match &routing.memory.received {
+            Some(received) => buffers.read(&**received)?,
+            None => buffers.read(&*routing.memory.tokens)?,
+        };
+        let mut moves = [const { None }; N];
+        for ((payload, rows), one) in payloads.into_iter().zip(rows).zip(&mut moves) {
+            let Some(Rows {
+                width,
+                data_type,
+                staging,
+            }) = rows
+            else {
                 unreachable!("one for each payload")
             };
             let (x, y) = (buffers.read(payload.x)?, buffers.write(payload.y)?);
-            let (width, data_type) = (rows.width, rows.data_type);
-            self.exchange(
-                &mut buffers,
-                (rows.staging, y),
-                (width, data_type),
-                Direction::ToExperts,
-            );
-            *permute = Some(PermuteArgs {
+            let row_bytes = width * data_type.size_in_bytes().unwrap_or_default();
+            let permute = |x, y| PermuteArgs {
                 x,
-                tokens,
-                y: rows.staging,
-                row_bytes: width * data_type.size_in_bytes().unwrap_or_default(),
+                tokens: named,
+                y,
+                row_bytes,
                 slots,
+            };
+            *one = Some(match self.sizes.way {
+                DispatchWay::Rows => {
+                    let (addresses, numbers) = ((staging, y), (width, data_type));
+                    self.exchange(buffers, addresses, numbers, Direction::ToExperts);
+                    Move::Rows(permute(x, staging))
+                }
+                DispatchWay::AllGather => {
+                    let own = self.comm.rank() * max_tokens * row_bytes;
+                    buffers.push_all_gather(&self.comm, staging, max_tokens * width, data_type)?;
+                    buffers.grouped = true;
+                    Move::Gathered {
+                        from: x,
+                        to: staging + own as u64,
+                        bytes: tokens * row_bytes,
+                        permute: permute(staging, y),
+                    }
+                }
             });
         }
-        let permutes = permutes.map(|permute| match permute {
-            Some(permute) => permute,
+        Ok(moves.map(|one| match one {
+            Some(one) => one,
             None => unreachable!("one for each payload"),
-        });
-        Ok((buffers, permutes))
+        }))
     }
 
     /// Returns the width and type of a payload's rows.

@@ -4,12 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaSlice, CudaStream};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 
 use super::kernels::Kernels;
 use super::layout::{Layout, Sizes};
 use super::placement::ExpertPlacement;
 use crate::communicator::Communicator;
+use crate::cuda_driver;
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked::ForkGuarded;
@@ -30,7 +31,7 @@ use crate::queued_op::QueuedOp;
 /// they are filled: a buffer of received rows has [`rows`](Self::rows) rows, in the order of the
 /// [`ExpertLayout`](super::ExpertLayout); rows without a token are zeros.
 ///
-/// Operations on captured streams are refused, and a `CapturedPlan` cannot contain them.
+/// Operations on captured streams are refused; [`capture`](Self::capture) records them in a plan instead.
 /// The kernels have not run on a GPU yet: see the page on expert parallelism.
 ///
 /// ```
@@ -72,21 +73,43 @@ pub struct ExpertParallel {
     pub(super) comm: Communicator,
     pub(super) sizes: Sizes,
     pub(super) placement: Arc<ExpertPlacement>,
-    /// The placement for the kernel, unless the experts are in blocks.
-    pub(super) table: Option<ForkGuarded<CudaSlice<i32>>>,
-    pub(super) kernels: Kernels,
-    /// Rows in the order of their experts: sent by a dispatch, and received by a combine.
-    pub(super) staging: Staging,
+    /// Plans that contain operations keep this as well.
+    pub(super) device: Arc<OnDevice>,
     /// The stream for copies to the host, which wait for no other work.
     pub(super) copies: ForkGuarded<Arc<CudaStream>>,
     /// Identifies the routings made for this value.
     pub(super) number: u64,
 }
 
-/// Memory owned by this value alone, and used on the communicator's stream only.
-pub(super) struct Staging {
+/// What the operations use on the device, beside the program's buffers.
+pub(super) struct OnDevice {
+    pub(super) kernels: Kernels,
+    /// The placement for the kernel, unless the experts are in blocks.
+    pub(super) table: Option<Owned<i32>>,
+    /// Rows in the order of their experts, sent by a dispatch and received by a combine; or the tokens of all ranks, gathered
+    /// by a dispatch.
+    pub(super) staging: Owned<u8>,
+}
+
+/// Memory that no other code uses, and only on its own stream, that of the communicator.
+pub(super) struct Owned<T> {
     pub(super) address: CUdeviceptr,
-    pub(super) _memory: ForkGuarded<CudaSlice<u8>>,
+    _memory: ForkGuarded<CudaSlice<T>>,
+}
+
+impl<T> Owned<T> {
+    pub(super) fn new(memory: CudaSlice<T>) -> Self {
+        let stream = Arc::clone(memory.stream());
+        let context = stream.context();
+        let (address, guard) =
+            cuda_driver::ignoring_stored_error(context, || memory.device_ptr(&stream));
+        // The stream orders all accesses.
+        std::mem::forget(guard);
+        Self {
+            address,
+            _memory: ForkGuarded::new(memory),
+        }
+    }
 }
 
 impl ExpertParallel {

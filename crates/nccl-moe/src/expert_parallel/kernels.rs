@@ -51,6 +51,7 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 /// Choices of experts, and the places of their copies.
+#[derive(Clone, Copy)]
 pub(super) struct PlaceArgs {
     pub(super) topk: CUdeviceptr,
     pub(super) table: CUdeviceptr,
@@ -61,15 +62,19 @@ pub(super) struct PlaceArgs {
 }
 
 /// Input and output of a routing.
+#[derive(Clone, Copy)]
 pub(super) struct RouteArgs {
     pub(super) topk: CUdeviceptr,
     pub(super) slots: CUdeviceptr,
     pub(super) tokens: CUdeviceptr,
     pub(super) counts: CUdeviceptr,
     pub(super) entries: usize,
+    /// The number of the first token.
+    pub(super) first: u32,
 }
 
 /// Rows that are copied to their slots.
+#[derive(Clone, Copy)]
 pub(super) struct PermuteArgs {
     pub(super) x: CUdeviceptr,
     pub(super) tokens: CUdeviceptr,
@@ -79,6 +84,7 @@ pub(super) struct PermuteArgs {
 }
 
 /// Rows that are weighted and added up.
+#[derive(Clone, Copy)]
 pub(super) struct CombineArgs {
     pub(super) y: CUdeviceptr,
     pub(super) slots: CUdeviceptr,
@@ -123,22 +129,22 @@ impl Kernels {
             stream: Arc::clone(stream),
             last: ManuallyDrop::new(last),
         };
-        kernels.launch_all(nothing)?;
+        kernels.launch_all(stream, nothing)?;
         Ok(kernels)
     }
 
-    fn launch_all(&self, nothing: CUdeviceptr) -> Result<()> {
+    fn launch_all(&self, on: &CudaStream, nothing: CUdeviceptr) -> Result<()> {
         // SAFETY: no entries and no experts: the kernel writes one zero.
         unsafe {
-            self.launch_place([nothing; 3], [0; 5])?;
+            self.launch_place(on, [nothing; 3], [0; 5])?;
             let route = [nothing, nothing, nothing, nothing];
-            self.launch_route(route, [0; 4])?;
+            self.launch_route(on, route, [0; 5])?;
             for (_, function) in self.permute {
                 // One row without bytes, for a token of number 0.
-                self.launch_permute(function, [nothing; 3], 0, 1)?;
+                self.launch_permute(on, function, [nothing; 3], 0, 1)?;
             }
             for (_, function) in self.combine {
-                self.launch_combine(function, [nothing; 4], (1, 0, 0))?;
+                self.launch_combine(on, function, [nothing; 4], (1, 0, 0))?;
             }
         }
         Ok(())
@@ -148,7 +154,12 @@ impl Kernels {
     ///
     /// # Safety
     /// As [`route`](Self::route); the table is that of a placement with the experts and places of `sizes`.
-    pub(super) unsafe fn place(&self, what: &PlaceArgs, sizes: &Sizes) -> Result<()> {
+    pub(super) unsafe fn place(
+        &self,
+        on: &CudaStream,
+        what: &PlaceArgs,
+        sizes: &Sizes,
+    ) -> Result<()> {
         let addresses = [what.topk, what.table, what.placed];
         // All fit: the sizes were checked.
         let numbers = [
@@ -159,10 +170,15 @@ impl Kernels {
             what.turn,
         ];
         // SAFETY: the caller's promise.
-        unsafe { self.launch_place(addresses, numbers) }
+        unsafe { self.launch_place(on, addresses, numbers) }
     }
 
-    unsafe fn launch_place(&self, addresses: [CUdeviceptr; 3], numbers: [u32; 5]) -> Result<()> {
+    unsafe fn launch_place(
+        &self,
+        on: &CudaStream,
+        addresses: [CUdeviceptr; 3],
+        numbers: [u32; 5],
+    ) -> Result<()> {
         let [topk, table, placed] = &addresses;
         let [entries, top_k, experts, places, turn] = &numbers;
         let arguments = &mut [
@@ -177,15 +193,21 @@ impl Kernels {
         ];
         let blocks = entries.div_ceil(PLACING).max(1);
         // SAFETY: as in `launch_route`.
-        unsafe { self.launch(self.place, [blocks, 1], PLACING, arguments) }
+        unsafe { self.launch(on, self.place, [blocks, 1], PLACING, arguments) }
     }
 
     /// Assigns slots to entries.
     ///
     /// # Safety
-    /// The addresses are of as many numbers as `sizes` and the entries need, on the stream's device, and stay valid
-    /// until the stream has run the kernel.
-    pub(super) unsafe fn route(&self, what: &RouteArgs, sizes: &Sizes) -> Result<()> {
+    /// The stream is of the context of the kernels. The addresses are of as many numbers as `sizes` and the entries need,
+    /// on the stream's device, and stay valid until the stream has run the kernel; if the stream is capturing, until the
+    /// last replay is over, as do the kernels.
+    pub(super) unsafe fn route(
+        &self,
+        on: &CudaStream,
+        what: &RouteArgs,
+        sizes: &Sizes,
+    ) -> Result<()> {
         let addresses = [what.topk, what.slots, what.tokens, what.counts];
         // All fit: the sizes were checked.
         let numbers = [
@@ -193,14 +215,20 @@ impl Kernels {
             sizes.top_k as u32,
             sizes.places() as u32,
             sizes.capacity as u32,
+            what.first,
         ];
         // SAFETY: the caller's promise.
-        unsafe { self.launch_route(addresses, numbers) }
+        unsafe { self.launch_route(on, addresses, numbers) }
     }
 
-    unsafe fn launch_route(&self, addresses: [CUdeviceptr; 4], numbers: [u32; 4]) -> Result<()> {
+    unsafe fn launch_route(
+        &self,
+        on: &CudaStream,
+        addresses: [CUdeviceptr; 4],
+        numbers: [u32; 5],
+    ) -> Result<()> {
         let [topk, slots, tokens, counts] = &addresses;
-        let [entries, top_k, experts, capacity] = &numbers;
+        let [entries, top_k, experts, capacity, first] = &numbers;
         let arguments = &mut [
             argument(topk),
             argument(slots),
@@ -210,16 +238,17 @@ impl Kernels {
             argument(top_k),
             argument(experts),
             argument(capacity),
+            argument(first),
         ];
         // SAFETY: as the kernel takes them; the caller promises that the addresses are valid.
-        unsafe { self.launch(self.route, [numbers[2] + 1, 1], 32, arguments) }
+        unsafe { self.launch(on, self.route, [numbers[2] + 1, 1], 32, arguments) }
     }
 
     /// Copies rows to their slots.
     ///
     /// # Safety
     /// As [`route`](Self::route): `slots` tokens, the rows that they name, and `slots` rows to write.
-    pub(super) unsafe fn permute(&self, what: &PermuteArgs) -> Result<()> {
+    pub(super) unsafe fn permute(&self, on: &CudaStream, what: &PermuteArgs) -> Result<()> {
         let bits = what.x | what.y | what.row_bytes as u64;
         let fits = |&&(bytes, _): &&(u64, Function)| bits.is_multiple_of(bytes);
         let Some(&(bytes, function)) = self.permute.iter().find(fits) else {
@@ -228,11 +257,12 @@ impl Kernels {
         let addresses = [what.x, what.tokens, what.y];
         let words = what.row_bytes as u64 / bytes;
         // SAFETY: the caller's promise. The slots fit: the sizes were checked.
-        unsafe { self.launch_permute(function, addresses, words, what.slots as u32) }
+        unsafe { self.launch_permute(on, function, addresses, words, what.slots as u32) }
     }
 
     unsafe fn launch_permute(
         &self,
+        on: &CudaStream,
         function: Function,
         [x, tokens, y]: [CUdeviceptr; 3],
         words: u64,
@@ -245,7 +275,7 @@ impl Kernels {
             argument(&words),
         ];
         // SAFETY: as in `launch_route`.
-        unsafe { self.launch(function, [slots, 1], COPYING, arguments) }
+        unsafe { self.launch(on, function, [slots, 1], COPYING, arguments) }
     }
 
     /// Returns an error unless rows of this type can be weighted.
@@ -265,17 +295,23 @@ impl Kernels {
     /// # Safety
     /// As [`route`](Self::route): a slot and a weight for each entry, the rows that they name, and a row to write for
     /// each token.
-    pub(super) unsafe fn combine(&self, what: &CombineArgs, data_type: DataType) -> Result<()> {
+    pub(super) unsafe fn combine(
+        &self,
+        on: &CudaStream,
+        what: &CombineArgs,
+        data_type: DataType,
+    ) -> Result<()> {
         let function = self.combine_of(data_type)?;
         let addresses = [what.y, what.slots, what.weights, what.out];
         // Both fit: the sizes were checked.
         let numbers = (what.tokens as u32, what.top_k as u32, what.width as u64);
         // SAFETY: the caller's promise.
-        unsafe { self.launch_combine(function, addresses, numbers) }
+        unsafe { self.launch_combine(on, function, addresses, numbers) }
     }
 
     unsafe fn launch_combine(
         &self,
+        on: &CudaStream,
         function: Function,
         [y, slots, weights, out]: [CUdeviceptr; 4],
         (tokens, top_k, width): (u32, u32, u64),
@@ -290,19 +326,20 @@ impl Kernels {
         ];
         let parts = (width as usize).div_ceil(ADDING as usize).clamp(1, PARTS) as u32;
         // SAFETY: as in `launch_route`.
-        unsafe { self.launch(function, [tokens, parts], ADDING, arguments) }
+        unsafe { self.launch(on, function, [tokens, parts], ADDING, arguments) }
     }
 
     /// # Safety
     /// The number and the sizes of the arguments are the kernel's.
     unsafe fn launch(
         &self,
+        on: &CudaStream,
         function: Function,
         [x, y]: [u32; 2],
         threads: u32,
         arguments: &mut [*mut c_void],
     ) -> Result<()> {
-        let stream = self.stream.cu_stream();
+        let stream = on.cu_stream();
         // SAFETY: the module is loaded while `self` lives, the stream lives, and the caller promises the rest.
         unsafe {
             result::launch_kernel(function.0, (x, y, 1), (threads, 1, 1), 0, stream, arguments)

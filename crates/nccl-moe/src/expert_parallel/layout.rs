@@ -19,6 +19,31 @@ pub enum Layout {
     ExpertMajor,
 }
 
+/// How a dispatch sends the rows of tokens to other ranks. The result is the same, bit for bit.
+///
+/// With `n` ranks, [`Rows`](Self::Rows) sends `(n - 1) / n` times [`rows`](super::ExpertParallel::rows) rows from each
+/// rank, and [`AllGather`](Self::AllGather) at most `(n - 1) * max_tokens`. With 8 ranks, 256 experts, 128 tokens and a
+/// capacity of 64, these are 14,336 and 896 rows.
+///
+/// ```
+/// # fn example(comm: &nccl::Communicator) {
+/// use nccl::moe::{DispatchWay, ExpertParallel};
+///
+/// let builder = ExpertParallel::builder(comm).with(|ep| ep.way = DispatchWay::AllGather);
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DispatchWay {
+    /// Each rank sends the rows of each expert to its rank, filled or not: grouped `ncclSend` and `ncclRecv`. For many
+    /// ranks, and a capacity near what the experts get.
+    #[default]
+    Rows,
+    /// Each rank sends all of its tokens to all ranks (`ncclAllGather`), which copy the rows of their experts from them. A
+    /// token that chooses several experts of a rank is sent to it once. For few ranks, or many choices of a token.
+    AllGather,
+}
+
 /// The sizes of an [`ExpertParallel`](super::ExpertParallel), checked. A place stands for one copy of an expert, or is
 /// empty; the places of a rank are consecutive. Without a placement, expert `e` is at place `e`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +60,7 @@ pub(super) struct Sizes {
     /// Maximum number of bytes of all payloads of a token together.
     pub(super) max_row_bytes: usize,
     pub(super) layout: Layout,
+    pub(super) way: DispatchWay,
 }
 
 /// Alignment of the rows of a second payload in the staging memory.
@@ -65,9 +91,18 @@ impl Sizes {
         self.places() + 1
     }
 
+    /// Returns the number of rows of the staging memory: those that are sent or, in a combine, received, and the tokens of
+    /// all ranks, if these are gathered.
+    fn staged_rows(&self) -> usize {
+        match self.way {
+            DispatchWay::Rows => self.rows(),
+            DispatchWay::AllGather => self.rows().max(self.ranks * self.max_tokens),
+        }
+    }
+
     /// Returns the bytes of the staging memory: rows, and a gap before those of a second payload.
     pub(super) fn staging(&self) -> usize {
-        self.rows() * self.max_row_bytes + ALIGNMENT
+        self.staged_rows() * self.max_row_bytes + ALIGNMENT
     }
 
     /// Returns an error for sizes that cannot work.
@@ -97,6 +132,13 @@ impl Sizes {
                 format!("with top_k, there are more than {MOST} entries"),
             );
         }
+        let gathered = self.ranks.checked_mul(self.max_tokens);
+        if self.way == DispatchWay::AllGather && gathered.is_none_or(|tokens| tokens > MOST) {
+            return refuse(
+                "max_tokens",
+                format!("all ranks together have more than {MOST} tokens"),
+            );
+        }
         let rows = self.places().checked_mul(self.capacity);
         // A counter of a kernel thread goes up to 32 rows beyond the end.
         if rows.is_none_or(|rows| rows > MOST - 32) {
@@ -105,7 +147,7 @@ impl Sizes {
                 format!("with the experts, there are more than {MOST} rows"),
             );
         }
-        let bytes = self.rows().checked_mul(self.max_row_bytes);
+        let bytes = self.staged_rows().checked_mul(self.max_row_bytes);
         if bytes.is_none_or(|bytes| bytes > isize::MAX as usize - ALIGNMENT) {
             return refuse(
                 "max_row_bytes",
@@ -161,6 +203,7 @@ mod tests {
             capacity: 4,
             max_row_bytes: 8,
             layout,
+            way: DispatchWay::Rows,
         }
     }
 
@@ -201,6 +244,11 @@ mod tests {
         assert!(refused(|sizes| sizes.top_k = 7).contains("7 of 6"));
         assert!(refused(|sizes| sizes.max_tokens = 1 << 31).contains("`max_tokens`"));
         assert!(refused(|sizes| sizes.capacity = 1 << 31).contains("`capacity`"));
+        let gathered = refused(|sizes| {
+            (sizes.ranks, sizes.way) = (1 << 16, DispatchWay::AllGather);
+            sizes.max_tokens = 1 << 20;
+        });
+        assert!(gathered.contains("`max_tokens`"), "{gathered}");
         assert!(refused(|sizes| sizes.max_row_bytes = usize::MAX).contains("`max_row_bytes`"));
     }
 }

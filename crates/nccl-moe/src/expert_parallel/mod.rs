@@ -15,12 +15,13 @@
 //! - `placement`: the ranks that have the experts, and copies of them; `transfers`: the transfers when a placement
 //!   changes;
 //! - `kernels`: the device code, in `kernels.ptx`; `routing`: the row of each choice, and `counts`: the number of rows;
-//! - `dispatch`, `combine`: the exchanges.
+//! - `dispatch`, `combine`: the exchanges; `captured`: the same in captured plans.
 //!
 //! Invariants: the staging memory is used on one stream only, by calls that have `&mut self`; each kernel, like the
 //! messages, is enqueued between the joins with the streams of its buffers (`Inner::compute`).
 
 mod builder;
+mod captured;
 mod combine;
 mod counts;
 mod dispatch;
@@ -32,9 +33,10 @@ mod routing;
 mod transfers;
 
 pub use builder::ExpertParallelBuilder;
+pub use captured::{ExpertCapture, RoutingMut};
 pub use counts::Counts;
 pub use experts::ExpertParallel;
-pub use layout::Layout as ExpertLayout;
+pub use layout::{DispatchWay, Layout as ExpertLayout};
 pub use placement::ExpertPlacement;
 pub use routing::Routing;
 pub use transfers::{ExpertTransfer, TransferPart};

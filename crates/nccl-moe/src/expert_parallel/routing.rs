@@ -7,13 +7,13 @@ use std::time::Instant;
 use cudarc::driver::{CudaSlice, CudaStream, CudaView, DeviceRepr, ValidAsZeroBits};
 
 use super::counts::Counts;
-use super::experts::{ExpertParallel, length};
+use super::experts::{Direction, ExpertParallel, OnDevice, length};
 use super::kernels::{PlaceArgs, RouteArgs};
-use super::layout::Sizes;
+use super::layout::{DispatchWay, Sizes};
 use super::placement::ExpertPlacement;
 use crate::active_calls::CallKind;
 use crate::buffer::SendBuffer;
-use crate::communicator::Communicator;
+use crate::communicator::KeepAlive;
 use crate::cuda_driver;
 use crate::dtype::DataType;
 use crate::error::{Error, ErrorKind, Result};
@@ -24,9 +24,9 @@ use crate::operation::{OperationKind, Shape};
 use crate::queued_op::QueuedOp;
 use nccl_core::Request;
 
-const KIND: OperationKind = OperationKind::Route;
+pub(super) const KIND: OperationKind = OperationKind::Route;
 
-const SHAPE: Shape = Shape {
+pub(super) const SHAPE: Shape = Shape {
     peer: None,
     root: None,
     count: None,
@@ -37,7 +37,8 @@ const SHAPE: Shape = Shape {
 /// The destinations of the tokens of one step. Made with [`ExpertParallel::routing`], filled by
 /// [`ExpertParallel::route`], and used by any number of dispatches and combines until it is filled again.
 ///
-/// A routing is in device memory; the host does not read it unless the program calls for it.
+/// A routing is in device memory; the host does not read it unless the program calls for it. It can be one of the
+/// buffers of a captured plan, which then routes with [`ExpertCapture::route`](super::ExpertCapture::route).
 ///
 /// ```
 /// # fn example(ep: &nccl::moe::ExpertParallel, topk: &nccl::cudarc::driver::CudaSlice<i32>) -> nccl::Result<()> {
@@ -50,26 +51,59 @@ const SHAPE: Shape = Shape {
 /// ```
 pub struct Routing {
     pub(super) of: u64,
-    comm: Communicator,
+    /// No operation is issued by a routing.
+    comm: KeepAlive,
     sizes: Sizes,
     placement: Arc<ExpertPlacement>,
     copies: ForkGuarded<Arc<CudaStream>>,
+    pub(super) memory: RoutingMemory,
+    pub(super) routed: Option<Routed>,
+}
+
+pub(super) struct RoutingMemory {
     /// The place of each entry, where the experts are not in blocks.
-    placed: Option<ForkGuarded<CudaSlice<i32>>>,
+    pub(super) placed: Option<ForkGuarded<CudaSlice<i32>>>,
     /// The slot of each entry.
     pub(super) slots: ForkGuarded<CudaSlice<i32>>,
-    /// The token of each slot.
+    /// The token of each slot; with [`DispatchWay::AllGather`] among the tokens of all ranks.
     pub(super) tokens: ForkGuarded<CudaSlice<i32>>,
+    /// The tokens of the rows that this rank receives, if tokens are gathered.
+    pub(super) received: Option<ForkGuarded<CudaSlice<i32>>>,
     /// See [`Sizes::counts`].
-    counts: ForkGuarded<CudaSlice<u32>>,
-    pub(super) routed: Option<Routed>,
+    pub(super) counts: ForkGuarded<CudaSlice<u32>>,
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct Routed {
     pub(super) tokens: usize,
-    sequence: u64,
-    issued: Instant,
+    /// The operation, and when it was issued; `None` for one in a plan, whose launches the routing does not know.
+    pub(super) issued: Option<(u64, Instant)>,
+}
+
+/// The kernels of a routing.
+#[derive(Clone, Copy)]
+pub(super) struct RouteKernels {
+    place: Option<PlaceArgs>,
+    route: RouteArgs,
+}
+
+impl RouteKernels {
+    /// # Safety
+    /// As [`Kernels::route`](super::kernels::Kernels::route): the arguments are those of
+    /// [`ExpertParallel::prepare_route`] for these sizes.
+    pub(super) unsafe fn launch(
+        &self,
+        device: &OnDevice,
+        sizes: &Sizes,
+        on: &CudaStream,
+    ) -> Result<()> {
+        if let Some(place) = self.place.filter(|place| place.entries > 0) {
+            // SAFETY: the caller's promise.
+            unsafe { device.kernels.place(on, &place, sizes) }?;
+        }
+        // SAFETY: likewise.
+        unsafe { device.kernels.route(on, &self.route, sizes) }
+    }
 }
 
 impl ExpertParallel {
@@ -111,20 +145,27 @@ impl ExpertParallel {
             memory.map_err(Error::cuda("allocating a routing"))
         }
         let (stream, sizes) = (self.comm.stream(), self.sizes);
-        let placed = match self.table {
+        let placed = match self.device.table {
             Some(_) => Some(zeros(stream, sizes.max_tokens * sizes.top_k)?),
             None => None,
         };
+        let received = match sizes.way {
+            DispatchWay::Rows => None,
+            DispatchWay::AllGather => Some(zeros(stream, sizes.rows())?),
+        };
         Ok(Routing {
-            placed: placed.map(ForkGuarded::new),
             of: self.number,
-            comm: self.comm.clone(),
+            comm: KeepAlive::new(self.comm.clone()),
             sizes,
             placement: Arc::clone(&self.placement),
             copies: self.copies.clone(),
-            slots: ForkGuarded::new(zeros(stream, sizes.max_tokens * sizes.top_k)?),
-            tokens: ForkGuarded::new(zeros(stream, sizes.rows())?),
-            counts: ForkGuarded::new(zeros(stream, sizes.counts())?),
+            memory: RoutingMemory {
+                placed: placed.map(ForkGuarded::new),
+                slots: ForkGuarded::new(zeros(stream, sizes.max_tokens * sizes.top_k)?),
+                tokens: ForkGuarded::new(zeros(stream, sizes.rows())?),
+                received: received.map(ForkGuarded::new),
+                counts: ForkGuarded::new(zeros(stream, sizes.counts())?),
+            },
             routed: None,
         })
     }
@@ -156,65 +197,80 @@ impl ExpertParallel {
         topk: impl SendBuffer<'a, Element = i32>,
         routing: &'a mut Routing,
     ) -> Result<Request> {
-        let sizes = &self.sizes;
         let issued = Instant::now();
         let Routing {
-            of,
-            placed,
-            slots,
-            tokens,
-            counts,
-            routed,
-            ..
+            of, memory, routed, ..
         } = routing;
         let entries = topk.count();
         let prepared = self.check_topk(*of, entries).and_then(|()| {
             *routed = None;
             let _inside = self.comm.inner.enter(CallKind::Issue, self.comm.timeout);
             let mut buffers = IssueBuffers::new(self.comm.stream())?;
-            let topk = buffers.read(topk)?;
-            let place = match (&self.table, placed) {
-                (Some(table), Some(placed)) => Some(PlaceArgs {
-                    topk,
-                    table: buffers.read(&**table)?,
-                    placed: buffers.write(&mut **placed)?,
-                    entries,
-                    turn: self.comm.rank() as u32,
-                }),
-                _ => None,
-            };
-            let route = RouteArgs {
-                topk: place.as_ref().map_or(topk, |place| place.placed),
-                slots: buffers.write(&mut **slots)?,
-                tokens: buffers.write(&mut **tokens)?,
-                counts: buffers.write(&mut **counts)?,
-                entries,
-            };
-            self.exchange_counts(&mut buffers, route.counts);
-            Ok((buffers, place, route))
+            let kernels = self.prepare_route(&mut buffers, topk, memory)?;
+            Ok((buffers, kernels))
         });
-        let (buffers, place, route) =
+        let (buffers, kernels) =
             prepared.map_err(|error| failed_check(&self.comm, KIND, SHAPE, error))?;
         self.launch_joined(&buffers, KIND, SHAPE, || {
-            if let Some(place) = place.filter(|place| place.entries > 0) {
-                // SAFETY: as many entries as `topk` has; the table is that of the placement, which was checked against the sizes; a
-                // routing has a place for each entry that the sizes allow. All are leased by the operation.
-                unsafe { self.kernels.place(&place, sizes) }?;
-            }
-            // SAFETY: as many entries as `topk` has, and a routing has as many slots, tokens and counts as the sizes
-            // require; all are leased by the operation.
-            unsafe { self.kernels.route(&route, sizes) }
+            // SAFETY: prepared for these sizes; all buffers are leased by the operation.
+            unsafe { kernels.launch(&self.device, &self.sizes, self.comm.stream()) }
         })?;
         let request = issue(&self.comm, &buffers, KIND, SHAPE)?;
         *routed = Some(Routed {
-            tokens: entries / sizes.top_k,
-            sequence: request.sequence(),
-            issued,
+            tokens: entries / self.sizes.top_k,
+            issued: Some((request.sequence(), issued)),
         });
         Ok(request)
     }
 
-    fn check_topk(&self, of: u64, entries: usize) -> Result<()> {
+    /// Takes the buffers, and queues the messages. As many entries as `topk` has are read, which were checked; a routing
+    /// has as many places, slots, tokens and counts as the sizes allow; and the table is that of a placement that was
+    /// checked against the sizes.
+    pub(super) fn prepare_route<'a>(
+        &self,
+        buffers: &mut IssueBuffers<'a>,
+        topk: impl SendBuffer<'a, Element = i32>,
+        memory: &'a mut RoutingMemory,
+    ) -> Result<RouteKernels> {
+        let entries = topk.count();
+        let topk = buffers.read(topk)?;
+        let place = match (&self.device.table, &mut memory.placed) {
+            (Some(table), Some(placed)) => Some(PlaceArgs {
+                topk,
+                table: table.address,
+                placed: buffers.write(&mut **placed)?,
+                entries,
+                turn: self.comm.rank() as u32,
+            }),
+            _ => None,
+        };
+        let route = RouteArgs {
+            topk: place.as_ref().map_or(topk, |place| place.placed),
+            slots: buffers.write(&mut *memory.slots)?,
+            tokens: buffers.write(&mut *memory.tokens)?,
+            counts: buffers.write(&mut *memory.counts)?,
+            entries,
+            // Fits: the sizes were checked.
+            first: match self.sizes.way {
+                DispatchWay::Rows => 0,
+                DispatchWay::AllGather => (self.comm.rank() * self.sizes.max_tokens) as u32,
+            },
+        };
+        self.exchange_counts(buffers, route.counts);
+        if let Some(received) = &mut memory.received {
+            let received = buffers.write(&mut **received)?;
+            let numbers = (1, DataType::Int32);
+            self.exchange(
+                buffers,
+                (route.tokens, received),
+                numbers,
+                Direction::ToExperts,
+            );
+        }
+        Ok(RouteKernels { place, route })
+    }
+
+    pub(super) fn check_topk(&self, of: u64, entries: usize) -> Result<()> {
         let Sizes {
             top_k, max_tokens, ..
         } = self.sizes;
@@ -307,14 +363,16 @@ impl Routing {
                 ),
             }));
         };
-        let (sequence, issued) = (routed.sequence, routed.issued);
+        // A request waits for all work on the stream; the number is for its error.
+        let (sequence, issued) = routed.issued.unwrap_or_else(|| (0, Instant::now()));
         Request::new(comm, KIND, SHAPE, sequence, issued, false).wait()?;
         let numbers = {
             // Copies on a stream of its own: work behind the routing may wait for other ranks.
             let _inside = comm.inner.enter(CallKind::Query, comm.timeout);
             let mut numbers = vec![0u32; self.sizes.counts()];
             cuda_driver::ignoring_stored_error(self.copies.context(), || {
-                self.copies.memcpy_dtoh(&*self.counts, &mut numbers)?;
+                self.copies
+                    .memcpy_dtoh(&*self.memory.counts, &mut numbers)?;
                 self.copies.synchronize()
             })
             .map(|()| numbers)
@@ -324,8 +382,12 @@ impl Routing {
             .and_then(|numbers| Counts::of(numbers, &self.sizes, &self.placement, comm.rank()))
             .map_err(|error| {
                 error.during(|| {
-                    comm.inner
-                        .operation(KIND, SHAPE, Some(sequence), routed.issued)
+                    comm.inner.operation(
+                        KIND,
+                        SHAPE,
+                        Some(sequence).filter(|&number| number > 0),
+                        issued,
+                    )
                 })
             })
     }
@@ -342,7 +404,7 @@ impl Routing {
     /// ```
     #[must_use]
     pub fn received(&self) -> CudaView<'_, u32> {
-        self.counts.slice(self.sizes.received_counts()..)
+        self.memory.counts.slice(self.sizes.received_counts()..)
     }
 }
 

@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
 use crate::op::{Descriptor, Function};
 use crate::operation::{OperationKind, Shape};
-use crate::operation_comparison::OperationUse;
+use crate::operation_comparison::{OperationUse, Operations};
 use crate::plan::Comparison;
 use nccl_base::data_type::DataType;
 
@@ -406,7 +406,7 @@ impl<'c> AllToAllBuilder<'c> {
         });
         let entries: Vec<_> = entries.collect();
         let entries = match made {
-            Ok(_) => Ok(&entries[..]),
+            Ok(_) => Ok(Operations::undivided(&entries)),
             Err(error) => Err(error.kind().to_string()),
         };
         let differ = |difference: String| {

@@ -75,8 +75,12 @@ impl Track {
         self.stream_progress.done_on(stream)
     }
 
-    /// Records that operation `sequence` on `stream` is done, and with it all earlier ones on that stream.
+    /// Records that operation `sequence` on `stream` is done, and with it all earlier ones on that stream. A number of 0
+    /// stands for no operation.
     pub(crate) fn done(&self, stream: &CudaStream, sequence: u64) {
+        if sequence == 0 {
+            return;
+        }
         self.record_done_time(sequence);
         self.stream_progress.done_at(handle_of(stream), sequence);
     }
