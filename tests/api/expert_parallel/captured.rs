@@ -159,15 +159,15 @@ fn two_ranks(way: DispatchWay) -> Case {
     }
 }
 
+/// A routing, its choices, tokens, and received rows.
+type Halves = (Routing, CudaSlice<i32>, CudaSlice<i32>, CudaSlice<i32>);
+
 /// A plan with the route in its first part, and the dispatch in its second.
 fn route_then_dispatch(
     ep: &nccl::moe::ExpertParallel,
     routing: Routing,
     tokens: usize,
-) -> Result<
-    CapturedPlan<(Routing, CudaSlice<i32>, CudaSlice<i32>, CudaSlice<i32>)>,
-    Box<dyn std::error::Error>,
-> {
+) -> Result<CapturedPlan<Halves>, Box<dyn std::error::Error>> {
     let stream = ep.communicator().stream();
     let buffers = (
         routing,

@@ -434,6 +434,27 @@ fn numbers_that_differ_between_the_ranks_are_refused_on_all_of_them() {
             error.contains("RankMajor on rank 0 and ExpertMajor on rank 1"),
             "{error:#}"
         );
+        let way = [DispatchWay::Rows, DispatchWay::AllGather][world.rank() / 2];
+        let error = text(
+            builder()
+                .with(|ep| (ep.max_tokens, ep.way) = (4, way))
+                .build(),
+        );
+        assert!(
+            error.contains("`way`: it is Rows on rank 0 and AllGather on rank 2"),
+            "{error:#}"
+        );
+        // Gathered tokens are as many on each rank.
+        let gathers = builder().with(|ep| {
+            ep.max_tokens = world.rank() + 1;
+            ep.capacity = Some(2);
+            ep.way = DispatchWay::AllGather;
+        });
+        let error = text(gathers.build());
+        assert!(
+            error.contains("`max_tokens`: it is 1 on rank 0 and 2 on rank 1"),
+            "{error:#}"
+        );
         // A rank with an invalid setting gets its own error, and the others do not wait for it.
         let own = if world.rank() == 1 { 0 } else { 4 };
         let error = text(

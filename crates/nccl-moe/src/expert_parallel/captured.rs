@@ -354,7 +354,7 @@ impl ExpertParallel {
     fn forget_tokens(&self, routing: &mut Routing) -> Result<()> {
         routing.routed = None;
         let memory = &mut routing.memory;
-        let optional = memory.received.as_mut().map(|received| &mut **received);
+        let optional = memory.received.as_deref_mut();
         let mut buffers = IssueBuffers::new(self.comm.stream())?;
         let mut marked = Vec::new();
         for numbers in [&mut *memory.slots, &mut *memory.tokens]
