@@ -312,7 +312,7 @@ pub mod one_sided {
 pub mod plan {
     //! Operations that are captured once and launched many times ([`Communicator::capture`](crate::Communicator::capture)).
 
-    pub use nccl_core::{Capture, CapturedPlan, PlanBuffers};
+    pub use nccl_core::{Capture, CapturedPlan, PlanBuffers, RenewablePlan};
 }
 #[cfg(feature = "world")]
 mod local_ranks;

@@ -34,6 +34,7 @@ table! {
     nccl::ErrorKind: Send Sync Unpin;
     nccl::all_to_all::Explanation: Send Sync Clone Unpin;
     nccl::plan::CapturedPlan<(nccl::moe::Routing, nccl::Buffer<f32>)>: Send Sync Unpin;
+    nccl::plan::RenewablePlan<nccl::Buffer<f32>>: Send Unpin;
     nccl::moe::DispatchWay: Send Sync Copy Unpin;
     nccl::moe::ExpertCapture<'static, 'static>: Send Unpin;
     nccl::moe::RoutingMut<'static>: Send Sync Unpin;

@@ -3,7 +3,9 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use nccl::cudarc::driver::CudaStream;
+use nccl::cudarc::driver::{CudaSlice, CudaStream};
+use nccl::moe::{ExpertParallel, Routing};
+use nccl::plan::{CapturedPlan, RenewablePlan};
 use nccl::{Communicator, ReduceOp, World};
 use nccl_tools::testing::name;
 
@@ -174,6 +176,116 @@ fn two_die_one_after_the_other_and_two_go_on() {
 #[test]
 fn rank_0_dies_and_so_does_the_next_one_and_two_go_on() {
     two_die(&name(&|| ()), 0);
+}
+
+/// A routing, choices, weights, tokens, rows of experts, and results.
+type LayerBuffers = (
+    Routing,
+    CudaSlice<i32>,
+    CudaSlice<f32>,
+    CudaSlice<f32>,
+    CudaSlice<f32>,
+    CudaSlice<f32>,
+);
+
+/// A layer of experts that return what they get: 6 experts on 3 ranks or on 2.
+fn capture_layer(
+    comm: &Communicator,
+    former: Option<LayerBuffers>,
+) -> Outcome<CapturedPlan<LayerBuffers>> {
+    let (rank, stream) = (comm.rank() as i32, comm.stream());
+    let ep = ExpertParallel::builder(comm)
+        .with(|ep| (ep.experts, ep.top_k, ep.max_tokens, ep.max_row_bytes) = (6, 1, 4, 4))
+        .build()?;
+    let choices = [rank, rank + 1, rank + 2, rank + 3];
+    let buffers = match former {
+        Some((_, _, weights, x, y, out)) => (
+            ep.routing()?,
+            stream.clone_htod(&choices)?,
+            weights,
+            x,
+            y,
+            out,
+        ),
+        None => (
+            ep.routing()?,
+            stream.clone_htod(&choices)?,
+            stream.clone_htod(&[1f32; 4])?,
+            stream.clone_htod(&[1f32, 2.0, 3.0, 4.0])?,
+            stream.alloc_zeros(ep.rows())?,
+            stream.alloc_zeros(4)?,
+        ),
+    };
+    Ok(comm.capture(
+        buffers,
+        |capture, (mut routing, topk, weights, x, mut y, out)| {
+            let mut experts = ep.capture(capture)?;
+            experts.route(&topk, &mut routing)?;
+            experts.dispatch(&routing, &x, &mut y)?;
+            experts.next_part();
+            experts.combine(&routing, &y, &weights, out)
+        },
+    )?)
+}
+
+fn layers(mut world: World) -> Outcome<()> {
+    let stream = support::device(&world)?.new_stream()?;
+    let mut layer = RenewablePlan::new(capture_layer);
+    loop {
+        let comm = world
+            .communicator("work")
+            .stream(&stream)
+            .with(|comm| comm.timeouts.operation = TIMEOUT)
+            .build()?;
+        let ranks = world.size();
+        let mut turn = |turn: usize| -> Outcome<()> {
+            let plan = layer.on(&comm)?;
+            stream.memset_zeros(&mut plan.views_mut().5)?;
+            plan.launch()?.wait()?;
+            // The tokens are those that were copied before anything was lost.
+            let out = stream.clone_dtoh(&plan.views().5)?;
+            assert_eq!(out, [1.0, 2.0, 3.0, 4.0]);
+            assert_eq!(layer.captures() as usize, 4 - ranks);
+            if turn == 10 {
+                println!("working: {ranks} ranks, captured in {:?}", layer.took());
+            }
+            Ok(())
+        };
+        if ranks == 2 {
+            (0..20).try_for_each(turn)?;
+            return Ok(comm.finalize()?);
+        }
+        let error = (0..).try_for_each(&mut turn).unwrap_err();
+        println!("ended: {}", format!("{error:#}").replace('\n', " "));
+        world = world.next_generation(TIMEOUT)?;
+    }
+}
+
+#[test]
+fn a_layer_of_experts_is_captured_again_by_the_ranks_that_are_left() {
+    const RANKS: usize = 3;
+    let test = name(&|| ());
+    if let Some((_, world)) = apart::rank(&test, RANKS) {
+        layers(world).expect("this rank survives");
+        return;
+    }
+    if !support::needs_processes(RANKS) {
+        return;
+    }
+    let mut ranks = apart::start(&test, "", RANKS, &[]);
+    says(&mut ranks, "working: 3 ranks");
+    let mut victim = ranks.remove(1);
+    victim.kill();
+    for said in says(&mut ranks, "ended: ") {
+        assert!(said.contains(&format!("pid {}", victim.pid())), "{said}");
+    }
+    for said in says(&mut ranks, "working: 2 ranks") {
+        println!("{said}");
+    }
+    for rank in ranks {
+        let (rest, status) = rank.end(TIMEOUT);
+        assert!(status.success(), "{status}: {rest}");
+    }
 }
 
 #[test]

@@ -38,7 +38,7 @@ pub use nccl_base::error::{Error, ErrorKind, NcclFailure, Result, StreamRefusal}
 pub use nccl_base::error_report::{ErrorReport, ReportedOperation};
 pub use nccl_base::operation::{Operation, OperationKind};
 pub use parameter::Parameter;
-pub use plan::{Capture, CapturedPlan};
+pub use plan::{Capture, CapturedPlan, RenewablePlan};
 pub use reduce::{PreMulSum, ReduceOp, Reduction};
 pub use request::Request;
 pub use state::State as CommunicatorState;
