@@ -96,6 +96,7 @@ fn route(launch: &mut Launch<'_>) -> Result<(), Violation> {
 fn permute<const WORD: usize>(launch: &mut Launch<'_>) -> Result<(), Violation> {
     let pointer = |index| launch.argument::<u64>(index);
     let (x, tokens_at, y, words) = (pointer(0), pointer(1), pointer(2), pointer(3));
+    let rows = launch.argument::<u32>(4);
     // On a GPU, loads and stores of a word fail for any other alignment.
     if WORD == 16 {
         assert!((x | y).is_multiple_of(16), "misaligned rows");
@@ -106,7 +107,7 @@ fn permute<const WORD: usize>(launch: &mut Launch<'_>) -> Result<(), Violation> 
     let zeros = vec![0u8; bytes];
     for (slot, &token) in tokens.iter().enumerate() {
         let to = y + (slot * bytes) as u64;
-        if token < 0 {
+        if token.cast_unsigned() >= rows {
             launch.write(to, &zeros)?;
         } else {
             launch.copy(to, x + (token as usize * bytes) as u64, bytes)?;

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nccl::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtrMut, result, sys};
+use nccl::cudarc::driver::{
+    CudaContext, CudaSlice, CudaStream, DevicePtr, DevicePtrMut, result, sys,
+};
 use nccl::fault::FaultClass;
 use nccl::plan::CapturedPlan;
 use nccl::{Communicator, ErrorKind, LaunchMode, OperationKind, ReduceOp, World};
@@ -567,6 +569,10 @@ fn replay_parts(world: &World) -> Outcome {
     let twice = ranks * ranks * (ranks - 1.0) / 2.0;
     assert_eq!(stream.clone_dtoh(&plan.views().1)?, [twice; 100]);
 
+    // More than are in flight at once.
+    for launch in 0..300 {
+        plan.launch_part(launch % 2)?;
+    }
     let error = plan.launch_part(2).unwrap_err();
     assert!(
         error.to_string().contains("part 2 of a plan with 2"),
@@ -616,6 +622,108 @@ fn a_part_that_cannot_be_captured_ends_the_communicator_and_the_parts_before_it(
         context.synchronize()?;
         comm.abort("again")?;
         assert_eq!(comm.state(), nccl::CommunicatorState::Aborted);
+        nothing_was_caught();
+        Ok(())
+    });
+}
+
+#[test]
+fn work_that_panics_while_it_is_captured_ends_the_communicator() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let (context, comm) = start(&world)?;
+        let y = comm.stream().alloc_zeros::<f32>(8)?;
+        let captured = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            comm.capture(y, |capture, y| {
+                capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))?;
+                let is_second = world.rank() == 1;
+                // SAFETY: it uses nothing.
+                unsafe {
+                    capture.launch(move |_| {
+                        assert!(!is_second, "on purpose");
+                        Ok(())
+                    });
+                }
+                Ok(())
+            })
+            .map(drop)
+        }));
+        match captured {
+            Err(payload) => {
+                assert_eq!(world.rank(), 1);
+                assert_eq!(payload.downcast_ref::<&str>(), Some(&"on purpose"));
+            }
+            // The capture was over when the other rank panicked.
+            Ok(Ok(())) => assert_eq!(world.rank(), 0),
+            Ok(Err(error)) => {
+                assert!(error.to_string().contains("panicked"), "{error}");
+                assert_eq!(world.rank(), 0);
+            }
+        }
+        let begun = Instant::now();
+        while comm.state() != nccl::CommunicatorState::Aborted {
+            assert!(
+                begun.elapsed() < Duration::from_secs(10),
+                "{:?}",
+                comm.state()
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        context.synchronize()?;
+        nothing_was_caught();
+        Ok(())
+    });
+}
+
+#[test]
+fn parts_may_be_empty() {
+    ranks_as_threads(2, |world| -> Outcome {
+        let (_context, comm) = start(&world)?;
+        let y = comm.stream().clone_htod(&[1.0f32; 8])?;
+        let mut plan = comm.capture(y, |capture, y| {
+            capture.next_part();
+            capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))?;
+            capture.next_part();
+            capture.next_part();
+            Ok(())
+        })?;
+        assert_eq!((plan.parts(), plan.operations()), (4, 1));
+        plan.launch()?.wait()?;
+        plan.launch_part(0)?.wait()?;
+        plan.launch_part(3)?.wait()?;
+        assert_eq!(comm.stream().clone_dtoh(&plan.views())?, [2.0; 8]);
+        comm.finalize()?;
+        nothing_was_caught();
+        Ok(())
+    });
+}
+
+/// What the work uses is owned by the function that was captured.
+#[test]
+fn work_of_the_program_keeps_its_memory() {
+    ranks_as_threads(1, |world| -> Outcome {
+        let (_context, comm) = start(&world)?;
+        let stream = comm.stream().clone();
+        let mut y = comm.buffer::<u32>(8)?;
+        let to = y.view_mut().device_ptr_mut(&stream).0;
+        let secret = Arc::new(stream.clone_htod(&[5u32; 8])?);
+        let kept = Arc::downgrade(&secret);
+        let from = secret.device_ptr(&stream).0;
+        let mut plan = comm.capture(y, |capture, _| {
+            // SAFETY: both are 32 bytes, of the plan and of the function.
+            unsafe {
+                capture.launch(move |on| {
+                    let _owned = &secret;
+                    result::memcpy_dtod_async(to, from, 32, on.cu_stream())
+                });
+            }
+            Ok(())
+        })?;
+        plan.launch()?.wait()?;
+        assert_eq!(stream.clone_dtoh(&plan.views())?, [5; 8]);
+        assert!(kept.upgrade().is_some());
+        drop(plan.into_buffers()?);
+        assert!(kept.upgrade().is_none());
+        comm.finalize()?;
         nothing_was_caught();
         Ok(())
     });

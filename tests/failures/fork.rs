@@ -48,6 +48,7 @@ struct All {
     exchange: AllToAll,
     experts: ExpertParallel,
     routing: Routing,
+    layer: CapturedPlan<(Routing, CudaSlice<i32>)>,
     operator: PreMulSum<f32>,
     buffer: Buffer<f32>,
     spare: Option<Buffer<f32>>,
@@ -76,6 +77,11 @@ impl All {
                 ep.max_row_bytes = 16;
             })
             .build()?;
+        let choices = (experts.routing()?, stream.clone_htod(&[0i32; 4])?);
+        let mut layer = comm.capture(choices, |capture, (mut routing, choices)| {
+            experts.capture(capture)?.route(&choices, &mut routing)
+        })?;
+        layer.launch()?;
         let mut values = stream.clone_htod(&[1.0f32; 64])?;
         let request = comm.all_reduce_in_place(&mut values, ReduceOp::Sum)?;
         Ok(Self {
@@ -85,6 +91,7 @@ impl All {
                 .per_peer(DataType::Float32, 8)
                 .build()?,
             routing: experts.routing()?,
+            layer,
             experts,
             operator: comm.pre_mul_sum(0.5f32)?,
             buffer: comm.buffer(64)?,
@@ -137,6 +144,8 @@ impl All {
                 self.experts.route(&self.choice, &mut self.routing).err(),
             ),
             ("routing", self.experts.routing().err()),
+            ("launch of experts", self.layer.launch().err()),
+            ("counts", self.layer.views().0.counts().err()),
             (
                 "register",
                 spare.and_then(|spare| comm.register(spare).err()),
@@ -215,7 +224,13 @@ impl Rank {
         vec![
             Box::new(all.plan),
             Box::new(all.registered),
-            Box::new((all.exchange, all.experts, all.routing, all.choice)),
+            Box::new((
+                all.exchange,
+                all.experts,
+                all.routing,
+                all.layer,
+                all.choice,
+            )),
             Box::new((all.operator, all.buffer, all.spare)),
             Box::new(all.comm),
             Box::new(self.world),

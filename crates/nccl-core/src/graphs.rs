@@ -133,6 +133,9 @@ impl Plans {
 
     /// Returns the numbers of the plans whose graphs still exist.
     pub(crate) fn alive(&self) -> Vec<u64> {
-        self.slots.lock().iter().map(|slot| slot.number).collect()
+        let mut numbers: Vec<_> = self.slots.lock().iter().map(|slot| slot.number).collect();
+        // A plan has a graph for each of its parts.
+        numbers.dedup();
+        numbers
     }
 }

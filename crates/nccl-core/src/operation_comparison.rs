@@ -231,6 +231,13 @@ fn division(
     if all.iter().all(|list| list.ends.is_empty()) {
         return None;
     }
+    let first = &all[0].ends;
+    if all
+        .iter()
+        .all(|list| list.ends == *first && list.total == all[0].total)
+    {
+        return Some(format!("messages are in other parts of what they {done}"));
+    }
     let parts = all.iter().enumerate();
     let parts = parts.map(|(rank, list)| format!("{} {}", name(&[rank]), list.sizes()));
     Some(format!(

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nccl::cudarc::driver::{CudaSlice, CudaStream};
-use nccl::moe::{DispatchWay, ExpertLayout, Routing};
-use nccl::plan::CapturedPlan;
+use nccl::moe::{DispatchWay, ExpertLayout, ExpertParallel, ExpertPlacement, Routing};
+use nccl::plan::{CapturedPlan, PlanBuffers};
 use nccl::{Communicator, CommunicatorState, ErrorKind, World};
 
 use super::reference::{Case, Weighed, assert_same};
@@ -28,7 +28,7 @@ type Buffers<T> = (
 
 /// A plan with two parts: everything before the experts, and everything behind them.
 fn plan<T: Weighed>(
-    ep: &nccl::moe::ExpertParallel,
+    ep: &ExpertParallel,
     case: &Case,
     tokens: usize,
     width: usize,
@@ -164,7 +164,7 @@ type Halves = (Routing, CudaSlice<i32>, CudaSlice<i32>, CudaSlice<i32>);
 
 /// A plan with the route in its first part, and the dispatch in its second.
 fn route_then_dispatch(
-    ep: &nccl::moe::ExpertParallel,
+    ep: &ExpertParallel,
     routing: Routing,
     tokens: usize,
 ) -> Result<CapturedPlan<Halves>, Box<dyn std::error::Error>> {
@@ -238,6 +238,24 @@ fn a_routing_has_one_number_of_tokens_in_plans_and_is_one_of_their_buffers() {
         };
         assert!(error.to_string().contains("it is for 2 tokens"), "{error}");
 
+        // A dispatch is checked against the number of tokens of a route in the plan, not of one before it.
+        let mut routing = ep.routing()?;
+        ep.route(&stream.clone_htod(&[1i32; 2])?, &mut routing)?;
+        let (topk, x) = (
+            stream.clone_htod(&[1i32; 5])?,
+            stream.clone_htod(&[7i32; 2])?,
+        );
+        let buffers = (routing, topk, x, stream.alloc_zeros::<i32>(10)?);
+        let refused = comm.capture(buffers, |capture, (mut routing, topk, x, y)| {
+            let mut experts = ep.capture(capture)?;
+            experts.dispatch(&routing, &x, y)?;
+            experts.route(&topk, &mut routing)
+        });
+        let Err(error) = refused else {
+            panic!("the route comes behind the dispatch");
+        };
+        assert!(error.to_string().contains("call `route` first"), "{error}");
+
         // A routing beside the plan could be freed before a replay.
         let mut beside = ep.routing()?;
         ep.route(&stream.clone_htod(&[1i32; 2])?, &mut beside)?;
@@ -246,7 +264,9 @@ fn a_routing_has_one_number_of_tokens_in_plans_and_is_one_of_their_buffers() {
             stream.alloc_zeros::<i32>(10)?,
         );
         let refused = comm.capture(buffers, |capture, (x, y)| {
-            ep.capture(capture)?.dispatch(&beside, &x, y)
+            let mut experts = ep.capture(capture)?;
+            experts.route(&x, &mut beside.views_mut())?;
+            experts.dispatch(&beside, &x, y)
         });
         let Err(error) = refused else {
             panic!("the plan does not own the routing");
@@ -255,6 +275,9 @@ fn a_routing_has_one_number_of_tokens_in_plans_and_is_one_of_their_buffers() {
             matches!(error.kind(), ErrorKind::NotInPlan { .. }),
             "{error}"
         );
+
+        // It is as it was.
+        assert_eq!(beside.counts()?.sent, [0, 2]);
 
         // The staging memory is used on the stream of the experts only.
         let elsewhere: Communicator = comm.on(&stream.context().new_stream()?);
@@ -295,6 +318,92 @@ fn an_abort_ends_replays_and_the_memory_outlives_them() {
             }
         }
         drop(plan);
+        nothing_was_caught();
+        Ok(())
+    });
+}
+
+#[test]
+fn replays_with_copies_of_experts_are_those_of_single_calls() {
+    ranks_as_threads(3, |world: World| -> Outcome {
+        let comm = start(&world)?;
+        let stream = comm.stream().clone();
+        let placement = ExpertPlacement::balanced(&[9, 1, 4, 2], 3, 3, 2)?;
+        let made = |way| {
+            ExpertParallel::builder(&comm)
+                .with(|ep| {
+                    ep.placement = Some(placement.clone());
+                    (ep.top_k, ep.max_tokens, ep.max_row_bytes) = (2, 6, 4);
+                    ep.way = way;
+                })
+                .build()
+        };
+        let choices: Vec<i32> = (0..12)
+            .map(|entry| (entry * 7 + entry / 2 + world.rank() as i32) % 4)
+            .collect();
+        let values: Vec<f32> = (0..12).map(|at| at as f32 + 0.5).collect();
+        let weights = stream.clone_htod(&values)?;
+        let x = stream.clone_htod(&values[..6])?;
+        let topk = stream.clone_htod(&choices)?;
+        let mut ep = made(DispatchWay::Rows)?;
+        let mut routing = ep.routing()?;
+        let mut y = stream.alloc_zeros::<f32>(ep.rows())?;
+        let mut out = stream.alloc_zeros::<f32>(6)?;
+        ep.route(&topk, &mut routing)?;
+        ep.dispatch(&routing, &x, &mut y)?;
+        ep.combine(&routing, &y, &weights, &mut out)?.wait()?;
+        let expected = (stream.clone_dtoh(&y)?, stream.clone_dtoh(&out)?);
+        for way in [DispatchWay::Rows, DispatchWay::AllGather] {
+            let ep = made(way)?;
+            assert_eq!(ep.way(), way);
+            let zeros = |len| stream.alloc_zeros::<f32>(len);
+            let rows = (
+                stream.clone_htod(&values[..6])?,
+                zeros(ep.rows())?,
+                zeros(6)?,
+            );
+            let choices = (stream.clone_htod(&choices)?, stream.clone_htod(&values)?);
+            let buffers = (ep.routing()?, choices, rows);
+            let mut plan = comm.capture(buffers, |capture, (mut routing, choices, rows)| {
+                let mut experts = ep.capture(capture)?;
+                let (x, mut y, out) = rows;
+                experts.route(&choices.0, &mut routing)?;
+                experts.dispatch(&routing, &x, &mut y)?;
+                experts.combine(&routing, &y, &choices.1, out)
+            })?;
+            plan.launch()?.wait()?;
+            let (replayed, _, (_, y, out)) = plan.views();
+            let found = (stream.clone_dtoh(&y)?, stream.clone_dtoh(&out)?);
+            assert_eq!(found, expected, "{way:?}");
+            assert_eq!(replayed.counts()?, routing.counts()?, "{way:?}");
+        }
+        comm.finalize()?;
+        nothing_was_caught();
+        Ok(())
+    });
+}
+
+#[test]
+fn buffers_come_back_under_a_replay_of_experts_that_are_dropped() {
+    if !support::needs_emulator("work that runs late on purpose") {
+        return;
+    }
+    ranks_as_threads(2, |world: World| -> Outcome {
+        let comm = start(&world)?;
+        let stream = comm.stream().clone();
+        let ep = made(&comm, &two_ranks(DispatchWay::AllGather), 4)?;
+        let mut plan = route_then_dispatch(&ep, ep.routing()?, 2)?;
+        let late = nccl_emulator::faults::late(Duration::from_millis(20));
+        plan.launch()?;
+        drop(ep);
+        let (routing, _, _, y) = plan.into_buffers()?;
+        let expected = match world.rank() {
+            1 => [7, 7, 0, 0, 0, 7, 7, 0, 0, 0],
+            _ => [0; 10],
+        };
+        assert_eq!(stream.clone_dtoh(&y)?, expected);
+        drop(late);
+        drop((comm, routing));
         nothing_was_caught();
         Ok(())
     });

@@ -160,10 +160,19 @@ fn rows_travel_with_their_scales() {
     ranks_as_threads(2, |world: World| -> Outcome {
         let comm = start(&world)?;
         let (rank, stream) = (world.rank(), comm.stream().clone());
-        for layout in [ExpertLayout::RankMajor, ExpertLayout::ExpertMajor] {
-            let case = Case { layout, ..CASE };
+        let ways = [DispatchWay::Rows, DispatchWay::AllGather];
+        let layouts = [ExpertLayout::RankMajor, ExpertLayout::ExpertMajor];
+        for (way, layout) in ways
+            .into_iter()
+            .flat_map(|way| layouts.map(|layout| (way, layout)))
+        {
+            let case = Case {
+                layout,
+                way,
+                ..CASE
+            };
             for (bytes, scales) in [(64, 4), (12, 1), (7, 3), (33, 5), (16, 2)] {
-                let what = format!("{layout:?}, {bytes} bytes, {scales} scales");
+                let what = format!("{way:?}, {layout:?}, {bytes} bytes, {scales} scales");
                 let mut ep = made(&comm, &case, bytes + scales * 4)?;
                 let mut routing = ep.routing()?;
                 let step = both(&[[3, 0], [1, -7], [2, 0], [3, 1]]);
@@ -179,6 +188,21 @@ fn rows_travel_with_their_scales() {
                 let (y, t) = (stream.clone_dtoh(&y)?, stream.clone_dtoh(&t)?);
                 assert_same(&what, &y, &case.received(&step, rank, &x, bytes), bytes);
                 assert_same(&what, &t, &case.received(&step, rank, &s, scales), scales);
+                // The same in a plan.
+                let topk = up(&stream, &flat(&step.topk[rank]))?;
+                let empty = stream.alloc_zeros::<f32>(case.rows() * scales)?;
+                let rows = (mine, stream.alloc_zeros::<u8>(case.rows() * bytes)?);
+                let buffers = (ep.routing()?, topk, rows, (my_scales, empty));
+                let mut plan = comm.capture(buffers, |capture, (mut routing, topk, rows, s)| {
+                    let mut experts = ep.capture(capture)?;
+                    experts.route(&topk, &mut routing)?;
+                    experts.dispatch_with_scales(&routing, &rows.0, rows.1, &s.0, s.1)
+                })?;
+                plan.launch()?.wait()?;
+                let (_, _, rows, received) = plan.views();
+                assert_same(&what, &stream.clone_dtoh(&rows.1)?, &y, bytes);
+                assert_same(&what, &stream.clone_dtoh(&received.1)?, &t, scales);
+                drop(plan);
                 // Without scales, from the middle of a buffer: at an unaligned address.
                 let mut all = vec![9u8];
                 all.extend(&x[rank]);

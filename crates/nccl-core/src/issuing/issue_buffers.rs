@@ -257,8 +257,12 @@ impl<'a> IssueBuffers<'a> {
     }
 
     /// Queues an all-gather in place, of `count` elements of each rank, which are at `start` in the order of the ranks.
+    ///
+    /// # Safety
+    /// The memory is on the device of the stream, is as long as the elements of all ranks, and stays allocated until the
+    /// operation is done; in a plan, until the last replay is over.
     #[doc(hidden)]
-    pub fn push_all_gather(
+    pub unsafe fn push_all_gather(
         &mut self,
         comm: &Communicator,
         start: CUdeviceptr,

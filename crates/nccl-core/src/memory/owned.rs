@@ -16,7 +16,9 @@ pub mod sealed {
     /// The function that is called for each buffer.
     pub type Each<'f, 'a> = &'f mut dyn FnMut(ErasedMut<'a>) -> Result<()>;
 
-    pub trait Visit {
+    /// # Safety
+    /// All memory of the value is visited, and is not freed or given out as anything but views as long as the value exists.
+    pub unsafe trait Visit {
         /// Calls `each` for each buffer, until one fails.
         fn visit<'a>(&'a mut self, each: Each<'_, 'a>) -> Result<()>;
     }
@@ -51,7 +53,8 @@ pub trait OwnedBuffer: sealed::Visit + Send + Sized + 'static {
     fn stream(&self) -> &Arc<CudaStream>;
 }
 
-impl<T: NcclType> sealed::Visit for CudaSlice<T> {
+// SAFETY: a slice is its memory, and a plan lends it as views only.
+unsafe impl<T: NcclType> sealed::Visit for CudaSlice<T> {
     fn visit<'a>(&'a mut self, each: sealed::Each<'_, 'a>) -> Result<()> {
         each(self.erase_mut())
     }
@@ -73,7 +76,8 @@ impl<T: NcclType> OwnedBuffer for CudaSlice<T> {
     }
 }
 
-impl<T: NcclType> sealed::Visit for Buffer<T> {
+// SAFETY: a buffer lends its memory as views only.
+unsafe impl<T: NcclType> sealed::Visit for Buffer<T> {
     fn visit<'a>(&'a mut self, each: sealed::Each<'_, 'a>) -> Result<()> {
         each(self.erase_mut())
     }
@@ -95,8 +99,8 @@ impl<T: NcclType> OwnedBuffer for Buffer<T> {
     }
 }
 
-/// The buffers of a [`CapturedPlan`](crate::CapturedPlan): a buffer, a `Vec` of buffers, or a tuple of up to
-/// eight of these.
+/// The buffers of a [`CapturedPlan`](crate::CapturedPlan): a buffer, a `Routing` of an `ExpertParallel`, a `Vec` of
+/// buffers, or a tuple of up to eight of these.
 ///
 /// ```
 /// use nccl::cudarc::driver::CudaSlice;
@@ -141,7 +145,8 @@ impl<B: OwnedBuffer> PlanBuffers for B {
     }
 }
 
-impl<B: PlanBuffers> sealed::Visit for Vec<B> {
+// SAFETY: as its elements.
+unsafe impl<B: PlanBuffers> sealed::Visit for Vec<B> {
     fn visit<'a>(&'a mut self, each: sealed::Each<'_, 'a>) -> Result<()> {
         self.iter_mut().try_for_each(|buffer| buffer.visit(each))
     }
@@ -163,7 +168,8 @@ impl<B: PlanBuffers> PlanBuffers for Vec<B> {
 macro_rules! tuples {
     ($(($($name:ident $at:tt),*))*) => {
         $(
-            impl<$($name: PlanBuffers),*> sealed::Visit for ($($name,)*) {
+            // SAFETY: as its elements.
+            unsafe impl<$($name: PlanBuffers),*> sealed::Visit for ($($name,)*) {
                 fn visit<'a>(&'a mut self, each: sealed::Each<'_, 'a>) -> Result<()> {
                     $(self.$at.visit(each)?;)*
                     Ok(())

@@ -449,7 +449,8 @@ impl<'a, B: OwnedBuffer> RecvBuffer<'a> for &'a mut Registered<B> {
     }
 }
 
-impl<B: OwnedBuffer> sealed::Visit for Registered<B> {
+// SAFETY: as its buffer, which only `into_inner` takes out.
+unsafe impl<B: OwnedBuffer> sealed::Visit for Registered<B> {
     fn visit<'a>(&'a mut self, each: sealed::Each<'_, 'a>) -> Result<()> {
         each(self.erase_mut())
     }

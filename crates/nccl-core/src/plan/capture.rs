@@ -8,6 +8,8 @@
 //! only the abort joins that thread. But the abort also waits for graphs that hold the communicator, possibly for the
 //! one being captured. So the capture is ended after a moment even if the abort is still waiting.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,6 +27,19 @@ use crate::queued_op::CallContext;
 use crate::supervision::watchdog;
 use crate::threads;
 
+/// Why a plan was not captured.
+pub(super) struct CaptureFailure {
+    pub(super) error: Error,
+    /// A panic to be continued.
+    pub(super) panic: Option<Box<dyn Any + Send>>,
+}
+
+impl From<Error> for CaptureFailure {
+    fn from(error: Error) -> Self {
+        Self { error, panic: None }
+    }
+}
+
 /// How long an abort may take to join NCCL's threads before the capture is ended.
 const MOMENT: Duration = Duration::from_secs(1);
 
@@ -36,7 +51,7 @@ impl Inner {
         parts: &[Vec<Captured>],
         started: Instant,
         timeout: Duration,
-    ) -> Result<Vec<Arc<GraphSlot>>> {
+    ) -> Result<Vec<Arc<GraphSlot>>, CaptureFailure> {
         let (mut handle, waited) = self
             .handle
             .lock_within(Some(OperationKind::Capture), timeout)?;
@@ -76,12 +91,12 @@ impl Inner {
             captured
         };
         let mut graphs = Vec::with_capacity(parts.len());
-        let mut failed = None;
+        let (mut failed, mut panic) = (None, None);
         for part in parts {
             let capturing = match Capturing::begin(stream) {
                 Ok(capturing) => capturing,
                 // Nothing has been captured yet: the communicator stays usable.
-                Err(error) if graphs.is_empty() => return Err(error),
+                Err(error) if graphs.is_empty() => return Err(error.into()),
                 Err(error) => {
                     failed = Some((None, error));
                     break;
@@ -89,7 +104,15 @@ impl Inner {
             };
             let issued = part.iter().try_for_each(|captured| match captured {
                 Captured::Group(group) => issue(group),
-                Captured::Kernel(launch) => launch(stream),
+                Captured::Kernel(launch) => {
+                    // A panic leaves the ranks out of step, as an error does.
+                    let launched = catch_unwind(AssertUnwindSafe(|| launch(stream)));
+                    launched.unwrap_or_else(|payload| {
+                        panic = Some(payload);
+                        let reason = String::from("work for a plan panicked (`Capture::launch`)");
+                        Err(Error::new(ErrorKind::Aborted { reason }))
+                    })
+                }
             });
             match issued.and_then(|()| capturing.finish()) {
                 Ok(graph) => graphs.push(graph),
@@ -111,7 +134,7 @@ impl Inner {
         let (kind, shape) = (OperationKind::Capture, Shape::default());
         let error = error.during(|| self.operation(kind, shape, None, started));
         self.give_up(capturing, &error);
-        Err(error)
+        Err(CaptureFailure { error, panic })
     }
 
     fn give_up(self: &Arc<Self>, capturing: Option<Capturing<'_>>, error: &Error) {

@@ -89,7 +89,7 @@ impl<B: PlanBuffers> CapturedPlan<B> {
     /// [`ErrorKind::Aborted`] and [`ErrorKind::Closed`] when the communicator has ended,
     /// [`ErrorKind::Stream`] when a stream is capturing, [`ErrorKind::TimedOut`] when too many replays
     /// are in flight and none ends within the timeout for operations; [`ErrorKind::Cuda`] when CUDA
-    /// refuses. In the last two cases the communicator is aborted.
+    /// refuses. In the last two cases, and when a part other than the first is refused, the communicator is aborted.
     ///
     /// Wraps `cuGraphLaunch`.
     ///
@@ -101,9 +101,17 @@ impl<B: PlanBuffers> CapturedPlan<B> {
     /// # }
     /// ```
     pub fn launch(&mut self) -> Result<Request> {
-        let last = self.parts.len() - 1;
-        (0..last).try_for_each(|part| self.launch_part(part).map(drop))?;
-        self.launch_part(last)
+        let mut launched = self.launch_part(0);
+        for part in 1..self.parts.len() {
+            launched?;
+            // Parts went out before it: this rank is out of step with the others.
+            launched = self.launch_part(part).map_err(|error| {
+                let inner = &self.comm.inner;
+                inner.abort(&error);
+                inner.final_error(error)
+            });
+        }
+        launched
     }
 
     /// Replays the operations of one part, counted from 0.

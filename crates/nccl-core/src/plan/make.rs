@@ -2,14 +2,16 @@
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Instant;
 
 use cudarc::driver::{CudaEvent, CudaViewMut};
 
+use super::capture::CaptureFailure;
 use super::captured::{CapturedPlan, PlanPart};
 use super::compare::Comparison;
-use super::deferred_plan::{DeferredPlan, Scratch};
+use super::deferred_plan::{DeferredPlan, PlanMemory, Scratch};
 use super::launch_throttle::LaunchThrottle;
 use super::record::{Capture, Captured, Held};
 use crate::communicator::{Communicator, KeepAlive, check_buffer_context};
@@ -118,13 +120,12 @@ impl Communicator {
         self.compare_captures(number, &recorded, started)?;
         let DraftPlan {
             parts,
-            held,
             ordering_event,
             marks,
         } = recorded?;
         // From here on, NCCL knows addresses of the buffers, which can be freed only when it does not use them any
         // more.
-        let memory = ManuallyDrop::new((buffers.0, buffers.1, held));
+        let buffers = ManuallyDrop::new(buffers);
         let part_of = |slot, captured: &Vec<Captured>| {
             let recorded = || captured.iter().flat_map(Captured::queued);
             let mut volume = Volume::default();
@@ -140,26 +141,29 @@ impl Communicator {
         };
         match self.inner.capture(number, &parts, started, self.timeout) {
             Ok(slots) => Ok(CapturedPlan {
-                memory,
                 parts: slots
                     .into_iter()
                     .zip(&parts)
                     .map(|(slot, part)| part_of(slot, part))
                     .collect(),
+                memory: with_held(buffers, parts),
                 comm: ManuallyDrop::new(self.clone()),
                 ordering_event: ManuallyDrop::new(ordering_event),
                 throttle: ManuallyDrop::new(LaunchThrottle::new(marks)),
             }),
-            Err(error) => {
+            Err(CaptureFailure { error, panic }) => {
                 let stream = self.inner.capture_stream();
                 let attempt = DeferredPlan {
-                    memory,
+                    memory: with_held(buffers, parts),
                     slots: Vec::new(),
                     comm: KeepAlive::new(self.clone()),
                     behind: StreamPoint::new(Arc::clone(stream), ordering_event),
                 };
                 drop_queue::defer(Box::new(attempt), drop_queue::TIMEOUT);
-                Err(error)
+                match panic {
+                    Some(payload) => resume_unwind(payload),
+                    None => Err(error),
+                }
             }
         }
     }
@@ -184,10 +188,8 @@ impl Communicator {
         })?;
         let mut capture = Capture::new(self, &owned);
         record(&mut capture, buffers.views_mut())?;
-        let (parts, held) = capture.finish();
         Ok(DraftPlan {
-            parts,
-            held,
+            parts: capture.finish(),
             ordering_event,
             marks,
         })
@@ -225,10 +227,18 @@ impl Communicator {
 /// A plan before NCCL is called.
 struct DraftPlan {
     parts: Vec<Vec<Captured>>,
-    held: Held,
     /// As in [`CapturedPlan`].
     ordering_event: CudaEvent,
     marks: [CudaEvent; 2],
+}
+
+/// Keeps, with the buffers, what the kernels of the plan use.
+fn with_held<B: PlanBuffers>(
+    buffers: ManuallyDrop<(B, Scratch)>,
+    parts: Vec<Vec<Captured>>,
+) -> ManuallyDrop<PlanMemory<B>> {
+    let (buffers, scratch) = ManuallyDrop::into_inner(buffers);
+    ManuallyDrop::new((buffers, scratch, Held::of(parts)))
 }
 
 /// The operations that this rank is about to capture, and where among them each part but the last ends.

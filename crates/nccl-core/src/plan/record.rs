@@ -1,6 +1,5 @@
 //! The contents of a plan, before it is captured.
 
-use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,6 +12,7 @@ use crate::group::Group;
 use crate::issuing::{DeviceCopy, IssueBuffers, Step};
 use crate::queued_op::{Batch, CollectiveArgs, QueuedOp};
 use crate::reduce::Operator;
+use crate::sync::Mutex;
 
 /// Records the operations of a plan; see [`Communicator::capture`].
 ///
@@ -37,14 +37,30 @@ pub struct Capture<'p> {
     owned: &'p [Range<u64>],
     /// Never empty; each becomes a graph.
     parts: Vec<Vec<Captured>>,
-    held: Held,
 }
 
-/// What a plan keeps until its last replay is over, beside its buffers.
-pub(super) type Held = Vec<Arc<dyn Any + Send + Sync>>;
-
-/// Puts work other than NCCL's on the capturing stream.
+/// Puts work other than NCCL's on the capturing stream. It owns what the work uses beside the plan's buffers, and so is kept
+/// until the last replay is over.
 type KernelLaunch = Box<dyn Fn(&Arc<CudaStream>) -> Result<()> + Send>;
+
+/// What is kept for the kernels of a plan.
+pub(super) struct Held {
+    _launches: Mutex<Vec<KernelLaunch>>,
+}
+
+impl Held {
+    pub(super) fn of(parts: Vec<Vec<Captured>>) -> Self {
+        let captured = parts.into_iter().flatten();
+        let launches = captured.filter_map(|captured| match captured {
+            Captured::Kernel(launch) => Some(launch),
+            Captured::Group(_) => None,
+        });
+        Self {
+            // Makes the value `Sync`.
+            _launches: Mutex::new(launches.collect()),
+        }
+    }
+}
 
 /// What is put on the capturing stream at once.
 pub(crate) enum Captured {
@@ -104,12 +120,11 @@ impl<'p> Capture<'p> {
             comm,
             owned,
             parts: vec![Vec::new()],
-            held: Held::new(),
         }
     }
 
-    pub(super) fn finish(self) -> (Vec<Vec<Captured>>, Held) {
-        (self.parts, self.held)
+    pub(super) fn finish(self) -> Vec<Vec<Captured>> {
+        self.parts
     }
 
     fn push(&mut self, captured: Captured) {
@@ -149,16 +164,18 @@ impl<'p> Capture<'p> {
 
     /// Adds work of the program itself, after the groups before it: kernels, copies, calls of cuBLAS.
     ///
-    /// `launch` puts the work on the stream that it gets. It is called once for each graph, while the stream is
-    /// capturing.
+    /// `launch` puts the work on the stream that it gets. It is called once, while the stream is capturing and the
+    /// communicator is locked, and dropped when the last replay of the plan is over.
     ///
     /// # Safety
-    /// Each replay does the work again, so it may use only memory of the plan's buffers, and memory that stays allocated
-    /// until the last replay is over. It uses them by their addresses: cudarc's own calls with buffers wait for events
-    /// from outside of the capture, which ends it. `launch` neither ends the capture nor waits for the stream.
+    /// Each replay does the work again. So everything that the work uses is the memory of the plan's buffers, or is owned by
+    /// `launch`, or is never released: other memory, modules of kernels, handles and workspaces of libraries. `launch` uses
+    /// buffers by their addresses: cudarc's own calls with them wait for events from outside of the capture, which ends it.
+    /// It neither ends the capture nor waits for the stream nor changes the current context.
     ///
     /// # Errors
-    /// None here; an error of `launch` ends [`Communicator::capture`], and the communicator is aborted.
+    /// None here; an error or a panic of `launch` ends [`Communicator::capture`], and the communicator is aborted. A call of
+    /// the communicator in `launch` fails.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -186,7 +203,9 @@ impl<'p> Capture<'p> {
         launch: impl Fn(&Arc<CudaStream>) -> std::result::Result<(), DriverError> + Send + 'static,
     ) {
         let what = "capturing work of the program (`Capture::launch`)";
-        self.add_kernel(move |stream| launch(stream).map_err(Error::cuda(what)));
+        let launch = move |stream: &Arc<CudaStream>| launch(stream).map_err(Error::cuda(what));
+        // SAFETY: the caller's promise.
+        unsafe { self.add_kernel(launch) };
     }
 
     /// Adds operations that are issued together, after those of earlier groups.
@@ -246,17 +265,16 @@ impl<'p> Capture<'p> {
         }
     }
 
-    /// Adds work behind that of earlier calls. `launch` puts it on the stream that it gets, which is capturing, and uses
-    /// only memory of the plan and of what the plan [holds](Self::hold).
+    /// Adds work behind that of earlier calls.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch).
     #[doc(hidden)]
-    pub fn add_kernel(&mut self, launch: impl Fn(&Arc<CudaStream>) -> Result<()> + Send + 'static) {
+    pub unsafe fn add_kernel(
+        &mut self,
+        launch: impl Fn(&Arc<CudaStream>) -> Result<()> + Send + 'static,
+    ) {
         self.push(Captured::Kernel(Box::new(launch)));
-    }
-
-    /// Keeps a value until the last replay is over.
-    #[doc(hidden)]
-    pub fn hold(&mut self, held: Arc<dyn Any + Send + Sync>) {
-        self.held.push(held);
     }
 }
 

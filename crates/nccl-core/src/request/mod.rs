@@ -255,8 +255,10 @@ impl Request {
 
     fn describe(&self, error: Error) -> Error {
         error.during(|| {
+            // A number of 0 stands for no operation.
+            let sequence = Some(self.sequence).filter(|&sequence| sequence > 0);
             self.inner
-                .operation(self.kind, self.shape, Some(self.sequence), self.issued)
+                .operation(self.kind, self.shape, sequence, self.issued)
         })
     }
 

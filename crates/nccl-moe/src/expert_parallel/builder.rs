@@ -147,20 +147,8 @@ impl<'c> ExpertParallelBuilder<'c> {
         let compared = self.compare(made.as_ref().ok().map(|made| &made.sizes));
         let made = made?;
         compared?;
-        if self.way == DispatchWay::AllGather {
-            self.connect_gathers()?;
-        }
+        made.connect_gathers()?;
         Ok(made)
-    }
-
-    /// Connects the ranks for gathers, which NCCL does on the host at the first one.
-    fn connect_gathers(&self) -> Result<()> {
-        let stream = self.comm.stream();
-        let memory = cuda_driver::ignoring_stored_error(stream.context(), || {
-            stream.alloc_zeros::<u8>(self.comm.world_size())
-        });
-        let mut y = memory.map_err(Error::cuda("allocating memory to connect the ranks"))?;
-        self.comm.all_gather_in_place(&mut y)?.wait()
     }
 
     fn make(&self) -> Result<ExpertParallel> {

@@ -1,7 +1,7 @@
 //! Operations of experts in captured plans.
 //!
 //! The kernels become part of the graph, with the addresses of the routing, which is one of the plan's buffers, and of the
-//! staging memory, which the plan keeps ([`Capture::hold`]). The plan is launched on the stream on which the staging
+//! staging memory, which the recorded functions own, and with them the plan. The plan is launched on the stream on which the staging
 //! memory is used.
 
 use std::ops::Deref;
@@ -18,7 +18,8 @@ use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::issuing::IssueBuffers;
 
-impl sealed::Visit for Routing {
+// SAFETY: all memory of the routing is visited; it is lent as views, and `RoutingMut` gives no `&mut Routing`.
+unsafe impl sealed::Visit for Routing {
     fn visit<'a>(&'a mut self, each: sealed::Each<'_, 'a>) -> Result<()> {
         let memory = &mut self.memory;
         let optional = [&mut memory.placed, &mut memory.received];
@@ -92,7 +93,8 @@ impl ExpertParallel {
     /// The routing has to be one of the plan's buffers. Its number of tokens is fixed by the plan. Between
     /// [parts](Capture::next_part) of the plan, the program runs its experts; or in the plan, by [`Capture::launch`].
     ///
-    /// The plan keeps the memory of this value; this value can be used for other calls and plans as well.
+    /// The plan keeps the memory of this value; this value can be used for other calls and plans as well, but not at the
+    /// same time from several threads: rows of one step could be sent in another.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] when the plan is of another communicator or stream.
@@ -145,7 +147,6 @@ impl ExpertParallel {
                 ),
             }));
         }
-        capture.hold(self.device.clone());
         Ok(ExpertCapture { ep: self, capture })
     }
 }
@@ -178,11 +179,11 @@ impl<'p> ExpertCapture<'_, 'p> {
         let entries = topk.count();
         ep.check_topk(routing.of, entries)?;
         let tokens = entries / ep.sizes.top_k;
-        match routing.routed {
+        let is_filled = match routing.routed {
             Some(Routed {
                 tokens: known,
                 issued: None,
-            }) if known == tokens => {}
+            }) if known == tokens => true,
             Some(Routed {
                 tokens: known,
                 issued: None,
@@ -194,15 +195,20 @@ impl<'p> ExpertCapture<'_, 'p> {
                     ),
                 }));
             }
-            _ => ep.forget_tokens(routing)?,
+            _ => false,
+        };
+        if !is_filled {
+            // Checked before anything is done to a routing that is not in the plan.
+            self.capture.buffers().read(&*routing.memory.slots)?;
+            ep.forget_tokens(routing)?;
         }
         let mut buffers = self.capture.buffers();
         let kernels = ep.prepare_route(&mut buffers, topk, &mut routing.memory)?;
         let (device, sizes) = (Arc::clone(&ep.device), ep.sizes);
-        self.capture.add_kernel(move |on| {
-            // SAFETY: prepared for these sizes; the plan keeps all memory until the last replay is over.
-            unsafe { kernels.launch(&device, &sizes, on) }
-        });
+        // SAFETY: prepared for these sizes, with memory of the plan and of `device`.
+        let launch = move |on: &Arc<CudaStream>| unsafe { kernels.launch(&device, &sizes, on) };
+        // SAFETY: as above.
+        unsafe { self.capture.add_kernel(launch) };
         self.capture.add_steps(&buffers);
         routing.routed = Some(Routed {
             tokens,
@@ -275,6 +281,7 @@ impl<'p> ExpertCapture<'_, 'p> {
     where
         'p: 'a,
     {
+        is_routed_in_a_plan(routing)?;
         let mut buffers: IssueBuffers<'a> = self.capture.buffers();
         let moves = self.ep.prepare_dispatch(&mut buffers, routing, payloads)?;
         self.add_moves(Moment::BeforeMessages, moves);
@@ -285,11 +292,13 @@ impl<'p> ExpertCapture<'_, 'p> {
 
     fn add_moves<const N: usize>(&mut self, moment: Moment, moves: [Move; N]) {
         let device = Arc::clone(&self.ep.device);
-        self.capture.add_kernel(move |on| {
-            // SAFETY: prepared; the plan keeps all memory until the last replay is over.
+        let launch = move |on: &Arc<CudaStream>| {
+            // SAFETY: prepared, with memory of the plan and of `device`.
             let launch = |one: &Move| unsafe { one.launch(moment, &device, on) };
             moves.iter().try_for_each(launch)
-        });
+        };
+        // SAFETY: as above.
+        unsafe { self.capture.add_kernel(launch) };
     }
 
     /// Records [`ExpertParallel::combine`].
@@ -321,18 +330,21 @@ impl<'p> ExpertCapture<'_, 'p> {
         let (expert_out, weights): (Erased<'a>, Erased<'a>) = (expert_out.erase(), weights.erase());
         let out: ErasedMut<'a> = out.erase_mut();
         let data_type = expert_out.data_type();
+        is_routed_in_a_plan(routing)?;
         let mut buffers = self.capture.buffers();
         let combine = self
             .ep
             .prepare_combine(&mut buffers, routing, expert_out, weights, out)?;
         self.capture.add_steps(&buffers);
-        if combine.tokens > 0 {
-            let device: Arc<OnDevice> = Arc::clone(&self.ep.device);
-            self.capture.add_kernel(move |on| {
-                // SAFETY: prepared; the plan keeps all memory until the last replay is over.
-                unsafe { device.kernels.combine(on, &combine, data_type) }
-            });
-        }
+        let device: Arc<OnDevice> = Arc::clone(&self.ep.device);
+        // Without tokens as well: the messages use the memory of `device`.
+        let launch = move |on: &Arc<CudaStream>| match combine.tokens {
+            0 => Ok(()),
+            // SAFETY: prepared, with memory of the plan and of `device`.
+            _ => unsafe { device.kernels.combine(on, &combine, data_type) },
+        };
+        // SAFETY: as above.
+        unsafe { self.capture.add_kernel(launch) };
         Ok(())
     }
 
@@ -348,27 +360,41 @@ impl<'p> ExpertCapture<'_, 'p> {
     }
 }
 
+/// Refuses a routing whose number of tokens is not that of a plan: an operation is checked against that number, which a
+/// later route in the plan could change.
+fn is_routed_in_a_plan(routing: &Routing) -> Result<()> {
+    match routing.routed {
+        Some(Routed { issued: None, .. }) => Ok(()),
+        _ => Err(Error::new(ErrorKind::InvalidConfig {
+            field: "routing",
+            reason: String::from("nothing was routed with it in the plan: call `route` first"),
+        })),
+    }
+}
+
 impl ExpertParallel {
-    /// Marks all rows as without tokens. The parts of a plan can be launched in any order; whatever a routing was filled
-    /// with before, in a plan it names no token that the plan does not have.
+    /// Marks all rows as without tokens, and resets the counts. The parts of a plan can be launched in any order; whatever a
+    /// routing was filled with before, in a plan it names no token that the plan does not have.
     fn forget_tokens(&self, routing: &mut Routing) -> Result<()> {
         routing.routed = None;
         let memory = &mut routing.memory;
         let optional = memory.received.as_deref_mut();
         let mut buffers = IssueBuffers::new(self.comm.stream())?;
-        let mut marked = Vec::new();
+        let counts = &mut *memory.counts;
+        let bytes = counts.len() * size_of::<u32>();
+        let mut marked = vec![(buffers.write(counts)?, 0, bytes)];
         for numbers in [&mut *memory.slots, &mut *memory.tokens]
             .into_iter()
             .chain(optional)
         {
             let bytes = numbers.len() * size_of::<i32>();
-            marked.push((buffers.write(numbers)?, bytes));
+            marked.push((buffers.write(numbers)?, 0xff, bytes));
         }
         self.launch_joined(&buffers, KIND, SHAPE, || {
             let on: &Arc<CudaStream> = self.comm.stream();
-            marked.iter().try_for_each(|&(address, bytes)| {
+            marked.iter().try_for_each(|&(address, value, bytes)| {
                 // SAFETY: the memory has that length, and is leased by the operation.
-                unsafe { result::memset_d8_async(address, 0xff, bytes, on.cu_stream()) }
+                unsafe { result::memset_d8_async(address, value, bytes, on.cu_stream()) }
                     .map_err(Error::cuda("resetting a routing (cuMemsetD8Async)"))
             })
         })

@@ -212,8 +212,8 @@ impl ExpertParallel {
         Ok(request)
     }
 
-    /// Checks all arguments, takes the buffers, and queues the messages. There is a token for each row, and the tokens name
-    /// rows that exist, of `x` or of the tokens that are gathered; the staging memory was checked to have room for all.
+    /// Checks all arguments, takes the buffers, and queues the messages. There is a token for each row; `x` has a row for each
+    /// token that was routed, and the staging memory was checked to have room for all rows.
     pub(super) fn prepare_dispatch<'a, const N: usize>(
         &self,
         buffers: &mut IssueBuffers<'a>,
@@ -263,28 +263,32 @@ impl ExpertParallel {
             };
             let (x, y) = (buffers.read(payload.x)?, buffers.write(payload.y)?);
             let row_bytes = width * data_type.size_in_bytes().unwrap_or_default();
-            let permute = |x, y| PermuteArgs {
+            let permute = |x, y, rows| PermuteArgs {
                 x,
                 tokens: named,
                 y,
                 row_bytes,
                 slots,
+                rows,
             };
             *one = Some(match self.sizes.way {
                 DispatchWay::Rows => {
                     let (addresses, numbers) = ((staging, y), (width, data_type));
                     self.exchange(buffers, addresses, numbers, Direction::ToExperts);
-                    Move::Rows(permute(x, staging))
+                    Move::Rows(permute(x, staging, tokens))
                 }
                 DispatchWay::AllGather => {
                     let own = self.comm.rank() * max_tokens * row_bytes;
-                    buffers.push_all_gather(&self.comm, staging, max_tokens * width, data_type)?;
+                    let count = max_tokens * width;
+                    // SAFETY: the staging memory was checked to have room for the tokens of all ranks. Its stream orders
+                    // all uses, and plans keep it.
+                    unsafe { buffers.push_all_gather(&self.comm, staging, count, data_type) }?;
                     buffers.grouped = true;
                     Move::Gathered {
                         from: x,
                         to: staging + own as u64,
                         bytes: tokens * row_bytes,
-                        permute: permute(staging, y),
+                        permute: permute(staging, y, ranks * max_tokens),
                     }
                 }
             });
@@ -293,6 +297,24 @@ impl ExpertParallel {
             Some(one) => one,
             None => unreachable!("one for each payload"),
         }))
+    }
+
+    /// Connects the ranks for gathers of the largest size: NCCL does that on the host, at the first of a kind.
+    pub(super) fn connect_gathers(&self) -> Result<()> {
+        let Sizes {
+            way,
+            max_tokens,
+            max_row_bytes,
+            ..
+        } = self.sizes;
+        if way != DispatchWay::AllGather {
+            return Ok(());
+        }
+        let mut buffers = IssueBuffers::new(self.comm.stream())?;
+        let (start, count) = (self.device.staging.address, max_tokens * max_row_bytes);
+        // SAFETY: the staging memory has room for the tokens of all ranks, and lives longer than this call, which waits.
+        unsafe { buffers.push_all_gather(&self.comm, start, count, DataType::UInt8) }?;
+        issue(&self.comm, &buffers, KIND, Shape::default())?.wait()
     }
 
     /// Returns the width and type of a payload's rows.

@@ -7,7 +7,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 
 use super::kernels::Kernels;
-use super::layout::{Layout, Sizes};
+use super::layout::{DispatchWay, Layout, Sizes};
 use super::placement::ExpertPlacement;
 use crate::communicator::Communicator;
 use crate::cuda_driver;
@@ -201,6 +201,18 @@ impl ExpertParallel {
         self.sizes.layout
     }
 
+    /// Returns how rows are dispatched.
+    ///
+    /// ```
+    /// # fn example(ep: &nccl::moe::ExpertParallel) {
+    /// if ep.way() == nccl::moe::DispatchWay::AllGather { println!("all tokens are on all ranks") }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn way(&self) -> DispatchWay {
+        self.sizes.way
+    }
+
     /// Adds the messages between the rows at `by_expert`, in the order of their experts, and the rows at `by_layout`,
     /// in the order of the layout, to the buffers' operations.
     pub(super) fn exchange(
@@ -275,6 +287,7 @@ impl fmt::Debug for ExpertParallel {
             .field("top_k", &self.sizes.top_k)
             .field("capacity", &self.sizes.capacity)
             .field("layout", &self.sizes.layout)
+            .field("way", &self.sizes.way)
             .finish_non_exhaustive()
     }
 }

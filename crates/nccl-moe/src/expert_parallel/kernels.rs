@@ -81,6 +81,8 @@ pub(super) struct PermuteArgs {
     pub(super) y: CUdeviceptr,
     pub(super) row_bytes: usize,
     pub(super) slots: usize,
+    /// Number of rows of `x`; a token from there on is none.
+    pub(super) rows: usize,
 }
 
 /// Rows that are weighted and added up.
@@ -141,7 +143,7 @@ impl Kernels {
             self.launch_route(on, route, [0; 5])?;
             for (_, function) in self.permute {
                 // One row without bytes, for a token of number 0.
-                self.launch_permute(on, function, [nothing; 3], 0, 1)?;
+                self.launch_permute(on, function, [nothing; 3], 0, [1, 1])?;
             }
             for (_, function) in self.combine {
                 self.launch_combine(on, function, [nothing; 4], (1, 0, 0))?;
@@ -247,7 +249,7 @@ impl Kernels {
     /// Copies rows to their slots.
     ///
     /// # Safety
-    /// As [`route`](Self::route): `slots` tokens, the rows that they name, and `slots` rows to write.
+    /// As [`route`](Self::route): `slots` tokens, `rows` rows to read, and `slots` rows to write.
     pub(super) unsafe fn permute(&self, on: &CudaStream, what: &PermuteArgs) -> Result<()> {
         let bits = what.x | what.y | what.row_bytes as u64;
         let fits = |&&(bytes, _): &&(u64, Function)| bits.is_multiple_of(bytes);
@@ -256,8 +258,10 @@ impl Kernels {
         };
         let addresses = [what.x, what.tokens, what.y];
         let words = what.row_bytes as u64 / bytes;
-        // SAFETY: the caller's promise. The slots fit: the sizes were checked.
-        unsafe { self.launch_permute(on, function, addresses, words, what.slots as u32) }
+        // Both fit: the sizes were checked.
+        let numbers = [what.slots as u32, what.rows as u32];
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_permute(on, function, addresses, words, numbers) }
     }
 
     unsafe fn launch_permute(
@@ -266,13 +270,14 @@ impl Kernels {
         function: Function,
         [x, tokens, y]: [CUdeviceptr; 3],
         words: u64,
-        slots: u32,
+        [slots, rows]: [u32; 2],
     ) -> Result<()> {
         let arguments = &mut [
             argument(&x),
             argument(&tokens),
             argument(&y),
             argument(&words),
+            argument(&rows),
         ];
         // SAFETY: as in `launch_route`.
         unsafe { self.launch(on, function, [slots, 1], COPYING, arguments) }

@@ -17,7 +17,8 @@
 //! - `kernels`: the device code, in `kernels.ptx`; `routing`: the row of each choice, and `counts`: the number of rows;
 //! - `dispatch`, `combine`: the exchanges; `captured`: the same in captured plans.
 //!
-//! Invariants: the staging memory is used on one stream only, by calls that have `&mut self`; each kernel, like the
+//! Invariants: the staging memory is used on one stream only, by calls that have `&mut self` and by plans, of which the
+//! program lets one run at a time; each kernel, like the
 //! messages, is enqueued between the joins with the streams of its buffers (`Inner::compute`).
 
 mod builder;

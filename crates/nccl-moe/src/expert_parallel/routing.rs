@@ -38,7 +38,8 @@ pub(super) const SHAPE: Shape = Shape {
 /// [`ExpertParallel::route`], and used by any number of dispatches and combines until it is filled again.
 ///
 /// A routing is in device memory; the host does not read it unless the program calls for it. It can be one of the
-/// buffers of a captured plan, which then routes with [`ExpertCapture::route`](super::ExpertCapture::route).
+/// buffers of a captured plan, which then routes with [`ExpertCapture::route`](super::ExpertCapture::route). It does not
+/// count as a user of the communicator: keep that, or the `ExpertParallel`, while you wait for counts.
 ///
 /// ```
 /// # fn example(ep: &nccl::moe::ExpertParallel, topk: &nccl::cudarc::driver::CudaSlice<i32>) -> nccl::Result<()> {
@@ -318,7 +319,7 @@ impl ExpertParallel {
 impl Routing {
     /// Returns how many tokens were routed to each expert. **Waits** for the routing, and for work enqueued on the
     /// communicator's stream before this call, at most as long as the communicator's operations may take: it is the
-    /// only call that waits.
+    /// only call that waits. In a captured plan, the counts are those of the last launch; zeros before the first.
     ///
     /// # Errors
     /// [`ErrorKind::ExpertCapacity`] when an expert received more tokens than fit, on the rank that sent them and on
