@@ -32,6 +32,9 @@ use nccl_control::proto::Mistakes;
 use run::Run;
 use schedule::{KINDS, Schedule};
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let words: Vec<_> = arguments.iter().map(String::as_str).collect();
