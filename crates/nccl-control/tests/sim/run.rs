@@ -83,8 +83,6 @@ pub(crate) struct Outcome {
 /// What the checker knows about a process.
 #[derive(Default)]
 struct Notes {
-    /// The number of its events that were checked.
-    looked: usize,
     generation: Option<Generation>,
     log: Vec<Arc<Entry>>,
     excluded: Option<Exclusion>,
@@ -563,13 +561,7 @@ impl<'s> Run<'s> {
     /// Checks the new events of the processes.
     fn look(&mut self) -> Result<(), Broken> {
         while let Some(process) = self.net.touched.pop() {
-            while let Some((_, event)) = self.net.processes[process]
-                .seen
-                .events
-                .get(self.notes[process].looked)
-                .cloned()
-            {
-                self.notes[process].looked += 1;
+            while let Some(event) = self.net.processes[process].events.pop_front() {
                 if self.trace {
                     println!(
                         "{:>10.3} ms process {process}: {}",
