@@ -56,7 +56,7 @@ pub struct PendingExchange {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExchangeResult {
     /// The parts of all ranks.
-    Parts(Vec<Vec<u8>>),
+    Parts(Arc<Vec<Vec<u8>>>),
     /// A rank has departed.
     Departed,
     /// The process no longer takes part.
@@ -102,7 +102,7 @@ impl PendingExchange {
     #[must_use]
     pub fn take(&self) -> Option<ExchangeResult> {
         self.pending.slot.take().map(|answer| match answer {
-            Ok(Answer::Parts(parts)) => ExchangeResult::Parts(Arc::unwrap_or_clone(parts)),
+            Ok(Answer::Parts(parts)) => ExchangeResult::Parts(parts),
             Ok(Answer::Failed(why)) => match &*why {
                 RequestError::Departed { .. } => ExchangeResult::Departed,
                 why => ExchangeResult::Failed(format!("{why:?}")),
@@ -492,7 +492,8 @@ mod tests {
             let mut stores = three();
             for round in 0..3 {
                 let part = move |rank: usize| vec![rank as u8, round];
-                let parts = Some(ExchangeResult::Parts((0..3).map(part).collect()));
+                let parts = Arc::new((0..3).map(part).collect());
+                let parts = Some(ExchangeResult::Parts(parts));
                 let is_last = round == 2;
                 let (to, from) = if is_last { (entered, heard) } else { (7, 7) };
                 let pending = exchange_at_rank_0(&mut stores, &part, to, from);
@@ -537,7 +538,7 @@ mod tests {
                 }
                 let expected = match heard & 6 {
                     0 => ExchangeResult::Departed,
-                    _ => ExchangeResult::Parts((0..3).map(part).collect()),
+                    _ => ExchangeResult::Parts(Arc::new((0..3).map(part).collect())),
                 };
                 for result in &results[1..] {
                     assert_eq!(result.as_ref(), Some(&expected), "{turn} {heard}");

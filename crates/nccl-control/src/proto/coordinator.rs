@@ -390,26 +390,25 @@ impl Coordinator {
         };
         let own = core.own_vote();
         let votes = |heartbeat: &SentHeartbeat| own + heartbeat.answers.max(unresponsive);
-        let confirmed_by_majority = self
-            .heartbeats
-            .iter()
-            .rev()
-            .find(|heartbeat| core.is_more_than_half(votes(heartbeat)));
-        if let Some(heartbeat) = confirmed_by_majority
-            && heartbeat.number > self.confirmed_by_majority.0
-        {
+        // The answer to a heartbeat counts for all earlier ones, so none is confirmed after one that is not.
+        let after = |number: u64| {
+            let heartbeats = self.heartbeats.iter();
+            heartbeats.skip_while(move |heartbeat| heartbeat.number <= number)
+        };
+        let confirmed_by_majority = after(self.confirmed_by_majority.0)
+            .take_while(|heartbeat| core.is_more_than_half(votes(heartbeat)))
+            .last();
+        if let Some(heartbeat) = confirmed_by_majority {
             self.confirmed_by_majority = (
                 heartbeat.number,
                 heartbeat.at.max(self.confirmed_by_majority.1),
             );
             self.renew(core);
         }
-        let mut heartbeats = self.heartbeats.iter().rev();
-        let confirmed = heartbeats
-            .find(|heartbeat| core.is_majority(votes(heartbeat), answered(heartbeat.number)));
-        if let Some(heartbeat) = confirmed
-            && heartbeat.number > self.confirmed.0
-        {
+        let confirmed = after(self.confirmed.0)
+            .take_while(|heartbeat| core.is_majority(votes(heartbeat), answered(heartbeat.number)))
+            .last();
+        if let Some(heartbeat) = confirmed {
             self.confirmed = (heartbeat.number, heartbeat.at.max(self.confirmed.1));
             let previous = std::mem::replace(&mut self.confirmed_tick, heartbeat.tick);
             if heartbeat.tick - previous > MAX_HEARTBEAT_GAP
@@ -1037,16 +1036,19 @@ impl Coordinator {
         if self.proposal.is_some() || self.adopted.is_some() || self.leaving.is_some() {
             return;
         }
-        let mut waiting = VecDeque::new();
-        while let Some(pending) = self.pending_entries.pop_front() {
+        let mut at = 0;
+        while let Some(pending) = self.pending_entries.get(at) {
             let is_ready = match pending.needs {
                 None => self.has_recent_majority(core),
                 Some(number) => self.confirmed.0 >= number,
             };
             if !is_ready && !core.mistakes.makes(Mistake::UnconfirmedCoordinatorAppends) {
-                waiting.push_back(pending);
+                at += 1;
                 continue;
             }
+            let Some(pending) = self.pending_entries.remove(at) else {
+                return;
+            };
             if departing_member(&pending.entry)
                 .is_some_and(|id| core.log.departure_proven(id).is_some())
             {
@@ -1054,10 +1056,9 @@ impl Coordinator {
             }
             self.append(core, pending.entry);
             if self.leaving.is_some() {
-                break;
+                return;
             }
         }
-        self.pending_entries.append(&mut waiting);
     }
 
     fn append(&mut self, core: &mut Core, entry: Entry) {

@@ -101,7 +101,7 @@ impl Job {
 
     fn look(&mut self, number: u64) {
         while let Some(process) = self.net.touched.pop() {
-            for (_, event) in std::mem::take(&mut self.net.processes[process].seen.events) {
+            for event in std::mem::take(&mut self.net.processes[process].events) {
                 match event {
                     Event::Active(membership) if membership.generation.number == number => {
                         self.active += 1;

@@ -1,14 +1,14 @@
 //! Runs many machines of the control plane, as shipped, in one virtual time.
 //!
 //! ```console
-//! $ cargo run --profile bench -p nccl-control-sim -- random --schedules 1400000
-//! $ cargo run --profile bench -p nccl-control-sim -- random --seconds 600
-//! $ cargo run --profile bench -p nccl-control-sim -- all
-//! $ cargo run --profile bench -p nccl-control-sim -- halves --schedules 100000
-//! $ cargo run --profile bench -p nccl-control-sim -- replay 1234
-//! $ cargo run --profile bench -p nccl-control-sim -- replay-halves 1234
-//! $ cargo run --profile bench -p nccl-control-sim -- large
-//! $ cargo run --profile bench -p nccl-control-sim --features mistakes -- mistakes
+//! $ cargo run --profile simulator -p nccl-control-sim -- random --schedules 1400000
+//! $ cargo run --profile simulator -p nccl-control-sim -- random --seconds 600
+//! $ cargo run --profile simulator -p nccl-control-sim -- all
+//! $ cargo run --profile simulator -p nccl-control-sim -- halves --schedules 100000
+//! $ cargo run --profile simulator -p nccl-control-sim -- replay 1234
+//! $ cargo run --profile simulator -p nccl-control-sim -- replay-halves 1234
+//! $ cargo run --profile simulator -p nccl-control-sim -- large
+//! $ cargo run --profile simulator -p nccl-control-sim --features mistakes -- mistakes
 //! ```
 //!
 //! A schedule is derived from its seed, so that a broken guarantee can be reproduced. `all` runs every schedule of a
@@ -31,6 +31,9 @@ use nccl_control::proto::Mistakes;
 
 use run::Run;
 use schedule::{KINDS, Schedule};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();

@@ -4,6 +4,7 @@
 //! fail: a path that drops packets for longer than [`UNACKNOWLEDGED`] ends its connections, later and at different
 //! times on the two sides; a path that rejects packets ends them at once; a process that ends closes its own.
 
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
@@ -61,7 +62,8 @@ pub(crate) struct Process {
     /// The time at which it is woken; wakes planned for another time do not count.
     wakes: u64,
     backlog: VecDeque<Input>,
-    pub(crate) seen: Seen,
+    /// The events that its program has not seen yet.
+    pub(crate) events: VecDeque<Event>,
 }
 
 impl Process {
@@ -72,12 +74,6 @@ impl Process {
             Machine::Observer(_) => unreachable!("an observer is no member"),
         }
     }
-}
-
-/// The events that the program of a process has seen.
-#[derive(Default)]
-pub(crate) struct Seen {
-    pub(crate) events: Vec<(u64, Event)>,
 }
 
 struct Line {
@@ -114,6 +110,37 @@ enum Happening {
     Step(usize),
 }
 
+/// Empty containers whose memory the next network of this thread uses, which is then still in the cache.
+#[derive(Default)]
+struct Spare {
+    processes: Vec<Process>,
+    lines: Vec<Line>,
+    heap: BinaryHeap<Reverse<u128>>,
+    slab: Vec<Option<Happening>>,
+    free: Vec<usize>,
+}
+
+thread_local! {
+    static SPARE: Cell<Spare> = Cell::default();
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        self.processes.clear();
+        self.lines.clear();
+        self.heap.clear();
+        self.slab.clear();
+        self.free.clear();
+        SPARE.set(Spare {
+            processes: std::mem::take(&mut self.processes),
+            lines: std::mem::take(&mut self.lines),
+            heap: std::mem::take(&mut self.heap),
+            slab: std::mem::take(&mut self.slab),
+            free: std::mem::take(&mut self.free),
+        });
+    }
+}
+
 /// The simulated network; see the module.
 pub(crate) struct Network {
     pub(crate) now: u64,
@@ -123,7 +150,7 @@ pub(crate) struct Network {
     /// Indexed by kernel: from, then to.
     pub(crate) paths: Vec<Vec<Path>>,
     lines: Vec<Line>,
-    heap: BinaryHeap<Reverse<(u64, u64)>>,
+    heap: BinaryHeap<Reverse<u128>>,
     slab: Vec<Option<Happening>>,
     free: Vec<usize>,
     order: u64,
@@ -138,7 +165,7 @@ pub(crate) struct Network {
     pub(crate) trace: bool,
     /// The due steps of the schedule.
     pub(crate) due: Vec<usize>,
-    /// The processes that have seen an event since this list was cleared.
+    /// The processes that have had an event since this list was cleared.
     pub(crate) touched: Vec<usize>,
     /// Called with each frame that is sent.
     pub(crate) measure: Option<fn(&Frame) -> usize>,
@@ -148,15 +175,22 @@ pub(crate) struct Network {
 
 impl Network {
     pub(crate) fn new(seed: u64, kernels: usize, timing: Timing, mistakes: Mistakes) -> Self {
+        let Spare {
+            processes,
+            lines,
+            heap,
+            slab,
+            free,
+        } = SPARE.take();
         Self {
             now: 0,
-            processes: Vec::new(),
+            processes,
             slots: Vec::new(),
             paths: vec![vec![Path::Open; kernels]; kernels],
-            lines: Vec::new(),
-            heap: BinaryHeap::new(),
-            slab: Vec::new(),
-            free: Vec::new(),
+            lines,
+            heap,
+            slab,
+            free,
             order: 0,
             random: fastrand::Rng::with_seed(seed),
             timing,
@@ -174,17 +208,20 @@ impl Network {
 
     fn at(&mut self, time: u64, happening: Happening) {
         let slot = match self.free.pop() {
-            Some(slot) => slot,
+            Some(slot) => {
+                self.slab[slot] = Some(happening);
+                slot
+            }
             None => {
-                self.slab.push(None);
+                self.slab.push(Some(happening));
                 self.slab.len() - 1
             }
         };
-        self.slab[slot] = Some(happening);
         self.order += 1;
         // The slot is in the low bits, so that events at the same time stay in order.
+        let key = self.order << 24 | slot as u64;
         self.heap
-            .push(Reverse((time, self.order << 24 | slot as u64)));
+            .push(Reverse(u128::from(time) << 64 | u128::from(key)));
     }
 
     /// Plans a step of the schedule for `time`.
@@ -266,7 +303,7 @@ impl Network {
             jumped: 0,
             wakes: u64::MAX,
             backlog: VecDeque::new(),
-            seen: Seen::default(),
+            events: VecDeque::new(),
         });
         self.pump(number);
         number
@@ -292,9 +329,10 @@ impl Network {
 
     /// Runs until a step is due, or until `limit`. Returns whether anything has happened.
     pub(crate) fn step(&mut self, limit: u64) -> bool {
-        let Some(&Reverse((time, key))) = self.heap.peek() else {
+        let Some(&Reverse(key)) = self.heap.peek() else {
             return false;
         };
+        let time = (key >> 64) as u64;
         if time > limit {
             self.now = limit;
             return false;
@@ -358,8 +396,7 @@ impl Network {
         while let Some(output) = of_both!(self.processes[process].machine, poll()) {
             match output {
                 Output::Event(event) => {
-                    let now = self.now;
-                    self.processes[process].seen.events.push((now, event));
+                    self.processes[process].events.push_back(event);
                     self.touched.push(process);
                 }
                 Output::Connection(ConnectionRequest::Transmit(connection, frame)) => {
@@ -448,13 +485,14 @@ impl Network {
         if let Some(measure) = self.measure {
             self.bytes += measure(&frame) as u64;
         }
-        let side = usize::from(self.lines[line].ends[0] != from);
-        if !self.lines[line].open[side] {
+        let own = &self.lines[line];
+        let side = usize::from(own.ends[0] != from);
+        if !own.open[side] {
             return;
         }
-        let to = self.lines[line].ends[1 - side];
-        match self.path(from, to) {
-            Path::Open if self.lines[line].held[side].is_empty() => {
+        let is_first = own.held[side].is_empty();
+        match self.path(from, own.ends[1 - side]) {
+            Path::Open if is_first => {
                 // Heartbeats overtake messages, some of which are large.
                 let overtakes = !matches!(frame, Frame::Data { .. } | Frame::Acknowledge(_));
                 let is_large = !overtakes && self.random.u8(0..32) == 0;

@@ -9,7 +9,7 @@ use nccl_control::proto::{
     OperatorDecision, SharedMembership, StartRole, Timing,
 };
 
-use super::network::{Machine, Network, Path, Process};
+use super::network::{Machine, Network, Path, Process, UNACKNOWLEDGED};
 use super::schedule::KINDS;
 use super::schedule::{Schedule, Step};
 use super::store::{Counters, StoreProgram};
@@ -83,11 +83,11 @@ pub(crate) struct Outcome {
 /// What the checker knows about a process.
 #[derive(Default)]
 struct Notes {
-    /// The number of its events that were checked.
-    looked: usize,
     generation: Option<Generation>,
     log: Vec<Arc<Entry>>,
     excluded: Option<Exclusion>,
+    /// The time at which it was left behind.
+    left_behind: Option<u64>,
     left: bool,
     /// Whether its program has requested to leave.
     leaves: bool,
@@ -127,6 +127,8 @@ pub(crate) struct Run<'s> {
     mistakes: Mistakes,
     said: u32,
     outcome: Outcome,
+    /// When the first step of the schedule may happen, and when the last one happens.
+    begun: u64,
     last: u64,
     trace: bool,
 }
@@ -199,6 +201,7 @@ impl<'s> Run<'s> {
             mistakes,
             said: 0,
             outcome: Outcome::default(),
+            begun: 0,
             last: 0,
             trace,
         }
@@ -209,13 +212,13 @@ impl<'s> Run<'s> {
             return Ok(self.outcome);
         }
         // Until the leases have been granted as well.
-        let begun = self.net.now + 20 * MILLI;
-        while self.net.step(begun) {
+        self.begun = self.net.now + 20 * MILLI;
+        while self.net.step(self.begun) {
             self.look()?;
         }
         for (step, (time, _)) in self.schedule.steps.iter().enumerate() {
-            self.net.plan(begun + time, step);
-            self.last = begun + time;
+            self.last = self.begun + time;
+            self.net.plan(self.last, step);
         }
         let mut check = self.last + CHECK;
         let mut rests = 0;
@@ -558,13 +561,7 @@ impl<'s> Run<'s> {
     /// Checks the new events of the processes.
     fn look(&mut self) -> Result<(), Broken> {
         while let Some(process) = self.net.touched.pop() {
-            while let Some((_, event)) = self.net.processes[process]
-                .seen
-                .events
-                .get(self.notes[process].looked)
-                .cloned()
-            {
-                self.notes[process].looked += 1;
+            while let Some(event) = self.net.processes[process].events.pop_front() {
                 if self.trace {
                     println!(
                         "{:>10.3} ms process {process}: {}",
@@ -674,6 +671,9 @@ impl<'s> Run<'s> {
                 }
             }
             Event::Excluded(why) => {
+                if matches!(why, Exclusion::LeftBehind(_)) {
+                    notes.left_behind = Some(self.net.now);
+                }
                 notes.excluded = Some(why);
             }
             Event::Left => notes.left = true,
@@ -1093,6 +1093,23 @@ impl<'s> Run<'s> {
             .iter()
             .all(|other| other.iter().all(|rank| side.contains(rank)))
         {
+            return Ok(());
+        }
+        // Those left behind before the cut, by messages that may arrive later, are no longer members; without them, the
+        // side may be no majority.
+        let is_cut = |(_, step): &&(u64, Step)| matches!(step, Step::Cut { .. });
+        let cut = self
+            .schedule
+            .steps
+            .iter()
+            .find(is_cut)
+            .map_or(0, |(time, _)| *time);
+        let was_member = |rank: &&usize| {
+            let left_behind = self.notes[**rank].left_behind;
+            left_behind.is_none_or(|at| at > self.begun + cut + UNACKNOWLEDGED)
+        };
+        let members = (0..kernels.len()).filter(|rank| was_member(&rank)).count();
+        if 2 * side.iter().filter(was_member).count() <= members {
             return Ok(());
         }
         for &rank in side {

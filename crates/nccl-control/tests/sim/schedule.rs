@@ -157,6 +157,9 @@ impl fmt::Display for Schedule {
 /// The maximum number of frames that a process of an enumerated schedule sends before it dies.
 const FRAMES: usize = 24;
 
+/// A coordinator that is frozen for less than this is not replaced.
+const UNRESPONSIVE: u64 = 2000 * MILLI;
+
 /// Returns the kernels of the ranks of an enumerated schedule: all ranks on one kernel, each on its own, or every split
 /// over two.
 fn layouts(size: usize) -> Vec<Vec<usize>> {
@@ -292,6 +295,40 @@ impl Schedule {
 
     pub(crate) fn draw(seed: u64) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
+        // Sometimes processes are delayed, and nothing else is wrong.
+        let calm = random.u8(0..64) == 0;
+        // Most schedules in which no coordinator ends and the network stays intact are drawn again.
+        let any = calm || random.u8(0..16) == 0;
+        let mut this = loop {
+            let drawn = Self::draw_once(seed, &mut random, calm);
+            if any || drawn.may_end_a_coordinator() {
+                break drawn;
+            }
+        };
+        this.draw_additions();
+        this
+    }
+
+    /// Whether packets between two kernels are blocked, or a process ends that may coordinate then.
+    fn may_end_a_coordinator(&self) -> bool {
+        // Another process than that of slot 0 coordinates after it was silent for some time, was left out, or ended.
+        let hands_over = |(time, step): &(u64, Step)| match step {
+            Step::Freeze(0) | Step::Late(0) => Some(time + UNRESPONSIVE),
+            Step::Abstain(0) => Some(*time),
+            _ => None,
+        };
+        let handed_over = self.steps.iter().filter_map(hands_over).min();
+        let ends = |(time, step): &(u64, Step)| match step {
+            Step::Cut { .. } => true,
+            Step::Kill(slot) | Step::Fuse(slot, _) | Step::Leave(slot) => {
+                *slot == 0 || handed_over.is_some_and(|since| *time >= since)
+            }
+            _ => false,
+        };
+        !self.forming.is_empty() || self.steps.iter().any(ends)
+    }
+
+    fn draw_once(seed: u64, random: &mut fastrand::Rng, calm: bool) -> Self {
         let size = random.usize(2..=7);
         let layout = random.u8(0..4);
         let kernels: Vec<_> = (0..size)
@@ -314,8 +351,6 @@ impl Schedule {
         let (witnesses, observers) = (beside(6), beside(8));
         let parent = !observers.is_empty() && random.bool();
         let watches = !parent || random.bool();
-        // Sometimes processes are delayed, and nothing else is wrong.
-        let calm = random.u8(0..64) == 0;
         let voters = size + witnesses.len();
         let everybody = voters + observers.len();
         let mut steps = Vec::new();
@@ -467,7 +502,6 @@ impl Schedule {
             let long = this.steps.last().map_or(0, |(last, _)| last - since) + longer;
             this.steps.insert(at, (since, Step::Progress(long)));
         }
-        this.draw_additions();
         this
     }
 }

@@ -151,7 +151,9 @@ impl StoreProgram {
         has_coordinator: bool,
         counters: &mut Counters,
     ) -> Option<Command> {
-        self.add(ADDITIONS, has_coordinator, counters)
+        let (thread, command) = self.add(ADDITIONS, has_coordinator, counters)?;
+        self.threads.push(thread);
+        command
     }
 
     fn add(
@@ -159,17 +161,18 @@ impl StoreProgram {
         left: u32,
         has_coordinator: bool,
         counters: &mut Counters,
-    ) -> Option<Command> {
+    ) -> Option<(Thread, Option<Command>)> {
         let (pending, command) = self.store.add(has_coordinator)?;
         let counter = counters.of.entry(pending.generation()).or_default();
         counter.begun += 1;
         let before = counter.sums.last().copied().unwrap_or_default();
-        self.threads.push(Thread {
+        let left = left - 1;
+        let thread = Thread {
             pending,
             before,
-            left: left - 1,
-        });
-        command
+            left,
+        };
+        Some((thread, command))
     }
 
     /// Checks the results that have arrived; threads that got a result add again. Returns the commands for the machine.
@@ -179,20 +182,29 @@ impl StoreProgram {
         counters: &mut Counters,
     ) -> Result<Vec<Command>, String> {
         let mut commands = Vec::new();
-        for thread in std::mem::take(&mut self.threads) {
-            match thread.pending.take() {
-                None => self.threads.push(thread),
-                Some(AddResult::Failed) => {}
-                Some(AddResult::Sum(sum)) => {
-                    let counter = counters.of.entry(thread.pending.generation()).or_default();
-                    counter.check(sum, thread.before)?;
-                    counters.sums += 1;
-                    if thread.left > 0 {
-                        commands.extend(self.add(thread.left, has_coordinator, counters));
-                    }
+        let mut checked = Ok(());
+        let mut threads = std::mem::take(&mut self.threads);
+        threads.retain_mut(|thread| match thread.pending.take() {
+            None => true,
+            Some(AddResult::Failed) => false,
+            Some(AddResult::Sum(sum)) => {
+                let counter = counters.of.entry(thread.pending.generation()).or_default();
+                if let Err(how) = counter.check(sum, thread.before) {
+                    checked = Err(how);
                 }
+                counters.sums += 1;
+                let left = thread.left;
+                let again = (left > 0).then(|| self.add(left, has_coordinator, counters));
+                let Some((next, command)) = again.flatten() else {
+                    return false;
+                };
+                *thread = next;
+                commands.extend(command);
+                true
             }
-        }
+        });
+        self.threads = threads;
+        checked?;
         self.exchange(has_coordinator, counters, &mut commands)?;
         Ok(commands)
     }
@@ -208,14 +220,19 @@ impl StoreProgram {
             let (Some(membership), Some(entered)) = (&self.generation, self.exchanges) else {
                 return Ok(());
             };
-            let part = |id: MemberId, number: u64| vec![id.slot as u8, number as u8];
+            let part = |id: MemberId, number: u64| [id.slot as u8, number as u8];
             if let Some(pending) = &self.exchange {
                 let (_, number) = pending.round();
-                let all = membership.members.iter();
-                let expected: Vec<_> = all.map(|process| part(process.id, number)).collect();
+                let mut expected = membership.members.iter();
+                let mut expected = || Some(part(expected.next()?.id, number));
                 match pending.take() {
                     None => return Ok(()),
-                    Some(ExchangeResult::Parts(parts)) if parts == expected => {
+                    Some(ExchangeResult::Parts(parts))
+                        if parts
+                            .iter()
+                            .all(|part| expected().is_some_and(|own| *part == own))
+                            && expected().is_none() =>
+                    {
                         counters.exchanged += 1;
                         let ended = counters.ended.entry(pending.round()).or_default();
                         ended.insert(self.me, true);
@@ -227,7 +244,7 @@ impl StoreProgram {
                     }
                     Some(ExchangeResult::Ended) if self.has_ended => self.exchanges = None,
                     Some(other) => {
-                        return Err(format!("exchange {number} has {other:?}, not {expected:?}"));
+                        return Err(format!("exchange {number} has {other:?} in {membership:?}"));
                     }
                 }
                 self.exchange = None;
@@ -237,7 +254,8 @@ impl StoreProgram {
                 return Ok(());
             }
             let own = part(self.me, entered);
-            let Some((pending, command)) = self.store.exchange(has_coordinator, own) else {
+            let Some((pending, command)) = self.store.exchange(has_coordinator, own.to_vec())
+            else {
                 return Ok(());
             };
             counters
