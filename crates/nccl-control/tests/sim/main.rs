@@ -47,14 +47,7 @@ fn main() -> ExitCode {
             };
             println!("{schedule}");
             #[cfg(feature = "mistakes")]
-            let mistakes = Mistakes(words.get(2).map(|name| {
-                let named =
-                    |mistake: &nccl_control::proto::Mistake| format!("{mistake:?}") == **name;
-                nccl_control::proto::Mistake::ALL
-                    .into_iter()
-                    .find(named)
-                    .expect("a mistake")
-            }));
+            let mistakes = Mistakes(words.get(2).map(|name| mistake(name)));
             #[cfg(not(feature = "mistakes"))]
             let mistakes = Mistakes::default();
             match Run::new(&schedule, mistakes, true).run() {
@@ -88,19 +81,30 @@ fn main() -> ExitCode {
             dies.parse().expect("how many of them"),
         ),
         #[cfg(feature = "mistakes")]
-        ["mistakes"] => mistakes(),
+        ["mistakes"] => mistakes(&Mistake::ALL, Duration::from_secs(60)),
+        #[cfg(feature = "mistakes")]
+        ["mistakes", name, "--seconds", seconds] => {
+            let seconds = seconds.parse().expect("seconds");
+            mistakes(&[mistake(name)], Duration::from_secs(seconds))
+        }
         _ => random(Duration::from_secs(2), u64::MAX),
     }
 }
 
-/// Finds each planted mistake within a minute.
+/// Returns the planted mistake of that name.
 #[cfg(feature = "mistakes")]
-fn mistakes() -> ExitCode {
+fn mistake(name: &str) -> Mistake {
+    let named = |mistake: &Mistake| format!("{mistake:?}") == name;
+    Mistake::ALL.into_iter().find(named).expect("a mistake")
+}
+
+/// Looks for each of the planted mistakes for some time.
+#[cfg(feature = "mistakes")]
+fn mistakes(planted: &[Mistake], limit: Duration) -> ExitCode {
     let mut missed = 0;
-    for mistake in Mistake::ALL {
+    for &mistake in planted {
         let made = Mistakes(Some(mistake));
         let begun = Instant::now();
-        let limit = Duration::from_secs(60);
         let found = on_all_cores(limit, u64::MAX, 1, made, &Schedule::draw);
         let seconds = begun.elapsed().as_secs_f64();
         let total: u64 = found.iter().map(|sum| sum.total).sum();

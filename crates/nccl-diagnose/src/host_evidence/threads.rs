@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use nccl_base::departure::cut;
-use nccl_base::sanitize;
+use super::kernel_event::shown;
 use nccl_base::system::System;
 
 /// Maximum number of threads examined, and reported.
@@ -88,7 +87,7 @@ impl ThreadState {
         let state = fields.trim_start().chars().next()?;
         Some(Self {
             tid,
-            name: shown(name),
+            name: shown(name, LONGEST),
             state,
             ..Self::default()
         })
@@ -110,7 +109,7 @@ impl ThreadState {
         let wait_function = text("wchan").filter(|text| text != "0" && !text.is_empty());
         let system_call = text("syscall");
         let stack = text("stack");
-        thread.wait_function = wait_function.map(|text| shown(&text));
+        thread.wait_function = wait_function.map(|text| shown(&text, LONGEST));
         // `running`, `-1` outside of a call, or the number and its arguments.
         thread.system_call = system_call.and_then(|text| {
             let number = text.split_ascii_whitespace().next()?;
@@ -123,12 +122,15 @@ impl ThreadState {
             function.split('+').next()
         });
         let frames = frames.filter(|frame| !frame.is_empty());
-        thread.stack = frames.take(MOST_FRAMES).map(shown).collect();
+        thread.stack = frames
+            .take(MOST_FRAMES)
+            .map(|frame| shown(frame, LONGEST))
+            .collect();
         Some(thread)
     }
 
     fn bound(&mut self) {
-        self.name = shown(&self.name);
+        self.name = shown(&self.name, LONGEST);
         if self.state.is_control() {
             self.state = '?';
         }
@@ -137,7 +139,7 @@ impl ThreadState {
         let lists = self.stack.iter_mut().chain(&mut self.not_permitted);
         lists
             .chain(&mut self.wait_function)
-            .for_each(|text| *text = shown(text));
+            .for_each(|text| *text = shown(text, LONGEST));
     }
 }
 
@@ -206,12 +208,6 @@ fn call_name(number: u32) -> Option<&'static str> {
     ];
     let known = NAMES.iter().find(|(known, _)| *known == number);
     known.map(|(_, name)| *name)
-}
-
-fn shown(text: &str) -> String {
-    let mut text = sanitize::name(text).replace('\t', " ");
-    cut(&mut text, LONGEST);
-    text
 }
 
 /// Which threads to report, beside those that are stuck in the kernel.
