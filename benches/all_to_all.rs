@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, Throughput};
 use nccl::all_to_all::{AllToAll, AllToAllAlgorithm as By, AllToAllBuilder, Parts};
 use nccl::cudarc::driver::CudaContext;
-use nccl::moe::ExpertParallel;
+use nccl::moe::{DispatchWay, ExpertParallel};
 use nccl::{Communicator, DataType, Request, World};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -189,7 +189,11 @@ fn cases(comm: &Communicator) -> Outcome<Vec<Case<'_>>> {
         cases.push(in_place(comm, bytes)?);
         cases.push(captured(comm, bytes)?);
     }
-    cases.push(experts(comm)?);
+    for way in [DispatchWay::Rows, DispatchWay::AllGather] {
+        for captured in [false, true] {
+            cases.push(experts(comm, way, captured)?);
+        }
+    }
     Ok(cases)
 }
 
@@ -241,13 +245,14 @@ fn captured(comm: &Communicator, bytes: usize) -> Outcome<Case<'_>> {
 }
 
 /// Route, dispatch and combine of 64 tokens of 512 bytes, each for two of 8 experts.
-fn experts(comm: &Communicator) -> Outcome<Case<'_>> {
+fn experts(comm: &Communicator, way: DispatchWay, captured: bool) -> Outcome<Case<'_>> {
     let (tokens, experts, top_k, width) = (64, 8, 2, 128);
     let mut parallel = ExpertParallel::builder(comm)
         .with(|ep| {
             ep.experts = experts;
             ep.top_k = top_k;
             ep.max_tokens = tokens;
+            ep.way = way;
             ep.max_row_bytes = width * size_of::<f32>();
         })
         .build()?;
@@ -260,9 +265,28 @@ fn experts(comm: &Communicator) -> Outcome<Case<'_>> {
     let x = stream.clone_htod(&vec![1.0f32; tokens * width])?;
     let mut y = stream.alloc_zeros::<f32>(experts * parallel.capacity() * width)?;
     let mut out = stream.alloc_zeros::<f32>(tokens * width)?;
+    let (by, bytes) = (format!("{way:?}"), tokens * width * size_of::<f32>());
+    if captured {
+        let buffers = (routing, chosen, weights, x, y, out);
+        let mut plan = comm.capture(
+            buffers,
+            |capture, (mut routing, chosen, weights, x, mut y, out)| {
+                let mut experts = parallel.capture(capture)?;
+                experts.route(&chosen, &mut routing)?;
+                experts.dispatch(&routing, &x, &mut y)?;
+                experts.next_part();
+                experts.combine(&routing, &y, &weights, out)
+            },
+        )?;
+        return Ok(Case {
+            name: format!("route, dispatch ({by}) and combine, as two graphs"),
+            bytes,
+            enqueue: Box::new(move || plan.launch()),
+        });
+    }
     Ok(Case {
-        name: "route, dispatch and combine".to_owned(),
-        bytes: tokens * width * size_of::<f32>(),
+        name: format!("route, dispatch ({by}) and combine"),
+        bytes,
         enqueue: Box::new(move || {
             parallel.route(&chosen, &mut routing)?;
             parallel.dispatch(&routing, &x, &mut y)?;

@@ -298,15 +298,53 @@ impl Schedule {
         // Sometimes processes are delayed, and nothing else is wrong.
         let calm = random.u8(0..64) == 0;
         // Most schedules in which no coordinator ends and the network stays intact are drawn again.
-        let any = calm || random.u8(0..16) == 0;
+        let any = calm || random.u8(0..64) == 0;
         let mut this = loop {
-            let drawn = Self::draw_once(seed, &mut random, calm);
+            let drawn = Self::draw_once(seed, &mut random, calm, false);
             if any || drawn.may_end_a_coordinator() {
                 break drawn;
             }
         };
         this.draw_additions();
         this
+    }
+
+    /// Draws a schedule of more ranks and more steps than most: rare mistakes need several steps in one order.
+    #[cfg(feature = "mistakes")]
+    pub(crate) fn dense(seed: u64) -> Self {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut this = Self::draw_once(seed, &mut random, false, true);
+        if random.u8(0..3) == 0 {
+            this.draw_restarts(&mut random);
+        }
+        this.draw_additions();
+        this
+    }
+
+    /// Replaces the steps: processes of one host are killed and started again, and the others go on each time.
+    #[cfg(feature = "mistakes")]
+    fn draw_restarts(&mut self, random: &mut fastrand::Rng) {
+        for kernels in [&mut self.kernels, &mut self.witnesses, &mut self.observers] {
+            kernels.fill(0);
+        }
+        (self.goes_on, self.leaves_behind) = (true, false);
+        self.steps.clear();
+        self.forming.clear();
+        let mut time = 0;
+        for _ in 0..random.u8(4..=7) {
+            time += match random.bool() {
+                true => random.u64(0..8 * MILLI),
+                false => random.u64(0..4000) * MILLI,
+            };
+            let slot = random.usize(0..self.kernels.len());
+            self.steps.push((time, Step::Kill(slot)));
+            let later = random.u64(1..4000) * MILLI;
+            self.steps.push((time + later, Step::Restart(slot)));
+            let says = random.usize(0..self.kernels.len());
+            self.steps
+                .push((time + random.u64(0..2 * MILLI), Step::Say(says)));
+        }
+        self.steps.sort_by_key(|(time, _)| *time);
     }
 
     /// Whether packets between two kernels are blocked, or a process ends that may coordinate then.
@@ -328,8 +366,12 @@ impl Schedule {
         !self.forming.is_empty() || self.steps.iter().any(ends)
     }
 
-    fn draw_once(seed: u64, random: &mut fastrand::Rng, calm: bool) -> Self {
-        let size = random.usize(2..=7);
+    fn draw_once(seed: u64, random: &mut fastrand::Rng, calm: bool, dense: bool) -> Self {
+        let (sizes, events) = match dense {
+            true => (4..=7, 3..=6),
+            false => (2..=7, 1..=5),
+        };
+        let size = random.usize(sizes);
         let layout = random.u8(0..4);
         let kernels: Vec<_> = (0..size)
             .map(|slot| match layout {
@@ -355,7 +397,7 @@ impl Schedule {
         let everybody = voters + observers.len();
         let mut steps = Vec::new();
         let mut time = 0;
-        for _ in 0..random.u8(1..=5) {
+        for _ in 0..random.u8(events) {
             // Many events at once, or one after another, or much later.
             time += match random.u8(0..6) {
                 0..=2 => random.u64(0..3 * MILLI),
