@@ -19,13 +19,13 @@ use crate::bindings::types::*;
 pub struct MissingFunction {
     /// The name of the function.
     pub function: &'static str,
-    /// The oldest known release that has it. Headers older than [`VERSION`](super::VERSION) were not examined.
+    /// The oldest known release that has it. Headers older than [`VERSION`] were not examined.
     pub needs: Version,
 }
 
 impl MissingFunction {
     fn new(function: &'static str) -> Self {
-        let needs = super::VERSION;
+        let needs = VERSION;
         Self { function, needs }
     }
 }

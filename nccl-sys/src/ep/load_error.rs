@@ -3,8 +3,10 @@
 use core::fmt;
 use std::path::PathBuf;
 
-use super::loader::VARIABLE;
 use crate::{Attempt, Origin};
+
+/// The environment variable that names the library to load.
+pub(super) const VARIABLE: &str = "NCCL_EP_LIBRARY";
 
 /// NCCL EP could not be loaded.
 ///

@@ -15,14 +15,11 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use super::load_error::explained;
-use super::{Api, LoadError};
+use super::api::Api;
+use super::load_error::{LoadError, VARIABLE, explained};
 use crate::object::Object;
 use crate::search::{self, Place};
 use crate::{Attempt, Origin, Version, in_process, ncclResult_t};
-
-/// The environment variable that names the library to load.
-pub(super) const VARIABLE: &str = "NCCL_EP_LIBRARY";
 
 /// The names for the linker to search, in the order of preference: the wheels have only the second one.
 const FILES: [&str; 2] = ["libnccl_ep.so.0", "libnccl_ep.so"];
@@ -243,11 +240,12 @@ impl fmt::Display for Loaded {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ep::types;
 
     #[test]
     fn a_code_is_read_as_the_header_makes_it() {
-        let header = version_of(super::super::NCCL_EP_VERSION_CODE);
-        assert_eq!(header, Some(super::super::VERSION));
+        let header = version_of(types::NCCL_EP_VERSION_CODE);
+        assert_eq!(header, Some(types::VERSION));
         assert_eq!(version_of(10_203), Some(Version::new(1, 2, 3)));
         assert_eq!(version_of(0), None);
         assert_eq!(version_of(-200), None);

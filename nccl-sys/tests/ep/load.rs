@@ -221,6 +221,34 @@ fn without_nccl_the_error_names_it_and_says_what_to_do() {
 }
 
 #[test]
+fn without_a_driver_the_error_names_it_and_says_what_to_do() {
+    alone(
+        |dir, _| {
+            let driver = Source::of("int cuInit(unsigned flags) { return 0; }")
+                .with_soname("libcuda.so.1")
+                .compile_to(dir.join("driver/libcuda.so.1"));
+            nccl_ep(200)
+                .needing(&driver)
+                .compile_to(dir.join("libnccl_ep.so"));
+        },
+        |dir| {
+            // SAFETY: libraries by this name are trusted to be the CUDA driver.
+            let driver = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY) };
+            if !driver.is_null() {
+                println!("NOT TESTED: a CUDA driver is installed on this machine");
+                return;
+            }
+            let reason = reason(&dir.join("libnccl_ep.so"));
+            assert!(
+                reason.starts_with("libcuda.so.1: cannot open shared object file")
+                    && reason.contains("install NVIDIA's driver"),
+                "{reason}"
+            );
+        },
+    );
+}
+
+#[test]
 fn an_nccl_of_another_name_is_not_joined_by_a_second_one() {
     alone(
         |dir, _| {
