@@ -1,5 +1,5 @@
 //! Bindings of NVIDIA's NCCL EP library, `libnccl_ep.so`: dispatch and combine of the tokens of a mixture of experts, in kernels
-//! that it compiles for the GPU at run time.
+//! that it compiles at run time with `nvcc`.
 //!
 //! **No GPU has run these bindings.** What was checked, and what not, is in the page `docs/expert-parallel.md` of the
 //! repository: layouts, values and symbols are those of NVIDIA's header and libraries; the library loads on a machine
