@@ -94,7 +94,7 @@ fn on_each(
             }
             expected
         };
-        processes_started(test, ranks, &environment, started, ending, &body);
+        processes_started(test, ranks, &environment, started, ending, body);
     }
 }
 
