@@ -2,8 +2,8 @@
 //! that it compiles at run time with `nvcc`.
 //!
 //! **No GPU has run these bindings.** What was checked, and what not, is in the page `docs/expert-parallel.md` of the
-//! repository: layouts, values and symbols are those of NVIDIA's header and libraries; the library loads on a machine
-//! without a GPU and returns its version; nothing else of it was called with success.
+//! repository: layouts, values and symbols are those of NVIDIA's header and libraries; on a machine without a GPU the library
+//! loads, returns its version, allocates a tensor's description and refuses bad configs. Nothing else of it was run.
 //!
 //! - Every function, type and constant of `nccl_ep.h` 0.2.0, of the Python package `nccl-extensions` 0.1.0. They are generated
 //!   and checked in, as those of `nccl.h` are. Types of `nccl.h` are those of this crate.
