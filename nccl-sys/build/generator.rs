@@ -116,7 +116,8 @@ pub(crate) fn stubs(package: &Path) -> PathBuf {
 
 const MARK: &str = "// Generated from nccl.h by `cargo xtask bindings`. Do not edit.\n\n";
 
-fn builder(header: &Path, stubs: &Path) -> bindgen::Builder {
+/// Returns the settings that all bindings of `header` share.
+pub(crate) fn builder(header: &Path, stubs: &Path) -> bindgen::Builder {
     bindgen::builder()
         .header(header.to_string_lossy())
         // Stand-ins instead of the headers of CUDA and of the C library: then only

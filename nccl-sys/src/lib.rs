@@ -41,6 +41,9 @@
 //!   variable `NCCL_HEADER` names, or else from `$NCCL_HOME/include/nccl.h`. Needs libclang. For a
 //!   header newer than 2.32.3, or a vendor's own.
 //!
+//! - `ep` (off): the module `ep`, bindings of NVIDIA's NCCL EP library (`libnccl_ep.so`), a library for
+//!   expert parallelism on top of NCCL. No GPU has run them. With `bindgen`, these stay as they are checked in.
+//!
 //! # Platforms
 //!
 //! Linux on x86-64 and aarch64, as NCCL itself.
@@ -51,12 +54,15 @@ compile_error!("nccl-sys supports Linux only, as NCCL's own releases do");
 mod api;
 mod bindings;
 mod constants;
+#[cfg(feature = "ep")]
+pub mod ep;
 mod in_process;
 mod load_error;
 mod loader;
 mod object;
 mod search;
 mod since;
+mod table;
 mod version;
 
 pub use api::{Api, MissingFunction};

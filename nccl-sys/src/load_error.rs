@@ -15,6 +15,9 @@ pub enum Origin {
     Argument,
     /// The environment variable `NCCL_LIBRARY`.
     Environment,
+    /// The environment variable `NCCL_EP_LIBRARY`, which names NCCL EP ([`ep::Loader`](crate::ep::Loader)).
+    #[cfg(feature = "ep")]
+    EpEnvironment,
     /// The file was in the process already.
     AlreadyLoaded,
     /// A name for the dynamic linker to search.
@@ -30,6 +33,8 @@ impl fmt::Display for Origin {
         f.write_str(match self {
             Self::Argument => "named by the program",
             Self::Environment => "named by NCCL_LIBRARY",
+            #[cfg(feature = "ep")]
+            Self::EpEnvironment => "named by NCCL_EP_LIBRARY",
             Self::AlreadyLoaded => "already in the process",
             Self::LinkerPath => "the dynamic linker's search path",
             Self::NcclHome => "from NCCL_HOME",

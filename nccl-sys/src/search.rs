@@ -40,7 +40,7 @@ pub(crate) fn places(pip_layout: bool) -> Vec<Place> {
     }
     if pip_layout {
         places.extend(
-            wheels(&python_prefixes(), &python_path())
+            wheels_with(IN_SITE_PACKAGES)
                 .into_iter()
                 .map(place(Origin::Pip)),
         );
@@ -55,10 +55,15 @@ pub(crate) fn variable(name: &str) -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
-/// Returns where a wheel would be below each of `prefixes` (`PREFIX/lib/python3.12/site-packages/…`) and in
+/// Returns where `file` of a wheel would be in the Python packages of this machine; see [`wheels`].
+pub(crate) fn wheels_with(file: &str) -> Vec<PathBuf> {
+    wheels(file, &python_prefixes(), &python_path())
+}
+
+/// Returns where `wanted` of a wheel would be below each of `prefixes` (`PREFIX/lib/python3.12/site-packages/…`) and in
 /// each of `directories`, newest Python first. Without any Python, one path with a `*`
 /// stands for all, so that an error can show what was searched for.
-fn wheels(prefixes: &[PathBuf], directories: &[PathBuf]) -> Vec<PathBuf> {
+fn wheels(wanted: &str, prefixes: &[PathBuf], directories: &[PathBuf]) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = Vec::new();
     let mut add = |file: PathBuf| {
         if !found.contains(&file) {
@@ -66,7 +71,7 @@ fn wheels(prefixes: &[PathBuf], directories: &[PathBuf]) -> Vec<PathBuf> {
         }
     };
     for directory in directories {
-        add(directory.join(IN_SITE_PACKAGES));
+        add(directory.join(wanted));
     }
     for prefix in prefixes {
         let mut any = false;
@@ -75,14 +80,12 @@ fn wheels(prefixes: &[PathBuf], directories: &[PathBuf]) -> Vec<PathBuf> {
                 let packages = python.join(packages);
                 if packages.is_dir() {
                     any = true;
-                    add(packages.join(IN_SITE_PACKAGES));
+                    add(packages.join(wanted));
                 }
             }
         }
         if !any {
-            add(prefix
-                .join("lib/python3*/site-packages")
-                .join(IN_SITE_PACKAGES));
+            add(prefix.join("lib/python3*/site-packages").join(wanted));
         }
     }
     found
@@ -147,7 +150,7 @@ mod tests {
             fs::create_dir_all(prefix.path().join("lib").join(python).join("site-packages"))
                 .unwrap();
         }
-        let pythons: Vec<_> = wheels(&[prefix.path().into()], &[])
+        let pythons: Vec<_> = wheels(IN_SITE_PACKAGES, &[prefix.path().into()], &[])
             .iter()
             .map(|file| {
                 assert!(
@@ -172,13 +175,16 @@ mod tests {
             .path()
             .join("lib/python3*/site-packages")
             .join(IN_SITE_PACKAGES);
-        assert_eq!(wheels(&[prefix.path().into()], &[]), [expected]);
+        assert_eq!(
+            wheels(IN_SITE_PACKAGES, &[prefix.path().into()], &[]),
+            [expected]
+        );
     }
 
     #[test]
     fn a_prefix_given_twice_is_tried_once() {
         let prefix = tempfile::tempdir().unwrap();
         let twice = [prefix.path().into(), prefix.path().into()];
-        assert_eq!(wheels(&twice, &[]).len(), 1);
+        assert_eq!(wheels(IN_SITE_PACKAGES, &twice, &[]).len(), 1);
     }
 }

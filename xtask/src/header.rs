@@ -1,5 +1,5 @@
 //! `header`: fetches the NCCL release that nccl-sys binds, as NVIDIA packs it for Python; and older releases, for the
-//! chores that compare.
+//! chores that compare. NCCL EP is fetched by [`ep`](crate::ep).
 
 use crate::Result;
 use crate::arguments::Arguments;

@@ -11,6 +11,7 @@ mod check_nvrtc;
 mod check_ptx;
 mod check_symbols;
 mod conformance;
+mod ep;
 mod fault_table;
 mod feature_mixes;
 mod flight_recorder;

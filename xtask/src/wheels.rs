@@ -276,20 +276,39 @@ pub(crate) fn fetch(version: &str, cuda: Cuda) -> Result<Release> {
     if let Some(expected) = pinned(version, cuda, ARCH) {
         verify(&wheel, expected)?;
     }
-    let unpacked = download.path().join("unpacked");
-    run_command(
-        Command::new("python3")
-            .args(["-c", UNPACK])
-            .args([&wheel, &unpacked])
-            .args([HEADERS, LIBRARY]),
-    )?;
+    unpack(&wheel, directory, HEADERS, &[(LIBRARY, "libnccl.so.2")])?;
+    Ok(release)
+}
+
+/// Unpacks the headers below `headers`, the terms, and `libraries` (a member, and its name here) of a wheel into a directory,
+/// which exists only if that is complete. The wheel is in a directory of its own beside it.
+pub(crate) fn unpack(
+    wheel: &Path,
+    directory: &Path,
+    headers: &str,
+    libraries: &[(&str, &str)],
+) -> Result {
+    let unpacked = wheel.with_file_name("unpacked");
+    let mut command = Command::new("python3");
+    command
+        .args(["-c", UNPACK])
+        .args([wheel, &unpacked])
+        .arg(headers);
+    for (member, name) in libraries {
+        command.arg(format!("{member}={name}"));
+    }
+    run_command(&mut command)?;
     if let Err(error) = fs::rename(&unpacked, directory)
         // Another process was faster, or its copy is incomplete: this copy is complete.
         && let Err(_) = fs::remove_dir_all(directory).and_then(|()| fs::rename(&unpacked, directory))
     {
-        return Err(format!("cannot move NCCL to {}: {error}", directory.display()).into());
+        return Err(format!(
+            "cannot move the wheel's files to {}: {error}",
+            directory.display()
+        )
+        .into());
     }
-    Ok(release)
+    Ok(())
 }
 
 fn download_wheel(version: &str, cuda: Cuda, directory: &Path) -> Result {
@@ -349,17 +368,18 @@ pub(crate) fn verify(file: &Path, expected: &str) -> Result {
     .into())
 }
 
-/// Extracts the headers, the library and the terms from a wheel, into a directory.
+/// Extracts the headers, the libraries and the terms from a wheel, into a directory.
 const UNPACK: &str = r#"
 import os, shutil, sys, zipfile
-wheel, target, headers, library = sys.argv[1:]
+wheel, target, headers, *libraries = sys.argv[1:]
+libraries = dict(library.split("=") for library in libraries)
 with zipfile.ZipFile(wheel) as archive:
     for member in archive.namelist():
         name = os.path.basename(member)
         if not name:
             continue
-        if member == library:
-            path = os.path.join(target, name)
+        if member in libraries:
+            path = os.path.join(target, *libraries[member].split("/"))
         elif member.startswith(headers):
             path = os.path.join(target, "include", *member[len(headers):].split("/"))
         elif ".dist-info/" in member and name == "METADATA":

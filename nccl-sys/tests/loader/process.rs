@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 const DIRECTORY: &str = "NCCL_SYS_TEST_DIRECTORY";
 
 /// The variables that the loader or the dynamic linker reads.
-const VARIABLES: [&str; 9] = [
+const VARIABLES: [&str; 10] = [
     "NCCL_LIBRARY",
+    "NCCL_EP_LIBRARY",
     "NCCL_HOME",
     "LD_LIBRARY_PATH",
     "LD_PRELOAD",

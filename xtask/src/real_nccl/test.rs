@@ -15,6 +15,7 @@ use super::left_out::{LEFT_OUT, QUICK};
 use super::{Asked, FEATURE, each, profiler};
 use crate::Result;
 use crate::arguments::{Arguments, Usage};
+use crate::ep;
 use crate::test_files::{TestFile, of_packages};
 use crate::wheels::{Release, Unavailable};
 use crate::workspace::{self, cargo, run as run_command};
@@ -30,9 +31,10 @@ const PACKAGES: [&str; 4] = [
 const OWN: (&str, &str) = ("nccl-emulator", "real_");
 /// The filter that selects the unit tests of the emulator's module.
 const UNIT: &str = "real";
-/// The variables of those tests: the libraries, separated by `:`, and NVIDIA's example of a profiler plugin.
+/// The variables of those tests: the libraries, separated by `:`, NVIDIA's example of a profiler plugin, and the builds of NCCL EP.
 const LIBRARIES: &str = "NCCL_REAL_LIBRARIES";
 const PROFILER: &str = "NCCL_REAL_EXAMPLE_PROFILER";
+const EP: &str = "NCCL_EP_TEST_LIBRARIES";
 
 /// The tests to run.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -155,7 +157,29 @@ pub(super) fn run(asked: &Asked, arguments: &mut Arguments, behind: Vec<OsString
         }
         found => Some(found?),
     };
-    run_all(&selection, &release, &all, profiler.as_deref(), &behind)
+    let ep = match ep::release() {
+        Err(error) if error.is::<Unavailable>() => {
+            eprintln!("NOT TESTED: NVIDIA's NCCL EP: {error}");
+            if !may_lack {
+                return Err("--allow-missing goes on without it".into());
+            }
+            None
+        }
+        found => Some(found?),
+    };
+    let others = Others {
+        profiler: profiler.as_deref(),
+        ep: ep.as_ref(),
+    };
+    run_all(&selection, &release, &all, others, &behind)
+}
+
+/// What the tests about the libraries use beside them.
+struct Others<'a> {
+    /// NVIDIA's example of a profiler plugin.
+    profiler: Option<&'a Path>,
+    /// NCCL EP.
+    ep: Option<&'a ep::Release>,
 }
 
 /// Returns the library that replaces the emulator's own NCCL, and all libraries.
@@ -167,7 +191,7 @@ fn run_all(
     selection: &Selection,
     release: &Release,
     all: &[Release],
-    profiler: Option<&Path>,
+    others: Others<'_>,
     options: &[OsString],
 ) -> Result {
     let environment = Environment::new(release, None);
@@ -175,8 +199,11 @@ fn run_all(
     let paths = env::join_paths(all.iter().map(|release| &release.library))?;
     let about = |command: &mut Command| {
         environment.apply_network(command.env(LIBRARIES, &paths));
-        if let Some(profiler) = profiler {
+        if let Some(profiler) = others.profiler {
             command.env(PROFILER, profiler);
+        }
+        if let Some(ep) = others.ep {
+            command.env(EP, ep.list());
         }
     };
     let exceptions = each::Exceptions::known()?;
