@@ -722,9 +722,93 @@ fn work_of_the_program_keeps_its_memory() {
         assert_eq!(stream.clone_dtoh(&plan.views())?, [5; 8]);
         assert!(kept.upgrade().is_some());
         drop(plan.into_buffers()?);
-        assert!(kept.upgrade().is_none());
+        // Released in the background, when the replay is over.
+        let begun = Instant::now();
+        while kept.upgrade().is_some() {
+            assert!(
+                begun.elapsed() < Duration::from_secs(10),
+                "it is kept for ever"
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
         comm.finalize()?;
         nothing_was_caught();
+        Ok(())
+    });
+}
+
+/// The memory belongs to another stream, which would free it at once.
+#[test]
+fn what_work_of_the_program_owns_outlives_a_replay_under_which_the_buffers_come_back() {
+    if !support::needs_emulator("work that runs late on purpose") {
+        return;
+    }
+    ranks_as_threads(1, |world| -> Outcome {
+        let (context, comm) = start(&world)?;
+        let stream = comm.stream().clone();
+        let mut y = comm.buffer::<u32>(8)?;
+        let to = y.view_mut().device_ptr_mut(&stream).0;
+        let elsewhere = context.new_stream()?;
+        let own = elsewhere.clone_htod(&[5u32; 8])?;
+        elsewhere.synchronize()?;
+        let from = own.device_ptr(&elsewhere).0;
+        let mut plan = comm.capture(y, |capture, _| {
+            // SAFETY: both are 32 bytes, of the plan and of the function.
+            unsafe {
+                capture.launch(move |on| {
+                    let _owned = &own;
+                    result::memcpy_dtod_async(to, from, 32, on.cu_stream())
+                });
+            }
+            Ok(())
+        })?;
+        let late = faults::late(LATE);
+        plan.launch()?;
+        let y = plan.into_buffers()?;
+        assert_eq!(stream.clone_dtoh(&y.view())?, [5; 8]);
+        drop(late);
+        comm.finalize()?;
+        nothing_was_caught();
+        Ok(())
+    });
+}
+
+/// A drop that panics does not keep later memory from being freed.
+#[test]
+fn work_of_the_program_whose_drop_panics_is_dropped_all_the_same() {
+    struct Panics(Arc<()>);
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            assert!(Arc::strong_count(&self.0) == 0, "on purpose");
+        }
+    }
+    ranks_as_threads(1, |world| -> Outcome {
+        let (_context, comm) = start(&world)?;
+        let counted = [Arc::new(()), Arc::new(())];
+        for counted in &counted {
+            let panics = Panics(Arc::clone(counted));
+            let y = comm.buffer::<u32>(8)?;
+            let plan = comm.capture(y, |capture, _| {
+                // SAFETY: it uses nothing.
+                unsafe {
+                    capture.launch(move |_| {
+                        let _owned = &panics;
+                        Ok(())
+                    });
+                }
+                Ok(())
+            })?;
+            drop(plan);
+        }
+        let begun = Instant::now();
+        while counted.iter().any(|counted| Arc::strong_count(counted) > 1) {
+            assert!(
+                begun.elapsed() < Duration::from_secs(5),
+                "the second one waits for the first"
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        comm.finalize()?;
         Ok(())
     });
 }

@@ -112,9 +112,11 @@ impl Loader {
     /// ```
     pub unsafe fn load(&self) -> Result<Loaded, LoadError> {
         let _guard = SEARCHING.lock().unwrap_or_else(PoisonError::into_inner);
-        if Object::already_loaded(OsStr::new(NCCL)).is_none()
-            && let Some(copy) = in_process::copies().pop()
-        {
+        let own = Object::already_loaded(OsStr::new(NCCL)).map(|object| object.file());
+        // One that was loaded into a namespace of its own does not concern this one.
+        let is_other =
+            |copy: &in_process::Copy| copy.object.is_some() && Some(&copy.file) != own.as_ref();
+        if let Some(copy) = in_process::copies().into_iter().find(is_other) {
             return Err(LoadError::OtherNccl { loaded: copy.file });
         }
         let mut attempts = Vec::new();

@@ -43,7 +43,7 @@
 //!
 //! A library of another version loads, whichever it is; [`Loaded::version`] returns the version. A function that it lacks is
 //! a [`MissingFunction`]. NVIDIA's header promises that later releases of the library accept these structs. A library older
-//! than [`VERSION`] ignores fields that it does not know.
+//! than [`VERSION`] was not tried.
 
 mod api;
 mod load_error;

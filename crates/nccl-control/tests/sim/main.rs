@@ -43,7 +43,6 @@ fn main() -> ExitCode {
             let seed = seed.parse().expect("a seed");
             let schedule = match words[0] {
                 "replay" => Schedule::draw(seed),
-                #[cfg(feature = "mistakes")]
                 "replay-dense" => Schedule::dense(seed),
                 _ => Schedule::halves(seed),
             };

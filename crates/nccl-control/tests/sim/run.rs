@@ -1107,6 +1107,7 @@ impl<'s> Run<'s> {
         let was_member = |rank: &&usize| {
             let left_behind = self.notes[**rank].left_behind;
             left_behind.is_none_or(|at| at > self.begun + cut + UNACKNOWLEDGED)
+                || !self.schedule.leaves_behind
         };
         let members = (0..kernels.len()).filter(|rank| was_member(&rank)).count();
         if 2 * side.iter().filter(was_member).count() <= members {

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use cudarc::driver::CudaEvent;
 
-use super::deferred_plan::{DeferredPlan, PlanMemory};
+use super::deferred_plan::{DeferredPlan, PlanMemory, Scratch};
 use super::launch_throttle::LaunchThrottle;
 use crate::active_calls::CallKind;
 use crate::communicator::{Communicator, KeepAlive};
@@ -251,11 +251,11 @@ impl<B: PlanBuffers> CapturedPlan<B> {
     }
 
     /// Ends the plan and returns the buffers. Replays in flight continue, and the streams of
-    /// the buffers wait for them.
+    /// the buffers wait for them. Waits for the end of an abort that has begun.
     ///
     /// # Errors
-    /// [`ErrorKind::Aborted`] when the communicator was leaked: NCCL may still use the buffers, so they
-    /// are not freed.
+    /// [`ErrorKind::Aborted`] when the communicator was leaked, or its abort does not end: NCCL may still use the buffers,
+    /// so they are not freed.
     ///
     /// ```
     /// # fn example(plan: nccl::plan::CapturedPlan<nccl::Buffer<f32>>) -> nccl::Result<()> {
@@ -267,17 +267,15 @@ impl<B: PlanBuffers> CapturedPlan<B> {
         forked::check()?;
         let mut plan = ManuallyDrop::new(self);
         // SAFETY: each is taken once, because `plan` is never dropped.
-        let ((buffers, scratch, held), comm) = unsafe {
+        let ((buffers, scratch, held), comm, ordering_event) = unsafe {
             (
                 ManuallyDrop::take(&mut plan.memory),
                 ManuallyDrop::take(&mut plan.comm),
+                ManuallyDrop::take(&mut plan.ordering_event),
             )
         };
-        // SAFETY: likewise; these are dropped here.
-        unsafe {
-            ManuallyDrop::drop(&mut plan.ordering_event);
-            ManuallyDrop::drop(&mut plan.throttle);
-        }
+        // SAFETY: likewise; it is dropped here.
+        unsafe { ManuallyDrop::drop(&mut plan.throttle) };
         // SAFETY: likewise.
         let parts = unsafe { std::ptr::read(&raw const plan.parts) };
         {
@@ -290,9 +288,19 @@ impl<B: PlanBuffers> CapturedPlan<B> {
             // Other ranks may still write into the buffers.
             comm.inner.wait_for_end();
         }
-        if comm.inner.lifecycle.get() == State::Leaked {
+        if matches!(comm.inner.lifecycle.get(), State::Aborting | State::Leaked) {
             std::mem::forget((buffers, scratch, held));
             return Err(comm.inner.final_error(comm.inner.out_of_use()));
+        }
+        if !(scratch.is_empty() && held.is_empty()) && !drop_queue::is_closed() {
+            // The streams of the buffers wait for the replays in flight. This memory has no such streams.
+            let deferred = DeferredPlan::<Scratch> {
+                memory: ManuallyDrop::new((scratch, Scratch::new(), held)),
+                slots: Vec::new(),
+                behind: StreamPoint::new(Arc::clone(&comm.stream), ordering_event),
+                comm: KeepAlive::new(comm),
+            };
+            drop_queue::defer(Box::new(deferred), drop_queue::TIMEOUT);
         }
         Ok(buffers)
     }

@@ -1,12 +1,14 @@
 //! The part of a plan that lives until the device has finished with it.
 
 use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use cudarc::driver::CudaSlice;
 
 use super::record::Held;
 use crate::communicator::KeepAlive;
+use crate::cuda_driver;
 use crate::drop_queue::{DeferredDrop, DropPoll, StreamPoint};
 use crate::graphs::GraphSlot;
 use crate::memory::PlanBuffers;
@@ -54,7 +56,12 @@ impl<B: PlanBuffers> DeferredDrop for DeferredPlan<B> {
             comm.inner.plans.destroy(slot);
         }
         drop(behind);
-        drop(ManuallyDrop::into_inner(memory));
+        // Functions of the program are among it, which may release anything: they expect their context, and a panic of them
+        // must not end the thread that runs this.
+        let _ = cuda_driver::bind(&comm.inner.context);
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            drop(ManuallyDrop::into_inner(memory));
+        }));
     }
 
     fn describe(&self) -> String {

@@ -45,10 +45,14 @@ type KernelLaunch = Box<dyn Fn(&Arc<CudaStream>) -> Result<()> + Send>;
 
 /// What is kept for the kernels of a plan.
 pub(super) struct Held {
-    _launches: Mutex<Vec<KernelLaunch>>,
+    launches: Mutex<Vec<KernelLaunch>>,
 }
 
 impl Held {
+    pub(super) fn is_empty(&self) -> bool {
+        self.launches.lock().is_empty()
+    }
+
     pub(super) fn of(parts: Vec<Vec<Captured>>) -> Self {
         let captured = parts.into_iter().flatten();
         let launches = captured.filter_map(|captured| match captured {
@@ -57,7 +61,7 @@ impl Held {
         });
         Self {
             // Makes the value `Sync`.
-            _launches: Mutex::new(launches.collect()),
+            launches: Mutex::new(launches.collect()),
         }
     }
 }
@@ -164,8 +168,10 @@ impl<'p> Capture<'p> {
 
     /// Adds work of the program itself, after the groups before it: kernels, copies, calls of cuBLAS.
     ///
-    /// `launch` puts the work on the stream that it gets. It is called once, while the stream is capturing and the
-    /// communicator is locked, and dropped when the last replay of the plan is over.
+    /// `launch` puts the work on the stream that it gets. It is called once, while the stream is capturing. It is dropped when
+    /// the last replay of the plan is over, on a thread of this library that frees other memory as well: its drop does not
+    /// wait. It owns no communicator and nothing that keeps one, such as another plan, because a communicator whose last
+    /// other handle is dropped could then not be ended.
     ///
     /// # Safety
     /// Each replay does the work again. So everything that the work uses is the memory of the plan's buffers, or is owned by
@@ -175,7 +181,7 @@ impl<'p> Capture<'p> {
     ///
     /// # Errors
     /// None here; an error or a panic of `launch` ends [`Communicator::capture`], and the communicator is aborted. A call of
-    /// the communicator in `launch` fails.
+    /// the communicator in `launch` waits for the capture, which waits for `launch`: until its timeout.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

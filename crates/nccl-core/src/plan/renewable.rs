@@ -57,8 +57,9 @@ impl<B: PlanBuffers, E> RenewablePlan<B, E> {
     /// Returns a plan that is made by `make` when it is first asked for.
     ///
     /// `make` gets the communicator, and the buffers of the former plan: `None` the first time, after an error of `make`,
-    /// and when NCCL may still use them. It may make anything that belongs to the communicator, such as an
-    /// `ExpertParallel` or a registration. All ranks make the plan at the same time.
+    /// and when NCCL may still use them. So keep nothing in them that cannot be made again. `make` may make anything that
+    /// belongs to the communicator, such as an `ExpertParallel` or a registration. All ranks make the plan at the same time;
+    /// if one of them fails before it captures, the others wait for it until their timeout.
     ///
     /// ```
     /// # use nccl::cudarc::driver::CudaSlice;
@@ -92,7 +93,8 @@ impl<B: PlanBuffers, E> RenewablePlan<B, E> {
     }
 
     /// Returns the plan for this communicator: the same as before if the communicator and its stream are, otherwise captured now,
-    /// by all ranks together. The log tells of the second and each later capture (`nccl.plan.renewed`), and how long it took.
+    /// by all ranks together, after the end of an abort of the former communicator. The log tells of the second and each later
+    /// capture (`nccl.plan.renewed`), and how long it took.
     ///
     /// # Errors
     /// Those of the function that makes the plan. The next call tries again, without former buffers.

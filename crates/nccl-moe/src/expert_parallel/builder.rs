@@ -60,7 +60,8 @@ pub struct ExpertParallelBuilder<'c> {
     /// The maximum number of bytes that are sent for a token at once: for a dispatched row together with its scales, or
     /// for a combined row. Required.
     ///
-    /// The staging memory on each rank has [`ExpertParallel::rows`] times this many bytes.
+    /// The staging memory on each rank has [`ExpertParallel::rows`] times this many bytes, and with
+    /// [`DispatchWay::AllGather`] at least as many for the tokens of all ranks.
     pub max_row_bytes: usize,
     /// The order of the rows that are received, the same on all ranks; default [`Layout::RankMajor`].
     pub layout: Layout,

@@ -164,7 +164,8 @@ impl ExpertParallel {
         &self.placement
     }
 
-    /// Returns the number of rows that each rank sends and receives: `capacity` for each place of each rank.
+    /// Returns the number of rows of the received rows, and of the results of experts: `capacity` for each place of each
+    /// rank.
     ///
     /// ```
     /// # fn example(ep: &nccl::moe::ExpertParallel) {

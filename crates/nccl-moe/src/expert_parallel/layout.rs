@@ -22,7 +22,7 @@ pub enum Layout {
 /// How a dispatch sends the rows of tokens to other ranks. The result is the same, bit for bit.
 ///
 /// With `n` ranks, [`Rows`](Self::Rows) sends `(n - 1) / n` times [`rows`](super::ExpertParallel::rows) rows from each
-/// rank, and [`AllGather`](Self::AllGather) at most `(n - 1) * max_tokens`. With 8 ranks, 256 experts, 128 tokens and a
+/// rank, and [`AllGather`](Self::AllGather) `(n - 1) * max_tokens`, filled or not. With 8 ranks, 256 experts, 128 tokens and a
 /// capacity of 64, these are 14,336 and 896 rows.
 ///
 /// ```
@@ -39,8 +39,8 @@ pub enum DispatchWay {
     /// ranks, and a capacity near what the experts get.
     #[default]
     Rows,
-    /// Each rank sends all of its tokens to all ranks (`ncclAllGather`), which copy the rows of their experts from them. A
-    /// token that chooses several experts of a rank is sent to it once. For few ranks, or many choices of a token.
+    /// Each rank sends all of its tokens to all ranks (`ncclAllGather`), once, and these copy the rows of their experts from
+    /// them. For few ranks, or many choices of a token.
     AllGather,
 }
 
