@@ -743,7 +743,7 @@ fn what_work_of_the_program_owns_outlives_a_replay_under_which_the_buffers_come_
     if !support::needs_emulator("work that runs late on purpose") {
         return;
     }
-    ranks_as_threads(1, |world| -> Outcome {
+    ranks_as_threads(2, |world| -> Outcome {
         let (context, comm) = start(&world)?;
         let stream = comm.stream().clone();
         let mut y = comm.buffer::<u32>(8)?;
@@ -752,7 +752,9 @@ fn what_work_of_the_program_owns_outlives_a_replay_under_which_the_buffers_come_
         let own = elsewhere.clone_htod(&[5u32; 8])?;
         elsewhere.synchronize()?;
         let from = own.device_ptr(&elsewhere).0;
-        let mut plan = comm.capture(y, |capture, _| {
+        let mut plan = comm.capture(y, |capture, y| {
+            // It runs late, and the work behind it.
+            capture.group(|group| group.all_reduce_in_place(y, ReduceOp::Sum))?;
             // SAFETY: both are 32 bytes, of the plan and of the function.
             unsafe {
                 capture.launch(move |on| {
