@@ -175,16 +175,15 @@ impl Changes<'_> {
         };
         println!("{} serve: {change:?}", serving.len());
         match change {
+            // A victim may have ended in the previous change, which counted it.
             Change::Kill(number) => {
-                // A victim may have ended in the previous change.
                 let victims = victims.iter().take(number).filter(|pid| lives(**pid));
-                victims.for_each(|pid| signal(*pid, Signal::KILL));
-                self.lose(number);
+                let killed = victims.inspect(|pid| signal(**pid, Signal::KILL)).count();
+                self.lose(killed);
             }
+            Change::Stop if !lives(victims[0]) => {}
             Change::Stop => {
-                if lives(victims[0]) {
-                    signal(victims[0], Signal::STOP);
-                }
+                signal(victims[0], Signal::STOP);
                 self.lose(1);
                 self.is_whole();
             }
