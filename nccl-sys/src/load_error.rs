@@ -153,17 +153,27 @@ pub enum LoadError {
 
 /// One line; in the alternate form each attempt has a line of its own.
 fn not_found(attempts: &[Attempt], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    write_attempts("NCCL", attempts, hint(attempts), f)
+}
+
+/// Writes where a library was looked for and why it was not found there, and what to do about it.
+pub(crate) fn write_attempts(
+    library: &str,
+    attempts: &[Attempt],
+    hint: &str,
+    f: &mut fmt::Formatter<'_>,
+) -> fmt::Result {
     let (before, last) = if f.alternate() {
         ("\n  ", "\n  ")
     } else {
         (" ", "; ")
     };
-    f.write_str("no NCCL library could be loaded:")?;
+    write!(f, "no {library} library could be loaded:")?;
     for (attempt, number) in attempts.iter().zip(1..) {
         let before = if number > 1 { last } else { before };
         write!(f, "{before}{number}. {attempt}")?;
     }
-    write!(f, "{last}{}", hint(attempts))
+    write!(f, "{last}{hint}")
 }
 
 /// Returns what to do about it.

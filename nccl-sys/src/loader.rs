@@ -217,14 +217,9 @@ unsafe fn identify(object: Object, origin: Origin) -> Result<Loaded, String> {
     let get_version = api
         .ncclGetVersion
         .ok_or("it is not NCCL: it does not have ncclGetVersion")?;
-    let mut code: c_int = 0;
-    // SAFETY: may be called at any time; `code` outlives the call.
-    let result = unsafe { get_version(&mut code) };
-    if result != ncclResult_t::ncclSuccess {
-        return Err(format!("its ncclGetVersion failed with code {}", result.0));
-    }
-    let version = Version::from_code(code)
-        .ok_or_else(|| format!("its ncclGetVersion says {code}, which stands for no release"))?;
+    // SAFETY: may be called at any time.
+    let ask = |code: &mut c_int| unsafe { get_version(code) };
+    let version = ask_version("ncclGetVersion", ask, Version::from_code)?;
     Ok(Loaded {
         api,
         version,
@@ -232,6 +227,20 @@ unsafe fn identify(object: Object, origin: Origin) -> Result<Loaded, String> {
         origin,
         object,
     })
+}
+
+/// Asks a library for its version, by its function `name`.
+pub(crate) fn ask_version(
+    name: &str,
+    ask: impl FnOnce(&mut c_int) -> ncclResult_t,
+    read: impl FnOnce(c_int) -> Option<Version>,
+) -> Result<Version, String> {
+    let mut code: c_int = 0;
+    let result = ask(&mut code);
+    if result != ncclResult_t::ncclSuccess {
+        return Err(format!("its {name} failed with code {}", result.0));
+    }
+    read(code).ok_or_else(|| format!("its {name} says {code}, which stands for no release"))
 }
 
 /// A loaded library, for the rest of the process's life.

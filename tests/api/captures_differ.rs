@@ -153,9 +153,9 @@ fn other_parts_on_one_rank_are_the_error_of_all_and_end_nothing() {
             })
             .unwrap_err();
         let text = difference(&error, 1);
-        assert!(text.contains("into other parts: rank 0 ("), "{text}");
+        assert!(text.contains("differently: rank 0 ("), "{text}");
         assert!(
-            text.contains(") 1 + 2, ") && text.contains(") 2 + 1, "),
+            text.contains(") into 1 + 2, ") && text.contains(") into 2 + 1, "),
             "{text}"
         );
         let all = world.all_gather("texts", text.as_bytes())?;

@@ -239,9 +239,9 @@ fn division(
         return Some(format!("messages are in other parts of what they {done}"));
     }
     let parts = all.iter().enumerate();
-    let parts = parts.map(|(rank, list)| format!("{} {}", name(&[rank]), list.sizes()));
+    let parts = parts.map(|(rank, list)| format!("{} into {}", name(&[rank]), list.sizes()));
     Some(format!(
-        "the ranks divide the operations that they {done} into other parts: {}",
+        "the ranks divide the operations that they {done} differently: {}",
         parts.collect::<Vec<_>>().join(", ")
     ))
 }
@@ -507,7 +507,7 @@ mod tests {
         assert_eq!(
             differing.as_deref(),
             Some(
-                "the ranks divide the operations that they captured into other parts: rank 0 1 + 2, rank 1 2 + 1"
+                "the ranks divide the operations that they captured differently: rank 0 into 1 + 2, rank 1 into 2 + 1"
             )
         );
         assert_eq!(

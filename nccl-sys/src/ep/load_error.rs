@@ -3,6 +3,7 @@
 use core::fmt;
 use std::path::PathBuf;
 
+use crate::load_error::write_attempts;
 use crate::{Attempt, Origin};
 
 /// The environment variable that names the library to load.
@@ -45,33 +46,20 @@ pub enum LoadError {
 
 /// One line; in the alternate form each attempt has a line of its own.
 fn not_found(attempts: &[Attempt], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let (before, last) = if f.alternate() {
-        ("\n  ", "\n  ")
-    } else {
-        (" ", "; ")
-    };
-    f.write_str("no NCCL EP library could be loaded:")?;
-    for (attempt, number) in attempts.iter().zip(1..) {
-        let before = if number > 1 { last } else { before };
-        write!(f, "{before}{number}. {attempt}")?;
-    }
-    f.write_str(last)?;
-    match attempts.first().map(|attempt| attempt.origin) {
-        Some(Origin::Argument) => f.write_str("nothing else was tried: this file is wanted"),
+    let hint = match attempts.first().map(|attempt| attempt.origin) {
+        Some(Origin::Argument) => "nothing else was tried: this file is wanted",
         Some(Origin::EpEnvironment) => {
-            write!(
-                f,
-                "nothing else was tried: unset {VARIABLE} to search the usual places"
-            )
+            "nothing else was tried: unset NCCL_EP_LIBRARY to search the usual places"
         }
-        _ => write!(
-            f,
-            "install NVIDIA's NCCL EP, put its directory into LD_LIBRARY_PATH, or name the file in {VARIABLE}"
-        ),
-    }
+        _ => {
+            "install NVIDIA's NCCL EP, put its directory into LD_LIBRARY_PATH, or name the file in NCCL_EP_LIBRARY"
+        }
+    };
+    write_attempts("NCCL EP", attempts, hint, f)
 }
 
-/// Adds to the linker's reason what is missing beneath NCCL EP, and what to do about it.
+/// Adds to the linker's reason what is missing beneath NCCL EP, and what to do about it. The linker has no other form for it
+/// than its words; those that are not glibc's stay as they are.
 pub(super) fn explained(reason: String) -> String {
     let missing = |name| {
         reason

@@ -17,9 +17,10 @@ use std::sync::{Mutex, PoisonError};
 
 use super::api::Api;
 use super::load_error::{LoadError, VARIABLE, explained};
+use crate::loader::ask_version;
 use crate::object::Object;
 use crate::search::{self, Place};
-use crate::{Attempt, Origin, Version, in_process, ncclResult_t};
+use crate::{Attempt, Origin, Version, in_process};
 
 /// The names for the linker to search, in the order of preference: the wheels have only the second one.
 const FILES: [&str; 2] = ["libnccl_ep.so.0", "libnccl_ep.so"];
@@ -165,17 +166,9 @@ unsafe fn open(file: &Path, origin: Origin) -> Result<Loaded, String> {
     let get_version = api
         .ncclEpGetVersion
         .ok_or("it is not NCCL EP: it does not have ncclEpGetVersion")?;
-    let mut code: c_int = 0;
-    // SAFETY: may be called at any time; `code` outlives the call.
-    let result = unsafe { get_version(&mut code) };
-    if result != ncclResult_t::ncclSuccess {
-        return Err(format!(
-            "its ncclEpGetVersion failed with code {}",
-            result.0
-        ));
-    }
-    let version = version_of(code)
-        .ok_or_else(|| format!("its ncclEpGetVersion says {code}, which stands for no release"))?;
+    // SAFETY: may be called at any time.
+    let ask = |code: &mut c_int| unsafe { get_version(code) };
+    let version = ask_version("ncclEpGetVersion", ask, version_of)?;
     Ok(Loaded {
         api,
         version,

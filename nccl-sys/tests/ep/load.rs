@@ -271,3 +271,26 @@ fn an_nccl_of_another_name_is_not_joined_by_a_second_one() {
         },
     );
 }
+
+#[test]
+fn an_nccl_beside_the_one_that_nccl_ep_depends_on_is_refused_as_well() {
+    alone(
+        |dir, _| {
+            with_nccl(dir);
+            Source::nccl(23007)
+                .without_soname()
+                .compile_to(dir.join("own/libnccl.so.2.30"));
+        },
+        |dir| {
+            let dir = dir.canonicalize().unwrap();
+            load_elsewhere(&dir.join("nccl/libnccl.so.2"));
+            let own = dir.join("own/libnccl.so.2.30");
+            load_elsewhere(&own);
+            let error = load(&Loader::new().path(dir.join("libnccl_ep.so"))).unwrap_err();
+            let LoadError::OtherNccl { loaded, .. } = error else {
+                panic!("{error}")
+            };
+            assert_eq!(loaded, own);
+        },
+    );
+}

@@ -31,7 +31,8 @@ const PACKAGES: [&str; 4] = [
 const OWN: (&str, &str) = ("nccl-emulator", "real_");
 /// The filter that selects the unit tests of the emulator's module.
 const UNIT: &str = "real";
-/// The variables of those tests: the libraries, separated by `:`, NVIDIA's example of a profiler plugin, and the builds of NCCL EP.
+/// The variables of those tests: the libraries, separated by `:`, NVIDIA's example of a profiler plugin, and the builds of
+/// NCCL EP.
 const LIBRARIES: &str = "NCCL_REAL_LIBRARIES";
 const PROFILER: &str = "NCCL_REAL_EXAMPLE_PROFILER";
 const EP: &str = "NCCL_EP_TEST_LIBRARIES";

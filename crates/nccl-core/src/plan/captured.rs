@@ -292,8 +292,10 @@ impl<B: PlanBuffers> CapturedPlan<B> {
             std::mem::forget((buffers, scratch, held));
             return Err(comm.inner.final_error(comm.inner.out_of_use()));
         }
-        if !(scratch.is_empty() && held.is_empty()) && !drop_queue::is_closed() {
-            // The streams of the buffers wait for the replays in flight. This memory has no such streams.
+        // The streams of the buffers wait for the replays in flight. This memory has no such streams.
+        if drop_queue::is_closed() {
+            std::mem::forget((scratch, held));
+        } else if !(scratch.is_empty() && held.is_empty()) {
             let deferred = DeferredPlan::<Scratch> {
                 memory: ManuallyDrop::new((scratch, Scratch::new(), held)),
                 slots: Vec::new(),

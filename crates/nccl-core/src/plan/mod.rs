@@ -9,7 +9,8 @@
 //! - `capture`: then the capture begins and ends within one call, on a stream of the communicator's own,
 //!   which no other code ever puts work on;
 //! - `make` combines these; `captured` is the resulting plan, with `launch_throttle` for its launches and `deferred_plan`
-//!   for its end; `renewable` captures a plan again on the next communicator. The graphs of a communicator end before it does ([`graphs`](crate::graphs)).
+//!   for its end; `renewable` captures a plan again on the next communicator. The graphs of a communicator end before it
+//!   does ([`graphs`](crate::graphs)).
 
 mod capture;
 mod captured;

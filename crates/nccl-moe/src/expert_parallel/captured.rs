@@ -1,8 +1,8 @@
 //! Operations of experts in captured plans.
 //!
 //! The kernels become part of the graph, with the addresses of the routing, which is one of the plan's buffers, and of the
-//! staging memory, which the recorded functions own, and with them the plan. The plan is launched on the stream on which the staging
-//! memory is used.
+//! staging memory, which the recorded functions own, and with them the plan. The plan is launched on the stream on which the
+//! staging memory is used.
 
 use std::ops::Deref;
 use std::sync::Arc;
