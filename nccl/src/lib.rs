@@ -135,7 +135,7 @@ pub mod control {
     //!   [`Witness`]: a process that votes and has no rank.
 
     pub use nccl_control::{
-        Channel, ChannelMessage, CompareSet, Discovery, Events, RankEnd, RankState, Secret,
+        Channel, ChannelMessage, CompareSet, Discovery, Events, RankEnd, RankState, Secret, Slot,
         Subgroup, Witness, WorldEvent, WorldState,
     };
 

@@ -17,7 +17,7 @@ use crate::{BackgroundCall, CommunicatorBuilder, Mesh};
 use nccl_base::error::ErrorKind;
 use nccl_base::error::Result;
 use nccl_base::fault::Fault;
-use nccl_control::{self, Channel, CompareSet, Events, RankSession, Rendezvous, Subgroup};
+use nccl_control::{self, Channel, CompareSet, Events, RankSession, Rendezvous, Slot, Subgroup};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -199,6 +199,44 @@ impl World {
     #[must_use]
     pub fn launcher_rank(&self, rank: usize) -> Option<usize> {
         self.control.launcher_rank(rank)
+    }
+
+    /// Returns the slot of a rank; `None` for a rank that this world does not have. A process keeps its slot for its life,
+    /// whatever its rank is in later generations.
+    ///
+    /// ```
+    /// let worlds = nccl::World::threads(2);
+    /// assert_eq!(worlds[0].slot(1).unwrap().number, 1);
+    /// assert_eq!(worlds[0].slot(2), None);
+    /// ```
+    #[must_use]
+    pub fn slot(&self, rank: usize) -> Option<Slot> {
+        self.control.slot(rank)
+    }
+
+    /// Returns the rank whose slot has this number; `None` if the slot is free, or does not exist.
+    ///
+    /// ```
+    /// assert_eq!(nccl::World::single().rank_in_slot(0), Some(0));
+    /// ```
+    #[must_use]
+    pub fn rank_in_slot(&self, number: usize) -> Option<usize> {
+        self.control.rank_in_slot(number)
+    }
+
+    /// Returns the number of slots that ranks have had, in this generation or an earlier one. Their numbers are below it.
+    ///
+    /// ```
+    /// /// Which slots have a rank, as a mask for a kernel.
+    /// fn active(world: &nccl::World) -> Vec<u8> {
+    ///     let slots = 0..world.slot_count();
+    ///     slots.map(|slot| world.rank_in_slot(slot).is_some().into()).collect()
+    /// }
+    /// assert_eq!(active(&nccl::World::single()), [1]);
+    /// ```
+    #[must_use]
+    pub fn slot_count(&self) -> usize {
+        self.control.slot_count()
     }
 
     /// Returns this rank.

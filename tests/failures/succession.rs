@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::CudaStream;
 use nccl::{Communicator, World};
-use nccl_tools::testing::name;
+use nccl_tools::testing::{Role, name};
 
 use crate::meeting::{ENDS, Hosts, ip};
 use crate::support;
@@ -278,5 +278,114 @@ fn between_hosts_rank_0_and_its_successor_are_killed_together_and_the_next_one_d
         assert!(cause.starts_with("ended: Gone rank "), "{cause}");
         assert_eq!(*cause, said[0].0);
         assert!(*took < SOON, "{took:?}");
+    }
+}
+
+/// The slot of each rank, as `number:incarnation`, and the number of slots.
+fn slots(world: &World) -> String {
+    let ranks = 0..world.size();
+    let slots: Vec<_> = ranks
+        .map(|rank| {
+            let slot = world.slot(rank).expect("a rank of this world");
+            assert_eq!(world.rank_in_slot(slot.number), Some(rank));
+            format!("{}:{:x}", slot.number, slot.incarnation)
+        })
+        .collect();
+    assert_eq!(world.slot(world.size()), None);
+    let own = world.slot(world.rank()).expect("its own").number;
+    format!(
+        "slots: {} own {own} of {}",
+        slots.join(" "),
+        world.slot_count()
+    )
+}
+
+/// Goes to the next generation once `size` ranks are to be in it.
+fn go_on_as(world: &World, size: usize) -> World {
+    let begun = Instant::now();
+    while world.size() - world.departed().len() + world.joiners() != size {
+        assert!(begun.elapsed() < TIMEOUT, "not {size} ranks");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    if world.departed().is_empty() {
+        world.barrier("all know of it").expect("all are there");
+    }
+    world.next_generation(TIMEOUT).expect("the others go on")
+}
+
+#[test]
+fn slots_stay_when_ranks_are_killed_and_newcomers_take_the_free_ones() {
+    const RANKS: usize = 5;
+    /// How many ranks there are in each generation.
+    const SIZES: [usize; 4] = [5, 3, 4, 5];
+    let test = name(&|| ());
+    let generations = |mut world: World, sizes: &[usize]| {
+        println!("{}", slots(&world));
+        for size in sizes {
+            world = go_on_as(&world, *size);
+            println!("{}", slots(&world));
+        }
+        world.barrier("end").expect("all are there");
+    };
+    match Role::of(&test) {
+        Role::Child(role) if role == "new" => {
+            let world = apart::join_running(RANKS);
+            let sizes = &SIZES[world.size() - 1..];
+            return generations(world, sizes);
+        }
+        Role::Child(_) => {
+            let (_, world) = apart::rank(&test, RANKS).expect("a rank");
+            return generations(world, &SIZES[1..]);
+        }
+        Role::Test => {}
+    }
+    if !support::needs_processes(RANKS) {
+        return;
+    }
+    let mut ranks = apart::start(&test, "", RANKS, &[]);
+    let first = apart::all_say(&mut ranks, "slots: ");
+    // Rank by rank: the number of the slot and the incarnation.
+    let parse = |line: &str| -> Vec<(usize, String)> {
+        let (_, table) = line.split_once("slots: ").expect("a table");
+        let words = table.split(' ').filter_map(|word| word.split_once(':'));
+        words
+            .map(|(slot, incarnation)| (slot.parse().expect("a number"), incarnation.to_owned()))
+            .collect()
+    };
+    let incarnations = |line: &str| -> Vec<String> {
+        let slots = parse(line).into_iter();
+        slots.map(|(_, incarnation)| incarnation).collect()
+    };
+    let numbers =
+        |line: &str| -> Vec<usize> { parse(line).into_iter().map(|(number, _)| number).collect() };
+    let before = incarnations(&first[0]);
+    assert_eq!(numbers(&first[0]), [0, 1, 2, 3, 4]);
+    // The coordinator is one of the victims.
+    for victim in [3, 0] {
+        ranks.remove(victim).kill();
+    }
+    let expect = |ranks: &mut [Apart], slots: &[usize]| {
+        let lines = apart::all_say(ranks, "slots: ");
+        for (line, own) in lines.iter().zip(slots) {
+            assert_eq!(numbers(line), slots);
+            assert!(line.ends_with(&format!("own {own} of {RANKS}")), "{line}");
+            assert_eq!(incarnations(line), incarnations(&lines[0]));
+        }
+        incarnations(&lines[0])
+    };
+    let of = |slots: &[usize]| -> Vec<_> { slots.iter().map(|slot| &before[*slot]).collect() };
+    let found = expect(&mut ranks, &[1, 2, 4]);
+    assert_eq!(found.iter().collect::<Vec<_>>(), of(&[1, 2, 4]));
+    // The first newcomer gets the slot of the number that it is started as; that of the second one has a rank.
+    ranks.push(apart::start_newcomer(&test, "", "new", 3, &[]));
+    let found = expect(&mut ranks, &[1, 2, 4, 3]);
+    assert_eq!(found[..3].iter().collect::<Vec<_>>(), of(&[1, 2, 4]));
+    assert_ne!(found[3], before[3]);
+    ranks.push(apart::start_newcomer(&test, "", "new", 2, &[]));
+    let again = expect(&mut ranks, &[1, 2, 4, 3, 0]);
+    assert_eq!(again[..4], found);
+    assert_ne!(again[4], before[0]);
+    for rank in ranks {
+        rank.succeeds(SOON);
     }
 }

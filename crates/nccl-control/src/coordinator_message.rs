@@ -10,8 +10,9 @@ use super::frame::{Broken, Frame, Outgoing};
 use super::phase::Phase;
 use super::process;
 use super::process_state::ProcessState;
-use super::proto::ProcessInfo;
+use super::proto::{Membership, ProcessInfo};
 use super::round::{Parts, RequestError, Round};
+use super::slot::Slot;
 use super::straggler::StragglerReport;
 use crate::departure::Departure;
 use crate::sanitize;
@@ -99,6 +100,8 @@ pub(super) enum Push {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct RankRecord {
     pub(super) rank: usize,
+    /// `None` before the rank has joined.
+    pub(super) slot: Option<Slot>,
     #[serde(deserialize_with = "clean")]
     pub(super) host: String,
     pub(super) pid: u64,
@@ -113,8 +116,23 @@ pub(super) struct RankRecord {
 }
 
 impl RankRecord {
+    /// Returns the state of a rank of the first generation before all ranks have joined: its slot is its rank.
+    pub(super) fn forming(rank: usize, process: &ProcessInfo) -> Self {
+        let slot = Slot {
+            number: rank,
+            incarnation: process.id.incarnation,
+        };
+        Self::of(rank, Some(slot), process)
+    }
+
+    /// Returns the states of the members of an active generation.
+    pub(super) fn all_of(membership: &Membership) -> impl Iterator<Item = Self> {
+        let members = membership.members.iter().enumerate();
+        members.map(|(rank, process)| Self::of(rank, membership.slot(rank), process))
+    }
+
     /// Returns the state of a member of an active generation.
-    pub(super) fn of(rank: usize, process: &ProcessInfo) -> Self {
+    pub(super) fn of(rank: usize, slot: Option<Slot>, process: &ProcessInfo) -> Self {
         let is_here = process.kernel != 0 && process.kernel == process::kernel_sum();
         let kernel = match is_here {
             true => process::kernel().to_owned(),
@@ -122,6 +140,7 @@ impl RankRecord {
         };
         Self {
             rank,
+            slot,
             host: sanitize::name(&process.host),
             pid: process.pid.into(),
             kernel,

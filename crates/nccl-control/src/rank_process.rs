@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::process;
 use crate::process_state::ProcessState;
+use crate::slot::Slot;
 
 /// The process of a rank.
 #[derive(Clone, Debug)]
@@ -11,6 +12,7 @@ use crate::process_state::ProcessState;
 pub struct RankProcess {
     pub host: String,
     pub pid: u32,
+    pub slot: Option<Slot>,
     /// Its launcher rank, if it is known and no other rank claims it.
     pub launcher_rank: Option<usize>,
     /// The address at which it listens, unless it is a thread of this process.
@@ -40,10 +42,11 @@ impl RankProcess {
     }
 
     /// Describes a rank that is a thread of this process.
-    pub(crate) fn here() -> Self {
+    pub(crate) fn here(slot: Option<Slot>) -> Self {
         Self {
             host: crate::host::name().to_string(),
             pid: std::process::id(),
+            slot,
             launcher_rank: None,
             at: None,
             kernel: process::kernel_sum(),
@@ -74,6 +77,7 @@ mod tests {
         let member = |at: Option<&str>| RankProcess {
             host: String::from("ubuntu"),
             pid: 7,
+            slot: None,
             launcher_rank: None,
             at: at.map(str::to_owned),
             kernel: 0,

@@ -15,6 +15,7 @@ use super::reactor::{EventFlags, Reactor, Source};
 use super::request::Request;
 use super::round::RequestError;
 use super::service::{Output, Recipients, Service};
+use super::slot::Slot;
 use crate::departure::{Departure, LossKind};
 use crate::sync::{Condvar, Mutex};
 use crate::time::later;
@@ -25,6 +26,9 @@ pub(crate) struct ThreadWorld {
     number: u64,
     generation: u64,
     inboxes: Vec<Arc<Inbox>>,
+    /// The number of the slot of each rank.
+    slots: Vec<usize>,
+    slot_count: usize,
     state: Mutex<State>,
     /// Signalled when requests for the next generation have an outcome.
     decided: Condvar,
@@ -59,10 +63,17 @@ pub(crate) struct NextThreadWorld {
 impl ThreadWorld {
     pub(crate) fn new(size: usize) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        Self::of_generation(NEXT.fetch_add(1, Ordering::Relaxed), 0, size)
+        let slots = (0..size).collect();
+        Self::of_generation(NEXT.fetch_add(1, Ordering::Relaxed), 0, slots, size)
     }
 
-    fn of_generation(number: u64, generation: u64, size: usize) -> Arc<Self> {
+    fn of_generation(
+        number: u64,
+        generation: u64,
+        slots: Vec<usize>,
+        slot_count: usize,
+    ) -> Arc<Self> {
+        let size = slots.len();
         let mut service = Service::new(size);
         let host = crate::host::name();
         for rank in 0..size {
@@ -81,6 +92,8 @@ impl ThreadWorld {
             number,
             generation,
             inboxes: (0..size).map(|_| Arc::default()).collect(),
+            slots,
+            slot_count,
             state: Mutex::new(state),
             decided: Condvar::new(),
         })
@@ -92,6 +105,19 @@ impl ThreadWorld {
 
     pub(crate) fn generation(&self) -> u64 {
         self.generation
+    }
+
+    /// Returns the slot of a rank. No thread joins later, so all of them are the first in their slots.
+    pub(crate) fn slot(&self, rank: usize) -> Option<Slot> {
+        Some(Slot {
+            number: *self.slots.get(rank)?,
+            incarnation: self.number,
+        })
+    }
+
+    /// Returns the number of ranks of the first generation.
+    pub(crate) fn slot_count(&self) -> usize {
+        self.slot_count
     }
 
     /// Returns the name of its job.
@@ -238,7 +264,8 @@ impl ThreadWorld {
         state.agreed += 1;
         let number = self.generation + state.agreed;
         let previous_ranks: Vec<_> = state.undecided().map(|(rank, _)| rank).collect();
-        let threads = Self::of_generation(self.number, number, previous_ranks.len());
+        let slots = previous_ranks.iter().map(|rank| self.slots[*rank]);
+        let threads = Self::of_generation(self.number, number, slots.collect(), self.slot_count);
         state.decide(&Ok(Arc::new(NextThreadWorld {
             threads,
             previous_ranks,

@@ -15,6 +15,7 @@ use super::rank_process::RankProcess;
 use super::request::Request;
 use super::round::RequestError;
 use super::session::{RankSession, SessionBackend};
+use super::slot::Slot;
 use super::thread_world::ThreadWorld;
 use crate::departure::{Departure, Failure};
 use crate::error::{Error, ErrorKind, Result};
@@ -35,6 +36,7 @@ pub struct World {
     pub(super) interface: Option<String>,
     /// For each rank, its rank in the previous generation; empty in the first generation.
     pub(super) previous_ranks: Vec<Option<usize>>,
+    slot_count: usize,
 }
 
 impl World {
@@ -75,7 +77,13 @@ impl World {
         let active = node
             .wait_until_formed(deadline)
             .map_err(|why| session.error_of("join", &why))?;
-        let mut world = Self::new(session, rendezvous.local_rank, rendezvous.timeout);
+        let slot_count = active.membership.slot_count();
+        let mut world = Self::new(
+            session,
+            slot_count,
+            rendezvous.local_rank,
+            rendezvous.timeout,
+        );
         world.session.set_members(active.members());
         world.apply_rendezvous(&rendezvous);
         let address = &rendezvous.address;
@@ -101,7 +109,13 @@ impl World {
         local_rank: usize,
         timeout: Duration,
     ) -> Self {
-        Self::new(RankSession::of_generation(active), local_rank, timeout)
+        let slot_count = active.membership.slot_count();
+        Self::new(
+            RankSession::of_generation(active),
+            slot_count,
+            local_rank,
+            timeout,
+        )
     }
 
     /// Creates the worlds of `size` ranks that are threads of this process.
@@ -129,12 +143,19 @@ impl World {
         let backend = SessionBackend::Threads(Arc::clone(threads));
         let job = (threads.job(), threads.generation());
         let session = RankSession::open(rank, threads.size(), job, backend, inbox);
-        session.set_members(vec![RankProcess::here(); threads.size()]);
-        Self::new(session, local_rank, timeout)
+        let slots = (0..threads.size()).map(|rank| threads.slot(rank));
+        session.set_members(slots.map(RankProcess::here).collect());
+        Self::new(session, threads.slot_count(), local_rank, timeout)
     }
 
-    fn new(session: Arc<RankSession>, local_rank: usize, timeout: Duration) -> Self {
+    fn new(
+        session: Arc<RankSession>,
+        slot_count: usize,
+        local_rank: usize,
+        timeout: Duration,
+    ) -> Self {
         Self {
+            slot_count,
             local_rank,
             timeout,
             session: ForkGuarded::new(session),
@@ -165,6 +186,24 @@ impl World {
     /// differ. `None` if no launcher assigned a rank, and for a rank that the world does not have.
     pub fn launcher_rank(&self, rank: usize) -> Option<usize> {
         self.session.members().get()?.get(rank)?.launcher_rank
+    }
+
+    /// Returns the slot of a rank; `None` for a rank that the world does not have.
+    pub fn slot(&self, rank: usize) -> Option<Slot> {
+        self.session.members().get()?.get(rank)?.slot
+    }
+
+    /// Returns the rank that has the slot of this number; `None` if no rank of this generation has it.
+    pub fn rank_in_slot(&self, number: usize) -> Option<usize> {
+        let members = self.session.members();
+        let has_it = |slot: Slot| slot.number == number;
+        let mut members = members.get()?.iter();
+        members.position(|member| member.slot.is_some_and(has_it))
+    }
+
+    /// Returns the number of slots that have been used, in this generation or an earlier one.
+    pub fn slot_count(&self) -> usize {
+        self.slot_count
     }
 
     /// Returns this rank.

@@ -6,6 +6,7 @@ use super::coordinator_message::RankRecord;
 use super::events::{EventLog, WorldEvent};
 use super::phase::Phase;
 use super::recordings::RecordingTarget;
+use super::slot::Slot;
 use super::straggler::StragglerReport;
 use crate::departure::Departure;
 
@@ -41,6 +42,8 @@ pub enum RankEnd {
 pub struct RankState {
     /// The rank.
     pub rank: usize,
+    /// Its slot, once it has joined.
+    pub slot: Option<Slot>,
     /// The name of its host, once it has joined.
     pub host: Option<String>,
     /// Its process id, as stated by the process, once it has joined.
@@ -113,6 +116,7 @@ impl WorldView {
         for rank in self.ranks.len()..size {
             let known = RankRecord {
                 rank,
+                slot: None,
                 host: String::new(),
                 pid: 0,
                 kernel: String::new(),
@@ -268,6 +272,7 @@ impl WorldView {
             let joined = known.phase.is_some();
             RankState {
                 rank: known.rank,
+                slot: known.slot,
                 host: joined.then(|| known.host.clone()),
                 pid: joined.then(|| process(known.pid)),
                 phase: known
@@ -301,6 +306,7 @@ mod tests {
     fn known(phase: Phase, departure: Option<Departure>) -> RankRecord {
         RankRecord {
             rank: 1,
+            slot: None,
             host: String::from("h"),
             pid: 7,
             kernel: String::from("k"),

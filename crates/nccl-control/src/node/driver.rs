@@ -500,7 +500,7 @@ impl Node {
                 if state.formation_error.is_some() {
                     state.formation_error_received.insert(id.slot);
                 } else if let Some(process) = state.joined(id.slot as usize) {
-                    let known = RankRecord::of(id.slot as usize, process);
+                    let known = RankRecord::forming(id.slot as usize, process);
                     state.send_to_observers(state.generation(), &Push::Rank(known));
                 }
                 self.changed.notify_all();
@@ -1198,7 +1198,7 @@ impl State {
             for rank in 0..size {
                 if let Some(known) = self
                     .joined(rank)
-                    .map(|process| RankRecord::of(rank, process))
+                    .map(|process| RankRecord::forming(rank, process))
                 {
                     self.send_to_observer(observer, generation, &Push::Rank(known));
                 }

@@ -93,9 +93,10 @@ impl ActiveGeneration {
         ranks.dedup();
         // Processes that were started by hand under a launcher all have the launcher's variables for the same rank.
         let are_distinct = ranks.len() == known;
-        let member = |process: &ProcessInfo| RankProcess {
+        let member = |(rank, process): (usize, &ProcessInfo)| RankProcess {
             host: sanitize::name(&process.host),
             pid: process.pid,
+            slot: self.membership.slot(rank),
             launcher_rank: process
                 .launcher_rank
                 .filter(|_| are_distinct)
@@ -103,7 +104,7 @@ impl ActiveGeneration {
             at: Some(process.at.clone()),
             kernel: process.kernel,
         };
-        processes.iter().map(member).collect()
+        processes.iter().enumerate().map(member).collect()
     }
 }
 

@@ -414,7 +414,8 @@ impl Services {
     /// Returns the known state of one rank.
     pub(super) fn known_of(&self, generation: u64, rank: usize) -> Option<RankRecord> {
         let generation_service = self.services.get(&generation)?;
-        let process = generation_service.membership.members.get(rank)?;
+        let membership = &generation_service.membership;
+        let process = membership.members.get(rank)?;
         let known = generation_service.service.rank(rank);
         let (now, phase) = (Instant::now(), known.phase.as_ref());
         Some(RankRecord {
@@ -424,7 +425,7 @@ impl Services {
                 .departure
                 .clone()
                 .filter(|departure| *departure != Departure::Left || known.is_closed()),
-            ..RankRecord::of(rank, process)
+            ..RankRecord::of(rank, membership.slot(rank), process)
         })
     }
 

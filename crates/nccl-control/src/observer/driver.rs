@@ -201,9 +201,7 @@ impl ObserverDriver {
                         report_again |= was_formed;
                         state.set_generation(membership.generation.number);
                         state.view.set_size(membership.members.len());
-                        for (rank, process) in membership.members.iter().enumerate() {
-                            state.view.learn(RankRecord::of(rank, process));
-                        }
+                        RankRecord::all_of(&membership).for_each(|known| state.view.learn(known));
                         state.was_connected = true;
                     }
                     Observation::Coordinator(rank) => {

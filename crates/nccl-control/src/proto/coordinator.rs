@@ -18,7 +18,7 @@ use std::time::Duration;
 use super::core::{Core, Event};
 use super::id::{Generation, MemberId, ProcessInfo, Term, Time};
 use super::log::{Broadcast, Entry};
-use super::membership::{Membership, SharedMembership};
+use super::membership::SharedMembership;
 use super::message::{
     Ended, Exclusion, Frame, Heartbeat, HeartbeatReply, JoinRole, Message, Proof,
     ReconfigureRequest, VoteReport, VoteRequest,
@@ -1302,7 +1302,7 @@ impl Coordinator {
         let witnesses = before.witnesses.iter();
         let witnesses =
             witnesses.filter(|process| follows(&process.id) && !core.is_departed(process.id));
-        let membership = Membership::new(generation, kept, witnesses.cloned().collect());
+        let membership = before.successor(generation, kept, witnesses.cloned().collect());
         self.propose(core, Arc::new(membership), false)
     }
 
@@ -1536,7 +1536,7 @@ fn departing_member(entry: &Entry) -> Option<MemberId> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::proto::{MILLI, Mistakes, Timing};
+    use crate::proto::{MILLI, Membership, Mistakes, Timing};
 
     pub(in crate::proto) fn id(slot: u32) -> MemberId {
         MemberId {

@@ -31,7 +31,8 @@ impl Time {
 /// never attributed to its successor.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MemberId {
-    /// The place in the job, stable for the life of the process.
+    /// The number as which the process was started. Its slot in the job is the same number unless another process has
+    /// that slot ([`Membership::slots`](super::Membership::slots)).
     pub slot: u32,
     /// A random number chosen by the process.
     pub incarnation: u64,

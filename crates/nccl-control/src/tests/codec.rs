@@ -21,6 +21,7 @@ use crate::process_state::{Held, ProcessState};
 use crate::request::{ExpectedValue, NO_ANSWER, Request};
 use crate::round::{Missing, RequestError};
 use crate::secret::Secret;
+use crate::slot::Slot;
 use crate::{EntryReport, LateRank, QueriedOperation, StragglerQueryRequest, StragglerReport};
 use crate::{interface, tcp};
 
@@ -446,6 +447,10 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             "member",
             Push::Rank(RankRecord {
                 rank: 1,
+                slot: Some(Slot {
+                    number: 4,
+                    incarnation: 0x51,
+                }),
                 host: text("node-a"),
                 pid: 77,
                 kernel: text("boot 4026531836"),
@@ -835,6 +840,7 @@ fn what_is_shown_and_how_long_is_within_bounds_once_it_has_come() {
         },
         Push::Rank(RankRecord {
             rank: 1,
+            slot: None,
             host: text(),
             pid: 77,
             kernel: String::new(),

@@ -114,6 +114,8 @@ pub(crate) struct Run<'s> {
     voters: usize,
     /// Each generation by its number, and when it became active.
     active: BTreeMap<u64, (u64, SharedMembership)>,
+    /// The slot of each member that has been in an active generation.
+    slot_of: BTreeMap<MemberId, usize>,
     /// Whether no event can keep two processes disconnected for a while.
     is_reachable: bool,
     /// Whether processes are delayed, but nothing else happens.
@@ -192,6 +194,7 @@ impl<'s> Run<'s> {
             ranks: size,
             voters,
             active: BTreeMap::new(),
+            slot_of: BTreeMap::new(),
             is_reachable: schedule.forming.is_empty() && !steps().any(hinders),
             is_calm: schedule.forming.is_empty() && !schedule.goes_on && steps().all(is_calm),
             heard: BTreeMap::new(),
@@ -589,6 +592,7 @@ impl<'s> Run<'s> {
                 let generation = membership.generation;
                 let number = generation.number;
                 let now = self.net.now;
+                let is_new = !self.active.contains_key(&number);
                 let one = self.active.entry(number);
                 let (_, one) = one.or_insert_with(|| (now, Arc::clone(&membership)));
                 let one = one.generation;
@@ -597,6 +601,15 @@ impl<'s> Run<'s> {
                         1,
                         format!("two generations {number} are active: {one:?} and {generation:?}"),
                     );
+                }
+                let ranks = 0..membership.members.len();
+                for rank in ranks.filter(|_| is_new) {
+                    let id = membership.members[rank].id;
+                    let slot = membership.slot(rank).map(|slot| slot.number);
+                    let slot = slot.unwrap_or(usize::MAX);
+                    if *self.slot_of.entry(id).or_insert(slot) != slot {
+                        return broken(RULE, format!("{id:?} changes its slot"));
+                    }
                 }
                 let members: BTreeSet<_> = membership.voters().map(|voter| voter.id).collect();
                 if members.len() != membership.voters().count() {

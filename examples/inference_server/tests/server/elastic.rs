@@ -212,6 +212,18 @@ fn scale(server: &Server, ranks: usize) -> u16 {
     post(&format!("{}/admin/ranks", server.url), &body).status
 }
 
+/// Waits until all of `ranks` processes have the slots of their numbers, whatever their ranks in the world are.
+fn in_their_slots(server: &Server, ranks: usize) {
+    until("all processes in their slots", || {
+        let health = server.health();
+        let members = health["ranks"].as_array().unwrap();
+        let there = members.iter().filter(|member| member["slot"].is_u64());
+        let own = there.clone().all(|member| member["slot"] == member["rank"]);
+        assert!(own, "{health}");
+        (there.count() == ranks).then_some(())
+    });
+}
+
 #[test]
 fn ranks_come_and_go_under_load_and_no_request_notices() {
     let server = Server::start(&["--ranks", "6", "--recovery", "elastic"]);
@@ -250,6 +262,7 @@ fn ranks_come_and_go_under_load_and_no_request_notices() {
             // The number of ranks does not change by itself.
             std::thread::sleep(Duration::from_millis(600));
             assert_eq!(server.health()["parts"], ranks);
+            in_their_slots(&server, ranks);
         }
         drop(over);
     });
@@ -259,9 +272,11 @@ fn ranks_come_and_go_under_load_and_no_request_notices() {
     signal(server.ranks()[2], Signal::KILL);
     parts(&server, 5);
     assert_eq!(whole(&server), (2, 5));
+    in_their_slots(&server, 5);
     assert_eq!(scale(&server, 6), 202);
     parts(&server, 6);
     assert_eq!(whole(&server), (2, 6));
+    in_their_slots(&server, 6);
 }
 
 #[test]

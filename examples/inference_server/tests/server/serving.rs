@@ -87,6 +87,7 @@ fn how_it_stands_with_the_ranks_and_what_they_did_last_can_be_seen() {
         assert_eq!(rank["state"], "serving");
         assert_eq!(rank["phase"], "serve");
         assert!(rank["host"].is_string());
+        assert_eq!(rank["slot"], rank["rank"]);
         assert_eq!(rank["last_operation"]["operation"], "all_gather", "{rank}");
         assert!(rank["last_operation"]["age_seconds"].as_f64().unwrap() < 60.0);
     }

@@ -71,7 +71,11 @@ fn process_info(random: &mut Rng) -> ProcessInfo {
 
 fn membership(random: &mut Rng) -> SharedMembership {
     let (members, witnesses) = (many(random, process_info), many(random, process_info));
-    Arc::new(Membership::new(generation(random), members, witnesses))
+    let first = Membership::new(generation(random), members, witnesses.clone());
+    let kept = first.members.iter().filter(|_| random.bool()).cloned();
+    let members: Vec<_> = kept.collect();
+    let members = members.into_iter().chain(many(random, process_info));
+    Arc::new(first.successor(generation(random), members.collect(), witnesses))
 }
 
 fn duration(random: &mut Rng) -> Duration {

@@ -103,6 +103,7 @@ pub(super) async fn health(State(server): State<Arc<Server>>) -> Response {
             let its = |rank: &&RankState| rank.pid.map(u64::from) == Some(pid);
             if let Some(rank) = ranks.iter().find(its) {
                 member["host"] = json!(rank.host);
+                member["slot"] = json!(rank.slot.map(|slot| slot.number));
                 let phase = rank.phase.as_ref();
                 member["phase"] = json!(phase.map(|(name, _)| name));
                 member["phase_seconds"] = json!(phase.map(|(_, age)| age.as_secs_f64()));
