@@ -37,6 +37,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result {
     for picture in [
         "docs/flight-recorder.png",
         "docs/results/against-mpi.svg",
+        "docs/results/elastic_death.svg",
         "docs/results/faults.svg",
     ] {
         let name = Path::new(picture).strip_prefix("docs")?;

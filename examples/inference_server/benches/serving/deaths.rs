@@ -115,6 +115,8 @@ fn kill_one(
     text: &Text,
     copies: Option<usize>,
 ) -> Found {
+    // Before the texts: `/health` asks all ranks for their recordings, and the texts wait meanwhile.
+    let pid = server.ranks()[rank];
     let asking: Vec<_> = (0..streams)
         .map(|number| {
             let mut stream = Stream::new(&server.url, &text.body(seed * streams + number));
@@ -124,7 +126,6 @@ fn kill_one(
         .collect();
     let readyz = format!("{}/readyz", server.url);
     let generation = get(&readyz).json()["generation"].clone();
-    let pid = server.ranks()[rank];
     let begun = Instant::now();
     signal(pid, Signal::KILL);
     let mut named = None;

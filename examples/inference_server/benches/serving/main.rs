@@ -36,7 +36,7 @@ use serde_json::{Value, json};
 
 use deaths::{Death, Recovery};
 use patience::{DEADLINE, until};
-use throughput::Throughput;
+use throughput::{Agreement, Throughput};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
@@ -115,6 +115,14 @@ fn run() -> Outcome {
                 }
             }
         }
+        if ranks == 2 || ranks == 8 {
+            for clients in [1, 8] {
+                let text = Text::tiny(if clients == 1 { 200 } else { 100 });
+                // Pairs of turns: more of them than of single turns.
+                let found = throughput::agreement(ranks, clients, 2 * plan.turns, &text)?;
+                figures.agreement.push(found);
+            }
+        }
         for streams in [0, 4] {
             let how = Recovery::Respawn;
             let found = deaths::measure(ranks, how, streams, plan.kills, &Text::tiny(150))?;
@@ -160,6 +168,7 @@ fn run() -> Outcome {
 #[derive(Default)]
 struct Figures {
     throughput: Vec<Throughput>,
+    agreement: Vec<Agreement>,
     deaths: Vec<Death>,
 }
 

@@ -25,6 +25,7 @@ pub(crate) fn write(plan: &Plan, before: &str, figures: &Figures) -> String {
         machine::load()
     );
     throughput(&mut page, plan, figures);
+    agreement(&mut page, plan, figures);
     deaths(&mut page, figures);
     page
 }
@@ -63,6 +64,27 @@ fn throughput(page: &mut String, plan: &Plan, figures: &Figures) {
         .any(|found| found.model == "smollm2")
     {
         *page += "\nsmollm2 was not measured: the file was not there.\n";
+    }
+}
+
+fn agreement(page: &mut String, plan: &Plan, figures: &Figures) {
+    let _ = writeln!(
+        page,
+        "\n## Agreeing on a step\n\nTwo servers, one of them with `--agree-steps 10`, take turns, {} each, in alternating order; the other \
+         one is idle meanwhile. The ratio is that of two turns that follow each other.\n\n\
+         | ranks | clients | a step without (ms) | a step with (ms) | ratio |\n|--:|--:|--:|--:|--:|",
+        2 * plan.turns
+    );
+    for found in &figures.agreement {
+        let _ = writeln!(
+            page,
+            "| {} | {} | {} | {} | {} |",
+            found.ranks,
+            found.clients,
+            show(found.without, 1e3),
+            show(found.with, 1e3),
+            show(found.ratio, 1.0)
+        );
     }
 }
 

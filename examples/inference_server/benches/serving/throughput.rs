@@ -37,32 +37,14 @@ pub(crate) fn measure(
         arguments.extend(["--recovery", "elastic", "--copies", &of_each]);
     }
     let server = Server::start(&arguments);
-    let names = [
-        "inference_generated_tokens_total",
-        "inference_steps_total",
-        "inference_step_seconds_total",
-        "inference_communication_seconds_total",
-    ];
     let (mut speeds, mut steps, mut shares) = (Vec::new(), Vec::new(), Vec::new());
     // The first one is not counted.
     for turn in 0..=turns {
-        let before = names.map(|name| server.metric(name));
-        let begun = Instant::now();
-        std::thread::scope(|scope| {
-            for client in 0..clients {
-                let body = text.body(turn * clients + client);
-                let url = &server.url;
-                scope.spawn(move || Stream::new(url, &body).finish());
-            }
-        });
-        let seconds = begun.elapsed().as_secs_f64();
-        let after = names.map(|name| server.metric(name));
-        let [tokens, count, stepping, communicating] =
-            std::array::from_fn(|i| after[i] - before[i]);
+        let found = Turn::take(&server, clients, turn, text);
         if turn > 0 {
-            speeds.push(tokens / seconds);
-            steps.push(stepping / count);
-            shares.push(communicating / stepping);
+            speeds.push(found.tokens_per_second);
+            steps.push(found.step_seconds);
+            shares.push(found.communication);
         }
     }
     let found = Throughput {
@@ -78,6 +60,93 @@ pub(crate) fn measure(
     eprintln!(
         "{} on {ranks} ranks, {clients} clients, copies {copies:?}: {:.0} tokens/s",
         text.model, found.tokens_per_second.median
+    );
+    Ok(found)
+}
+
+/// One text for each of the clients.
+struct Turn {
+    tokens_per_second: f64,
+    step_seconds: f64,
+    communication: f64,
+}
+
+impl Turn {
+    fn take(server: &Server, clients: usize, number: usize, text: &Text) -> Self {
+        let names = [
+            "inference_generated_tokens_total",
+            "inference_steps_total",
+            "inference_step_seconds_total",
+            "inference_communication_seconds_total",
+        ];
+        let before = names.map(|name| server.metric(name));
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            for client in 0..clients {
+                let body = text.body(number * clients + client);
+                let url = &server.url;
+                scope.spawn(move || Stream::new(url, &body).finish());
+            }
+        });
+        let seconds = begun.elapsed().as_secs_f64();
+        let after = names.map(|name| server.metric(name));
+        let [tokens, steps, stepping, communicating] =
+            std::array::from_fn(|i| after[i] - before[i]);
+        Self {
+            tokens_per_second: tokens / seconds,
+            step_seconds: stepping / steps,
+            communication: communicating / stepping,
+        }
+    }
+}
+
+/// A step of ranks that agree on each step beforehand, and of ranks that do not.
+pub(crate) struct Agreement {
+    pub(crate) ranks: usize,
+    pub(crate) clients: usize,
+    pub(crate) without: Spread,
+    pub(crate) with: Spread,
+    /// Of the turns that follow each other.
+    pub(crate) ratio: Spread,
+}
+
+/// Turns of two servers, one after the other, in alternating order.
+pub(crate) fn agreement(
+    ranks: usize,
+    clients: usize,
+    turns: usize,
+    text: &Text,
+) -> Outcome<Agreement> {
+    let number = ranks.to_string();
+    let options = ["--ranks", &number, "--model", text.model];
+    let without = Server::start(&options);
+    let with = Server::start(&[&options[..], &["--agree-steps", "10"]].concat());
+    let (mut steps, mut ratios) = ([Vec::new(), Vec::new()], Vec::new());
+    // The first one is not counted.
+    for turn in 0..=turns {
+        let mut seconds = [0.0; 2];
+        let mut order = [0, 1];
+        order.rotate_left(turn % 2);
+        for which in order {
+            let server = [&without, &with][which];
+            seconds[which] = Turn::take(server, clients, turn, text).step_seconds;
+        }
+        if turn > 0 {
+            steps[0].push(seconds[0]);
+            steps[1].push(seconds[1]);
+            ratios.push(seconds[1] / seconds[0]);
+        }
+    }
+    let found = Agreement {
+        ranks,
+        clients,
+        without: Spread::of(&steps[0]).ok_or("no turns")?,
+        with: Spread::of(&steps[1]).ok_or("no turns")?,
+        ratio: Spread::of(&ratios).ok_or("no turns")?,
+    };
+    eprintln!(
+        "agreement on each step of {ranks} ranks, {clients} clients: {:.3} of the time",
+        found.ratio.median
     );
     Ok(found)
 }

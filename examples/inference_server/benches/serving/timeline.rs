@@ -25,6 +25,8 @@ struct Timeline {
 /// Kills one of eight ranks of an elastic server; the picture of it.
 pub(crate) fn draw() -> Outcome<String> {
     let server = Server::start(&["--ranks", "8", "--recovery", "elastic"]);
+    // Before the texts: `/health` asks all ranks for their recordings, and the texts wait meanwhile.
+    let pid = server.ranks()[5];
     let text = Text::tiny(400);
     let reading: Vec<_> = (0..TEXTS)
         .map(|number| {
@@ -34,7 +36,6 @@ pub(crate) fn draw() -> Outcome<String> {
         })
         .collect();
     std::thread::sleep(BEFORE + Duration::from_millis(100));
-    let pid = server.ranks()[5];
     let readyz = format!("{}/readyz", server.url);
     let generation = get(&readyz).json()["generation"].clone();
     let killed = Instant::now();
@@ -76,12 +77,14 @@ fn pieces(mut stream: Stream) -> Vec<Instant> {
 
 impl Timeline {
     fn svg(&self) -> String {
-        const WIDTH: f64 = 900.0;
+        const WIDTH: f64 = 960.0;
+        /// For the last label, which may begin near the end.
+        const RIGHT: f64 = 160.0;
         const LEFT: f64 = 70.0;
         const ROW: f64 = 34.0;
         const TOP: f64 = 64.0;
         let (first, last) = (-BEFORE.as_secs_f64(), AFTER.as_secs_f64());
-        let x = |time: f64| LEFT + (time - first) / (last - first) * (WIDTH - LEFT - 20.0);
+        let x = |time: f64| LEFT + (time - first) / (last - first) * (WIDTH - LEFT - RIGHT);
         let bottom = TOP + ROW * self.pieces.len() as f64;
         let height = bottom + 46.0;
         let mut svg = format!(
