@@ -201,8 +201,8 @@ impl World {
         self.control.launcher_rank(rank)
     }
 
-    /// Returns the slot of a rank; `None` for a rank that this world does not have. A process keeps its slot for its life,
-    /// whatever its rank is in later generations.
+    /// Returns the slot of a rank; `None` for a rank that this world does not have. A process keeps its slot as long as
+    /// it is in the world, whatever its rank is in later generations.
     ///
     /// ```
     /// let worlds = nccl::World::threads(2);

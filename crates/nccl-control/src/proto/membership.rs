@@ -84,8 +84,8 @@ impl Membership {
         )
     }
 
-    /// Makes the membership that follows this one. Members of both keep their slots. A new one takes the slot of the
-    /// number as which it was started if that slot is free, and otherwise the lowest free one.
+    /// Makes the membership that follows this one. Members of both keep their slots. A new one takes the slot with the
+    /// number of the rank it was started as, if there is such a slot and it is free, and otherwise the lowest free one.
     #[must_use]
     pub fn successor(
         &self,

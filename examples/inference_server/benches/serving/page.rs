@@ -70,7 +70,7 @@ fn throughput(page: &mut String, plan: &Plan, figures: &Figures) {
 fn agreement(page: &mut String, plan: &Plan, figures: &Figures) {
     let _ = writeln!(
         page,
-        "\n## Agreeing on a step\n\nTwo servers, one of them with `--agree-steps 10`, take turns, {} each, in alternating order; the other \
+        "\n## Agreeing on a step\n\nTwo servers in the default layout, one of them with `--agree-steps 10`, take turns, {} each, in alternating order; the other \
          one is idle meanwhile. The ratio is that of two turns that follow each other.\n\n\
          | ranks | clients | a step without (ms) | a step with (ms) | ratio |\n|--:|--:|--:|--:|--:|",
         2 * plan.turns
