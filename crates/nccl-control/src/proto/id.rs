@@ -31,8 +31,8 @@ impl Time {
 /// never attributed to its successor.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MemberId {
-    /// The rank that the process was started as. Its slot in the job has the same number unless another process has that
-    /// slot ([`Membership::slot`](super::Membership::slot)).
+    /// The rank that the process was started as. Its slot in the job may have another number if it joined later
+    /// ([`Membership::slot`](super::Membership::slot)).
     pub slot: u32,
     /// A random number chosen by the process.
     pub incarnation: u64,

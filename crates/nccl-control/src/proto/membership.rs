@@ -261,7 +261,7 @@ mod tests {
             [third.members.clone(), vec![process(5, 3)]].concat(),
         );
         assert_eq!((numbers(&fourth)[6], fourth.slot_count()), (6, 7));
-        // A slot that is free at the end is known, although nobody has it.
+        // The number of slots counts free ones as well, also those behind all members.
         let fifth = next(&fourth, vec![process(1, 1)]);
         let sixth = next(&fifth, vec![process(1, 1), process(6, 4)]);
         assert_eq!((numbers(&sixth), sixth.slot_count()), (vec![1, 6], 7));
