@@ -96,37 +96,47 @@ fn unix_address(address: &Address) -> io::Result<SocketAddr> {
     }
 }
 
+/// Held while a listener is created. Otherwise, two worlds of this process that start to listen at one path at the same
+/// time would both find no listener, and the second would remove the file of the first.
+static LISTENING: Mutex<()> = Mutex::new(());
+
 /// Listens at `address` as rank 0; replaces a socket file that has no listener.
 pub(super) fn listen(address: &Address) -> Result<Listener> {
-    listen_or(address, |holder| {
-        format!(
-            "another process{holder} is rank 0 at {address} already: give each job an address of its own, or end \
-             the job that holds this one"
-        )
-    })
+    listen_and(address, |listener| listener)
 }
 
-/// Listens at `address`. `taken` makes the error for an address where another process listens; its argument is ` (pid
-/// 7)` if that process is known.
-fn listen_or(address: &Address, taken: impl FnOnce(&str) -> String) -> Result<Listener> {
-    if let Address::Tcp(host_ports) = address {
-        let (socket, at) = tcp::listen(host_ports)?;
-        return Ok(Listener {
-            socket,
-            path: None,
-            published: host_ports.discovery.clone(),
-            of: Some(address.clone()),
-            at: format!("tcp:{at}"),
-            address: Some(at),
-            endpoint: None,
+/// Like [`listen`], and passes the listener to `keep` before another world of this process can listen: no other world
+/// finds the address in use because of a listener that `keep` drops.
+pub(super) fn listen_and<T>(address: &Address, keep: impl FnOnce(Listener) -> T) -> Result<T> {
+    let Address::Tcp(host_ports) = address else {
+        let _alone = LISTENING.lock();
+        let listener = listen_unix(address, |holder| {
+            format!(
+                "another process{holder} is rank 0 at {address} already: give each job an address of its own, or end \
+                 the job that holds this one"
+            )
         });
-    }
+        return listener.map(keep);
+    };
+    let own = tcp::address_to_listen_at(host_ports)?;
+    let _alone = LISTENING.lock();
+    let (socket, at) = tcp::listen(host_ports, own)?;
+    Ok(keep(Listener {
+        socket,
+        path: None,
+        published: host_ports.discovery.clone(),
+        of: Some(address.clone()),
+        at: format!("tcp:{at}"),
+        address: Some(at),
+        endpoint: None,
+    }))
+}
+
+/// Listens at a Unix socket, with [`LISTENING`] held. `taken` makes the error for an address where another process
+/// listens; its argument is ` (pid 7)` if that process is known.
+fn listen_unix(address: &Address, taken: impl FnOnce(&str) -> String) -> Result<Listener> {
     let failed = |error| Error::io(format!("listening at {address}"))(error);
     let target = unix_address(address).map_err(failed)?;
-    // Two generations of this process may start to listen at one address at the same time. Without the lock, both would
-    // find no listener, and the second would remove the file of the first.
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _alone = ONE_AT_A_TIME.lock();
     let listener = match UnixListener::bind_addr(&target) {
         Ok(listener) => listener,
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -187,14 +197,15 @@ pub(super) fn listen_beside(
             "rank {name} has joined already, as another process{holder} of this host, and two processes cannot be one rank"
         )
     };
+    let _alone = LISTENING.lock();
     match address {
         Address::Path(path) => {
             let mut path = path.as_os_str().to_owned();
             path.push(format!(".{name}"));
-            listen_or(&Address::Path(path.into()), taken)
+            listen_unix(&Address::Path(path.into()), taken)
         }
         Address::Abstract(host_ports) => {
-            listen_or(&Address::Abstract(format!("{host_ports}.{name}")), taken)
+            listen_unix(&Address::Abstract(format!("{host_ports}.{name}")), taken)
         }
         Address::Tcp(_) => {
             let listening = tcp::listen_beside(connection);

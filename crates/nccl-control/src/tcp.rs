@@ -126,8 +126,9 @@ impl fmt::Display for HostPorts {
     }
 }
 
-/// Listens at the first available port of the range.
-pub(super) fn listen(host_ports: &HostPorts) -> Result<(OwnedFd, SocketAddr)> {
+/// Returns the address at which to listen, without its port, and the name of its interface. Looking up a name may take
+/// seconds.
+pub(super) fn address_to_listen_at(host_ports: &HostPorts) -> Result<(SocketAddr, String)> {
     let own = interface::own().map_err(Error::io("looking at this host's interfaces"))?;
     let (at, name) = own_address(host_ports, &own)?;
     if host_ports.ports.0 == 0 && host_ports.discovery.is_none() {
@@ -144,6 +145,14 @@ pub(super) fn listen(host_ports: &HostPorts) -> Result<(OwnedFd, SocketAddr)> {
         }
         tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "address", why, "{why}");
     }
+    Ok((at, name))
+}
+
+/// Listens at the first available port of the range, at the result of [`address_to_listen_at`].
+pub(super) fn listen(
+    host_ports: &HostPorts,
+    (at, name): (SocketAddr, String),
+) -> Result<(OwnedFd, SocketAddr)> {
     let mut refused_ports = Vec::new();
     let mut tried = 0;
     for port in host_ports.ports() {

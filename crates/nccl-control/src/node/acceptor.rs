@@ -63,21 +63,27 @@ impl Acceptor {
             inbound: InboundConnections::new(admission, 2 * size + 64),
             paused: AtomicBool::new(false),
         });
-        this.listen(listener, &mut this.listeners.lock())?;
+        this.listen(listener)?;
         Ok(this)
     }
 
-    fn listen(&self, listener: Listener, listeners: &mut Vec<(Listener, u64)>) -> Result<()> {
+    /// Accepts the connections of `listener` from now on. If this acceptor is closed, closes it and returns false.
+    fn listen(&self, listener: Listener) -> Result<bool> {
+        let mut listeners = self.listeners.lock();
+        // `close` sets this before it takes the listeners.
+        if self.closed.load(Ordering::Acquire) {
+            return Ok(false);
+        }
         let failed = |error| Error::io(format!("listening at {}", self.at))(error);
         let reactor = Reactor::get().map_err(failed)?;
         let Some(this) = self.this.upgrade() else {
-            return Ok(());
+            return Ok(false);
         };
         let token = reactor.add(&listener, EventFlags::IN, this as Arc<dyn Source>);
         let token = token.map_err(failed)?;
         // A waiting connection is not missed: readiness is reported repeatedly.
         listeners.push((listener, token));
-        Ok(())
+        Ok(true)
     }
 
     pub(super) fn close(&self) {
@@ -193,16 +199,13 @@ impl Acceptor {
                 continue;
             }
             drop(listeners);
-            let listener = match socket::listen(address) {
-                Ok(listener) => listener,
-                Err(error) => {
-                    failed.push((address.clone(), error));
-                    continue;
-                }
-            };
-            let at = listener.at.clone();
-            match self.listen(listener, &mut self.listeners.lock()) {
-                Ok(()) => {
+            let listening = socket::listen_and(address, |listener| {
+                let at = listener.at.clone();
+                self.listen(listener).map(|listens| listens.then_some(at))
+            });
+            match listening.and_then(|listening| listening) {
+                Ok(None) => {}
+                Ok(Some(at)) => {
                     tracing::info!(name: "nccl.rendezvous.listening", target: "nccl", at, "now listening at the address of the previous coordinator");
                 }
                 Err(error) => failed.push((address.clone(), error)),
@@ -254,5 +257,37 @@ fn retry_listening(acceptor: &Weak<Acceptor>) {
 fn warn_not_listening(failed: &[(Address, Error)], why: &str) {
     for (address, error) in failed {
         tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "address", place = %address, %error, why, "new processes cannot join at this address");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::node::Node;
+
+    #[test]
+    fn an_acceptor_that_was_closed_while_a_thread_opened_another_listener_keeps_none() {
+        let name = format!("nccl-acceptor-{}.sock", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let address = Address::Path(path.clone());
+        let job = Job {
+            name: String::from("closed"),
+            generation: 0,
+            secret: None,
+            translated: false,
+        };
+        let first = socket::listen(&address).unwrap();
+        let admission: Weak<Node> = Weak::new();
+        let acceptor = Acceptor::open(admission, &job, first, Vec::new(), 1).unwrap();
+        UnixStream::connect(&path).unwrap();
+        acceptor.close();
+        UnixStream::connect(&path).unwrap_err();
+
+        let late = socket::listen_and(&address, |listener| acceptor.listen(listener));
+        assert!(!late.unwrap().unwrap());
+        UnixStream::connect(&path).unwrap_err();
+        socket::listen(&address).unwrap();
     }
 }
