@@ -429,6 +429,12 @@ impl State {
         !self.observations.is_empty() || self.end_reason.is_some()
     }
 
+    /// Whether another generation has followed this one.
+    fn is_past(&self, generation: u64) -> bool {
+        let present = self.membership.as_ref();
+        present.is_some_and(|present| generation < present.generation.number)
+    }
+
     fn rank_of(&self, id: MemberId) -> Option<usize> {
         self.membership.as_ref()?.rank_of(id)
     }
@@ -478,6 +484,8 @@ impl State {
                 }
             },
             Event::Reply(bytes) => match decode_reply(&bytes) {
+                // Its ranks are not those of the present generation.
+                Ok((generation, ..)) if self.is_past(generation) => {}
                 Ok((_, _, CoordinatorMessage::Push(Push::Rank(known)))) => {
                     self.observations.push(Observation::RankRecord(known));
                 }

@@ -105,6 +105,55 @@ fn an_observer_sees_what_becomes_of_the_ranks_and_is_none_of_them() {
 }
 
 #[test]
+fn a_report_of_a_past_generation_does_not_count_as_one_about_the_present_ranks() {
+    let meet = |rank| rendezvous("past", rank, 4);
+    let mut worlds = in_threads(0..4, |rank| World::join(meet(rank)).unwrap());
+    let observer = Observer::join(meet(0)).unwrap();
+    let mut events = observer.events();
+    joined(&mut events, 3);
+    worlds.remove(1).session.cut_for_a_test();
+    let next = in_threads(&worlds, |world| world.next_generation(LONG).unwrap());
+    wait_for(&mut events, |event| {
+        matches!(event, WorldEvent::NextGeneration { .. }).then_some(())
+    });
+
+    // Rank 1 of the present was rank 2, as which another rank counts now.
+    assert_eq!(
+        (worlds[1].rank(), next[1].rank(), next[2].rank()),
+        (2, 1, 2)
+    );
+    worlds[1].phase("past");
+    next[1].phase("present");
+    wait_for(&mut events, |event| match event {
+        WorldEvent::Phase { rank, name } => {
+            assert_eq!((*rank, name.as_str()), (1, "present"));
+            Some(())
+        }
+        _ => None,
+    });
+    let (phase, _) = observer.snapshot().ranks[2].phase.clone().unwrap();
+    assert_eq!(phase, "joined");
+}
+
+/// Makes a call with each item, at the same time.
+fn in_threads<I: Send, T: Send>(
+    items: impl IntoIterator<Item = I>,
+    call: impl Fn(I) -> T + Sync,
+) -> Vec<T> {
+    let call = &call;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = items
+            .into_iter()
+            .map(|item| scope.spawn(move || call(item)))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    })
+}
+
+#[test]
 fn an_observer_hears_who_has_not_entered_an_operation() {
     let meet = |rank| rendezvous("awaited", rank, 2);
     std::thread::scope(|scope| {
