@@ -86,6 +86,8 @@ pub(super) struct Published {
     pub(super) failures: Vec<Arc<RankEnd>>,
     /// The signal by which the fleet was asked to end.
     pub(super) interrupted: Option<Signal>,
+    /// Whether `stop` or `kill` was called, and no caller has got a report since; until then ranks are not restarted.
+    pub(super) unreported_stop: bool,
     /// Ranks whose processes could not be ended.
     pub(super) left: Vec<usize>,
     /// Whether output of the ranks is lost, because its reader does not read it.
@@ -143,11 +145,11 @@ impl FleetState {
     pub(super) fn wait<T>(
         &self,
         deadline: Option<Instant>,
-        mut done: impl FnMut(&Published) -> Option<T>,
+        mut done: impl FnMut(&mut Published) -> Option<T>,
     ) -> Option<T> {
         let mut inner = self.lock();
         loop {
-            if let Some(found) = done(&inner) {
+            if let Some(found) = done(&mut inner) {
                 return Some(found);
             }
             match deadline {

@@ -1,5 +1,8 @@
 //! The ranks of this host, as their launcher sees them.
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,7 +17,7 @@ use super::event::{Events, FleetState};
 use super::exit_reporter;
 use super::pumps::wake;
 use super::report::{Report, first_of};
-use super::watcher::{FleetCommand, FleetPlan, Watcher, over};
+use super::watcher::{FleetCommand, FleetPlan, RestartReply, Watcher, over};
 use crate::departure::Signal;
 use crate::error::{Error, Result};
 use crate::forked;
@@ -100,10 +103,7 @@ impl Fleet {
         wake(&self.wake);
     }
 
-    fn send_and_wait(
-        &self,
-        order: impl FnOnce(Sender<Result<u64>>) -> FleetCommand,
-    ) -> Result<u64> {
+    fn send_and_wait(&self, order: impl FnOnce(RestartReply) -> FleetCommand) -> Result<u64> {
         forked::check()?;
         let (reply, outcome) = mpsc::channel();
         self.send_command(order(reply));
@@ -185,6 +185,20 @@ impl Fleet {
         self.fleet_state.lock().keeper
     }
 
+    /// Sends an order, and waits until the thread has handled it.
+    fn send_and_confirm(&self, order: impl FnOnce(Sender<()>) -> FleetCommand) {
+        let (done, was_done) = mpsc::channel();
+        self.send_command(order(done));
+        // The caller's function that makes a rank's command runs on that thread, which would wait for itself.
+        let current = std::thread::current().id();
+        let is_thread = |thread: &JoinHandle<()>| thread.thread().id() == current;
+        if self.thread.as_ref().is_some_and(is_thread) {
+            return;
+        }
+        // No timeout is needed: the thread waits only for commands and for ends of ranks, and both wake it.
+        let _ = was_done.recv();
+    }
+
     /// Passes a signal on to all ranks. SIGUSR1, SIGUSR2 and SIGALRM go to the ranks' first processes alone; other
     /// signals go to the process groups, as from a terminal. The fleet does not expect the signal to end the ranks.
     ///
@@ -220,14 +234,15 @@ impl Fleet {
 
     /// Returns after the signal has been sent, because the caller may be about to stop itself.
     fn pass_on(&self, rank: Option<usize>, signal: Signal) {
-        let (done, was_done) = mpsc::channel();
-        self.send_command(FleetCommand::Signal(rank, signal, done));
-        // No timeout is needed: the thread waits only for commands and for ends of ranks, and both wake it.
-        let _ = was_done.recv();
+        self.send_and_confirm(|done| FleetCommand::Signal(rank, signal, done));
     }
 
-    /// Begins to end all ranks: by `signal`, and after the grace period by SIGKILL. Returns at once;
-    /// [`wait`](Self::wait) waits.
+    /// Begins to end all ranks: by `signal`, and after the grace period by SIGKILL. Returns when the signal has been
+    /// sent; [`wait`](Self::wait) waits for the ends.
+    ///
+    /// Pending restarts fail, as does each restart until [`wait`](Self::wait) or [`wait_timeout`](Self::wait_timeout)
+    /// has returned a report. So a thread that restarts failed ranks does not undo the stop of another thread, even if
+    /// no rank ran at that moment.
     ///
     /// ```
     /// # use nccl::launch::{Fleet, Signal};
@@ -236,10 +251,12 @@ impl Fleet {
     /// # }
     /// ```
     pub fn stop(&self, signal: Signal) {
-        self.send_command(FleetCommand::Stop(signal));
+        // The thread has handled the stop when this returns, so that a later report covers it.
+        self.send_and_confirm(|done| FleetCommand::Stop(signal, done));
     }
 
-    /// Kills all ranks. Returns at once.
+    /// Kills all ranks, and prevents restarts as [`stop`](Self::stop) does. Returns when the ranks have been sent
+    /// SIGKILL.
     ///
     /// ```
     /// # fn example(fleet: &nccl::launch::Fleet) {
@@ -248,7 +265,7 @@ impl Fleet {
     /// # }
     /// ```
     pub fn kill(&self) {
-        self.send_command(FleetCommand::Kill);
+        self.send_and_confirm(FleetCommand::Kill);
     }
 
     /// Restarts one rank in the next generation (`NCCL_RUN_GENERATION`), and returns that generation. A running rank is
@@ -260,7 +277,7 @@ impl Fleet {
     ///
     /// # Errors
     /// [`ErrorKind::Launch`](crate::error::ErrorKind::Launch) when the rank cannot be started, this fleet has no such
-    /// rank, or the fleet is being ended.
+    /// rank, all ranks are being restarted, or the fleet is being ended ([`stop`](Self::stop)).
     ///
     /// ```
     /// use std::process::Command;
@@ -315,7 +332,8 @@ impl Fleet {
     /// Restarts all ranks in the next generation, and returns that generation; running ranks are ended first.
     ///
     /// # Errors
-    /// [`ErrorKind::Launch`](crate::error::ErrorKind::Launch) when a rank cannot be started; then none runs.
+    /// [`ErrorKind::Launch`](crate::error::ErrorKind::Launch) when a rank cannot be started; then none runs. Also when
+    /// the fleet has been told to end ([`stop`](Self::stop)).
     ///
     /// ```
     /// # fn example(fleet: &nccl::launch::Fleet) -> nccl::Result<()> {
@@ -376,7 +394,11 @@ impl Fleet {
             });
         }
         self.fleet_state.wait(deadline, |fleet_state| {
-            (fleet_state.finished || fleet_state.closed).then(|| Report {
+            if !fleet_state.finished && !fleet_state.closed {
+                return None;
+            }
+            fleet_state.unreported_stop = false;
+            Some(Report {
                 first: first_of(&fleet_state.failures),
                 ranks: fleet_state.ends.iter().flatten().cloned().collect(),
                 left_behind: fleet_state.left.clone(),

@@ -3,7 +3,8 @@
 //! The kernel kills a rank's first process when the thread that started it ends (`PR_SET_PDEATHSIG`). It kills neither
 //! the children of that process, nor a program whose credentials differ from its parent's. So one small process per
 //! fleet, a shell, holds the other end of a socket. Each rank sends its process group over the socket before it
-//! executes the rank's program, and the fleet sends the groups that have ended. When the socket closes without a leave
+//! executes the rank's program, and the fleet sends the groups that have ended, and the remaining ones when a program
+//! could not be executed. When the socket closes without a leave
 //! message, the shell kills the remaining groups and removes the fleet's directory.
 //!
 //! The keeper is a shell because that is the one program that can be expected to exist: this code is linked into other
@@ -29,6 +30,7 @@ while read -r what group; do
   -) rest=
      for g in $groups; do [ "$g" = "$group" ] || rest="$rest $g"; done
      groups=$rest ;;
+  =) groups=$group ;;
   bye) exit 0 ;;
   esac
 done
@@ -47,6 +49,10 @@ pub(super) struct Keeper {
 impl Keeper {
     /// Starts a keeper that removes `directory` when this process ends without a leave message.
     pub(super) fn start(directory: &Path) -> io::Result<Self> {
+        Self::run(SCRIPT, directory)
+    }
+
+    pub(super) fn run(script: &str, directory: &Path) -> io::Result<Self> {
         let (ours, its) = rustix::net::socketpair(
             AddressFamily::UNIX,
             SocketType::STREAM,
@@ -54,7 +60,7 @@ impl Keeper {
             None,
         )?;
         let child = Command::new("/bin/sh")
-            .args(["-c", SCRIPT, "nccl-keeper"])
+            .args(["-c", script, "nccl-keeper"])
             .arg(directory)
             .current_dir("/")
             // Variables meant for the ranks, such as preloaded libraries, must not reach the keeper.
@@ -91,6 +97,15 @@ impl Keeper {
     pub(super) fn forget(&self, group: Pid) {
         let line = format!("- {}\n", group.as_raw_nonzero());
         // The loss of a keeper has been reported already.
+        let _ = send(self.socket.as_fd(), line.as_bytes());
+    }
+
+    /// Replaces all groups by these.
+    pub(super) fn remember_only(&self, groups: impl Iterator<Item = Pid>) {
+        let groups: Vec<String> = groups
+            .map(|group| group.as_raw_nonzero().to_string())
+            .collect();
+        let line = format!("= {}\n", groups.join(" "));
         let _ = send(self.socket.as_fd(), line.as_bytes());
     }
 
@@ -137,4 +152,36 @@ pub(super) fn report_started(report_socket: BorrowedFd<'_>) -> io::Result<()> {
     line[at] = b' ';
     line[at - 1] = b'+';
     send(report_socket, &line[at - 1..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_remembered_groups_are_killed() {
+        let directory = tempfile::tempdir().unwrap();
+        let group = || {
+            let mut sleep = Command::new("sleep");
+            sleep.arg("60").process_group(0).spawn().unwrap()
+        };
+        let mut children = [group(), group(), group()];
+        let [kept, forgotten, late] = children
+            .each_ref()
+            .map(|child| Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap());
+        let keeper = Keeper::start(directory.path()).unwrap();
+        keeper.remember(forgotten);
+        keeper.remember(kept);
+        keeper.remember_only([kept].into_iter());
+        keeper.remember(late);
+        // As when this process is killed.
+        rustix::net::shutdown(&keeper.socket, rustix::net::Shutdown::Both).unwrap();
+        for killed in [0, 2] {
+            assert!(!children[killed].wait().unwrap().success());
+        }
+        drop(keeper);
+        assert!(children[1].try_wait().unwrap().is_none());
+        children[1].kill().unwrap();
+        children[1].wait().unwrap();
+    }
 }

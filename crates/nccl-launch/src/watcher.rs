@@ -9,8 +9,13 @@
 //!
 //! In `Settle` ranks may still report why *they* failed, and end by themselves. In every stage, the end of the last
 //! rank ends the stage. A rank that is restarted alone passes through the same stages on its own.
+//!
+//! In a stage no restart of a single rank is pending: what begins the stage fails it. `stop`, `kill` and the end of the
+//! fleet fail a pending restart of all ranks as well, and new restarts until a caller has got a report.
 
 mod restart;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,6 +38,7 @@ use super::rank::Running;
 use super::report::UNREAD_OUTPUT_TIMEOUT;
 use crate::departure::Signal;
 use crate::error::{Error, Result};
+use restart::reply_to_all;
 
 /// How long to wait after SIGKILL; a process that is still there after that is blocked inside the kernel.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -60,20 +66,23 @@ pub(super) struct FleetPlan {
     pub(super) directory: TempDir,
 }
 
+/// Where the generation of a restart goes, or the reason why there is none.
+pub(super) type RestartReply = Sender<Result<u64>>;
+
 /// A request to the thread.
 pub(super) enum FleetCommand {
     /// Start the rank again, after ending it if it runs.
-    Restart(usize, Sender<Result<u64>>),
+    Restart(usize, RestartReply),
     /// Start all ranks again, after ending them.
-    RestartAll(Sender<Result<u64>>),
+    RestartAll(RestartReply),
     /// Pass a signal on, and reply when that is done.
     Signal(Option<usize>, Signal, Sender<()>),
     /// Reply with the ranks that take part in the world.
     Joined(Sender<Vec<usize>>),
-    /// End all ranks by this signal.
-    Stop(Signal),
-    /// Kill all ranks.
-    Kill,
+    /// End all ranks by this signal, and reply when it has been sent.
+    Stop(Signal, Sender<()>),
+    /// Kill all ranks, and reply when that is done.
+    Kill(Sender<()>),
     /// Kill all ranks, and end the thread.
     Leave,
 }
@@ -87,7 +96,8 @@ enum Stage {
 
 /// A rank that is being ended in order to be started again.
 struct Restart {
-    reply: Sender<Result<u64>>,
+    /// One for each caller.
+    replies: Vec<RestartReply>,
     /// The time at which the rank is killed; after that, the time at which it is given up.
     until: Instant,
     killed: bool,
@@ -104,7 +114,8 @@ pub(super) struct Watcher {
     /// By rank.
     running: HashMap<usize, Running>,
     restarts: HashMap<usize, Restart>,
-    restart_all: Option<Sender<Result<u64>>>,
+    /// The callers for whom all ranks are restarted once none runs.
+    restart_all: Vec<RestartReply>,
     /// Streams of ended ranks that another process still holds open, or whose output the reader of this process's
     /// output does not read.
     undrained: Vec<([Arc<AtomicBool>; 2], Instant)>,
@@ -153,7 +164,7 @@ impl Watcher {
             exit_reporter: None,
             running: HashMap::new(),
             restarts: HashMap::new(),
-            restart_all: None,
+            restart_all: Vec::new(),
             undrained: Vec::new(),
             stage: None,
             begun,
@@ -214,8 +225,15 @@ impl Watcher {
             None => None,
         };
         let output = (&self.pumps, &self.plan.settings);
-        let running = Running::start(rank, self.generation, command, report_socket, output)
-            .map_err(failed)?;
+        let started = Running::start(rank, self.generation, command, report_socket, output);
+        // A process that could not execute the program may have reported its group already. The number may be another
+        // process's soon.
+        if started.is_err()
+            && let Some(keeper) = &self.keeper
+        {
+            keeper.remember_only(self.running.values().map(Running::group));
+        }
+        let running = started.map_err(failed)?;
         if let Some(pidfd) = running.pidfd() {
             let data = epoll::EventData::new_u64(rank as u64);
             // If epoll refuses the descriptor, the end is found by polling.
@@ -284,9 +302,6 @@ impl Watcher {
             }
             self.wait();
         }
-        for (_, restart) in self.restarts.drain() {
-            let _ = restart.reply.send(Err(over()));
-        }
         self.fleet_state
             .post(None, |fleet_state| fleet_state.closed = true);
     }
@@ -295,12 +310,7 @@ impl Watcher {
         loop {
             match self.orders.try_recv() {
                 Ok(FleetCommand::Restart(rank, reply)) => self.restart(rank, reply),
-                Ok(FleetCommand::RestartAll(reply)) => {
-                    if !self.running.is_empty() && self.stage.is_none() {
-                        self.ask_to_end(Signal::Term);
-                    }
-                    self.restart_all = Some(reply);
-                }
+                Ok(FleetCommand::RestartAll(reply)) => self.restart_all(reply),
                 Ok(FleetCommand::Signal(rank, signal, done)) => {
                     let wanted = |r: &&Running| rank.is_none_or(|rank| rank == r.rank());
                     for running in self.running.values().filter(wanted) {
@@ -315,21 +325,24 @@ impl Watcher {
                     let joined = self.running.values().filter(there).map(Running::rank);
                     let _ = reply.send(joined.collect());
                 }
-                Ok(FleetCommand::Stop(signal)) => {
+                Ok(FleetCommand::Stop(signal, done)) => {
                     // A stop that follows a failure is not an interruption.
-                    if self.stage.is_none() {
-                        self.fleet_state.post(None, |fleet_state| {
-                            fleet_state.interrupted = fleet_state.interrupted.or(Some(signal));
-                        });
-                    }
+                    let interrupts = self.stage.is_none().then_some(signal);
+                    self.refuse_restarts(interrupts);
                     if !matches!(self.stage, Some((Stage::Killed, _))) {
                         self.ask_to_end(signal);
                     }
+                    let _ = done.send(());
                 }
-                Ok(FleetCommand::Kill) => self.kill(),
+                Ok(FleetCommand::Kill(done)) => {
+                    self.refuse_restarts(None);
+                    self.kill();
+                    let _ = done.send(());
+                }
                 Ok(FleetCommand::Leave) | Err(mpsc::TryRecvError::Disconnected) => {
                     if !self.leaving {
                         self.leaving = true;
+                        self.refuse_restarts(None);
                         self.kill();
                     }
                     return;
@@ -416,6 +429,7 @@ impl Watcher {
         }
         if self.plan.end_all {
             self.stage = Some((Stage::Settle, now + self.plan.linger));
+            self.fail_single_restarts();
         }
     }
 
@@ -490,16 +504,18 @@ impl Watcher {
             Some((Stage::Killed, until)) if until <= now => self.give_up(),
             _ => {}
         }
+        debug_assert!(self.stage.is_none() || self.restarts.is_empty());
         self.advance_restarts(now);
         let idle = self.running.is_empty() && self.restarts.is_empty();
-        if idle && let Some(reply) = self.restart_all.take() {
+        if idle && !self.restart_all.is_empty() {
             self.generation += 1;
             self.fleet_state.post(None, |fleet_state| {
                 fleet_state.failures.clear();
                 fleet_state.interrupted = None;
                 fleet_state.unread = false;
             });
-            let _ = reply.send(self.start_all().map(|()| self.generation));
+            let started = self.start_all().map(|()| self.generation);
+            reply_to_all(std::mem::take(&mut self.restart_all), started);
             return;
         }
         if idle && self.undrained.is_empty() && !self.fleet_state.lock().finished {

@@ -143,6 +143,10 @@ fn run(options: Options) -> Result<u8, Failed> {
     let signals = signals
         .pass_on_to(Arc::clone(&fleet), options.grace)
         .map_err(Failed::Signals)?;
+    let exit_code = |report: &Report| match options.keep_others {
+        true => code_of_those_left(report),
+        false => report.exit_code(),
+    };
     let code = loop {
         let report = match options.restart {
             Restart::All => fleet.wait(),
@@ -163,13 +167,15 @@ fn run(options: Options) -> Result<u8, Failed> {
             say(&said);
         }
         if report.first.is_none() || left == 0 || signals.told_to_end() {
-            break match options.keep_others {
-                true => code_of_those_left(&report),
-                false => report.exit_code(),
-            };
+            break exit_code(&report);
         }
         left -= 1;
-        let generation = fleet.restart_all().map_err(Failed::Start)?;
+        let generation = match fleet.restart_all() {
+            Ok(generation) => generation,
+            // A signal has arrived since the report.
+            Err(_) if signals.told_to_end() => break exit_code(&report),
+            Err(error) => return Err(Failed::Start(error)),
+        };
         say(&format!(
             "all ranks are started again, as generation {generation}; {left} restarts are left"
         ));

@@ -86,6 +86,8 @@ pub(crate) fn one_by_one(
                     alone.clear();
                     ends.clear();
                 }
+                // A signal has arrived meanwhile: the report follows.
+                Err(_) if told_to_end() => ends.clear(),
                 Err(error) => say(&error.to_string()),
             }
         }
@@ -113,6 +115,7 @@ pub(crate) fn one_by_one(
                         "{end}; it is started again alone, as generation {generation}; {left} restarts are left"
                     ));
                 }
+                Err(_) if told_to_end() => {}
                 Err(error) => {
                     say(&format!("{end}; {error}"));
                     fleet.stop(Signal::Term);
@@ -140,4 +143,52 @@ fn is_any_left(
     let joined = fleet.joined();
     alone.retain(|rank, at| !joined.contains(rank) && at.elapsed() < TAKEN_IN);
     running.iter().any(|rank| !alone.contains_key(rank))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::process::Command;
+
+    use nccl::launch::Output;
+
+    use super::*;
+
+    #[test]
+    fn a_signal_that_arrives_right_before_a_restart_prevents_it() {
+        // Both ranks fail, or one of two.
+        for others in ["exit 3", "sleep 60"] {
+            let builder = Fleet::builder(2).with(|fleet| {
+                fleet.output = Output::Discard;
+                fleet.keep_others = true;
+                fleet.observe = false;
+            });
+            let fleet = builder.start(move |rank| {
+                let mut command = Command::new("sh");
+                command.args(["-c", ["exit 3", others][rank]]);
+                command
+            });
+            let fleet = fleet.unwrap();
+            // The signal arrives when the first check has been made.
+            let told = Cell::new(false);
+            let told_to_end = || {
+                let before = told.replace(true);
+                if !before {
+                    fleet.stop(Signal::Term);
+                }
+                before
+            };
+            let restarts = Restarts {
+                left: 5,
+                linger: Duration::ZERO,
+                has_others: false,
+            };
+            let report = one_by_one(&fleet, restarts, told_to_end);
+            assert!(
+                report.ranks.iter().all(|end| end.generation == 0),
+                "{report}"
+            );
+            assert_eq!(report.exit_code(), 3, "{report}");
+        }
+    }
 }
