@@ -32,6 +32,32 @@ pub fn write_new(path: &Path, content: &[u8]) -> io::Result<()> {
     written
 }
 
+/// Removes the file at `path` if `is_expected` returns true for its content. A file that another process puts in its place
+/// meanwhile stays. Without hard links on its
+/// file system, that of a third process may be replaced.
+#[doc(hidden)]
+pub fn remove_if(path: &Path, is_expected: impl Fn(&[u8]) -> bool) -> io::Result<()> {
+    if !is_expected(&fs::read(path)?) {
+        return Ok(());
+    }
+    // The file is looked at again under a name that no other process replaces.
+    let (aside, _) = create(directory(path))?;
+    let removed = fs::rename(path, &aside).and_then(|()| {
+        match is_expected(&fs::read(&aside)?) {
+            true => Ok(()),
+            // Put back, unless there is a still newer one.
+            false => match fs::hard_link(&aside, path) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    fs::rename(&aside, path)
+                }
+                _ => Ok(()),
+            },
+        }
+    });
+    let _ = fs::remove_file(&aside);
+    removed
+}
+
 fn directory(path: &Path) -> &Path {
     let parent = path.parent();
     parent

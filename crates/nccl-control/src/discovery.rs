@@ -130,9 +130,8 @@ impl Discovery for FileDiscovery {
     }
 
     fn withdraw(&self, at: SocketAddr) {
-        if read(&self.path).is_ok_and(|text| text == at.to_string()) {
-            let _ = std::fs::remove_file(&self.path);
-        }
+        let at = at.to_string();
+        let _ = atomic_file::remove_if(&self.path, |content| content.trim_ascii() == at.as_bytes());
     }
 
     fn find(&self) -> io::Result<SocketAddr> {
@@ -211,6 +210,34 @@ mod tests {
         }
         let left: Vec<_> = std::fs::read_dir(&folder).unwrap().collect();
         assert_eq!(left.len(), 2, "{left:?}");
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn an_address_that_is_withdrawn_late_leaves_that_of_the_next_coordinator() {
+        let name = format!("nccl-withdrawn-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        let discovery = FileDiscovery::new(folder.join("address"));
+        let [previous, next] = [1, 2].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        for _ in 0..2000 {
+            discovery.publish(previous).unwrap();
+            let begin = std::sync::Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    begin.wait();
+                    discovery.withdraw(previous);
+                });
+                begin.wait();
+                discovery.publish(next).unwrap();
+            });
+            assert_eq!(discovery.find().unwrap(), next);
+        }
+        discovery.withdraw(previous);
+        assert_eq!(discovery.find().unwrap(), next);
+        discovery.withdraw(next);
+        discovery.find().unwrap_err();
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
         std::fs::remove_dir_all(folder).unwrap();
     }
 

@@ -48,17 +48,21 @@ impl Listener {
         self.of.as_ref() == Some(address)
     }
 
-    /// Publishes the listener's address in the discovery of `address`, if there is one; returns whether there is.
-    pub(super) fn publish(&mut self, address: &Address) -> Result<bool> {
-        let (Address::Tcp(host_ports), Some(at)) = (address, self.address) else {
-            return Ok(false);
-        };
-        let Some(discovery) = &host_ports.discovery else {
-            return Ok(false);
-        };
-        tcp::publish(discovery, at)?;
-        self.published = Some(discovery.clone());
-        Ok(true)
+    /// Returns where to publish the address of this listener as that of `address`, and the address, if `address` has a
+    /// discovery.
+    pub(super) fn to_publish(
+        &self,
+        address: &Address,
+    ) -> Option<(DiscoveryHandle, std::net::SocketAddr)> {
+        match address {
+            Address::Tcp(host_ports) => Some((host_ports.discovery.clone()?, self.address?)),
+            Address::Path(_) | Address::Abstract(_) => None,
+        }
+    }
+
+    /// Records where its address was published: it is withdrawn there when the listener is dropped.
+    pub(super) fn set_published(&mut self, discovery: DiscoveryHandle) {
+        self.published = Some(discovery);
     }
 }
 
@@ -96,17 +100,26 @@ fn unix_address(address: &Address) -> io::Result<SocketAddr> {
     }
 }
 
+/// How often a path is tried again that was in use and then was not.
+const MAX_TAKEOVERS: usize = 8;
+
 /// Held while a listener is created. Otherwise, two worlds of this process that start to listen at one path at the same
 /// time would both find no listener, and the second would remove the file of the first.
 static LISTENING: Mutex<()> = Mutex::new(());
 
 /// Listens at `address` as rank 0; replaces a socket file that has no listener.
+/// Publishes the address in the discovery of `address`, if there is one.
 pub(super) fn listen(address: &Address) -> Result<Listener> {
-    listen_and(address, |listener| listener)
+    let mut listener = listen_and(address, |listener| listener)?;
+    if let Some((discovery, at)) = listener.to_publish(address) {
+        tcp::publish(&discovery, at)?;
+        listener.set_published(discovery);
+    }
+    Ok(listener)
 }
 
-/// Like [`listen`], and passes the listener to `keep` before another world of this process can listen: no other world
-/// finds the address in use because of a listener that `keep` drops.
+/// Like [`listen`] without publishing, and passes the listener to `keep` before another world of this process can listen:
+/// no other world finds the address in use because of a listener that `keep` drops.
 pub(super) fn listen_and<T>(address: &Address, keep: impl FnOnce(Listener) -> T) -> Result<T> {
     let Address::Tcp(host_ports) = address else {
         let _alone = LISTENING.lock();
@@ -124,7 +137,7 @@ pub(super) fn listen_and<T>(address: &Address, keep: impl FnOnce(Listener) -> T)
     Ok(keep(Listener {
         socket,
         path: None,
-        published: host_ports.discovery.clone(),
+        published: None,
         of: Some(address.clone()),
         at: format!("tcp:{at}"),
         address: Some(at),
@@ -137,26 +150,37 @@ pub(super) fn listen_and<T>(address: &Address, keep: impl FnOnce(Listener) -> T)
 fn listen_unix(address: &Address, taken: impl FnOnce(&str) -> String) -> Result<Listener> {
     let failed = |error| Error::io(format!("listening at {address}"))(error);
     let target = unix_address(address).map_err(failed)?;
-    let listener = match UnixListener::bind_addr(&target) {
-        Ok(listener) => listener,
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            match (UnixStream::connect_addr(&target), address) {
-                // A file of another kind also refuses, but must not be removed.
-                (Err(error), Address::Path(path))
-                    if error.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) =>
-                {
-                    std::fs::remove_file(path).map_err(failed)?;
-                    UnixListener::bind_addr(&target).map_err(failed)?
-                }
-                (Ok(stream), _) => {
-                    let holder =
-                        peer(&stream).map_or_else(String::new, |(pid, _)| format!(" (pid {pid})"));
-                    return Err(Error::rendezvous(taken(&holder)));
-                }
-                (Err(error), _) => return Err(failed(error)),
-            }
+    let mut attempts = 0..MAX_TAKEOVERS;
+    let listener = loop {
+        let in_use = match UnixListener::bind_addr(&target) {
+            Ok(listener) => break listener,
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => error,
+            Err(error) => return Err(failed(error)),
+        };
+        if attempts.next().is_none() {
+            return Err(failed(in_use));
         }
-        Err(error) => return Err(failed(error)),
+        match (UnixStream::connect_addr(&target), address) {
+            // A file of another kind also refuses, but must not be removed.
+            (Err(error), Address::Path(path))
+                if error.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) =>
+            {
+                match std::fs::remove_file(path) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                        return Err(failed(error));
+                    }
+                    _ => {}
+                }
+            }
+            // The process that listened there has removed its file meanwhile.
+            (Err(error), Address::Path(_)) if error.kind() == io::ErrorKind::NotFound => {}
+            (Ok(stream), _) => {
+                let holder =
+                    peer(&stream).map_or_else(String::new, |(pid, _)| format!(" (pid {pid})"));
+                return Err(Error::rendezvous(taken(&holder)));
+            }
+            (Err(error), _) => return Err(failed(error)),
+        }
     };
     // Many ranks connect at once; the system limits the backlog.
     rustix::net::listen(&listener, 4096).map_err(|error| failed(error.into()))?;
@@ -197,14 +221,15 @@ pub(super) fn listen_beside(
             "rank {name} has joined already, as another process{holder} of this host, and two processes cannot be one rank"
         )
     };
-    let _alone = LISTENING.lock();
     match address {
         Address::Path(path) => {
             let mut path = path.as_os_str().to_owned();
             path.push(format!(".{name}"));
+            let _alone = LISTENING.lock();
             listen_unix(&Address::Path(path.into()), taken)
         }
         Address::Abstract(host_ports) => {
+            let _alone = LISTENING.lock();
             listen_unix(&Address::Abstract(format!("{host_ports}.{name}")), taken)
         }
         Address::Tcp(_) => {
@@ -337,6 +362,27 @@ mod tests {
         assert!(path.exists());
         drop(late);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_place_that_is_given_up_at_the_same_time_is_taken_or_said_to_be_held() {
+        let path = std::env::temp_dir().join(format!("nccl-given-up-{}", std::process::id()));
+        let place = Address::Path(path);
+        for _ in 0..2000 {
+            let early = listen(&place).unwrap();
+            let begin = std::sync::Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    begin.wait();
+                    drop(early);
+                });
+                begin.wait();
+                if let Err(error) = listen(&place) {
+                    let error = error.to_string();
+                    assert!(error.contains("already"), "{error}");
+                }
+            });
+        }
     }
 
     #[test]

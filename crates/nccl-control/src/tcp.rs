@@ -161,9 +161,6 @@ pub(super) fn listen(
         match bind(wanted) {
             Ok(socket) => {
                 let found = local_address(&socket).map_err(Error::io("asking for a port"))?;
-                if let Some(discovery) = &host_ports.discovery {
-                    publish(discovery, found)?;
-                }
                 return Ok((socket, found));
             }
             Err(Errno::ADDRINUSE) => {

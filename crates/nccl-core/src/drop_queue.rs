@@ -30,7 +30,7 @@ use crate::time::deadline_after;
 pub const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A thread that has been in one call for this long is replaced.
-const STUCK_AFTER: Duration = Duration::from_secs(10);
+const STUCK_AFTER: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 10_000 });
 
 /// How long an idle thread stays.
 const IDLE: Duration = Duration::from_secs(1);
@@ -185,7 +185,7 @@ fn leak(entry: QueuedDrop) {
 }
 
 /// The drop queue's thread.
-fn run(generation: u64) {
+fn run(mut generation: u64) {
     let mut pause = SHORTEST;
     let mut state = STATE.lock();
     while state.generation == generation && !is_closed() {
@@ -220,8 +220,15 @@ fn run(generation: u64) {
             if state.generation == generation {
                 state.busy_since = None;
             }
+            let has_values = !left.is_empty() || !ready.is_empty();
             state.queue.extend(left);
             state.ready.extend(ready);
+            if has_values && !state.running {
+                // The thread that replaced this one has ended meanwhile.
+                state.generation += 1;
+                state.running = true;
+                generation = state.generation;
+            }
             if state.ready.is_empty() && !state.queue.is_empty() {
                 CHANGED.wait_for(&mut state, pause);
                 pause = (pause * 2).min(LONGEST);
@@ -446,6 +453,57 @@ mod tests {
         fn drop(&mut self) {
             self.dropped.fetch_add(1, Ordering::AcqRel);
         }
+    }
+
+    /// Its first poll does not return before `returns` is set.
+    struct Stuck {
+        returns: Arc<AtomicBool>,
+        polls: u32,
+        released: Arc<AtomicU32>,
+    }
+
+    impl DeferredDrop for Stuck {
+        fn poll(&mut self) -> DropPoll {
+            self.polls += 1;
+            wait_for(|| self.returns.load(Ordering::Acquire));
+            match self.polls {
+                1 => DropPoll::Wait,
+                _ => DropPoll::Over,
+            }
+        }
+
+        fn release(self: Box<Self>) {
+            self.released.fetch_add(1, Ordering::AcqRel);
+        }
+
+        fn describe(&self) -> String {
+            String::from("a test")
+        }
+    }
+
+    #[test]
+    fn a_value_of_a_thread_that_was_stuck_is_released_also_when_its_replacement_has_ended() {
+        let (returns, released) = (Arc::default(), Arc::new(AtomicU32::new(0)));
+        let stuck = Stuck {
+            returns: Arc::clone(&returns),
+            polls: 0,
+            released: Arc::clone(&released),
+        };
+        defer(Box::new(stuck), TIMEOUT);
+        // Until the replacement has released its value and is idle.
+        wait_for(|| {
+            std::thread::sleep(STUCK_AFTER + Duration::from_millis(50));
+            STATE.lock().busy_since.is_some()
+        });
+        let quick = Stuck {
+            returns: Arc::new(AtomicBool::new(true)),
+            polls: 1,
+            released: Arc::clone(&released),
+        };
+        defer(Box::new(quick), TIMEOUT);
+        wait_for(|| released.load(Ordering::Acquire) == 1 && !STATE.lock().running);
+        returns.store(true, Ordering::Release);
+        wait_for(|| released.load(Ordering::Acquire) == 2);
     }
 
     fn wait_for(what: impl Fn() -> bool) {

@@ -219,6 +219,10 @@ impl CommunicatorFaultListener {
         let collector = self
             .pending_diagnoses
             .record_symptom(key, from, fault, &members, is_own);
+        // A fault that was recorded meanwhile has closed the diagnosis before it was opened.
+        if self.fault_registry.has_fault(key) {
+            return self.pending_diagnoses.close(key);
+        }
         if let (Some(rank), Some(collector), Some(session)) =
             (own, collector, self.session.upgrade())
         {

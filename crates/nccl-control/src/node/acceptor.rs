@@ -26,6 +26,7 @@ use crate::reactor::{EventFlags, Reactor, Source};
 use crate::refusal::HANDSHAKE_TIMEOUT;
 use crate::socket::{self, Listener};
 use crate::sync::Mutex;
+use crate::tcp;
 
 /// How long accepting pauses when the system has no room for another connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -163,55 +164,57 @@ impl Acceptor {
     }
 
     /// Also listens at the free addresses of this host at which new processes look for the coordinator, because this
-    /// process is now the coordinator. An address that is still in use is retried for [`RETRY_LISTENING_FOR`], on a
-    /// separate thread.
+    /// process is now the coordinator. This happens on a separate thread: names are looked up, and a discovery may wait
+    /// for another host. An address that is still in use is retried for [`RETRY_LISTENING_FOR`].
     pub(super) fn listen_at_job_addresses(&self) {
-        let failed = self.listen_at_free_addresses();
-        if failed.is_empty() {
-            return;
-        }
         let this = Weak::clone(&self.this);
         let spawned = std::thread::Builder::new()
             .name(String::from("nccl-listen"))
-            .spawn(move || retry_listening(&this));
+            .spawn(move || listen_at_job_addresses(&this));
         if let Err(error) = spawned {
-            warn_not_listening(&failed, &error.to_string());
+            tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "address", %error, "new processes cannot join at the address of the previous coordinator: no thread that listens there can be had");
         }
     }
 
     fn listen_at_free_addresses(&self) -> Vec<(Address, Error)> {
-        let mut failed = Vec::new();
-        for address in &self.addresses {
-            let mut listeners = self.listeners.lock();
-            let is_held = listeners.iter().any(|(own, _)| own.is_at(address));
-            if is_held || self.closed.load(Ordering::Acquire) {
-                continue;
-            }
-            match listeners.first_mut().map(|(own, _)| own.publish(address)) {
-                Some(Ok(true)) => continue,
-                Some(Err(error)) => {
-                    failed.push((address.clone(), error));
-                    continue;
-                }
-                Some(Ok(false)) | None => {}
-            }
-            if !address.is_here() {
-                continue;
-            }
-            drop(listeners);
-            let listening = socket::listen_and(address, |listener| {
-                let at = listener.at.clone();
-                self.listen(listener).map(|listens| listens.then_some(at))
-            });
-            match listening.and_then(|listening| listening) {
-                Ok(None) => {}
-                Ok(Some(at)) => {
-                    tracing::info!(name: "nccl.rendezvous.listening", target: "nccl", at, "now listening at the address of the previous coordinator");
-                }
-                Err(error) => failed.push((address.clone(), error)),
-            }
+        let addresses = self.addresses.iter();
+        let failed = addresses.filter_map(|address| {
+            let listening = self.listen_at_job_address(address);
+            listening.err().map(|error| (address.clone(), error))
+        });
+        failed.collect()
+    }
+
+    /// Listens at this address unless that is done already, or it belongs to another host.
+    fn listen_at_job_address(&self, address: &Address) -> Result<()> {
+        let listeners = self.listeners.lock();
+        let is_held = listeners.iter().any(|(own, _)| own.is_at(address));
+        if is_held || self.closed.load(Ordering::Acquire) {
+            return Ok(());
         }
-        failed
+        let to_publish = listeners
+            .first()
+            .and_then(|(own, _)| own.to_publish(address));
+        drop(listeners);
+        if let Some((discovery, at)) = to_publish {
+            tcp::publish(&discovery, at)?;
+            match self.listeners.lock().first_mut() {
+                Some((own, _)) => own.set_published(discovery),
+                None => discovery.0.withdraw(at),
+            }
+            return Ok(());
+        }
+        if !address.is_here() {
+            return Ok(());
+        }
+        let listening = socket::listen_and(address, |listener| {
+            let at = listener.at.clone();
+            self.listen(listener).map(|listens| listens.then_some(at))
+        });
+        if let Some(at) = listening?? {
+            tracing::info!(name: "nccl.rendezvous.listening", target: "nccl", at, "now listening at the address of the previous coordinator");
+        }
+        Ok(())
     }
 }
 
@@ -232,12 +235,10 @@ impl Source for Acceptor {
 /// How long an address in use is retried: for example, a rank that has ended may have left a process running.
 const RETRY_LISTENING_FOR: Duration = Duration::from_secs(30);
 
-fn retry_listening(acceptor: &Weak<Acceptor>) {
+fn listen_at_job_addresses(acceptor: &Weak<Acceptor>) {
     let until = Instant::now() + RETRY_LISTENING_FOR;
     let mut pause = Duration::from_millis(10);
     loop {
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(500));
         let Some(acceptor) = acceptor.upgrade() else {
             return;
         };
@@ -249,12 +250,16 @@ fn retry_listening(acceptor: &Weak<Acceptor>) {
             return;
         }
         if Instant::now() >= until {
-            return warn_not_listening(&failed, "it is still in use");
+            return warn_not_listening(&failed);
         }
+        drop(acceptor);
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(500));
     }
 }
 
-fn warn_not_listening(failed: &[(Address, Error)], why: &str) {
+fn warn_not_listening(failed: &[(Address, Error)]) {
+    let why = "it is still in use";
     for (address, error) in failed {
         tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "address", place = %address, %error, why, "new processes cannot join at this address");
     }

@@ -74,7 +74,8 @@ pub(super) struct State {
     pub(super) connections: PeerConnections,
     /// The inbox of the session of the first generation, which exists before that session.
     pub(super) inbox: Option<Arc<Inbox>>,
-    /// The sessions of all generations to which this process belongs or belonged, and which a program still holds.
+    /// The sessions of all generations to which this process belongs or belonged, and which a program still holds or has
+    /// not taken yet.
     pub(super) sessions: Vec<GenerationSession>,
     /// The last coordinator, as far as this process knows.
     pub(super) coordinator: Option<MemberId>,
@@ -120,6 +121,8 @@ pub(super) struct GenerationSession {
     pub(super) membership: SharedMembership,
     pub(super) inbox: Arc<Inbox>,
     pub(super) outbox: Outbox,
+    /// Whether a program holds it, or has held it.
+    pub(super) is_taken: bool,
 }
 
 /// The heartbeats of the coordinator, as this process receives them.
@@ -519,7 +522,7 @@ impl Node {
     }
 
     /// Handles that this process belongs to a new generation.
-    fn generation_active(&self, state: &mut State, membership: SharedMembership) {
+    pub(super) fn generation_active(&self, state: &mut State, membership: SharedMembership) {
         if membership.generation.proposer == self.me {
             log_mixed_tolerance(&membership);
         }
@@ -538,6 +541,7 @@ impl Node {
                 membership: Arc::clone(&membership),
                 inbox: state.inbox.take().unwrap_or_default(),
                 outbox: Outbox::new(membership.generation.number, rank),
+                is_taken: false,
             });
         }
         state.process_watches.retain(|id, _| membership.votes(*id));

@@ -71,7 +71,8 @@ pub(crate) enum NextGenerationError {
 }
 
 impl ActiveGeneration {
-    fn of(node: &Arc<Node>, session: &GenerationSession) -> Self {
+    fn of(node: &Arc<Node>, session: &mut GenerationSession) -> Self {
+        session.is_taken = true;
         Self {
             node: Arc::clone(node),
             generation: session.generation,
@@ -225,8 +226,11 @@ impl Node {
             StartRole::Witness { number, at },
             Some(authenticated),
         );
-        node.state.lock().initial_coordinator_watch =
+        // The lock is taken first: the watch removes itself, under the lock, when the process ends.
+        let mut state = node.state.lock();
+        state.initial_coordinator_watch =
             initial_coordinator.and_then(|fd| node.watch_initial_coordinator(fd));
+        drop(state);
         node.open(listener, rendezvous, rendezvous.world_size)?;
         let mut state = node.state.lock();
         while state.coordinator.is_none() {
@@ -291,7 +295,7 @@ impl Node {
         let mut until = deadline;
         let mut state = self.state.lock();
         loop {
-            if let Some(session) = state.sessions.last() {
+            if let Some(session) = state.sessions.last_mut() {
                 return Ok(ActiveGeneration::of(self, session));
             }
             if let Some(why) = state.formation_error.clone() {
@@ -406,7 +410,7 @@ impl Node {
             node.open(listener, rendezvous, rendezvous.world_size)?;
             let mut state = node.state.lock();
             let timed_out = loop {
-                if let Some(session) = state.sessions.last() {
+                if let Some(session) = state.sessions.last_mut() {
                     return Ok(ActiveGeneration::of(&node, session));
                 }
                 if state.excluded.is_some() || state.formation_error.is_some() {
@@ -455,7 +459,7 @@ impl Node {
         let deadline = deadline.unwrap_or(begun + Duration::from_secs(1 << 30));
         let mut state = self.state.lock();
         loop {
-            if let Some(session) = state.sessions.last()
+            if let Some(session) = state.sessions.last_mut()
                 && session.generation > generation
             {
                 return Ok(ActiveGeneration::of(self, session));
@@ -498,16 +502,18 @@ impl Node {
         })
     }
 
-    /// Ends the session of a generation, or no session for [`NO_GENERATION`]. After the last session, this process
-    /// leaves, and waits at most [`LEAVE_SEND_TIMEOUT`] until the others know.
+    /// Ends the session of a generation, or no session for [`NO_GENERATION`]. After the last session that a program
+    /// holds, this process leaves, and waits at most [`LEAVE_SEND_TIMEOUT`] until the others know.
     pub(crate) fn leave(&self, generation: u64, final_departure: Departure) {
         let mut state = self.state.lock();
         state
             .sessions
             .retain(|session| session.generation != generation);
-        if !state.sessions.is_empty() {
+        if state.sessions.iter().any(|session| session.is_taken) {
             return;
         }
+        // A generation that became active after the program had stopped waiting for it.
+        state.sessions.clear();
         // The coordinator leaves last: members usually leave together, and each must report that to a coordinator.
         let linger_deadline = Instant::now() + COORDINATOR_LINGER;
         while state.machine.is_coordinator()
@@ -573,6 +579,15 @@ impl Node {
     #[cfg(test)]
     pub(crate) fn die_after_for_a_test(&self, sends: usize) {
         self.state.lock().sends_before_crash = Some(sends);
+    }
+
+    /// Makes another generation active that no program waits for.
+    #[cfg(test)]
+    pub(crate) fn activate_for_a_test(&self) {
+        let mut state = self.state.lock();
+        let mut membership = (**state.machine.membership()).clone();
+        membership.generation.number += 1;
+        self.generation_active(&mut state, Arc::new(membership));
     }
 
     /// Simulates a network failure of all connections of this node.

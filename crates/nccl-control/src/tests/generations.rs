@@ -227,6 +227,23 @@ fn a_newcomer_that_is_not_taken_in_says_what_has_to_be_done() {
     });
 }
 
+#[test]
+fn a_generation_that_came_too_late_for_its_program_does_not_keep_the_process_in_the_job() {
+    ranks("too-late", 2, |world| {
+        if world.rank() == 1 {
+            let super::SessionBackend::Node { node, .. } = world.session.backend() else {
+                unreachable!("the ranks have connections");
+            };
+            return node.activate_for_a_test();
+        }
+        let error = world.barrier("never").unwrap_err().to_string();
+        assert!(
+            error.contains("rank 1") && error.contains("left the world"),
+            "{error}"
+        );
+    });
+}
+
 /// Counts the descriptors of its process, in which no other test may run: this test starts itself again, alone.
 #[test]
 fn nothing_is_left_of_many_generations() {

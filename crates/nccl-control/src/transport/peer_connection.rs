@@ -149,7 +149,9 @@ impl PeerConnection {
             return self.close();
         };
         let Some(assembler) = &mut *reading else {
-            return;
+            // The other reader may have closed the connection before the reactor's token was known here. Events of a
+            // registered connection would never end.
+            return self.close();
         };
         let received = self.connection.receive(&mut assembler.decoder);
         let mut frames = Vec::new();

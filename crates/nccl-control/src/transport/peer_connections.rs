@@ -16,6 +16,8 @@ use crate::proto::{self, ConnectionRequest, Input, MemberId};
 pub(crate) struct PeerConnections {
     all: HashMap<proto::Connection, Arc<PeerConnection>>,
     made: u64,
+    /// Whether new connections are closed at once.
+    is_closed: bool,
     /// The connection to the first process that the machine dials, which is already open.
     first: Option<AuthenticatedConnection>,
     /// Work to do once the driver's lock is free.
@@ -108,7 +110,9 @@ impl PeerConnections {
         connection: AuthenticatedConnection,
     ) -> Input {
         let (number, peer_connection) = self.add(driver, connection.connection, connection.decoder);
-        self.work.start.push(peer_connection);
+        if !self.is_closed {
+            self.work.start.push(peer_connection);
+        }
         Input::Connected(peer, number)
     }
 
@@ -131,7 +135,10 @@ impl PeerConnections {
         self.made += 1;
         let number = proto::Connection(self.made);
         let peer_connection = PeerConnection::new(driver, number, connection, decoder);
-        self.all.insert(number, Arc::clone(&peer_connection));
+        match self.is_closed {
+            true => peer_connection.close(),
+            false => _ = self.all.insert(number, Arc::clone(&peer_connection)),
+        }
         (number, peer_connection)
     }
 
@@ -143,7 +150,9 @@ impl PeerConnections {
             .for_each(|peer_connection| peer_connection.connection.shut());
     }
 
+    /// Closes all connections, and those that are added later.
     pub(crate) fn close_all(&mut self) {
+        self.is_closed = true;
         let all = std::mem::take(&mut self.all);
         self.work.close.extend(all.into_values());
     }
