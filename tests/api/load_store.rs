@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nccl::cudarc::driver::CudaStream;
+use nccl::cudarc::driver::{CudaStream, sys};
 use nccl::device_api::LoadStoreAllToAll;
 use nccl::{Communicator, ErrorKind, ReduceOp, World};
+use nccl_emulator::faults;
 use nccl_tools::testing::name;
 
 use crate::support::{self, Ranks, apart, ranks_as_processes, ranks_as_threads};
@@ -409,4 +410,43 @@ fn is_held(world: &World, timeout: Duration) -> Outcome {
     let error = comm.hold_windows().unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Aborted { .. }), "{error}");
     Ok(())
+}
+
+/// NCCL unmaps its windows at any moment.
+#[test]
+fn no_hold_is_given_while_a_communicator_is_finalized() {
+    if !support::needs_emulator("a call that hangs on purpose") {
+        return;
+    }
+    ranks_as_threads(1, |world| {
+        let (_, comm) = start(&world)?;
+        let other = comm.clone();
+        let finalize = faults::at_call("ncclCommFinalize").hang();
+        std::thread::scope(|scope| {
+            let finalized = scope.spawn(|| comm.finalize());
+            assert!(finalize.wait_for_hits(1, Duration::from_secs(10)));
+            let error = other.hold_windows().unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Closed { .. }), "{error}");
+            finalize.release();
+            finalized.join().expect("no panic")
+        })?;
+        Outcome::Ok(())
+    });
+}
+
+/// The end of a captured graph cannot be seen in an event.
+#[test]
+fn a_hold_does_not_end_with_a_stream_that_is_capturing() {
+    ranks_as_processes(1, |world| {
+        let (stream, comm) = start(&world)?;
+        let hold = comm.hold_windows()?;
+        stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+        let error = hold.until(&stream).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Stream { .. }), "{error}");
+        stream.end_capture(sys::CUgraphInstantiate_flags(0))?;
+        // The communicator would be leaked, after a while.
+        std::process::exit(0);
+        #[expect(unreachable_code, reason = "the type of the outcome")]
+        Outcome::Ok(())
+    });
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nccl::cudarc::driver::CudaStream;
 use nccl::fault::{Fault, FaultClass, RootCause};
-use nccl::{Communicator, World};
+use nccl::{Communicator, ReduceOp, World};
 use nccl_emulator::faults;
 
 use crate::support::{self, needs_emulator, ranks_as_processes};
@@ -206,4 +206,62 @@ fn a_driver_that_hangs_under_the_watchdog_does_not_keep_an_operation_from_its_en
             is_told(comm, 0, "cuEventQuery has not returned").map(drop)
         },
     );
+}
+
+/// Each thread that replaces a stuck one would take a wake-up of the next one, if it stayed.
+#[test]
+fn a_thread_that_is_stuck_under_an_awaited_request_does_not_keep_others_from_being_woken() {
+    ranks_that_hang(
+        2,
+        |_| TIMEOUT,
+        |world, stream, comm| {
+            let elsewhere = stream.context().new_stream()?;
+            let other = world.communicator("other").stream(&elsewhere).build()?;
+            other.warm_up(SOON)?;
+            let rank = world.rank();
+            let mut never = stream.alloc_zeros::<f32>(4)?;
+            world.barrier("begin")?;
+            if rank == 0 {
+                let never = comm.group(|group| group.irecv(&mut never, 1))?;
+                // The first query is that of the thread that wakes tasks.
+                faults::at_call("cuEventQuery")
+                    .on_other_threads()
+                    .nth(1)
+                    .hang()
+                    .keep();
+                block_on(never).unwrap_err();
+            }
+            fault(comm)?;
+            // The stuck thread is replaced after 5 s, once.
+            std::thread::sleep(Duration::from_secs(13));
+            if rank == 0 {
+                assert_eq!(threads_named("nccl-poller"), 2, "the stuck one and another");
+            }
+            world.barrier("again")?;
+            let x = elsewhere.clone_htod(&[1f32; 4])?;
+            let mut y = elsewhere.alloc_zeros::<f32>(4)?;
+            if rank == 1 {
+                std::thread::sleep(Duration::from_millis(300));
+            }
+            let (woken, is_woken) = std::sync::mpsc::channel();
+            std::thread::spawn(move || {
+                let sum = other.all_reduce(&x, &mut y, ReduceOp::Sum);
+                let _ = woken.send(sum.and_then(block_on).is_ok());
+            });
+            assert_eq!(is_woken.recv_timeout(SOON), Ok(true));
+            Ok(())
+        },
+    );
+}
+
+fn threads_named(name: &str) -> usize {
+    let threads = std::fs::read_dir("/proc/self/task").expect("procfs");
+    let names =
+        threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("comm")).ok());
+    names.filter(|found| found.trim() == name).count()
+}
+
+fn block_on<T>(future: impl IntoFuture<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    runtime.expect("a runtime").block_on(future.into_future())
 }

@@ -46,6 +46,13 @@ impl Inner {
         }
     }
 
+    /// Whether something of NCCL's that is not used any more may be freed by the pointer in the slot: no thread of NCCL's own is
+    /// inside a launch, and no abort has begun, which takes the pointer and ends the kernels of peers.
+    pub(crate) fn is_idle(&self) -> bool {
+        let has_ended = self.lifecycle.get().abort_has_begun();
+        !has_ended && !self.has_unfinished_launch.load(Ordering::Acquire)
+    }
+
     /// Records that NCCL has a launch under way that its abort has to end.
     pub(crate) fn record_unfinished_launch(&self) {
         self.has_unfinished_launch.store(true, Ordering::Release);

@@ -7,9 +7,11 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 use super::Communicator;
 use super::context_lost::is_context_lost;
 use super::peer_kernels::PeerKernel;
+use super::stream_order::check_not_capturing;
 use crate::cuda_driver;
 use crate::error::{Error, Result};
 use crate::forked;
+use crate::state::State;
 use crate::sync::Mutex;
 
 /// Keeps NCCL from unmapping the windows of a communicator; from [`Communicator::hold_windows`].
@@ -86,7 +88,7 @@ impl Communicator {
     ///
     /// # Errors
     /// [`ErrorKind::Aborted`](crate::error::ErrorKind::Aborted) and [`ErrorKind::Closed`](crate::error::ErrorKind::Closed) when
-    /// the communicator has ended, because its windows may be gone.
+    /// the communicator has ended or is being finalized, because its windows may be gone.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
@@ -103,10 +105,11 @@ impl Communicator {
         });
         let made = WindowHold { hold };
         self.inner.add_peer_kernel(Arc::<Hold>::clone(&made.hold));
-        // Checked after the hold was added: an end that begins later sees the hold.
-        match self.inner.has_ended() {
-            true => Err(self.inner.out_of_use()),
-            false => Ok(made),
+        // Checked after the hold was added: an end that begins later sees the hold. One that has begun, a finalize included,
+        // may not.
+        match self.inner.lifecycle.get() {
+            State::Ready => Ok(made),
+            _ => Err(self.inner.out_of_use()),
         }
     }
 }
@@ -115,8 +118,9 @@ impl WindowHold {
     /// Holds the windows until the work that is on the stream now is over. Never waits.
     ///
     /// # Errors
-    /// [`ErrorKind::Cuda`](crate::error::ErrorKind::Cuda) when the driver fails. The windows then stay mapped for ever, and the
-    /// communicator is leaked when it ends.
+    /// [`ErrorKind::Cuda`](crate::error::ErrorKind::Cuda) when the driver fails, and
+    /// [`ErrorKind::Stream`](crate::error::ErrorKind::Stream) when the stream is capturing, because the end of its graph cannot
+    /// be seen there. The windows then stay mapped for ever, and the communicator is leaked when it ends.
     ///
     /// ```
     /// # fn example(comm: &nccl::Communicator) -> nccl::Result<()> {
@@ -126,11 +130,15 @@ impl WindowHold {
     /// # }
     /// ```
     pub fn until(self, stream: &CudaStream) -> Result<()> {
+        let failed = Error::cuda("recording an event (cuEventRecord)");
         let recorded = || {
-            let event = cuda_driver::new_event(stream.context(), None)?;
-            cuda_driver::bind(stream.context())?;
-            cuda_driver::record(&event, stream)?;
-            Ok(event)
+            check_not_capturing("the stream", stream)?;
+            let recorded = cuda_driver::new_event(stream.context(), None).and_then(|event| {
+                cuda_driver::bind(stream.context())?;
+                cuda_driver::record(&event, stream)?;
+                Ok(event)
+            });
+            recorded.map_err(failed)
         };
         match recorded() {
             Ok(event) => {
@@ -139,7 +147,7 @@ impl WindowHold {
             }
             Err(error) => {
                 *self.hold.state.lock() = HoldState::Lost;
-                Err(Error::cuda("recording an event (cuEventRecord)")(error))
+                Err(error)
             }
         }
     }

@@ -14,6 +14,7 @@ use crate::cuda_driver;
 use crate::drop_queue::{self, DeferredDrop, DropPoll, StreamPoint};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ffi;
+use crate::state::State;
 
 const CREATE: &str = "ncclDevCommCreate";
 const DESTROY: &str = "ncclDevCommDestroy";
@@ -306,9 +307,14 @@ impl DeferredDrop for Ending {
             return DropPoll::Wait;
         };
         // NCCL freed the device communicator together with its communicator.
-        let Some(raw) = guard.raw else {
+        let Some(raw) = guard.raw.filter(|_| inner.lifecycle.get() != State::Leaked) else {
             return DropPoll::Over;
         };
+        if !inner.is_idle() {
+            drop(guard);
+            self.comm.abort_if_overdue();
+            return DropPoll::Wait;
+        }
         let Some(destroy) = inner.library.api().ncclDevCommDestroy else {
             return DropPoll::Over;
         };

@@ -14,11 +14,13 @@ use super::owned::{OwnedBuffer, sealed};
 use crate::buffer::{Erased, ErasedMut, RecvBuffer, SendBuffer, lend};
 use crate::communicator::{Backoff, Communicator, KeepAlive, check_buffer_context};
 use crate::cuda_driver;
+use crate::detached_call::NoResult;
 use crate::drop_queue::{self, DeferredDrop, DropPoll, StreamPoint};
 use crate::dtype::NcclType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::forked;
 use crate::state::State;
+use crate::sync::Mutex;
 use crate::time::deadline_after;
 use crate::{detached_call, ffi};
 
@@ -266,16 +268,28 @@ impl<B: OwnedBuffer> Registered<B> {
             return deferred.wait_and_release(deadline, timeout);
         }
         let comm = (*deferred.comm).clone();
+        let deferred = Arc::new(Mutex::new(Some(deferred)));
+        let theirs = Arc::clone(&deferred);
         let let_go = detached_call::run(
             // The thread returns by itself shortly after the deadline.
             deadline_after(timeout.saturating_add(detached_call::SLACK)),
             || false,
-            move || deferred.wait_and_release(deadline, timeout),
+            move || {
+                let deferred = theirs.lock().take();
+                deferred.map(|deferred| deferred.wait_and_release(deadline, timeout))
+            },
             drop,
         );
         match let_go {
-            Ok(let_go) => let_go,
+            Ok(Some(let_go)) => let_go,
+            // Only this function takes it out otherwise, below.
+            Ok(None) => Err(comm.inner.out_of_use()),
             Err(not_back) => {
+                if let NoResult::NoThread(_) = not_back
+                    && let Some(deferred) = deferred.lock().take()
+                {
+                    drop_queue::defer(Box::new(deferred), drop_queue::TIMEOUT);
+                }
                 let error = not_back.into_error(call, timeout);
                 if error.is_timeout() {
                     comm.inner.abort(&error);
@@ -360,8 +374,9 @@ impl<B: OwnedBuffer> DeferredRegistration<B> {
         let Some(guard) = inner.handle.try_lock() else {
             return ReleaseStep::Busy;
         };
+        let own = guard.raw.filter(|_| inner.is_idle());
         // NCCL keeps the registrations of a revoked communicator.
-        let Some(raw) = guard.raw.or_else(|| inner.revoked()) else {
+        let Some(raw) = own.or_else(|| inner.revoked()) else {
             return match inner.lifecycle.get() {
                 State::Finalized | State::Aborted => ReleaseStep::Deregistered,
                 State::Leaked => ReleaseStep::Refused(inner.out_of_use()),

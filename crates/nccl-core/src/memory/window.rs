@@ -14,6 +14,7 @@ use super::{Buffer, OwnedBuffer};
 use crate::buffer::{ErasedMut, RecvBuffer};
 use crate::communicator::{Communicator, Inner, KeepAlive, check_buffer_context};
 use crate::cuda_driver;
+use crate::detached_call::NoResult;
 use crate::dtype::NcclType;
 use crate::error::{Error, Result};
 use crate::ffi::Progress;
@@ -101,6 +102,12 @@ pub(crate) fn register<T: NcclType>(
         Ok(Ok(handle)) => handle,
         Ok(Err(WindowFailure::PartlyIssued(error))) => return failed(error, buffer),
         Ok(Err(WindowFailure::NotStarted(error))) => return Err(comm.inner.final_error(error)),
+        Err(NoResult::NoThread(error)) => {
+            // Nothing was called, but the other ranks wait for this one.
+            let error = NoResult::NoThread(error).into_error(CALL, comm.timeout);
+            comm.inner.abort(&error);
+            return Err(comm.inner.final_error(error));
+        }
         Err(not_back) => return failed(not_back.into_error(CALL, comm.timeout), buffer),
     };
     if handle.handle.is_some() {

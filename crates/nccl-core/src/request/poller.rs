@@ -110,9 +110,14 @@ fn start(generation: u64) -> std::io::Result<()> {
 pub(crate) fn replace() {
     let mut registry = POLLER.state.lock();
     registry.generation += 1;
-    if let Err(error) = start(registry.generation) {
-        crate::events::no_thread("to wake awaiting tasks", &error);
+    let started = start(registry.generation);
+    if let Err(error) = &started {
+        crate::events::no_thread("to wake awaiting tasks", error);
     }
+    // Otherwise the next request tries again.
+    registry.running = started.is_ok();
+    // An earlier thread that waits for requests would take the wake-up of the new one.
+    POLLER.work.notify_all();
 }
 
 /// The entries that the thread polls: the key, and the fields of [`AwaitedRequest`] without the waker.
@@ -147,6 +152,8 @@ fn run(generation: u64) {
             if is_ready(completion_event.as_deref(), &inner, deadline, now) {
                 ready.push(key);
             }
+            // These may be the last references.
+            drop((completion_event, inner));
         }
         let mut registry = POLLER.state.lock();
         let woken: Vec<AwaitedRequest> = ready
@@ -157,9 +164,20 @@ fn run(generation: u64) {
         if !woken.is_empty() {
             busy_since = now;
         }
-        for watched in woken {
+        for AwaitedRequest {
+            completion_event,
+            inner,
+            waker,
+            ..
+        } in woken
+        {
+            let Some(_working) = drop_queue::DeviceCallGuard::begin() else {
+                threads::park_forever();
+            };
+            drop((completion_event, inner));
+            drop(_working);
             // A waker is foreign code. If it panics, this thread must continue for the other requests.
-            let wake = AssertUnwindSafe(|| watched.waker.wake());
+            let wake = AssertUnwindSafe(|| waker.wake());
             if catch_unwind(wake).is_err() {
                 tracing::error!(name: "nccl.internal", target: "nccl", what = "waker", "a waker of an awaiting task panicked");
             }

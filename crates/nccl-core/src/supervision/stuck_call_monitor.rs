@@ -54,6 +54,8 @@ struct OngoingCall {
     over: Option<u32>,
     /// Whether its timeout has passed, and the abort has been started.
     expired: bool,
+    /// Whether another thread has taken the place of this one, which is not checked any more.
+    replaced: bool,
 }
 
 /// The check that finds threads that do not return from a call.
@@ -93,6 +95,7 @@ impl PeriodicCheck for StuckCallMonitor {
                 checks_seen: 0,
                 over: None,
                 expired: false,
+                replaced: false,
             };
             let ongoing = self.ongoing_calls.entry(key).or_insert(new);
             if ongoing.found.version != found.version {
@@ -115,6 +118,9 @@ impl PeriodicCheck for StuckCallMonitor {
 }
 
 fn check_call(ongoing: &mut OngoingCall) {
+    if ongoing.replaced {
+        return;
+    }
     // No thread can be inside a call on a communicator that was dropped.
     let Some(inner) = communicator_at(ongoing.found.communicator_address) else {
         return;
@@ -146,10 +152,8 @@ fn check_call(ongoing: &mut OngoingCall) {
         return;
     }
     if ongoing.found.kind == CallKind::Poller {
-        ongoing.over = None;
         replace_poller();
-        // The stuck-call monitor ignores this call from now on.
-        ongoing.found.timeout = Duration::MAX;
+        ongoing.replaced = true;
         return;
     }
     let cause = FatalCause::StuckCall {
