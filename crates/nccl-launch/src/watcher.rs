@@ -38,7 +38,6 @@ use super::rank::Running;
 use super::report::UNREAD_OUTPUT_TIMEOUT;
 use crate::departure::Signal;
 use crate::error::{Error, Result};
-use restart::reply_to_all;
 
 /// How long to wait after SIGKILL; a process that is still there after that is blocked inside the kernel.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -515,7 +514,7 @@ impl Watcher {
                 fleet_state.unread = false;
             });
             let started = self.start_all().map(|()| self.generation);
-            reply_to_all(std::mem::take(&mut self.restart_all), started);
+            self.reply_restart_all(started);
             return;
         }
         if idle && self.undrained.is_empty() && !self.fleet_state.lock().finished {

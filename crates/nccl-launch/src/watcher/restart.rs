@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::{KILL_TIMEOUT, Restart, RestartReply, Watcher};
 use crate::departure::Signal;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 impl Watcher {
     pub(super) fn restart(&mut self, rank: usize, reply: RestartReply) {
@@ -60,8 +60,12 @@ impl Watcher {
             fleet_state.interrupted = fleet_state.interrupted.or(interrupts);
         });
         self.fail_single_restarts();
-        let replies = std::mem::take(&mut self.restart_all);
-        reply_to_all(replies, Err(told_to_end("the ranks")));
+        self.reply_restart_all(Err(told_to_end("the ranks")));
+    }
+
+    /// Tells all callers of the pending restart of all ranks its outcome.
+    pub(super) fn reply_restart_all(&mut self, outcome: Result<u64>) {
+        reply_to_all(std::mem::take(&mut self.restart_all), outcome);
     }
 
     /// Fails the pending restarts of single ranks, because all ranks are being ended.
@@ -118,13 +122,23 @@ impl Watcher {
 }
 
 /// Tells all callers of a restart its outcome.
-pub(super) fn reply_to_all(replies: Vec<RestartReply>, outcome: Result<u64>) {
+fn reply_to_all(replies: Vec<RestartReply>, outcome: Result<u64>) {
+    let mut replies = replies.into_iter();
+    let first = replies.next();
     for reply in replies {
         let _ = reply.send(match &outcome {
             Ok(generation) => Ok(*generation),
-            Err(error) => Err(Error::launch(error.to_string())),
+            Err(error) => Err(copy_of(error)),
         });
     }
+    let _ = first.map(|reply| reply.send(outcome));
+}
+
+fn copy_of(error: &Error) -> Error {
+    Error::launch(match error.kind() {
+        ErrorKind::Launch { reason } => reason.clone(),
+        _ => error.to_string(),
+    })
 }
 
 fn being_ended(rank: usize) -> Error {
