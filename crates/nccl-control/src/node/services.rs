@@ -9,7 +9,7 @@ use nccl_base::clock;
 
 use super::answers::Answers;
 use crate::coordinator_message::{Answer, Push, RankRecord};
-use crate::departure::{Departure, LossKind};
+use crate::departure::Departure;
 use crate::driver_message::RequestHead;
 use crate::proto::{MemberId, SharedMembership};
 #[cfg(test)]
@@ -144,11 +144,9 @@ impl Services {
             return;
         };
         let members = &generation_service.membership.members;
-        for rank in 0..members.len() {
-            let departure = Departure::lost(LossKind::Superseded);
-            let service = &mut generation_service.service;
-            service.record_departure(Instant::now(), rank, departure, false);
-        }
+        // As for a request that arrives from now on.
+        let why = RequestError::OldGeneration;
+        generation_service.service.refuse_waiting(|_, _| true, &why);
         while let Some(output) = generation_service.service.poll() {
             if let service::Output::Answer { to, answer } = output {
                 let to = to.into_iter().map(|(rank, id)| (members[rank].id, id));
@@ -488,6 +486,40 @@ pub(super) mod tests {
                 }
             ))
         ));
+    }
+
+    #[test]
+    fn every_request_that_waits_in_an_ended_service_is_answered() {
+        let mut services = Services::default();
+        services.open(0, &membership(0, 3), &[], true);
+        let timeout = Duration::from_secs(3600);
+        for rank in 0..2 {
+            let get = Request::Get {
+                key: String::from("k"),
+                timeout,
+            };
+            let keys = Request::AwaitKeys {
+                keys: vec![String::from("k"), String::from("l")],
+                timeout,
+            };
+            let requests = [get, keys, exchange("x"), exchange("end/x")];
+            for (number, request) in (1..).zip(requests) {
+                services.handle(id(rank), 0, number, request, RequestHead::default());
+            }
+        }
+        for number in 1..=MAX_GENERATIONS as u64 {
+            services.open(number, &membership(number, 3), &[], true);
+        }
+        let mut failed = Vec::new();
+        while let Some((_, output)) = services.poll() {
+            if let Output::Answer { to, answer } = output {
+                assert!(matches!(answer, Answer::Failed(_)), "{answer:?}");
+                failed.extend(to);
+            }
+        }
+        failed.sort_unstable();
+        let all = (0..2).flat_map(|rank| (1..5).map(move |number| (id(rank), number)));
+        assert!(all.eq(failed.iter().copied()), "{failed:?}");
     }
 
     const REPEATED: RequestHead = RequestHead {
