@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::exchange::check_rank;
 use super::inbox::ReceiveOutcome;
@@ -10,7 +10,6 @@ use super::request::{NO_ANSWER, Request};
 use super::round::RequestError;
 use super::service::{CAPACITY, LARGEST_MESSAGE};
 use super::world::World;
-use crate::departure::Departure;
 #[cfg(doc)]
 use crate::error::ErrorKind;
 use crate::error::{Error, Result};
@@ -142,9 +141,9 @@ impl Channel<'_> {
                 Err(session.error_of(&topic, &RequestError::Departed { rank, departure }))
             }
             ReceiveOutcome::Closed(why) => {
-                let departure = session.inbox.departure(0);
-                let departure = departure.unwrap_or(Departure::Lost(why));
-                Err(session.error_of(&topic, &RequestError::Departed { rank: 0, departure }))
+                // The inbox is closed, so this does not wait.
+                let lost = (session.coordinator(), why);
+                Err(session.lost_with_coordinator(&topic, lost, Instant::now(), None))
             }
         }
     }

@@ -74,7 +74,12 @@ impl CoordinatorSearch {
 
     /// Makes one attempt: at the address from the last referral, or at the next address of the list.
     pub(super) fn step(&mut self, deadline: Instant) -> SearchOutcome {
-        let index = self.attempts % self.addresses.len();
+        // A referral is tried on behalf of the address whose process named it: the last one.
+        let number = match self.referral {
+            Some(_) => self.attempts.saturating_sub(1),
+            None => self.attempts,
+        };
+        let index = number % self.addresses.len();
         // An address with several ports is tried at its next port in each round.
         let port = self.attempts / self.addresses.len();
         let (address, is_referral) = match self.referral.take() {
@@ -193,6 +198,32 @@ impl CoordinatorSearch {
                 std::thread::sleep(pause.min(deadline.saturating_duration_since(now)));
                 pause = (pause * 2).min(PAUSE);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_referral_is_reported_at_the_address_that_gave_it() {
+        let address = |name: &str| {
+            let path = format!("nccl-search-{name}-{}.sock", std::process::id());
+            format!("unix:{}", std::env::temp_dir().join(path).display())
+        };
+        for len in [1, 2, 3] {
+            let names: Vec<_> = (0..len).map(|n| address(&n.to_string())).collect();
+            let rendezvous = Rendezvous::observer(&names.join(",")).unwrap();
+            let mut search = CoordinatorSearch::new(&rendezvous, ClaimedRole::observer(1));
+            let soon = Instant::now() + Duration::from_secs(5);
+            assert!(matches!(search.step(soon), SearchOutcome::NoAnswer(_)));
+            // The first address names another one, at which no process answers.
+            search.referral = Address::parse(&address("referred"));
+            assert!(matches!(search.step(soon), SearchOutcome::NoAnswer(_)));
+            let first = search.last_results[0].as_ref().unwrap();
+            assert!(first.contains("referred to"), "{first}");
+            assert!(search.last_results[1..].iter().all(Option::is_none));
         }
     }
 }

@@ -23,8 +23,9 @@ pub(crate) struct NumberedRequest {
 pub(crate) struct RequestHead {
     /// Whether the coordinator may have received the request before.
     pub(crate) is_repeated: bool,
-    /// The session waits for no answer to a change of the store with a smaller number. The value is set when the
-    /// request is sent, so each repetition carries a current one.
+    /// The session waits for no answer to a change of the store with a smaller number; with an exchange other than of
+    /// ends, or a message of a channel, for no answer to a request of the same kind either. The value is set when the
+    /// request is sent, so each repetition carries a current one. 0 states nothing.
     pub(crate) settled: u64,
 }
 

@@ -162,7 +162,34 @@ pub(super) enum Request {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ExpectedValue(#[serde(with = "bytes")] pub(super) Vec<u8>);
 
+/// The kinds of requests that must be carried out only once although they may arrive twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum OnceKind {
+    /// A change of the store; answered at once.
+    StoreChange,
+    /// A part of an exchange other than of ends: its round may be forgotten, and the part would begin another round.
+    Exchange,
+    /// A part of an exchange of ends. A rank repeats it to each new coordinator, even after the answer.
+    End,
+    /// A message of a channel.
+    Message,
+}
+
+impl OnceKind {
+    pub(super) const COUNT: usize = Self::Message as usize + 1;
+}
+
 impl Request {
+    /// Returns the kind of this request if it must be carried out only once although it may arrive twice.
+    pub(super) fn once(&self) -> Option<OnceKind> {
+        match self {
+            Self::Exchange { round, .. } if round.is_of_ends() => Some(OnceKind::End),
+            Self::Exchange { .. } => Some(OnceKind::Exchange),
+            Self::Send { .. } => Some(OnceKind::Message),
+            request => request.changes_store().then_some(OnceKind::StoreChange),
+        }
+    }
+
     /// Whether this request uses the store.
     pub(super) fn uses_store(&self) -> bool {
         let reads = matches!(
@@ -172,9 +199,7 @@ impl Request {
         reads || self.changes_store()
     }
 
-    /// Whether this request changes the store, so that it must be carried out only once although it may arrive twice.
-    /// Such a request is answered at once.
-    pub(super) fn changes_store(&self) -> bool {
+    fn changes_store(&self) -> bool {
         matches!(
             self,
             Self::Set { .. } | Self::Add { .. } | Self::CompareSet { .. } | Self::Delete { .. }

@@ -109,7 +109,8 @@ pub(super) enum RequestError {
     /// This process does not serve the request's generation: the coordinator of that generation is gone, and this one
     /// coordinates a later generation.
     OldGeneration,
-    /// An earlier coordinator has answered some ranks, and the outcome is not available any more.
+    /// The request was carried out, by an earlier coordinator or before the connection to this one was lost, and its
+    /// outcome is not available any more.
     OutcomeLost,
     /// This rank itself cancelled the request.
     Interrupted,

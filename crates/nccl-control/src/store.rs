@@ -10,6 +10,7 @@ use super::coordinator_message::Answer;
 use super::frame::LARGEST;
 use super::request::{ExpectedValue, Request};
 use super::round::RequestError;
+use super::service::LONGEST_NAME;
 use super::world::World;
 use crate::error::Result;
 use crate::time::deadline_after;
@@ -59,7 +60,7 @@ impl World {
             key: key.to_owned(),
             value: value.to_vec(),
         };
-        self.ask_store(key, request).map(drop)
+        self.ask_about_key(key, request).map(drop)
     }
 
     /// Returns the value under `key`; waits until a rank has set it.
@@ -68,7 +69,7 @@ impl World {
             key: key.to_owned(),
             timeout,
         };
-        match self.ask_store(key, request)? {
+        match self.ask_about_key(key, request)? {
             Answer::Value(value) => Ok(value.to_vec()),
             _ => Err(self.error_of(key, &RequestError::OtherMembers)),
         }
@@ -79,7 +80,7 @@ impl World {
         let request = |_| Request::TryGet {
             key: key.to_owned(),
         };
-        match self.ask_store(key, request)? {
+        match self.ask_about_key(key, request)? {
             Answer::Value(value) => Ok(Some(value.to_vec())),
             Answer::Absent => Ok(None),
             _ => Err(self.error_of(key, &RequestError::OtherMembers)),
@@ -93,6 +94,9 @@ impl World {
             [key] => (*key).to_owned(),
             [first, others @ ..] => format!("{first} and {} more", others.len()),
         };
+        for key in keys {
+            self.check_key(&topic, key)?;
+        }
         self.check_bytes(&topic, keys.iter().map(|key| key.len()).sum())?;
         let request = |timeout: Duration| Request::AwaitKeys {
             keys: keys.iter().map(|key| (*key).to_owned()).collect(),
@@ -107,7 +111,7 @@ impl World {
             key: key.to_owned(),
             amount,
         };
-        match self.ask_store(key, request)? {
+        match self.ask_about_key(key, request)? {
             Answer::Sum(sum) => Ok(sum),
             _ => Err(self.error_of(key, &RequestError::OtherMembers)),
         }
@@ -126,7 +130,7 @@ impl World {
             expected: expected.map(|bytes| ExpectedValue(bytes.to_vec())),
             value: value.to_vec(),
         };
-        let current = match self.ask_store(key, request)? {
+        let current = match self.ask_about_key(key, request)? {
             Answer::Done => return Ok(CompareSet::Set),
             Answer::Value(value) => Some(value.to_vec()),
             Answer::Absent => None,
@@ -140,15 +144,32 @@ impl World {
         let request = |_| Request::Delete {
             key: key.to_owned(),
         };
-        match self.ask_store(key, request)? {
+        match self.ask_about_key(key, request)? {
             Answer::Done => Ok(true),
             Answer::Absent => Ok(false),
             _ => Err(self.error_of(key, &RequestError::OtherMembers)),
         }
     }
 
+    fn ask_about_key(
+        &self,
+        key: &str,
+        request: impl FnOnce(Duration) -> Request,
+    ) -> Result<Answer> {
+        self.check_key(key, key)?;
+        self.ask_store(key, request)
+    }
+
     fn ask_store(&self, topic: &str, request: impl FnOnce(Duration) -> Request) -> Result<Answer> {
         self.ask(topic, request, deadline_after(self.timeout()), None)
+    }
+
+    /// Checks that a key is not too long.
+    fn check_key(&self, topic: &str, key: &str) -> Result<()> {
+        match key.len() {
+            ..=LONGEST_NAME => Ok(()),
+            bytes => Err(self.error_of(topic, &RequestError::TooLarge { bytes })),
+        }
     }
 
     /// Checks that a request is within the size limit of the store.

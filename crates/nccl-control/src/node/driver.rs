@@ -1485,9 +1485,7 @@ impl State {
             }
             Exclusion::Superseded(by) => {
                 let others = (0..membership.members.len()).filter(|rank| *rank != session.rank);
-                let by = membership.rank_of(*by).unwrap_or_default();
-                let why =
-                    format!("rank {by} coordinates now, and the others continue without this rank");
+                let why = describe_superseded(membership.rank_of(*by));
                 session.inbox.cut_off(others.collect(), &why);
             }
             Exclusion::LeftBehind(_) => {
@@ -1522,6 +1520,15 @@ fn describe_cut(from: &[usize], is_on_one_host: bool) -> String {
     format!(
         "cut off from {who}: {how}, and this side has no majority, so that it cannot tell whether {fault}"
     )
+}
+
+/// Describes that another process coordinates, which has this rank if it is in the generation.
+fn describe_superseded(by: Option<usize>) -> String {
+    let by = by.map_or_else(
+        || String::from("another process"),
+        |by| format!("rank {by}"),
+    );
+    format!("{by} coordinates now, and the others continue without this rank")
 }
 
 /// Logs which ranks do not tolerate unreachable ranks, if others do.
@@ -1560,4 +1567,19 @@ fn state_here(process: &ProcessInfo) -> Option<ProcessState> {
     is_here(process)
         .then(|| process::state_of(process.pid.into()))
         .flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_superseded_rank_learns_who_coordinates_if_that_process_has_a_rank_here() {
+        let texts = [Some(2), None].map(describe_superseded);
+        assert!(texts[0].starts_with("rank 2 coordinates now"), "{texts:?}");
+        assert!(
+            texts[1].starts_with("another process coordinates now"),
+            "{texts:?}"
+        );
+    }
 }

@@ -15,13 +15,15 @@
 //! - `acceptor`, `inbound_connections`, `inbound_connection`: listening, and peers that have not yet proved their
 //!   identity;
 //! - `outbox`: the requests that are sent again to each new coordinator; `kept_exchanges`: the exchanges among them;
-//! - `services`: the coordinator's services; `process_watch`: the ends of processes under this kernel;
-//!   `recording_requests`: requests for the recordings of this process;
+//! - `services`: the coordinator's services; `answers`: the answers that it keeps for repeated requests;
+//! - `process_watch`: the ends of processes under this kernel; `recording_requests`: requests for the recordings of this
+//!   process;
 //! - `simulated_store`: the requests and services of a process, for the simulator;
 //! - `join`: how a process joins a world, and how it forms later generations.
 
 mod acceptor;
 mod admission;
+mod answers;
 mod driver;
 mod inbound_connection;
 mod inbound_connections;

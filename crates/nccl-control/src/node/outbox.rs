@@ -9,7 +9,7 @@ use super::kept_exchanges::KeptExchanges;
 use crate::coordinator_message::Answer;
 use crate::driver_message::{NumberedRequest, RequestHead, with_head};
 use crate::inbox::Inbox;
-use crate::request::{NO_ANSWER, Request};
+use crate::request::{NO_ANSWER, OnceKind, Request};
 use crate::round::Round;
 
 /// How many answered end reports are kept at least for the next coordinator, and how many end reports are kept at most.
@@ -34,9 +34,14 @@ pub(super) struct Outbox {
     /// Requests made while there was no coordinator.
     deferred: Vec<Deferred>,
     /// Requests that have not been answered yet, except for `exchanges`.
-    open: BTreeMap<u64, Arc<[u8]>>,
-    /// The requests in `open` that change the store.
-    open_changes: BTreeSet<u64>,
+    open: BTreeMap<u64, OpenRequest>,
+    /// The requests that have not been answered yet and must be carried out only once, except for ends.
+    open_once: BTreeMap<OnceKind, BTreeSet<u64>>,
+}
+
+struct OpenRequest {
+    once: Option<OnceKind>,
+    bytes: Arc<[u8]>,
 }
 
 /// Whether a request is kept by [`KeptExchanges`].
@@ -46,6 +51,7 @@ fn is_kept_exchange(request: &Request) -> bool {
 
 struct Deferred {
     id: u64,
+    once: Option<OnceKind>,
     bytes: Arc<[u8]>,
     /// Whether each new coordinator gets the request anyway.
     is_kept: bool,
@@ -63,7 +69,7 @@ impl Outbox {
             recent_direct: VecDeque::new(),
             deferred: Vec::new(),
             open: BTreeMap::new(),
-            open_changes: BTreeSet::new(),
+            open_once: BTreeMap::new(),
         }
     }
 
@@ -71,14 +77,16 @@ impl Outbox {
     pub(super) fn add(&mut self, numbered: &NumberedRequest, inbox: &Inbox) -> Arc<[u8]> {
         let is_awaited = numbered.id != NO_ANSWER && inbox.is_waited_for(numbered.id);
         let mut head = RequestHead::default();
-        if is_awaited && numbered.request.changes_store() {
-            self.open_changes.insert(numbered.id);
-            head.settled = self.settled(inbox);
+        let once = numbered.request.once();
+        if is_awaited && let Some(kind) = once.filter(|kind| *kind != OnceKind::End) {
+            self.open_once.entry(kind).or_default().insert(numbered.id);
+            head = self.current_head(once, false, inbox);
         }
         let bytes = numbered.encode(head);
         let is_kept_exchange = is_kept_exchange(&numbered.request);
         if is_awaited && !is_kept_exchange {
-            self.open.insert(numbered.id, Arc::clone(&bytes));
+            let bytes = Arc::clone(&bytes);
+            self.open.insert(numbered.id, OpenRequest { once, bytes });
         }
         match &numbered.request {
             Request::Exchange { round, .. } if round.is_of_ends() => {
@@ -117,6 +125,7 @@ impl Outbox {
         );
         self.deferred.push(Deferred {
             id: numbered.id,
+            once: numbered.request.once(),
             bytes,
             is_kept,
         });
@@ -132,41 +141,56 @@ impl Outbox {
     pub(super) fn answered(&mut self, id: u64, answer: &Answer) {
         self.exchanges.answered(Instant::now(), id, answer);
         self.open.remove(&id);
-        self.open_changes.remove(&id);
+        for open in self.open_once.values_mut() {
+            open.remove(&id);
+        }
     }
 
-    /// Returns a number below which no answer to a change of the store is awaited.
-    fn settled(&mut self, inbox: &Inbox) -> u64 {
-        while let Some(&id) = self.open_changes.first() {
-            if inbox.is_waited_for(id) {
-                return id;
+    /// Returns the head of a request of this kind that is sent now.
+    fn current_head(
+        &mut self,
+        once: Option<OnceKind>,
+        is_repeated: bool,
+        inbox: &Inbox,
+    ) -> RequestHead {
+        let kinds = [OnceKind::StoreChange].into_iter().chain(once);
+        let first = kinds.filter_map(|kind| {
+            let open = self.open_once.get_mut(&kind)?;
+            while let Some(&id) = open.first() {
+                if inbox.is_waited_for(id) {
+                    return Some(id);
+                }
+                open.pop_first();
             }
-            self.open_changes.pop_first();
+            None
+        });
+        RequestHead {
+            is_repeated,
+            settled: first.min().unwrap_or(0),
         }
-        0
     }
 
     /// Returns the requests to repeat to the same coordinator, which may have lost them.
     pub(super) fn requests_to_repeat(&mut self, inbox: &Inbox) -> Vec<Arc<[u8]>> {
         self.open.retain(|id, _| inbox.is_waited_for(*id));
-        let head = RequestHead {
-            is_repeated: true,
-            settled: self.settled(inbox),
-        };
         let outcomes = self.outcomes(true);
         let exchanges = self.exchanges.requests(Instant::now(), inbox);
-        let open = self.open.values().map(|bytes| with_head(bytes, head));
+        let open = std::mem::take(&mut self.open);
+        let mut requests: Vec<_> = outcomes.into_iter().chain(exchanges).collect();
+        requests.extend(open.values().map(|request| {
+            let head = self.current_head(request.once, true, inbox);
+            with_head(&request.bytes, head)
+        }));
         // Deferred requests with an awaited answer are also in `open`, and are sent once.
         let deferred = std::mem::take(&mut self.deferred).into_iter();
-        let deferred = deferred.filter(|deferred| !self.open.contains_key(&deferred.id));
+        let deferred = deferred.filter(|deferred| !open.contains_key(&deferred.id));
         // Their own heads are outdated: when the heads were made, requests with lower numbers may not have been here.
-        let now = RequestHead {
-            is_repeated: false,
-            ..head
-        };
-        let deferred = deferred.map(|deferred| with_head(&deferred.bytes, now));
-        let requests = outcomes.into_iter().chain(exchanges);
-        requests.chain(open).chain(deferred).collect()
+        requests.extend(deferred.map(|deferred| {
+            let head = self.current_head(deferred.once, false, inbox);
+            with_head(&deferred.bytes, head)
+        }));
+        self.open = open;
+        requests
     }
 
     /// Returns the requests to send to another coordinator. With `it_asks`, as for one that takes over, the coordinator

@@ -1,16 +1,19 @@
 //! The services of this process while it coordinates: a [`Service`] for each of the last generations, because their
 //! sessions may still make requests.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nccl_base::clock;
 
+use super::answers::Answers;
 use crate::coordinator_message::{Answer, Push, RankRecord};
-use crate::departure::{Departure, LossKind};
+use crate::departure::Departure;
 use crate::driver_message::RequestHead;
 use crate::proto::{MemberId, SharedMembership};
+#[cfg(test)]
+use crate::request::OnceKind;
 use crate::request::{NO_ANSWER, Request};
 use crate::round::RequestError;
 #[cfg(test)]
@@ -37,11 +40,8 @@ struct GenerationService {
     membership: SharedMembership,
     /// Whether this process has taken over, and the former content of the store is therefore lost.
     is_successor: bool,
-    /// The last answers, for ranks that may not have received them.
-    answered: VecDeque<(usize, u64, Answer)>,
-    /// The changes of the store by each rank, with their answers. A change is kept until the rank states that it no
-    /// longer waits for the answer, so that no change is carried out twice.
-    changes: HashMap<usize, BTreeMap<u64, Option<Answer>>>,
+    /// The answers of requests that must be carried out only once, and of others as long as there is room for them.
+    answers: Answers,
     /// The member that departed first.
     first_departure: Option<(usize, Departure)>,
 }
@@ -61,25 +61,6 @@ pub(super) enum Output {
 }
 
 impl GenerationService {
-    fn remember(&mut self, to: &[(usize, u64)], answer: &Answer) {
-        let max_answers = 4 * self.membership.members.len() + 64;
-        for (rank, id) in to {
-            if let Some(change) = self.change(*rank, *id) {
-                *change = Some(answer.clone());
-                continue;
-            }
-            if self.answered.len() >= max_answers {
-                self.answered.pop_front();
-            }
-            self.answered.push_back((*rank, *id, answer.clone()));
-        }
-    }
-
-    /// Returns the answer to a rank's change of the store, if it has arrived and the rank may still wait for it.
-    fn change(&mut self, rank: usize, id: u64) -> Option<&mut Option<Answer>> {
-        self.changes.get_mut(&rank)?.get_mut(&id)
-    }
-
     fn record_departure(
         &mut self,
         member: MemberId,
@@ -127,8 +108,7 @@ impl Services {
             service,
             membership: Arc::clone(membership),
             is_successor: !is_first,
-            answered: VecDeque::new(),
-            changes: HashMap::new(),
+            answers: Answers::new(membership.members.len()),
             first_departure: None,
         };
         for (member, departure) in departed {
@@ -164,11 +144,9 @@ impl Services {
             return;
         };
         let members = &generation_service.membership.members;
-        for rank in 0..members.len() {
-            let departure = Departure::lost(LossKind::Superseded);
-            let service = &mut generation_service.service;
-            service.record_departure(Instant::now(), rank, departure, false);
-        }
+        // As for a request that arrives from now on.
+        let why = RequestError::OldGeneration;
+        generation_service.service.refuse_waiting(|_, _| true, &why);
         while let Some(output) = generation_service.service.poll() {
             if let service::Output::Answer { to, answer } = output {
                 let to = to.into_iter().map(|(rank, id)| (members[rank].id, id));
@@ -183,15 +161,14 @@ impl Services {
     #[cfg(any(test, feature = "simulator"))]
     pub(super) fn forget_changes(&mut self) {
         for generation_service in self.services.values_mut() {
-            generation_service.changes.clear();
+            generation_service.answers.forget_changes();
         }
     }
 
-    /// Returns how many changes of the store by a rank are remembered.
+    /// Returns how many requests of this kind by a rank are remembered.
     #[cfg(test)]
-    pub(super) fn kept_changes(&self, generation: u64, rank: usize) -> usize {
-        let changes = self.services[&generation].changes.get(&rank);
-        changes.map_or(0, BTreeMap::len)
+    pub(super) fn kept_requests(&self, generation: u64, rank: usize, kind: OnceKind) -> usize {
+        self.services[&generation].answers.count(rank, kind)
     }
 
     /// Closes all services, because another process coordinates.
@@ -239,23 +216,17 @@ impl Services {
         let Some(rank) = generation_service.membership.rank_of(from) else {
             return;
         };
-        if let Some(changes) = generation_service.changes.get_mut(&rank)
-            && head.settled > 0
-        {
-            *changes = changes.split_off(&head.settled);
-        }
-        if let Some(change) = generation_service.change(rank, id) {
-            let given = change.clone();
-            self.direct_outputs.extend(given.map(answer));
-            return;
-        }
-        if head.is_repeated && id != NO_ANSWER {
-            if generation_service.service.is_waiting(rank, id) {
-                return;
+        let once = request.once().filter(|_| id != NO_ANSWER);
+        let answers = &mut generation_service.answers;
+        answers.settle(rank, once, head.settled);
+        if once.is_some() || (head.is_repeated && id != NO_ANSWER) {
+            if let Some(given) = answers.get(rank, id) {
+                return self.direct_outputs.push_back(answer(given));
             }
-            let mut answered = generation_service.answered.iter();
-            if let Some((.., given)) = answered.find(|(to, n, _)| (*to, *n) == (rank, id)) {
-                return self.direct_outputs.push_back(answer(given.clone()));
+            // A rank that has departed does not wait any more, and may repeat its requests.
+            let is_known = head.is_repeated || answers.is_open(rank, id);
+            if is_known && generation_service.service.is_waiting(rank, id) {
+                return;
             }
         }
         match request {
@@ -309,9 +280,8 @@ impl Services {
                     .push_back(answer(Answer::Failed(Arc::new(why))));
             }
             request => {
-                if request.changes_store() && id != NO_ANSWER {
-                    let changes = generation_service.changes.entry(rank).or_default();
-                    changes.insert(id, None);
+                if let Some(kind) = once {
+                    generation_service.answers.begin(rank, id, kind);
                 }
                 generation_service.service.handle(now, rank, id, request);
             }
@@ -349,7 +319,7 @@ impl Services {
         for (&generation, generation_service) in &mut self.services {
             if let Some(output) = generation_service.service.poll() {
                 if let service::Output::Answer { to, answer } = &output {
-                    generation_service.remember(to, answer);
+                    generation_service.answers.remember(to, answer);
                 }
                 let id = |rank: usize| generation_service.membership.members[rank].id;
                 let output = match output {
@@ -516,5 +486,134 @@ pub(super) mod tests {
                 }
             ))
         ));
+    }
+
+    #[test]
+    fn every_request_that_waits_in_an_ended_service_is_answered() {
+        let mut services = Services::default();
+        services.open(0, &membership(0, 3), &[], true);
+        let timeout = Duration::from_secs(3600);
+        for rank in 0..2 {
+            let get = Request::Get {
+                key: String::from("k"),
+                timeout,
+            };
+            let keys = Request::AwaitKeys {
+                keys: vec![String::from("k"), String::from("l")],
+                timeout,
+            };
+            let requests = [get, keys, exchange("x"), exchange("end/x")];
+            for (number, request) in (1..).zip(requests) {
+                services.handle(id(rank), 0, number, request, RequestHead::default());
+            }
+        }
+        for number in 1..=MAX_GENERATIONS as u64 {
+            services.open(number, &membership(number, 3), &[], true);
+        }
+        let mut failed = Vec::new();
+        while let Some((_, output)) = services.poll() {
+            if let Output::Answer { to, answer } = output {
+                assert!(matches!(answer, Answer::Failed(_)), "{answer:?}");
+                failed.extend(to);
+            }
+        }
+        failed.sort_unstable();
+        let all = (0..2).flat_map(|rank| (1..5).map(move |number| (id(rank), number)));
+        assert!(all.eq(failed.iter().copied()), "{failed:?}");
+    }
+
+    const REPEATED: RequestHead = RequestHead {
+        is_repeated: true,
+        settled: 0,
+    };
+
+    fn exchange(topic: &str) -> Request {
+        Request::Exchange {
+            round: Round {
+                topic: topic.to_owned(),
+                number: 0,
+                members: None,
+            },
+            waited: Duration::ZERO,
+            timeout: Duration::from_secs(3600),
+            part: vec![7],
+        }
+    }
+
+    /// Returns the answers to one request, and the number of messages of channels.
+    fn outputs(services: &mut Services, of: (u32, u64)) -> (Vec<Answer>, usize) {
+        let (mut answers, mut messages) = (Vec::new(), 0);
+        while let Some((_, output)) = services.poll() {
+            match output {
+                Output::Answer { to, answer } if to.contains(&(id(of.0), of.1)) => {
+                    answers.push(answer);
+                }
+                Output::Push {
+                    push: Push::Message { .. },
+                    ..
+                } => messages += 1,
+                _ => {}
+            }
+        }
+        (answers, messages)
+    }
+
+    /// Lets rank 0 make many requests, which are answered.
+    fn many_answers(services: &mut Services) {
+        for n in 1000..2000 {
+            let get = Request::TryGet {
+                key: String::from("k"),
+            };
+            services.handle(id(0), 0, n, get, RequestHead::default());
+            assert_eq!(outputs(services, (0, n)).0, [Answer::Absent]);
+        }
+    }
+
+    #[test]
+    fn an_exchange_or_message_whose_answer_is_lost_is_not_carried_out_again_after_many_others() {
+        let mut services = Services::default();
+        services.open(0, &membership(0, 4), &[], true);
+        for topic in ["x", "end/x"] {
+            let request = 7 + topic.len() as u64;
+            for rank in 0..4 {
+                let part = exchange(topic);
+                services.handle(id(rank), 0, request, part, RequestHead::default());
+            }
+            let (answered, _) = outputs(&mut services, (3, request));
+            assert!(matches!(&answered[..], [Answer::Parts(_)]), "{answered:?}");
+            many_answers(&mut services);
+            services.handle(id(3), 0, request, exchange(topic), REPEATED);
+            assert_eq!(outputs(&mut services, (3, request)).0, answered);
+            assert!(!services.has_round_for_a_test(|_| true));
+        }
+        let send = || Request::Send {
+            channel: String::from("steps"),
+            to: None,
+            timeout: Duration::from_secs(3600),
+            bytes: vec![1],
+        };
+        services.handle(id(3), 0, 20, send(), RequestHead::default());
+        assert_eq!(outputs(&mut services, (3, 20)), (vec![Answer::Done], 1));
+        many_answers(&mut services);
+        services.handle(id(3), 0, 20, send(), REPEATED);
+        assert_eq!(outputs(&mut services, (3, 20)), (vec![Answer::Done], 0));
+        // A later message states that the answer has arrived.
+        let head = RequestHead {
+            settled: 21,
+            ..RequestHead::default()
+        };
+        services.handle(id(3), 0, 21, send(), head);
+        assert_eq!(services.kept_requests(0, 3, OnceKind::Message), 1);
+        assert_eq!(services.kept_requests(0, 3, OnceKind::Exchange), 1);
+    }
+
+    #[test]
+    fn a_request_that_is_repeated_before_its_answer_is_sent_is_answered_once() {
+        let mut services = Services::default();
+        services.open(0, &membership(0, 1), &[], true);
+        services.handle(id(0), 0, 7, exchange("x"), RequestHead::default());
+        services.handle(id(0), 0, 7, exchange("x"), REPEATED);
+        let (answered, _) = outputs(&mut services, (0, 7));
+        assert!(matches!(&answered[..], [Answer::Parts(_)]), "{answered:?}");
     }
 }

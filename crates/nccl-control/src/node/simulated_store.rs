@@ -347,6 +347,7 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::*;
+    use crate::request::OnceKind;
 
     fn id(slot: u32) -> MemberId {
         MemberId {
@@ -413,8 +414,59 @@ mod tests {
         let (three, command) = stores[1].add(true).unwrap();
         deliver(&mut stores, 1, &command.unwrap(), false);
         assert_eq!(three.take(), Some(AddResult::Sum(1001)));
-        assert_eq!(stores[0].services.kept_changes(0, 1), 1);
-        assert_eq!(stores[0].services.kept_changes(0, 2), 1);
+        assert_eq!(
+            stores[0]
+                .services
+                .kept_requests(0, 1, OnceKind::StoreChange),
+            1
+        );
+        assert_eq!(
+            stores[0]
+                .services
+                .kept_requests(0, 2, OnceKind::StoreChange),
+            1
+        );
+    }
+
+    #[test]
+    fn exchanges_are_kept_until_their_rank_states_that_it_waits_for_none_of_them() {
+        let mut stores = three();
+        for number in 0..50 {
+            let mut pending = Vec::new();
+            for from in [1, 2, 0] {
+                let (exchange, command) = stores[from].exchange(true, vec![number]).unwrap();
+                // The connection of rank 2 is lost, and it repeats its requests.
+                deliver(&mut stores, from, &command.unwrap(), false);
+                if from == 2 {
+                    for command in stores[2].coordinator(id(0)) {
+                        deliver(&mut stores, 2, &command, false);
+                    }
+                }
+                pending.push(exchange);
+            }
+            for exchange in pending {
+                let parts = Arc::new(vec![vec![number]; 3]);
+                assert_eq!(exchange.take(), Some(ExchangeResult::Parts(parts)));
+            }
+        }
+        for rank in 0..3 {
+            let kept = stores[0]
+                .services
+                .kept_requests(0, rank, OnceKind::Exchange);
+            assert_eq!(kept, 1);
+        }
+        // A long exchange keeps later ones, and no changes of the store.
+        let (_exchange, command) = stores[1].exchange(true, Vec::new()).unwrap();
+        deliver(&mut stores, 1, &command.unwrap(), false);
+        for sum in 1..50 {
+            let (add, command) = stores[1].add(true).unwrap();
+            deliver(&mut stores, 1, &command.unwrap(), false);
+            assert_eq!(add.take(), Some(AddResult::Sum(sum)));
+        }
+        let changes = stores[0]
+            .services
+            .kept_requests(0, 1, OnceKind::StoreChange);
+        assert_eq!(changes, 1);
     }
 
     #[test]

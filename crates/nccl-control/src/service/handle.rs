@@ -1,11 +1,14 @@
 //! The interface of a service for its driver.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use super::state::{LONGEST_NAME, Output, Service};
+use super::state::{LONGEST_NAME, Output, Service, departure_error};
+use crate::coordinator_message::Answer;
 use crate::departure::{Departure, cut};
 use crate::phase::Phase;
 use crate::request::Request;
+use crate::round::RequestError;
 
 /// The maximum number of notes kept for the errors of waiting ranks.
 const MAX_NOTES: usize = 8;
@@ -102,10 +105,44 @@ impl Service {
         if !matches!(own.departure, Some(Departure::Failed(_))) {
             own.departure = Some(departure.clone());
         }
+        if keeps_communicators {
+            // Another thread of the rank may wait, and the rank still receives answers.
+            let why = departure_error(rank, &departure);
+            self.refuse_waiting(|waiting, is_of_ends| waiting == rank && !is_of_ends, &why);
+        }
         self.leave_rounds(now, rank, &departure, keeps_communicators);
         self.leave_store(rank, &departure);
         self.end_channels(rank, departure);
         true
+    }
+
+    /// Answers the waiting requests for which `ends` is true: it is called with the rank, and with whether the request is
+    /// a part of a round of ends.
+    pub(crate) fn refuse_waiting(
+        &mut self,
+        ends: impl Fn(usize, bool) -> bool,
+        why: &RequestError,
+    ) {
+        let mut ended = Vec::new();
+        for (key, open) in &mut self.rounds {
+            let is_of_ends = key.is_of_ends();
+            let own = open
+                .waiting
+                .extract_if(.., |(rank, _)| ends(*rank, is_of_ends));
+            ended.extend(own);
+        }
+        let gets = self.gets.extract_if(.., |get| ends(get.rank, false));
+        ended.extend(gets.map(|get| (get.rank, get.id)));
+        for channel in self.channels.by_name.values_mut() {
+            channel.held.retain(|sending| {
+                let is_ended = ends(sending.from, false);
+                if is_ended {
+                    ended.push((sending.from, sending.id));
+                }
+                !is_ended
+            });
+        }
+        self.answer(ended, Answer::Failed(Arc::new(why.clone())));
     }
 
     /// Ends the requests whose deadline has passed.

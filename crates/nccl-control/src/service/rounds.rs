@@ -8,6 +8,7 @@
 //!        a rank gives the round up
 //! ```
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,13 @@ use crate::frame::LARGEST;
 use crate::round::{RequestError, Round};
 use crate::time::later;
 
+/// Whether these are different ranks out of `size`, and `rank` is one of them.
+fn are_members(members: &[usize], rank: usize, size: usize) -> bool {
+    let mut seen = HashSet::new();
+    let mut all = members.iter();
+    all.all(|&member| member < size && seen.insert(member)) && seen.contains(&rank)
+}
+
 impl Service {
     pub(super) fn exchange(
         &mut self,
@@ -30,11 +38,11 @@ impl Service {
         part: Vec<u8>,
     ) {
         let size = self.ranks.len();
-        let mut ranks = round.members.iter().flat_map(|members| members.iter());
-        if ranks.any(|&member| member >= size) {
-            return self.refuse(rank, id, RequestError::OtherMembers);
-        }
         if !self.rounds.contains_key(&round) {
+            let members = round.members.as_deref();
+            if members.is_some_and(|members| !are_members(members, rank, size)) {
+                return self.refuse(rank, id, RequestError::OtherMembers);
+            }
             if self.rounds.len() >= MAX_OPEN || round.topic.len() > LONGEST_NAME {
                 let bytes = round.topic.len();
                 return self.refuse(rank, id, RequestError::TooLarge { bytes });

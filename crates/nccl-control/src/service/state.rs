@@ -127,13 +127,17 @@ impl Service {
         }
     }
 
-    /// Whether this request of `rank` waits for its answer.
+    /// Whether this request of `rank` waits for its answer, or the answer is among the outputs.
     pub(crate) fn is_waiting(&self, rank: usize, id: u64) -> bool {
         let own = (rank, id);
         let mut rounds = self.rounds.values();
         rounds.any(|open| open.waiting.contains(&own))
             || self.gets.iter().any(|get| (get.rank, get.id) == own)
             || self.channels.holds(rank, id)
+            || self
+                .outputs
+                .iter()
+                .any(|output| matches!(output, Output::Answer { to, .. } if to.contains(&own)))
     }
 
     pub(crate) fn rank(&self, rank: usize) -> &RankStatus {

@@ -84,7 +84,20 @@ impl Service {
         self.answer(vec![request], current);
     }
 
+    /// Refuses a request with a key that is too long. Returns whether it has.
+    fn refuse_long_key(&mut self, (rank, id): (usize, u64), key: &str) -> bool {
+        let is_too_long = key.len() > LONGEST_NAME;
+        if is_too_long {
+            let bytes = key.len();
+            self.refuse(rank, id, RequestError::TooLarge { bytes });
+        }
+        is_too_long
+    }
+
     pub(super) fn delete(&mut self, rank: usize, id: u64, key: &str) {
+        if self.refuse_long_key((rank, id), key) {
+            return;
+        }
         let answer = match self.keys.remove(key) {
             None => Answer::Absent,
             Some(value) => {
@@ -99,6 +112,9 @@ impl Service {
     }
 
     pub(super) fn try_get(&mut self, rank: usize, id: u64, key: &str) {
+        if self.refuse_long_key((rank, id), key) {
+            return;
+        }
         let value = value_or_absent(self.keys.get(key));
         self.answer(vec![(rank, id)], value);
     }
@@ -110,6 +126,9 @@ impl Service {
         key: String,
         timeout: Duration,
     ) {
+        if self.refuse_long_key(request, &key) {
+            return;
+        }
         match self.keys.get(&key) {
             Some(value) => {
                 let value = Answer::Value(Arc::clone(value));

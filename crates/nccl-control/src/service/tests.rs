@@ -784,3 +784,52 @@ fn every_request_is_answered_once_unless_its_rank_leaves_or_cancels_it() {
         assert_eq!(left.len(), 0, "without an answer: {left:?}, seed {seed}");
     }
 }
+
+#[test]
+fn a_refused_part_begins_no_round() {
+    let mut world = World::new(3);
+    for (rank, members) in [(2, &[0, 1][..]), (0, &[0, 1, 0]), (0, &[0, 3])] {
+        let refused = world.ask(rank, 1, collect("x", 60, Some(members)));
+        let why = RequestError::OtherMembers;
+        assert_eq!(refused, [error_answer(&[(rank, 1)], why)]);
+        assert_eq!(world.service.rounds().count(), 0, "{members:?}");
+    }
+    assert_eq!(world.at(100_000), []);
+}
+
+#[test]
+fn a_key_that_is_too_long_is_refused_at_once() {
+    let mut world = World::new(1);
+    let bytes = LONGEST_NAME + 1;
+    let key = || "k".repeat(bytes);
+    let requests = [
+        get(&key(), 60),
+        Request::TryGet { key: key() },
+        Request::Delete { key: key() },
+    ];
+    for request in requests {
+        let why = RequestError::TooLarge { bytes };
+        let refused = world.ask(0, 1, request);
+        assert_eq!(refused, [error_answer(&[(0, 1)], why)]);
+    }
+}
+
+#[test]
+fn what_waits_is_answered_when_its_rank_leaves_its_world_and_ends_go_on() {
+    let mut world = World::new(2);
+    let end = format!("{END_TOPIC}x");
+    assert_eq!(world.ask(0, 1, collect("x", 60, None)), []);
+    assert_eq!(world.ask(0, 2, get("key", 60)), []);
+    assert_eq!(world.ask(0, 3, collect(&end, 60, None)), []);
+    let outputs = world.leave(0, Departure::Left, true);
+    let why = RequestError::Departed {
+        rank: 0,
+        departure: Departure::Left,
+    };
+    assert!(
+        outputs.contains(&error_answer(&[(0, 1), (0, 2)], why)),
+        "{outputs:?}"
+    );
+    let ended = world.ask(1, 4, collect(&end, 60, None));
+    assert_eq!(ended, [parts(&[(0, 3), (1, 4)], &[b"e", b"e"])]);
+}

@@ -77,8 +77,8 @@ impl RankSession {
                 self.job.1
             )),
             RequestError::OutcomeLost => Error::rendezvous(format!(
-                "{topic:?} has ended on other ranks, and its outcome was lost on the way to rank {}, with the coordinator that it \
-                 came from",
+                "{topic:?} has ended, and its outcome was lost on the way to rank {}, with the coordinator that it came from or \
+                 with the connection to it",
                 self.rank
             )),
             RequestError::NoMajority { waited } => Error::rendezvous(format!(

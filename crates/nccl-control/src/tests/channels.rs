@@ -186,3 +186,23 @@ fn a_message_has_its_limits() {
         1 << 20
     );
 }
+
+#[test]
+fn a_receiver_that_is_cut_off_learns_from_whom_whichever_rank_coordinates() {
+    use crate::departure::UnfinishedExchange;
+
+    // All ranks stay in the world until the end of this test.
+    let worlds = worlds("channel-cut", 3, |world| world);
+    let why = "rank 2 coordinates now, and the others continue without this rank";
+    let inbox = &worlds[1].session.inbox;
+    inbox.set_coordinator(2, false);
+    inbox.cut_off(vec![0, 2], why);
+    let error = worlds[1].channel("steps").recv(LONG).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains(why) && !text.contains("rank 0"), "{text}");
+    let cut_off = UnfinishedExchange::CutOff {
+        from: vec![0, 2],
+        why: why.to_owned(),
+    };
+    assert_eq!(error.unfinished(), Some(&cut_off));
+}

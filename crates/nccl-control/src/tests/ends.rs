@@ -187,3 +187,29 @@ fn ranks_whose_connections_rank_0_closes_as_it_leaves_are_not_dead() {
         });
     }
 }
+
+#[test]
+fn a_thread_that_waits_in_an_exchange_ends_when_another_drops_the_world() {
+    for rank in [0, 1] {
+        let (zero, one) = two(["drop-0", "drop-1"][rank]);
+        let (leaves, stays) = if rank == 0 { (zero, one) } else { (one, zero) };
+        let pending = leaves.begin_exchange("never", b"", PATIENCE).unwrap();
+        // As communicators do, this keeps the rank connected.
+        let session = Arc::clone(&leaves.session);
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| pending.wait());
+            // Until the thread waits: its copy of the session is one more.
+            eventually("a thread that waits", || Arc::strong_count(&session) > 2);
+            drop(leaves);
+            let error = waits.join().unwrap().unwrap_err().to_string();
+            assert!(
+                error.contains(&format!("rank {rank}")) && error.contains("left the world"),
+                "{error}"
+            );
+        });
+        assert!(begun.elapsed() < SOON);
+        drop(session);
+        drop(stays);
+    }
+}

@@ -103,6 +103,28 @@ fn what_is_too_large_is_refused_on_every_rank_and_the_world_goes_on() {
 }
 
 #[test]
+fn a_key_that_is_too_long_is_refused_by_every_call_of_the_store() {
+    let world = World::single();
+    let key = "k".repeat(1025);
+    let errors = [
+        world.set(&key, b"").err(),
+        world.get(&key).err(),
+        world.try_get(&key).err(),
+        world.wait(&[&key]).err(),
+        world.add(&key, 1).err(),
+        world.compare_set(&key, None, b"").err(),
+        world.delete(&key).err(),
+    ];
+    for error in errors {
+        let error = error.unwrap();
+        assert!(matches!(error.kind(), ErrorKind::Io { .. }), "{error}");
+    }
+    let longest = "k".repeat(1024);
+    world.set(&longest, b"").unwrap();
+    world.get(&longest).unwrap();
+}
+
+#[test]
 fn many_threads_of_one_rank_have_exchanges_in_flight_at_once_each_with_its_own_limit() {
     let zero = std::thread::spawn(|| World::join(rendezvous("turn", 0, 2)).unwrap());
     let one = World::join(rendezvous("turn", 1, 2)).unwrap();
