@@ -102,6 +102,8 @@ pub(super) struct Worker {
     /// The generation that the rank has entered.
     pub(super) generation: Option<u64>,
     pub(super) serves: Option<Serves>,
+    /// Whether it served when its connection closed.
+    closed_serving: bool,
     /// How many positions of each slot were in a cache when it began to serve.
     kept: Vec<usize>,
     /// The beginning of the service.
@@ -116,8 +118,12 @@ pub(super) struct Worker {
     pub(super) is_new: bool,
     /// The generation that the rank has left, and the time.
     left: Option<(u64, Instant)>,
-    /// When the process was first seen stopped, while no generation serves.
+    /// When the process was first seen stopped, while no generation serves or its work takes long.
     stopped: Option<Instant>,
+    /// When it was told to leave the generation that it serves in, because that was given up.
+    given_up: Option<Instant>,
+    /// When it was asked to leave for good, or last said something about its generation since then.
+    leaving: Option<Instant>,
 }
 
 /// As [`wire::FromRank::Serves`].
@@ -139,6 +145,16 @@ impl Worker {
             in_vain: self.in_vain,
             ..Self::default()
         };
+    }
+
+    /// Whether it serves, or served until its connection closed, which may be known before the end of its process.
+    pub(super) fn has_served_to_its_end(&self) -> bool {
+        self.serves.is_some() || self.closed_serving
+    }
+
+    /// Notes a sign of life. One that leaves may have to go on with the others before it reads that it is to leave.
+    fn goes_on(&mut self) {
+        self.leaving = self.leaving.map(|_| Instant::now());
     }
 
     fn is_started_again(&mut self) {
@@ -281,7 +297,7 @@ impl Crew {
         if let Some(place) = self.place_of(link) {
             let worker = &mut self.members[place];
             worker.link = None;
-            worker.serves = None;
+            worker.closed_serving = worker.serves.take().is_some();
         }
     }
 
@@ -367,6 +383,16 @@ impl Crew {
         }
     }
 
+    /// Tells all ranks of this generation to leave it, because they do not complete their work.
+    pub(super) fn give_up(&mut self, generation: u64) {
+        for worker in &mut self.members {
+            if worker.generation == Some(generation) {
+                worker.given_up = Some(Instant::now());
+            }
+        }
+        self.go_on(generation);
+    }
+
     /// Changes the number of ranks, one after another.
     pub(super) fn scale_to(&mut self, ranks: usize) {
         self.target = ranks;
@@ -413,6 +439,7 @@ impl Crew {
             {
                 let _ = wire::write(stream, &ToRank::Leave);
                 worker.leaves = true;
+                worker.leaving = Some(Instant::now());
             }
             self.go_on(generation);
             return true;
@@ -606,8 +633,8 @@ impl Crew {
         let worker = &mut self.members[place];
         worker.generation = Some(generation);
         worker.serves = None;
-        worker.stopped = None;
-        worker.left = None;
+        (worker.stopped, worker.left, worker.given_up) = (None, None, None);
+        worker.goes_on();
     }
 
     /// Records that a rank has left a generation, and waits for the others.
@@ -615,6 +642,7 @@ impl Crew {
         let worker = &mut self.members[place];
         worker.serves = None;
         worker.left = Some((generation, Instant::now()));
+        worker.goes_on();
     }
 
     /// Records that a rank serves in a generation.
@@ -623,6 +651,7 @@ impl Crew {
         worker.kept = kept;
         (worker.serves, worker.since) = (Some(serves), Some(Instant::now()));
         worker.is_new = false;
+        worker.goes_on();
     }
 
     /// Records that a generation serves: a pending restart of all ranks is not needed.
@@ -643,11 +672,28 @@ impl Crew {
         in_vain.max().unwrap_or_default()
     }
 
-    /// While no generation serves: kills ranks that still serve in a generation that others have left long ago. Such a rank hangs
-    /// outside any operation, and the others wait for it. A rank that has begun to serve since then may be about to leave,
-    /// and is spared.
+    /// How long a rank may take to do what it was told to. A hang in an operation is detected earlier.
+    pub(super) fn timeout(&self) -> Duration {
+        self.deadline + GOODBYE
+    }
+
+    /// While a generation serves: kills ranks that were asked to leave and have not ended for too long. The others go on without
+    /// such a rank, but their number cannot change again before it has ended.
+    pub(super) fn kill_those_that_do_not_leave(&mut self) {
+        let timeout = self.timeout();
+        let stays = |worker: &&Worker| worker.leaving.is_some_and(|at| at.elapsed() > timeout);
+        let stay = self.members.iter().filter(stays);
+        let stay: Vec<_> = stay.filter_map(|worker| worker.pid).collect();
+        for pid in stay {
+            self.kill_frozen(pid);
+        }
+    }
+
+    /// While no generation serves: kills ranks that still serve in a generation that others have left long ago, or that was given
+    /// up long ago. Such a rank hangs outside any operation, and the others wait for it. A rank that has begun to serve since
+    /// then may be about to leave, and is spared.
     pub(super) fn kill_wedged(&mut self) {
-        let timeout = self.deadline + GOODBYE;
+        let timeout = self.timeout();
         let is_long_ago = |at: Instant| at.elapsed() > timeout;
         let left = |worker: &Worker| {
             let (generation, at) = worker.left?;
@@ -655,15 +701,22 @@ impl Crew {
         };
         let over: Vec<_> = self.members.iter().filter_map(left).collect();
         let hangs = |worker: &&Worker| {
-            let serves = worker.serves.map(|serves| serves.generation);
-            serves.is_some_and(|generation| over.contains(&generation))
-                && worker.since.is_some_and(is_long_ago)
+            let is_over = |serves: Serves| {
+                over.contains(&serves.generation) || worker.given_up.is_some_and(is_long_ago)
+            };
+            worker.serves.is_some_and(is_over) && worker.since.is_some_and(is_long_ago)
         };
         let wedged = self.members.iter().filter(hangs);
         let wedged: Vec<_> = wedged.filter_map(|worker| worker.pid).collect();
         for pid in wedged {
             self.kill_frozen(pid);
         }
+    }
+
+    /// Whether this process was seen stopped.
+    #[cfg(test)]
+    pub(super) fn is_seen_stopped(&self, place: usize) -> bool {
+        self.members[place].stopped.is_some()
     }
 
     /// Moves all past events back in time.
@@ -675,27 +728,46 @@ impl Crew {
                 .left
                 .map(|(generation, at)| (generation, earlier(at)));
             worker.since = worker.since.map(earlier);
+            worker.stopped = worker.stopped.map(earlier);
+            worker.given_up = worker.given_up.map(earlier);
+            worker.leaving = worker.leaving.map(earlier);
         }
     }
 
     /// While no generation serves: kills processes that have been stopped for too long. The other ranks cannot continue without
     /// them, and detect a stopped rank by themselves only in an operation.
     pub(super) fn kill_stopped(&mut self) {
-        let mut over = Vec::new();
-        for worker in &mut self.members {
-            let Some(pid) = worker.pid else { continue };
-            if !matches!(process_state(pid), Some('T' | 't')) {
-                worker.stopped = None;
-                continue;
-            }
-            let since = *worker.stopped.get_or_insert_with(Instant::now);
-            if since.elapsed() > self.deadline {
-                over.push(pid);
-            }
-        }
+        self.watch_stopped(true);
+        let is_over = |at: Instant| at.elapsed() > self.deadline;
+        let over = self.members.iter();
+        let over = over.filter(|worker| worker.stopped.is_some_and(is_over));
+        let over: Vec<_> = over.filter_map(|worker| worker.pid).collect();
         for pid in over {
             self.kill_frozen(pid);
         }
+    }
+
+    /// Records since when each process has been stopped, or forgets it while nothing waits for the ranks.
+    pub(super) fn watch_stopped(&mut self, is_waited_for: bool) {
+        let is_stopped = |pid: u32| is_waited_for && matches!(process_state(pid), Some('T' | 't'));
+        for worker in &mut self.members {
+            worker.stopped = match worker.pid.is_some_and(is_stopped) {
+                true => worker.stopped.or_else(|| Some(Instant::now())),
+                false => None,
+            };
+        }
+    }
+
+    /// Returns a rank with a part of the model whose process has been stopped for so long that the others would have reported it
+    /// if they were in an operation.
+    pub(super) fn stopped_too_long(&self, generation: u64) -> Option<(usize, u32)> {
+        let has_part = |serves: Serves| serves.generation == generation && serves.shard.is_some();
+        let timeout = self.timeout();
+        let place = self.members.iter().position(|worker| {
+            worker.serves.is_some_and(has_part)
+                && worker.stopped.is_some_and(|at| at.elapsed() > timeout)
+        })?;
+        Some((place, self.members[place].pid?))
     }
 
     /// Returns how long after a death all ranks should have met, including a rank that was stopped or hung.

@@ -84,6 +84,9 @@ pub(super) struct Engine {
     /// The number of the last work sent, and its kind while it is in progress.
     number: u64,
     under_way: Option<Work>,
+    /// The beginning of the last work, and how often work was given up since a step was completed.
+    begun: Instant,
+    given_up: u32,
     /// How many ranks have said that they have moved experts, of how many.
     moved: usize,
     parts: usize,
@@ -115,6 +118,8 @@ impl Engine {
             served: false,
             number: 0,
             under_way: None,
+            begun: Instant::now(),
+            given_up: 0,
             moved: 0,
             parts: 0,
             has_just_moved: false,
@@ -333,6 +338,7 @@ impl Engine {
                 communicating,
             } => {
                 if self.is_over(Work::Step, generation, number) {
+                    self.given_up = 0;
                     {
                         let mut view = self.lock();
                         view.took(seconds, communicating);
@@ -454,7 +460,7 @@ impl Engine {
     /// Sends the next work, which has the next number.
     fn give(&mut self, generation: u64, work: Work, message: &ToRank) {
         self.number += 1;
-        self.under_way = Some(work);
+        (self.under_way, self.begun) = (Some(work), Instant::now());
         (self.moved, self.has_just_moved) = (0, work == Work::Move);
         self.lock().given(work, self.number);
         self.crew.send(generation, message);
@@ -493,6 +499,10 @@ impl Engine {
         self.crew.catch_up();
         if self.under_way.is_none() {
             self.scheduler.forget_the_gone();
+        }
+        if let Some(generation) = self.generation {
+            self.crew.kill_those_that_do_not_leave();
+            self.give_up_overdue_work(generation);
         }
         if self.generation.is_some() {
             return Ok(());

@@ -207,7 +207,7 @@ impl View {
         let (work, number, since) = self.given?;
         let (usual, age) = (self.usual(), since.elapsed());
         let most = match work {
-            Work::Step => SLOW.max(usual * SLOWER),
+            Work::Step => self.slow(),
             Work::Probe | Work::Move | Work::Balance => SLOW,
         };
         let (usual, seconds) = (usual.as_secs_f64(), age.as_secs_f64());
@@ -256,6 +256,11 @@ impl View {
             self.recent.pop_front();
         }
         self.recent.push_back(took);
+    }
+
+    /// Returns how long a step may take before the server is not ready.
+    pub(super) fn slow(&self) -> Duration {
+        SLOW.max(self.usual() * SLOWER)
     }
 
     /// Returns the usual duration of a step. As a median, it is robust against a step that waited for a frozen rank.

@@ -85,6 +85,23 @@ fn a_rank_that_is_stopped_for_longer_than_the_limit_is_replaced() {
     assert!(report.contains("stopped"), "{report}");
 }
 
+/// No other rank waits for it in an operation.
+#[test]
+fn the_only_rank_is_replaced_when_it_is_stopped_for_longer_than_the_limit() {
+    let server = Server::start(&["--ranks", "1", "--deadline", "2"]);
+    let before = server.ranks();
+    let question = Question::long(42);
+    let mut stream = Stream::new(&server.url, &question.streaming());
+    stream.read(3);
+    signal(before[0], Signal::STOP);
+    is_named(&server, 0, before[0]);
+    let (text, comments) = stream.finish();
+    assert_eq!(text, reference(std::slice::from_ref(&question))[0]);
+    assert_eq!(comments.len(), 2, "{comments:?}");
+    server.until_ready();
+    assert_ne!(server.ranks(), before);
+}
+
 #[test]
 fn a_rank_that_is_stopped_while_nothing_is_done_is_replaced_when_another_one_dies() {
     let server = Server::start(&["--ranks", "4", "--deadline", "3"]);

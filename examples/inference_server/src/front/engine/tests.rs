@@ -694,3 +694,176 @@ fn texts_and_moving_experts_take_turns_however_fast_experts_may_move() {
     let view = scene.engine.lock();
     assert_eq!((view.numbers.balances, view.imbalance), (1, Some(1.1)));
 }
+
+/// As if this work had been given to the ranks so long ago.
+fn age_work(scene: &mut Scene, by: Duration) {
+    scene.engine.begun = scene.engine.begun.checked_sub(by).unwrap();
+    if let Some((_, _, since)) = &mut scene.engine.lock().given {
+        *since = since.checked_sub(by).unwrap();
+    }
+    scene.engine.crew.age(by);
+}
+
+/// Answers the first probe, and gives the ranks a step.
+fn step(scene: &mut Scene) -> UnboundedReceiver<Said> {
+    scene.engine.go();
+    assert_eq!(answer(scene, &[0]), "probe");
+    let (request, heard) = request();
+    scene.tell(Event::Ask(request));
+    scene.engine.go();
+    assert_eq!(scene.engine.under_way, Some(Work::Step));
+    heard
+}
+
+/// What the ranks have been told last.
+fn heard_last(scene: &mut Scene, place: usize) -> Option<ToRank> {
+    std::iter::from_fn(|| scene.heard(place)).last()
+}
+
+/// Longer than the timeout of an operation, and what a rank may take besides.
+const TOO_LONG: Duration = Duration::from_secs(20);
+
+#[test]
+fn a_rank_that_hangs_before_it_answers_is_ended_also_when_no_operation_waits_for_it() {
+    for ranks in [1, 2] {
+        let words = ["--ranks", &ranks.to_string(), "--deadline", "0.2"];
+        let mut scene = Scene::new(&words);
+        let places: Vec<_> = (0..ranks).collect();
+        scene.serve(0, &places, ranks);
+        let mut client = step(&mut scene);
+        scene.engine.tick().unwrap();
+        assert_eq!(scene.engine.generation, Some(0));
+        age_work(&mut scene, TOO_LONG);
+        scene.engine.tick().unwrap();
+        assert_eq!(scene.engine.generation, None);
+        let fault = scene.engine.lock().last_fault.clone().unwrap();
+        let cause = &fault.trouble.cause;
+        assert!(cause.contains("have not answered"), "{cause}");
+        // It may only be slow.
+        for &place in &places {
+            let told = heard_last(&mut scene, place);
+            assert_eq!(told, Some(ToRank::GoOn { generation: 0 }));
+        }
+        assert!(scene.engine.inbox.try_recv().is_err());
+        if ranks == 2 {
+            scene.say(1, left(0));
+        }
+        scene.engine.troubled = Instant::now().checked_sub(KNOWN * 2).unwrap();
+        scene.engine.crew.age(TOO_LONG);
+        scene.engine.tick().unwrap();
+        let said: Vec<_> = std::iter::from_fn(|| client.try_recv().ok()).collect();
+        assert!(matches!(said[..], [Said::Taken, Said::Stalled(_)]));
+        let FleetEvent::Exited(end) = scene.happens() else {
+            panic!("it has not ended");
+        };
+        assert_eq!(end.rank, 0);
+        scene.tell(Event::Fleet(FleetEvent::Exited(end)));
+        let restarts = |place: &usize| scene.engine.crew.members[*place].restarts;
+        let restarts: Vec<_> = places.iter().map(restarts).collect();
+        assert_eq!(restarts, [1, 0][..ranks]);
+    }
+}
+
+#[test]
+fn a_rank_that_is_stopped_before_it_answers_is_ended_when_the_work_is_given_up() {
+    let mut scene = Scene::new(&["--ranks", "2", "--deadline", "0.2"]);
+    scene.serve(0, &[0, 1], 2);
+    let _client = step(&mut scene);
+    scene.engine.crew.signal(0, Signal::Stop);
+    age_work(&mut scene, KNOWN * 2);
+    // The signal takes effect a moment later.
+    let begun = Instant::now();
+    while !scene.engine.crew.is_seen_stopped(0) {
+        assert!(begun.elapsed() < LIMIT);
+        scene.engine.tick().unwrap();
+    }
+    assert_eq!(scene.engine.generation, Some(0));
+    assert!(scene.engine.inbox.try_recv().is_err());
+    scene.engine.crew.age(Duration::from_secs(5));
+    scene.engine.tick().unwrap();
+    let fault = scene.engine.lock().last_fault.clone().unwrap();
+    let its = (Some(0), Some(scene.pids[0]));
+    assert_eq!((fault.trouble.rank, fault.trouble.pid), its);
+    let FleetEvent::Exited(end) = scene.happens() else {
+        panic!("it has not ended");
+    };
+    assert_eq!(end.rank, 0);
+    // One that was stopped in earlier work is not known as stopped in the next.
+    scene.engine.crew.watch_stopped(false);
+    assert!(!scene.engine.crew.is_seen_stopped(0));
+}
+
+#[test]
+fn steps_that_are_only_slow_get_more_time_with_each_attempt() {
+    let mut scene = Scene::new(&["--ranks", "1", "--deadline", "0.2"]);
+    scene.serve(0, &[0], 1);
+    let _client = step(&mut scene);
+    age_work(&mut scene, TOO_LONG);
+    scene.engine.tick().unwrap();
+    assert_eq!(scene.engine.generation, None);
+    scene.say(0, left(0));
+    scene.serve(1, &[0], 1);
+    scene.engine.go();
+    assert_eq!(scene.engine.under_way, Some(Work::Step));
+    age_work(&mut scene, TOO_LONG);
+    scene.engine.tick().unwrap();
+    assert_eq!(scene.engine.generation, Some(1));
+    assert_eq!(answer(&mut scene, &[0]), "step");
+    // It is known now how slow they are.
+    scene.engine.go();
+    assert_eq!(scene.engine.under_way, Some(Work::Step));
+    age_work(&mut scene, TOO_LONG);
+    scene.engine.tick().unwrap();
+    assert_eq!(scene.engine.generation, Some(1));
+}
+
+#[test]
+fn a_rank_that_served_and_ends_with_an_exit_code_is_replaced_alone() {
+    for closed_first in [true, false] {
+        let mut scene = Scene::new(&["--ranks", "2"]);
+        scene.serve(0, &[0, 1], 2);
+        let Event::Fleet(FleetEvent::Exited(mut end)) = scene.kill(1) else {
+            panic!("no end");
+        };
+        Arc::make_mut(&mut end).exit = Exit::Code(101);
+        let mut events = [
+            Event::Link(1, Heard::Closed),
+            Event::Fleet(FleetEvent::Exited(end)),
+        ];
+        if !closed_first {
+            events.reverse();
+        }
+        events.into_iter().for_each(|event| scene.tell(event));
+        let restarts = [0, 1].map(|place: usize| scene.engine.crew.members[place].restarts);
+        assert_eq!(restarts, [0, 1]);
+        assert_eq!(scene.started(), 1);
+    }
+}
+
+#[test]
+fn a_rank_that_is_to_leave_and_does_not_end_is_ended_and_the_number_of_ranks_can_change_again() {
+    let mut scene = Scene::new(&[&ELASTIC[..], &["--deadline", "0.2"]].concat());
+    scene.serve(0, &[0, 1, 2], 3);
+    scene.tell(Event::Scale(2));
+    scene.engine.go();
+    assert_eq!(scene.heard(2), Some(ToRank::Leave));
+    scene.serve(1, &[0, 1], 2);
+    scene.engine.tick().unwrap();
+    assert!(scene.engine.inbox.try_recv().is_err());
+    // It goes on with the others once more, before it reads that it is to leave.
+    scene.engine.crew.age(TOO_LONG);
+    scene.say(2, FromRank::Entered { generation: 1 });
+    scene.engine.tick().unwrap();
+    assert!(scene.engine.inbox.try_recv().is_err());
+    scene.engine.crew.age(TOO_LONG);
+    scene.engine.tick().unwrap();
+    let FleetEvent::Exited(end) = scene.happens() else {
+        panic!("it has not ended");
+    };
+    assert_eq!(end.rank, 2);
+    scene.tell(Event::Fleet(FleetEvent::Exited(end)));
+    assert_eq!(scene.engine.generation, Some(1));
+    scene.tell(Event::Scale(3));
+    scene.engine.go();
+    assert_eq!(scene.started(), 2);
+}

@@ -1,14 +1,18 @@
 //! Interruptions of the service: their cause, their beginning, and the recovery until a generation
 //! serves again.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nccl::fault::{Fault, RootCause};
 use nccl::launch::{Exit, RankEnd};
 
 use super::super::crew::Failure;
 use super::super::view::{LastFault, Trouble};
-use super::{Engine, IN_VAIN, QUIET};
+use super::{Engine, IN_VAIN, KNOWN, QUIET};
+
+/// How long the ranks may take to find and report the cause when an operation has timed out: they wait for each other's
+/// reports, and until they have ended the communicator.
+const DIAGNOSED: Duration = Duration::from_secs(13);
 
 impl Engine {
     /// Tells clients the cause of the interruption.
@@ -34,9 +38,13 @@ impl Engine {
             ..Trouble::default()
         };
         self.interrupt(trouble.clone());
-        // This is the only report of the error. A fault already recorded for this interruption is
-        // more precise.
+        // This is the only report of the error.
         note!("rank {place} could not go on: {error}");
+        self.record(generation, trouble);
+    }
+
+    /// Records a fault, unless one is already recorded for this interruption, which is more precise.
+    fn record(&mut self, generation: u64, trouble: Trouble) {
         let mut view = self.lock();
         let known = view.last_fault.as_ref();
         if known.is_none_or(|known| known.ready_after_seconds.is_some()) {
@@ -90,12 +98,42 @@ impl Engine {
         }
     }
 
+    /// Ends the generation if its work takes too long. If a rank hangs or is stopped while the others are in no operation,
+    /// for example between the last operation of a step and its answer, no timeout of an operation detects it.
+    pub(super) fn give_up_overdue_work(&mut self, generation: u64) {
+        let age = self.under_way.map(|_| self.begun.elapsed());
+        let age = age.unwrap_or_default();
+        self.crew.watch_stopped(age > KNOWN);
+        let stopped = self.crew.stopped_too_long(generation);
+        // Steps that are only slow get more time with each attempt, so that they are completed at last.
+        let limit = (self.crew.timeout() + DIAGNOSED).max(self.lock().slow());
+        if stopped.is_none() && age <= limit * (1 << self.given_up.min(8)) {
+            return;
+        }
+        let seconds = age.as_secs_f64();
+        let mut trouble = Trouble {
+            cause: format!("the ranks have not answered for {seconds:.1} s, and report no fault"),
+            ..Trouble::default()
+        };
+        match stopped {
+            Some((place, pid)) => {
+                trouble.cause += &format!("; rank {place} (pid {pid}) is stopped");
+                (trouble.rank, trouble.pid) = (Some(place), Some(pid));
+            }
+            None => self.given_up += 1,
+        }
+        note!("{}: the generation is given up", trouble.cause);
+        self.crew.give_up(generation);
+        self.interrupt(trouble.clone());
+        self.record(generation, trouble);
+    }
+
     /// Handles the end of a process.
     pub(super) fn ended(&mut self, end: &RankEnd) -> Result<(), Failure> {
         let (place, pid) = (end.rank, end.pid);
         let gave_up = matches!(end.exit, Exit::Code(_))
             && self.generation.is_none()
-            && self.crew.members[place].serves.is_none()
+            && !self.crew.members[place].has_served_to_its_end()
             // What a new one lacks, those that have served have.
             && !self.crew.members[place].is_new;
         // The others may have moved to the next generation before the exit status is known.
