@@ -2,7 +2,7 @@
 //! it end.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::CudaStream;
 use nccl::fault::{Fault, FaultClass, RootCause};
@@ -233,9 +233,14 @@ fn a_thread_that_is_stuck_under_an_awaited_request_does_not_keep_others_from_bei
             }
             fault(comm)?;
             // The stuck thread is replaced after 5 s, once.
-            std::thread::sleep(Duration::from_secs(13));
             if rank == 0 {
-                assert_eq!(threads_named("nccl-poller"), 2, "the stuck one and another");
+                let pollers = || threads_named("nccl-poller");
+                let deadline = Instant::now() + SOON;
+                while pollers() < 2 && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                std::thread::sleep(Duration::from_secs(8));
+                assert_eq!(pollers(), 2, "the stuck one and another");
             }
             world.barrier("again")?;
             let x = elsewhere.clone_htod(&[1f32; 4])?;

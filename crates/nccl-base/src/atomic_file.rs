@@ -33,8 +33,8 @@ pub fn write_new(path: &Path, content: &[u8]) -> io::Result<()> {
 }
 
 /// Removes the file at `path` if `is_expected` returns true for its content. A file that another process puts in its place
-/// meanwhile stays. Without hard links on its
-/// file system, that of a third process may be replaced.
+/// meanwhile stays: it may be away for a moment, and is put back by a hard link, which does not replace a still newer file.
+/// Without hard links on the file system, it replaces that.
 #[doc(hidden)]
 pub fn remove_if(path: &Path, is_expected: impl Fn(&[u8]) -> bool) -> io::Result<()> {
     if !is_expected(&fs::read(path)?) {

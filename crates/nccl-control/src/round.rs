@@ -106,8 +106,8 @@ pub(super) enum RequestError {
     },
     /// The store was on an earlier coordinator of this generation, and is lost.
     StoreLost,
-    /// This process does not serve the request's generation: the coordinator of that generation is gone, and this one
-    /// coordinates a later generation.
+    /// The coordinator does not serve the request's generation: it coordinates a later one, and the coordinator of that
+    /// generation is gone, or many generations have followed.
     OldGeneration,
     /// The request was carried out, by an earlier coordinator or before the connection to this one was lost, and its
     /// outcome is not available any more.

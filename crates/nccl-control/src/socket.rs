@@ -48,6 +48,11 @@ impl Listener {
         self.of.as_ref() == Some(address)
     }
 
+    /// Whether another listener serves the same address of the job.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        self.of.is_some() && self.of == other.of
+    }
+
     /// Returns where to publish the address of this listener as that of `address`, and the address, if `address` has a
     /// discovery.
     pub(super) fn to_publish(

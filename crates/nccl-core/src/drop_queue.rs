@@ -483,6 +483,7 @@ mod tests {
 
     #[test]
     fn a_value_of_a_thread_that_was_stuck_is_released_also_when_its_replacement_has_ended() {
+        let _alone = ALONE.lock();
         let (returns, released) = (Arc::default(), Arc::new(AtomicU32::new(0)));
         let stuck = Stuck {
             returns: Arc::clone(&returns),
@@ -506,6 +507,9 @@ mod tests {
         wait_for(|| released.load(Ordering::Acquire) == 2);
     }
 
+    /// Held by each test, because there is one queue, and another value may replace a stuck thread.
+    static ALONE: Mutex<()> = Mutex::new(());
+
     fn wait_for(what: impl Fn() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(20);
         while !what() {
@@ -516,6 +520,7 @@ mod tests {
 
     #[test]
     fn what_is_over_is_released_once_and_what_never_is_stays() {
+        let _alone = ALONE.lock();
         nccl_emulator::install_unless_gpu().expect("an emulator or a GPU");
         let (released, dropped) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
         let hand_over = |turns: Vec<DropPoll>, timeout| {

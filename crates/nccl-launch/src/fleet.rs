@@ -240,6 +240,8 @@ impl Fleet {
     /// Begins to end all ranks: by `signal`, and after the grace period by SIGKILL. Returns when the signal has been
     /// sent; [`wait`](Self::wait) waits for the ends.
     ///
+    /// The function that makes a rank's command must not wait for another thread that calls this.
+    ///
     /// Pending restarts fail, as does each restart until [`wait`](Self::wait) or [`wait_timeout`](Self::wait_timeout)
     /// has returned a report. So a thread that restarts failed ranks does not undo the stop of another thread, even if
     /// no rank ran at that moment.

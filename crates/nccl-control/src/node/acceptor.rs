@@ -68,11 +68,13 @@ impl Acceptor {
         Ok(this)
     }
 
-    /// Accepts the connections of `listener` from now on. If this acceptor is closed, closes it and returns false.
+    /// Accepts the connections of `listener` from now on. If this acceptor is closed, or another thread has added a listener
+    /// for the same address, closes it and returns false.
     fn listen(&self, listener: Listener) -> Result<bool> {
         let mut listeners = self.listeners.lock();
+        let is_held = listeners.iter().any(|(own, _)| own.is_like(&listener));
         // `close` sets this before it takes the listeners.
-        if self.closed.load(Ordering::Acquire) {
+        if is_held || self.closed.load(Ordering::Acquire) {
             return Ok(false);
         }
         let failed = |error| Error::io(format!("listening at {}", self.at))(error);
@@ -259,9 +261,8 @@ fn listen_at_job_addresses(acceptor: &Weak<Acceptor>) {
 }
 
 fn warn_not_listening(failed: &[(Address, Error)]) {
-    let why = "it is still in use";
     for (address, error) in failed {
-        tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "address", place = %address, %error, why, "new processes cannot join at this address");
+        tracing::warn!(name: "nccl.rendezvous.trouble", target: "nccl", what = "address", place = %address, %error, "new processes cannot join at this address");
     }
 }
 

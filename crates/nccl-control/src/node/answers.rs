@@ -1,9 +1,9 @@
 //! The answers that a coordinator keeps for ranks that may not have received them, and may repeat their requests.
 //!
 //! A request that must be carried out only once ([`OnceKind`]) is kept with its answer until its rank states that it no
-//! longer waits for it ([`RequestHead::settled`](crate::driver_message::RequestHead::settled)). If its answer has to make
-//! room for later ones, [`RequestError::OutcomeLost`] takes its place. Other requests can be carried out again, so their
-//! answers are dropped when there is no room.
+//! longer waits for it ([`RequestHead::settled`](crate::driver_message::RequestHead::settled)), or until the rank has had
+//! very many later answers. If its answer has to make room for those of other ranks, [`RequestError::OutcomeLost`] takes its
+//! place. Other requests can be carried out again, so their answers are dropped when there is no room.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -86,6 +86,14 @@ impl Answers {
         }
     }
 
+    /// Forgets what is kept for a rank that has departed: its requests are refused.
+    pub(super) fn forget(&mut self, rank: usize) {
+        self.once.remove(&rank);
+        self.replaceable.retain(|(to, ..)| *to != rank);
+        let sizes = self.replaceable.iter().map(|(.., answer)| size(answer));
+        self.replaceable_bytes = sizes.sum();
+    }
+
     /// Keeps a request that is carried out now, and only once.
     pub(super) fn begin(&mut self, rank: usize, id: u64, kind: OnceKind) {
         let kept = &mut self.once.entry(rank).or_default()[kind as usize];
@@ -94,11 +102,10 @@ impl Answers {
             OnceKind::Exchange | OnceKind::Message => MAX_ANSWERED,
             OnceKind::End => MAX_ANSWERED_ENDS,
         };
-        if kept.len() >= max {
-            let mut answered = kept.iter().filter(|(_, given)| given.is_some());
-            if let Some(oldest) = answered.next().map(|(id, _)| *id) {
-                kept.remove(&oldest);
-            }
+        let mut answered = kept.iter().filter(|(_, given)| given.is_some());
+        let oldest = answered.next().map(|(id, _)| *id);
+        if let Some(oldest) = oldest.filter(|_| answered.count() + 1 >= max) {
+            kept.remove(&oldest);
         }
         kept.insert(id, None);
     }
@@ -253,6 +260,6 @@ mod tests {
         }
         assert!(answers.is_open(0, 0));
         assert!(answers.get(0, 2999).is_some());
-        assert_eq!(answers.count(0, OnceKind::Exchange), MAX_ANSWERED);
+        assert_eq!(answers.count(0, OnceKind::Exchange), MAX_ANSWERED + 1);
     }
 }

@@ -76,6 +76,9 @@ impl GenerationService {
                 departure.clone(),
                 keeps_communicators,
             );
+            if !keeps_communicators {
+                self.answers.forget(rank);
+            }
         }
     }
 }

@@ -72,8 +72,8 @@ impl RankSession {
                  empty one"
             )),
             RequestError::OldGeneration => Error::rendezvous(format!(
-                "{topic:?} was requested in generation {}, whose coordinator is gone, and a later generation has another: \
-                 use the world that next_generation has returned",
+                "{topic:?} was requested in generation {}, which is not served any more: use the world that next_generation \
+                 has returned",
                 self.job.1
             )),
             RequestError::OutcomeLost => Error::rendezvous(format!(

@@ -121,7 +121,7 @@ pub(super) struct Worker {
     /// When the process was first seen stopped, while no generation serves or its work takes long.
     stopped: Option<Instant>,
     /// When it was told to leave the generation that it serves in, because that was given up.
-    given_up: Option<Instant>,
+    told_to_give_up: Option<Instant>,
     /// When it was asked to leave for good, or last said something about its generation since then.
     leaving: Option<Instant>,
 }
@@ -387,7 +387,7 @@ impl Crew {
     pub(super) fn give_up(&mut self, generation: u64) {
         for worker in &mut self.members {
             if worker.generation == Some(generation) {
-                worker.given_up = Some(Instant::now());
+                worker.told_to_give_up = Some(Instant::now());
             }
         }
         self.go_on(generation);
@@ -633,7 +633,7 @@ impl Crew {
         let worker = &mut self.members[place];
         worker.generation = Some(generation);
         worker.serves = None;
-        (worker.stopped, worker.left, worker.given_up) = (None, None, None);
+        (worker.stopped, worker.left, worker.told_to_give_up) = (None, None, None);
         worker.goes_on();
     }
 
@@ -702,7 +702,7 @@ impl Crew {
         let over: Vec<_> = self.members.iter().filter_map(left).collect();
         let hangs = |worker: &&Worker| {
             let is_over = |serves: Serves| {
-                over.contains(&serves.generation) || worker.given_up.is_some_and(is_long_ago)
+                over.contains(&serves.generation) || worker.told_to_give_up.is_some_and(is_long_ago)
             };
             worker.serves.is_some_and(is_over) && worker.since.is_some_and(is_long_ago)
         };
@@ -722,15 +722,17 @@ impl Crew {
     /// Moves all past events back in time.
     #[cfg(test)]
     pub(super) fn age(&mut self, by: Duration) {
-        let earlier = |at: Instant| at.checked_sub(by).unwrap();
+        self.shift(|at| at.checked_sub(by).unwrap());
+    }
+
+    /// Changes the times of all past events.
+    pub(super) fn shift(&mut self, to: impl Fn(Instant) -> Instant) {
         for worker in &mut self.members {
-            worker.left = worker
-                .left
-                .map(|(generation, at)| (generation, earlier(at)));
-            worker.since = worker.since.map(earlier);
-            worker.stopped = worker.stopped.map(earlier);
-            worker.given_up = worker.given_up.map(earlier);
-            worker.leaving = worker.leaving.map(earlier);
+            worker.left = worker.left.map(|(generation, at)| (generation, to(at)));
+            worker.since = worker.since.map(&to);
+            worker.stopped = worker.stopped.map(&to);
+            worker.told_to_give_up = worker.told_to_give_up.map(&to);
+            worker.leaving = worker.leaving.map(&to);
         }
     }
 

@@ -37,6 +37,10 @@ use crate::wire::{FromRank, Step, ToRank};
 
 /// The interval of the checks for clients that have disconnected, and for timeouts.
 const TICK: Duration = Duration::from_millis(50);
+
+/// A tick that is this late was delayed with its process, which was stopped or had no CPU time. The ranks may have answered
+/// meanwhile.
+const OWN_DELAY: Duration = Duration::from_secs(1);
 /// The delay before clients are told the cause of an interruption, unless the cause is known: the exit status of a process
 /// arrives a moment after its connection closes, and is more precise.
 const KNOWN: Duration = Duration::from_secs(1);
@@ -86,7 +90,7 @@ pub(super) struct Engine {
     under_way: Option<Work>,
     /// The beginning of the last work, and how often work was given up since a step was completed.
     begun: Instant,
-    given_up: u32,
+    attempts_given_up: u32,
     /// How many ranks have said that they have moved experts, of how many.
     moved: usize,
     parts: usize,
@@ -119,7 +123,7 @@ impl Engine {
             number: 0,
             under_way: None,
             begun: Instant::now(),
-            given_up: 0,
+            attempts_given_up: 0,
             moved: 0,
             parts: 0,
             has_just_moved: false,
@@ -167,8 +171,13 @@ impl Engine {
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
             // The tick is due under any load.
-            if Instant::now() >= self.next_tick {
-                self.next_tick = Instant::now() + TICK;
+            let now = Instant::now();
+            if now >= self.next_tick {
+                let late = now.duration_since(self.next_tick);
+                if late > OWN_DELAY {
+                    self.disregard(late);
+                }
+                self.next_tick = now + TICK;
                 self.tick()?;
             }
             if let Some(end) = self.end
@@ -338,7 +347,7 @@ impl Engine {
                 communicating,
             } => {
                 if self.is_over(Work::Step, generation, number) {
-                    self.given_up = 0;
+                    self.attempts_given_up = 0;
                     {
                         let mut view = self.lock();
                         view.took(seconds, communicating);
@@ -493,6 +502,13 @@ impl Engine {
     fn next_move(&self) -> Option<Instant> {
         let generation = self.generation.filter(|_| self.under_way.is_none())?;
         self.crew.moves.as_ref()?.due_at(generation)
+    }
+
+    /// Does not count time in which this process did not run as time that ranks have taken.
+    fn disregard(&mut self, delay: Duration) {
+        self.begun += delay;
+        self.troubled += delay;
+        self.crew.shift(|at| at + delay);
     }
 
     fn tick(&mut self) -> Result<(), Failure> {

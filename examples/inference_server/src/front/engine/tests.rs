@@ -765,6 +765,17 @@ fn a_rank_that_hangs_before_it_answers_is_ended_also_when_no_operation_waits_for
 }
 
 #[test]
+fn time_in_which_the_front_itself_did_not_run_does_not_count() {
+    let mut scene = Scene::new(&["--ranks", "2", "--deadline", "0.2"]);
+    scene.serve(0, &[0, 1], 2);
+    let _client = step(&mut scene);
+    age_work(&mut scene, TOO_LONG);
+    scene.engine.disregard(TOO_LONG);
+    scene.engine.tick().unwrap();
+    assert_eq!(scene.engine.generation, Some(0));
+}
+
+#[test]
 fn a_rank_that_is_stopped_before_it_answers_is_ended_when_the_work_is_given_up() {
     let mut scene = Scene::new(&["--ranks", "2", "--deadline", "0.2"]);
     scene.serve(0, &[0, 1], 2);

@@ -107,7 +107,7 @@ impl Engine {
         let stopped = self.crew.stopped_too_long(generation);
         // Steps that are only slow get more time with each attempt, so that they are completed at last.
         let limit = (self.crew.timeout() + DIAGNOSED).max(self.lock().slow());
-        if stopped.is_none() && age <= limit * (1 << self.given_up.min(8)) {
+        if stopped.is_none() && age <= limit * (1 << self.attempts_given_up.min(8)) {
             return;
         }
         let seconds = age.as_secs_f64();
@@ -120,7 +120,7 @@ impl Engine {
                 trouble.cause += &format!("; rank {place} (pid {pid}) is stopped");
                 (trouble.rank, trouble.pid) = (Some(place), Some(pid));
             }
-            None => self.given_up += 1,
+            None => self.attempts_given_up += 1,
         }
         note!("{}: the generation is given up", trouble.cause);
         self.crew.give_up(generation);
