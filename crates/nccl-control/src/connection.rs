@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -43,6 +44,8 @@ pub(super) struct Connection {
     socket: OwnedFd,
     out: Mutex<Out>,
     token: OnceLock<u64>,
+    /// Whether the reactor is not to read this connection any more.
+    forgotten: AtomicBool,
     acknowledged: AckTracker,
 }
 
@@ -85,6 +88,7 @@ impl Connection {
             socket,
             out: Mutex::default(),
             token: OnceLock::new(),
+            forgotten: AtomicBool::new(false),
             acknowledged: AckTracker::default(),
         }
     }
@@ -93,9 +97,13 @@ impl Connection {
         self.socket.as_fd()
     }
 
-    /// Stores the token under which the reactor reads this connection.
+    /// Stores the token under which the reactor reads this connection. Another thread may have forgotten the connection
+    /// since it was added to the reactor; then removes it, because its end would be reported again and again.
     pub(super) fn set_token(&self, token: u64) {
         let _ = self.token.set(token);
+        if self.forgotten.load(Ordering::SeqCst) {
+            self.forget();
+        }
     }
 
     /// Seals all frames that are enqueued from now on.
@@ -278,6 +286,8 @@ impl Connection {
 
     /// Removes the connection from the reactor.
     pub(super) fn forget(&self) {
+        // Set before the token is read: this thread sees the token, or the thread that stores it sees this.
+        self.forgotten.store(true, Ordering::SeqCst);
         if let (Some(&token), Ok(reactor)) = (self.token.get(), Reactor::get()) {
             reactor.remove(&self.socket, token);
         }
@@ -361,5 +371,40 @@ impl Out {
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::reactor::Source;
+
+    struct Quiet;
+
+    impl Source for Quiet {
+        fn ready(self: Arc<Self>, _: EventFlags) {}
+    }
+
+    #[test]
+    fn a_connection_that_is_forgotten_while_it_is_added_to_the_reactor_is_not_read() {
+        for is_forgotten_first in [true, false] {
+            let (near, _far) = UnixStream::pair().unwrap();
+            let connection = Connection::new(near.into());
+            let source = Arc::new(Quiet);
+            let reactor = Reactor::get().unwrap();
+            let known = Arc::clone(&source) as Arc<dyn Source>;
+            let token = reactor.add(connection.fd(), EventFlags::IN, known);
+            if is_forgotten_first {
+                connection.forget();
+                assert_eq!(Arc::strong_count(&source), 2);
+            }
+            connection.set_token(token.unwrap());
+            if !is_forgotten_first {
+                connection.forget();
+            }
+            assert_eq!(Arc::strong_count(&source), 1);
+        }
     }
 }

@@ -215,10 +215,8 @@ mod tests {
 
     #[test]
     fn an_address_that_is_withdrawn_late_leaves_that_of_the_next_coordinator() {
-        let name = format!("nccl-withdrawn-{}", std::process::id());
-        let folder = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&folder).unwrap();
-        let discovery = FileDiscovery::new(folder.join("address"));
+        let folder = tempfile::tempdir().unwrap();
+        let discovery = FileDiscovery::new(folder.path().join("address"));
         let [previous, next] = [1, 2].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
         for _ in 0..2000 {
             discovery.publish(previous).unwrap();
@@ -237,8 +235,7 @@ mod tests {
         assert_eq!(discovery.find().unwrap(), next);
         discovery.withdraw(next);
         discovery.find().unwrap_err();
-        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
-        std::fs::remove_dir_all(folder).unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]

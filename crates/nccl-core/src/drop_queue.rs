@@ -29,7 +29,7 @@ use crate::time::deadline_after;
 #[doc(hidden)]
 pub const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A thread that has been in one call for this long is replaced.
+/// A thread that has been in one call for this long is replaced; earlier in tests.
 const STUCK_AFTER: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 10_000 });
 
 /// How long an idle thread stays.
@@ -491,7 +491,7 @@ mod tests {
             released: Arc::clone(&released),
         };
         defer(Box::new(stuck), TIMEOUT);
-        // Until the replacement has released its value and is idle.
+        // Until the thread counts as stuck.
         wait_for(|| {
             std::thread::sleep(STUCK_AFTER + Duration::from_millis(50));
             STATE.lock().busy_since.is_some()
@@ -502,6 +502,7 @@ mod tests {
             released: Arc::clone(&released),
         };
         defer(Box::new(quick), TIMEOUT);
+        // Until the replacement has released this value, and has ended.
         wait_for(|| released.load(Ordering::Acquire) == 1 && !STATE.lock().running);
         returns.store(true, Ordering::Release);
         wait_for(|| released.load(Ordering::Acquire) == 2);

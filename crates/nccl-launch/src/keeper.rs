@@ -4,8 +4,8 @@
 //! the children of that process, nor a program whose credentials differ from its parent's. So one small process per
 //! fleet, a shell, holds the other end of a socket. Each rank sends its process group over the socket before it
 //! executes the rank's program, and the fleet sends the groups that have ended, and the remaining ones when a program
-//! could not be executed. When the socket closes without a leave
-//! message, the shell kills the remaining groups and removes the fleet's directory.
+//! could not be executed. When the socket closes without a leave message, the shell kills the remaining groups and
+//! removes the fleet's directory.
 //!
 //! The keeper is a shell because that is the one program that can be expected to exist: this code is linked into other
 //! programs, and a forked keeper would hold a copy of all their memory.

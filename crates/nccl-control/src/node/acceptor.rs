@@ -272,11 +272,12 @@ mod tests {
 
     use super::*;
     use crate::node::Node;
+    use crate::tcp::HostPorts;
 
     #[test]
-    fn an_acceptor_that_was_closed_while_a_thread_opened_another_listener_keeps_none() {
-        let name = format!("nccl-acceptor-{}.sock", std::process::id());
-        let path = std::env::temp_dir().join(name);
+    fn an_acceptor_keeps_no_second_listener_of_an_address_and_none_when_it_is_closed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
         let address = Address::Path(path.clone());
         let job = Job {
             name: String::from("closed"),
@@ -288,6 +289,17 @@ mod tests {
         let admission: Weak<Node> = Weak::new();
         let acceptor = Acceptor::open(admission, &job, first, Vec::new(), 1).unwrap();
         UnixStream::connect(&path).unwrap();
+
+        // Two threads that find a free port for the same address.
+        let range = || {
+            HostPorts::parse("127.0.0.1:20000-60000")
+                .map(Address::Tcp)
+                .unwrap()
+        };
+        let listen = || socket::listen_and(&range(), |listener| acceptor.listen(listener));
+        let added = [listen(), listen()].map(|added| added.unwrap().unwrap());
+        assert_eq!(added, [true, false]);
+
         acceptor.close();
         UnixStream::connect(&path).unwrap_err();
 

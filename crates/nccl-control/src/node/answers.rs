@@ -237,6 +237,23 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_kept_for_a_rank_that_is_forgotten() {
+        let mut answers = Answers::new(2);
+        let value = Answer::Value(vec![0; MAX_REPLACEABLE_BYTES / 2].into());
+        for rank in 0..2 {
+            answers.begin(rank, 1, OnceKind::Exchange);
+            answers.remember(&[(rank, 1)], &Answer::Done);
+            answers.remember(&[(rank, 2)], &value);
+        }
+        answers.forget(0);
+        let kept = |rank| [1, 2].map(|id| answers.get(rank, id).is_some());
+        assert_eq!([kept(0), kept(1)], [[false; 2], [true; 2]]);
+        // Its place is free.
+        answers.remember(&[(1, 3)], &value);
+        assert!([2, 3].iter().all(|id| answers.get(1, *id).is_some()));
+    }
+
+    #[test]
     fn answers_that_can_be_computed_again_have_a_maximum_size() {
         let mut answers = Answers::new(4);
         let value = |bytes| Answer::Value(vec![0; bytes].into());

@@ -116,33 +116,33 @@ impl Service {
         true
     }
 
-    /// Answers the waiting requests for which `ends` is true: it is called with the rank, and with whether the request is
-    /// a part of a round of ends.
+    /// Answers the waiting requests for which `is_refused` is true: it is called with the rank, and with whether the
+    /// request is a part of a round of ends.
     pub(crate) fn refuse_waiting(
         &mut self,
-        ends: impl Fn(usize, bool) -> bool,
+        is_refused: impl Fn(usize, bool) -> bool,
         why: &RequestError,
     ) {
-        let mut ended = Vec::new();
+        let mut refused = Vec::new();
         for (key, open) in &mut self.rounds {
             let is_of_ends = key.is_of_ends();
             let own = open
                 .waiting
-                .extract_if(.., |(rank, _)| ends(*rank, is_of_ends));
-            ended.extend(own);
+                .extract_if(.., |(rank, _)| is_refused(*rank, is_of_ends));
+            refused.extend(own);
         }
-        let gets = self.gets.extract_if(.., |get| ends(get.rank, false));
-        ended.extend(gets.map(|get| (get.rank, get.id)));
+        let gets = self.gets.extract_if(.., |get| is_refused(get.rank, false));
+        refused.extend(gets.map(|get| (get.rank, get.id)));
         for channel in self.channels.by_name.values_mut() {
             channel.held.retain(|sending| {
-                let is_ended = ends(sending.from, false);
-                if is_ended {
-                    ended.push((sending.from, sending.id));
+                let ends = is_refused(sending.from, false);
+                if ends {
+                    refused.push((sending.from, sending.id));
                 }
-                !is_ended
+                !ends
             });
         }
-        self.answer(ended, Answer::Failed(Arc::new(why.clone())));
+        self.answer(refused, Answer::Failed(Arc::new(why.clone())));
     }
 
     /// Ends the requests whose deadline has passed.

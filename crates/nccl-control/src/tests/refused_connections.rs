@@ -2,13 +2,17 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::Weak;
 
 use super::*;
 use crate::Observer;
 use crate::address::Address;
-use crate::connection::Received;
+use crate::connection::{Connection, Received};
 use crate::error::Error;
+use crate::frame::Decoder;
+use crate::node::Node;
 use crate::session::SessionBackend;
+use crate::transport::{MachineDriver, PeerConnections};
 
 fn path(rendezvous: &Rendezvous) -> std::path::PathBuf {
     match &rendezvous.address {
@@ -482,4 +486,19 @@ fn every_rank_listens_and_says_that_it_does_not_coordinate() {
             });
         }
     });
+}
+
+#[test]
+fn a_connection_that_comes_after_all_were_closed_is_closed_at_once() {
+    let driver: Weak<Node> = Weak::new();
+    let driver = driver as Weak<dyn MachineDriver>;
+    let mut connections = PeerConnections::default();
+    connections.close_all();
+    let (near, mut far) = UnixStream::pair().unwrap();
+    far.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let connection = Arc::new(Connection::new(near.into()));
+    let accepted = connections.accepted(&driver, connection, Decoder::new(0));
+    assert_eq!(far.read(&mut [0]).unwrap(), 0);
+    assert!(connections.is_empty());
+    drop(accepted);
 }

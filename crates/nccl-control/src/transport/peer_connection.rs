@@ -149,9 +149,7 @@ impl PeerConnection {
             return self.close();
         };
         let Some(assembler) = &mut *reading else {
-            // The other reader may have closed the connection before the reactor's token was known here. Events of a
-            // registered connection would never end.
-            return self.close();
+            return;
         };
         let received = self.connection.receive(&mut assembler.decoder);
         let mut frames = Vec::new();

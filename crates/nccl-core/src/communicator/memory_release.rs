@@ -46,9 +46,9 @@ impl Inner {
         }
     }
 
-    /// Whether something of NCCL's that is not used any more may be freed by the pointer in the slot: no thread of NCCL's own is
+    /// Whether objects of NCCL that are not used any more may be freed with the pointer in the slot: no thread of NCCL's own is
     /// inside a launch, and no abort has begun, which takes the pointer and ends the kernels of peers.
-    pub(crate) fn is_idle(&self) -> bool {
+    pub(crate) fn may_free_objects(&self) -> bool {
         let has_ended = self.lifecycle.get().abort_has_begun();
         !has_ended && !self.has_unfinished_launch.load(Ordering::Acquire)
     }

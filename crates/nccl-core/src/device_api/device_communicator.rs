@@ -310,7 +310,7 @@ impl DeferredDrop for Ending {
         let Some(raw) = guard.raw.filter(|_| inner.lifecycle.get() != State::Leaked) else {
             return DropPoll::Over;
         };
-        if !inner.is_idle() {
+        if !inner.may_free_objects() {
             drop(guard);
             self.comm.abort_if_overdue();
             return DropPoll::Wait;

@@ -374,7 +374,7 @@ impl<B: OwnedBuffer> DeferredRegistration<B> {
         let Some(guard) = inner.handle.try_lock() else {
             return ReleaseStep::Busy;
         };
-        let own = guard.raw.filter(|_| inner.is_idle());
+        let own = guard.raw.filter(|_| inner.may_free_objects());
         // NCCL keeps the registrations of a revoked communicator.
         let Some(raw) = own.or_else(|| inner.revoked()) else {
             return match inner.lifecycle.get() {

@@ -102,9 +102,9 @@ pub(crate) fn register<T: NcclType>(
         Ok(Ok(handle)) => handle,
         Ok(Err(WindowFailure::PartlyIssued(error))) => return failed(error, buffer),
         Ok(Err(WindowFailure::NotStarted(error))) => return Err(comm.inner.final_error(error)),
-        Err(NoResult::NoThread(error)) => {
-            // Nothing was called, but the other ranks wait for this one.
-            let error = NoResult::NoThread(error).into_error(CALL, comm.timeout);
+        Err(not_called @ NoResult::NoThread(_)) => {
+            // The other ranks wait for this one.
+            let error = not_called.into_error(CALL, comm.timeout);
             comm.inner.abort(&error);
             return Err(comm.inner.final_error(error));
         }

@@ -57,25 +57,31 @@ fn a_text_waits_for_a_rank_that_is_stopped_for_less_than_the_limit() {
     assert_eq!(server.ranks(), before);
 }
 
-#[test]
-fn a_rank_that_is_stopped_for_longer_than_the_limit_is_replaced() {
-    let server = Server::start(&["--ranks", "4", "--deadline", "3"]);
+/// Stops a rank in the middle of a text, which comes nevertheless. Returns the processes of all ranks before and after.
+fn stop_until_replaced(server: &Server, rank: usize) -> [Vec<u32>; 2] {
     let before = server.ranks();
     let question = Question::long(41);
     let mut stream = Stream::new(&server.url, &question.streaming());
     stream.read(3);
-    signal(before[2], Signal::STOP);
-    is_named(&server, 2, before[2]);
+    signal(before[rank], Signal::STOP);
+    is_named(server, rank, before[rank]);
     let (text, comments) = stream.finish();
     assert_eq!(text, reference(std::slice::from_ref(&question))[0]);
     assert_eq!(comments.len(), 2, "{comments:?}");
     server.until_ready();
     let after = server.ranks();
+    assert_ne!(after[rank], before[rank]);
+    [before, after]
+}
+
+#[test]
+fn a_rank_that_is_stopped_for_longer_than_the_limit_is_replaced() {
+    let server = Server::start(&["--ranks", "4", "--deadline", "3"]);
+    let [before, after] = stop_until_replaced(&server, 2);
     assert_eq!(
         (after[0], after[1], after[3]),
         (before[0], before[1], before[3])
     );
-    assert_ne!(after[2], before[2]);
     // The other ranks did not consider it dead: they report that it does not answer.
     let fault = &server.health()["last_fault"];
     let report = fault["report"]
@@ -89,17 +95,7 @@ fn a_rank_that_is_stopped_for_longer_than_the_limit_is_replaced() {
 #[test]
 fn the_only_rank_is_replaced_when_it_is_stopped_for_longer_than_the_limit() {
     let server = Server::start(&["--ranks", "1", "--deadline", "2"]);
-    let before = server.ranks();
-    let question = Question::long(42);
-    let mut stream = Stream::new(&server.url, &question.streaming());
-    stream.read(3);
-    signal(before[0], Signal::STOP);
-    is_named(&server, 0, before[0]);
-    let (text, comments) = stream.finish();
-    assert_eq!(text, reference(std::slice::from_ref(&question))[0]);
-    assert_eq!(comments.len(), 2, "{comments:?}");
-    server.until_ready();
-    assert_ne!(server.ranks(), before);
+    stop_until_replaced(&server, 0);
 }
 
 #[test]
