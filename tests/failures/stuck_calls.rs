@@ -223,9 +223,9 @@ fn a_thread_that_is_stuck_under_an_awaited_request_does_not_keep_others_from_bei
             world.barrier("begin")?;
             if rank == 0 {
                 let never = comm.group(|group| group.irecv(&mut never, 1))?;
-                // The first query is that of the thread that wakes tasks.
+                // The watchdog makes the same query, and may come first.
                 faults::at_call("cuEventQuery")
-                    .on_other_threads()
+                    .on_threads_named("nccl-poller")
                     .nth(1)
                     .hang()
                     .keep();

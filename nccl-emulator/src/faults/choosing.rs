@@ -183,6 +183,19 @@ impl Fault {
         self
     }
 
+    /// Limits the fault to calls of threads with this name (`std::thread::Builder::name`), of which Linux keeps the first 15
+    /// bytes. So one of several threads of a library is chosen, whichever calls first.
+    ///
+    /// ```
+    /// use nccl_emulator::faults;
+    /// let guard = faults::at_call("cuEventQuery").on_threads_named("nccl-poller").hang();
+    /// ```
+    #[must_use]
+    pub fn on_threads_named(mut self, name: &str) -> Self {
+        self.thread = Some(Caller::named(name));
+        self
+    }
+
     /// Delays the beginning of the call or operation.
     ///
     /// ```

@@ -26,10 +26,31 @@ pub(super) struct Faults {
 }
 
 /// The threads whose calls the fault applies to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Caller {
     Only(ThreadId),
     AnyBut(ThreadId),
+    /// The threads of this name, as Linux keeps it: at most 15 bytes.
+    Named(Vec<u8>),
+}
+
+impl Caller {
+    /// The threads that were given this name.
+    pub(super) fn named(name: &str) -> Self {
+        const KEPT: usize = 15;
+        let kept = name.len().min(KEPT);
+        Self::Named(name.as_bytes()[..kept].to_vec())
+    }
+
+    fn is_this_thread(&self) -> bool {
+        match self {
+            Self::Only(thread) => *thread == thread::current().id(),
+            Self::AnyBut(thread) => *thread != thread::current().id(),
+            // A thread of the program has no name in the standard library of `libnccl-emulator.so`.
+            Self::Named(name) => std::fs::read("/proc/thread-self/comm")
+                .is_ok_and(|found| found.trim_ascii_end() == name.trim_ascii_end()),
+        }
+    }
 }
 
 /// A rank of a communicator that a call or an operation belongs to.
@@ -127,13 +148,11 @@ impl Rule {
         if is_limited && !subjects.iter().any(|subject| self.is_on(subject)) {
             return false;
         }
-        let here = thread::current().id();
-        let is_meant = match self.thread {
-            None => true,
-            Some(Caller::Only(thread)) => thread == here,
-            Some(Caller::AnyBut(thread)) => thread != here,
-        };
-        if !is_meant {
+        if self
+            .thread
+            .as_ref()
+            .is_some_and(|threads| !threads.is_this_thread())
+        {
             return false;
         }
         let time = self.seen.fetch_add(1, Ordering::Relaxed) + 1;

@@ -116,8 +116,8 @@ fn victim(row: &Row, world: &World, stream: &Arc<CudaStream>) -> (Duration, nccl
             let fault = match row.program {
                 // The watchdog makes the same query, and either may come first.
                 Program::Wait => fault.on_this_thread(),
-                // The awaiting thread makes one query itself.
-                Program::Await => fault.on_other_threads(),
+                // The watchdog and the awaiting thread query too.
+                Program::Await => fault.on_threads_named("nccl-poller"),
                 _ => fault,
             };
             fault.hang().keep();
