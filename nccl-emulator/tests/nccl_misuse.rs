@@ -2,9 +2,11 @@
 
 mod ranks;
 
+use std::ptr::null_mut;
 use std::thread;
 use std::time::Duration;
 
+use cudarc::driver::sys;
 use nccl_emulator::{ViolationKind, faults, violations};
 use nccl_sys::{ncclDataType_t as Kind, ncclRedOp_t as Op};
 use ranks::{
@@ -89,6 +91,66 @@ fn failure(rank: &Rank) -> String {
         rank.stream.synchronize().is_err()
     });
     violations()[0].to_string()
+}
+
+#[test]
+fn bad_memory_fails_the_context_of_the_stream_that_uses_it() {
+    let test = "bad_memory_fails_the_context_of_the_stream_that_uses_it";
+    alone(test, &[], || {
+        let rank = Rank::join(unique_id(), 1, 0);
+        let (from, to) = (rank.memory(&[0u8; 100]), rank.memory(&[0u8; 100]));
+        from.free();
+        for in_group in [false, true] {
+            let (mut context, mut stream) = (null_mut(), null_mut());
+            // SAFETY: places for a context, which becomes current, and for a stream of it.
+            let made = unsafe {
+                [
+                    sys::cuCtxCreate_v4(&mut context, null_mut(), 0, 0),
+                    sys::cuStreamCreate(&mut stream, 1),
+                ]
+            };
+            assert_eq!(made, [sys::CUresult::CUDA_SUCCESS; 2]);
+            let (kind, cuda_stream) = (Kind::ncclUint8, stream.cast());
+            let (send, receive) = (from.ptr(), to.ptr());
+            match in_group {
+                false => {
+                    let sum = Op::ncclSum;
+                    assert_eq!(
+                        nccl!(ncclAllReduce(
+                            send,
+                            receive,
+                            100,
+                            kind,
+                            sum,
+                            rank.comm,
+                            cuda_stream
+                        )),
+                        0
+                    );
+                }
+                true => {
+                    assert_eq!(nccl!(ncclGroupStart()), 0);
+                    assert_eq!(
+                        nccl!(ncclSend(send, 100, kind, 0, rank.comm, cuda_stream)),
+                        0
+                    );
+                    assert_eq!(
+                        nccl!(ncclRecv(receive, 100, kind, 0, rank.comm, cuda_stream)),
+                        0
+                    );
+                    assert_eq!(nccl!(ncclGroupEnd()), 0);
+                }
+            }
+            // SAFETY: the stream lives.
+            let ended = unsafe { sys::cuStreamSynchronize(stream) };
+            assert_eq!(ended, sys::CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+            rank.gpu.bind_to_thread().unwrap();
+            rank.stream
+                .synchronize()
+                .expect("the primary context has no part in it");
+        }
+        rank.destroy();
+    });
 }
 
 #[test]

@@ -6,16 +6,20 @@
 //! exchange's word has claimed the message.
 //!
 //! ```text
-//! word       = number of the message (low 32 bits) | what is wrong with it (2 bits) | chunks handed out (30 bits)
+//! word       = number of the message (low 32 bits) | what is wrong with it (3 bits) | chunks handed out (29 bits)
 //! idle       ──claim (either end)──▶  claimed, chunk 0 is the claimant's
 //! claimed    ──take (either end)───▶  the next chunk is the taker's
 //! claimed    ──spoil───────────────▶  spoiled: never completes; the ends look at what is wrong
+//! idle, claimed ──withdraw (either end)──▶ spoiled: no chunk is handed out any more
 //! claimed    ──last chunk copied───▶  idle, `done` = the message's number
 //! ```
 //!
 //! Only the two ends touch an exchange, and an end posts message n + 1 only when it knows that n is
 //! done. So the holder of a chunk of message n may read both halves: neither is posted anew before
 //! that chunk is counted.
+//!
+//! An end that gives up a message (an abort) withdraws it. The other end may then still hold a chunk: it has said so in
+//! its [`RankBlock::busy`](super::RankBlock) before it took the chunk.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -112,6 +116,8 @@ pub(crate) enum Spoiled {
     BadSource = 2,
     /// The receiver's memory may not be written.
     BadDestination = 3,
+    /// One end has given the message up.
+    Withdrawn = 4,
 }
 
 /// The result of [`Exchange::claim`].
@@ -139,7 +145,7 @@ pub(crate) struct Exchange {
 // The two exchanges of a pair, one in each direction, share a cache line.
 const _: () = assert!(size_of::<Exchange>() == 32);
 
-const INDEX_BITS: u32 = 30;
+const INDEX_BITS: u32 = 29;
 const INDEX: u64 = (1 << INDEX_BITS) - 1;
 
 fn fresh(number: u64) -> u64 {
@@ -151,10 +157,11 @@ fn belongs(word: u64, number: u64) -> bool {
 }
 
 fn spoiled(word: u64) -> Option<Spoiled> {
-    match word >> INDEX_BITS & 3 {
+    match word >> INDEX_BITS & 7 {
         1 => Some(Spoiled::SizeMismatch),
         2 => Some(Spoiled::BadSource),
         3 => Some(Spoiled::BadDestination),
+        4 => Some(Spoiled::Withdrawn),
         _ => None,
     }
 }
@@ -205,6 +212,29 @@ impl Exchange {
                     .then_some(word | (why as u64) << INDEX_BITS)
             })
             .is_ok()
+    }
+
+    /// Gives up message `number`, which the caller has posted, unless it is done: no chunk of it is handed out any more.
+    /// A chunk that the caller holds is never counted.
+    pub(crate) fn withdraw(&self, number: u64) {
+        if self.is_done(number) {
+            return;
+        }
+        let withdrawn = self
+            .word
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
+                let word = match belongs(word, number) {
+                    true => word,
+                    false => fresh(number),
+                };
+                spoiled(word)
+                    .is_none()
+                    .then_some(word | (Spoiled::Withdrawn as u64) << INDEX_BITS)
+            });
+        if withdrawn.is_err() {
+            // Both ends have given it up, so nobody counts chunks: the next message begins at zero.
+            self.copied.store(0, Ordering::Relaxed);
+        }
     }
 
     /// Returns the fault of message `number`, if it has one.
@@ -343,6 +373,30 @@ mod tests {
         assert!(!exchange.is_done(1));
         // The next message of a pair is not tainted by an old word.
         assert_eq!(exchange.claim(2, 1), Claim::Chunk(0));
+    }
+
+    #[test]
+    fn a_message_that_an_end_has_withdrawn_is_claimed_by_nobody() {
+        let exchange = Exchange::default();
+        let withdrawn = Claim::Spoiled(Spoiled::Withdrawn);
+        exchange.withdraw(1);
+        assert_eq!(exchange.claim(1, 1), withdrawn);
+        assert!(!exchange.is_done(1));
+        // In the middle: what was handed out is copied, and nothing more.
+        assert_eq!(exchange.claim(2, 3), Claim::Chunk(0));
+        assert_eq!(exchange.claim(2, 3), Claim::Chunk(1));
+        exchange.withdraw(2);
+        assert!(!exchange.finish(2, 1, 3));
+        assert_eq!(exchange.claim(2, 3), withdrawn);
+        exchange.withdraw(2);
+        // The count of a message that was given up is not another one's.
+        assert_eq!(exchange.claim(3, 2), Claim::Chunk(0));
+        assert!(!exchange.finish(3, 1, 2));
+        assert_eq!(exchange.claim(3, 2), Claim::Chunk(1));
+        assert!(exchange.finish(3, 1, 2));
+        // What is done cannot be withdrawn.
+        exchange.withdraw(3);
+        assert!(exchange.is_done(3) && exchange.spoiled(3).is_none());
     }
 
     #[test]

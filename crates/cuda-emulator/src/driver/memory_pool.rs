@@ -69,8 +69,19 @@ fn allocate_on(stream: &Arc<Stream>, size: usize, mempool: &MemPool) -> Result<u
     stream.mark()?;
     let pool = memory::pool(mempool.device())?;
     // On an idle stream the allocation is reached at once.
-    let pending = !stream.idle();
-    let placement = mempool.allocate(size as u64, context.number(), pending)?;
+    let try_it = || {
+        let pending = !stream.idle();
+        let placement = mempool.allocate(size as u64, context.number(), pending);
+        placement.map(|placement| (pending, placement))
+    };
+    // A free before this call in the order of the stream may not have been reached yet.
+    let (pending, placement) = match try_it() {
+        Err(CUresult::ERROR_OUT_OF_MEMORY) if pool.is_freeing() => {
+            stream.wait_until(stream.mark()?)?;
+            try_it()?
+        }
+        placed => placed?,
+    };
     if pending {
         stream.enqueue(Box::new(Reach { pool, placement }))?;
     }

@@ -1,6 +1,7 @@
 //! The identity of a rank, which it sends to the others when it joins.
 
 use std::fs;
+use std::io;
 use std::sync::OnceLock;
 
 use crate::nccl::environment;
@@ -19,7 +20,10 @@ pub(crate) fn rank_info(device: i32, pool: &Pool, ras: Place) -> RankInfo {
         device,
         version: version::code(),
         pool: 0,
-        started: started("self").unwrap_or(0),
+        started: match life("self") {
+            Life::Since(start) => start,
+            Life::Ended | Life::Unknown => 0,
+        },
         pid_namespace: namespace("pid"),
         host_hash: host_hash(),
         process: process(),
@@ -37,15 +41,42 @@ pub(crate) fn bus_id(device: i32) -> i64 {
     (i64::from(visible::physical(device.unsigned_abs())) + 1) << 12
 }
 
-/// Returns the start of a process, in clock ticks since boot: field 22 of its `stat`. Returns `None` if the process has
-/// ended. A zombie counts as ended: its memory and descriptors are gone.
-fn started(pid: &str) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+/// What this process knows of the life of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Life {
+    /// It began so many clock ticks after boot.
+    Since(u64),
+    /// A zombie counts as ended: its memory and descriptors are gone.
+    Ended,
+    Unknown,
+}
+
+fn life(pid: &str) -> Life {
+    life_in(fs::read_to_string(format!("/proc/{pid}/stat")))
+}
+
+/// Returns the life that a process's `stat` tells. Only a missing file means an end: this process may lack, for example, the
+/// descriptor to read it.
+fn life_in(stat: io::Result<String>) -> Life {
+    let stat = match stat {
+        Ok(stat) => stat,
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ESRCH) => return Life::Ended,
+            _ => return Life::Unknown,
+        },
+    };
     // The name in parentheses may contain blanks and parentheses.
-    let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
-    let state = fields.next()?;
-    (!matches!(state, "Z" | "X" | "x")).then_some(())?;
-    fields.nth(18)?.parse().ok()
+    let fields = stat.rfind(')').map_or("", |end| &stat[end + 1..]);
+    let mut fields = fields.split_ascii_whitespace();
+    match fields.next() {
+        Some("Z" | "X" | "x") => Life::Ended,
+        // The start is field 22.
+        Some(_) => match fields.nth(18).map(str::parse) {
+            Some(Ok(start)) => Life::Since(start),
+            _ => Life::Unknown,
+        },
+        None => Life::Unknown,
+    }
 }
 
 /// Whether the process of a rank is certainly gone. A process of another PID namespace counts as
@@ -54,7 +85,11 @@ pub(crate) fn is_gone(info: &RankInfo) -> bool {
     static OWN: OnceLock<u64> = OnceLock::new();
     info.pid_namespace == *OWN.get_or_init(|| namespace("pid"))
         && info.started != 0
-        && started(&info.pid.to_string()) != Some(info.started)
+        && match life(&info.pid.to_string()) {
+            Life::Since(start) => start != info.started,
+            Life::Ended => true,
+            Life::Unknown => false,
+        }
 }
 
 /// Returns a number that is the same for all ranks of a host: a hash of `NCCL_HOSTID`, or of host name and boot id.
@@ -88,6 +123,27 @@ pub(crate) fn process() -> u64 {
 mod tests {
     use super::*;
 
+    fn start(pid: &str) -> u64 {
+        match life(pid) {
+            Life::Since(start) => start,
+            other => panic!("process {pid}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn only_a_missing_or_dead_process_has_ended() {
+        let error = |code| life_in(Err(io::Error::from_raw_os_error(code)));
+        assert_eq!(error(libc::ENOENT), Life::Ended);
+        assert_eq!(error(libc::ESRCH), Life::Ended);
+        for lack in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EACCES] {
+            assert_eq!(error(lack), Life::Unknown);
+        }
+        let stat = |state| life_in(Ok(format!("7 (a) b) {state}{} 41 0", " 0".repeat(18))));
+        assert_eq!(stat("S"), Life::Since(41));
+        assert_eq!(stat("Z"), Life::Ended);
+        assert_eq!(life_in(Ok(String::new())), Life::Unknown);
+    }
+
     #[test]
     fn a_process_that_ended_is_known_to_be_gone() {
         let mut child = std::process::Command::new("sleep")
@@ -96,7 +152,7 @@ mod tests {
             .unwrap();
         let info = RankInfo {
             pid: child.id(),
-            started: started(&child.id().to_string()).unwrap(),
+            started: start(&child.id().to_string()),
             pid_namespace: namespace("pid"),
             ..RankInfo::default()
         };
@@ -111,7 +167,7 @@ mod tests {
         assert!(is_gone(&info));
         let own = RankInfo {
             pid: std::process::id(),
-            started: started("self").unwrap(),
+            started: start("self"),
             ..info
         };
         assert!(!is_gone(&own));

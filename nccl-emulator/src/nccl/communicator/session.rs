@@ -4,13 +4,20 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use cuda_emulator::sync::Mutex;
 
+use super::identity;
+use super::peers;
 use super::route::{self, Route};
+use crate::code::Result;
+use crate::transport::teardown::GONE;
 use crate::transport::{Action, KEPT, RankBlock, RankInfo, Segment};
 use cuda_emulator::memory::{Mapping, Span};
+
+/// How long a process that was seen alive counts as alive, in milliseconds.
+const LIFE_SIGN: u64 = 20;
+const DEAD: u64 = u64::MAX;
 
 /// See the module. Jobs keep it alive, so it outlives the communicator while they run.
 #[derive(Debug)]
@@ -41,6 +48,8 @@ pub(crate) struct Session {
     has_lost_waits: AtomicBool,
     /// The routes of the data between this rank and each other rank.
     routes: OnceLock<Box<[Route]>>,
+    /// When the process of each rank has to be looked at again, in milliseconds; [`DEAD`] once it has ended.
+    looks: Box<[AtomicU64]>,
 }
 
 impl Session {
@@ -65,6 +74,7 @@ impl Session {
         let infos = (0..segment.ranks())
             .map(|rank| segment.info(rank))
             .collect();
+        let looks = pools.iter().map(|_| AtomicU64::default()).collect();
         Self {
             segment,
             rank,
@@ -80,6 +90,7 @@ impl Session {
             raced: Mutex::default(),
             has_lost_waits: AtomicBool::new(false),
             routes: OnceLock::new(),
+            looks,
         }
     }
 
@@ -211,27 +222,21 @@ impl Session {
         self.has_lost_waits.load(Ordering::Acquire)
     }
 
-    /// Waits, on the host, until all ranks have reached this barrier. Returns false when aborted.
-    pub(crate) fn barrier(&self, is_aborted: impl Fn() -> bool) -> bool {
+    /// Waits, on the host, until all ranks have reached this barrier.
+    ///
+    /// # Errors
+    /// See [`peers::wait_for_each`].
+    pub(crate) fn barrier(&self, is_aborted: &dyn Fn() -> bool) -> Result {
         let number = self.barriers.fetch_add(1, Ordering::Relaxed) + 1;
-        let wanted = number * self.ranks() as u64;
+        self.own().barriers.store(number, Ordering::SeqCst);
         let arrivals = &self.segment.header().barrier;
-        if arrivals.fetch_add(1, Ordering::SeqCst) + 1 == wanted {
+        if arrivals.fetch_add(1, Ordering::SeqCst) + 1 == number * self.ranks() as u64 {
             self.segment.ring_others(self.rank);
-            return true;
+            return Ok(());
         }
-        let bell = &self.own().bell;
-        loop {
-            let seen = bell.value();
-            if arrivals.load(Ordering::SeqCst) >= wanted {
-                return true;
-            }
-            if is_aborted() {
-                return false;
-            }
-            // With a timeout, because a killed process does not ring.
-            bell.wait(seen, Duration::from_millis(100));
-        }
+        peers::wait_for_each(self, is_aborted, |rank| {
+            self.segment.block(rank).barriers.load(Ordering::SeqCst) >= number
+        })
     }
 
     /// The memory of `rank`'s device.
@@ -254,8 +259,44 @@ impl Session {
         &self.infos
     }
 
+    /// Whether a rank never takes part in an operation again: it has aborted or freed its communicator, or its process has
+    /// ended.
+    pub(crate) fn is_lost(&self, rank: usize) -> bool {
+        let teardown = &self.segment.block(rank).teardown;
+        teardown.load(Ordering::SeqCst) & GONE != 0 || self.has_died(rank)
+    }
+
+    /// Whether the process of a rank has ended, as seen at a look every [`LIFE_SIGN`].
+    fn has_died(&self, rank: usize) -> bool {
+        if self.is_local(rank) {
+            return false;
+        }
+        let (look, now) = (&self.looks[rank], milliseconds());
+        match look.load(Ordering::Relaxed) {
+            DEAD => true,
+            next if now < next => false,
+            _ => {
+                let is_dead = identity::is_gone(&self.infos[rank]);
+                let next = if is_dead { DEAD } else { now + LIFE_SIGN };
+                look.store(next, Ordering::Relaxed);
+                is_dead
+            }
+        }
+    }
+
     /// Whether `rank` runs in this process.
     pub(crate) fn is_local(&self, rank: usize) -> bool {
         self.infos[rank].process == self.infos[self.rank].process
     }
+}
+
+/// Returns a coarse time since boot. Reading it is nearly free.
+fn milliseconds() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is ours to write to.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut time) };
+    time.tv_sec as u64 * 1000 + time.tv_nsec as u64 / 1_000_000
 }

@@ -87,9 +87,5 @@ fn resume(communicator: &Communicator) -> Result {
 
 fn barrier(communicator: &Communicator) -> Result {
     let session = communicator.session().ok_or(INTERNAL)?;
-    if session.barrier(|| communicator.abort.is_raised()) {
-        Ok(())
-    } else {
-        Err(INTERNAL)
-    }
+    session.barrier(&|| communicator.abort.is_raised())
 }

@@ -6,13 +6,16 @@
 //! same, so that two ranks with a core each share the work of an all-to-all, and the chunks of a
 //! large message. A message that a peer completes is counted in `delivered`, so a waiting rank has to
 //! look only there.
+//!
+//! The head of a peer that died is still posted. Nobody may complete it, so a launch begins with a look for lost peers.
 
 use std::sync::atomic::Ordering;
 
 use super::lane::{Head, Lane, Wrong, still_valid, view};
 use super::scope::{Outcome, Scope};
+use crate::nccl::communicator::Session;
 use crate::nccl::task::MessageTask;
-use crate::transport::{self, CHUNK, Claim, Direction, Posted, prefetch};
+use crate::transport::{self, CHUNK, Claim, Direction, Posted, busy, prefetch};
 use cuda_emulator::memory::Span;
 use cuda_emulator::violations::Violation;
 
@@ -70,6 +73,17 @@ impl PointToPoint {
         Self {
             lanes,
             ..Self::default()
+        }
+    }
+
+    /// Gives up the messages that are not complete.
+    pub(super) fn withdraw(&mut self, session: &Session) {
+        let posted = self.lanes.iter().filter(|lane| lane.head != Head::Empty);
+        for lane in posted {
+            lane.exchange(session).withdraw(lane.number);
+        }
+        if self.copying.take().is_some() {
+            session.segment.set_busy(session.rank, busy::IDLE);
         }
     }
 
@@ -204,6 +218,9 @@ impl PointToPoint {
                 .resolve(message.address, message.bytes)
                 .map_err(|violation| violation.during(message.function.name()))?;
             lane.post(scope.session, span);
+            if scope.session.is_lost(lane.peer) {
+                lane.head = Head::Abandoned;
+            }
         }
         Ok(())
     }
@@ -260,7 +277,7 @@ impl PointToPoint {
     ) -> Option<Outcome> {
         let lane = &mut self.lanes[at];
         match lane.head {
-            Head::Empty | Head::Stuck => None,
+            Head::Empty | Head::Stuck | Head::Abandoned => None,
             Head::Theirs => {
                 // The last message of a lane needs no check: it is counted in `delivered`.
                 if !lane.has_successor() || !lane.exchange(scope.session).is_done(lane.number) {
@@ -269,16 +286,23 @@ impl PointToPoint {
                 Some(self.advance(scope, messages, at))
             }
             Head::Open => {
-                match lane.compare(scope.session) {
+                let (session, exchange) = (scope.session, lane.exchange(scope.session));
+                match lane.compare(session) {
                     std::cmp::Ordering::Greater => return None,
-                    // The peer has completed the message and posted a later one.
-                    std::cmp::Ordering::Less => return Some(self.advance(scope, messages, at)),
-                    std::cmp::Ordering::Equal => {}
+                    // The peer has completed the message, or given it up, and posted a later one.
+                    std::cmp::Ordering::Less if exchange.spoiled(lane.number).is_none() => {
+                        return Some(self.advance(scope, messages, at));
+                    }
+                    std::cmp::Ordering::Less | std::cmp::Ordering::Equal => {}
                 }
-                match lane
-                    .exchange(scope.session)
-                    .claim(lane.number, lane.chunks())
-                {
+                session
+                    .segment
+                    .set_busy(session.rank, busy::with(lane.peer));
+                let claim = exchange.claim(lane.number, lane.chunks());
+                if !matches!(claim, Claim::Chunk(_)) {
+                    session.segment.set_busy(session.rank, busy::IDLE);
+                }
+                match claim {
                     Claim::Theirs => {
                         lane.head = Head::Theirs;
                         None
@@ -289,7 +313,10 @@ impl PointToPoint {
                             self.continue_copy(scope, messages, copying, budget)
                                 .unwrap_or(Outcome::Progress),
                         ),
-                        Err(wrong) => self.report(scope, at, wrong),
+                        Err(wrong) => {
+                            session.segment.set_busy(session.rank, busy::IDLE);
+                            self.report(scope, at, wrong)
+                        }
                     },
                 }
             }
@@ -356,6 +383,7 @@ impl PointToPoint {
         let at = copying.lane;
         let lane = &self.lanes[at];
         let session = scope.session;
+        session.segment.set_busy(session.rank, busy::IDLE);
         if let Err(violation) = still_valid(session.pool(session.rank), &lane.span) {
             return self.report(scope, at, Wrong::Own(violation));
         }
