@@ -28,9 +28,11 @@ impl World {
 
 /// Ordered messages between all ranks of a [`World`], from [`World::channel`].
 ///
-/// When a rank leaves, fails or dies, every other rank receives the messages sent before that, and then the same error,
-/// which names the rank. If that rank is the coordinator, through which all messages pass, some ranks may have received
-/// more of the last messages than others.
+/// Each rank receives each message once, in the order of all messages of the channel, also after its connection was
+/// interrupted. When a rank leaves, fails or dies, every other rank receives the messages sent before that, and then the
+/// same error, which names the rank. If that rank is the coordinator, through which all messages pass, some ranks may have
+/// received more of the last messages than others. The same holds, with an error that says so, if another rank coordinates
+/// because the coordinator was not reached for some time.
 ///
 /// ```
 /// fn replicate(steps: &nccl::control::Channel<'_>, step: &[u8]) -> nccl::Result<()> {
@@ -130,15 +132,18 @@ impl Channel<'_> {
         let topic = format!("channel/{}", self.name);
         match session.inbox.receive(&self.name, deadline_after(timeout)) {
             ReceiveOutcome::Message { from, bytes, took } => {
-                if let Some(count) = took {
+                if let Some(taken) = took {
                     let channel = self.name.clone();
-                    session.send(NO_ANSWER, Request::Consumed { channel, count });
+                    session.send(NO_ANSWER, Request::Consumed { channel, taken });
                 }
                 Ok(Some(ChannelMessage { from, bytes }))
             }
             ReceiveOutcome::Late => Ok(None),
             ReceiveOutcome::ChannelsClosed(rank, departure) => {
                 Err(session.error_of(&topic, &RequestError::Departed { rank, departure }))
+            }
+            ReceiveOutcome::ChannelsLost(rank) => {
+                Err(session.error_of(&topic, &RequestError::ChannelsLost { rank }))
             }
             ReceiveOutcome::Closed(why) => {
                 // The inbox is closed, so this does not wait.

@@ -51,6 +51,8 @@ pub(super) enum Push {
     Message {
         channel: String,
         from: usize,
+        /// The messages of the channel to this rank are numbered from 1.
+        number: u64,
         #[serde(with = "bytes")]
         bytes: Arc<[u8]>,
     },
@@ -58,6 +60,10 @@ pub(super) enum Push {
     ChannelsClosed {
         rank: usize,
         departure: Departure,
+    },
+    /// This rank coordinated before, and messages that passed through it may be lost, so channels are closed.
+    ChannelsLost {
+        rank: usize,
     },
     /// The number of processes that wait to be admitted to the next generation.
     Joiners(usize),

@@ -22,9 +22,15 @@ impl Inbox {
             Push::Message {
                 channel,
                 from,
+                number,
                 bytes,
             } => {
                 let queue = state.channels.entry(channel).or_default();
+                // A message before it was lost with the connection: the coordinator sends both once it knows.
+                if number != queue.received + 1 {
+                    return;
+                }
+                queue.received = number;
                 queue.waiting.push_back((from, bytes));
                 drop(state);
                 self.message_arrived.notify_all();
@@ -32,6 +38,12 @@ impl Inbox {
             }
             Push::ChannelsClosed { rank, departure } => {
                 state.channels_closed_by.get_or_insert((rank, departure));
+                drop(state);
+                self.message_arrived.notify_all();
+                return;
+            }
+            Push::ChannelsLost { rank } => {
+                state.channels_lost_with.get_or_insert(rank);
                 drop(state);
                 self.message_arrived.notify_all();
                 return;

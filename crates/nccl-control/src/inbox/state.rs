@@ -18,8 +18,19 @@ pub(super) type Handler = Box<dyn Fn(&Notice) + Send + Sync>;
 #[derive(Default)]
 pub(super) struct ChannelQueue {
     pub(super) waiting: VecDeque<(usize, Arc<[u8]>)>,
-    /// The number of messages taken since the last report to the coordinator.
-    pub(super) taken: usize,
+    /// The number of the last received message.
+    pub(super) received: u64,
+    /// The number of the last message that was taken before the last report to the coordinator, and the bytes of those
+    /// that were taken since.
+    pub(super) reported: u64,
+    pub(super) unreported_bytes: usize,
+}
+
+impl ChannelQueue {
+    /// Returns the number of the last message that was taken.
+    pub(super) fn taken(&self) -> u64 {
+        self.received - self.waiting.len() as u64
+    }
 }
 
 #[derive(Default)]
@@ -49,6 +60,8 @@ pub(super) struct State {
     pub(super) channels: HashMap<String, ChannelQueue>,
     /// The rank that left first, and how; this ends all channels.
     pub(super) channels_closed_by: Option<(usize, Departure)>,
+    /// The rank that coordinated before: messages that passed through it may be lost.
+    pub(super) channels_lost_with: Option<usize>,
     /// The number of processes that wait to be admitted to the next generation.
     pub(super) joiners: usize,
     pub(super) suspects: Suspects,

@@ -613,7 +613,8 @@ impl Node {
                 ..
             } = state;
             if let Some(session) = sessions.last() {
-                services.open(session.generation, &session.membership, departed, is_first);
+                let former = before.filter(|_| !is_first);
+                services.open(session.generation, &session.membership, departed, former);
                 if *joiners > 0 {
                     let count = *joiners;
                     state.push_all(&Push::Joiners(count));
@@ -1181,6 +1182,12 @@ impl State {
             }
             request => {
                 let is_phase = matches!(request, Request::Phase { .. });
+                // The count may have changed while the rank did not follow.
+                if matches!(request, Request::Follow { .. }) && generation == self.generation() {
+                    let push = Push::Joiners(self.joiners).encode();
+                    let bytes = driver_message::encode_reply(generation, 0, &push.payload);
+                    self.reply(from, bytes);
+                }
                 self.services.handle(from, generation, id, request, head);
                 if is_phase {
                     self.send_rank_to_observers(generation, from);

@@ -1,18 +1,30 @@
 //! Channels: the messages of all senders in one order. A send waits while a receiver has no room.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::channel::{LARGEST_MESSAGE, Sending};
-use super::state::{LONGEST_NAME, Recipients, Service, departure_error};
+use super::channel::{LARGEST_MESSAGE, Receiver, Sending};
+use super::state::{LONGEST_NAME, Output, Recipients, Service, departure_error};
 use crate::coordinator_message::{Answer, Push};
 use crate::departure::Departure;
+use crate::request::ChannelPosition;
 use crate::round::RequestError;
 use crate::time::later;
 
 /// The maximum number of channels; a program that exceeds it leaks names.
 const MOST: usize = 1024;
+
+/// Returns the message of this index among those that the receiver has not taken.
+fn message_push(channel: &str, receiver: &Receiver, index: usize) -> Push {
+    let (from, bytes) = receiver.untaken[index].clone();
+    Push::Message {
+        channel: channel.to_owned(),
+        from,
+        number: receiver.taken() + index as u64 + 1,
+        bytes,
+    }
+}
 
 impl Service {
     pub(super) fn send(
@@ -27,6 +39,9 @@ impl Service {
         if let Some((first, departure)) = &self.channels.closed_by {
             let why = departure_error(*first, departure);
             return self.refuse(rank, id, why);
+        }
+        if let Some(rank_before) = self.channels.lost_with {
+            return self.refuse(rank, id, RequestError::ChannelsLost { rank: rank_before });
         }
         let size = self.ranks.len();
         let is_new = !self.channels.by_name.contains_key(&name);
@@ -45,7 +60,7 @@ impl Service {
             deadline: later(now, timeout),
         };
         let channel = self.channels.by_name.entry(name.clone()).or_default();
-        channel.waiting.resize(size, 0);
+        channel.receivers.resize_with(size, Receiver::default);
         // Sends are served in order of arrival.
         if !channel.held.is_empty() || !channel.full(&sending).is_empty() {
             let deadline = sending.deadline;
@@ -59,31 +74,82 @@ impl Service {
         let Some(channel) = self.channels.by_name.get_mut(name) else {
             return;
         };
-        let ranks = 0..channel.waiting.len();
-        let ranks: Vec<_> = ranks.filter(|&rank| sending.goes_to(rank)).collect();
-        for &rank in &ranks {
-            channel.waiting[rank] += 1;
+        let receivers = channel.receivers.iter_mut().enumerate();
+        for (rank, receiver) in receivers.filter(|(rank, _)| sending.goes_to(*rank)) {
+            receiver.sent += 1;
+            let message = (sending.from, Arc::clone(&sending.bytes));
+            receiver.untaken.push_back(message);
+            let push = message_push(name, receiver, receiver.untaken.len() - 1);
+            let to = Recipients::Rank(rank);
+            self.outputs.push_back(Output::Push { to, push });
         }
-        let push = Push::Message {
-            channel: name.to_owned(),
-            from: sending.from,
-            bytes: sending.bytes,
-        };
-        self.push(Recipients::Ranks(ranks), push);
         self.answer(vec![(sending.from, sending.id)], Answer::Done);
     }
 
-    /// Records that a rank has taken `count` messages.
-    pub(super) fn consume(&mut self, rank: usize, name: &str, count: usize) {
+    /// Records that a rank has taken the messages up to this number.
+    pub(super) fn consume(&mut self, rank: usize, name: &str, taken: u64) {
         if let Some(channel) = self.channels.by_name.get_mut(name) {
-            channel.waiting[rank] = channel.waiting[rank].saturating_sub(count);
+            channel.receivers[rank].take(taken);
         }
+        self.deliver_held(name);
+    }
+
+    /// Sends the messages for which there is room now.
+    fn deliver_held(&mut self, name: &str) {
         while let Some(channel) = self.channels.by_name.get_mut(name)
             && let Some(first) = channel.held.front()
             && channel.full(first).is_empty()
             && let Some(first) = channel.held.pop_front()
         {
             self.deliver(name, first);
+        }
+    }
+
+    /// Sends what a rank that follows again has not received. It has disregarded messages that were sent since then.
+    pub(super) fn resend_messages(&mut self, rank: usize, positions: &[ChannelPosition]) {
+        let known: HashMap<&str, &ChannelPosition> = positions
+            .iter()
+            .map(|position| (position.channel.as_str(), position))
+            .collect();
+        for (name, channel) in &mut self.channels.by_name {
+            let receiver = &mut channel.receivers[rank];
+            let position = known.get(name.as_str());
+            let (received, taken) = position.map_or((0, 0), |own| (own.received, own.taken));
+            receiver.take(taken);
+            let first = received.saturating_sub(receiver.taken());
+            for index in usize::try_from(first).unwrap_or(usize::MAX)..receiver.untaken.len() {
+                let push = message_push(name, receiver, index);
+                let to = Recipients::Rank(rank);
+                self.outputs.push_back(Output::Push { to, push });
+            }
+        }
+        self.deliver_all_held();
+    }
+
+    fn deliver_all_held(&mut self) {
+        let names: Vec<_> = self.channels.by_name.keys().cloned().collect();
+        for name in names {
+            self.deliver_held(&name);
+        }
+    }
+
+    /// Closes all channels, because messages that passed through an earlier coordinator may be lost.
+    pub(super) fn lose_channels(&mut self, rank: usize) {
+        self.channels.lost_with = Some(rank);
+    }
+
+    /// Continues the channels of an earlier coordinator, as a planted mistake.
+    #[cfg(any(test, feature = "simulator"))]
+    pub(crate) fn continue_channels(&mut self) {
+        self.channels.lost_with = None;
+    }
+
+    /// Returns the message that tells a rank why the channels are closed, if they are.
+    pub(crate) fn closed_channels(&self) -> Option<Push> {
+        let lost_with = self.channels.lost_with;
+        match self.channels.closed_by.clone() {
+            Some((rank, departure)) => Some(Push::ChannelsClosed { rank, departure }),
+            None => lost_with.map(|rank| Push::ChannelsLost { rank }),
         }
     }
 
@@ -126,10 +192,7 @@ impl Service {
             self.refuse(sending.from, sending.id, why);
         }
         // A removed send may have blocked another one for which there is room.
-        let names: Vec<_> = self.channels.by_name.keys().cloned().collect();
-        for name in names {
-            self.consume(0, &name, 0);
-        }
+        self.deliver_all_held();
     }
 
     pub(super) fn next_send_deadline(&self) -> Option<Instant> {

@@ -42,7 +42,7 @@ impl Service {
     }
 
     /// Handles one request of a rank that is connected: [`Exchange`](Request::Exchange), [`Cancel`](Request::Cancel),
-    /// [`Outcomes`](Request::Outcomes), [`Outcome`](Request::Outcome), those of the store ([`Request::uses_store`]), [`Phase`](Request::Phase), [`Send`](Request::Send),
+    /// [`Follow`](Request::Follow), [`Outcome`](Request::Outcome), those of the store ([`Request::uses_store`]), [`Phase`](Request::Phase), [`Send`](Request::Send),
     /// [`Consumed`](Request::Consumed), [`QueryStragglers`](Request::QueryStragglers) or
     /// [`EntryReport`](Request::EntryReport). Others are about membership, and have no effect here.
     pub(crate) fn handle(&mut self, now: Instant, rank: usize, id: u64, request: Request) {
@@ -57,7 +57,10 @@ impl Service {
                 self.cancel_get(rank, id);
                 self.cancel_round(now, rank, id, reason);
             }
-            Request::Outcomes(outcomes) => self.hear_outcomes(now, rank, outcomes),
+            Request::Follow { outcomes, channels } => {
+                self.resend_messages(rank, &channels);
+                self.hear_outcomes(now, rank, outcomes);
+            }
             Request::Outcome { round, answer } => self.hear_outcome(now, rank, &round, answer),
             Request::Set { key, value } => self.set(rank, id, key, value.into()),
             Request::Get { key, timeout } => self.get(now, (rank, id), key, timeout),
@@ -80,7 +83,7 @@ impl Service {
                 timeout,
                 bytes,
             } => self.send(now, (rank, id), channel, to, timeout, bytes.into()),
-            Request::Consumed { channel, count } => self.consume(rank, &channel, count),
+            Request::Consumed { channel, taken } => self.consume(rank, &channel, taken),
             Request::QueryStragglers(query) => self.open_straggler_query(rank, query, now),
             Request::EntryReport(report) => self.record_entry(rank, report, now),
             _ => {}

@@ -18,7 +18,7 @@ use crate::noise::{Initiator, Responder};
 use crate::operation::OperationKind;
 use crate::phase::Phase;
 use crate::process_state::{Held, ProcessState};
-use crate::request::{ExpectedValue, NO_ANSWER, Request};
+use crate::request::{ChannelPosition, ExpectedValue, NO_ANSWER, Request};
 use crate::round::{Missing, RequestError};
 use crate::secret::Secret;
 use crate::slot::Slot;
@@ -306,7 +306,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             "took",
             Request::Consumed {
                 channel: text("steps"),
-                count: 16,
+                taken: 16,
             }
             .encode(0),
         ),
@@ -315,10 +315,12 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             Push::Message {
                 channel: text("steps"),
                 from: 1,
+                number: 7,
                 bytes: b"b"[..].into(),
             }
             .encode(),
         ),
+        ("channels-lost", Push::ChannelsLost { rank: 1 }.encode()),
         (
             "over",
             Push::ChannelsClosed {
@@ -437,8 +439,16 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             .encode(),
         ),
         (
-            "outcomes",
-            Request::Outcomes(vec![(round(&[2, 0]), true), (round(&[]), false)]).encode(NO_ANSWER),
+            "follow",
+            Request::Follow {
+                outcomes: vec![(round(&[2, 0]), true), (round(&[]), false)],
+                channels: vec![ChannelPosition {
+                    channel: text("steps"),
+                    received: 9,
+                    taken: 7,
+                }],
+            }
+            .encode(NO_ANSWER),
         ),
         ("outcome", outcome.encode(NO_ANSWER)),
         ("newcomers", Push::Joiners(2).encode()),
