@@ -239,7 +239,8 @@ impl StoreProgram {
                     checked = Err(how);
                 }
                 counters.sums += 1;
-                self.messages.wanted += 1;
+                // Each message costs as much as several additions.
+                self.messages.wanted += u64::from(thread.left % 4 == 0);
                 let left = thread.left;
                 let again = (left > 0).then(|| self.add(left, has_coordinator, counters));
                 let Some((next, command)) = again.flatten() else {
