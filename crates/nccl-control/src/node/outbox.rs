@@ -274,3 +274,71 @@ impl Outbox {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::round::END_TOPIC;
+
+    fn decode(requests: &[Arc<[u8]>]) -> Vec<(bool, u64, Request)> {
+        let decoded = requests.iter().map(|bytes| {
+            let (head, numbered) = NumberedRequest::decode(bytes).unwrap();
+            (head.is_repeated, numbered.id, numbered.request)
+        });
+        decoded.collect()
+    }
+
+    #[test]
+    fn what_needs_no_answer_is_repeated_to_a_coordinator_that_may_have_lost_it() {
+        let inbox = Inbox::default();
+        let mut outbox = Outbox::new(0, 1);
+        let phase = Request::Phase {
+            name: String::from("load"),
+        };
+        let leave = Request::LeaveWorld { why: None };
+        let end = |name: &str| Request::Exchange {
+            round: Round {
+                topic: format!("{END_TOPIC}{name}"),
+                number: 0,
+                members: None,
+            },
+            waited: Duration::ZERO,
+            timeout: Duration::from_secs(60),
+            part: Vec::new(),
+        };
+        let ids = [inbox.unawaited_number(), inbox.unawaited_number()];
+        let (awaited, _slot) = inbox.register_request();
+        let requests = [
+            (NO_ANSWER, phase.clone()),
+            (ids[0], end("a")),
+            (ids[1], end("b")),
+            (awaited, end("c")),
+            (NO_ANSWER, leave.clone()),
+        ];
+        for (id, request) in requests {
+            let generation = 0;
+            let numbered = NumberedRequest {
+                generation,
+                id,
+                request,
+            };
+            outbox.add(&numbered, &inbox);
+        }
+        outbox.answered(ids[0], &Answer::Done);
+        let follow = Request::Follow {
+            outcomes: Vec::new(),
+            channels: Vec::new(),
+        };
+        for _ in 0..2 {
+            let repeated = decode(&outbox.requests_to_repeat(&inbox));
+            let expected = [
+                (false, NO_ANSWER, follow.clone()),
+                (true, NO_ANSWER, phase.clone()),
+                (true, NO_ANSWER, leave.clone()),
+                (true, ids[1], end("b")),
+                (true, awaited, end("c")),
+            ];
+            assert_eq!(repeated, expected);
+        }
+    }
+}

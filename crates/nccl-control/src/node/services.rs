@@ -592,6 +592,24 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn a_repeated_phase_has_begun_before() {
+        let mut services = Services::default();
+        services.open(0, &membership(0, 2), &[], None);
+        let phase = |name: &str| Request::Phase {
+            name: name.to_owned(),
+        };
+        let since = |services: &Services| services.known_of(0, 1).unwrap().phase.unwrap();
+        services.handle(id(1), 0, NO_ANSWER, phase("load"), RequestHead::default());
+        std::thread::sleep(Duration::from_millis(20));
+        services.handle(id(1), 0, NO_ANSWER, phase("load"), REPEATED);
+        let (phase_now, lasts) = since(&services);
+        assert_eq!(phase_now.name(), "load");
+        assert!(lasts >= Duration::from_millis(20), "{lasts:?}");
+        services.handle(id(1), 0, NO_ANSWER, phase("run"), REPEATED);
+        assert_eq!(since(&services).0.name(), "run");
+    }
+
+    #[test]
     fn an_exchange_or_message_whose_answer_is_lost_is_not_carried_out_again_after_many_others() {
         let mut services = Services::default();
         services.open(0, &membership(0, 4), &[], None);
