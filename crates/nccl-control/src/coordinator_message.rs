@@ -65,6 +65,9 @@ pub(super) enum Push {
     ChannelsLost {
         rank: usize,
     },
+    /// The messages of channels that this rank had not received have been sent. The number is that of its
+    /// [`FollowedBefore::Same`](super::request::FollowedBefore::Same).
+    Followed(u64),
     /// The number of processes that wait to be admitted to the next generation.
     Joiners(usize),
     /// Asks whether this rank has entered an operation of this communicator.

@@ -40,8 +40,7 @@ pub(super) enum Request {
     Follow {
         /// The exchanges whose outcome this rank has, and whether each failed.
         outcomes: Vec<(Round, bool)>,
-        /// The channels of which this rank has received messages, if it follows the coordinator again.
-        channels: Vec<ChannelPosition>,
+        before: FollowedBefore,
     },
     /// The answer to a [`Push::WantOutcome`](super::coordinator_message::Push::WantOutcome).
     Outcome {
@@ -161,6 +160,22 @@ pub(super) enum Request {
         #[serde(deserialize_with = "clean")]
         waited: Duration,
     },
+}
+
+/// Which coordinator of the generation a rank has followed before, and what that means for channels.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum FollowedBefore {
+    None,
+    /// The same one. The rank disregards the end of channels until it is told [`Push::Followed`] with this number, after
+    /// the messages that it has not received.
+    ///
+    /// [`Push::Followed`]: super::coordinator_message::Push::Followed
+    Same {
+        number: u64,
+        received: Vec<ChannelPosition>,
+    },
+    /// This rank.
+    Other(usize),
 }
 
 /// What a rank has received of a channel.

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::state::Inbox;
-use crate::departure::{Departure, Lost};
-use crate::request::ChannelPosition;
+use crate::departure::Lost;
+use crate::request::{ChannelPosition, FollowedBefore};
+use crate::round::RequestError;
 use crate::service::{CAPACITY, LARGEST_MESSAGE};
 
 /// The result of taking a message.
@@ -17,10 +18,7 @@ pub(crate) enum ReceiveOutcome {
         /// The number of messages taken in all, if it is to be reported to the coordinator now.
         took: Option<u64>,
     },
-    /// A rank has left, which closes all channels.
-    ChannelsClosed(usize, Departure),
-    /// Messages may be lost with this rank, which coordinated before.
-    ChannelsLost(usize),
+    ChannelsEnded(RequestError),
     /// The connection is closed, and why.
     Closed(Lost),
     Late,
@@ -31,17 +29,26 @@ const REPORT_AFTER: u64 = CAPACITY as u64 / 4;
 const REPORT_AFTER_BYTES: usize = LARGEST_MESSAGE;
 
 impl Inbox {
-    /// Returns what was received of each channel.
-    pub(crate) fn channel_positions(&self) -> Vec<ChannelPosition> {
-        let state = self.state.lock();
+    /// Returns what this rank tells a coordinator that it follows again.
+    pub(crate) fn follow_again(&self) -> FollowedBefore {
+        let mut state = self.state.lock();
+        state.follow_number += 1;
+        state.awaits_messages = true;
         let channels = state.channels.iter();
-        channels
+        let received = channels
             .map(|(channel, queue)| ChannelPosition {
                 channel: channel.clone(),
                 received: queue.received,
                 taken: queue.taken(),
             })
-            .collect()
+            .collect();
+        let number = state.follow_number;
+        FollowedBefore::Same { number, received }
+    }
+
+    /// Records that this rank follows another coordinator.
+    pub(crate) fn follow_another(&self) {
+        self.state.lock().awaits_messages = false;
     }
 
     /// Takes the next message of a channel; if there is none, returns the end of all channels.
@@ -61,11 +68,8 @@ impl Inbox {
                 }
                 return ReceiveOutcome::Message { from, bytes, took };
             }
-            if let Some((rank, departure)) = state.channels_closed_by.clone() {
-                return ReceiveOutcome::ChannelsClosed(rank, departure);
-            }
-            if let Some(rank) = state.channels_lost_with {
-                return ReceiveOutcome::ChannelsLost(rank);
+            if let Some(why) = state.channels_ended.clone() {
+                return ReceiveOutcome::ChannelsEnded(why);
             }
             if let Some(why) = &state.closed {
                 return ReceiveOutcome::Closed(why.clone());
@@ -112,15 +116,47 @@ mod tests {
             received,
             taken,
         };
-        assert_eq!(inbox.channel_positions(), [position(4, 0)]);
+        let follow = |number, received| {
+            let received = vec![received];
+            FollowedBefore::Same { number, received }
+        };
+        assert_eq!(inbox.follow_again(), follow(1, position(4, 0)));
         let taken: Vec<_> = std::iter::from_fn(|| take(&inbox)).collect();
         assert_eq!(taken, [(1, None), (2, None), (3, None), (4, None)]);
-        assert_eq!(inbox.channel_positions(), [position(4, 4)]);
-        inbox.push(Push::ChannelsLost { rank: 2 });
+        assert_eq!(inbox.follow_again(), follow(2, position(4, 4)));
         inbox.push(message(5, 1));
         assert_eq!(take(&inbox), Some((5, None)));
-        let lost = inbox.receive("steps", Instant::now());
-        assert!(matches!(lost, ReceiveOutcome::ChannelsLost(2)), "{lost:?}");
+    }
+
+    #[test]
+    fn the_end_of_channels_does_not_overtake_messages_that_are_sent_again() {
+        let ended = |inbox: &Inbox| match inbox.receive("steps", Instant::now()) {
+            ReceiveOutcome::ChannelsEnded(why) => Some(why),
+            _ => None,
+        };
+        let lost = |rank| RequestError::ChannelsLost { rank };
+        let inbox = Inbox::default();
+        for _ in 0..2 {
+            inbox.follow_again();
+        }
+        // The answer to the first report has left out what was lost since then.
+        for push in [Push::Followed(1), Push::ChannelsLost { rank: 2 }] {
+            inbox.push(push);
+            assert_eq!(ended(&inbox), None);
+        }
+        inbox.push(message(1, 1));
+        for push in [Push::Followed(2), Push::ChannelsLost { rank: 3 }] {
+            inbox.push(push);
+        }
+        assert_eq!(take(&inbox), Some((1, None)));
+        // The first reason stays.
+        inbox.push(Push::ChannelsLost { rank: 4 });
+        assert_eq!(ended(&inbox), Some(lost(3)));
+        let inbox = Inbox::default();
+        inbox.follow_again();
+        inbox.follow_another();
+        inbox.push(Push::ChannelsLost { rank: 2 });
+        assert_eq!(ended(&inbox), Some(lost(2)));
     }
 
     #[test]

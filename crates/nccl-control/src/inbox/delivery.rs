@@ -1,11 +1,22 @@
 //! How received messages get into the inbox.
 
 use super::notice::Notice;
-use super::state::Inbox;
+use super::state::{Inbox, State};
 use crate::coordinator_message::Push;
 use crate::events::WorldEvent;
+use crate::round::RequestError;
+use crate::sync::MutexGuard;
 
 impl Inbox {
+    fn end_channels(&self, mut state: MutexGuard<'_, State>, why: RequestError) {
+        // It is sent again behind the messages that were sent before it.
+        if !state.awaits_messages {
+            state.channels_ended.get_or_insert(why);
+            drop(state);
+            self.message_arrived.notify_all();
+        }
+    }
+
     pub(crate) fn push(&self, push: Push) {
         let mut state = self.state.lock();
         let notice = match push {
@@ -37,15 +48,13 @@ impl Inbox {
                 return;
             }
             Push::ChannelsClosed { rank, departure } => {
-                state.channels_closed_by.get_or_insert((rank, departure));
-                drop(state);
-                self.message_arrived.notify_all();
-                return;
+                return self.end_channels(state, RequestError::Departed { rank, departure });
             }
             Push::ChannelsLost { rank } => {
-                state.channels_lost_with.get_or_insert(rank);
-                drop(state);
-                self.message_arrived.notify_all();
+                return self.end_channels(state, RequestError::ChannelsLost { rank });
+            }
+            Push::Followed(number) => {
+                state.awaits_messages &= number != state.follow_number;
                 return;
             }
             Push::Joiners(count) => {

@@ -10,6 +10,7 @@ use super::notice::Notice;
 use crate::departure::{Departure, Lost};
 use crate::events::{EventBus, WorldEvent};
 use crate::heartbeat::Suspects;
+use crate::round::RequestError;
 use crate::sync::{Condvar, Mutex};
 
 pub(super) type Handler = Box<dyn Fn(&Notice) + Send + Sync>;
@@ -58,10 +59,12 @@ pub(super) struct State {
     /// The rank that died or failed first.
     pub(super) first_failed: Option<usize>,
     pub(super) channels: HashMap<String, ChannelQueue>,
-    /// The rank that left first, and how; this ends all channels.
-    pub(super) channels_closed_by: Option<(usize, Departure)>,
-    /// The rank that coordinated before: messages that passed through it may be lost.
-    pub(super) channels_lost_with: Option<usize>,
+    /// Why the channels have ended.
+    pub(super) channels_ended: Option<RequestError>,
+    /// The number of times that this rank has followed a coordinator again, and whether messages of channels that were
+    /// sent before the last time may still arrive.
+    pub(super) follow_number: u64,
+    pub(super) awaits_messages: bool,
     /// The number of processes that wait to be admitted to the next generation.
     pub(super) joiners: usize,
     pub(super) suspects: Suspects,

@@ -34,7 +34,7 @@ use crate::proto::{
     MemberMachine, Membership, OperatorDecision, Output, ProcessInfo, Proof, SharedMembership,
 };
 use crate::reactor::{Reactor, Source};
-use crate::request::{NO_ANSWER, Request};
+use crate::request::{FollowedBefore, NO_ANSWER, Request};
 use crate::round::RequestError;
 use crate::service::LONGEST_NAME;
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -79,6 +79,8 @@ pub(super) struct State {
     pub(super) sessions: Vec<GenerationSession>,
     /// The last coordinator, as far as this process knows.
     pub(super) coordinator: Option<MemberId>,
+    /// The same, also between two generations.
+    pub(super) last_coordinator: Option<MemberId>,
     /// While another process coordinates: its last heartbeat.
     pub(super) coordinator_heartbeat: Option<CoordinatorHeartbeat>,
     /// Set when the initial coordinator has ended: until when another process may stand in for it, and its process id.
@@ -203,6 +205,7 @@ impl Node {
             inbox: None,
             sessions: Vec::new(),
             coordinator: None,
+            last_coordinator: None,
             coordinator_heartbeat: None,
             ended_initial_coordinator: None,
             initial_coordinator_watch: None,
@@ -586,6 +589,7 @@ impl Node {
     /// Handles that a member is now the coordinator.
     fn coordinator_changed(&self, state: &mut State, id: MemberId) {
         let before = state.coordinator.replace(id);
+        let last = state.last_coordinator.replace(id);
         self.changed.notify_all();
         let is_other = before.is_some_and(|before| before != id);
         if is_other {
@@ -629,6 +633,8 @@ impl Node {
             }
         } else {
             state.services.close();
+            // The coordinator counts them.
+            state.joiners = 0;
         }
         let generation = state.generation();
         let mut commands = Vec::new();
@@ -638,6 +644,12 @@ impl Node {
                     .inbox
                     .set_coordinator(rank, is_other && session.generation == generation);
             }
+            let rank_of = |id: MemberId| session.membership.rank_of(id);
+            // The channels of earlier generations are not continued by another coordinator.
+            let lost_with = last.filter(|last| *last != id).and_then(rank_of);
+            if let Some(rank) = lost_with.filter(|_| session.generation != generation) {
+                session.inbox.push(Push::ChannelsLost { rank });
+            }
             if !is_other && before.is_some() {
                 let repeated = session
                     .outbox
@@ -645,13 +657,15 @@ impl Node {
                     .into_iter();
                 commands.extend(repeated.map(Command::Request));
             } else {
-                commands.extend(
-                    session
-                        .outbox
-                        .requests_to_resend(&session.inbox, before.is_some())
-                        .into_iter()
-                        .map(Command::Request),
-                );
+                let before = match before.and_then(rank_of) {
+                    Some(rank) => FollowedBefore::Other(rank),
+                    None if last == Some(id) && session.generation != generation => {
+                        session.inbox.follow_again()
+                    }
+                    None => FollowedBefore::None,
+                };
+                let requests = session.outbox.requests_to_resend(&session.inbox, before);
+                commands.extend(requests.into_iter().map(Command::Request));
                 if is_other {
                     commands.extend(session.outbox.recent_direct().into_iter().filter_map(
                         |(to, bytes)| {

@@ -9,7 +9,7 @@ use super::kept_exchanges::KeptExchanges;
 use crate::coordinator_message::Answer;
 use crate::driver_message::{NumberedRequest, RequestHead, with_head};
 use crate::inbox::Inbox;
-use crate::request::{ChannelPosition, NO_ANSWER, OnceKind, Request};
+use crate::request::{FollowedBefore, NO_ANSWER, OnceKind, Request};
 use crate::round::Round;
 
 /// How many answered end reports are kept at least for the next coordinator, and how many end reports are kept at most.
@@ -186,7 +186,7 @@ impl Outbox {
     /// Returns the requests to repeat to the same coordinator, which may have lost them.
     pub(super) fn requests_to_repeat(&mut self, inbox: &Inbox) -> Vec<Arc<[u8]>> {
         self.open.retain(|id, _| inbox.is_waited_for(*id));
-        let follow = self.follow(inbox.channel_positions(), true);
+        let follow = self.follow(inbox.follow_again(), true);
         let exchanges = self.exchanges.requests(Instant::now(), inbox);
         let open = std::mem::take(&mut self.open);
         let mut requests: Vec<_> = follow.into_iter().collect();
@@ -202,9 +202,10 @@ impl Outbox {
             let head = self.current_head(request.once, true, inbox);
             with_head(&request.bytes, head)
         }));
-        // Deferred requests with an awaited answer are also in `open`, and are sent once.
+        // Those that are kept, and those with an awaited answer, are among the requests above.
         let deferred = std::mem::take(&mut self.deferred).into_iter();
-        let deferred = deferred.filter(|deferred| !open.contains_key(&deferred.id));
+        let deferred =
+            deferred.filter(|deferred| !deferred.is_kept && !open.contains_key(&deferred.id));
         // Their own heads are outdated: when the heads were made, requests with lower numbers may not have been here.
         requests.extend(deferred.map(|deferred| {
             let head = self.current_head(deferred.once, false, inbox);
@@ -214,11 +215,18 @@ impl Outbox {
         requests
     }
 
-    /// Returns the requests to send to another coordinator. With `it_asks`, as for one that takes over, the coordinator
-    /// learns which outcomes this rank has, even if there are none.
-    pub(super) fn requests_to_resend(&mut self, inbox: &Inbox, it_asks: bool) -> Vec<Arc<[u8]>> {
-        // The channels of another coordinator are not continued.
-        let follow = self.follow(Vec::new(), it_asks);
+    /// Returns the requests to send to another coordinator than `before`.
+    pub(super) fn requests_to_resend(
+        &mut self,
+        inbox: &Inbox,
+        before: FollowedBefore,
+    ) -> Vec<Arc<[u8]>> {
+        if !matches!(before, FollowedBefore::Same { .. }) {
+            inbox.follow_another();
+        }
+        // A coordinator that takes over learns which outcomes this rank has, even if there are none.
+        let it_asks = before != FollowedBefore::None;
+        let follow = self.follow(before, it_asks);
         let exchanges = self.exchanges.requests(Instant::now(), inbox);
         // A coordinator of the last generation also serves earlier generations, and already has these reports.
         let end_reports = self.end_reports.iter();
@@ -236,11 +244,11 @@ impl Outbox {
     }
 
     /// Returns the request that reports which exchanges this rank has the outcomes of, if there are any or `it_asks`, and
-    /// what it has received of channels.
-    fn follow(&mut self, channels: Vec<ChannelPosition>, it_asks: bool) -> Option<Arc<[u8]>> {
+    /// which coordinator it has followed before.
+    fn follow(&mut self, before: FollowedBefore, it_asks: bool) -> Option<Arc<[u8]>> {
         let outcomes = self.exchanges.outcomes(Instant::now());
         let is_told = it_asks || !outcomes.is_empty();
-        is_told.then(|| self.unnumbered(Request::Follow { outcomes, channels }))
+        is_told.then(|| self.unnumbered(Request::Follow { outcomes, before }))
     }
 
     /// Returns the request that reports the outcome of an exchange, if this rank has it.
@@ -325,14 +333,17 @@ mod tests {
             outbox.add(&numbered, &inbox);
         }
         outbox.answered(ids[0], &Answer::Done);
-        let follow = Request::Follow {
-            outcomes: Vec::new(),
-            channels: Vec::new(),
-        };
-        for _ in 0..2 {
+        for number in 1..3 {
+            let follow = Request::Follow {
+                outcomes: Vec::new(),
+                before: FollowedBefore::Same {
+                    number,
+                    received: Vec::new(),
+                },
+            };
             let repeated = decode(&outbox.requests_to_repeat(&inbox));
             let expected = [
-                (false, NO_ANSWER, follow.clone()),
+                (false, NO_ANSWER, follow),
                 (true, NO_ANSWER, phase.clone()),
                 (true, NO_ANSWER, leave.clone()),
                 (true, ids[1], end("b")),

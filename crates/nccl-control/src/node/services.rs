@@ -11,7 +11,6 @@ use super::answers::Answers;
 use crate::coordinator_message::{Answer, Push, RankRecord};
 use crate::departure::Departure;
 use crate::driver_message::RequestHead;
-use crate::phase::Phase;
 use crate::proto::{MemberId, SharedMembership};
 #[cfg(test)]
 use crate::request::OnceKind;
@@ -169,6 +168,13 @@ impl Services {
         }
     }
 
+    /// Whether the last generation waits for the end of the former coordinator.
+    #[cfg(any(test, feature = "simulator"))]
+    pub(super) fn awaits_former(&self) -> bool {
+        let last = self.services.values().next_back();
+        last.is_some_and(|last| last.service.next_former_deadline().is_some())
+    }
+
     /// Continues the channels of an earlier coordinator, as a planted mistake.
     #[cfg(any(test, feature = "simulator"))]
     pub(super) fn continue_channels(&mut self) {
@@ -283,15 +289,10 @@ impl Services {
                 let departure = why.map_or(Departure::Left, Departure::Failed);
                 generation_service.record_departure(from, &departure, true);
             }
-            // The coordinator may have received it before.
+            // This coordinator may have received it before.
             Request::Phase { name }
                 if head.is_repeated
-                    && generation_service
-                        .service
-                        .rank(rank)
-                        .phase
-                        .as_ref()
-                        .is_some_and(|(phase, _)| *phase == Phase::Named(name.clone())) => {}
+                    && generation_service.service.is_in_phase(rank, name.clone()) => {}
             // The store was lost with the previous coordinator.
             request if generation_service.is_successor && request.uses_store() => {
                 let departed = generation_service.first_departure.clone();

@@ -14,7 +14,7 @@ use crate::departure::{Departure, LossKind, Lost};
 use crate::driver_message::{NumberedRequest, decode_reply, encode_reply};
 use crate::inbox::{AnswerSlot, Inbox, ReceiveOutcome};
 use crate::proto::{Command, MemberId, Mistake, Mistakes, SharedMembership};
-use crate::request::{ChannelPosition, NO_ANSWER, Request};
+use crate::request::{ChannelPosition, FollowedBefore, NO_ANSWER, Request};
 use crate::round::{RequestError, Round};
 
 /// The store, from the side of one process.
@@ -202,9 +202,11 @@ impl SimulatedStore {
         for session in &mut self.sessions {
             requests.extend(match !is_other && before.is_some() {
                 true => session.outbox.requests_to_repeat(&session.inbox),
-                false => session
-                    .outbox
-                    .requests_to_resend(&session.inbox, before.is_some()),
+                false => {
+                    let before = before.and_then(|before| session.membership.rank_of(before));
+                    let before = before.map_or(FollowedBefore::None, FollowedBefore::Other);
+                    session.outbox.requests_to_resend(&session.inbox, before)
+                }
             });
         }
         requests.into_iter().map(Command::Request).collect()
@@ -304,6 +306,13 @@ impl SimulatedStore {
         }
     }
 
+    /// Whether this process coordinates, and the ranks wait for the end of the former coordinator. No timeout ends that
+    /// here.
+    #[must_use]
+    pub fn awaits_former(&self) -> bool {
+        self.services.awaits_former()
+    }
+
     /// Handles a request that has arrived at this process. Returns the replies.
     pub fn request(&mut self, from: MemberId, bytes: &[u8]) -> Vec<Command> {
         if self.mistakes.makes(Mistake::ChangesForgotten) {
@@ -316,14 +325,16 @@ impl SimulatedStore {
                 mut request,
             } = numbered;
             if self.mistakes.makes(Mistake::MessagesForgotten)
-                && let Request::Follow { channels, .. } = &mut request
+                && let Request::Follow {
+                    before: FollowedBefore::Same { received, .. },
+                    ..
+                } = &mut request
             {
-                channels.clear();
-                channels.push(ChannelPosition {
+                *received = vec![ChannelPosition {
                     channel: String::from(CHANNEL),
                     received: u64::MAX,
                     taken: 0,
-                });
+                }];
             }
             self.services.handle(from, generation, id, request, head);
         }
@@ -705,6 +716,16 @@ mod tests {
             }
         }
         assert_eq!(one.take(), Some(AddResult::Failed));
+        assert!(!stores[2].receive_messages(true).is_closed);
+        // The former coordinator has not ended.
+        let follow = stores[0].coordinator(id(1));
+        for reply in stores[1].request(id(0), request(&follow[0])) {
+            if let Command::Reply { to, bytes } = reply
+                && to == id(2)
+            {
+                stores[2].reply(&bytes);
+            }
+        }
         assert!(stores[2].receive_messages(true).is_closed);
     }
 }

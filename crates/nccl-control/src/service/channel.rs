@@ -17,8 +17,17 @@ pub(super) struct Channels {
     pub(super) by_name: BTreeMap<String, Channel>,
     /// The rank that left first: from then on, no channel includes all ranks.
     pub(super) closed_by: Option<(usize, Departure)>,
-    /// The rank that coordinated before this process: messages that passed through it may be lost.
-    pub(super) lost_with: Option<usize>,
+    pub(super) former: Option<Former>,
+}
+
+/// The rank that coordinated before: messages that passed through it may be lost, so channels are not continued.
+#[derive(Clone, Copy)]
+pub(super) struct Former {
+    pub(super) rank: usize,
+    /// How long it may depart, which is then the reason.
+    pub(super) until: Instant,
+    /// Whether the ranks have been told that messages may be lost.
+    pub(super) is_lost: bool,
 }
 
 #[derive(Default)]

@@ -4,16 +4,20 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::channel::{LARGEST_MESSAGE, Receiver, Sending};
+use super::channel::{Former, LARGEST_MESSAGE, Receiver, Sending};
 use super::state::{LONGEST_NAME, Output, Recipients, Service, departure_error};
 use crate::coordinator_message::{Answer, Push};
 use crate::departure::Departure;
-use crate::request::ChannelPosition;
+use crate::request::{ChannelPosition, FollowedBefore};
 use crate::round::RequestError;
 use crate::time::later;
 
 /// The maximum number of channels; a program that exceeds it leaks names.
 const MOST: usize = 1024;
+
+/// How long the ranks wait for the departure of a former coordinator, which explains more than that messages may be lost: it
+/// takes longer than a connection can be resumed, and than the report of the launcher that has started it.
+const DEPARTURE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns the message of this index among those that the receiver has not taken.
 fn message_push(channel: &str, receiver: &Receiver, index: usize) -> Push {
@@ -40,8 +44,10 @@ impl Service {
             let why = departure_error(*first, departure);
             return self.refuse(rank, id, why);
         }
-        if let Some(rank_before) = self.channels.lost_with {
-            return self.refuse(rank, id, RequestError::ChannelsLost { rank: rank_before });
+        let former = self.channels.former;
+        if let Some(former) = former.filter(|former| former.is_lost) {
+            let why = RequestError::ChannelsLost { rank: former.rank };
+            return self.refuse(rank, id, why);
         }
         let size = self.ranks.len();
         let is_new = !self.channels.by_name.contains_key(&name);
@@ -61,8 +67,8 @@ impl Service {
         };
         let channel = self.channels.by_name.entry(name.clone()).or_default();
         channel.receivers.resize_with(size, Receiver::default);
-        // Sends are served in order of arrival.
-        if !channel.held.is_empty() || !channel.full(&sending).is_empty() {
+        // Sends are served in order of arrival, and not until it is known how the former coordinator ended.
+        if former.is_some() || !channel.held.is_empty() || !channel.full(&sending).is_empty() {
             let deadline = sending.deadline;
             channel.held.push_back(sending);
             return self.note_deadline(deadline);
@@ -96,6 +102,9 @@ impl Service {
 
     /// Sends the messages for which there is room now.
     fn deliver_held(&mut self, name: &str) {
+        if self.channels.former.is_some() {
+            return;
+        }
         while let Some(channel) = self.channels.by_name.get_mut(name)
             && let Some(first) = channel.held.front()
             && channel.full(first).is_empty()
@@ -133,40 +142,123 @@ impl Service {
         }
     }
 
-    /// Closes all channels, because messages that passed through an earlier coordinator may be lost.
-    pub(super) fn lose_channels(&mut self, rank: usize) {
-        self.channels.lost_with = Some(rank);
-    }
-
-    /// Continues the channels of an earlier coordinator, as a planted mistake.
-    #[cfg(any(test, feature = "simulator"))]
-    pub(crate) fn continue_channels(&mut self) {
-        self.channels.lost_with = None;
-    }
-
-    /// Returns the message that tells a rank why the channels are closed, if they are.
-    pub(crate) fn closed_channels(&self) -> Option<Push> {
-        let lost_with = self.channels.lost_with;
-        match self.channels.closed_by.clone() {
-            Some((rank, departure)) => Some(Push::ChannelsClosed { rank, departure }),
-            None => lost_with.map(|rank| Push::ChannelsLost { rank }),
+    /// Handles which coordinator a rank has followed before.
+    pub(super) fn hear_followed_before(
+        &mut self,
+        now: Instant,
+        rank: usize,
+        before: FollowedBefore,
+    ) {
+        match before {
+            FollowedBefore::None => {}
+            FollowedBefore::Same { number, received } => {
+                self.resend_messages(rank, &received);
+                self.push(Recipients::Rank(rank), Push::Followed(number));
+            }
+            // This process has not heard of that coordinator.
+            FollowedBefore::Other(other)
+                if self.channels.former.is_none() && self.channels.closed_by.is_none() =>
+            {
+                self.follows(now, other.min(self.ranks.len() - 1));
+                self.lose_channels();
+            }
+            FollowedBefore::Other(_) => {}
+        }
+        // It has not ended.
+        if self
+            .channels
+            .former
+            .is_some_and(|former| former.rank == rank)
+        {
+            self.lose_channels();
         }
     }
 
-    /// Ends all channels, because a rank does not take part any more.
-    pub(super) fn end_channels(&mut self, rank: usize, departure: Departure) {
-        if self.channels.closed_by.is_some() {
+    /// Records that another rank has coordinated before, whose channels are not continued.
+    pub(super) fn follows(&mut self, now: Instant, rank: usize) {
+        let (until, is_lost) = (later(now, DEPARTURE_TIMEOUT), false);
+        self.channels.former = Some(Former {
+            rank,
+            until,
+            is_lost,
+        });
+        self.note_deadline(until);
+    }
+
+    /// Returns until when the former coordinator may depart.
+    pub(crate) fn next_former_deadline(&self) -> Option<Instant> {
+        let former = self.channels.former.as_ref()?;
+        let is_known = former.is_lost || self.ranks[former.rank].departure.is_some();
+        (!is_known).then_some(former.until)
+    }
+
+    /// Closes the channels if the former coordinator has not departed in time.
+    pub(super) fn give_up_former(&mut self, now: Instant) {
+        if self
+            .next_former_deadline()
+            .is_some_and(|until| until <= now)
+        {
+            self.lose_channels();
+        }
+    }
+
+    /// Closes all channels, because messages that passed through the former coordinator may be lost.
+    fn lose_channels(&mut self) {
+        if self.next_former_deadline().is_none() {
             return;
         }
-        self.channels.closed_by = Some((rank, departure.clone()));
+        if let Some(former) = &mut self.channels.former {
+            former.is_lost = true;
+            let rank = former.rank;
+            self.refuse_held(&RequestError::ChannelsLost { rank });
+            self.push(Recipients::All, Push::ChannelsLost { rank });
+        }
+    }
+
+    /// Answers the sends for which there was no room.
+    fn refuse_held(&mut self, why: &RequestError) {
         let channels = self.channels.by_name.values_mut();
         let held = channels
             .flat_map(|channel| channel.held.drain(..))
             .map(|sending| (sending.from, sending.id))
             .collect();
-        let why = departure_error(rank, &departure);
-        self.answer(held, Answer::Failed(Arc::new(why)));
-        self.push(Recipients::All, Push::ChannelsClosed { rank, departure });
+        self.answer(held, Answer::Failed(Arc::new(why.clone())));
+    }
+
+    /// Continues the channels of an earlier coordinator, as a planted mistake.
+    #[cfg(any(test, feature = "simulator"))]
+    pub(crate) fn continue_channels(&mut self) {
+        self.channels.former = None;
+    }
+
+    /// Returns the message that tells a rank why the channels are closed, if they are.
+    pub(crate) fn closed_channels(&self) -> Option<Push> {
+        let Some(former) = self.channels.former else {
+            let closed_by = self.channels.closed_by.clone();
+            return closed_by.map(|(rank, departure)| Push::ChannelsClosed { rank, departure });
+        };
+        // A rank that has not learned of an earlier departure may miss messages from before it.
+        let rank = former.rank;
+        match self.ranks[rank].departure.clone() {
+            Some(departure) if !former.is_lost => Some(Push::ChannelsClosed { rank, departure }),
+            _ => former.is_lost.then_some(Push::ChannelsLost { rank }),
+        }
+    }
+
+    /// Ends all channels, because a rank does not take part any more.
+    pub(super) fn end_channels(&mut self, rank: usize, departure: Departure) {
+        let is_first = self.channels.closed_by.is_none();
+        if is_first {
+            self.channels.closed_by = Some((rank, departure.clone()));
+            self.refuse_held(&departure_error(rank, &departure));
+        }
+        let is_reason = match &self.channels.former {
+            Some(former) => former.rank == rank && !former.is_lost,
+            None => is_first,
+        };
+        if is_reason {
+            self.push(Recipients::All, Push::ChannelsClosed { rank, departure });
+        }
     }
 
     /// Ends the sends whose deadline has passed.
@@ -176,7 +268,13 @@ impl Service {
             let mut kept = VecDeque::new();
             for sending in std::mem::take(&mut channel.held) {
                 match sending.deadline <= now {
-                    true => late.push((channel.full(&sending), sending)),
+                    true => {
+                        let missing = match self.channels.former {
+                            Some(former) => vec![former.rank],
+                            None => channel.full(&sending),
+                        };
+                        late.push((missing, sending));
+                    }
                     false => kept.push_back(sending),
                 }
             }

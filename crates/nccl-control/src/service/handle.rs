@@ -57,8 +57,8 @@ impl Service {
                 self.cancel_get(rank, id);
                 self.cancel_round(now, rank, id, reason);
             }
-            Request::Follow { outcomes, channels } => {
-                self.resend_messages(rank, &channels);
+            Request::Follow { outcomes, before } => {
+                self.hear_followed_before(now, rank, before);
                 self.hear_outcomes(now, rank, outcomes);
             }
             Request::Outcome { round, answer } => self.hear_outcome(now, rank, &round, answer),
@@ -88,6 +88,13 @@ impl Service {
             Request::EntryReport(report) => self.record_entry(rank, report, now),
             _ => {}
         }
+    }
+
+    /// Whether this is the phase of a rank.
+    pub(crate) fn is_in_phase(&self, rank: usize, mut name: String) -> bool {
+        cut(&mut name, LONGEST_NAME);
+        let phase = self.ranks[rank].phase.as_ref();
+        phase.is_some_and(|(phase, _)| *phase == Phase::Named(name))
     }
 
     /// Records that `rank` does not take part in rounds any more. A rank that `keeps_communicators` still takes part in
@@ -157,6 +164,7 @@ impl Service {
         self.end_late_rounds(now);
         self.give_up_gets(now);
         self.give_up_sending(now);
+        self.give_up_former(now);
         self.end_overdue_queries(now);
         let deadlines = [
             self.next_round_deadline(),
@@ -164,6 +172,7 @@ impl Service {
             self.next_answer_timeout(),
             self.gets.iter().map(|get| get.deadline).min(),
             self.next_send_deadline(),
+            self.next_former_deadline(),
             self.next_query_deadline(),
         ];
         self.earliest = deadlines.into_iter().flatten().min();

@@ -26,7 +26,7 @@ const MAX_HELD: usize = 256;
 impl Service {
     /// Records that this coordinator takes over from another, which may have answered some ranks.
     pub(crate) fn takes_over(&mut self, now: Instant, from: usize) {
-        self.lose_channels(from);
+        self.follows(now, from);
         let until = later(now, TAKEOVER_TIMEOUT);
         self.outcomes.takeover = Some(until);
         self.note_deadline(until);

@@ -9,7 +9,7 @@ use crate::coordinator_message::{Answer, Push};
 use crate::departure::{Departure, Failure, LossKind, Reason};
 use crate::operation::OperationKind;
 use crate::phase::Phase;
-use crate::request::{ChannelPosition, ExpectedValue, NO_ANSWER, Request};
+use crate::request::{ChannelPosition, ExpectedValue, FollowedBefore, NO_ANSWER, Request};
 use crate::round::{END_TOPIC, Missing, RequestError, Round};
 use crate::straggler::{EntryReport, QueriedOperation, StragglerQueryRequest, StragglerReport};
 
@@ -106,6 +106,14 @@ fn consume(taken: u64) -> Request {
     }
 }
 
+/// The message that follows what is sent again.
+fn followed(rank: usize) -> Output {
+    Output::Push {
+        to: Recipients::Rank(rank),
+        push: Push::Followed(1),
+    }
+}
+
 /// With the last received and the last taken message of each channel.
 fn follow(channels: &[(&str, u64, u64)]) -> Request {
     let position = |&(channel, received, taken): &(&str, u64, u64)| ChannelPosition {
@@ -115,7 +123,10 @@ fn follow(channels: &[(&str, u64, u64)]) -> Request {
     };
     Request::Follow {
         outcomes: Vec::new(),
-        channels: channels.iter().map(position).collect(),
+        before: FollowedBefore::Same {
+            number: 1,
+            received: channels.iter().map(position).collect(),
+        },
     }
 }
 
@@ -585,7 +596,9 @@ fn a_rank_that_follows_again_gets_the_messages_that_it_has_not_received() {
         world.ask(0, n.into(), send(Some(1), 60, n));
     }
     let again = |world: &mut World, channels: &[(&str, u64, u64)]| {
-        world.ask(1, NO_ANSWER, follow(channels))
+        let mut outputs = world.ask(1, NO_ANSWER, follow(channels));
+        assert_eq!(outputs.pop(), Some(followed(1)));
+        outputs
     };
     let messages = |from: u64| -> Vec<_> {
         let numbers = from..=5;
@@ -599,7 +612,7 @@ fn a_rank_that_follows_again_gets_the_messages_that_it_has_not_received() {
     // What was taken is not kept.
     assert_eq!(again(&mut world, &[("steps", 0, 0)]), messages(3));
     assert_eq!(again(&mut world, &[("steps", 5, 2)]), []);
-    assert_eq!(world.ask(2, NO_ANSWER, follow(&[])), []);
+    assert_eq!(world.ask(2, NO_ANSWER, follow(&[])), [followed(2)]);
     // A lost report of taken messages makes room.
     for n in 5..CAPACITY as u8 + 2 {
         let sent = world.ask(0, n.into(), send(Some(1), 60, n));
@@ -622,34 +635,127 @@ fn a_rank_that_follows_again_gets_the_messages_that_it_has_not_received() {
     assert_eq!(sent, [message(1, all + 2, 0, 101), done(0, 101)]);
 }
 
-#[test]
-fn a_coordinator_that_takes_over_says_with_whom_messages_may_be_lost() {
-    let lost = |to| Output::Push {
-        to: Recipients::Rank(to),
-        push: Push::ChannelsLost { rank: 1 },
-    };
+/// The end of channels because rank 1 coordinated before.
+fn lost(to: Recipients) -> Output {
+    let push = Push::ChannelsLost { rank: 1 };
+    Output::Push { to, push }
+}
+
+fn closed_by(rank: usize, to: Recipients) -> Output {
+    let departure = Departure::Left;
+    let push = Push::ChannelsClosed { rank, departure };
+    Output::Push { to, push }
+}
+
+fn follow_after(former: usize) -> Request {
+    Request::Follow {
+        outcomes: Vec::new(),
+        before: FollowedBefore::Other(former),
+    }
+}
+
+/// A service of three ranks after rank 1 has coordinated. Rank 2 sends a message.
+fn after_rank_1() -> World {
     let mut world = World::new(3);
     world.service.takes_over(world.now, 1);
-    assert_eq!(world.ask(0, NO_ANSWER, follow(&[])), [lost(0)]);
-    let refused = world.ask(2, 7, send(None, 60, 1));
-    let why = RequestError::ChannelsLost { rank: 1 };
-    assert_eq!(refused, [error_answer(&[(2, 7)], why)]);
-    // The end of a rank is the better reason.
-    world.leave(1, Departure::Left, false);
-    let told = world.ask(0, NO_ANSWER, follow(&[]));
-    let closed = Push::ChannelsClosed {
-        rank: 1,
+    assert_eq!(world.ask(0, NO_ANSWER, follow_after(1)), []);
+    assert_eq!(world.ask(2, 7, send(None, 60, 1)), []);
+    world
+}
+
+#[test]
+fn the_end_of_the_former_coordinator_ends_the_channels() {
+    let mut world = after_rank_1();
+    // The end of another rank is not the reason: messages from before it may be lost as well.
+    let left = |rank| RequestError::Departed {
+        rank,
         departure: Departure::Left,
     };
-    let to = Recipients::Rank(0);
-    assert_eq!(told, [Output::Push { to, push: closed }]);
+    assert_eq!(
+        world.leave(0, Departure::Left, false),
+        [error_answer(&[(2, 7)], left(0))]
+    );
+    assert_eq!(world.at(4000), []);
+    assert_eq!(
+        world.leave(1, Departure::Left, false),
+        [closed_by(1, Recipients::All)]
+    );
+    assert_eq!(world.at(6000), []);
+    let told = world.ask(2, NO_ANSWER, follow(&[]));
+    assert_eq!(told, [followed(2), closed_by(1, Recipients::Rank(2))]);
+}
+
+#[test]
+fn messages_may_be_lost_with_a_former_coordinator_that_has_not_ended() {
+    let why = || RequestError::ChannelsLost { rank: 1 };
+    let expected = [error_answer(&[(2, 7)], why()), lost(Recipients::All)];
+    // It follows, or nothing is known of it.
+    let mut world = after_rank_1();
+    let mut told = world.ask(1, NO_ANSWER, follow_after(1));
+    assert_eq!(told.pop(), Some(lost(Recipients::Rank(1))));
+    assert_eq!(told, expected);
+    assert_eq!(world.at(6000), []);
+    let mut world = after_rank_1();
+    assert_eq!(world.at(4999), []);
+    assert_eq!(world.at(5000), expected);
+    let refused = world.ask(0, 8, send(None, 60, 1));
+    assert_eq!(refused, [error_answer(&[(0, 8)], why())]);
+    // Its end changes nothing any more.
+    assert_eq!(world.leave(1, Departure::Left, false), []);
+    let told = world.ask(0, NO_ANSWER, follow(&[]));
+    assert_eq!(told, [followed(0), lost(Recipients::Rank(0))]);
+}
+
+#[test]
+fn a_send_after_a_former_coordinator_ends_at_its_deadline() {
+    let mut world = after_rank_1();
+    assert_eq!(world.ask(0, 8, send(None, 1, 1)), []);
+    let why = RequestError::TimedOut {
+        missing: vec![missing(1, None)],
+        waited: Duration::from_secs(1),
+        notes: Vec::new(),
+    };
+    let ended = world.at(1000);
+    let [
+        Output::Answer {
+            to,
+            answer: Answer::Failed(found),
+        },
+    ] = &ended[..]
+    else {
+        panic!("one answer: {ended:?}");
+    };
+    assert_eq!(to, &[(0, 8)]);
+    match (&**found, why) {
+        (RequestError::TimedOut { missing: found, .. }, RequestError::TimedOut { missing, .. }) => {
+            assert_eq!(found[0].rank, missing[0].rank);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_coordinator_learns_from_a_rank_that_another_one_has_coordinated_meanwhile() {
+    let mut world = World::new(3);
+    for n in 0..=CAPACITY as u8 {
+        world.ask(0, n.into(), send(Some(2), 60, n));
+    }
+    let why = RequestError::ChannelsLost { rank: 1 };
+    assert_eq!(
+        world.ask(2, NO_ANSWER, follow_after(1)),
+        [
+            error_answer(&[(0, CAPACITY as u64)], why),
+            lost(Recipients::All),
+            lost(Recipients::Rank(2))
+        ]
+    );
 }
 
 #[test]
 fn a_rank_that_reports_again_after_a_lost_link_is_told_again_that_the_channels_are_closed() {
     let mut world = World::new(3);
     let report = || follow(&[]);
-    assert_eq!(world.ask(0, NO_ANSWER, report()), []);
+    assert_eq!(world.ask(0, NO_ANSWER, report()), [followed(0)]);
     let closed = |to| Output::Push {
         to,
         push: Push::ChannelsClosed {
@@ -663,7 +769,7 @@ fn a_rank_that_reports_again_after_a_lost_link_is_told_again_that_the_channels_a
     assert_eq!(world.leave(1, failed(), false), []);
     for _ in 0..2 {
         let told = world.ask(0, NO_ANSWER, report());
-        assert_eq!(told, [closed(Recipients::Rank(0))]);
+        assert_eq!(told, [followed(0), closed(Recipients::Rank(0))]);
     }
 }
 

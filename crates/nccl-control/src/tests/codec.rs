@@ -18,7 +18,7 @@ use crate::noise::{Initiator, Responder};
 use crate::operation::OperationKind;
 use crate::phase::Phase;
 use crate::process_state::{Held, ProcessState};
-use crate::request::{ChannelPosition, ExpectedValue, NO_ANSWER, Request};
+use crate::request::{ChannelPosition, ExpectedValue, FollowedBefore, NO_ANSWER, Request};
 use crate::round::{Missing, RequestError};
 use crate::secret::Secret;
 use crate::slot::Slot;
@@ -442,14 +442,26 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             "follow",
             Request::Follow {
                 outcomes: vec![(round(&[2, 0]), true), (round(&[]), false)],
-                channels: vec![ChannelPosition {
-                    channel: text("steps"),
-                    received: 9,
-                    taken: 7,
-                }],
+                before: FollowedBefore::Same {
+                    number: 2,
+                    received: vec![ChannelPosition {
+                        channel: text("steps"),
+                        received: 9,
+                        taken: 7,
+                    }],
+                },
             }
             .encode(NO_ANSWER),
         ),
+        (
+            "follow-another",
+            Request::Follow {
+                outcomes: Vec::new(),
+                before: FollowedBefore::Other(2),
+            }
+            .encode(NO_ANSWER),
+        ),
+        ("followed", Push::Followed(2).encode()),
         ("outcome", outcome.encode(NO_ANSWER)),
         ("newcomers", Push::Joiners(2).encode()),
         ("size", Push::WorldSize(4).encode()),

@@ -371,6 +371,11 @@ impl StoreProgram {
         }
     }
 
+    /// Whether the process coordinates, and the ranks wait for the end of the former coordinator.
+    pub(crate) fn awaits_former(&self) -> bool {
+        self.store.awaits_former()
+    }
+
     /// Returns the rank of which a message with a place in the order has not been received although the channel is not
     /// closed.
     pub(crate) fn misses_message_of(&self, counters: &Counters) -> Option<usize> {

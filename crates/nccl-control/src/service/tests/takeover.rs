@@ -7,7 +7,7 @@ fn successor() -> World {
     let mut world = World::new(3);
     world.service.takes_over(world.now, 2);
     // These tests look at outcomes.
-    world.service.channels.lost_with = None;
+    world.service.channels.former = None;
     world
 }
 
@@ -27,7 +27,7 @@ fn told(topics: &[(&str, bool)]) -> Request {
     let round = |(topic, has_failed): &(&str, bool)| (all(topic), *has_failed);
     Request::Follow {
         outcomes: topics.iter().map(round).collect(),
-        channels: Vec::new(),
+        before: FollowedBefore::None,
     }
 }
 
