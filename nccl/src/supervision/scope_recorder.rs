@@ -71,3 +71,48 @@ pub(super) fn to_json_bytes(mut snapshot: Snapshot, max_bytes: usize) -> Vec<u8>
     snapshot.limit_to(max_bytes);
     snapshot.to_json().into_bytes()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::process::Command;
+
+    use super::*;
+
+    /// The environment names NCCL's log file: this test starts itself again, with a file.
+    #[test]
+    fn a_generation_begins_at_the_end_of_the_log() {
+        let Some(path) = std::env::var_os("NCCL_DEBUG_FILE") else {
+            let name =
+                "supervision::scope_recorder::tests::a_generation_begins_at_the_end_of_the_log";
+            let path = std::env::temp_dir().join(format!("nccl-log-{}", std::process::id()));
+            let child = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", name])
+                .env("NCCL_DEBUG_FILE", &path)
+                .output()
+                .unwrap();
+            let _ = std::fs::remove_file(path);
+            let said = String::from_utf8_lossy(&child.stdout);
+            // Under a wrong name, no test would run, and so none would fail.
+            let has_run = said.contains("1 passed");
+            return assert!(child.status.success() && has_run, "{said}");
+        };
+        let mut log = std::fs::File::create(path).unwrap();
+        let mut warn = || {
+            let pid = std::process::id();
+            writeln!(log, "h:{pid}:{pid} [0] odd.cc:3 NCCL WARN it is odd").unwrap();
+        };
+        warn();
+        // Reading gives up after a moment, which a busy machine may need.
+        let begin = |_| ScopeRecorder::new(RecorderScope::new("job", 1, 0, 1)).log_start;
+        let found = |start: &LogPosition| debug_log::first_warning(*start);
+        let start = (0..20)
+            .map(begin)
+            .find(|start| *start != LogPosition::default());
+        let start = start.expect("the log has a line");
+        assert_eq!(found(&start), None);
+        warn();
+        let warning = (0..20).find_map(|_| found(&start));
+        assert_eq!(warning.unwrap().text, "it is odd");
+    }
+}

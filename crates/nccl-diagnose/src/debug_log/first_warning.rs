@@ -51,8 +51,8 @@ fn soon<T: Send + 'static>(look: impl FnOnce(&Path) -> Option<T> + Send + 'stati
 fn end_of(path: &Path) -> io::Result<LogPosition> {
     let file = std::fs::metadata(path)?;
     // NCCL empties the file when it opens it: until then, the content is that of another process.
-    let written = is_open_here(&file)?.then(|| file.len());
-    Ok(LogPosition(written.unwrap_or(0)))
+    let is_open = is_open_here(&file)?;
+    Ok(LogPosition(if is_open { file.len() } else { 0 }))
 }
 
 fn is_open_here(file: &Metadata) -> io::Result<bool> {
