@@ -479,6 +479,17 @@ fn numbers_that_differ_between_the_ranks_are_refused_on_all_of_them() {
             error.contains("`max_tokens`: it is 1 on rank 0 and 2 on rank 1"),
             "{error:#}"
         );
+        // And as long.
+        let gathers = builder().with(|ep| {
+            ep.max_tokens = 2;
+            ep.max_row_bytes = 4 << (world.rank() / 2);
+            ep.way = DispatchWay::AllGather;
+        });
+        let error = text(gathers.build());
+        assert!(
+            error.contains("`max_row_bytes`: it is 4 on rank 0 and 8 on rank 2"),
+            "{error:#}"
+        );
         // A rank with an invalid setting gets its own error, and the others do not wait for it.
         let own = if world.rank() == 1 { 0 } else { 4 };
         let error = text(
@@ -503,6 +514,7 @@ fn numbers_that_differ_between_the_ranks_are_refused_on_all_of_them() {
         let ep = builder()
             .with(|ep| {
                 ep.max_tokens = world.rank() + 1;
+                ep.max_row_bytes = 4 * (world.rank() + 1);
                 ep.capacity = Some(2);
             })
             .build()?;

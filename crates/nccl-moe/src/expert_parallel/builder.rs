@@ -61,12 +61,12 @@ pub struct ExpertParallelBuilder<'c> {
     /// for a combined row. Required.
     ///
     /// The staging memory on each rank has [`ExpertParallel::rows`] times this many bytes, and with
-    /// [`DispatchWay::AllGather`] at least as many for the tokens of all ranks.
+    /// [`DispatchWay::AllGather`] at least as many for the tokens of all ranks; it must then be the same on all ranks.
     pub max_row_bytes: usize,
     /// The order of the rows that are received, the same on all ranks; default [`Layout::RankMajor`].
     pub layout: Layout,
     /// How rows are dispatched, the same on all ranks; default [`DispatchWay::Rows`]. With
-    /// [`DispatchWay::AllGather`], `max_tokens` must be the same on all ranks.
+    /// [`DispatchWay::AllGather`], `max_tokens` and `max_row_bytes` must be the same on all ranks.
     pub way: DispatchWay,
 }
 
@@ -211,30 +211,36 @@ impl<'c> ExpertParallelBuilder<'c> {
 
     /// Compares the sizes that have to be the same on all ranks.
     fn compare(&self, sizes: Option<&Sizes>) -> Result<()> {
-        const FIELDS: [&str; 6] = [
+        const FIELDS: [&str; 7] = [
             "experts",
             "placement",
             "capacity",
             "layout",
             "way",
             "max_tokens",
+            "max_row_bytes",
         ];
-        let own: [u64; 7] = match sizes {
-            None => [0; 7],
-            Some(sizes) => [
-                1,
-                sizes.experts as u64,
-                self.placement
-                    .as_ref()
-                    .map_or(0, ExpertPlacement::fingerprint),
-                sizes.capacity as u64,
-                sizes.layout as u64,
-                sizes.way as u64,
-                match sizes.way {
+        let own: [u64; FIELDS.len() + 1] = match sizes {
+            None => [0; FIELDS.len() + 1],
+            Some(sizes) => {
+                // These two determine how much is gathered.
+                let gathered = |size: usize| match sizes.way {
                     DispatchWay::Rows => 0,
-                    DispatchWay::AllGather => sizes.max_tokens as u64,
-                },
-            ],
+                    DispatchWay::AllGather => size as u64,
+                };
+                [
+                    1,
+                    sizes.experts as u64,
+                    self.placement
+                        .as_ref()
+                        .map_or(0, ExpertPlacement::fingerprint),
+                    sizes.capacity as u64,
+                    sizes.layout as u64,
+                    sizes.way as u64,
+                    gathered(sizes.max_tokens),
+                    gathered(sizes.max_row_bytes),
+                ]
+            }
         };
         let stream = self.comm.stream();
         let exchange = Error::cuda("exchanging numbers with the other ranks");
