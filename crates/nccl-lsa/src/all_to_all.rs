@@ -90,7 +90,7 @@ impl LoadStoreAllToAll {
         // The window is all zeros: no flag is set.
         let window = window?;
         // A failure from here on is a failure of this rank alone.
-        let addresses = addresses(comm, &window).inspect_err(|error| comm.inner.fail(error))?;
+        let addresses = addresses(comm, &window).map_err(|error| comm.inner.fail_alone(error))?;
         let kernel = Arc::new(kernel);
         comm.inner.add_peer_kernel(Arc::<Kernel>::clone(&kernel));
         // The flags of all ranks are zero, and their windows exist, before any rank stores.

@@ -164,8 +164,7 @@ impl LoadStoreRequest {
 
 /// Aborts the communicator because of a failed exchange, and returns the error for the caller.
 pub(crate) fn failed(comm: &Communicator, error: Error) -> Error {
-    comm.inner.fail(&error);
-    comm.inner.final_error(error)
+    comm.inner.fail_alone(error)
 }
 
 impl fmt::Debug for LoadStoreRequest {
