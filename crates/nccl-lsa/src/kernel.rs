@@ -118,6 +118,8 @@ impl Kernel {
                 Err(_) => load(&compiled(context)?).map_err(not_loaded)?,
             };
             let name = CString::new(KERNEL).unwrap_or_default();
+            // This also loads the function onto the device, for which a driver that loads lazily may wait: not at the first
+            // launch, when one rank of a process may wait for another.
             // SAFETY: the module is loaded.
             match unsafe { result::module::get_function(module, name) } {
                 Ok(function) => Ok((module, function)),
