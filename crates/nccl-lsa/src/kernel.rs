@@ -205,6 +205,13 @@ impl Kernel {
                 what: format!("the block of rank {rank} in an all-to-all by loads and stores"),
                 timeout: self.timeout,
             })),
+            Outcome::Differs(rank) => Some(Error::new(ErrorKind::InvalidConfig {
+                field: "x",
+                reason: format!(
+                    "in an all-to-all by loads and stores, the blocks of rank {rank} are larger or smaller than those of this rank; \
+                     all ranks have to exchange blocks of the same size"
+                ),
+            })),
             Outcome::Aborted => Some(aborted()),
         }
     }
