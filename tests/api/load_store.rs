@@ -144,6 +144,28 @@ fn what_one_rank_cannot_have_is_refused_on_all() {
     });
 }
 
+/// The ranks have agreed by then.
+#[test]
+fn a_rank_without_memory_for_its_window_is_not_waited_for() {
+    if !support::needs_emulator("an allocation that fails on purpose") {
+        return;
+    }
+    ranks_as_processes(2, |world| {
+        let (_, comm) = start(&world)?;
+        world.barrier("started")?;
+        const FAILED: u32 = 2;
+        let fault = (comm.rank() == 1).then(|| faults::at_call("ncclMemAlloc").fail(FAILED));
+        let begun = Instant::now();
+        let error = LoadStoreAllToAll::new(&comm, 16).unwrap_err();
+        assert!(begun.elapsed() < Duration::from_secs(10), "{error:#}");
+        let culprit = error.fault().and_then(|fault| fault.culprit());
+        assert_eq!(culprit, Some(1), "{error:#}");
+        drop(fault);
+        world.barrier("told")?;
+        Outcome::Ok(())
+    });
+}
+
 /// The exchange needs windows, and none of NCCL's one-sided operations.
 #[test]
 fn blocks_arrive_without_one_sided_operations() {
@@ -205,6 +227,38 @@ fn a_block_that_does_not_come_is_an_error_that_names_its_rank() {
                 std::thread::sleep(Duration::from_millis(10));
             }
         })
+    });
+}
+
+#[test]
+fn blocks_of_different_sizes_are_an_error_and_not_wrong_bytes() {
+    if !support::needs_nvrtc() {
+        return;
+    }
+    ranks_as_processes(2, |world| {
+        let (stream, comm) = start(&world)?;
+        let mut all_to_all = LoadStoreAllToAll::new(&comm, 64)?;
+        let x = stream.clone_htod(&[1u8; 64])?;
+        let mut y = stream.alloc_zeros::<u8>(64)?;
+        all_to_all
+            .exchange(x.slice(..32), y.slice_mut(..32))?
+            .wait()?;
+        world.barrier("of one size")?;
+        let len = 32 << comm.rank();
+        let error = all_to_all
+            .exchange(x.slice(..len), y.slice_mut(..len))
+            .and_then(|done| done.wait())
+            .unwrap_err();
+        let text = format!("{error:#}");
+        assert!(text.contains("of the same size"), "{text}");
+        let culprit = error.fault().and_then(|fault| fault.culprit());
+        assert!(
+            culprit.is_some() || matches!(error.kind(), ErrorKind::InvalidConfig { .. }),
+            "{text}"
+        );
+        world.barrier("told")?;
+        assert!(comm.barrier().is_err());
+        Outcome::Ok(())
     });
 }
 

@@ -77,7 +77,8 @@ impl Communicator {
     /// [`ErrorKind::Unavailable`] when NCCL supports no windows among these ranks, or no one-sided operations (a driver before
     /// CUDA 12.5, `NCCL_NUM_RMA_CTX=0`; before 2.29.7, NCCL does not report that, and the communicator is aborted);
     /// [`ErrorKind::Unsupported`] before NCCL 2.29.2. Otherwise as [`register_window`](Self::register_window) and
-    /// [`buffer`](Self::buffer).
+    /// [`buffer`](Self::buffer); a failure of one rank alone, such as a lack of memory, aborts the communicator, because the
+    /// other ranks wait for that rank.
     ///
     /// Wraps `ncclMemAlloc` and `ncclCommWindowRegister` (`NCCL_WIN_COLL_SYMMETRIC`).
     ///
@@ -122,13 +123,17 @@ impl Communicator {
                 reason: String::from("a window has at least one element"),
             }));
         }
-        let mut window = self.window_alone(len, self.has_one_sided()?)?;
+        let has_one_sided = self.has_one_sided().map_err(self.alone())?;
+        let mut window = self.window_alone(len, has_one_sided)?;
         // The first one-sided operation connects all ranks, and would otherwise wait until the others issue one.
         window.comm = self.apart()?;
         self.inner.has_window.store(true, Ordering::Release);
         let own = self.rank();
-        window.comm.signal(Target::rank(own))?;
-        window.wait(&[Signals::from(own)])?.wait()?;
+        let connected = (|| {
+            window.comm.signal(Target::rank(own))?;
+            window.wait(&[Signals::from(own)])?.wait()
+        })();
+        connected.map_err(self.alone())?;
         window.comm = self.clone();
         Ok(window)
     }
@@ -150,7 +155,8 @@ impl Communicator {
 
     /// Allocates and registers a window whose length the ranks have compared.
     fn window_alone<T: NcclType>(&self, len: usize, has_operations: bool) -> Result<Window<T>> {
-        let registered = register_alone(self, self.buffer::<T>(len)?)?;
+        let buffer = self.buffer::<T>(len).map_err(self.alone())?;
+        let registered = register_alone(self, buffer)?;
         let own = match (registered.is_effective(), has_operations) {
             (false, _) => NO_WINDOW,
             (true, false) => NO_OPERATIONS,
@@ -160,7 +166,8 @@ impl Communicator {
         // The zeros are written on this stream, and no rank may put before they are written on all ranks.
         let zeros = || apart.stream().join(self.stream());
         cuda_driver::ignoring_stored_error(&self.inner.context, zeros)
-            .map_err(Error::cuda("waiting for the zeros (cuStreamWaitEvent)"))?;
+            .map_err(Error::cuda("waiting for the zeros (cuStreamWaitEvent)"))
+            .map_err(self.alone())?;
         let lacks = apart.gather_on_own_stream(own)?;
         if let Some(rank) = lacks.iter().position(|&lack| lack != 0) {
             let reason = match lacks[rank] {
@@ -183,11 +190,17 @@ impl Communicator {
         })
     }
 
+    /// Ends the communicator for an error of this rank alone: the other ranks make the window, and wait for this one.
+    fn alone(&self) -> impl FnOnce(Error) -> Error {
+        |error| self.inner.fail_alone(error)
+    }
+
     /// Returns the communicator without its configuration, on a stream that does not wait for work of the program.
     fn apart(&self) -> Result<Self> {
         let context = &self.inner.context;
         let stream = cuda_driver::ignoring_stored_error(context, || context.new_stream())
-            .map_err(Error::cuda("creating a stream (cuStreamCreate)"))?;
+            .map_err(Error::cuda("creating a stream (cuStreamCreate)"))
+            .map_err(self.alone())?;
         Ok(Self {
             config: None,
             ..self.on(&stream)
@@ -210,12 +223,14 @@ impl Communicator {
         let mut all = vec![0u64; self.world_size()];
         all[self.rank()] = own;
         let mut numbers = cuda_driver::ignoring_stored_error(context, || stream.clone_htod(&all))
-            .map_err(Error::cuda("copying numbers to the device"))?;
+            .map_err(Error::cuda("copying numbers to the device"))
+            .map_err(self.alone())?;
         self.all_reduce_in_place(&mut numbers, ReduceOp::Max)?
             .wait()?;
         // The stream is idle.
         cuda_driver::ignoring_stored_error(context, || stream.clone_dtoh(&numbers))
             .map_err(Error::cuda("copying numbers from the device"))
+            .map_err(self.alone())
     }
 }
 
