@@ -446,11 +446,13 @@ mod tests {
 
     #[test]
     fn a_gathering_that_hangs_does_not_stop_the_next_one() {
-        let hangs = || Gathering::start(|_| std::thread::sleep(Duration::from_secs(5)));
-        let last: Last = Mutex::new(Some((Instant::now(), hangs())));
+        let hangs = Gathering::start(|_| std::thread::sleep(Duration::from_secs(5)));
+        let later = Instant::now() + Duration::from_secs(60);
+        let last: Last = Mutex::new(Some((later, hangs)));
         let joined = last_or(&last, || unreachable!("one has just begun"));
         assert!(!joined.so_far.lock().has_ended);
-        std::thread::sleep(Duration::from_millis(150));
+        let earlier = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
+        *last.lock() = Some((earlier, joined));
         let next = last_or(&last, || {
             Gathering::start(|gathering| gathering.add(|evidence| evidence.kernel_log.omitted = 7))
         });

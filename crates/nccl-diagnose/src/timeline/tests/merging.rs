@@ -185,7 +185,7 @@ fn a_pipe_in_the_place_of_a_recording_is_left_out_and_not_waited_for() {
     made.unwrap();
     let (say, said) = std::sync::mpsc::channel();
     let all = directory.path().to_owned();
-    std::thread::spawn(move || say.send(Timeline::read(&[all])));
+    std::thread::spawn(move || drop(say.send(Timeline::read(&[all]))));
     let read = said.recv_timeout(Duration::from_secs(20));
     let timeline = read.expect("it does not wait").unwrap();
     assert_eq!(timeline.ranks.len(), 1);
