@@ -258,8 +258,7 @@ fn a_rank_that_cannot_have_its_part_of_a_window_is_not_waited_for() {
     let window: Call = |comm, _| comm.window::<u8>(8).map(drop);
     let register: Call = |comm, buffer| comm.register_window(buffer).map(drop);
     // The function that fails, on a thread of `nccl` or on that of the program, and which of its calls; else each.
-    let cases: [(&str, bool, Option<u64>, Call); 7] = [
-        ("ncclMemAlloc", true, None, window),
+    let cases: [(&str, bool, Option<u64>, Call); 6] = [
         ("ncclCommQueryProperties", true, None, window),
         // For the comparison, behind the registration, and for the connections.
         ("cuStreamCreate", false, Some(1), window),
@@ -297,6 +296,31 @@ fn a_rank_that_cannot_have_its_part_of_a_window_is_not_waited_for() {
             Ok::<(), Box<dyn std::error::Error>>(())
         });
     }
+}
+
+#[test]
+fn a_rank_without_memory_for_its_part_of_a_window_costs_no_communicator() {
+    if !support::needs_emulator("an allocation that fails on purpose") {
+        return;
+    }
+    ranks_as_processes(2, |world| {
+        let (_, comm) = start(&world)?;
+        world.barrier("started")?;
+        const FAILED: u32 = 2;
+        let fault = (comm.rank() == 1).then(|| faults::at_call("ncclMemAlloc").fail(FAILED));
+        let error = comm.window::<u8>(8).unwrap_err();
+        assert!(error.fault().is_none(), "{error:#}");
+        let is_told = matches!(error.kind(), ErrorKind::Unavailable { .. });
+        assert_eq!(is_told, comm.rank() == 0, "{error:#}");
+        let names = error
+            .to_string()
+            .contains("rank 1 cannot allocate its part");
+        assert_eq!(names, comm.rank() == 0, "{error:#}");
+        drop(fault);
+        // The ranks can try again.
+        comm.window::<u8>(8)?;
+        Ok::<(), Box<dyn std::error::Error>>(())
+    });
 }
 
 /// On the emulator and on NVIDIA's library alike, NCCL reports success and creates no window.

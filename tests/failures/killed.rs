@@ -88,8 +88,8 @@ fn wait_for_messages(world: &World) -> Result<(), Box<dyn std::error::Error>> {
     println!("error: {}", format!("{error:#}").replace('\n', " "));
     let again = steps.recv(SOON).expect_err("the channel is closed");
     assert_eq!(again.to_string(), error.to_string());
-    let sending = steps.send(b"x").expect_err("the channel is closed");
-    assert!(sending.to_string().contains("rank 0 ("), "{sending}");
+    // The other rank may have left meanwhile.
+    steps.send(b"x").expect_err("the channel is closed");
     Ok(())
 }
 

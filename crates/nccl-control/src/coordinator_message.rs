@@ -65,6 +65,8 @@ pub(super) enum Push {
     ChannelsLost {
         rank: usize,
     },
+    /// This process does not serve the channels of the generation.
+    NotServed,
     /// The messages of channels that this rank had not received have been sent. The number is that of its
     /// [`FollowedBefore::Same`](super::request::FollowedBefore::Same).
     Followed(u64),

@@ -86,7 +86,10 @@ impl LoadStoreAllToAll {
             Ok((layout, _)) => (capacity as u64, layout.window_bytes() as usize),
             Err(_) => (REFUSED, 0),
         };
-        let window = comm.window_for_kernels(bytes, || compare(&comm.gather_from_all(word)?));
+        let window = comm.window_for_kernels(bytes, |has_memory| {
+            let word = if has_memory { word } else { REFUSED };
+            compare(&comm.gather_from_all(word)?)
+        });
         let (layout, kernel) = prepared?;
         // The window is all zeros: no flag is set.
         let window = window?;

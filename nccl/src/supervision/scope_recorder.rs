@@ -82,13 +82,15 @@ mod tests {
     /// The environment names NCCL's log file: this test starts itself again, with a file.
     #[test]
     fn a_generation_begins_at_the_end_of_the_log() {
-        let Some(path) = std::env::var_os("NCCL_DEBUG_FILE") else {
+        const MARK: &str = "NCCL_TEST_WITH_LOG";
+        let Some(path) = std::env::var_os(MARK) else {
             let name =
                 "supervision::scope_recorder::tests::a_generation_begins_at_the_end_of_the_log";
             let path = std::env::temp_dir().join(format!("nccl-log-{}", std::process::id()));
             let child = Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", name])
                 .env("NCCL_DEBUG_FILE", &path)
+                .env(MARK, &path)
                 .output()
                 .unwrap();
             let _ = std::fs::remove_file(path);

@@ -48,7 +48,8 @@ impl Inbox {
 
     /// Records that this rank follows another coordinator.
     pub(crate) fn follow_another(&self) {
-        self.state.lock().awaits_messages = false;
+        let mut state = self.state.lock();
+        (state.awaits_messages, state.ignores_messages) = (false, true);
     }
 
     /// Takes the next message of a channel; if there is none, returns the end of all channels.
@@ -155,8 +156,13 @@ mod tests {
         let inbox = Inbox::default();
         inbox.follow_again();
         inbox.follow_another();
+        inbox.push(message(1, 1));
         inbox.push(Push::ChannelsLost { rank: 2 });
         assert_eq!(ended(&inbox), Some(lost(2)));
+        let inbox = Inbox::default();
+        inbox.follow_again();
+        inbox.push(Push::NotServed);
+        assert_eq!(ended(&inbox), Some(RequestError::OldGeneration));
     }
 
     #[test]

@@ -36,6 +36,9 @@ impl Inbox {
                 number,
                 bytes,
             } => {
+                if state.ignores_messages {
+                    return;
+                }
                 let queue = state.channels.entry(channel).or_default();
                 // A message before it was lost with the connection: the coordinator sends both once it knows.
                 if number != queue.received + 1 {
@@ -52,6 +55,10 @@ impl Inbox {
             }
             Push::ChannelsLost { rank } => {
                 return self.end_channels(state, RequestError::ChannelsLost { rank });
+            }
+            Push::NotServed => {
+                state.awaits_messages = false;
+                return self.end_channels(state, RequestError::OldGeneration);
             }
             Push::Followed(number) => {
                 state.awaits_messages &= number != state.follow_number;

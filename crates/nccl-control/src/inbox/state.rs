@@ -65,6 +65,8 @@ pub(super) struct State {
     /// sent before the last time may still arrive.
     pub(super) follow_number: u64,
     pub(super) awaits_messages: bool,
+    /// Whether this rank has followed another coordinator, which does not continue the channels.
+    pub(super) ignores_messages: bool,
     /// The number of processes that wait to be admitted to the next generation.
     pub(super) joiners: usize,
     pub(super) suspects: Suspects,

@@ -645,11 +645,6 @@ impl Node {
                     .set_coordinator(rank, is_other && session.generation == generation);
             }
             let rank_of = |id: MemberId| session.membership.rank_of(id);
-            // The channels of earlier generations are not continued by another coordinator.
-            let lost_with = last.filter(|last| *last != id).and_then(rank_of);
-            if let Some(rank) = lost_with.filter(|_| session.generation != generation) {
-                session.inbox.push(Push::ChannelsLost { rank });
-            }
             if !is_other && before.is_some() {
                 let repeated = session
                     .outbox
@@ -657,12 +652,12 @@ impl Node {
                     .into_iter();
                 commands.extend(repeated.map(Command::Request));
             } else {
-                let before = match before.and_then(rank_of) {
-                    Some(rank) => FollowedBefore::Other(rank),
-                    None if last == Some(id) && session.generation != generation => {
-                        session.inbox.follow_again()
-                    }
-                    None => FollowedBefore::None,
+                // An earlier generation had a coordinator, also if this process did not hear of it.
+                let is_earlier = session.generation != generation;
+                let before = match before {
+                    _ if is_earlier && last == Some(id) => session.inbox.follow_again(),
+                    None if !is_earlier => FollowedBefore::None,
+                    _ => FollowedBefore::Other(last.and_then(rank_of).unwrap_or_default()),
                 };
                 let requests = session.outbox.requests_to_resend(&session.inbox, before);
                 commands.extend(requests.into_iter().map(Command::Request));

@@ -221,7 +221,7 @@ impl Outbox {
         inbox: &Inbox,
         before: FollowedBefore,
     ) -> Vec<Arc<[u8]>> {
-        if !matches!(before, FollowedBefore::Same { .. }) {
+        if let FollowedBefore::Other(_) = before {
             inbox.follow_another();
         }
         // A coordinator that takes over learns which outcomes this rank has, even if there are none.

@@ -147,6 +147,10 @@ impl Services {
             return;
         };
         let members = &generation_service.membership.members;
+        let to = members.iter().map(|process| process.id).collect();
+        let push = Push::NotServed;
+        self.direct_outputs
+            .push_back((generation, Output::Push { to, push }));
         // As for a request that arrives from now on.
         let why = RequestError::OldGeneration;
         generation_service.service.refuse_waiting(|_, _| true, &why);
@@ -225,10 +229,14 @@ impl Services {
             (generation, Output::Answer { to, answer })
         };
         let Some(generation_service) = self.services.get_mut(&generation) else {
-            // The request belongs to a generation of which this process was no member.
+            // The request belongs to a generation of which this process was no member, or no coordinator.
             let why = Answer::Failed(Arc::new(RequestError::OldGeneration));
             if id != NO_ANSWER {
                 self.direct_outputs.push_back(answer(why));
+            } else if let Request::Follow { .. } = request {
+                let (to, push) = (vec![from], Push::NotServed);
+                let output = Output::Push { to, push };
+                self.direct_outputs.push_back((generation, output));
             }
             return;
         };
@@ -634,7 +642,7 @@ pub(super) mod tests {
             bytes: vec![1],
         };
         services.handle(id(3), 0, 20, send(), RequestHead::default());
-        assert_eq!(outputs(&mut services, (3, 20)), (vec![Answer::Done], 3));
+        assert_eq!(outputs(&mut services, (3, 20)), (vec![Answer::Done], 1));
         many_answers(&mut services);
         services.handle(id(3), 0, 20, send(), REPEATED);
         assert_eq!(outputs(&mut services, (3, 20)), (vec![Answer::Done], 0));

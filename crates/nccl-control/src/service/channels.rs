@@ -1,6 +1,6 @@
 //! Channels: the messages of all senders in one order. A send waits while a receiver has no room.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,17 +19,6 @@ const MOST: usize = 1024;
 /// takes longer than a connection can be resumed, and than the report of the launcher that has started it.
 const DEPARTURE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Returns the message of this index among those that the receiver has not taken.
-fn message_push(channel: &str, receiver: &Receiver, index: usize) -> Push {
-    let (from, bytes) = receiver.untaken[index].clone();
-    Push::Message {
-        channel: channel.to_owned(),
-        from,
-        number: receiver.taken() + index as u64 + 1,
-        bytes,
-    }
-}
-
 impl Service {
     pub(super) fn send(
         &mut self,
@@ -40,13 +29,7 @@ impl Service {
         timeout: Duration,
         bytes: Arc<[u8]>,
     ) {
-        if let Some((first, departure)) = &self.channels.closed_by {
-            let why = departure_error(*first, departure);
-            return self.refuse(rank, id, why);
-        }
-        let former = self.channels.former;
-        if let Some(former) = former.filter(|former| former.is_lost) {
-            let why = RequestError::ChannelsLost { rank: former.rank };
+        if let Some(why) = self.end_of_channels() {
             return self.refuse(rank, id, why);
         }
         let size = self.ranks.len();
@@ -68,7 +51,10 @@ impl Service {
         let channel = self.channels.by_name.entry(name.clone()).or_default();
         channel.receivers.resize_with(size, Receiver::default);
         // Sends are served in order of arrival, and not until it is known how the former coordinator ended.
-        if former.is_some() || !channel.held.is_empty() || !channel.full(&sending).is_empty() {
+        if self.channels.former.is_some()
+            || !channel.held.is_empty()
+            || !channel.full(&sending).is_empty()
+        {
             let deadline = sending.deadline;
             channel.held.push_back(sending);
             return self.note_deadline(deadline);
@@ -80,14 +66,23 @@ impl Service {
         let Some(channel) = self.channels.by_name.get_mut(name) else {
             return;
         };
+        // A message is encoded once for all ranks to which it has the same number.
+        let mut by_number: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
         let receivers = channel.receivers.iter_mut().enumerate();
         for (rank, receiver) in receivers.filter(|(rank, _)| sending.goes_to(*rank)) {
             receiver.sent += 1;
             let message = (sending.from, Arc::clone(&sending.bytes));
             receiver.untaken.push_back(message);
-            let push = message_push(name, receiver, receiver.untaken.len() - 1);
-            let to = Recipients::Rank(rank);
-            self.outputs.push_back(Output::Push { to, push });
+            by_number.entry(receiver.sent).or_default().push(rank);
+        }
+        for (number, ranks) in by_number {
+            let push = Push::Message {
+                channel: name.to_owned(),
+                from: sending.from,
+                number,
+                bytes: Arc::clone(&sending.bytes),
+            };
+            self.push(Recipients::Ranks(ranks), push);
         }
         self.answer(vec![(sending.from, sending.id)], Answer::Done);
     }
@@ -126,8 +121,15 @@ impl Service {
             let (received, taken) = position.map_or((0, 0), |own| (own.received, own.taken));
             receiver.take(taken);
             let first = received.saturating_sub(receiver.taken());
-            for index in usize::try_from(first).unwrap_or(usize::MAX)..receiver.untaken.len() {
-                let push = message_push(name, receiver, index);
+            let first = usize::try_from(first).unwrap_or(usize::MAX);
+            let unreceived = receiver.untaken.iter().enumerate().skip(first);
+            for (index, (from, bytes)) in unreceived {
+                let push = Push::Message {
+                    channel: name.clone(),
+                    from: *from,
+                    number: receiver.taken() + index as u64 + 1,
+                    bytes: Arc::clone(bytes),
+                };
                 let to = Recipients::Rank(rank);
                 self.outputs.push_back(Output::Push { to, push });
             }
@@ -231,32 +233,48 @@ impl Service {
         self.channels.former = None;
     }
 
-    /// Returns the message that tells a rank why the channels are closed, if they are.
-    pub(crate) fn closed_channels(&self) -> Option<Push> {
+    /// Returns why the channels are closed, if they are.
+    fn end_of_channels(&self) -> Option<RequestError> {
         let Some(former) = self.channels.former else {
-            let closed_by = self.channels.closed_by.clone();
-            return closed_by.map(|(rank, departure)| Push::ChannelsClosed { rank, departure });
+            let closed_by = self.channels.closed_by.as_ref();
+            return closed_by.map(|(rank, departure)| departure_error(*rank, departure));
         };
         // A rank that has not learned of an earlier departure may miss messages from before it.
         let rank = former.rank;
-        match self.ranks[rank].departure.clone() {
-            Some(departure) if !former.is_lost => Some(Push::ChannelsClosed { rank, departure }),
-            _ => former.is_lost.then_some(Push::ChannelsLost { rank }),
+        match &self.ranks[rank].departure {
+            _ if former.is_lost => Some(RequestError::ChannelsLost { rank }),
+            Some(departure) => Some(departure_error(rank, departure)),
+            None => None,
+        }
+    }
+
+    /// Returns the message that tells a rank why the channels are closed, if they are.
+    pub(crate) fn closed_channels(&self) -> Option<Push> {
+        match self.end_of_channels()? {
+            RequestError::Departed { rank, departure } => {
+                Some(Push::ChannelsClosed { rank, departure })
+            }
+            RequestError::ChannelsLost { rank } => Some(Push::ChannelsLost { rank }),
+            _ => None,
         }
     }
 
     /// Ends all channels, because a rank does not take part any more.
     pub(super) fn end_channels(&mut self, rank: usize, departure: Departure) {
+        // It receives nothing more.
+        for channel in self.channels.by_name.values_mut() {
+            channel.receivers[rank].untaken.clear();
+        }
         let is_first = self.channels.closed_by.is_none();
         if is_first {
             self.channels.closed_by = Some((rank, departure.clone()));
-            self.refuse_held(&departure_error(rank, &departure));
         }
         let is_reason = match &self.channels.former {
             Some(former) => former.rank == rank && !former.is_lost,
             None => is_first,
         };
         if is_reason {
+            self.refuse_held(&departure_error(rank, &departure));
             self.push(Recipients::All, Push::ChannelsClosed { rank, departure });
         }
     }
@@ -268,13 +286,7 @@ impl Service {
             let mut kept = VecDeque::new();
             for sending in std::mem::take(&mut channel.held) {
                 match sending.deadline <= now {
-                    true => {
-                        let missing = match self.channels.former {
-                            Some(former) => vec![former.rank],
-                            None => channel.full(&sending),
-                        };
-                        late.push((missing, sending));
-                    }
+                    true => late.push((channel.full(&sending), sending)),
                     false => kept.push_back(sending),
                 }
             }
@@ -282,10 +294,13 @@ impl Service {
         }
         for (full, sending) in late {
             let missing = full.into_iter().map(|rank| self.missing(rank, now));
-            let why = RequestError::TimedOut {
-                missing: missing.collect(),
-                waited: now.saturating_duration_since(sending.begun),
-                notes: Vec::new(),
+            let why = match self.channels.former {
+                Some(Former { rank, .. }) => RequestError::ChannelsLost { rank },
+                None => RequestError::TimedOut {
+                    missing: missing.collect(),
+                    waited: now.saturating_duration_since(sending.begun),
+                    notes: Vec::new(),
+                },
             };
             self.refuse(sending.from, sending.id, why);
         }

@@ -163,8 +163,8 @@ impl Service {
         self.handle_outcome_timeout(now);
         self.end_late_rounds(now);
         self.give_up_gets(now);
-        self.give_up_sending(now);
         self.give_up_former(now);
+        self.give_up_sending(now);
         self.end_overdue_queries(now);
         let deadlines = [
             self.next_round_deadline(),

@@ -185,8 +185,12 @@ fn value(to: &[(usize, u64)], bytes: &[u8]) -> Output {
 }
 
 fn message(to: usize, number: u64, from: usize, byte: u8) -> Output {
+    message_to(Recipients::Ranks(vec![to]), number, from, byte)
+}
+
+fn message_to(to: Recipients, number: u64, from: usize, byte: u8) -> Output {
     Output::Push {
-        to: Recipients::Rank(to),
+        to,
         push: Push::Message {
             channel: String::from("steps"),
             from,
@@ -547,8 +551,9 @@ fn a_channel_holds_a_sender_back_and_lets_it_go_on_in_order() {
     let done = |rank, id| answer(&[(rank, id)], Answer::Done);
     for n in 0..CAPACITY as u8 {
         let sent = world.ask(0, n.into(), send(None, 60, n));
-        let to = |rank| message(rank, u64::from(n) + 1, 0, n);
-        assert_eq!(sent, [to(1), to(2), done(0, n.into())]);
+        let to = Recipients::Ranks(vec![1, 2]);
+        let message = message_to(to, u64::from(n) + 1, 0, n);
+        assert_eq!(sent, [message, done(0, n.into())]);
     }
     const ALL: u64 = CAPACITY as u64;
     world.ask(2, 0, consume(ALL));
@@ -603,7 +608,7 @@ fn a_rank_that_follows_again_gets_the_messages_that_it_has_not_received() {
     let messages = |from: u64| -> Vec<_> {
         let numbers = from..=5;
         numbers
-            .map(|number| message(1, number, 0, number as u8 - 1))
+            .map(|number| message_to(Recipients::Rank(1), number, 0, number as u8 - 1))
             .collect()
     };
     assert_eq!(again(&mut world, &[]), messages(1));
@@ -624,7 +629,7 @@ fn a_rank_that_follows_again_gets_the_messages_that_it_has_not_received() {
     assert_eq!(
         again(&mut world, &[("steps", all - 1, 3)]),
         [
-            message(1, all, 0, all as u8 - 1),
+            message_to(Recipients::Rank(1), all, 0, all as u8 - 1),
             message(1, all + 1, 0, 100),
             done(0, 100)
         ]
@@ -671,14 +676,14 @@ fn the_end_of_the_former_coordinator_ends_the_channels() {
         rank,
         departure: Departure::Left,
     };
-    assert_eq!(
-        world.leave(0, Departure::Left, false),
-        [error_answer(&[(2, 7)], left(0))]
-    );
+    assert_eq!(world.leave(0, Departure::Left, false), []);
     assert_eq!(world.at(4000), []);
     assert_eq!(
         world.leave(1, Departure::Left, false),
-        [closed_by(1, Recipients::All)]
+        [
+            error_answer(&[(2, 7)], left(1)),
+            closed_by(1, Recipients::All)
+        ]
     );
     assert_eq!(world.at(6000), []);
     let told = world.ask(2, NO_ANSWER, follow(&[]));
@@ -710,28 +715,8 @@ fn messages_may_be_lost_with_a_former_coordinator_that_has_not_ended() {
 fn a_send_after_a_former_coordinator_ends_at_its_deadline() {
     let mut world = after_rank_1();
     assert_eq!(world.ask(0, 8, send(None, 1, 1)), []);
-    let why = RequestError::TimedOut {
-        missing: vec![missing(1, None)],
-        waited: Duration::from_secs(1),
-        notes: Vec::new(),
-    };
-    let ended = world.at(1000);
-    let [
-        Output::Answer {
-            to,
-            answer: Answer::Failed(found),
-        },
-    ] = &ended[..]
-    else {
-        panic!("one answer: {ended:?}");
-    };
-    assert_eq!(to, &[(0, 8)]);
-    match (&**found, why) {
-        (RequestError::TimedOut { missing: found, .. }, RequestError::TimedOut { missing, .. }) => {
-            assert_eq!(found[0].rank, missing[0].rank);
-        }
-        other => panic!("{other:?}"),
-    }
+    let why = RequestError::ChannelsLost { rank: 1 };
+    assert_eq!(world.at(1000), [error_answer(&[(0, 8)], why)]);
 }
 
 #[test]

@@ -462,6 +462,7 @@ fn examples() -> Vec<(&'static str, Outgoing)> {
             .encode(NO_ANSWER),
         ),
         ("followed", Push::Followed(2).encode()),
+        ("not-served", Push::NotServed.encode()),
         ("outcome", outcome.encode(NO_ANSWER)),
         ("newcomers", Push::Joiners(2).encode()),
         ("size", Push::WorldSize(4).encode()),

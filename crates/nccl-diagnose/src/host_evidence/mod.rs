@@ -75,9 +75,9 @@ pub struct HostEvidence {
     /// The devices on which communicators of this process were made; those of the host in [`of_host`](Self::of_host).
     #[serde(default)]
     pub devices: Devices,
-    /// Whether this process knows PIDs by the numbers that the kernel's log has.
+    /// Whether this process knows PIDs by the numbers that the kernel's log has, if that was read.
     #[serde(default)]
-    has_host_pids: bool,
+    has_host_pids: Option<bool>,
 }
 
 impl HostEvidence {
@@ -150,7 +150,7 @@ impl HostEvidence {
             KernelEventKind::Xid(_) => true,
             KernelEventKind::OomKill(kill) => {
                 kill.whole_host
-                    || (self.has_host_pids && pids.contains(&kill.pid))
+                    || (self.has_host_pids == Some(true) && pids.contains(&kill.pid))
                     || kill
                         .cgroup
                         .as_deref()
@@ -160,10 +160,10 @@ impl HostEvidence {
         self.kernel_log.events.iter().filter(concerns)
     }
 
-    /// Returns whether the processes have the same PIDs here as in the kernel's log.
+    /// Returns whether the processes have the same PIDs here as in the kernel's log, if that was read.
     #[doc(hidden)]
     #[must_use]
-    pub fn has_host_pids(&self) -> bool {
+    pub fn has_host_pids(&self) -> Option<bool> {
         self.has_host_pids
     }
 
@@ -302,18 +302,19 @@ fn last_or(last: &Last, start: impl FnOnce() -> Arc<Gathering>) -> Arc<Gathering
 fn read(gathering: &Gathering, since: Duration, deadline: Instant) {
     let path = std::env::var_os(kernel_log::VARIABLE).filter(|path| !path.is_empty());
     let path = path.map_or_else(|| PathBuf::from("/dev/kmsg"), PathBuf::from);
+    // Before the log, because events are of no rank without it.
+    let has_host_pids = has_host_pids(&System::real());
+    gathering.add(|evidence| evidence.has_host_pids = has_host_pids);
     let log = KernelLog::read(&path, since, clock(ClockId::Monotonic), deadline);
-    gathering.add(|evidence| {
-        evidence.has_host_pids = has_host_pids(&System::real());
-        evidence.kernel_log = log;
-    });
+    gathering.add(|evidence| evidence.kernel_log = log);
     let memory = Memory::gather(&System::real(), memory::baseline());
     gathering.add(|evidence| evidence.memory = memory);
 }
 
 /// Returns whether this process is in the host's PID namespace, the number of which is fixed in the kernel (`PROC_PID_INIT_INO`).
-fn has_host_pids(system: &System) -> bool {
-    system.link("/proc/self/ns/pid").as_deref() == Some("pid:[4026531836]")
+fn has_host_pids(system: &System) -> Option<bool> {
+    let namespace = system.link("/proc/self/ns/pid")?;
+    Some(namespace == "pid:[4026531836]")
 }
 
 fn clock(clock: ClockId) -> Duration {
@@ -373,7 +374,7 @@ mod tests {
     #[test]
     fn a_process_that_was_ended_in_another_group_is_no_evidence() {
         let mut evidence = HostEvidence {
-            has_host_pids: true,
+            has_host_pids: Some(true),
             ..HostEvidence::default()
         };
         evidence.memory.cgroup = String::from("/job/a");
@@ -393,7 +394,7 @@ mod tests {
         };
         assert_eq!(pids(&evidence, &[]), [1, 5]);
         assert_eq!(pids(&evidence, &[4]), [1, 4, 5]);
-        evidence.has_host_pids = false;
+        evidence.has_host_pids = Some(false);
         assert_eq!(
             pids(&evidence, &[4]),
             [1, 5],
@@ -410,13 +411,13 @@ mod tests {
     fn the_pid_namespace_of_the_host_is_known_by_its_number() {
         let root = tempfile::tempdir().unwrap();
         let system = System::fake(root.path(), &[]);
-        assert!(!has_host_pids(&system));
+        assert_eq!(has_host_pids(&system), None);
         let directory = root.path().join("proc/self/ns");
         std::fs::create_dir_all(&directory).unwrap();
         for (link, is_of_host) in [("pid:[4026531836]", true), ("pid:[4026532201]", false)] {
             let _ = std::fs::remove_file(directory.join("pid"));
             std::os::unix::fs::symlink(link, directory.join("pid")).unwrap();
-            assert_eq!(has_host_pids(&system), is_of_host);
+            assert_eq!(has_host_pids(&system), Some(is_of_host));
         }
     }
 

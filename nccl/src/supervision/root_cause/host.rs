@@ -77,7 +77,8 @@ fn of_host(
         ranks.entry(*pid).or_default().push(rank);
     }
     // In a PID namespace, another process has the number that the log names.
-    let has_host_pids = seen.iter().all(|one| one.evidence.has_host_pids());
+    let known = || seen.iter().filter_map(|one| one.evidence.has_host_pids());
+    let has_host_pids = known().next().is_some() && known().all(|is_of_host| is_of_host);
     let pids: Vec<u32> = ranks.keys().copied().collect();
     let mut events: Vec<KernelEvent> = Vec::new();
     for event in seen.iter().flat_map(|one| one.evidence.events_of(&pids)) {

@@ -88,6 +88,9 @@ fn a_process_is_named_with_all_its_ranks_unless_the_ranks_have_other_pids_than_t
         said[0].contains("process 12 (the process of ranks 0-1), 4 s ago"),
         "{said:?}"
     );
+    // Evidence that was not gathered says nothing of PIDs.
+    let beside = [all[0].clone(), evidence(json!({}))];
+    assert_eq!(sentences(&seen(&beside), &places, &Roster::default()), said);
     // In a PID namespace.
     let kill = json!({"age_ms": 2500, "times": 1, "kind": "oom_kill", "pid": 12, "name": "python", "cgroup": "/job/b",
         "limited": "/job", "whole_host": false});
