@@ -110,7 +110,7 @@ fn a_killed_coordinator_is_the_cause_for_all_ranks_that_wait_for_a_message() {
     for mut rank in ranks {
         let said = rank.says("error: ");
         assert!(
-            said.contains("rank 0 (") && said.contains("killed"),
+            said.contains("rank 0 (") && said.contains("it died"),
             "{said}"
         );
         assert!(!said.contains("may be lost"), "{said}");
