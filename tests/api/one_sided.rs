@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nccl::cudarc::driver::CudaStream;
+use nccl::device_api::LoadStoreAllToAll;
 use nccl::one_sided::{Signals, Target, Window};
 use nccl::{Buffer, Communicator, ErrorKind, World};
 use nccl_emulator::faults;
@@ -303,24 +304,29 @@ fn a_rank_without_memory_for_its_part_of_a_window_costs_no_communicator() {
     if !support::needs_emulator("an allocation that fails on purpose") {
         return;
     }
-    ranks_as_processes(2, |world| {
-        let (_, comm) = start(&world)?;
-        world.barrier("started")?;
-        const FAILED: u32 = 2;
-        let fault = (comm.rank() == 1).then(|| faults::at_call("ncclMemAlloc").fail(FAILED));
-        let error = comm.window::<u8>(8).unwrap_err();
-        assert!(error.fault().is_none(), "{error:#}");
-        let is_told = matches!(error.kind(), ErrorKind::Unavailable { .. });
-        assert_eq!(is_told, comm.rank() == 0, "{error:#}");
-        let names = error
-            .to_string()
-            .contains("rank 1 cannot allocate its part");
-        assert_eq!(names, comm.rank() == 0, "{error:#}");
-        drop(fault);
-        // The ranks can try again.
-        comm.window::<u8>(8)?;
-        Ok::<(), Box<dyn std::error::Error>>(())
-    });
+    const FAILED: u32 = 2;
+    type Call = fn(&Communicator) -> nccl::Result<()>;
+    let window: Call = |comm| comm.window::<u8>(8).map(drop);
+    let load_store: Call = |comm| LoadStoreAllToAll::new(comm, 16).map(drop);
+    for call in [window, load_store] {
+        ranks_as_processes(2, move |world| {
+            let (_, comm) = start(&world)?;
+            world.barrier("started")?;
+            let fault = (comm.rank() == 1).then(|| faults::at_call("ncclMemAlloc").fail(FAILED));
+            let begun = Instant::now();
+            let error = call(&comm).unwrap_err();
+            assert!(begun.elapsed() < Duration::from_secs(10), "{error:#}");
+            assert!(error.fault().is_none(), "{error:#}");
+            let is_told = matches!(error.kind(), ErrorKind::Unavailable { .. });
+            assert_eq!(is_told, comm.rank() == 0, "{error:#}");
+            let names = error.to_string().contains("rank 1 cannot ");
+            assert_eq!(names, comm.rank() == 0, "{error:#}");
+            drop(fault);
+            // The ranks can try again.
+            comm.window::<u8>(8)?;
+            Ok::<(), Box<dyn std::error::Error>>(())
+        });
+    }
 }
 
 /// On the emulator and on NVIDIA's library alike, NCCL reports success and creates no window.

@@ -231,7 +231,8 @@ impl Exchange {
     /// take.
     ///
     /// Blocks that have arrived are taken before the abort flag and the deadline are checked, so an exchange whose
-    /// blocks are all there is done however late it is. A block of another size is not taken. After `Ready` or an error it must not be called again.
+    /// blocks are all there is done however late it is. A block of another size is not taken. After `Ready` or an error it must not
+    /// be called again.
     ///
     /// # Errors
     /// The error of the machine.

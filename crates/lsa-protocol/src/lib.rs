@@ -33,8 +33,8 @@
 //!
 //! This holds as long as
 //!
-//! - every epoch is completed. After [`Outcome::Missing`], [`Outcome::Differs`] or [`Outcome::Aborted`] a late peer may still write, so the
-//!   window serves no other exchange. Launches of that rank that are already on its stream do nothing
+//! - every epoch is completed. After [`Outcome::Missing`], [`Outcome::Differs`] or [`Outcome::Aborted`] a late peer may still
+//!   write, so the window serves no other exchange. Launches of that rank that are already on its stream do nothing
 //!   ([`Layout::failed_offset`]): otherwise they would overwrite blocks that a peer may still take;
 //! - consecutive epochs differ in their last bit, even where the counter wraps around: [`next_epoch`];
 //! - the flags are 0 before the first epoch, on all ranks, before any rank begins;
@@ -74,7 +74,8 @@ pub const KERNEL: &str = "nccl_lsa_all_to_all";
 pub const BLOCK_THREADS: u32 = 256;
 
 /// The status that the kernel writes after an abort; otherwise the status is 0, one more than the missing rank, or
-/// [`STATUS_DIFFERS`] with the rank whose block has another size. The first failure stays. The word behind it holds the epoch that the kernel has begun.
+/// [`STATUS_DIFFERS`] with the rank whose block has another size. The first failure stays. The word behind it holds the epoch
+/// that the kernel has begun.
 ///
 /// ```
 /// use lsa_protocol::{Outcome, STATUS_ABORTED};

@@ -174,7 +174,7 @@ pub(super) enum FollowedBefore {
         number: u64,
         received: Vec<ChannelPosition>,
     },
-    /// This rank.
+    /// Another one, which has this rank.
     Other(usize),
 }
 

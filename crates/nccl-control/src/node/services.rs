@@ -13,7 +13,7 @@ use crate::departure::Departure;
 use crate::driver_message::RequestHead;
 use crate::proto::{MemberId, SharedMembership};
 #[cfg(test)]
-use crate::request::OnceKind;
+use crate::request::{FollowedBefore, OnceKind};
 use crate::request::{NO_ANSWER, Request};
 use crate::round::RequestError;
 #[cfg(test)]
@@ -517,6 +517,31 @@ pub(super) mod tests {
                 }
             ))
         ));
+    }
+
+    #[test]
+    fn a_rank_learns_that_the_channels_of_an_earlier_generation_are_not_served_any_more() {
+        let told = |services: &mut Services| {
+            let outputs = std::iter::from_fn(|| services.poll());
+            let told = outputs.filter_map(|(generation, output)| match output {
+                Output::Push { to, push } if push == Push::NotServed => Some((generation, to)),
+                _ => None,
+            });
+            told.collect::<Vec<_>>()
+        };
+        let mut services = Services::default();
+        for number in 0..=MAX_GENERATIONS as u64 {
+            services.open(number, &membership(number, 2), &[], None);
+        }
+        assert_eq!(told(&mut services), [(0, vec![id(0), id(1)])]);
+        for (number, expected) in [(0, vec![(0, vec![id(1)])]), (1, Vec::new())] {
+            let follow = Request::Follow {
+                outcomes: Vec::new(),
+                before: FollowedBefore::Other(0),
+            };
+            services.handle(id(1), number, NO_ANSWER, follow, RequestHead::default());
+            assert_eq!(told(&mut services), expected);
+        }
     }
 
     #[test]
